@@ -12,7 +12,7 @@ from components import debian_packages
 from files import FILE_MODE, PROGRAM_MODE, Entry, sha256_of, write_file, write_tar_zst
 from inputs import ROOT, Inputs
 
-# install.sh replaces it in the unit and in the AppArmor profile.
+# Placeholder that install.sh replaces in the unit and in the AppArmor profile.
 PREFIX = "@PREFIX@"
 
 
@@ -44,7 +44,7 @@ def build_templates(inputs: Inputs) -> None:
 
 
 def manifest(path: Path) -> dict:
-    """Manifest of a template file: the first entry of its archive."""
+    """Returns the manifest of a template file, which is the first entry of its archive."""
     command = ["zstd", "-dcq", path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as unpacked:
         with tarfile.open(fileobj=unpacked.stdout, mode="r|") as archive:
@@ -55,7 +55,7 @@ def manifest(path: Path) -> dict:
 
 
 def provenance(inputs: Inputs, name: str, path: Path) -> dict:
-    """Origin of a template file. Its packages are read only for packages that are not `fast`."""
+    """Returns the provenance of a template file. Its Debian packages are omitted if `fast` is set."""
     about = manifest(path)
     found = {
         "template": about["name"],
@@ -73,7 +73,7 @@ def provenance(inputs: Inputs, name: str, path: Path) -> dict:
 
 
 def read_status(inputs: Inputs, path: Path, digest: str) -> bytes:
-    """Status file of dpkg in a template's images, of which later ones replace earlier ones."""
+    """Returns dpkg's status file in a template's images. Later images override earlier images."""
     cached = inputs.cache / f"status-{digest}"
     if cached.exists():
         return cached.read_bytes()

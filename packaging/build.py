@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Builds the packages of this version from programs and template files that exist already.
+"""Builds the packages of this version from existing programs and template files.
 
-The same inputs give the same bytes: no package contains a time other than SOURCE_DATE_EPOCH (by
-default that of the last commit), a path or a name of this host.
+The packages are reproducible. The only time that they contain is SOURCE_DATE_EPOCH, which defaults
+to the time of the last commit. They contain no paths or names of this host.
 """
 
 import argparse

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from inputs import ROOT, Inputs
 
-# Packages of the workspace whose programs are in the packages.
+# Crates of the workspace whose programs are in the packages.
 SHIPPED = {"jiffy", "jiffy-vmm", "jiffy-functions", "jiffy-agent"}
 TARGET = "x86_64-unknown-linux-gnu"
 LICENCE_FILE = re.compile(r"(?i)^(un)?(licen[cs]e|copying|copyright|notice)([-_.].*)?$")
-# Go modules and Debian packages do not name their licence.
+# The metadata of Go modules and Debian packages does not contain a licence.
 UNNAMED_LICENCE = "see its text"
 
 
@@ -32,12 +32,12 @@ def output(*command: str, cwd: Path = ROOT) -> str:
 
 
 def crates() -> list[Component]:
-    """Crates that are linked into the programs, without those of builds and tests only."""
+    """Crates that are linked into the programs, without build and development dependencies."""
     command = ["cargo", "metadata", "--locked", "--format-version=1", f"--filter-platform={TARGET}"]
-    told = json.loads(output(*command))
-    packages = {package["id"]: package for package in told["packages"]}
-    nodes = {node["id"]: node for node in told["resolve"]["nodes"]}
-    members = set(told["workspace_members"])
+    metadata = json.loads(output(*command))
+    packages = {package["id"]: package for package in metadata["packages"]}
+    nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
+    members = set(metadata["workspace_members"])
     programs = {
         target["name"]: id
         for id in members
@@ -61,7 +61,7 @@ def crates() -> list[Component]:
     for package in (packages[id] for id in linked - members):
         name, version = package["name"], package["version"]
         if not package["license"]:
-            raise SystemExit(f"package: crate {name} {version} states no licence")
+            raise SystemExit(f"package: crate {name} {version} has no licence in its metadata")
         found.append(Component(
             name, version, package["license"].replace("/", " OR "),
             f"pkg:cargo/{name}@{version}", tuple(package["authors"]),
@@ -71,7 +71,7 @@ def crates() -> list[Component]:
 
 
 def go_modules(program: Path) -> list[Component]:
-    """Modules that a Go program names as linked into it."""
+    """Modules that are linked into a Go program, from its build information."""
     found = []
     for line in output("go", "version", "-m", str(program)).splitlines():
         fields = line.split()
@@ -83,7 +83,7 @@ def go_modules(program: Path) -> list[Component]:
             name, version, UNNAMED_LICENCE, f"pkg:golang/{name}@{version}", (), Path(about["Dir"])
         ))
     if not found:
-        raise SystemExit(f"package: {program} names no modules")
+        raise SystemExit(f"package: {program} has no build information with modules")
     go_root = Path(output("go", "env", "GOROOT").strip())
     version = output("go", "version", str(program)).split()[-1].removeprefix("go")
     found.append(Component("go", version, "BSD-3-Clause", f"pkg:generic/go@{version}", (), go_root))

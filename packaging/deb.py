@@ -16,7 +16,7 @@ DEBIAN = ROOT / "packaging/debian"
 MAINTAINER = "Jiffy maintainers <maintainers@jiffy.invalid>"
 DEPENDS = "libc6 (>= 2.34), libgcc-s1, debconf (>= 0.5) | debconf-2.0, iproute2, nftables, erofs-utils, e2fsprogs"
 RECOMMENDS = "mmdebstrap, passt, uidmap, jiffy-gvisor"
-# Directories in which Debian has completions of zsh.
+# Directory of zsh completions in other packages, and in Debian packages.
 ZSH_DIRECTORY = ("share/zsh/site-functions", "share/zsh/vendor-completions")
 CONTROL = """\
 Package: {name}
@@ -33,9 +33,9 @@ Description: {summary}
 TEXTS = {
     "jiffy": (
         "Linux microVMs as sandboxes for AI agents",
-        " Starts, forks, rewinds and pauses Linux microVMs on this host, in\n"
+        " Starts, forks, rolls back and pauses Linux microVMs on this host within\n"
         " milliseconds, and serves the API of E2B. Sandboxes run on KVM, or on gVisor\n"
-        " (package jiffy-gvisor) where there is no KVM.",
+        " (package jiffy-gvisor) on hosts without KVM.",
     ),
     "jiffy-gvisor": (
         "gVisor engine of jiffy for hosts without KVM",
@@ -75,7 +75,7 @@ def documents(inputs: Inputs, name: str, notice: bytes) -> list[Entry]:
         entries.append(Entry("kernel-patches.gz", gzipped(kernel_patches())))
         entries.append(Entry("CHANGELOG.md.gz", gzipped((ROOT / "CHANGELOG.md").read_bytes())))
     changelog = CHANGELOG if name == "jiffy" else CHANGELOG.replace(
-        "See CHANGELOG.md.gz.", "The changes are those of jiffy.")
+        "See CHANGELOG.md.gz.", "See the changelog of the package jiffy.")
     entries += [
         Entry("changelog.gz", gzipped(changelog.format(**about).encode())),
         Entry("copyright", COPYRIGHT.format(name=name, offer=offer).encode()),
@@ -94,7 +94,7 @@ def host_files(inputs: Inputs) -> list[Entry]:
     entries = [
         entry._replace(name=entry.name.replace(*ZSH_DIRECTORY)).below("usr") for entry in installed
     ]
-    # Debian 12 has units in /lib, which is a link to /usr/lib.
+    # Debian 12 expects units in /lib, which is a symbolic link to /usr/lib.
     entries.append(layout.unit("/usr"))
     entries.append(Entry("etc/jiffy/environment", DEBIAN / "environment", 0o600))
     return entries
@@ -105,7 +105,7 @@ class Package:
     name: str
     entries: list[Entry]
     depends: str
-    # Further fields of the control file, as lines.
+    # Additional lines of the control file.
     fields: str = ""
     # Directory with maintainer scripts.
     scripts: Path | None = None
@@ -128,7 +128,7 @@ class Package:
             write_file(about / "templates", (self.scripts / "templates").read_bytes())
             for script in ("config", "postinst", "prerm", "postrm"):
                 write_file(about / script, (self.scripts / script).read_bytes(), PROGRAM_MODE)
-        # dpkg-deb takes the modes and times of directories from the disk.
+        # dpkg-deb reads the modes and times of directories from the file system.
         for path in [root, *root.rglob("*")]:
             if path.is_dir():
                 path.chmod(0o755)
@@ -157,7 +157,7 @@ def packages(inputs: Inputs) -> list[Package]:
     if GVISOR in inputs.programs:
         entries = [layout.gvisor_program(inputs).below("usr")]
         entries += documents(inputs, "jiffy-gvisor", inputs.licences["gvisor"])
-        # The process that isolates a sandbox starts itself again in an empty root.
+        # It is linked statically, because it executes itself again in an empty root directory.
         override = f"jiffy-gvisor: statically-linked-binary [usr/lib/jiffy/{GVISOR}]\n"
         entries.append(Entry("usr/share/lintian/overrides/jiffy-gvisor", override.encode()))
         found.append(Package("jiffy-gvisor", entries, f"jiffy (= {inputs.version})"))

@@ -15,7 +15,7 @@ FILE_MODE = 0o644
 
 
 class Entry(NamedTuple):
-    """One file of a package. `source` is its content or the path of a file with its content."""
+    """File of a package. `source` is its content or the path of a file with its content."""
 
     name: str
     source: bytes | Path
@@ -99,7 +99,7 @@ def write_tar_gz(path: Path, entries: list[Entry], epoch: int, level: int, **opt
 
 
 def write_tar_zst(path: Path, entries: list[Entry], epoch: int, level: int) -> None:
-    # One thread: with more of them the result depends on their number.
+    # With several threads, the output would depend on their number.
     command = ["zstd", "--quiet", "--single-thread", f"-{level}", "--force", "-o", str(path), "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as packer:
         write_tar(packer.stdin, entries, epoch)

@@ -10,7 +10,7 @@ from files import PROGRAM_MODE, Entry, sha256_of
 ROOT = Path(__file__).resolve().parent.parent
 HOST_PROGRAMS = ["jiffy-vmm", "jiffy-functions", "jiffy-agent"]
 GVISOR = "jiffy-gvisor"
-# Template files in wheels, and their level of zstd. The window is the largest that
+# Template files in wheels, and their zstd level. Its window is the maximum that
 # `jiffy template import` accepts.
 IN_WHEELS = {"base.tpl"}
 TEMPLATE_LEVEL = 19
@@ -20,19 +20,19 @@ DESCRIPTION = "Sandboxes for AI agents: Linux microVMs on your own machine"
 @dataclass
 class Inputs:
     version: str
-    # Seconds since 1970 of every file in every package.
+    # Modification time of all files in packages, in seconds since 1970.
     epoch: int
     # Stripped copies of the programs, by name.
     programs: dict[str, Path]
     # Template files, by file name.
     templates: dict[str, Path]
     out: Path
-    # Scratch directory; its path is in no package.
+    # Temporary directory. No package contains its path.
     work: Path
     # Cache that outlives this run.
     cache: Path
     fast: bool
-    # Texts that `licences` has collected, by package kind.
+    # Licence texts by package kind.
     licences: dict[str, bytes] = field(default_factory=dict)
     # Programs in each package file: `host`, `gvisor`, `both` or `none`.
     contents: dict[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Inputs:
     debian_status: dict[str, bytes] = field(default_factory=dict)
 
     def level(self, best: int) -> int:
-        """Compression level: the best one, or the fastest one for tests."""
+        """Returns the compression level: `best`, or the fastest for tests."""
         return 1 if self.fast else best
 
     def template_sums(self) -> bytes:
@@ -69,7 +69,8 @@ class Inputs:
 
 
 def packed_templates(directory: Path | None, cache: Path, fast: bool) -> dict[str, Path]:
-    """Template files of a directory, by name. Those for wheels are packed tightly unless `fast`."""
+    """Returns the template files of a directory by name. Files for wheels are compressed again, unless
+    `fast` is set."""
     if directory is None:
         return {}
     templates = {path.name: path.absolute() for path in sorted(directory.glob("*.tpl"))}
@@ -81,7 +82,8 @@ def packed_templates(directory: Path | None, cache: Path, fast: bool) -> dict[st
 
 
 def packed(path: Path, cache: Path) -> Path:
-    """Returns the same template file, compressed as far as possible. It takes minutes, once."""
+    """Returns the template file with maximum compression. The result is cached, because the
+    compression takes minutes."""
     target = cache / f"{sha256_of(path)}.tpl"
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
@@ -105,12 +107,12 @@ def commit_time() -> int:
     command = ["git", "-C", ROOT, "log", "-1", "--format=%ct"]
     shown = subprocess.run(command, stdout=subprocess.PIPE)
     if shown.returncode != 0:
-        raise SystemExit("package: the sources are no Git repository: set SOURCE_DATE_EPOCH")
+        raise SystemExit("package: the sources are not a Git repository: set SOURCE_DATE_EPOCH")
     return int(shown.stdout)
 
 
 def stripped_programs(directory: Path, work: Path) -> dict[str, Path]:
-    """Copies the programs without their symbols. gVisor's may be missing, as in a build."""
+    """Copies the programs without their symbols. gVisor's program is optional."""
     target = work / "programs"
     target.mkdir()
     programs = {}
@@ -120,7 +122,7 @@ def stripped_programs(directory: Path, work: Path) -> dict[str, Path]:
             if name == GVISOR:
                 continue
             raise SystemExit(f"package: {source} does not exist: run `make build` first")
-        # Section headers of Go's programs name their build, so they are stripped like the others.
+        # Section headers of Go programs describe the build, so that they are stripped too.
         subprocess.run(["strip", "--strip-all", "-o", target / name, source], check=True)
         (target / name).chmod(PROGRAM_MODE)
         programs[name] = target / name

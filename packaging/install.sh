@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs Jiffy from jiffy-VERSION-x86_64.tar.zst, and removes it.
+# Installs Jiffy from jiffy-VERSION-x86_64.tar.zst, or uninstalls it.
 #
 #   sh install.sh ARCHIVE [--sha256 HEX] [--prefix DIRECTORY | --user]
 #   sh install.sh --uninstall [--prefix DIRECTORY | --user]
 #
-# ARCHIVE is a file or an https URL. Its SHA-256 is compared with --sha256 or, for a file, with the
-# file SHA256SUMS beside it; a URL always needs --sha256. The default prefix is /usr/local, --user
-# means ~/.local. An uninstallation removes the files that the installation wrote; data stays.
+# ARCHIVE is a file or an https URL. Its SHA-256 is compared with --sha256 or, for a file, with
+# SHA256SUMS in its directory. A URL always needs --sha256. The default prefix is /usr/local; --user
+# selects ~/.local. An uninstallation removes the installed files, and retains data.
 set -eu
 
 TOTAL_KB_FACTOR=2
@@ -72,11 +72,11 @@ find_manager() {
     done
 }
 
-has() { # PROGRAM: also where an ordinary user's PATH does not lead
+has() { # PROGRAM: also searches directories that the PATH of an unprivileged user lacks
     command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || [ -x "/sbin/$1" ]
 }
 
-need() { # PROGRAM...: fails with the names of the packages of missing programs
+need() { # PROGRAM...: fails and prints the packages of missing programs
     absent=
     for program in "$@"; do
         if ! has "$program"; then absent="$absent $(missing_package "$program")"; fi
@@ -85,13 +85,13 @@ need() { # PROGRAM...: fails with the names of the packages of missing programs
     [ -z "$absent" ] || fail "programs are missing: $(install_command $absent)"
 }
 
-suggest() { # PROGRAM...: names packages that running sandboxes may need
+suggest() { # PROGRAM...: prints the packages of missing optional programs
     absent=
     for program in "$@"; do
         if ! has "$program"; then absent="$absent $(missing_package "$program")"; fi
     done
     if [ -n "$absent" ]; then
-        echo "Missing for some features (\`jiffy doctor\` explains them):"
+        echo "Some features need further packages (\`jiffy doctor\` explains them):"
         # shellcheck disable=SC2086
         echo "  $(install_command $absent)"
     fi
@@ -99,9 +99,9 @@ suggest() { # PROGRAM...: names packages that running sandboxes may need
 
 manifest_of() { echo "$1/lib/jiffy/installed-files"; }
 
-remove_installed() { # PREFIX: removes the files of a manifest and directories that became empty
+remove_installed() { # PREFIX: removes the files of a manifest and empty directories
     manifest=$(manifest_of "$1")
-    [ -f "$manifest" ] || fail "no installation of this script in $1: $manifest does not exist"
+    [ -f "$manifest" ] || fail "$1 has no installation of this script: $manifest does not exist"
     while read -r name; do
         case $name in
             /* | *..* | '') fail "the manifest $manifest has an unexpected name: $name" ;;
@@ -118,11 +118,11 @@ verify() { # FILE NAME
     actual=$(sha256sum "$1" | cut -d ' ' -f 1)
     if [ -z "$expected" ]; then
         sums=$(dirname "$1")/SHA256SUMS
-        [ -f "$sums" ] || fail "no SHA-256 is known for $2: pass --sha256 HEX or keep SHA256SUMS beside it"
+        [ -f "$sums" ] || fail "no SHA-256 is known for $2: pass --sha256 HEX or put SHA256SUMS in the same directory"
         expected=$(awk -v name="$2" '$2 == name { print $1 }' "$sums")
         [ -n "$expected" ] || fail "$sums does not list $2: pass --sha256 HEX"
     fi
-    [ "$actual" = "$expected" ] || fail "$2 has the SHA-256 $actual, but $expected is expected"
+    [ "$actual" = "$expected" ] || fail "$2 has the SHA-256 $actual instead of $expected"
 }
 
 fetch() { # URL FILE
@@ -138,7 +138,7 @@ check_prefix() {
     esac
     case $prefix in
         *[%\|\&\\\"\']* | *"
-"*) fail "the prefix $prefix contains a character that unit files cannot name" ;;
+"*) fail "the prefix $prefix contains a character that is not permitted in unit files" ;;
     esac
 }
 
@@ -170,7 +170,7 @@ find_manager
 if [ "$uninstall" = true ]; then
     [ -z "$archive" ] || fail "--uninstall takes no archive"
     remove_installed "$prefix"
-    echo "jiffy was removed from $prefix. Data stays in /var/lib/jiffy or ~/.local/share/jiffy."
+    echo "jiffy was removed from $prefix. Data is retained in /var/lib/jiffy or ~/.local/share/jiffy."
     exit 0
 fi
 
@@ -180,14 +180,14 @@ need tar zstd sha256sum
 mkdir -p "$prefix" 2>/dev/null && [ -w "$prefix" ] ||
     fail "cannot write to $prefix: run as root, or pass --user or --prefix DIRECTORY"
 
-# The archive is unpacked below the prefix, so that each file is put in place by a rename.
+# The archive is unpacked below the prefix, so that each file can be replaced by a rename.
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
-# The reader of the messages may be gone.
+# The process that reads the messages may have exited.
 trap 'exit 141' PIPE
 for old in "$prefix"/.jiffy-install.*; do
-    # An installation that was interrupted by a power failure.
+    # Removes the remains of an installation that was interrupted by a power failure.
     if [ -d "$old" ] && ! kill -0 "${old##*.}" 2>/dev/null; then rm -rf "$old"; fi
 done
 work=$prefix/.jiffy-install.$$
@@ -208,11 +208,11 @@ case $archive in
         ;;
 esac
 
-# Enough space for a second copy beside an installation.
+# The installation needs space for a second copy of the files.
 packed_kb=$(($(wc -c <"$file") / 1024))
 free_kb=$(df -Pk "$prefix" | awk 'NR == 2 { print $4 }')
 [ "$free_kb" -gt $((packed_kb * TOTAL_KB_FACTOR)) ] ||
-    fail "the disk of $prefix is full: $free_kb KiB are free"
+    fail "the disk of $prefix is full: only $free_kb KiB are free"
 mkdir "$work/tree"
 zstd -dcq <"$file" | tar -xf - -C "$work/tree" --strip-components=1 --no-same-owner ||
     fail "cannot unpack $archive below $prefix (is the disk full?); nothing was changed"
@@ -227,7 +227,7 @@ done
 (cd "$work/tree" && find . -type f | sed 's|^\./||' | LC_ALL=C sort) >"$work/files"
 sync -f "$work/tree" 2>/dev/null || true
 
-# The manifest comes first and has the old and the new names, so that an interrupted installation
+# The manifest is written first, with the old and the new names, so that an interrupted installation
 # can be removed or repeated.
 manifest=$(manifest_of "$prefix")
 mkdir -p "$prefix/lib/jiffy"
@@ -238,7 +238,7 @@ while read -r name; do
     mkdir -p "$(dirname "$prefix/$name")"
     mv -f "$work/tree/$name" "$prefix/$name"
 done <"$work/files"
-# Files of the previous version only.
+# Removes files that only the previous version has.
 LC_ALL=C comm -23 "$manifest" "$work/files" | while read -r name; do rm -f "$prefix/$name"; done
 mv "$work/files" "$manifest"
 rm -rf "$work"

@@ -25,8 +25,8 @@ def gvisor_program(inputs: Inputs) -> Entry:
 
 
 def package_files(inputs: Inputs, kind: str) -> list[Entry]:
-    """Kind of the package, checksums of the template files of this version, and the image of the
-    agent, so that hosts without mkfs.erofs can use gVisor."""
+    """Returns the kind of the package, the checksums of template files, and the image of the agent,
+    with which hosts without mkfs.erofs can use gVisor."""
     return [
         Entry("lib/jiffy/package", f"{kind}\n".encode()),
         Entry("lib/jiffy/templates.sha256", inputs.template_sums()),
@@ -35,7 +35,7 @@ def package_files(inputs: Inputs, kind: str) -> list[Entry]:
 
 
 def references(inputs: Inputs, packed: bool = False) -> list[Entry]:
-    """Completions of shells, and man pages."""
+    """Returns shell completions and manual pages."""
     entries = [Entry(name, inputs.output_of("completions", shell)) for shell, name in SHELLS.items()]
     for page in inputs.man_pages():
         if packed:
@@ -55,7 +55,7 @@ def apparmor_profile(prefix: str) -> Entry:
 
 
 def notices(inputs: Inputs, gvisor: bool) -> list[Entry]:
-    """Licences of all content, and the kernel's patches, which the offer of its source names."""
+    """Returns the licences of all content, and the kernel's patches, which the source offer refers to."""
     entries = [
         Entry("licences.txt", inputs.licences["host"]),
         Entry("kernel-patches.gz", gzipped(kernel_patches())),
@@ -70,7 +70,7 @@ def template_files(inputs: Inputs) -> list[Entry]:
 
 
 def installation(inputs: Inputs, prefix: str) -> list[Entry]:
-    """Files of `make install`: those of a package, but this one has no kind."""
+    """Returns the files of `make install`: the files of a package without the kind of the package."""
     return [
         *programs(inputs, gvisor=True),
         *references(inputs),

@@ -11,9 +11,10 @@ KERNEL_OFFER = """\
 The program jiffy contains a Linux kernel and its modules, which are licensed under the GNU General
 Public License, version 2. Their complete corresponding source is Debian's package {source}
 (SHA-256 {digest}) with the patches, the configuration and the build script in the directory kernel/
-of Jiffy's source. The patches are in this package's {patches}. For three years from the day on
-which you received this package, its distributor gives any third party, on request and for no more
-than the cost of the transfer, a complete machine-readable copy of that source.
+of Jiffy's source. The patches are in this package's {patches}. The distributor of this package gives
+any third party, on request, a complete machine-readable copy of that source. The charge is at most
+the cost of the transfer. The offer is valid for three years from the day on which you received this
+package.
 """
 
 
@@ -23,7 +24,7 @@ def kernel_offer(patches: str) -> str:
 
 
 def kernel_patches() -> bytes:
-    """The kernel's patches and configuration, as one text."""
+    """Returns the kernel's patches and configuration as one text."""
     paths = [*sorted((ROOT / "kernel/patches").iterdir()), ROOT / "kernel/guest.config", ROOT / "kernel/build"]
     return b"".join(b"==== %s\n%s\n" % (path.name.encode(), path.read_bytes()) for path in paths)
 
@@ -31,7 +32,7 @@ def kernel_patches() -> bytes:
 def notice(title: str, components: list[Component], patches: str | None) -> bytes:
     """Returns a text with the licences of Jiffy and of all components.
 
-    `patches` names the file with the kernel's patches, if the package has the kernel.
+    `patches` is the path of the file with the kernel's patches, if the package has the kernel.
     """
     texts: dict[str, list[str]] = {}
     jiffy = (ROOT / "LICENSE").read_text()
@@ -60,14 +61,14 @@ def notice(title: str, components: list[Component], patches: str | None) -> byte
 
 
 def standard_texts(component: Component) -> list[str]:
-    """Texts of the licences that a component names but does not contain."""
+    """Returns the texts of licences that a component refers to but does not contain."""
     found = []
     for identifier, text in STANDARD.items():
         if identifier in component.licence:
             found.append(text())
     if not found:
         label = f"{component.name} {component.version}"
-        raise SystemExit(f"package: there is no licence text for {label} ({component.licence})")
+        raise SystemExit(f"package: no licence text is available for {label} ({component.licence})")
     return found
 
 

@@ -11,7 +11,7 @@ MAIN = "@jiffy/sandbox"
 
 
 def write_package(inputs: Inputs, about: dict, entries: list[Entry]) -> str:
-    """Writes a package as `npm pack` names and arranges it, and returns the name of the file."""
+    """Writes a package in the format of `npm pack`, and returns its file name."""
     common = {"version": inputs.version, "license": "Apache-2.0", "description": DESCRIPTION}
     text = json.dumps({**about, **common}, indent=2) + "\n"
     entries = [Entry("package.json", text.encode()), *entries]

@@ -16,8 +16,8 @@ from inputs import ROOT, Inputs
 
 SUITE = "bookworm"
 ROOT_PACKAGES = ["ca-certificates", "e2fsprogs", "erofs-utils", "iproute2", "nftables", "tini"]
-# Files that no container needs; copyright files stay.
-LEFT_OUT = ["/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*"]
+# Files that are omitted from the image. Copyright files are retained.
+OMITTED_FILES = ["/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*"]
 ENTRYPOINT = "usr/lib/jiffy/entrypoint"
 STATUS = "var/lib/dpkg/status"
 
@@ -47,13 +47,13 @@ class Blobs:
 
 
 def debian_root(inputs: Inputs) -> Path:
-    """Tar file of the root, made once for each list of packages."""
+    """Returns the tar file of the Debian root, which is created once for each list of packages."""
     packages = ",".join(ROOT_PACKAGES)
-    options = [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
+    options = [f"--dpkgopt=path-exclude={pattern}" for pattern in OMITTED_FILES]
     options.append("--dpkgopt=path-include=/usr/share/doc/*/copyright")
     key = hashlib.sha256(" ".join([SUITE, packages, *options]).encode()).hexdigest()[:16]
     path = inputs.cache / f"image-root-{key}.tar"
-    # A constant time, as the root may be older than the commit.
+    # The time is constant, because the cached root may be older than the commit.
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "0"}
     command = [ROOT / "packaging/debian-root", SUITE, path, packages, *options]
     subprocess.run(command, check=True, env=environment)
@@ -61,7 +61,7 @@ def debian_root(inputs: Inputs) -> Path:
 
 
 def jiffy_layer(inputs: Inputs, root: Path) -> Path:
-    """The files of the .deb packages and the entrypoint, and dpkg's records of them."""
+    """Returns a layer with the files of the .deb packages, the entrypoint and dpkg's records."""
     status = dpkg_status(root)
     entries = [
         Entry(ENTRYPOINT, ROOT / "packaging/oci/entrypoint", PROGRAM_MODE),
@@ -75,7 +75,7 @@ def jiffy_layer(inputs: Inputs, root: Path) -> Path:
     entries = [
         Entry(entry.name, b"oci\n") if entry.name == "usr/lib/jiffy/package" else entry
         for entry in entries
-        # Services are not started by systemd here, and /lib is a link.
+        # Unit files are omitted: the container has no systemd, and /lib is a symbolic link.
         if not entry.name.startswith("lib/")
     ]
     entries.append(Entry(STATUS, status))
@@ -132,7 +132,7 @@ def build(inputs: Inputs) -> None:
     }
     described = blobs.add(encoded(manifest), manifest["mediaType"])
     described["platform"] = {"architecture": "amd64", "os": "linux"}
-    # The names that `podman load` and `docker load` give the image.
+    # Names of the image after `podman load` and `docker load`.
     described["annotations"] = {
         "org.opencontainers.image.ref.name": f"jiffy:{inputs.version}",
         "io.containerd.image.name": f"docker.io/library/jiffy:{inputs.version}",

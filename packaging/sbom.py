@@ -8,7 +8,7 @@ from components import UNNAMED_LICENCE, Component, debian_packages
 from files import sha256_of, write_file
 from inputs import Inputs
 
-# Namespace of serial numbers, which depend on the content only.
+# UUID namespace of serial numbers, which depend only on the content.
 NAMESPACE = uuid.UUID("6c1d5a3e-5d0f-5b7a-9a55-0f5b1f0e7a39")
 
 
@@ -44,7 +44,7 @@ def document(inputs: Inputs, name: str, components: list[Component], digest: str
 
 
 def build(inputs: Inputs, components: dict[str, list[Component]]) -> None:
-    """Writes FILE.cdx.json beside each package file with code of others."""
+    """Writes FILE.cdx.json for each package file with third-party code."""
     for name, content in sorted(inputs.contents.items()):
         path = inputs.out / f"{name}.cdx.json"
         found = components[content] + debian_packages(inputs.debian_status.get(name, b""))

@@ -11,12 +11,12 @@ from inputs import DESCRIPTION, GVISOR, Inputs
 
 HOST_TAG = "py3-none-manylinux_2_34_x86_64"
 ANY_TAG = "py3-none-any"
-# Files that are compressed already, and parts of them.
+# Suffixes of compressed files and their parts, which are stored without compression.
 STORED = (".tpl", ".gz", ".zst", ".1", ".2", ".3", ".4")
-# Maximum number of bytes of the template file in one wheel: PyPI accepts files of 100 MB.
+# Maximum size of a part of the template file in bytes: PyPI accepts files of up to 100 MB.
 PART_BYTES = 95_000_000
 
-HOST_TEXT = """Jiffy starts, forks, rolls back and suspends Linux microVMs for AI agents, on your own
+HOST_TEXT = """Jiffy starts, forks, rolls back and pauses Linux microVMs for AI agents, on your own
 machine, in milliseconds. It needs x86-64 Linux with glibc 2.34 or later, but neither root nor a
 compiler. Sandboxes run on KVM if `/dev/kvm` is accessible, and on gVisor otherwise.
 
@@ -54,7 +54,7 @@ def write_wheel(
     requires: tuple[str, ...] = (),
     text: str = DESCRIPTION,
 ) -> str:
-    """Writes one wheel and returns its name. Names of `entries` are below its `.data` directory."""
+    """Writes a wheel and returns its name. Names of `entries` are below its `.data` directory."""
     stem = f"{name.replace('-', '_')}-{inputs.version}"
     info = f"{stem}.dist-info"
     is_pure = str(tag == ANY_TAG).lower()

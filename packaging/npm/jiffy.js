@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// Runs the program jiffy of the package for this platform.
+// Runs the program jiffy from the package for this platform.
 "use strict";
 
 const { spawn } = require("node:child_process");
@@ -23,12 +23,12 @@ function programPath() {
     if (platform !== "linux-x64") {
       fail(`this package has no programs for ${platform}: sandboxes need a Linux host with x86-64`);
     }
-    fail(`the package ${HOST} is not installed: npm install without --omit=optional installs it`);
+    fail(`the package ${HOST} is not installed: run npm install without --omit=optional`);
   }
 }
 
 const child = spawn(programPath(), process.argv.slice(2), { stdio: "inherit" });
-// A terminal sends its signals to both processes; the child decides about the exit.
+// A terminal sends its signals to both processes. The child determines the exit code.
 for (const signal of ["SIGINT", "SIGQUIT"]) process.on(signal, () => {});
 for (const signal of ["SIGTERM", "SIGHUP"]) process.on(signal, () => child.kill(signal));
 child.on("error", (error) => fail(`cannot run ${error.path}: ${error.message}`));
