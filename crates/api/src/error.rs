@@ -47,7 +47,7 @@ impl ApiError {
     ) -> Self {
         Self {
             status,
-            error_code,
+            error_code: listed(error_code),
             message: message.into(),
             retry: None,
             retry_after: None,
@@ -294,4 +294,89 @@ pub(crate) async fn in_one_form(response: Response) -> Response {
         ours.headers_mut().insert(header::ALLOW, allow.clone());
     }
     ours
+}
+
+/// Error codes of the API, in alphabetical order. `docs/troubleshooting.md` has a cause and a remedy
+/// for each.
+pub const ERROR_CODES: [&str; 71] = [
+    "address_not_allowed",
+    "already_paused",
+    "already_running",
+    "authentication_failures",
+    "body_too_large",
+    "build_not_found",
+    "build_started",
+    "content_differs",
+    "creates_per_minute",
+    "engine_unavailable",
+    "forbidden",
+    "function_disabled",
+    "function_not_found",
+    "functions_unavailable",
+    "host_busy",
+    "host_disk",
+    "idempotency_key_reused",
+    "in_use",
+    "internal",
+    "invalid_module",
+    "invalid_request",
+    "key_expired",
+    "key_not_found",
+    "key_over",
+    "limit",
+    "max_builds",
+    "max_disk",
+    "max_exchanges",
+    "max_functions",
+    "max_memory",
+    "max_paused",
+    "max_sandboxes",
+    "max_snapshots",
+    "max_templates",
+    "max_vcpus",
+    "method_not_allowed",
+    "module_damaged",
+    "module_not_found",
+    "module_too_large",
+    "name_taken",
+    "no_such_call",
+    "not_found",
+    "not_running",
+    "pause_failed",
+    "port_closed",
+    "quota",
+    "refused",
+    "request_too_large",
+    "sandbox_broken",
+    "sandbox_not_found",
+    "sandbox_snapshot_guest_agent_unresponsive",
+    "snapshot_damaged",
+    "snapshot_incompatible",
+    "snapshot_not_found",
+    "store_unavailable",
+    "template_not_found",
+    "too_large",
+    "too_many_uploads",
+    "too_many_waiting_builds",
+    "unauthenticated",
+    "unavailable",
+    "unsupported",
+    "unsupported_media_type",
+    "unsupported_option",
+    "upgrade_required",
+    "upload_not_found",
+    "upload_too_large",
+    "version_not_found",
+    "wrong_content",
+    "wrong_snapshot",
+    "wrong_state",
+];
+
+/// Returns `code`. Panics in builds with assertions if [`ERROR_CODES`] lacks it.
+fn listed(code: &'static str) -> &'static str {
+    debug_assert!(
+        ERROR_CODES.binary_search(&code).is_ok(),
+        "ERROR_CODES lacks {code}"
+    );
+    code
 }

@@ -29,7 +29,7 @@ pub use app::{App, Config};
 pub use auto_resume::{AutoResume, WakeError};
 pub use caller::{Caller, ClientAddress, guarded};
 pub use ending::{Ended, end_revoked};
-pub use error::ApiError;
+pub use error::{ApiError, ERROR_CODES};
 pub use function_key::FunctionCaller;
 pub use hooks::{
     FunctionCall, FunctionInvoker, Invoking, Opening, PortRefusal, Ports, PreviewLinks,

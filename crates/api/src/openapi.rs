@@ -10,7 +10,7 @@ use operation::Operation;
 use schemas::{Schemas, schema_of};
 use serde_json::{Map, Value, json};
 
-/// The document.
+/// Returns the OpenAPI document.
 pub fn document() -> Value {
     let mut paths: Map<String, Value> = Map::new();
     let mut schemas = Schemas::new();
@@ -21,7 +21,7 @@ pub fn document() -> Value {
         if let Some(path) = path.as_object_mut() {
             path.insert(
                 operation.method.as_str().to_lowercase(),
-                shown(operation, &mut schemas),
+                operation_object(operation, &mut schemas),
             );
         }
     }
@@ -31,7 +31,7 @@ pub fn document() -> Value {
             "title": "Jiffy",
             "version": env!("CARGO_PKG_VERSION"),
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
-            "description": "Sandboxes on one host, as E2B clients expect them, and what Jiffy adds.",
+            "description": "Sandboxes on one host: the API of E2B, and extensions of Jiffy.",
         },
         "servers": [{ "url": "/" }],
         "security": [{ "apiKey": [] }, { "bearer": [] }],
@@ -47,13 +47,13 @@ pub fn document() -> Value {
 }
 
 const TOO_LONG: &str =
-    "The request's address (414) or head (431) is longer than 64 KiB; there is no body";
+    "The URL (414) or the headers (431) are longer than 64 KiB. The response has no body";
 
 fn content(schema: &Value) -> Value {
     json!({ "application/json": { "schema": schema } })
 }
 
-fn shown(operation: Operation, schemas: &mut Schemas) -> Value {
+fn operation_object(operation: Operation, schemas: &mut Schemas) -> Value {
     let mut answers = Map::new();
     for (status, description, body) in &operation.answers {
         let mut answer = json!({ "description": description });
@@ -69,15 +69,15 @@ fn shown(operation: Operation, schemas: &mut Schemas) -> Value {
         }
         answers.insert(status.to_string(), answer);
     }
-    for status in operation.refusals() {
-        let description = refusal(status);
+    for status in operation.error_statuses() {
+        let description = error_description(status);
         let answer = json!({
             "description": description,
             "content": content(&schemas.answer(schema_of::<ErrorBody>())),
         });
         answers.insert(status.to_string(), answer);
     }
-    // Answered below the control plane, which never sees such a request.
+    // The HTTP server rejects these requests before the control plane receives them.
     for status in ["414", "431"] {
         answers.insert(status.to_owned(), json!({ "description": TOO_LONG }));
     }
@@ -85,14 +85,14 @@ fn shown(operation: Operation, schemas: &mut Schemas) -> Value {
         .into_iter()
         .chain(operation.parameters)
         .collect();
-    let mut shown = json!({
+    let mut object = json!({
         "operationId": operation.id,
         "summary": operation.summary,
         "tags": [operation.tag],
         "parameters": parameters,
         "responses": answers,
     });
-    if let Some(map) = shown.as_object_mut() {
+    if let Some(map) = object.as_object_mut() {
         if let Some((body, required)) = operation.body {
             let schema = schemas.request(body);
             let content = json!({ operation.media_type: { "schema": schema } });
@@ -103,7 +103,7 @@ fn shown(operation: Operation, schemas: &mut Schemas) -> Value {
             map.insert("security".to_owned(), json!([]));
         }
     }
-    shown
+    object
 }
 
 fn path_parameters(path: &str) -> Vec<Value> {
@@ -116,38 +116,56 @@ fn path_parameters(path: &str) -> Vec<Value> {
             "name": name,
             "in": "path",
             "required": true,
+            "description": path_parameter_description(name),
             "schema": { "type": "string", "minLength": 1, "maxLength": 256 },
         })
     };
     names.map(parameter).collect()
 }
 
-fn refusal(status: u16) -> &'static str {
-    match status {
-        400 => "The request makes no sense, or asks for something this host does not have",
-        401 => "No API key, or one that is not in force any more",
-        403 => "The key's scope does not allow it, or its use from this address",
-        404 => "It is not there, or not the caller's",
-        409 => "Its state does not allow it",
-        413 => "The body is too long",
-        415 => "The body is not JSON",
-        426 => "The call is for HTTP/1.1 with `Upgrade: tcp`",
-        502 => "Nothing answers there in the guest",
-        422 => "The `Idempotency-Key` was sent before with another request",
-        429 => {
-            "A limit of the key is reached, or that on failures to authenticate of this address; \
-                `Retry-After` says when it helps to try again"
-        }
-        501 => "This host does not serve that",
-        507 => {
-            "The key keeps as much on disk as it may; the message says what is used and what would free it"
-        }
-        503 => "Refused for now; nothing changed",
-        _ => "The host failed; nothing changed unless the message says so",
+fn path_parameter_description(name: &str) -> &'static str {
+    match name {
+        "sandboxID" => "Id or name of the sandbox",
+        "snapshotID" => "Id or name of the snapshot",
+        "templateID" => "Id or name of the template",
+        "buildID" => "Id of the build",
+        "alias" => "Name of the template",
+        "hash" => "Hash of the files",
+        "word" => "Secret part of the upload link",
+        "port" => "Port of the guest",
+        "keyID" => "Id or name of the API key",
+        _ => "Name of the function",
     }
 }
 
-/// Every call the document describes, as method and path.
+fn error_description(status: u16) -> &'static str {
+    match status {
+        400 => "Invalid request, or an option that this host does not support",
+        401 => "API key missing, unknown, expired or revoked",
+        403 => {
+            "The scope of the key does not allow the operation, or the key may not be used from this address"
+        }
+        404 => "Not found, or owned by another key",
+        409 => "The state of the object does not allow the operation",
+        413 => "The body is too large",
+        415 => "The body is not JSON",
+        426 => "The request has no header `Upgrade`",
+        502 => "No program listens on the port of the guest",
+        422 => "Another request used this `Idempotency-Key`, or the content is invalid",
+        429 => {
+            "The key has reached a limit, or this address has too many authentication failures. \
+             `Retry-After` has the time until the next attempt"
+        }
+        501 => "This host or engine does not support the operation",
+        507 => {
+            "The key has reached its disk limit. The message lists the usage and how to free space"
+        }
+        503 => "Temporarily unavailable; nothing changed",
+        _ => "Internal error; nothing changed unless the message states otherwise",
+    }
+}
+
+/// Returns method and path of each documented operation.
 pub fn described() -> Vec<(Method, &'static str)> {
     let all = operations::all().into_iter();
     all.map(|o| (o.method, o.path)).collect()

@@ -1,4 +1,4 @@
-//! One call: what it takes and what it answers.
+//! Description of an operation: parameters, request body and responses.
 
 use crate::openapi::schemas::{SchemaOf, schema_of};
 use crate::page::MAX_PAGE_SIZE;
@@ -6,31 +6,42 @@ use axum::http::Method;
 use schemars::JsonSchema;
 use serde_json::{Value, json};
 
-/// A parameter that may be given.
-pub(super) fn query(name: &str, schema: Value) -> Value {
-    json!({ "name": name, "in": "query", "required": false, "schema": schema })
+/// Returns an optional query parameter.
+pub(super) fn query(name: &str, description: &str, schema: Value) -> Value {
+    json!({
+        "name": name, "in": "query", "required": false,
+        "description": description, "schema": schema,
+    })
 }
 
-/// A call.
+fn next_token() -> Value {
+    query(
+        "nextToken",
+        "Token of the page, from the header `x-next-token`",
+        json!({ "type": "string", "maxLength": 128 }),
+    )
+}
+
+/// Operation of the API.
 pub(super) struct Operation {
     pub method: Method,
     pub path: &'static str,
     pub id: &'static str,
     pub tag: &'static str,
     pub summary: &'static str,
-    /// Beside those in the path.
+    /// Parameters in queries and headers; path parameters are derived from the path.
     pub parameters: Vec<Value>,
-    /// Its schema, and whether there must be one.
+    /// Schema of the request body, and whether the body is required.
     pub body: Option<(SchemaOf, bool)>,
-    /// Media type of the body.
+    /// Media type of the request body.
     pub media_type: &'static str,
-    /// Successes.
+    /// Successful responses: status, description and schema of the body.
     pub answers: Vec<(u16, &'static str, Option<SchemaOf>)>,
-    /// Refusals beside those that any such call may meet.
-    pub more: &'static [u16],
-    /// True if it answers in pages.
+    /// Error statuses in addition to the common ones of [`Self::error_statuses`].
+    pub errors: &'static [u16],
+    /// True if the response is paginated.
     pub paged: bool,
-    /// True if it needs no key.
+    /// True if the operation needs no API key.
     pub open: bool,
 }
 
@@ -53,7 +64,7 @@ impl Operation {
             body: None,
             media_type: "application/json",
             answers: Vec::new(),
-            more: &[],
+            errors: &[],
             paged: false,
             open: false,
         }
@@ -80,84 +91,97 @@ impl Operation {
         self
     }
 
+    /// Sets a required JSON body.
     pub fn takes<T: JsonSchema>(mut self) -> Self {
         self.body = Some((schema_of::<T>(), true));
         self
     }
 
-    /// The same as a form.
+    /// Sets a required body in the form of `multipart/form-data`.
     pub fn takes_form<T: JsonSchema>(mut self) -> Self {
         self.media_type = "multipart/form-data";
         self.takes::<T>()
     }
 
+    /// Sets an optional JSON body.
     pub fn may_take<T: JsonSchema>(mut self) -> Self {
         self.body = Some((schema_of::<Option<T>>(), false));
         self
     }
 
-    pub fn answers<T: JsonSchema>(mut self, status: u16, what: &'static str) -> Self {
-        self.answers.push((status, what, Some(schema_of::<T>())));
+    /// Adds a successful response with a JSON body.
+    pub fn answers<T: JsonSchema>(mut self, status: u16, description: &'static str) -> Self {
+        self.answers
+            .push((status, description, Some(schema_of::<T>())));
         self
     }
 
-    /// A success without a body.
-    pub fn answers_with(mut self, status: u16, what: &'static str) -> Self {
-        self.answers.push((status, what, None));
+    /// Adds a successful response without a body.
+    pub fn answers_with(mut self, status: u16, description: &'static str) -> Self {
+        self.answers.push((status, description, None));
         self
     }
 
-    pub fn answers_nothing(mut self) -> Self {
-        self.answers.push((204, "Done", None));
+    /// Adds the response 204.
+    pub fn answers_no_content(mut self) -> Self {
+        self.answers.push((204, "Success", None));
         self
     }
 
-    pub fn accepts(mut self) -> Self {
-        self.answers.push((202, "It will", None));
+    /// Adds the response 202: the operation continues after the response.
+    pub fn accepts(mut self, description: &'static str) -> Self {
+        self.answers.push((202, description, None));
         self
     }
 
-    pub fn refuses(mut self, more: &'static [u16]) -> Self {
-        self.more = more;
+    /// Sets error statuses in addition to the common ones.
+    pub fn fails_with(mut self, errors: &'static [u16]) -> Self {
+        self.errors = errors;
         self
     }
 
+    /// Paginates the response; `order` selects the direction.
     pub fn paged(mut self) -> Self {
         let order = json!({ "type": "string", "enum": ["asc", "desc"], "default": "desc" });
         self.parameters.extend([
             query(
                 "limit",
-                json!({ "type": "integer", "minimum": 1, "maximum": MAX_PAGE_SIZE, "default": MAX_PAGE_SIZE }),
+                "Maximum number of items",
+                json!({
+                    "type": "integer", "minimum": 1,
+                    "maximum": MAX_PAGE_SIZE, "default": MAX_PAGE_SIZE,
+                }),
             ),
-            query("nextToken", json!({ "type": "string", "maxLength": 128 })),
-            query("order", order),
+            next_token(),
+            query("order", "Order by time of creation", order),
         ]);
         self.paged = true;
         self
     }
 
-    /// In pages by name, of at most `usual` items when nobody says.
-    pub fn paged_by_name(mut self, usual: usize) -> Self {
-        let about = format!("Without it a page has {usual} items at most");
+    /// Paginates the response by name. The default page size is `default`.
+    pub fn paged_by_name(mut self, default: usize) -> Self {
         self.parameters.extend([
             query(
                 "limit",
-                json!({ "type": "integer", "minimum": 1, "maximum": MAX_PAGE_SIZE, "description": about }),
+                &format!("Maximum number of items. Defaults to {default}"),
+                json!({ "type": "integer", "minimum": 1, "maximum": MAX_PAGE_SIZE }),
             ),
-            query("nextToken", json!({ "type": "string", "maxLength": 128 })),
+            next_token(),
         ]);
         self.paged = true;
         self
     }
 
+    /// Marks the operation as usable without an API key.
     pub fn open(mut self) -> Self {
         self.open = true;
         self
     }
 
-    /// Statuses of refusals.
-    pub fn refusals(&self) -> Vec<u16> {
-        let mut all: Vec<u16> = self.more.to_vec();
+    /// Returns the statuses of error responses in ascending order.
+    pub fn error_statuses(&self) -> Vec<u16> {
+        let mut all: Vec<u16> = self.errors.to_vec();
         if self.open {
             return all;
         }

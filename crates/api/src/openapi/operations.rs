@@ -13,11 +13,11 @@ use serde_json::{Map, Value};
 /// All operations.
 pub(super) fn all() -> Vec<Operation> {
     let mut all = vec![
-        Operation::get("/health", "health", "Whether the control plane answers")
-            .answers::<Health>(200, "It does")
+        Operation::get("/health", "health", "Health check")
+            .answers::<Health>(200, "Healthy")
             .open(),
-        Operation::get("/openapi.json", "openapi", "This document")
-            .answers::<Map<String, Value>>(200, "The document")
+        Operation::get("/openapi.json", "openapi", "Get this document")
+            .answers::<Map<String, Value>>(200, "OpenAPI document")
             .open(),
     ];
     all.extend(sandboxes::sandboxes());

@@ -68,12 +68,12 @@ fn simplified(mut schema: Schema, rule: fn(&mut Schema)) -> Value {
     schema.to_value()
 }
 
-/// Removes what readers and generators of clients have no use for.
+/// Removes keywords that neither readers nor generators of clients use.
 fn simplify(schema: &mut Schema) {
     let Some(map) = schema.as_object_mut() else {
         return;
     };
-    // `uint64` and the like are formats of `schemars`; the bounds are there as well.
+    // `schemars` adds formats such as `uint64`. The bounds express the same.
     let format = map
         .get("format")
         .and_then(Value::as_str)
@@ -125,7 +125,7 @@ fn join_words(map: &mut Map<String, Value>) {
     map.insert("description".to_owned(), json!(text));
 }
 
-/// The same for answers, in which a field that may be absent is never null.
+/// Simplifies the schema of an answer. An optional field of an answer is absent and never null.
 fn simplify_answer(schema: &mut Schema) {
     simplify(schema);
     let Some(map) = schema.as_object_mut() else {

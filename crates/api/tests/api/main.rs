@@ -5,11 +5,13 @@
 mod access;
 mod build_sandboxes;
 mod builds;
+mod call_examples;
 mod callers;
 mod captures;
 mod create;
 mod deployments;
 mod document;
+mod error_codes;
 mod function_keys;
 mod keys;
 mod lifecycle;

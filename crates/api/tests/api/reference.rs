@@ -1,5 +1,6 @@
 //! Reference of the API, `docs/api-reference.md`, generated from the OpenAPI document.
 
+use crate::call_examples::curl;
 use jiffy_api::openapi;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -11,8 +12,8 @@ const WRITE: &str = "JIFFY_WRITE_DOCS";
 /// Columns of a line.
 const WIDTH: usize = 100;
 
-/// Appends `text` wrapped to [`WIDTH`] columns, its first line after `first`, the others after
-/// `rest`.
+/// Appends `text` wrapped to [`WIDTH`] columns. The first line starts with `first`, all others
+/// start with `rest`.
 fn wrap(out: &mut String, first: &str, rest: &str, text: &str) {
     let words: Vec<&str> = text.split_whitespace().collect();
     let options = textwrap::Options::new(WIDTH)
@@ -24,7 +25,11 @@ fn wrap(out: &mut String, first: &str, rest: &str, text: &str) {
     out.push('\n');
 }
 
-/// The type of a schema in a few words: `integer, 1-8`, `array of Sandbox`.
+fn item(out: &mut String, text: &str) {
+    wrap(out, "- ", "  ", text);
+}
+
+/// Returns the type of a schema in a few words: `integer, at least 1`, `array of Sandbox`.
 fn kind(schema: &Value) -> String {
     if let Some(name) = schema["$ref"].as_str() {
         let name = name.rsplit('/').next().unwrap();
@@ -47,18 +52,18 @@ fn kind(schema: &Value) -> String {
         let _ = write!(text, ", one of {}", values.join(", "));
     }
     let limits = [
-        ("minimum", "at least"),
-        ("maximum", "at most"),
-        ("maxLength", "at most this many characters:"),
-        ("maxItems", "at most this many items:"),
-        ("format", "format"),
-        ("default", "default"),
+        ("minimum", "at least ", ""),
+        ("maximum", "at most ", ""),
+        ("maxLength", "at most ", " characters"),
+        ("maxItems", "at most ", " items"),
+        ("format", "format ", ""),
+        ("default", "default ", ""),
     ];
-    for (name, words) in limits {
+    for (name, before, after) in limits {
         match &schema[name] {
             Value::Null => {}
-            Value::String(value) => text.push_str(&format!(", {words} `{value}`")),
-            value => text.push_str(&format!(", {words} {value}")),
+            Value::String(value) => text.push_str(&format!(", {before}`{value}`{after}")),
+            value => text.push_str(&format!(", {before}{value}{after}")),
         }
     }
     text
@@ -72,51 +77,53 @@ fn properties(out: &mut String, schema: &Value) {
         .flatten()
         .filter_map(Value::as_str)
         .collect();
-    let none = Map::new();
-    for (name, property) in schema["properties"].as_object().unwrap_or(&none) {
-        let must = if required.contains(&name.as_str()) {
-            ", always there"
+    let empty = Map::new();
+    for (name, property) in schema["properties"].as_object().unwrap_or(&empty) {
+        let presence = if required.contains(&name.as_str()) {
+            ", required"
         } else {
             ""
         };
-        let mut text = format!("`{name}`: {}{must}.", kind(property));
-        if let Some(words) = property["description"].as_str() {
-            let _ = write!(text, " {}", words);
+        let mut text = format!("`{name}`: {}{presence}.", kind(property));
+        if let Some(description) = property["description"].as_str() {
+            let _ = write!(text, " {description}");
         }
-        wrap(out, "- ", "  ", &text);
+        item(out, &text);
     }
 }
 
-/// Appends one call.
-fn call(out: &mut String, method: &str, path: &str, call: &Value) {
-    let _ = writeln!(out, "\n### `{} {path}`", method.to_uppercase());
-    wrap(
-        out,
-        "",
-        "",
-        &format!("{}.", call["summary"].as_str().unwrap()),
-    );
+/// Appends one operation.
+fn operation(out: &mut String, method: &str, path: &str, operation: &Value) {
+    let method = method.to_uppercase();
+    let _ = writeln!(out, "\n### `{method} {path}`");
+    let summary = operation["summary"].as_str().unwrap();
+    wrap(out, "", "", &format!("{summary}."));
     let mut list = String::new();
-    for parameter in call["parameters"].as_array().into_iter().flatten() {
+    for parameter in operation["parameters"].as_array().into_iter().flatten() {
         let place = parameter["in"].as_str().unwrap();
         let name = parameter["name"].as_str().unwrap();
-        let text = format!("`{name}` ({place}): {}.", kind(&parameter["schema"]));
-        wrap(&mut list, "- ", "  ", &text);
+        let description = parameter["description"].as_str().unwrap();
+        let kind = kind(&parameter["schema"]);
+        item(
+            &mut list,
+            &format!("`{name}` ({place}): {kind}. {description}."),
+        );
     }
-    if let Some(content) = call["requestBody"]["content"].as_object() {
+    if let Some(content) = operation["requestBody"]["content"].as_object() {
         for (media, body) in content {
-            let must = match call["requestBody"]["required"].as_bool() {
-                Some(true) => "",
-                _ => ", may be left out",
+            let presence = if operation["requestBody"]["required"] == true {
+                ""
+            } else {
+                ", optional"
             };
-            let text = format!("Body (`{media}`{must}): {}.", kind(&body["schema"]));
-            wrap(&mut list, "- ", "  ", &text);
+            let kind = kind(&body["schema"]);
+            item(&mut list, &format!("Body (`{media}`{presence}): {kind}."));
         }
     }
-    let mut refusals = Vec::new();
-    for (status, answer) in call["responses"].as_object().unwrap() {
+    let mut errors = Vec::new();
+    for (status, answer) in operation["responses"].as_object().unwrap() {
         if status.starts_with('4') || status.starts_with('5') {
-            refusals.push(status.as_str());
+            errors.push(status.as_str());
             continue;
         }
         let mut text = format!("{status}: {}", answer["description"].as_str().unwrap());
@@ -127,41 +134,45 @@ fn call(out: &mut String, method: &str, path: &str, call: &Value) {
         {
             let _ = write!(text, ": {}", kind(&body["schema"]));
         }
-        wrap(&mut list, "- ", "  ", &format!("{text}."));
+        item(&mut list, &format!("{text}."));
     }
-    if !refusals.is_empty() {
-        wrap(
-            &mut list,
-            "- ",
-            "  ",
-            &format!("Refusals: {}.", refusals.join(", ")),
-        );
+    if !errors.is_empty() {
+        item(&mut list, &format!("Errors: {}.", errors.join(", ")));
     }
     let _ = write!(out, "\n{list}");
+    let example = curl(&method, path, operation);
+    let _ = write!(out, "\n```sh\n{example}\n```\n");
 }
 
-/// The whole document.
+/// Returns the whole document.
 fn reference() -> String {
     let document = openapi::document();
     let mut groups: BTreeMap<String, String> = BTreeMap::new();
-    for (path, calls) in document["paths"].as_object().unwrap() {
-        for (method, one) in calls.as_object().unwrap() {
-            let tag = one["tags"][0].as_str().unwrap();
-            call(groups.entry(tag.to_owned()).or_default(), method, path, one);
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for (method, described) in operations.as_object().unwrap() {
+            let tag = described["tags"][0].as_str().unwrap();
+            let group = groups.entry(tag.to_owned()).or_default();
+            operation(group, method, path, described);
         }
     }
-    let mut out = "# Reference of the API\n\n\
-        Generated from `GET /openapi.json`: `make docs` writes it anew. [The API](api.md) explains how\n\
-        to call it, with examples. Every error has the body [Error](#error).\n"
-        .to_owned();
+    let mut out = "# API reference\n\n".to_owned();
+    wrap(
+        &mut out,
+        "",
+        "",
+        "All calls of the control plane, generated from `GET /openapi.json` by `make docs`. \
+         [The API](api.md) explains authentication, states, errors and pagination. In the \
+         examples, `$API` is the address of the daemon and `$KEY` an API key. Every error has the \
+         body [Error](#error).",
+    );
     for (tag, text) in groups {
         let _ = write!(out, "\n## Calls: {tag}\n{text}");
     }
     out.push_str("\n## Bodies\n");
     for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
         let _ = writeln!(out, "\n### {name}");
-        if let Some(words) = schema["description"].as_str() {
-            wrap(&mut out, "", "", words);
+        if let Some(description) = schema["description"].as_str() {
+            wrap(&mut out, "", "", description);
         }
         let mut list = String::new();
         properties(&mut list, schema);
@@ -184,6 +195,6 @@ fn the_reference_of_the_api_is_current() {
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         written == reference,
-        "docs/api-reference.md is not what the API says; write it anew with: make docs"
+        "docs/api-reference.md is outdated: regenerate it with `make docs`"
     );
 }

@@ -8,85 +8,97 @@ use jiffy_api_types::{
 };
 use serde_json::json;
 
-/// Statuses of a host without the program for functions, and of a process that cannot run now.
-const REFUSALS: &[u16] = &[501, 503];
+/// Errors of every operation: the host does not have the program for functions, or its process
+/// cannot run at the moment.
+const DEFAULT_ERRORS: &[u16] = &[501, 503];
 
 /// Operations on functions.
 pub(super) fn functions() -> Vec<Operation> {
-    let number = |most: u64| json!({ "type": "integer", "minimum": 0, "maximum": most });
+    let number = |maximum: u64| json!({ "type": "integer", "minimum": 0, "maximum": maximum });
     let mut all = vec![
         Operation::get(
             "/functions",
             "listFunctions",
-            "The caller's functions, or with `all` those of all keys for whoever sees them",
+            "List functions of the caller",
         )
-        .with(vec![query("all", json!({ "type": "boolean" }))])
-        .answers::<Vec<Function>>(200, "All of them"),
-        Operation::get("/functions/{name}", "getFunction", "A function")
-            .answers::<Function>(200, "It, with its counts"),
+        .with(vec![query(
+            "all",
+            "List the functions of all keys. Requires the scope `admin` or `read`",
+            json!({ "type": "boolean" }),
+        )])
+        .answers::<Vec<Function>>(200, "Functions"),
+        Operation::get("/functions/{name}", "getFunction", "Get a function")
+            .answers::<Function>(200, "Function with its request counts"),
         Operation::post(
             "/functions/{name}",
             "deployFunction",
-            "Deploy a WebAssembly module as a new version, which answers once it has been \
-             compiled, loaded and instantiated; until then, and if that fails, the former one \
-             does. The module is sent, or named by the `digest` of one deployed before",
+            "Deploy a WebAssembly module as a new version. The version becomes active once it has \
+             been compiled and instantiated. If this fails, the previous version remains active. \
+             The form has the module, or its settings have the `digest` of an earlier module",
         )
         .takes_form::<DeployFunction>()
-        .answers::<Function>(200, "The function")
-        .refuses(&[409, 413, 422, 501, 503, 507]),
+        .answers::<Function>(200, "Function")
+        .fails_with(&[409, 413, 422, 501, 503, 507]),
         Operation::delete(
             "/functions/{name}",
             "removeFunction",
             "Remove a function with all its versions",
         )
-        .answers_nothing(),
+        .answers_no_content(),
         Operation::get(
             "/functions/{name}/versions",
             "listFunctionVersions",
-            "Versions that can answer again, newest first",
+            "List versions that a rollback can activate, newest first",
         )
-        .answers::<Vec<FunctionVersion>>(200, "All of them"),
+        .answers::<Vec<FunctionVersion>>(200, "Versions"),
         Operation::post(
             "/functions/{name}/rollback",
             "rollbackFunction",
-            "Let an earlier version answer again; without `version` the one before",
+            "Activate an earlier version",
         )
         .may_take::<RollbackFunction>()
-        .answers::<Function>(200, "The function")
-        .refuses(&[422, 501, 503]),
+        .answers::<Function>(200, "Function")
+        .fails_with(&[422, 501, 503]),
         Operation::post(
             "/functions/{name}/enable",
             "enableFunction",
-            "Answer requests to a function again",
+            "Enable a function",
         )
-        .answers::<Function>(200, "The function"),
+        .answers::<Function>(200, "Function"),
         Operation::post(
             "/functions/{name}/disable",
             "disableFunction",
-            "Refuse requests to a function, which stays deployed",
+            "Disable a function. Requests are rejected; the function remains deployed",
         )
-        .answers::<Function>(200, "The function"),
+        .answers::<Function>(200, "Function"),
         Operation::get(
             "/functions/{name}/logs",
             "functionLogs",
-            "Output and failures of a function from position `after` on; waits for `wait` seconds \
-             at most if there are none",
+            "Read the log of a function: output and failures",
         )
         .with(vec![
-            query("after", number(MAX_POSITION)),
-            query("wait", number(MAX_LOG_WAIT_S)),
+            query(
+                "after",
+                "Position to read from: `next` of the previous answer. Defaults to 0",
+                number(MAX_POSITION),
+            ),
+            query(
+                "wait",
+                "Maximum time in seconds to wait for the first entry",
+                number(MAX_LOG_WAIT_S),
+            ),
         ])
-        .answers::<FunctionLog>(200, "Entries, and the position behind them"),
+        .answers::<FunctionLog>(200, "Entries, and the position after the last one"),
         Operation::get(
             "/functions/{name}/metrics",
             "functionMetrics",
-            "Counts of a function's requests since the daemon started",
+            "Get request counts of a function since the start of the daemon",
         )
-        .answers::<FunctionMetrics>(200, "Counts"),
+        .answers::<FunctionMetrics>(200, "Request counts"),
     ];
     for operation in &mut all {
-        if operation.more.is_empty() {
-            operation.more = REFUSALS;
+        if operation.errors.is_empty() {
+            operation.errors = DEFAULT_ERRORS;
         }
     }
     all

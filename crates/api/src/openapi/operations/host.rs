@@ -15,76 +15,78 @@ pub(super) fn host() -> Vec<Operation> {
         Operation::post(
             "/prune",
             "prune",
-            "Remove what nothing needs, or tell what that would be: ended sandboxes, snapshots of \
-             booted templates, images that were imported for sandboxes, what builds left; the \
-             caller's own, or all for whoever manages the host",
+            "Remove unused data: records of killed sandboxes, snapshots of booted templates, \
+             images imported for sandboxes, build caches. Callers of scope `create` prune their \
+             own data, callers of scope `admin` all data",
         )
         .may_take::<PruneHost>()
-        .answers::<PrunedHost>(200, "What is gone, or would be"),
-        Operation::get("/teams", "listTeams", "The one team there is")
-            .answers::<Vec<Team>>(200, "It"),
+        .answers::<PrunedHost>(200, "Removed items, or with `dryRun` the items that would be removed"),
+        Operation::get("/teams", "listTeams", "List teams. Every host has exactly one team")
+            .answers::<Vec<Team>>(200, "Team"),
         Operation::post(
             "/snapshots/{snapshotID}/verify",
             "verifySnapshot",
-            "Read a snapshot and all below it again",
+            "Compare a snapshot and its ancestors with their checksums. Damaged files are fetched again \
+             if the store has them",
         )
-        .answers::<Vec<VerifiedSnapshot>>(200, "What was found")
-        .refuses(&[409, 501]),
-        Operation::get("/engines", "listEngines", "How sandboxes are isolated here").answers::<Vec<
-            EngineDescription,
-        >>(
-            200,
-            "All there are",
-        ),
+        .answers::<Vec<VerifiedSnapshot>>(200, "Result for each snapshot")
+        .fails_with(&[409, 501]),
+        Operation::get(
+            "/engines",
+            "listEngines",
+            "List the engines that isolate sandboxes on this host",
+        )
+        .answers::<Vec<EngineDescription>>(200, "Engines"),
         Operation::get(
             "/limits",
             "getLimits",
-            "Limits of a key, and what is used of them: the caller's own, or those of `key` for \
-             whoever manages the host",
+            "Get limits and usage of a key",
         )
         .with(vec![query(
             "key",
+            "Id or name of the key. Defaults to the key of the request. Other keys require the \
+             scope `admin`",
             json!({ "type": "string", "maxLength": 256 }),
         )])
-        .answers::<Budget>(200, "Its budget")
-        .refuses(&[403, 404]),
+        .answers::<Budget>(200, "Limits and usage")
+        .fails_with(&[403, 404]),
         Operation::get(
             "/host",
             "host",
-            "Which daemon this is, and what it has left",
+            "Get status and free resources of the daemon",
         )
-        .answers::<Host>(200, "It")
-        .refuses(&[403]),
+        .answers::<Host>(200, "Status")
+        .fails_with(&[403]),
         Operation::post(
             "/host/stop",
             "stopHost",
-            "End the daemon; only for the host's owner",
+            "Stop the daemon. Only the host's owner may call it",
         )
         .may_take::<StopHost>()
-        .accepts()
-        .refuses(&[501]),
+        .accepts("Daemon is stopping")
+        .fails_with(&[501]),
         Operation::post(
             "/keys/{keyID}/revoke",
             "revokeKey",
-            "Revoke an API key, by its id or name, and end all it has if that is asked for",
+            "Revoke an API key by id or name. Its sandboxes and builds continue unless `end` is true",
         )
         .may_take::<RevokeKey>()
-        .answers::<RevokedKey>(200, "Revoked"),
+        .answers::<RevokedKey>(200, "Revoked key"),
         Operation::get(
             "/pools",
             "listPools",
-            "Warm pools: sandboxes that wait for their creator",
+            "List warm pools",
         )
-        .answers::<Vec<Pool>>(200, "All of them")
-        .refuses(&[403]),
+        .answers::<Vec<Pool>>(200, "Warm pools")
+        .fails_with(&[403]),
         Operation::new(
             Method::PUT,
             "/pools/{templateID}",
             "setPool",
-            "How many sandboxes of a template are to wait",
+            "Set the size of a template's warm pool",
         )
         .takes::<SetPool>()
-        .answers::<Pool>(200, "The pool")
-        .refuses(&[409, 501, 503]),
+        .answers::<Pool>(200, "Warm pool")
+        .fails_with(&[409, 501, 503]),
     ]
 }

@@ -1,4 +1,4 @@
-//! Operations that observe and reach a sandbox.
+//! Operations that observe a sandbox or connect to it.
 
 use crate::openapi::operation::Operation;
 use crate::openapi::operation::query;
@@ -9,9 +9,10 @@ use jiffy_api_types::{
 };
 use serde_json::{Value, json};
 
-fn moment(name: &str) -> Value {
+fn seconds(name: &str, description: &str) -> Value {
     query(
         name,
+        description,
         json!({ "type": "integer", "minimum": 0, "maximum": MAX_MOMENT }),
     )
 }
@@ -19,6 +20,7 @@ fn moment(name: &str) -> Value {
 fn lines(name: &str) -> Value {
     query(
         name,
+        "Maximum number of lines",
         json!({ "type": "integer", "minimum": 0, "maximum": MAX_LINES, "default": MAX_LINES }),
     )
 }
@@ -26,16 +28,18 @@ fn lines(name: &str) -> Value {
 fn milliseconds(name: &str) -> Value {
     query(
         name,
+        "Time of the first line, in milliseconds since 1970",
         json!({ "type": "integer", "minimum": 0, "maximum": MAX_MOMENT * 1000 }),
     )
 }
 
-/// Operations on the network, figures, logs and snapshots of sandboxes.
+/// Operations on the network, metrics, logs and snapshots of sandboxes.
 pub(super) fn observe() -> Vec<Operation> {
     let text = || json!({ "type": "string", "maxLength": 8192 });
     let word = |words: &[&str]| json!({ "type": "string", "enum": words });
     let mut port = query(
         "port",
+        "Port of the guest",
         json!({ "type": "integer", "minimum": 1, "maximum": 65_535 }),
     );
     if let Some(map) = port.as_object_mut() {
@@ -47,97 +51,117 @@ pub(super) fn observe() -> Vec<Operation> {
             Method::PUT,
             "/sandboxes/{sandboxID}/network",
             "setNetwork",
-            "Replace what a sandbox may reach",
+            "Replace the network rules of a sandbox",
         )
         .takes::<NetworkUpdate>()
-        .answers_nothing()
-        .refuses(&[409]),
+        .answers_no_content()
+        .fails_with(&[409]),
         Operation::get(
             "/sandboxes/metrics",
             "allMetrics",
-            "The latest figures of several sandboxes",
+            "Get the latest metrics of several sandboxes",
         )
         .with(vec![
-            query("sandbox_ids", text()),
-            query("now", json!({ "type": "boolean", "default": false })),
+            query("sandbox_ids", "Ids, separated by commas", text()),
+            query(
+                "now",
+                "Sample the metrics now. By default they are at most 10 s old",
+                json!({ "type": "boolean", "default": false }),
+            ),
         ])
-        .answers::<AllMetrics>(200, "By sandbox"),
+        .answers::<AllMetrics>(200, "Metrics by sandbox"),
         Operation::get(
             "/sandboxes/{sandboxID}/metrics",
             "metrics",
-            "Figures of a sandbox",
+            "Get metrics of a sandbox",
         )
-        .with(vec![moment("start"), moment("end")])
-        .answers::<Vec<Metric>>(200, "Oldest first"),
+        .with(vec![
+            seconds("start", "Time of the first sample, in seconds since 1970"),
+            seconds("end", "Time of the last sample, in seconds since 1970"),
+        ])
+        .answers::<Vec<Metric>>(200, "Samples, oldest first"),
         Operation::get(
             "/sandboxes/{sandboxID}/logs",
             "logs",
-            "The last lines of its console",
+            "Get the last lines of the console",
         )
         .with(vec![milliseconds("start"), lines("limit")])
-        .answers::<Logs>(200, "The lines"),
+        .answers::<Logs>(200, "Lines"),
         Operation::get(
             "/v2/sandboxes/{sandboxID}/logs",
             "logsV2",
-            "The last lines of its console, searched",
+            "Get or search the last lines of the console",
         )
         .with(vec![
             milliseconds("cursor"),
             lines("limit"),
-            query("direction", word(&["forward", "backward"])),
-            query("level", word(&["debug", "info", "warn", "error"])),
-            query("search", text()),
+            query("direction", "Order of the lines", word(&["forward", "backward"])),
+            query(
+                "level",
+                "Minimum severity",
+                word(&["debug", "info", "warn", "error"]),
+            ),
+            query("search", "Text that the lines contain", text()),
         ])
-        .answers::<LogsV2>(200, "The lines"),
+        .answers::<LogsV2>(200, "Lines"),
         Operation::get(
             "/sandboxes/{sandboxID}/connections",
             "connections",
-            "What a sandbox reached, or tried to, and which names it asked for",
+            "List allowed and rejected connections and DNS queries of a sandbox",
         )
         .with(vec![lines("limit")])
-        .answers::<Connections>(200, "Newest last"),
+        .answers::<Connections>(200, "Connections, newest last"),
         Operation::get(
             "/sandboxes/{sandboxID}/preview",
             "preview",
-            "A link to one of its ports that holds for a while",
+            "Create a link to a port that is valid for a limited time and needs no key",
         )
-        .with(vec![port, query("ttl", ttl)])
-        .answers::<Preview>(200, "The link")
-        .refuses(&[403, 409, 501]),
+        .with(vec![port, query("ttl", "Validity in seconds", ttl)])
+        .answers::<Preview>(200, "Link")
+        .fails_with(&[403, 409, 501]),
         Operation::get(
             "/sandboxes/{sandboxID}/process",
             "process",
-            "The process behind a sandbox; only for the host's owner",
+            "Get the VMM process of a sandbox. Only the host's owner may call it",
         )
-        .answers::<Process>(200, "It")
-        .refuses(&[403, 409, 501]),
+        .answers::<Process>(200, "Process")
+        .fails_with(&[403, 409, 501]),
         Operation::get(
             "/sandboxes/{sandboxID}/ports/{port}",
             "streamPort",
-            "A stream to a TCP port of the guest, for HTTP/1.1 with `Upgrade: tcp`",
+            "Open a stream to a TCP port of the guest. Requires HTTP/1.1 with `Upgrade: tcp`",
         )
-        .answers_with(101, "What follows are the bytes of the connection")
-        .refuses(&[403, 409, 426, 429, 501, 502]),
+        .answers_with(101, "Connected. The bytes of the connection follow")
+        .fails_with(&[403, 409, 426, 429, 501, 502]),
         Operation::post(
             "/sandboxes/{sandboxID}/lease",
             "leaseSandbox",
-            "Remove the sandbox when this connection ends, for HTTP/1.1 with `Upgrade: lease`",
+            "Remove the sandbox when this connection ends. Requires HTTP/1.1 with `Upgrade: lease`",
         )
-        .answers_with(101, "The sandbox lives as long as the connection")
-        .refuses(&[426]),
+        .answers_with(101, "The sandbox is removed when the connection ends")
+        .fails_with(&[426]),
         Operation::get(
             "/snapshots",
             "listSnapshots",
-            "Snapshots that were asked for",
+            "List snapshots",
         )
         .with(vec![
-            query("sandboxID", json!({ "type": "string", "maxLength": 256 })),
-            query("name", text()),
-            query("all", json!({ "type": "boolean", "default": false })),
+            query(
+                "sandboxID",
+                "Only snapshots of this sandbox",
+                json!({ "type": "string", "maxLength": 256 }),
+            ),
+            query("name", "Only snapshots with this name", text()),
+            query(
+                "all",
+                "List snapshots of templates, pauses, forks and build steps too. Only for the host's \
+                 owner",
+                json!({ "type": "boolean", "default": false }),
+            ),
         ])
         .paged()
-        .answers::<Vec<Snapshot>>(200, "A page of them"),
-        Operation::get("/snapshots/{snapshotID}", "getSnapshot", "One snapshot")
-            .answers::<Snapshot>(200, "The snapshot"),
+        .answers::<Vec<Snapshot>>(200, "Page of snapshots"),
+        Operation::get("/snapshots/{snapshotID}", "getSnapshot", "Get a snapshot")
+            .answers::<Snapshot>(200, "Snapshot"),
     ]
 }

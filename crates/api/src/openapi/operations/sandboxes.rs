@@ -1,4 +1,4 @@
-//! Operations on sandboxes: life and snapshots.
+//! Operations on sandboxes: lifecycle and snapshots.
 
 use crate::openapi::operation::Operation;
 use crate::openapi::operation::query;
@@ -11,63 +11,71 @@ use jiffy_api_types::{
 };
 use serde_json::{Value, json};
 
-/// Parameters that narrow a list of sandboxes.
+/// Filters for lists of sandboxes.
 fn filters() -> Vec<Value> {
     let text = json!({ "type": "string", "maxLength": 8192 });
     let states = json!({
         "name": "state", "in": "query", "required": false, "style": "form", "explode": false,
+        "description": "Only sandboxes in these states, separated by commas",
         "schema": {
             "type": "array", "minItems": 1, "maxItems": STATES.len(),
             "items": { "type": "string", "enum": STATES },
         },
     });
-    let mut metadata = query("metadata", text);
-    if let Some(map) = metadata.as_object_mut() {
-        let what = "`key=value&key2=value2`, each part URL-encoded, and that encoded as one value";
-        map.insert("description".to_owned(), json!(what));
-    }
     vec![
-        metadata,
+        query(
+            "metadata",
+            "Only sandboxes with this metadata: `key=value&key2=value2` with each part \
+             URL-encoded, and the result URL-encoded as one value",
+            text,
+        ),
         states,
         query(
             "startedAfter",
+            "Only sandboxes created after this time",
             json!({ "type": "string", "format": "date-time" }),
         ),
-        query("template", json!({ "type": "string", "maxLength": 256 })),
+        query(
+            "template",
+            "Only sandboxes of this template",
+            json!({ "type": "string", "maxLength": 256 }),
+        ),
         query(
             "name",
+            "Only the sandbox with this name",
             json!({ "type": "string", "maxLength": MAX_SANDBOX_NAME }),
         ),
     ]
 }
 
-/// Header by which a request is made once.
-fn idempotent() -> Value {
+/// Header that makes a repeated request idempotent.
+fn idempotency_key() -> Value {
     json!({
         "name": "Idempotency-Key", "in": "header", "required": false,
-        "description": "The same request with the same key is answered again, not done again",
+        "description": "A repeated request with the same key receives the first answer and creates nothing",
         "schema": { "type": "string", "pattern": "^[a-z0-9-]{1,255}$" },
     })
 }
 
 fn create(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
     Operation::post(path, id, summary)
-        .with(vec![idempotent()])
+        .with(vec![idempotency_key()])
         .takes::<NewSandbox>()
-        .answers::<Sandbox>(201, "It runs, and its agent has answered")
-        .refuses(&[404, 409, 422, 429, 501, 503])
+        .answers::<Sandbox>(201, "The sandbox runs and its agent has answered")
+        .fails_with(&[404, 409, 422, 429, 501, 503])
 }
 
 fn connect(path: &'static str, id: &'static str) -> Operation {
-    let what = "Make sure that a sandbox runs; never shortens its time";
-    let operation = Operation::post(path, id, what).may_take::<ConnectSandbox>();
-    let answered = match path.starts_with("/v2/") {
-        true => operation
-            .answers::<Sandbox>(200, "It ran")
-            .answers::<Sandbox>(201, "It was woken"),
-        false => operation.answers::<Sandbox>(200, "It runs"),
+    let summary = "Connect to a sandbox. Resumes a paused sandbox; never shortens its timeout";
+    let operation = Operation::post(path, id, summary).may_take::<ConnectSandbox>();
+    let operation = if path.starts_with("/v2/") {
+        operation
+            .answers::<Sandbox>(200, "The sandbox was running")
+            .answers::<Sandbox>(201, "The sandbox was resumed")
+    } else {
+        operation.answers::<Sandbox>(200, "The sandbox runs")
     };
-    answered.refuses(&[409, 429, 501, 503])
+    operation.fails_with(&[409, 429, 501, 503])
 }
 
 /// Operations on sandboxes.
@@ -76,133 +84,137 @@ pub(super) fn sandboxes() -> Vec<Operation> {
         create(
             "/v2/sandboxes",
             "createSandboxV2",
-            "Make a sandbox; its agent wants a token",
+            "Create a sandbox whose agent requires a token",
         ),
         create(
             "/sandboxes",
             "createSandbox",
-            "Make a sandbox; its agent wants a token if `secure`",
+            "Create a sandbox whose agent requires a token unless `secure` is false",
         ),
         Operation::get(
             "/v2/sandboxes",
             "listSandboxesV2",
-            "Sandboxes that run or sleep",
+            "List running and paused sandboxes, newest first",
         )
         .with(filters())
         .paged()
-        .answers::<Vec<ListedSandbox>>(200, "A page of them"),
+        .answers::<Vec<ListedSandbox>>(200, "Page of sandboxes"),
         Operation::get(
             "/sandboxes",
             "listSandboxes",
-            "Sandboxes that run, all at once",
+            "List running sandboxes without pages",
         )
         .with(filters())
-        .answers::<Vec<ListedSandbox>>(200, "All of them"),
-        Operation::get("/sandboxes/{sandboxID}", "getSandbox", "One sandbox")
-            .answers::<SandboxDetail>(200, "The sandbox"),
-        Operation::delete("/sandboxes/{sandboxID}", "killSandbox", "End a sandbox")
+        .answers::<Vec<ListedSandbox>>(200, "Sandboxes"),
+        Operation::get("/sandboxes/{sandboxID}", "getSandbox", "Get a sandbox")
+            .answers::<SandboxDetail>(200, "Sandbox"),
+        Operation::delete("/sandboxes/{sandboxID}", "killSandbox", "Kill a sandbox")
             .with(vec![query(
                 "forget",
+                "Remove the record of the sandbox too. By default it remains for an hour",
                 json!({ "type": "boolean", "default": false }),
             )])
-            .answers_nothing(),
+            .answers_no_content(),
         Operation::new(
             Method::PATCH,
             "/sandboxes/{sandboxID}",
             "changeSandbox",
-            "Give a sandbox another name",
+            "Rename a sandbox",
         )
         .takes::<ChangeSandbox>()
-        .answers::<SandboxDetail>(200, "The sandbox")
-        .refuses(&[409]),
+        .answers::<SandboxDetail>(200, "Sandbox")
+        .fails_with(&[409]),
         connect("/v2/sandboxes/{sandboxID}/connect", "connectSandboxV2"),
         connect("/sandboxes/{sandboxID}/connect", "connectSandbox"),
         Operation::post(
             "/sandboxes/{sandboxID}/resume",
             "resumeSandbox",
-            "Wake a sandbox",
+            "Resume a paused sandbox",
         )
         .may_take::<ResumeSandbox>()
-        .answers::<Sandbox>(201, "It was woken")
-        .refuses(&[409, 429, 501, 503]),
+        .answers::<Sandbox>(201, "The sandbox was resumed")
+        .fails_with(&[409, 429, 501, 503]),
         Operation::post(
             "/sandboxes/{sandboxID}/pause",
             "pauseSandbox",
-            "Put a sandbox to sleep, memory and all",
+            "Pause a sandbox with its memory and disk",
         )
         .may_take::<PauseSandbox>()
-        .answers_nothing()
-        .refuses(&[409, 429, 501, 503, 507]),
+        .answers_no_content()
+        .fails_with(&[409, 429, 501, 503, 507]),
         Operation::post(
             "/sandboxes/{sandboxID}/timeout",
             "setTimeout",
-            "End its time so long from now",
+            "Set the timeout of a sandbox, counted from now",
         )
         .takes::<SetTimeout>()
-        .answers_nothing()
-        .refuses(&[409]),
+        .answers_no_content()
+        .fails_with(&[409]),
         Operation::post(
             "/sandboxes/{sandboxID}/refreshes",
             "refreshSandbox",
-            "Give it at least so long from now",
+            "Extend the timeout of a sandbox. Never shortens it",
         )
         .may_take::<Refresh>()
-        .answers_nothing()
-        .refuses(&[409]),
+        .answers_no_content()
+        .fails_with(&[409]),
         Operation::post(
             "/sandboxes/{sandboxID}/fork",
             "forkSandbox",
-            "Make sandboxes that begin as this one is now",
+            "Fork a sandbox: create copies of its current state",
         )
         .may_take::<ForkSandbox>()
-        .answers::<Vec<Forked>>(201, "One entry per child, each with a sandbox or an error")
-        .refuses(&[409, 429, 501, 503, 507]),
+        .answers::<Vec<Forked>>(201, "One entry per child with a sandbox or an error")
+        .fails_with(&[409, 429, 501, 503, 507]),
         Operation::post(
             "/sandboxes/{sandboxID}/promote",
             "promoteSandbox",
-            "Keep this child of a fork and remove its siblings",
+            "Retain this child of a fork and remove its siblings",
         )
-        .answers::<Promoted>(200, "Who went")
-        .refuses(&[409]),
+        .answers::<Promoted>(200, "Removed siblings")
+        .fails_with(&[409]),
         Operation::post(
             "/sandboxes/{sandboxID}/rollback",
             "rollbackSandbox",
-            "Put a sandbox back to a snapshot; it keeps its id",
+            "Roll back a sandbox to a snapshot. The id remains",
         )
         .takes::<RollbackSandbox>()
-        .answers::<RolledBack>(200, "It is as it was")
-        .refuses(&[409, 429, 501, 503]),
+        .answers::<RolledBack>(200, "The sandbox has the state of the snapshot")
+        .fails_with(&[409, 429, 501, 503]),
         Operation::post(
             "/sandboxes/{sandboxID}/restart",
             "restartSandbox",
-            "End its processes and start what its template starts; disk, id and kernel stay",
+            "Restart the programs of a sandbox. Stops its processes and runs the start command of its \
+             template. Disk, id, network and kernel remain",
         )
         .may_take::<RestartSandbox>()
-        .answers::<Sandbox>(200, "It runs")
-        .refuses(&[409, 501]),
+        .answers::<Sandbox>(200, "The sandbox runs")
+        .fails_with(&[409, 501]),
         Operation::get(
             "/sandboxes/{sandboxID}/wait",
             "waitForSandbox",
-            "Wait until a sandbox has ended, runs or sleeps",
+            "Wait until a sandbox has ended, runs or is paused",
         )
         .with(vec![
             query(
                 "for",
+                "State to wait for",
                 json!({ "type": "string", "enum": AWAITED, "default": "ended" }),
             ),
             query(
                 "seconds",
+                "Maximum time to wait in seconds",
                 json!({ "type": "integer", "minimum": 0, "maximum": MAX_WAIT_S, "default": 0 }),
             ),
         ])
-        .answers::<Waited>(200, "What it is now, or when the time was over"),
+        .answers::<Waited>(200, "State of the sandbox now, or when the time was over"),
         Operation::post(
             "/sandboxes/{sandboxID}/snapshots",
             "snapshotSandbox",
-            "Take a snapshot of a sandbox, which runs on",
+            "Take a snapshot of a sandbox. The sandbox continues to run",
         )
         .may_take::<SnapshotSandbox>()
-        .answers::<Snapshot>(201, "The snapshot")
-        .refuses(&[409, 429, 501, 503, 507]),
+        .answers::<Snapshot>(201, "Snapshot")
+        .fails_with(&[409, 429, 501, 503, 507]),
     ]
 }

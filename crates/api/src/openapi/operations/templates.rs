@@ -16,136 +16,140 @@ pub(super) fn templates() -> Vec<Operation> {
     let offset = json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX });
     let cursor = json!({
         "type": "integer", "minimum": 0, "maximum": MAX_MOMENT * 1000,
-        "description": "Time of the first line, in milliseconds since 1970",
     });
     let source = json!({ "type": "string", "enum": ["temporary", "persistent"] });
     let limit = json!({ "type": "integer", "minimum": 0, "maximum": MAX_PAGE });
     vec![
-        Operation::get("/templates", "listTemplates", "Templates of this host, by owner and name")
+        Operation::get("/templates", "listTemplates", "List templates by owner and name")
             .paged_by_name(MAX_UNPAGED)
-            .answers::<Vec<Template>>(200, "A page of them"),
+            .answers::<Vec<Template>>(200, "Page of templates"),
         Operation::get(
             "/templates/{templateID}",
             "getTemplate",
-            "One template with its build",
+            "Get a template with its build",
         )
-        .answers::<Template>(200, "The template"),
+        .answers::<Template>(200, "Template"),
         Operation::delete(
             "/templates/{templateID}",
             "deleteTemplate",
-            "Remove a template, or a snapshot",
+            "Remove a template or a snapshot",
         )
-        .answers_nothing()
-        .refuses(&[409]),
+        .answers_no_content()
+        .fails_with(&[409]),
         Operation::get(
             "/templates/aliases/{alias}",
             "getAlias",
-            "Whether there is a template of that name",
+            "Get the template of a name",
         )
-        .answers::<Alias>(200, "There is"),
-        Operation::get("/templates/{templateID}/tags", "listTags", "Its tags").answers::<Vec<Tag>>(200, "All of them"),
+        .answers::<Alias>(200, "The template exists"),
+        Operation::get("/templates/{templateID}/tags", "listTags", "List the tags of a template")
+            .answers::<Vec<Tag>>(200, "Tags"),
         Operation::get(
             "/templates/{templateID}/builds/{buildID}/status",
             "buildStatus",
-            "How far a build is",
+            "Get the status and log of a build",
         )
         .with(vec![
-            query("logsOffset", offset),
-            query("limit", limit.clone()),
-            query("level", level.clone()),
+            query("logsOffset", "Number of lines to skip", offset),
+            query("limit", "Maximum number of lines", limit.clone()),
+            query("level", "Minimum severity", level.clone()),
         ])
-        .answers::<BuildStatus>(200, "Its status and its lines"),
+        .answers::<BuildStatus>(200, "Status and lines of the log"),
         Operation::post(
             "/v3/templates",
             "requestBuild",
-            "Ask for a build of a template, which is made if there is none of its name",
+            "Request a build. Creates the template if it does not exist",
         )
         .takes::<NewTemplate>()
-        .answers::<RequestedBuild>(202, "It waits for its files and its start")
-        .refuses(&[409, 429, 501]),
+        .answers::<RequestedBuild>(202, "The build waits for its files and its start")
+        .fails_with(&[409, 429, 501]),
         Operation::get(
             "/templates/{templateID}/files/{hash}",
             "buildFile",
-            "Whether files are there, and where to send them to with `PUT`, as a tar, perhaps gzipped",
+            "Get a link to upload the files of a step. Upload them with `PUT` as a tar archive, which \
+             may be gzipped",
         )
         .with(vec![query(
             "verified",
-            json!({
-                "type": "boolean", "default": false,
-                "description": "Only files count, and are accepted, whose archive has this hash",
-            }),
+            "Accept only an archive that has this hash",
+            json!({ "type": "boolean", "default": false }),
         )])
-        .answers::<UploadLink>(201, "A link that holds for an hour")
-        .refuses(&[403, 429, 501]),
+        .answers::<UploadLink>(201, "Link that is valid for an hour")
+        .fails_with(&[403, 429, 501]),
         Operation::put(
             "/templates/uploads/{word}",
             "upload",
-            "Send files, as a link says; needs no key",
+            "Upload files with a link. Needs no key",
         )
-        .answers_with(200, "Kept")
-        .refuses(&[400, 404, 409, 413, 429, 501, 503, 507])
+        .answers_with(200, "Stored")
+        .fails_with(&[400, 404, 409, 413, 429, 501, 503, 507])
         .open(),
         Operation::post(
             "/v2/templates/{templateID}/builds/{buildID}",
             "startBuild",
-            "Start a build",
+            "Start a requested build",
         )
         .takes::<BuildStart>()
-        .accepts()
-        .refuses(&[409, 429, 501]),
+        .accepts("Build accepted")
+        .fails_with(&[409, 429, 501]),
         Operation::get(
             "/templates/{templateID}/builds/{buildID}/logs",
             "buildLogs",
-            "What a build said",
+            "Get the log of a build",
         )
         .with(vec![
-            query("cursor", cursor),
-            query("limit", limit),
+            query(
+                "cursor",
+                "Time of the first line, in milliseconds since 1970",
+                cursor,
+            ),
+            query("limit", "Maximum number of lines", limit),
             query(
                 "direction",
+                "Order of the lines",
                 json!({ "type": "string", "enum": ["forward", "backward"] }),
             ),
-            query("source", source),
-            query("level", level),
+            query("source", "Ignored: both sources have the same lines", source),
+            query("level", "Minimum severity", level),
         ])
-        .answers::<BuildLogs>(200, "Its lines")
-        .refuses(&[501]),
+        .answers::<BuildLogs>(200, "Lines")
+        .fails_with(&[501]),
         Operation::post(
             "/templates/{templateID}/builds/{buildID}/cancel",
             "cancelBuild",
-            "End a build, and answer when it has; one that is over stays as it is",
+            "Cancel a build and wait until it has stopped. A finished build remains unchanged",
         )
-        .answers_nothing()
-        .refuses(&[501]),
+        .answers_no_content()
+        .fails_with(&[501]),
         Operation::post(
             "/templates/tags",
             "addTags",
-            "Give more tags to what a tag is at",
+            "Add tags to a build of a template",
         )
         .takes::<AddTags>()
-        .answers::<AddedTags>(201, "It has them")
-        .refuses(&[404, 429, 501]),
-        Operation::delete("/templates/tags", "removeTags", "Take tags from a template")
+        .answers::<AddedTags>(201, "Added tags")
+        .fails_with(&[404, 429, 501]),
+        Operation::delete("/templates/tags", "removeTags", "Remove tags from a template")
             .takes::<RemoveTags>()
-            .answers_nothing()
-            .refuses(&[404, 501]),
+            .answers_no_content()
+            .fails_with(&[404, 501]),
         Operation::new(
             Method::PATCH,
             "/v2/templates/{templateID}",
             "changeTemplate",
-            "Let every key use a template, or only the one that built it",
+            "Make a template public or private",
         )
         .takes::<TemplateChange>()
-        .answers::<ChangedTemplate>(200, "It is so")
-        .refuses(&[403, 501]),
+        .answers::<ChangedTemplate>(200, "Changed template")
+        .fails_with(&[403, 501]),
         Operation::post(
             "/templates/prune",
             "pruneTemplates",
-            "Remove what only makes later builds faster: snapshots of steps, and uploads; the \
-             caller's own, or all for whoever manages the host",
+            "Remove the build cache: snapshots of steps, and uploads. Callers of scope `create` prune \
+             their own cache, callers of scope `admin` all caches",
         )
         .may_take::<Prune>()
-        .answers::<Pruned>(200, "What is gone")
-        .refuses(&[501]),
+        .answers::<Pruned>(200, "Removed parts of the cache")
+        .fails_with(&[501]),
     ]
 }
