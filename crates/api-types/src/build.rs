@@ -70,7 +70,7 @@ pub struct BuildStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BuildState {
-    /// Not started: waits for its files, or for other builds.
+    /// Waits for its files, for its start or for other builds.
     Waiting,
     /// Running.
     Building,
@@ -107,7 +107,7 @@ pub struct BuildStatus {
 /// Cause of a failed build.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FailureReason {
-    /// Message: the failure, its subject and a remedy.
+    /// Description of the failure with a remedy.
     pub message: String,
     /// Number of the failed step, from 1, or `base` or `finalize`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -23,7 +23,7 @@ pub enum BootMode {
 pub struct Capabilities {
     /// Snapshots of memory and disk, and sandboxes restored from them.
     pub snapshot: bool,
-    /// A guest runs on while its snapshot is written; otherwise it is paused.
+    /// A guest continues to run while its snapshot is written. Otherwise it is paused.
     pub live_snapshot: bool,
     /// A snapshot stores only the difference from its parent.
     pub incremental: bool,
@@ -37,7 +37,7 @@ pub struct Capabilities {
     pub connections_survive_snapshot: bool,
     /// Outgoing connections of a guest survive a pause.
     pub connections_survive_pause: bool,
-    /// Snapshots have checksums to compare with.
+    /// Snapshots have checksums and can be verified.
     pub verify: bool,
     /// Guests have a network with egress rules.
     pub network: bool,
@@ -60,7 +60,7 @@ pub struct EngineDescription {
     pub version: Option<String>,
     /// True if the engine works on this host.
     pub usable: bool,
-    /// Reason that it does not work, with a remedy. Only the host's owner receives it.
+    /// Reason why the engine does not work, with a remedy. Only the host's owner receives it.
     pub why: Option<String>,
     /// True if new sandboxes use this engine by default.
     pub default: bool,

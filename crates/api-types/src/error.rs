@@ -10,7 +10,7 @@ pub struct ErrorBody {
     /// Status of the response.
     #[schemars(range(min = 400, max = 599))]
     pub code: u16,
-    /// Message for people: what failed, on which object, why, and what to do.
+    /// Description of the error with a remedy.
     pub message: String,
     /// Name of the error for programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]

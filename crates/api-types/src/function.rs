@@ -11,12 +11,13 @@ use std::collections::BTreeMap;
 pub struct DeployFunction {
     /// Settings of the function.
     pub settings: DeploySettings,
-    /// The module. Absent if the settings name it by its digest.
+    /// The module. Absent if the settings contain its digest.
     #[schemars(extend("contentMediaType" = "application/wasm"))]
     pub module: String,
 }
 
-/// Settings of a deployment. Absent settings stay as they are, or have their default.
+/// Settings of a deployment. An absent setting retains its value, or has its default in a new
+/// function.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct DeploySettings {
@@ -28,19 +29,19 @@ pub struct DeploySettings {
     pub allow: Option<Vec<String>>,
     /// True if requests need no key.
     pub public: Option<bool>,
-    /// Times of scheduled requests in the format of cron; empty: none.
+    /// Schedule of requests in cron format. An empty string removes the schedule.
     pub schedule: Option<String>,
-    /// Rights of the function over its deployer's sandboxes. Defaults to none.
+    /// Permissions of the function for its deployer's sandboxes. Defaults to no permissions.
     #[schemars(with = "Option<SandboxKeyScope>")]
     pub sandbox_key: Option<String>,
-    /// Replace the function's key for sandboxes.
+    /// Replace the function's key for sandboxes with a new key.
     pub renew_sandbox_key: bool,
-    /// BLAKE3 hash of a module of the caller's, on this host or in the store that hosts share,
-    /// instead of the part `module`.
+    /// BLAKE3 hash of a module of the caller, on this host or in the store, instead of the part
+    /// `module`.
     pub digest: Option<String>,
 }
 
-/// Limits of a deployment. Absent limits stay as they are, or have their default.
+/// Limits of a deployment. An absent limit retains its value, or has its default in a new function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct DeployLimits {
@@ -51,11 +52,11 @@ pub struct DeployLimits {
     pub cpu_ms: Option<u32>,
     /// Duration of a request in milliseconds.
     pub timeout_ms: Option<u32>,
-    /// Requests at a time.
+    /// Maximum number of simultaneous requests.
     pub concurrency: Option<u32>,
 }
 
-/// Rights of a function over its deployer's sandboxes.
+/// Permissions of a function for its deployer's sandboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxKeyScope {
@@ -73,23 +74,23 @@ pub struct RollbackFunction {
     pub version: Option<u64>,
 }
 
-/// True if a function answers requests.
+/// State of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FunctionState {
-    /// It answers requests.
+    /// Requests are answered.
     Enabled,
-    /// Requests are rejected; it stays deployed.
+    /// Requests are rejected. The function remains deployed.
     Disabled,
 }
 
-/// State of a module in the store that hosts share.
+/// State of a module in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ModuleState {
     /// Being uploaded.
     Uploading,
-    /// In the store: other hosts can use it.
+    /// In the store. Other hosts can use it.
     Stored,
 }
 
@@ -99,11 +100,11 @@ pub enum ModuleState {
 pub struct Function {
     /// Name of the function.
     pub name: String,
-    /// API key that deployed it; null: the host's owner.
+    /// API key that deployed the function; null if the host's owner did.
     pub owner: Option<String>,
-    /// Name in its URLs, unique on the host.
+    /// Name in URLs, unique on the host.
     pub label: String,
-    /// True if it answers requests.
+    /// State of the function.
     pub state: FunctionState,
     /// True if requests need no key.
     pub public: bool,
@@ -113,34 +114,34 @@ pub struct Function {
     pub world: Option<String>,
     /// BLAKE3 hash of the module.
     pub digest: Option<String>,
-    /// State of the module in the store that hosts share. Absent without a store.
+    /// State of the module in the store. Absent without a store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_state: Option<ModuleState>,
-    /// Path of requests to it through the control plane.
+    /// Path for requests through the control plane.
     pub path: String,
-    /// URL of requests to it. Absent if the host has no domain.
+    /// URL for requests. Absent if the host has no domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// URL of direct requests to it, which its process answers. Absent if it is not public, or if
-    /// the host has no port for them.
+    /// URL for direct requests, which bypass the gateway. Absent if the function is not public, or
+    /// if the host has no port for direct requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direct_url: Option<String>,
     /// Limits of a request.
     pub limits: FunctionLimits,
-    /// Names of its environment variables.
+    /// Names of the environment variables.
     pub env_names: Vec<String>,
-    /// Hosts that it may send requests to.
+    /// Hosts that the function may send requests to.
     pub allow: Vec<String>,
-    /// Rights over its deployer's sandboxes.
+    /// Permissions for the deployer's sandboxes.
     pub sandbox_key: Option<SandboxKeyScope>,
-    /// Schedule. Absent without one.
+    /// Schedule. Absent if the function has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<FunctionSchedule>,
-    /// When it was deployed first.
+    /// Time of the first deployment.
     pub created_at: Moment,
-    /// When it was changed last.
+    /// Time of the last change.
     pub updated_at: Moment,
-    /// Counts of its requests. Absent in lists and in answers to changes.
+    /// Request counts. Absent in lists and in answers to changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<FunctionMetrics>,
 }
@@ -156,7 +157,7 @@ pub struct FunctionLimits {
     pub cpu_ms: u32,
     /// Duration of a request in milliseconds.
     pub timeout_ms: u32,
-    /// Requests at a time.
+    /// Maximum number of simultaneous requests.
     pub concurrency: u32,
 }
 
@@ -164,17 +165,18 @@ pub struct FunctionLimits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FunctionSchedule {
-    /// Times in the format of cron.
+    /// Schedule in cron format.
     pub cron: String,
-    /// Next time; null while the function is disabled.
+    /// Time of the next request; null while the function is disabled.
     pub next_at: Option<Moment>,
     /// Time of the last request.
     pub last_at: Option<Moment>,
     /// Status of the last request's response.
     pub last_status: Option<u16>,
-    /// Number of times that passed while no daemon ran.
+    /// Number of scheduled requests that were missed because no daemon ran.
     pub missed: u64,
-    /// Number of times that were skipped because the previous request was still running.
+    /// Number of scheduled requests that were skipped because the previous request was still
+    /// running.
     pub skipped: u64,
 }
 
@@ -192,10 +194,10 @@ pub struct FunctionVersion {
     pub bytes: u64,
     /// BLAKE3 hash of the module.
     pub digest: String,
-    /// State of the module in the store that hosts share. Absent without a store.
+    /// State of the module in the store. Absent without a store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_state: Option<ModuleState>,
-    /// When it was deployed.
+    /// Time of the deployment.
     pub created_at: Moment,
 }
 
@@ -204,23 +206,23 @@ pub struct FunctionVersion {
 pub struct FunctionLog {
     /// Entries, oldest first.
     pub entries: Vec<FunctionLogEntry>,
-    /// Position after the last entry.
+    /// Position after the last entry: the next value of `after`.
     pub next: String,
 }
 
 /// Entry of a function's log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FunctionLogEntry {
-    /// Number of the entry; each is one more than the previous.
+    /// Number of the entry. Numbers are consecutive.
     pub sequence: u64,
     /// Time of the entry.
     pub timestamp: Moment,
-    /// Request that it belongs to.
+    /// Request that wrote the entry.
     #[serde(rename = "requestID")]
     pub request_id: String,
     /// Source of the entry.
     pub stream: LogStream,
-    /// Text, with bytes that are not UTF-8 replaced.
+    /// Text. Bytes that are not UTF-8 are replaced.
     pub text: String,
 }
 
@@ -254,12 +256,12 @@ pub struct FunctionMetrics {
     pub faults: BTreeMap<String, u64>,
 }
 
-/// Requests with a duration up to a bound.
+/// Requests with a duration up to an upper bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LatencyBucket {
-    /// Upper bound in microseconds; null: none.
+    /// Upper bound in microseconds; null in the last bucket, which has no bound.
     pub le_us: Option<u64>,
-    /// Number of requests above the previous bound.
+    /// Number of requests above the bound of the previous bucket.
     pub count: u64,
 }

@@ -5,12 +5,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Process behind a sandbox.
+/// VMM process of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Process {
     /// Process id of the VMM.
     pub pid: u32,
-    /// KVM exits so far; null if the kernel does not count them.
+    /// KVM exits so far; null if the kernel does not count exits.
     pub exits: Option<u64>,
 }
 
@@ -20,7 +20,7 @@ pub struct Process {
 pub struct Metric {
     /// Time of the sample.
     pub timestamp: Moment,
-    /// The same in seconds since 1970.
+    /// Time of the sample in seconds since 1970.
     pub timestamp_unix: u64,
     /// Virtual CPUs.
     pub cpu_count: u8,
@@ -115,7 +115,7 @@ pub struct ConsoleLine {
 pub struct Logs {
     /// Lines, oldest first.
     pub logs: Vec<ConsoleLine>,
-    /// The same lines as entries.
+    /// The lines of `logs` as entries.
     pub log_entries: Vec<LogEntry>,
 }
 
@@ -130,9 +130,9 @@ pub struct LogsV2 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It passed.
+    /// The connection was allowed.
     Allowed,
-    /// It was rejected.
+    /// The connection was rejected.
     Refused,
 }
 
@@ -152,27 +152,27 @@ pub enum RefusalReason {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Connection {
-    /// Start; of several equal connections, the last.
+    /// Start of the connection. Of several equal connections, the start of the last.
     pub timestamp: Moment,
     /// Protocol.
     pub protocol: String,
     /// Destination address; null for a DNS query.
     pub address: Option<String>,
-    /// Destination port, if the protocol has ports.
+    /// Destination port; null if the protocol has no ports.
     pub port: Option<u16>,
-    /// Queried name, or name found in the connection.
+    /// Queried name, or the name that the connection sent (TLS server name, `Host`).
     pub host: Option<String>,
-    /// Queried record type.
+    /// Record type of a DNS query.
     pub question: Option<String>,
     /// Bytes sent so far; null if unknown.
     pub bytes_out: Option<u64>,
     /// Bytes received so far; null if unknown.
     pub bytes_in: Option<u64>,
-    /// Decision.
+    /// Decision: allowed or rejected.
     pub verdict: Verdict,
     /// Reason of a rejection.
     pub reason: Option<RefusalReason>,
-    /// Number of connections that differ in their time only.
+    /// Number of connections that differ only in their time.
     #[schemars(range(min = 1))]
     pub times: u64,
 }
@@ -184,9 +184,9 @@ pub struct Connections {
     pub since: Option<Moment>,
     /// Newest connections, oldest first.
     pub connections: Vec<Connection>,
-    /// Number of further connections since then, as far as is known.
+    /// Number of further connections since then, as far as known.
     pub missing: u64,
-    /// Data that the host's kernel does not provide: `connections`, `bytes`, `refusals`.
+    /// Information that the host's kernel does not provide: `connections`, `bytes`, `refusals`.
     pub untold: Vec<String>,
 }
 
@@ -194,8 +194,8 @@ pub struct Connections {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Preview {
-    /// The link. It requires no key and no token.
+    /// Link that requires neither key nor token.
     pub url: String,
-    /// Until when it is valid.
+    /// End of the validity.
     pub expires_at: Moment,
 }

@@ -31,7 +31,7 @@ pub struct Host {
     pub running: usize,
     /// Number of guests in warm pools.
     pub warm: usize,
-    /// Network of the sandboxes.
+    /// Description of the sandboxes' network.
     pub network: String,
     /// Memory of the host in MiB.
     #[serde(rename = "memoryTotalMB")]
@@ -62,7 +62,7 @@ pub struct DaemonStatus {
     pub pid: u32,
     /// Time since its start in seconds.
     pub uptime_s: u64,
-    /// Address of the API; null: the socket only.
+    /// Address of the API; null if the daemon accepts requests only on its socket.
     pub listen: Option<String>,
     /// Arguments after `jiffy serve`.
     pub arguments: Vec<String>,
@@ -73,7 +73,7 @@ pub struct DaemonStatus {
     /// Protections that are missing because the daemon does not run as root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rootless: Option<String>,
-    /// Network of the sandboxes.
+    /// Description of the sandboxes' network.
     #[serde(default)]
     pub network: String,
     /// Number of snapshots.
@@ -84,7 +84,7 @@ pub struct DaemonStatus {
     pub memory_limit_mib: Option<u64>,
     /// Available memory of the host in MiB.
     pub memory_available_mib: Option<u64>,
-    /// Number of rejected requests by the resource that was short.
+    /// Number of rejected requests by exhausted resource.
     pub refused: BTreeMap<String, u64>,
 }
 
@@ -92,7 +92,8 @@ pub struct DaemonStatus {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StopHost {
-    /// Kill the running sandboxes. By default they run on until the next daemon adopts them.
+    /// Kill the running sandboxes. By default they continue to run, and the next daemon adopts
+    /// them.
     pub kill_sandboxes: bool,
 }
 
@@ -100,7 +101,7 @@ pub struct StopHost {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct RevokeKey {
-    /// Kill the key's sandboxes, also paused ones, and cancel its builds.
+    /// Kill the key's running and paused sandboxes, and cancel its builds.
     pub end: bool,
 }
 
@@ -113,17 +114,17 @@ pub struct RevokedKey {
     pub key_id: String,
     /// Name of the key.
     pub name: String,
-    /// When it was revoked.
+    /// Time of the revocation.
     pub revoked_at: Moment,
-    /// Number of sandboxes that were killed, if that was requested.
+    /// Number of killed sandboxes. Absent unless `end` was true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandboxes: Option<usize>,
-    /// Number of builds that were cancelled, if that was requested.
+    /// Number of cancelled builds. Absent unless `end` was true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub builds: Option<usize>,
 }
 
-/// Limits of a key, and usage of them.
+/// Limits and usage of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Budget {
     /// Id of the key.
@@ -137,7 +138,7 @@ pub struct Budget {
     pub used: BudgetUsage,
 }
 
-/// Limits of a key; null: none.
+/// Limits of a key. A limit is null if the key has no such limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BudgetLimits {
@@ -150,15 +151,15 @@ pub struct BudgetLimits {
     pub memory_mb: Option<u32>,
     /// New sandboxes per minute.
     pub creates_per_minute: Option<u32>,
-    /// Sandboxes that are paused, or that are paused at their timeout.
+    /// Sandboxes that are paused, or will be paused at their timeout.
     pub paused: Option<u32>,
     /// Snapshots.
     pub snapshots: Option<u32>,
     /// Tags of templates.
     pub templates: Option<u32>,
-    /// Builds that wait or run.
+    /// Waiting and running builds.
     pub builds: Option<u32>,
-    /// Requests and streams to sandboxes at a time.
+    /// Simultaneous requests and streams to sandboxes.
     pub exchanges: Option<u64>,
     /// Disk space in bytes.
     pub disk_bytes: Option<u64>,
@@ -175,13 +176,13 @@ pub struct BudgetUsage {
     /// Memory of running sandboxes in MiB.
     #[serde(rename = "memoryMB")]
     pub memory_mb: u64,
-    /// Sandboxes that are paused, or that are paused at their timeout.
+    /// Sandboxes that are paused, or will be paused at their timeout.
     pub paused: u64,
     /// Snapshots.
     pub snapshots: u64,
     /// Tags of templates.
     pub templates: u64,
-    /// Builds that wait or run.
+    /// Waiting and running builds.
     pub builds: u64,
     /// Uploaded files.
     pub uploads: u64,
@@ -189,7 +190,7 @@ pub struct BudgetUsage {
     pub exchanges: u64,
     /// Disk space in bytes.
     pub disk_bytes: u64,
-    /// The same by purpose.
+    /// Disk space by purpose.
     pub disk: DiskUsage,
 }
 
@@ -211,7 +212,7 @@ pub struct DiskUsage {
     pub functions: u64,
 }
 
-/// The team of a host, for clients that expect one.
+/// Team of a host. Clients of E2B expect one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Team {
@@ -231,7 +232,7 @@ pub struct Team {
 /// Body of a request to set the size of a warm pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SetPool {
-    /// Number of guests to hold ready.
+    /// Number of guests that the pool contains when it is full.
     #[schemars(range(min = 0, max = 1000))]
     pub size: u64,
 }
@@ -242,7 +243,7 @@ pub struct Pool {
     /// Template of the guests.
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// Number of guests to hold ready.
+    /// Number of guests that the pool contains when it is full.
     pub size: usize,
     /// Number of guests that are ready.
     pub ready: usize,
@@ -252,17 +253,17 @@ pub struct Pool {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PruneHost {
-    /// Report what would be removed, and remove nothing.
+    /// Report the items that would be removed, and remove nothing.
     pub dry_run: bool,
     /// Minimum time without use in seconds.
     pub unused_seconds: u64,
 }
 
-/// Unused data that was removed, or would be.
+/// Removed items, or items that would be removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PrunedHost {
-    /// True if nothing was removed.
+    /// True if the items were only reported.
     pub dry_run: bool,
     /// Disk space of all items in bytes.
     pub bytes: u64,
@@ -296,7 +297,7 @@ pub enum PruneKind {
     Template,
     /// Snapshot of a step of a build.
     Step,
-    /// Image or files that builds or templates left behind.
+    /// Image or files of builds and templates that no longer exist.
     Image,
     /// Files that were uploaded for builds.
     Upload,

@@ -1,7 +1,7 @@
 //! Types of the control plane's requests and answers, shared by the daemon and its clients.
 //!
-//! `/openapi.json` is derived from these types: comments on them and on their fields are its
-//! descriptions. A field that changes must be named in CHANGELOG.md (`released-fields.txt`).
+//! `/openapi.json` is derived from these types: the comments on types and fields are its
+//! descriptions. A changed field must be listed in CHANGELOG.md (test `released_fields`).
 
 mod build;
 mod engine;

@@ -36,16 +36,17 @@ fn server() -> String {
     format!("^({}|::1)$", v4(""))
 }
 
-/// Network rules of a new sandbox. Unknown members are rejected: an ignored restriction would leave
-/// the sandbox open.
+/// Network rules of a new sandbox. Unknown fields are rejected, because ignoring a restriction
+/// would leave the sandbox open.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[schemars(rename = "NewNetwork")]
 pub struct NetworkBody {
-    /// CIDRs, addresses, names and `*.name` that may be reached. Wins over `denyOut`.
+    /// CIDRs, addresses, names and `*.name` that the sandbox may reach. Takes precedence over
+    /// `denyOut`.
     #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(regex(pattern = allowed())))]
     pub allow_out: Option<Vec<String>>,
-    /// CIDRs and addresses that may not be reached.
+    /// CIDRs and addresses that the sandbox may not reach.
     #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(regex(pattern = denied())))]
     pub deny_out: Option<Vec<String>>,
     /// Addresses of name servers.
@@ -60,26 +61,26 @@ pub struct NetworkBody {
     pub rules: Option<Unsupported>,
     /// Not supported: rejected unless empty.
     pub https_ports: Option<Unsupported>,
-    /// False: the sandbox's ports require the traffic token.
+    /// If false, the sandbox's ports require the traffic token.
     pub allow_public_traffic: Option<bool>,
     /// `Host` header that the sandbox's servers receive; `${PORT}` is the port.
     #[schemars(regex(pattern = HOST))]
     pub mask_request_host: Option<String>,
 }
 
-/// Replacement of the network rules of a sandbox. Egress rules that are left out are cleared.
-/// `allowPublicTraffic` and `maskRequestHost` stay as they are if they are left out. Unknown
-/// members are rejected.
+/// New network rules of a sandbox. Absent egress rules are cleared. An absent `allowPublicTraffic`
+/// or `maskRequestHost` remains unchanged. Unknown fields are rejected.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct NetworkUpdate {
-    /// Access to the internet; null: allowed.
+    /// Access to the internet. Null allows it.
     #[serde(rename = "allow_internet_access")]
     pub allow_internet_access: Option<bool>,
-    /// CIDRs, addresses, names and `*.name` that may be reached. Wins over `denyOut`.
+    /// CIDRs, addresses, names and `*.name` that the sandbox may reach. Takes precedence over
+    /// `denyOut`.
     #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(regex(pattern = allowed())))]
     pub allow_out: Option<Vec<String>>,
-    /// CIDRs and addresses that may not be reached.
+    /// CIDRs and addresses that the sandbox may not reach.
     #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(regex(pattern = denied())))]
     pub deny_out: Option<Vec<String>>,
     /// Addresses of name servers.
@@ -94,20 +95,22 @@ pub struct NetworkUpdate {
     pub rules: Option<Unsupported>,
     /// Not supported: rejected unless empty.
     pub https_ports: Option<Unsupported>,
-    /// False: the sandbox's ports require the traffic token.
+    /// If false, the sandbox's ports require the traffic token.
     pub allow_public_traffic: Option<bool>,
-    /// `Host` header that the sandbox's servers receive; `${PORT}` is the port. Empty: none.
+    /// `Host` header that the sandbox's servers receive; `${PORT}` is the port. An empty string
+    /// removes the header rule.
     #[schemars(regex(pattern = HOST))]
     pub mask_request_host: Option<String>,
 }
 
-/// Network rules of a sandbox as E2B shows them.
+/// Network rules of a sandbox in the form of E2B.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxNetwork {
-    /// CIDRs, addresses, names and `*.name` that may be reached. Wins over `denyOut`.
+    /// CIDRs, addresses, names and `*.name` that the sandbox may reach. Takes precedence over
+    /// `denyOut`.
     pub allow_out: Vec<String>,
-    /// CIDRs and addresses that may not be reached.
+    /// CIDRs and addresses that the sandbox may not reach.
     pub deny_out: Vec<String>,
     /// Addresses of name servers.
     pub dns_servers: Vec<String>,
@@ -139,11 +142,12 @@ impl From<&NetworkSettings> for SandboxNetwork {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct NetworkSettings {
-    /// Access to the internet; null: allowed.
+    /// Access to the internet. Null allows it.
     pub allow_internet_access: Option<bool>,
-    /// CIDRs, addresses, names and `*.name` that may be reached. Wins over `deny_out`.
+    /// CIDRs, addresses, names and `*.name` that the sandbox may reach. Takes precedence over
+    /// `deny_out`.
     pub allow_out: Vec<String>,
-    /// CIDRs and addresses that may not be reached.
+    /// CIDRs and addresses that the sandbox may not reach.
     pub deny_out: Vec<String>,
     /// Addresses of name servers.
     pub dns_servers: Vec<String>,

@@ -1,4 +1,4 @@
-//! Values that occur in many types.
+//! Types that are used in many bodies.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::fmt;
 
-/// Maximum timeout in seconds that any configuration allows.
+/// Maximum timeout in seconds. No configuration allows a larger one.
 pub(crate) const MAX_TIMEOUT_S: i64 = 30 * 24 * 3600;
 
 /// Date and time in the format of RFC 3339.
@@ -34,7 +34,7 @@ impl JsonSchema for Moment {
     }
 }
 
-/// Option of other hosts that this host does not have.
+/// Option of E2B that Jiffy does not support. Only an empty value is accepted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Unsupported(pub Value);

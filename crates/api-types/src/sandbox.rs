@@ -1,4 +1,4 @@
-//! Answers about sandboxes, with the fields of E2B and further fields of Jiffy.
+//! Answers about sandboxes: the fields of E2B and further fields of Jiffy.
 
 use crate::engine::BootMode;
 use crate::error::ErrorBody;
@@ -25,12 +25,12 @@ pub struct Sandbox {
     pub client_id: String,
     /// Version of the envd protocol.
     pub envd_version: String,
-    /// Template of the sandbox.
+    /// Name of the template.
     pub alias: String,
     /// Token that the sandbox's agent requires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub envd_access_token: Option<String>,
-    /// Token that the sandbox's ports require, where traffic is restricted.
+    /// Token that the sandbox's ports require if traffic is restricted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub traffic_access_token: Option<String>,
     /// Domain of the sandbox's host names.
@@ -39,34 +39,34 @@ pub struct Sandbox {
     pub added: JiffyFields,
 }
 
-/// Fields that Jiffy adds to those of E2B.
+/// Fields that Jiffy adds to E2B's fields.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct JiffyFields {
     /// Name of the sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Sandbox that it was forked from.
+    /// Sandbox that this sandbox was forked from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forked_from: Option<String>,
-    /// Latest snapshot that it descends from.
+    /// Latest snapshot that the sandbox descends from.
     #[serde(rename = "snapshotID", skip_serializing_if = "Option::is_none")]
     pub snapshot_id: Option<String>,
     /// Origin of its guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boot_mode: Option<BootMode>,
-    /// Engine that isolates it.
+    /// Engine that isolates the sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<String>,
     /// Time from the request to the agent's answer, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0))]
     pub boot_ms: Option<f64>,
-    /// State of the snapshot that it is paused in, in the store that hosts share. Absent if the
-    /// sandbox is not paused, or without a store.
+    /// State of a paused sandbox's snapshot in the store. Absent if the sandbox is not paused, or
+    /// without a store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store_state: Option<StoreState>,
-    /// All details. Secrets are included for the host's owner only.
+    /// All details. Only the host's owner receives secrets.
     pub jiffy: SandboxInfo,
 }
 
@@ -83,11 +83,12 @@ pub struct ListedSandbox {
     /// Name of the host software.
     #[serde(rename = "clientID")]
     pub client_id: String,
-    /// Template of the sandbox.
+    /// Name of the template.
     pub alias: String,
-    /// When it was created.
+    /// Time of the creation.
     pub started_at: Moment,
-    /// Its timeout, in the year 2999 if it has none; or when it was paused, lost or killed.
+    /// Timeout, in the year 2999 if the sandbox has none. If the sandbox does not run, the time at
+    /// which it was paused, lost or killed.
     pub end_at: Moment,
     /// Virtual CPUs.
     pub cpu_count: u8,
@@ -101,9 +102,9 @@ pub struct ListedSandbox {
     pub state: StateName,
     /// Version of the envd protocol.
     pub envd_version: String,
-    /// Metadata chosen by its creator.
+    /// Metadata chosen by the creator.
     pub metadata: BTreeMap<String, String>,
-    /// Always empty: this host has no volumes.
+    /// Always empty: volumes are not supported.
     #[schemars(length(max = 0))]
     pub volume_mounts: Vec<VolumeMount>,
     #[serde(flatten)]
@@ -130,16 +131,16 @@ pub struct SandboxDetail {
     pub envd_access_token: Option<String>,
     /// Domain of the sandbox's host names.
     pub domain: Option<String>,
-    /// Access to the internet; null: allowed.
+    /// Access to the internet. Null allows it.
     pub allow_internet_access: Option<bool>,
     /// Network rules.
     pub network: SandboxNetwork,
     /// Behaviour at the timeout.
     pub lifecycle: Lifecycle,
-    /// Extent of its pause. Absent if it is not paused.
+    /// Extent of the pause. Absent if the sandbox is not paused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause_mode: Option<PauseMode>,
-    /// Why the host could not serve its disk: its programs saw I/O errors.
+    /// Reason why the host could not serve the sandbox's disk. Its programs received I/O errors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_failure: Option<String>,
 }
@@ -148,9 +149,9 @@ pub struct SandboxDetail {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Lifecycle {
-    /// Action at its timeout.
+    /// Action at the timeout.
     pub on_timeout: OnTimeout,
-    /// True if traffic resumes it.
+    /// True if traffic resumes the sandbox.
     pub auto_resume: bool,
 }
 
@@ -160,20 +161,20 @@ pub struct Lifecycle {
 pub enum PauseMode {
     /// Memory and disk.
     Full,
-    /// Disk only. This host does not pause so.
+    /// Disk only. This host never pauses this way.
     Filesystem,
 }
 
-/// Outcome for one child of a fork: a sandbox or an error.
+/// Result for one child of a fork: a sandbox or an error.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Forked {
     /// Snapshot that all children start from.
     #[serde(rename = "snapshotID")]
     pub snapshot_id: String,
-    /// The child, if it was created.
+    /// The child. Absent if it was not created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Sandbox>,
-    /// Why it was not.
+    /// Error if the child was not created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorBody>,
 }
@@ -186,7 +187,7 @@ pub struct Promoted {
     pub sandbox_id: String,
     /// Ids of the siblings that were removed.
     pub removed: Vec<String>,
-    /// Details of those siblings.
+    /// Details of the removed siblings.
     pub jiffy: Vec<SandboxInfo>,
 }
 
@@ -197,10 +198,10 @@ pub struct RolledBack {
     /// Id of the sandbox.
     #[serde(rename = "sandboxID")]
     pub sandbox_id: String,
-    /// Snapshot that it was rolled back to.
+    /// Snapshot that the sandbox was rolled back to.
     #[serde(rename = "snapshotID")]
     pub snapshot_id: String,
-    /// Id of this operation.
+    /// Id of the operation.
     #[serde(rename = "operationID")]
     pub operation_id: String,
     /// Status of the operation.
@@ -217,7 +218,7 @@ pub struct RolledBack {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RollbackStatus {
-    /// The sandbox is as it was.
+    /// The sandbox has the state of the snapshot.
     Completed,
 }
 
@@ -227,11 +228,11 @@ pub struct Waited {
     /// Id of the sandbox.
     #[serde(rename = "sandboxID")]
     pub sandbox_id: String,
-    /// State now, or when the time was over.
+    /// State of the sandbox now, or when the maximum time was over.
     pub state: StateName,
     /// Details of the sandbox.
     pub jiffy: SandboxInfo,
-    /// Why it is broken.
+    /// Reason why the sandbox is broken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

@@ -15,13 +15,14 @@ pub enum SandboxState {
     Creating,
     /// Its agent has answered.
     Running,
-    /// Asleep in a snapshot; holds no memory.
+    /// Stored as a snapshot. The sandbox holds no memory.
     Paused,
-    /// Lost its guest. Its snapshots are intact, and a rollback to one of them repairs it.
+    /// The guest was lost. The snapshots are intact, and a rollback to one of them repairs the
+    /// sandbox.
     Broken {
-        /// Why.
+        /// Reason why the guest was lost.
         cause: String,
-        /// Kind of the cause; records of earlier versions have none.
+        /// Kind of the reason. Records of earlier versions have none.
         #[serde(default, skip_serializing_if = "BrokenBy::is_guest_end")]
         broken_by: BrokenBy,
     },
@@ -29,14 +30,14 @@ pub enum SandboxState {
     Killed,
 }
 
-/// Kind of the cause for which a sandbox lost its guest.
+/// Kind of the reason why a sandbox lost its guest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BrokenBy {
-    /// The guest ended by itself, or was lost with a daemon.
+    /// The guest terminated by itself, or was lost together with a daemon.
     #[default]
     GuestEnd,
-    /// Memory of the guest did not arrive from the store in time. A resume starts the sandbox again
+    /// Memory of the guest did not arrive from the store in time. A resume restarts the sandbox
     /// from the snapshot that it descends from.
     MissingMemory,
 }
@@ -56,9 +57,9 @@ pub enum StateName {
     Creating,
     /// Its agent has answered.
     Running,
-    /// Asleep in a snapshot; holds no memory.
+    /// Stored as a snapshot. The sandbox holds no memory.
     Paused,
-    /// Lost its guest. A rollback to one of its snapshots repairs it.
+    /// The guest was lost. A rollback to a snapshot repairs the sandbox.
     Broken,
     /// Terminated on request.
     Killed,
@@ -87,7 +88,7 @@ impl StateName {
 }
 
 impl SandboxState {
-    /// The state without the cause.
+    /// Returns the state without its details.
     pub fn kind(&self) -> StateName {
         match self {
             Self::Creating => StateName::Creating,
@@ -103,7 +104,8 @@ impl SandboxState {
         self.kind().name()
     }
 
-    /// Broken for `cause`, which only a rollback repairs.
+    /// Returns the state of a sandbox that lost its guest for the reason `cause` and needs a
+    /// rollback.
     pub fn broken(cause: impl Into<String>) -> Self {
         Self::Broken {
             cause: cause.into(),
@@ -123,10 +125,10 @@ impl SandboxState {
 struct StateFields {
     /// State of the sandbox.
     state: StateName,
-    /// Why a broken sandbox lost its guest.
+    /// Reason why a broken sandbox lost its guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<String>,
-    /// Kind of that cause. Absent: `guest_end`.
+    /// Kind of the reason. Defaults to `guest_end`.
     #[serde(skip_serializing_if = "Option::is_none")]
     broken_by: Option<BrokenBy>,
 }
@@ -146,17 +148,17 @@ pub enum OnTimeout {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SandboxTerms {
-    /// API key that created it; null: the host's owner.
+    /// API key that created the sandbox; null if the host's owner did.
     pub owner: Option<String>,
-    /// Metadata to find it by.
+    /// Metadata chosen by the creator.
     pub metadata: BTreeMap<String, String>,
     /// Timeout that was set last, in seconds; null: no limit.
     pub timeout_s: Option<u64>,
-    /// Action at its timeout.
+    /// Action at the timeout.
     pub on_timeout: OnTimeout,
-    /// True if traffic resumes it.
+    /// True if traffic resumes the sandbox.
     pub auto_resume: bool,
-    /// True if its agent requires an access token.
+    /// True if the sandbox's agent requires an access token.
     pub secure: bool,
     /// Network rules.
     pub network: NetworkSettings,
@@ -165,10 +167,10 @@ pub struct SandboxTerms {
 /// Durations of operations on a sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SandboxSteps {
-    /// Create. Absent if the daemon was restarted since.
+    /// Durations of the create. Absent if the daemon was restarted since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub create: Option<OperationSteps>,
-    /// Last operation. Absent if the daemon was restarted since.
+    /// Durations of the last operation. Absent if the daemon was restarted since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<OperationSteps>,
 }
@@ -181,7 +183,7 @@ pub struct OperationSteps {
     /// Duration of the operation in milliseconds, at least the sum of its steps.
     #[schemars(range(min = 0.0))]
     pub ms: f64,
-    /// Steps, in the order of their ends.
+    /// Steps in order of completion.
     pub steps: Vec<OperationStep>,
 }
 
@@ -207,39 +209,39 @@ pub struct SandboxInfo {
     #[serde(flatten)]
     #[schemars(with = "StateFields")]
     pub state: SandboxState,
-    /// Template that it descends from.
+    /// Template that the sandbox descends from.
     pub template: String,
     /// Resources.
     #[serde(flatten)]
     pub size: SandboxSize,
-    /// Environment beside the template's. Only the host's owner receives it.
+    /// Environment variables in addition to the template's. Only the host's owner receives them.
     pub env: BTreeMap<String, String>,
-    /// Settings chosen by its creator.
+    /// Settings chosen by the creator.
     #[serde(rename = "terms")]
     pub settings: SandboxTerms,
-    /// Timeout in milliseconds since 1970; null: none.
+    /// Timeout in milliseconds since 1970; null if the sandbox has none.
     pub deadline_ms: Option<u64>,
-    /// Token that its agent requires. Only the host's owner receives it here.
+    /// Token that the agent requires. Only the host's owner receives it in this object.
     pub agent_token: Option<String>,
-    /// Token that its ports require, where traffic is restricted. Only the host's owner receives it
-    /// here.
+    /// Token that the ports require if traffic is restricted. Only the host's owner receives it in
+    /// this object.
     pub traffic_token: Option<String>,
-    /// Latest snapshot that it descends from; null if it was booted and never snapshotted.
+    /// Latest snapshot that the sandbox descends from; null if it was booted and never snapshotted.
     pub snapshot: Option<String>,
-    /// Sandbox that it was forked from.
+    /// Sandbox that this sandbox was forked from.
     pub forked_from: Option<String>,
-    /// Origin of its guest.
+    /// Origin of the guest.
     pub boot_mode: Option<BootMode>,
-    /// Engine that isolates its guest, or did last; null before the first guest.
+    /// Engine of the current or last guest; null before the first guest.
     pub engine: Option<String>,
     /// Time from the request to the agent's answer, in milliseconds.
     #[schemars(range(min = 0.0))]
     pub boot_ms: Option<f64>,
-    /// When it was created, in milliseconds since 1970.
+    /// Time of the creation in milliseconds since 1970.
     pub created_ms: u64,
-    /// When its state changed last, in milliseconds since 1970.
+    /// Time of the last change of state in milliseconds since 1970.
     pub changed_ms: u64,
-    /// Durations of its create and of the last operation on it. In answers about one sandbox only.
+    /// Durations of the create and of the last operation. Only in answers about one sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<SandboxSteps>,
 }

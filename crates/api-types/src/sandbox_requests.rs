@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Maximum length of a sandbox's name: that of a label of a host name.
+/// Maximum length of a sandbox's name, as for a label of a host name.
 pub const MAX_SANDBOX_NAME: usize = 63;
 /// Maximum number of metadata entries and of environment variables.
 pub const MAX_PAIRS: usize = 256;
@@ -17,7 +17,7 @@ pub const MAX_PAIRS: usize = 256;
 pub const MAX_NAME: usize = 256;
 /// Maximum length of the value of an entry.
 pub const MAX_VALUE: usize = 8192;
-/// Maximum size of the certificate authorities of a sandbox in PEM.
+/// Maximum size in bytes of a sandbox's certificate authorities in PEM.
 pub const MAX_AUTHORITIES_BYTES: usize = 64 * 1024;
 /// Maximum length of a proxy's URL in bytes.
 pub const MAX_PROXY_URL: usize = 2048;
@@ -54,10 +54,10 @@ fn pair_values() -> Value {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NewSandbox {
-    /// A template by name, or a snapshot.
+    /// Name of a template, or id or name of a snapshot.
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// Timeout in seconds; -1: no limit.
+    /// Timeout in seconds. -1 means no limit. Defaults to 300.
     #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
     pub timeout: Option<i64>,
     /// Pause the sandbox at its timeout instead of killing it.
@@ -66,14 +66,14 @@ pub struct NewSandbox {
     pub auto_pause_memory: Option<bool>,
     /// Resume the paused sandbox when traffic arrives.
     pub auto_resume: Option<AutoResume>,
-    /// Require a token at the sandbox's agent. The second version of the call always does.
+    /// Require a token at the sandbox's agent. Always true in `POST /v2/sandboxes`.
     pub secure: Option<bool>,
     /// Access to the internet. Defaults to true.
     #[serde(rename = "allow_internet_access")]
     pub allow_internet_access: Option<bool>,
     /// Network rules.
     pub network: Option<NetworkBody>,
-    /// Metadata to find the sandbox by.
+    /// Metadata, by which lists can be filtered.
     #[schemars(extend(
         "maxProperties" = MAX_PAIRS,
         "propertyNames" = metadata_names(),
@@ -87,14 +87,15 @@ pub struct NewSandbox {
         "additionalProperties" = pair_values()
     ))]
     pub env_vars: Option<BTreeMap<String, String>>,
-    /// The same under the name of other clients. Ignored if `envVars` is given.
+    /// Environment variables under the name that other clients use. Ignored if `envVars` is
+    /// present.
     #[schemars(extend(
         "maxProperties" = MAX_PAIRS,
         "propertyNames" = variable_names(),
         "additionalProperties" = pair_values()
     ))]
     pub envs: Option<BTreeMap<String, String>>,
-    /// Behaviour at the timeout, as newer clients send it.
+    /// Behaviour at the timeout in the form of newer clients.
     pub lifecycle: Option<NewLifecycle>,
     /// Not supported: rejected unless empty.
     pub mcp: Option<Unsupported>,
@@ -102,24 +103,25 @@ pub struct NewSandbox {
     pub iam: Option<Unsupported>,
     /// Not supported: rejected unless empty.
     pub volume_mounts: Option<Unsupported>,
-    /// Virtual CPUs. Defaults to those of the template.
+    /// Virtual CPUs. Defaults to the template's number.
     #[schemars(range(min = 1, max = SandboxSize::MAX_VCPUS))]
     pub cpu_count: Option<u8>,
-    /// Memory in MiB. Defaults to that of the template.
+    /// Memory in MiB. Defaults to the template's size.
     #[serde(rename = "memoryMB")]
     #[schemars(range(min = SandboxSize::MIN_MEMORY_MIB, max = SandboxSize::MAX_MEMORY_MIB))]
     pub memory_mb: Option<u32>,
-    /// Writable disk in MiB. Defaults to that of the template.
+    /// Writable disk in MiB. Defaults to the template's size.
     #[serde(rename = "diskSizeMB")]
     #[schemars(range(min = SandboxSize::MIN_DISK_MIB, max = SandboxSize::MAX_DISK_MIB))]
     pub disk_size_mb: Option<u64>,
-    /// Name, unique among the caller's sandboxes. Calls accept it instead of the id.
+    /// Name, unique among the caller's sandboxes. Calls accept the name instead of the id.
     #[schemars(regex(pattern = name_pattern()))]
     pub name: Option<String>,
-    /// Engine that isolates the sandbox. Defaults to that of the snapshot, or of the host.
+    /// Engine that isolates the sandbox. Defaults to the snapshot's or the host's engine.
     #[schemars(extend("enum" = [Some("microvm"), Some("gvisor"), None::<&str>]))]
     pub engine: Option<String>,
-    /// Memory that is fetched in advance from a snapshot in the store. Defaults to `working_set`.
+    /// Memory that is fetched in advance if the snapshot is in the store. Defaults to
+    /// `working_set`.
     pub prefetch: Option<Prefetch>,
     /// Certificate authorities that the sandbox's programs trust, in PEM.
     #[schemars(length(max = MAX_AUTHORITIES_BYTES))]
@@ -128,7 +130,7 @@ pub struct NewSandbox {
     pub proxy: Option<Proxy>,
 }
 
-/// Resuming by traffic.
+/// Resume of a paused sandbox by traffic.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AutoResume {
@@ -146,14 +148,14 @@ pub struct NewLifecycle {
     pub auto_resume: Option<bool>,
 }
 
-/// Memory of a snapshot in the store that is fetched without being touched.
+/// Memory of a snapshot in the store that is fetched before the guest accesses it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Prefetch {
-    /// Its working set, before the sandbox runs.
+    /// The working set, before the sandbox runs.
     #[default]
     WorkingSet,
-    /// The working set, and the rest while the sandbox runs.
+    /// The working set before the sandbox runs, and the remainder while it runs.
     All,
 }
 
@@ -161,10 +163,10 @@ pub enum Prefetch {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Proxy {
-    /// `http://[USER:PASSWORD@]HOST[:PORT]`; empty: none, even if the host has one.
+    /// `http://[USER:PASSWORD@]HOST[:PORT]`. An empty string disables the host's proxy.
     #[schemars(length(max = MAX_PROXY_URL))]
     pub url: String,
-    /// Comma-separated hosts that are reached without it.
+    /// Hosts that programs reach without the proxy, separated by commas.
     #[schemars(length(max = MAX_NO_PROXY))]
     pub no_proxy: Option<String>,
 }
@@ -173,7 +175,7 @@ pub struct Proxy {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("required" = ["name"]))]
 pub struct ChangeSandbox {
-    /// New name, unique among the caller's sandboxes; null: none.
+    /// New name, unique among the caller's sandboxes. Null removes the name.
     #[serde(deserialize_with = "Option::deserialize")]
     #[schemars(regex(pattern = name_pattern()))]
     pub name: Option<String>,
@@ -183,7 +185,7 @@ pub struct ChangeSandbox {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConnectSandbox {
-    /// Minimum timeout from now, in seconds; -1: no limit.
+    /// Minimum timeout from now in seconds. -1 means no limit.
     #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
     pub timeout: Option<i64>,
     /// Not supported: false is rejected.
@@ -196,7 +198,7 @@ pub struct ConnectSandbox {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ResumeSandbox {
-    /// Minimum timeout from now, in seconds; -1: no limit.
+    /// Minimum timeout from now in seconds. -1 means no limit.
     #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
     pub timeout: Option<i64>,
     /// Not supported: false is rejected.
@@ -211,16 +213,16 @@ pub struct ResumeSandbox {
 pub struct PauseSandbox {
     /// Not supported: false is rejected.
     pub memory: Option<bool>,
-    /// Fail if the sandbox's agent does not answer.
+    /// Fail if the sandbox's agent does not respond.
     pub require_healthy_guest: Option<bool>,
-    /// Wait until the store that hosts share has the snapshot.
+    /// Wait until the store has the snapshot.
     pub durable: Option<bool>,
 }
 
 /// Body of a request to set a sandbox's timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SetTimeout {
-    /// Timeout from now, in seconds; -1: no limit.
+    /// Timeout from now in seconds. -1 means no limit.
     #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
     pub timeout: i64,
 }
@@ -229,7 +231,7 @@ pub struct SetTimeout {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Refresh {
-    /// Minimum timeout from now, in seconds.
+    /// Minimum timeout from now in seconds.
     #[schemars(range(min = 0, max = MAX_REFRESH_S))]
     pub duration: Option<u64>,
 }
@@ -238,7 +240,7 @@ pub struct Refresh {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ForkSandbox {
-    /// Timeout of the children in seconds; -1: no limit.
+    /// Timeout of the children in seconds. -1 means no limit.
     #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
     pub timeout: Option<i64>,
     /// Number of children. Defaults to 1.
@@ -258,7 +260,7 @@ pub struct RollbackSandbox {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RestartSandbox {
-    /// Time in milliseconds that processes have to exit. Defaults to 10,000.
+    /// Time in milliseconds between SIGTERM and SIGKILL. Defaults to 10,000.
     #[schemars(range(min = 0, max = MAX_RESTART_GRACE_MS))]
     pub grace_ms: Option<u64>,
 }

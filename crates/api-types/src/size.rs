@@ -30,7 +30,7 @@ impl SandboxSize {
     /// Maximum disk in MiB (1 TiB).
     pub const MAX_DISK_MIB: u64 = 1 << 20;
 
-    /// Checks every bound.
+    /// Checks all bounds.
     pub fn check(&self) -> Result<(), SizeError> {
         if !(1..=Self::MAX_VCPUS).contains(&self.vcpus) {
             return Err(SizeError::Vcpus(self.vcpus));
@@ -58,11 +58,11 @@ impl Default for SandboxSize {
 /// Size out of bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SizeError {
-    /// Too few or too many vCPUs.
+    /// Number of vCPUs.
     Vcpus(u8),
-    /// Too little or too much memory.
+    /// Memory in MiB.
     Memory(u32),
-    /// Too small or too large a disk.
+    /// Disk in MiB.
     Disk(u64),
 }
 
@@ -71,19 +71,19 @@ impl fmt::Display for SizeError {
         match self {
             Self::Vcpus(count) => write!(
                 f,
-                "{count} vCPUs asked for: a sandbox has 1 to {}",
+                "{count} vCPUs requested: a sandbox can have 1 to {}",
                 SandboxSize::MAX_VCPUS
             ),
             Self::Memory(mib) => write!(
                 f,
-                "{mib} MiB of memory asked for: a sandbox needs at least {} MiB and can have {} \
+                "{mib} MiB of memory requested: a sandbox needs at least {} MiB and can have {} \
                  MiB",
                 SandboxSize::MIN_MEMORY_MIB,
                 SandboxSize::MAX_MEMORY_MIB
             ),
             Self::Disk(mib) => write!(
                 f,
-                "{mib} MiB of disk asked for: a sandbox needs at least {} MiB and can have {} MiB",
+                "{mib} MiB of disk requested: a sandbox needs at least {} MiB and can have {} MiB",
                 SandboxSize::MIN_DISK_MIB,
                 SandboxSize::MAX_DISK_MIB
             ),

@@ -20,27 +20,27 @@ fn name_pattern() -> String {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SnapshotSandbox {
-    /// Name of the snapshot. A name in the form of an id is rejected.
+    /// Name of the snapshot. A name that has the form of an id is rejected.
     #[schemars(regex(pattern = name_pattern()))]
     pub name: Option<String>,
     /// Not supported: false is rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<bool>,
-    /// Wait until the store that hosts share has the snapshot.
+    /// Wait until the store has the snapshot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durable: Option<bool>,
-    /// When the request is answered. Defaults to `stored`.
+    /// Time at which the request is answered. Defaults to `stored`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ack: Option<SnapshotAck>,
 }
 
-/// When a request for a snapshot is answered.
+/// Time at which a request for a snapshot is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SnapshotAck {
-    /// Once the memory is frozen in a process that survives the daemon.
+    /// When the memory is frozen in a process that outlives the daemon.
     Captured,
-    /// Once the files are complete on the host.
+    /// When the files are complete on the host.
     Stored,
 }
 
@@ -48,27 +48,27 @@ pub enum SnapshotAck {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SnapshotPurpose {
-    /// A booted template. Creates start from it.
+    /// Snapshot of a booted template. Creates start from it.
     Template,
-    /// Requested by a caller. It stays until it is removed.
+    /// Requested by a caller. It remains until it is removed.
     Asked,
-    /// A fork. It is removed when nothing descends from it.
+    /// Taken for a fork. Removed when no sandbox or snapshot descends from it.
     Fork,
-    /// A pause. It is removed when nothing descends from it.
+    /// Taken for a pause. Removed when no sandbox or snapshot descends from it.
     Pause,
-    /// A step of a template's build, which later builds reuse.
+    /// Step of a build. Later builds reuse it.
     Step,
 }
 
-/// State of a snapshot in the store that hosts share.
+/// State of a snapshot in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreState {
-    /// On this host alone.
+    /// Only on this host.
     Local,
-    /// On this host, and being uploaded to the store.
+    /// On this host. The upload to the store is in progress.
     Uploading,
-    /// In the store: other hosts can use it.
+    /// In the store. Other hosts can use it.
     Stored,
 }
 
@@ -90,7 +90,7 @@ impl StoreState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SnapshotStatus {
-    /// Captured in memory, and not complete on disk yet.
+    /// Captured in memory and not yet complete on disk.
     Storing,
     /// Complete on disk.
     Ready,
@@ -103,40 +103,40 @@ pub struct Snapshot {
     /// Id of the snapshot.
     #[serde(rename = "snapshotID")]
     pub snapshot_id: String,
-    /// Its name, if it has one.
+    /// Name of the snapshot, or an empty list.
     pub names: Vec<String>,
     /// Completeness on this host.
     pub status: SnapshotStatus,
-    /// Sandbox that it was taken of. Absent for a booted template.
+    /// Sandbox of which the snapshot was taken. Absent for a booted template.
     #[serde(rename = "originSandboxID", skip_serializing_if = "Option::is_none")]
     pub origin_sandbox_id: Option<String>,
-    /// Template that it descends from.
+    /// Template that the snapshot descends from.
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// Snapshot that it stores the difference from.
+    /// Parent. The snapshot stores only the difference from its parent.
     #[serde(rename = "parentSnapshotID", skip_serializing_if = "Option::is_none")]
     pub parent_snapshot_id: Option<String>,
-    /// Purpose that it was taken for.
+    /// Purpose of the snapshot.
     pub purpose: SnapshotPurpose,
-    /// Virtual CPUs of its sandboxes.
+    /// Virtual CPUs of sandboxes created from it.
     pub cpu_count: u8,
-    /// Memory of its sandboxes in MiB.
+    /// Memory in MiB of sandboxes created from it.
     #[serde(rename = "memoryMB")]
     pub memory_mb: u32,
-    /// Writable disk of its sandboxes in MiB.
+    /// Writable disk in MiB of sandboxes created from it.
     #[serde(rename = "diskSizeMB")]
     pub disk_size_mb: u64,
-    /// When it was taken.
+    /// Time at which the snapshot was taken.
     pub created_at: Moment,
-    /// The same: snapshots do not change.
+    /// Equal to `createdAt`: snapshots do not change.
     pub updated_at: Moment,
     /// Time for which the guest was stopped, in milliseconds.
     #[schemars(range(min = 0.0))]
     pub stopped_ms: f64,
-    /// Time from the request to the completion, in milliseconds; 0 until then.
+    /// Time from the request to completion in milliseconds. 0 until the snapshot is complete.
     #[schemars(range(min = 0.0))]
     pub total_ms: f64,
-    /// State in the store that hosts share. Absent without a store.
+    /// State in the store. Absent without a store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store_state: Option<StoreState>,
     /// All details.
@@ -148,48 +148,48 @@ pub struct Snapshot {
 pub struct SnapshotInfo {
     /// Id of the snapshot: letters and digits.
     pub id: String,
-    /// Name chosen by its creator.
+    /// Name chosen by the creator.
     pub name: Option<String>,
-    /// Purpose that it was taken for.
+    /// Purpose of the snapshot.
     pub purpose: SnapshotPurpose,
-    /// Sandbox that it was taken of; empty for a booted template.
+    /// Sandbox of which the snapshot was taken. Empty for a booted template.
     pub sandbox: String,
-    /// API key of its sandbox; null: the host's owner.
+    /// API key of the sandbox; null if the host's owner created it.
     pub owner: Option<String>,
-    /// Environment of its sandbox, the default of sandboxes created from it. Only the host's owner
-    /// receives it.
+    /// Environment variables of the sandbox, the default of sandboxes created from the snapshot.
+    /// Only the host's owner receives them.
     pub env: BTreeMap<String, String>,
-    /// Template that it descends from.
+    /// Template that the snapshot descends from.
     pub template: String,
-    /// Fingerprint of what it depends on besides its parents.
+    /// Fingerprint of the dependencies other than the parents.
     pub fingerprint: String,
     /// Size of sandboxes created from it.
     #[serde(flatten)]
     pub size: SandboxSize,
-    /// Engine that took and restores it.
+    /// Engine that took the snapshot and restores it.
     pub engine: String,
-    /// Snapshot that it stores the difference from.
+    /// Parent. The snapshot stores only the difference from its parent.
     pub parent: Option<String>,
-    /// True if it stays although nothing descends from it.
+    /// True if the snapshot remains even if no sandbox or snapshot descends from it.
     pub kept: bool,
     /// Time for which the guest was stopped, in milliseconds.
     #[schemars(range(min = 0.0))]
     pub stopped_ms: f64,
-    /// Time from the request to the completion, in milliseconds; 0 until then.
+    /// Time from the request to completion in milliseconds. 0 until the snapshot is complete.
     #[schemars(range(min = 0.0))]
     pub total_ms: f64,
-    /// Disk space that it takes itself, without the snapshots below it.
+    /// Disk space of the snapshot in bytes, without its ancestors.
     pub bytes: u64,
-    /// When it was taken, in milliseconds since 1970.
+    /// Time at which the snapshot was taken, in milliseconds since 1970.
     pub created_ms: u64,
-    /// True if it is captured in memory and not complete on disk yet. Absent: false.
+    /// True if the snapshot is captured in memory and not yet complete on disk. Defaults to false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub storing: bool,
 }
 
 impl SnapshotInfo {
-    /// Returns whether a caller requested the snapshot: it is in lists, and counts in its owner's
-    /// budget.
+    /// Returns whether a caller requested the snapshot. Such snapshots appear in lists and count
+    /// towards the owner's budget.
     pub fn is_asked_for(&self) -> bool {
         self.purpose == SnapshotPurpose::Asked && self.kept
     }
@@ -200,11 +200,12 @@ impl SnapshotInfo {
 pub struct VerifiedSnapshot {
     /// Id of the snapshot.
     pub id: String,
-    /// True if it has checksums; without them nothing is known.
+    /// True if the snapshot has checksums. Without checksums damage cannot be detected.
     pub sealed: bool,
     /// Chunks and files that differ.
     pub damaged: Vec<DamagedChunk>,
-    /// True if it was damaged and has been fetched anew from the store. Absent: false.
+    /// True if the snapshot was damaged and has been fetched again from the store. Defaults to
+    /// false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mended: bool,
 }
@@ -214,6 +215,6 @@ pub struct VerifiedSnapshot {
 pub struct DamagedChunk {
     /// File of the snapshot.
     pub file: String,
-    /// Number of the 64 KiB chunk; null if the file is damaged as a whole.
+    /// Number of the damaged 64 KiB chunk; null if the whole file is damaged.
     pub chunk: Option<u64>,
 }

@@ -14,7 +14,7 @@ const MAX_TAGS: usize = 99;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Template {
-    /// Id of the template; its name if it was not built on this host.
+    /// Id of the template. Equal to its name if the template was not built on this host.
     #[serde(rename = "templateID")]
     pub template_id: String,
     /// Build that created it.
@@ -29,15 +29,15 @@ pub struct Template {
     /// Writable disk of its sandboxes in MiB.
     #[serde(rename = "diskSizeMB")]
     pub disk_size_mb: u64,
-    /// True if every key may use it.
+    /// True if all keys may use the template.
     pub public: bool,
-    /// Its name.
+    /// Name of the template.
     pub aliases: Vec<String>,
-    /// Its name with each of its tags.
+    /// Name of the template with each of its tags.
     pub names: Vec<String>,
-    /// When it was created.
+    /// Time of the creation.
     pub created_at: Moment,
-    /// When it was built last.
+    /// Time of the last build.
     pub updated_at: Moment,
     /// Always null.
     pub created_by: (),
@@ -56,7 +56,7 @@ pub struct Template {
     pub builds: Option<Vec<TemplateBuild>>,
 }
 
-/// Status of the build that a template stands for.
+/// Status of a template's build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TemplateBuildStatus {
@@ -73,11 +73,11 @@ pub struct TemplateBuild {
     pub build_id: String,
     /// Status of the build.
     pub status: crate::build::BuildState,
-    /// When it was requested.
+    /// Time of the request.
     pub created_at: Moment,
-    /// When its status changed last.
+    /// Time of the last change of status.
     pub updated_at: Moment,
-    /// The same.
+    /// Equal to `updatedAt`.
     pub finished_at: Moment,
     /// Virtual CPUs of the template's sandboxes.
     pub cpu_count: u8,
@@ -89,13 +89,13 @@ pub struct TemplateBuild {
     pub disk_size_mb: u64,
 }
 
-/// Template behind a name.
+/// Template of a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Alias {
     /// Id of the template.
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// True if every key may use it.
+    /// True if all keys may use the template.
     pub public: bool,
 }
 
@@ -108,18 +108,18 @@ pub struct Tag {
     /// Build that the tag refers to.
     #[serde(rename = "buildID")]
     pub build_id: String,
-    /// When that build was ready.
+    /// Time at which the build was ready.
     pub created_at: Moment,
 }
 
-/// Body of a request for a build of a template, which is created if it does not exist.
+/// Body of a request for a build. The template is created if it does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NewTemplate {
     /// Name of the template, with an optional tag.
     #[schemars(required, regex(pattern = NAME))]
     pub name: Option<String>,
-    /// Name in older clients. Ignored if `name` is given.
+    /// Name that older clients send. Ignored if `name` is present.
     pub alias: Option<String>,
     /// Further tags.
     #[schemars(length(max = MAX_TAGS), inner(regex(pattern = TAG)))]
@@ -136,7 +136,7 @@ pub struct NewTemplate {
     pub min_free_disk_mb: Option<u64>,
 }
 
-/// A requested build, which waits for its files and its start.
+/// Requested build, which waits for its files and its start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RequestedBuild {
     /// Id of the template.
@@ -146,7 +146,7 @@ pub struct RequestedBuild {
     #[serde(rename = "buildID")]
     #[schemars(extend("format" = "uuid"))]
     pub build_id: String,
-    /// True if every key may use the template.
+    /// True if all keys may use the template.
     pub public: bool,
     /// Name of the template.
     pub names: Vec<String>,
@@ -156,12 +156,12 @@ pub struct RequestedBuild {
     pub aliases: Vec<String>,
 }
 
-/// Presence of files for a build, and a link to upload them.
+/// Link to upload the files of a build, and their presence on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UploadLink {
-    /// True if the host has the files already.
+    /// True if the host already has the files.
     pub present: bool,
-    /// Link to upload them, valid for an hour.
+    /// Upload link, valid for an hour.
     pub url: String,
 }
 
@@ -170,7 +170,7 @@ pub struct UploadLink {
 #[serde(default)]
 #[schemars(extend("required" = ["target", "tags"]))]
 pub struct AddTags {
-    /// Template, with the tag of the build that the new tags refer to.
+    /// Template and tag of the build that receives the new tags.
     #[schemars(required)]
     pub target: Option<String>,
     /// New tags.
@@ -180,9 +180,9 @@ pub struct AddTags {
 /// Tags that were added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AddedTags {
-    /// The tags.
+    /// Added tags.
     pub tags: Vec<String>,
-    /// Build that they refer to.
+    /// Build that has the tags.
     #[serde(rename = "buildID")]
     pub build_id: String,
 }
@@ -203,7 +203,7 @@ pub struct RemoveTags {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TemplateChange {
-    /// True if every key may use the template.
+    /// True if all keys may use the template.
     pub public: Option<bool>,
 }
 
@@ -222,7 +222,7 @@ pub struct Prune {
     pub unused_seconds: u64,
 }
 
-/// Parts of the build cache that were removed.
+/// Removed parts of the build cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Pruned {
