@@ -21,7 +21,7 @@ pub enum ArchiveEntryKind {
     UnknownDevice,
 }
 
-/// Range of a file with content; the rest is holes.
+/// Range of a file with content. All other ranges are holes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContentRange {
     /// Offset of the first byte.
@@ -30,7 +30,7 @@ pub struct ContentRange {
     pub length: u64,
 }
 
-/// An entry; its content follows it.
+/// Entry of an archive. Its content follows it in the archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArchiveEntry {
     /// Type.
@@ -56,7 +56,7 @@ pub struct ArchiveEntry {
 }
 
 impl ArchiveEntry {
-    /// Creates an entry of root without content.
+    /// Creates an entry without content, owned by root.
     pub fn new(kind: ArchiveEntryKind, path: impl Into<Vec<u8>>, mode: u32) -> Self {
         Self {
             kind,
@@ -79,18 +79,18 @@ impl ArchiveEntry {
         self
     }
 
-    /// Tells if the file has holes.
+    /// Returns true if the file has holes.
     pub fn is_sparse(&self) -> bool {
         self.runs != whole(self.size)
     }
 
-    /// Bytes of content without holes.
+    /// Returns the number of bytes of content without holes.
     pub fn stored(&self) -> u64 {
         self.runs.iter().map(|run| run.length).sum()
     }
 }
 
-/// A single range over a file of `size` bytes.
+/// Returns a single range over a file of `size` bytes.
 pub fn whole(size: u64) -> Vec<ContentRange> {
     match size {
         0 => Vec::new(),

@@ -3,19 +3,19 @@
 use rustix::io::Errno;
 use std::io;
 
-/// Error of writing, reading or unpacking an archive. Names of entries are made printable.
+/// Error while writing, reading or unpacking an archive. Names of entries are made printable.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    /// The archive ends too early.
+    /// The archive is truncated.
     #[error("the archive ends in the middle, after {}", after(.last))]
     Truncated {
         /// Last entry that was started.
         last: Option<String>,
     },
-    /// The first bytes belong to no tar archive.
+    /// The input does not start with the header of a tar archive.
     #[error("the archive is broken: it is not a tar archive")]
     NotTar,
-    /// Invalid archive.
+    /// The archive is invalid.
     #[error("the archive is broken after {}: {problem}", after(.last))]
     Broken {
         /// Last entry that was started.
@@ -23,7 +23,7 @@ pub enum ArchiveError {
         /// Problem.
         problem: &'static str,
     },
-    /// An entry that is not unpacked.
+    /// The entry is rejected.
     #[error("the archive's entry '{entry}' {problem}")]
     Entry {
         /// Name of the entry.
@@ -31,20 +31,20 @@ pub enum ArchiveError {
         /// Problem.
         problem: &'static str,
     },
-    /// Read error of the input.
+    /// The input cannot be read.
     #[error("cannot read the archive: {0}")]
     Read(io::Error),
-    /// Write error of the output, usually since its reader has ended.
+    /// The output cannot be written, usually because its reader has exited.
     #[error("cannot write the archive: {0}")]
     Send(io::Error),
-    /// Error of the file system.
+    /// An operation of the file system failed.
     #[error("cannot {action} '{entry}': {source}")]
     File {
         /// Failed action.
         action: &'static str,
-        /// Its path.
+        /// Path.
         entry: String,
-        /// Error of the kernel.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -55,7 +55,7 @@ fn after(last: &Option<String>) -> String {
 }
 
 impl ArchiveError {
-    /// Error of an entry.
+    /// Creates the error of a rejected entry.
     pub fn entry(path: &[u8], problem: &'static str) -> Self {
         Self::Entry {
             entry: shown(path),
@@ -63,7 +63,7 @@ impl ArchiveError {
         }
     }
 
-    /// Error of the file system.
+    /// Creates the error of a failed file system operation.
     pub fn file(action: &'static str, path: &[u8], errno: Errno) -> Self {
         Self::File {
             action,
@@ -72,7 +72,7 @@ impl ArchiveError {
         }
     }
 
-    /// Tells if the archive is invalid.
+    /// Returns true if the archive is invalid.
     pub fn is_malformed(&self) -> bool {
         matches!(
             self,
@@ -81,7 +81,7 @@ impl ArchiveError {
     }
 }
 
-/// Name of an entry for display: bounded, without control characters.
+/// Returns the name of an entry for display: bounded, without control characters.
 pub fn shown(name: &[u8]) -> String {
     const MAX_NAME_CHARS: usize = 200;
     let text = String::from_utf8_lossy(name);

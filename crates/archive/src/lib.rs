@@ -1,10 +1,10 @@
-//! Archives (tar in pax format) that hosts and guests exchange.
+//! Archives (tar in pax format) exchanged between hosts and guests.
 //!
-//! * [`pack`]: file trees to archives; [`write`]: the format.
-//! * [`unpack`]: archives to files below a directory; [`read`]: the format.
+//! * [`pack`] converts file trees to archives; [`write`] implements the format.
+//! * [`unpack`] extracts archives below a directory; [`read`] implements the format.
 //!
-//! Neither side trusts the other: memory is bounded for any archive, and no path leads out of the
-//! target directory.
+//! Neither side trusts the other: memory usage is bounded for any archive, and no path leads out of
+//! the target directory.
 
 pub mod entry;
 pub mod error;

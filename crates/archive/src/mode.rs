@@ -5,11 +5,11 @@ use rustix::io::Errno;
 use rustix::path::Arg;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Sets the permissions of entry `name` of a directory. Follows no symbolic link, also if another
-/// process replaces the entry by one meanwhile: a link fails with `ELOOP`.
+/// Sets the permissions of entry `name` of a directory. Does not follow symbolic links, even if
+/// another process concurrently replaces the entry by one: a link fails with `ELOOP`.
 ///
-/// The system call with that flag is there since Linux 6.6 only. A descriptor of the entry itself
-/// is named in `/proc` instead.
+/// The system call with the necessary flag exists only since Linux 6.6. Therefore the entry is
+/// opened and changed through its name in `/proc`.
 pub fn set_mode(directory: impl AsFd, name: impl Arg, mode: Mode) -> Result<(), Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let entry = fs::openat(directory, name, flags, Mode::empty())?;

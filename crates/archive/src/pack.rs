@@ -12,26 +12,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Maximum depth of directories; each holds a descriptor.
+/// Maximum depth of directories. Each level holds a descriptor.
 const MAX_DEPTH: usize = 1000;
-/// Maximum number of ranges of a sparse file; above that, holes are written as zeros.
+/// Maximum number of ranges of a sparse file. If a file has more, holes are written as zeros.
 const MAX_RUNS: usize = 10_000;
 const BUFFER: usize = 64 << 10;
 
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
-/// Attribute of a directory of the upper directory that was renamed, with its path in the lower
-/// directories, where the rest of its content is.
+/// Attribute of a renamed directory in the upper directory. It contains the path in the lower
+/// directories with the remaining content.
 const REDIRECT: &[u8] = b"trusted.overlay.redirect";
 
 /// Selection of the content of an archive.
 #[derive(Clone, Copy)]
 pub struct PackOptions {
-    /// Extended attributes that are kept.
+    /// Predicate of the extended attributes to include.
     pub xattrs: fn(&[u8]) -> bool,
-    /// Paths (relative to the tree) that are left out with all below them.
+    /// Predicate of the paths (relative to the tree) to exclude, with all their descendants.
     pub leave_out: fn(&[u8]) -> bool,
-    /// The tree is the upper directory of an overlay and becomes a layer, with OCI whiteouts for
-    /// deletions.
+    /// True if the tree is the upper directory of an overlay. It becomes a layer with OCI whiteouts
+    /// for deletions.
     pub layer: bool,
 }
 
@@ -50,20 +50,20 @@ pub struct Packer<W> {
     contents: PackOptions,
     /// Root of the overlay, for directories whose content is not in the upper directory alone.
     overlay: Option<OwnedFd>,
-    /// Files with further hard links, by device and inode: the first name, and the number of links
+    /// Files with further hard links, by device and inode: the first name and the number of links
     /// to come.
     links: HashMap<(u64, u64), (Vec<u8>, u64)>,
     buffer: Vec<u8>,
 }
 
-/// A directory that is being read.
+/// Directory that is being read.
 struct Open {
     dir: Dir,
     fd: OwnedFd,
     device: u64,
     /// Length of its path in bytes.
     path: usize,
-    /// It is read from the root of the overlay, and not from the upper directory.
+    /// True if the directory is read from the root of the overlay instead of the upper directory.
     merged: bool,
 }
 
@@ -80,18 +80,17 @@ impl<W: Write> Packer<W> {
     }
 
     /// Sets the root of the overlay whose upper directory is packed as a layer. Renamed directories
-    /// are packed from it as a whole; without it, their content in the lower directories is
-    /// missing.
+    /// are packed from it completely. Without it, packing a renamed directory fails.
     pub fn set_overlay(&mut self, root: OwnedFd) {
         self.overlay = Some(root);
     }
 
-    /// Adds the file at `path` as `name`; a symbolic link at `path` is followed.
+    /// Adds the file at `path` as `name`. Follows a symbolic link at `path`.
     pub fn add(&mut self, path: &Path, name: &[u8]) -> Result<(), ArchiveError> {
         let bytes = path.as_os_str().as_bytes();
         let failed = |errno| ArchiveError::file("read", bytes, errno);
-        let found = fs::stat(path).map_err(failed)?;
-        match FileType::from_raw_mode(found.st_mode) {
+        let stat = fs::stat(path).map_err(failed)?;
+        match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 let fd = fs::openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
@@ -103,12 +102,12 @@ impl<W: Write> Packer<W> {
                     entry: crate::error::shown(bytes),
                     source,
                 })?;
-                self.other(CWD, real.as_os_str().as_bytes(), name, &found)
+                self.other(CWD, real.as_os_str().as_bytes(), name, &stat)
             }
         }
     }
 
-    /// Adds a directory as `name` with its content; without a name, adds the content only.
+    /// Adds a directory as `name` with its content. If `name` is empty, adds only the content.
     pub fn tree(&mut self, top: OwnedFd, name: &[u8]) -> Result<(), ArchiveError> {
         let mut path = name.to_vec();
         let mut open = Vec::new();
@@ -136,14 +135,14 @@ impl<W: Write> Packer<W> {
             }
             let (parent, device) = (directory.fd.as_fd(), directory.device);
             let merged = directory.merged;
-            let found = match fs::statat(parent, file, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(found) => found,
-                // It was removed meanwhile.
+            let stat = match fs::statat(parent, file, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => stat,
+                // The entry was removed concurrently.
                 Err(Errno::NOENT) => continue,
                 Err(e) => return Err(ArchiveError::file("read", &path, e)),
             };
-            if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
-                self.other(parent, file, &path, &found)?;
+            if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+                self.other(parent, file, &path, &stat)?;
                 continue;
             }
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -165,8 +164,8 @@ impl<W: Write> Packer<W> {
         self.writer.finish().map_err(ArchiveError::Send)
     }
 
-    /// Writes the entry of a directory. Returns it for reading, unless it is on a kernel file
-    /// system.
+    /// Writes the entry of a directory. Returns the opened directory, or `None` if it is on a
+    /// kernel file system.
     fn enter(
         &mut self,
         mut fd: OwnedFd,
@@ -213,7 +212,7 @@ impl<W: Write> Packer<W> {
         }))
     }
 
-    /// Adds an entry other than a directory: `file` in `parent`.
+    /// Adds `file` in `parent`, which is not a directory.
     fn other(
         &mut self,
         parent: BorrowedFd<'_>,
@@ -224,7 +223,7 @@ impl<W: Write> Packer<W> {
         let device = (fs::major(found.st_rdev), fs::minor(found.st_rdev));
         let name = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
         if self.contents.layer && name.starts_with(b".wh.") {
-            // In a layer, this name is a whiteout.
+            // In a layer, such a name would be a whiteout.
             return Ok(());
         }
         let kind = match FileType::from_raw_mode(found.st_mode) {
@@ -238,7 +237,7 @@ impl<W: Write> Packer<W> {
             FileType::Fifo => ArchiveEntryKind::Fifo,
             FileType::CharacterDevice => ArchiveEntryKind::Character(device.0, device.1),
             FileType::BlockDevice => ArchiveEntryKind::Block(device.0, device.1),
-            // A socket is useless without its server.
+            // Skip sockets: they are useless without their servers.
             _ => return Ok(()),
         };
         if self.linked(path, found)? {
@@ -255,8 +254,9 @@ impl<W: Write> Packer<W> {
         self.empty(&entry)
     }
 
-    /// Adds a regular file with the size at its start: a file that shrinks meanwhile is padded with
-    /// zeros, and of one that grows the beginning is taken, so that the archive stays valid.
+    /// Adds a regular file. Its size is determined at the start, so that the archive remains valid
+    /// if the file changes. A file that shrinks is padded with zeros, and a file that grows is
+    /// truncated.
     fn file(
         &mut self,
         parent: BorrowedFd<'_>,
@@ -264,7 +264,7 @@ impl<W: Write> Packer<W> {
         path: &[u8],
     ) -> Result<(), ArchiveError> {
         let failed = |errno| ArchiveError::file("read", path, errno);
-        // A FIFO would block the open.
+        // Opening a FIFO would block without `NONBLOCK`.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = match fs::openat(parent, file, flags, Mode::empty()) {
             Ok(fd) => fd,
@@ -295,12 +295,12 @@ impl<W: Write> Packer<W> {
     fn copy(&mut self, fd: &OwnedFd, run: ContentRange) -> Result<(), Failed> {
         let (mut at, end) = (run.offset, run.offset + run.length);
         while at < end {
-            let most = usize::try_from(end - at).map_or(BUFFER, |left| left.min(BUFFER));
-            let piece = &mut self.buffer[..most];
+            let length = usize::try_from(end - at).map_or(BUFFER, |rest| rest.min(BUFFER));
+            let piece = &mut self.buffer[..length];
             let n = match rustix::io::pread(fd, &mut *piece, at) {
                 Ok(0) => {
                     piece.fill(0);
-                    most
+                    length
                 }
                 Ok(n) => n,
                 Err(Errno::INTR) => continue,
@@ -312,7 +312,7 @@ impl<W: Write> Packer<W> {
         Ok(())
     }
 
-    /// Writes a hard link to an earlier entry.
+    /// Writes a hard link if the file was already added under another name. Returns true if so.
     fn linked(&mut self, path: &[u8], found: &Stat) -> Result<bool, ArchiveError> {
         #[allow(clippy::unnecessary_cast, reason = "its type differs between targets")]
         let names = found.st_nlink as u64;
@@ -320,14 +320,14 @@ impl<W: Write> Packer<W> {
             return Ok(false);
         }
         let key = (found.st_dev, found.st_ino);
-        let Some((first, left)) = self.links.get_mut(&key) else {
+        let Some((first, remaining)) = self.links.get_mut(&key) else {
             self.links.insert(key, (path.to_vec(), names - 1));
             return Ok(false);
         };
         let mut entry = entry_of(ArchiveEntryKind::HardLink, path, found);
         entry.link = first.clone();
-        *left = left.saturating_sub(1);
-        if *left == 0 {
+        *remaining = remaining.saturating_sub(1);
+        if *remaining == 0 {
             self.links.remove(&key);
         }
         self.empty(&entry)?;
@@ -352,7 +352,8 @@ fn entry_of(kind: ArchiveEntryKind, path: &[u8], found: &Stat) -> ArchiveEntry {
     entry
 }
 
-/// Ranges of a file with content; queried only if the file has fewer blocks than bytes.
+/// Returns the ranges of a file with content. Queries them only if the file has fewer blocks than
+/// bytes.
 fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<ContentRange>, Errno> {
     let size = found.st_size.unsigned_abs();
     if found.st_blocks.unsigned_abs().saturating_mul(512) >= size {
@@ -363,7 +364,7 @@ fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<ContentRange>, Errno> {
     while at < size {
         let start = match fs::seek(fd, SeekFrom::Data(at)) {
             Ok(start) => start,
-            // Only a hole up to the end.
+            // The remainder is a hole.
             Err(Errno::NXIO) => break,
             Err(Errno::INVAL) => return Ok(whole(size)),
             Err(e) => return Err(e),
@@ -388,7 +389,8 @@ fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<ContentRange>, Errno> {
     Ok(runs)
 }
 
-/// Tells if a file system exposes kernel state; reading its files is useless or has effects.
+/// Returns true if a file system exposes kernel state: reading its files is useless or has side
+/// effects.
 fn is_kernels(fd: &OwnedFd) -> Result<bool, Errno> {
     /// proc, sysfs, cgroup, cgroup2, devpts, debugfs, tracefs, securityfs, bpf, pstore, configfs,
     /// efivarfs (`linux/magic.h`).

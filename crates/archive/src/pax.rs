@@ -1,9 +1,9 @@
-//! Extended headers of tar (POSIX.1-2017, pax), and maps of sparse files in GNU tar's three pax
-//! formats.
+//! Extended headers of tar (POSIX.1-2017, pax), and maps of sparse files in the three pax formats
+//! of GNU tar.
 
 use crate::entry::ContentRange;
 
-/// Contents of an extended header, which apply to the next entry.
+/// Content of an extended header, which applies to the next entry.
 #[derive(Debug, Default)]
 pub(crate) struct Pax {
     pub path: Option<Vec<u8>>,
@@ -15,13 +15,13 @@ pub(crate) struct Pax {
     pub mtime: Option<(i64, u32)>,
     /// Name and value.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Size of a sparse file with holes.
+    /// Size of a sparse file including holes.
     pub real_size: Option<u64>,
-    /// Formats 0.0 and 0.1: the map is in the header.
+    /// Map of a sparse file in the header (formats 0.0 and 0.1).
     pub runs: Option<Vec<ContentRange>>,
-    /// Format 1.0: the map is the beginning of the data.
+    /// True if the map is at the beginning of the data (format 1.0).
     pub map_in_data: bool,
-    /// Format 0.0: an offset without its length yet.
+    /// Offset whose length has not been read yet (format 0.0).
     offset: Option<u64>,
 }
 
@@ -30,10 +30,10 @@ type PaxResult<T> = Result<T, &'static str>;
 impl Pax {
     /// Parses the content of an extended header.
     pub(crate) fn read(&mut self, mut text: &[u8]) -> PaxResult<()> {
-        // The name field of sparse files has priority, in any order.
+        // The name field of sparse files takes precedence, independently of the order.
         let mut sparse_name = None;
         while !text.is_empty() && text[0] != 0 {
-            let (record, rest) = record(text).ok_or("a record's length makes no sense")?;
+            let (record, rest) = record(text).ok_or("the length of a record is invalid")?;
             text = rest;
             let equals = record.iter().position(|b| *b == b'=');
             let (key, value) = record.split_at(equals.ok_or("a record has no value")?);
@@ -62,7 +62,8 @@ impl Pax {
             b"GNU.sparse.map" => self.runs = Some(map(value)?),
             b"GNU.sparse.offset" => self.offset = Some(number(value)?),
             b"GNU.sparse.numbytes" => {
-                let offset = (self.offset.take()).ok_or("its map of holes has a length alone")?;
+                let offset = (self.offset.take())
+                    .ok_or("its map of holes has a length without an offset")?;
                 let length = number(value)?;
                 let run = ContentRange { offset, length };
                 self.runs.get_or_insert_default().push(run);
@@ -77,7 +78,7 @@ impl Pax {
     }
 }
 
-/// Splits the first `<length> <key>=<value>\n` off.
+/// Splits off the first record `<length> <key>=<value>\n`.
 fn record(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let space = text.iter().take(20).position(|b| *b == b' ')?;
     let length = usize::try_from(number(&text[..space]).ok()?).ok()?;
@@ -85,16 +86,16 @@ fn record(text: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((record.strip_suffix(b"\n")?, &text[length..]))
 }
 
-/// A decimal number.
+/// Parses a decimal number.
 pub(crate) fn number(digits: &[u8]) -> PaxResult<u64> {
     let digits = std::str::from_utf8(digits).ok();
     let plain = digits.filter(|d| d.bytes().all(|b| b.is_ascii_digit()));
-    (plain.and_then(|d| d.parse().ok())).ok_or("a number in a header is none")
+    (plain.and_then(|d| d.parse().ok())).ok_or("a number in a header is malformed")
 }
 
-/// `-12.5`: seconds, rounded down, and nanoseconds.
+/// Parses a time such as `-12.5`. Returns seconds, rounded down, and nanoseconds.
 fn time(text: &[u8]) -> PaxResult<(i64, u32)> {
-    let bad = "a time in a header is none";
+    let bad = "a time in a header is malformed";
     let text = std::str::from_utf8(text).map_err(|_| bad)?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let seconds: i64 = whole.parse().map_err(|_| bad)?;
@@ -111,7 +112,7 @@ fn time(text: &[u8]) -> PaxResult<(i64, u32)> {
     })
 }
 
-/// Format 0.1: `offset,length,offset,length`.
+/// Parses a map in format 0.1: `offset,length,offset,length`.
 fn map(text: &[u8]) -> PaxResult<Vec<ContentRange>> {
     if text.is_empty() {
         return Ok(Vec::new());
@@ -120,12 +121,12 @@ fn map(text: &[u8]) -> PaxResult<Vec<ContentRange>> {
     let numbers = numbers.collect::<Result<Vec<_>, _>>()?;
     let (pairs, rest) = numbers.as_chunks();
     if !rest.is_empty() {
-        return Err("its map of holes has an offset alone");
+        return Err("its map of holes has an offset without a length");
     }
     Ok(runs(pairs))
 }
 
-/// Offsets and lengths.
+/// Converts offsets and lengths to ranges.
 pub(crate) fn runs(pairs: &[[u64; 2]]) -> Vec<ContentRange> {
     let run = |[offset, length]: &[u64; 2]| ContentRange {
         offset: *offset,
@@ -134,7 +135,7 @@ pub(crate) fn runs(pairs: &[[u64; 2]]) -> Vec<ContentRange> {
     pairs.iter().map(run).collect()
 }
 
-/// Appends `<length> <key>=<value>\n`, whose length counts its own digits.
+/// Appends `<length> <key>=<value>\n`. The length includes its own digits.
 pub(crate) fn append(to: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let rest = key.len() + value.len() + 3;
     let mut length = rest + digits(rest);

@@ -1,4 +1,4 @@
-//! Reader of tar archives: v7, ustar, pax and GNU, with long names and holes, in bounded memory.
+//! Reader of tar archives (v7, ustar, pax and GNU) with long names and holes, in bounded memory.
 
 use crate::entry::{ArchiveEntry, ArchiveEntryKind, ContentRange, whole};
 use crate::error::{ArchiveError, shown};
@@ -7,14 +7,14 @@ use std::io::{self, Read};
 use tar::{EntryType, GnuExtSparseHeader, Header};
 
 const BLOCK: u64 = 512;
-const HOLES: &str = "its map of holes makes no sense";
+const HOLES: &str = "its map of holes is invalid";
 
 /// Limits and options of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadLimits {
-    /// Maximum bytes of an entry's extended headers, and of its map of holes.
+    /// Maximum size in bytes of an entry's extended headers, and of its map of holes.
     pub headers: u64,
-    /// Accepts an archive that ends between two entries without an end mark.
+    /// True to accept an archive without an end mark, if it ends between two entries.
     pub no_end_mark: bool,
 }
 
@@ -28,7 +28,7 @@ impl Default for ReadLimits {
 }
 
 impl ReadLimits {
-    /// Maximum number of ranges of a sparse file.
+    /// Returns the maximum number of ranges of a sparse file.
     fn runs(&self) -> u64 {
         self.headers / 24
     }
@@ -38,8 +38,8 @@ impl ReadLimits {
 pub struct ArchiveReader<R> {
     input: R,
     /// Remaining bytes of the current entry.
-    left: u64,
-    /// Padding after them.
+    remaining: u64,
+    /// Padding after the content.
     padding: u64,
     /// Last entry that was started.
     last: Option<String>,
@@ -53,11 +53,11 @@ impl<R: Read> ArchiveReader<R> {
         Self::with_limits(input, ReadLimits::default())
     }
 
-    /// Creates a reader with other limits.
+    /// Creates a reader with the given limits.
     pub fn with_limits(input: R, tolerance: ReadLimits) -> Self {
         Self {
             input,
-            left: 0,
+            remaining: 0,
             padding: 0,
             last: None,
             tolerance,
@@ -65,7 +65,7 @@ impl<R: Read> ArchiveReader<R> {
         }
     }
 
-    /// The input.
+    /// Returns a reference to the input.
     pub fn input(&self) -> &R {
         &self.input
     }
@@ -75,19 +75,19 @@ impl<R: Read> ArchiveReader<R> {
         self.input
     }
 
-    /// Tells if the end mark was reached.
+    /// Returns true if the end mark was reached.
     pub fn has_end_mark(&self) -> bool {
         self.end_mark
     }
 
-    /// Returns the next entry; none at the end of the archive. Skips unread content of the current
-    /// one.
+    /// Returns the next entry. `None` at the end of the archive. Skips unread content of the
+    /// current entry.
     pub fn next_entry(&mut self) -> Result<Option<ArchiveEntry>, ArchiveError> {
         self.next_counted(&mut || Ok(()))
     }
 
-    /// Returns the next entry alike; calls `count` for every header, extended ones included, which
-    /// may fail.
+    /// Like [`Self::next_entry`], but calls `count` for every header, including extended ones. An
+    /// error of `count` stops reading.
     pub fn next_counted(
         &mut self,
         count: &mut dyn FnMut() -> io::Result<()>,
@@ -107,7 +107,7 @@ impl<R: Read> ArchiveReader<R> {
             count().map_err(ArchiveError::Read)?;
             let header = Header::from_byte_slice(&block);
             self.check(header)?;
-            let size = (header.entry_size()).map_err(|_| self.broken("a size is no number"))?;
+            let size = (header.entry_size()).map_err(|_| self.broken("a size is malformed"))?;
             let kind = header.entry_type();
             extended =
                 kind.is_pax_local_extensions() || kind.is_gnu_longname() || kind.is_gnu_longlink();
@@ -122,7 +122,7 @@ impl<R: Read> ArchiveReader<R> {
                 EntryType::GNULongLink => {
                     long_link = Some(until_nul(self.extended(size, &mut allowed)?));
                 }
-                // A global header, or the archive's label.
+                // A global header, or the label of the archive.
                 EntryType::XGlobalHeader => self.begin(size),
                 kind if kind.as_byte() == b'V' => self.begin(size),
                 _ => {
@@ -148,8 +148,8 @@ impl<R: Read> ArchiveReader<R> {
     ) -> Result<ArchiveEntry, ArchiveError> {
         let bad = |problem| ArchiveError::entry(&path, problem);
         let kind = kind(header, &path).map_err(bad)?;
-        // Only files have content, regardless of the size field, as in Go's reader, with which most
-        // layers were created.
+        // Ignore the size field of other kinds, as does Go's reader, with which most layers were
+        // created.
         let stored = match kind {
             ArchiveEntryKind::File => pax.size.unwrap_or(size),
             _ => 0,
@@ -158,11 +158,9 @@ impl<R: Read> ArchiveReader<R> {
             let id = extended.map_or(plain, Ok).ok();
             id.and_then(|id| u32::try_from(id).ok()).ok_or(bad(problem))
         };
-        let uid = id(pax.uid, header.uid(), "has an owner that is none")?;
-        let gid = id(pax.gid, header.gid(), "has a group that is none")?;
-        let mode = header
-            .mode()
-            .map_err(|_| bad("has a mode that is no number"))?;
+        let uid = id(pax.uid, header.uid(), "has an invalid owner")?;
+        let gid = id(pax.gid, header.gid(), "has an invalid group")?;
+        let mode = header.mode().map_err(|_| bad("has an invalid mode"))?;
         let seconds = i64::try_from(header.mtime().unwrap_or(0)).unwrap_or(0);
         self.begin(stored);
         let (size, runs) = self.content(header, &pax, kind, stored)?;
@@ -180,7 +178,7 @@ impl<R: Read> ArchiveReader<R> {
         })
     }
 
-    /// Size of a file with holes, and its ranges.
+    /// Returns the size of a file with holes, and its ranges.
     fn content(
         &mut self,
         header: &Header,
@@ -192,21 +190,21 @@ impl<R: Read> ArchiveReader<R> {
             return Ok((0, Vec::new()));
         }
         let (size, runs) = if header.entry_type().is_gnu_sparse() {
-            // The map's further blocks precede the content and are not part of it.
-            let held = (self.left, self.padding);
-            (self.left, self.padding) = (0, 0);
+            // Further blocks of the map precede the content and are not part of it.
+            let held = (self.remaining, self.padding);
+            (self.remaining, self.padding) = (0, 0);
             let map = self.old_gnu_map(header)?;
-            (self.left, self.padding) = held;
+            (self.remaining, self.padding) = held;
             map
         } else if pax.map_in_data {
             let runs = self.map_in_data()?;
-            (pax.real_size.unwrap_or(self.left), runs)
+            (pax.real_size.unwrap_or(self.remaining), runs)
         } else if let Some(runs) = &pax.runs {
-            (pax.real_size.unwrap_or(self.left), runs.clone())
+            (pax.real_size.unwrap_or(self.remaining), runs.clone())
         } else {
             return Ok((stored, whole(stored)));
         };
-        if !makes_sense(&runs, size, self.left) {
+        if !are_valid(&runs, size, self.remaining) {
             return Err(self.broken(HOLES));
         }
         Ok((size, runs.into_iter().filter(|r| r.length > 0).collect()))
@@ -214,15 +212,16 @@ impl<R: Read> ArchiveReader<R> {
 
     fn old_gnu_map(&mut self, header: &Header) -> Result<(u64, Vec<ContentRange>), ArchiveError> {
         let gnu = header.as_gnu().ok_or_else(|| self.broken(HOLES))?;
-        let (mut runs, most) = (Vec::new(), self.tolerance.runs());
+        let (mut runs, max_runs) = (Vec::new(), self.tolerance.runs());
         let mut add = |sparse: &[tar::GnuSparseHeader]| -> io::Result<()> {
             for run in sparse.iter().filter(|run| !run.is_empty()) {
                 let (offset, length) = (run.offset()?, run.length()?);
                 runs.push(ContentRange { offset, length });
             }
-            match runs.len() as u64 > most {
-                true => Err(io::ErrorKind::InvalidData.into()),
-                false => Ok(()),
+            if runs.len() as u64 > max_runs {
+                Err(io::ErrorKind::InvalidData.into())
+            } else {
+                Ok(())
             }
         };
         let bad = |last: &Option<String>| ArchiveError::Broken {
@@ -241,8 +240,8 @@ impl<R: Read> ArchiveReader<R> {
         Ok((size, runs))
     }
 
-    /// Format 1.0: a count, then offsets and lengths, one decimal number per line, padded to a
-    /// block.
+    /// Reads a map in format 1.0: a count, then offsets and lengths, one decimal number per line,
+    /// padded to a block.
     fn map_in_data(&mut self) -> Result<Vec<ContentRange>, ArchiveError> {
         let mut numbers: Vec<u64> = Vec::new();
         let mut digits = Vec::new();
@@ -274,18 +273,18 @@ impl<R: Read> ArchiveReader<R> {
         Ok(pax::runs(pairs))
     }
 
-    /// Reads content of the current entry; 0 at its end.
+    /// Reads content of the current entry. Returns 0 at its end.
     pub fn read_content(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
-        let most = usize::try_from(self.left).unwrap_or(usize::MAX);
+        let most = usize::try_from(self.remaining).unwrap_or(usize::MAX);
         let most = most.min(buffer.len());
         let n = self.some(&mut buffer[..most])?;
-        self.left -= n as u64;
+        self.remaining -= n as u64;
         Ok(n)
     }
 
-    /// Reads up to `most` bytes after the end mark, so that a sender can finish.
-    pub fn drain(&mut self, most: u64) -> io::Result<()> {
-        io::copy(&mut (&mut self.input).take(most), &mut io::sink()).map(drop)
+    /// Reads up to `limit` bytes after the end mark, so that the sender can finish.
+    pub fn drain(&mut self, limit: u64) -> io::Result<()> {
+        io::copy(&mut (&mut self.input).take(limit), &mut io::sink()).map(drop)
     }
 
     fn read_exact(&mut self, mut buffer: &mut [u8]) -> Result<(), ArchiveError> {
@@ -298,20 +297,20 @@ impl<R: Read> ArchiveReader<R> {
         Ok(())
     }
 
-    /// Content follows.
+    /// Starts content of `size` bytes.
     fn begin(&mut self, size: u64) {
-        self.left = size;
+        self.remaining = size;
         self.padding = size.wrapping_neg() % BLOCK;
     }
 
     /// Skips unread content of the current entry.
     fn skip_rest(&mut self) -> Result<(), ArchiveError> {
         let mut buffer = [0; 8 << 10];
-        while self.left > 0 {
+        while self.remaining > 0 {
             self.read_content(&mut buffer)?;
         }
-        self.left = std::mem::take(&mut self.padding);
-        while self.left > 0 {
+        self.remaining = std::mem::take(&mut self.padding);
+        while self.remaining > 0 {
             self.read_content(&mut buffer)?;
         }
         Ok(())
@@ -323,8 +322,8 @@ impl<R: Read> ArchiveReader<R> {
         Ok(block)
     }
 
-    /// Header block of an entry; none at a valid end of the archive. After an `extended` header an
-    /// entry must follow.
+    /// Returns the header block of an entry. `None` at a valid end of the archive. After an
+    /// `extended` header, an entry must follow.
     fn first_block(
         &mut self,
         extended: bool,
@@ -350,7 +349,7 @@ impl<R: Read> ArchiveReader<R> {
         Ok(())
     }
 
-    /// Reads at least one byte; none if none were requested.
+    /// Reads at least one byte, unless `buffer` is empty.
     fn some(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
         match self.take(buffer)? {
             0 if !buffer.is_empty() => Err(self.truncated()),
@@ -358,7 +357,7 @@ impl<R: Read> ArchiveReader<R> {
         }
     }
 
-    /// Reads some bytes; none at the end of the input.
+    /// Reads some bytes. Returns 0 at the end of the input.
     fn take(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
         loop {
             match self.input.read(buffer) {
@@ -367,7 +366,7 @@ impl<R: Read> ArchiveReader<R> {
                     io::ErrorKind::Interrupted => {}
                     io::ErrorKind::UnexpectedEof => return Err(self.truncated()),
                     io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
-                        return Err(self.broken("it is not compressed as it says"));
+                        return Err(self.broken("its compression is invalid"));
                     }
                     _ => return Err(ArchiveError::Read(e)),
                 },
@@ -375,7 +374,7 @@ impl<R: Read> ArchiveReader<R> {
         }
     }
 
-    /// Content of an extended header.
+    /// Reads the content of an extended header.
     fn extended(&mut self, size: u64, allowed: &mut u64) -> Result<Vec<u8>, ArchiveError> {
         let rest = allowed.checked_sub(size);
         *allowed = rest.ok_or_else(|| self.broken("an extended header is too large"))?;
@@ -385,7 +384,8 @@ impl<R: Read> ArchiveReader<R> {
         Ok(text)
     }
 
-    /// Verifies the checksum of a header: the sum of all bytes, with spaces in the checksum field.
+    /// Verifies the checksum of a header: the sum of all bytes, counting the checksum field as
+    /// spaces.
     fn check(&self, header: &Header) -> Result<(), ArchiveError> {
         let bytes = header.as_bytes();
         let others = bytes[..148].iter().chain(&bytes[156..]);
@@ -429,12 +429,13 @@ fn kind(header: &Header, path: &[u8]) -> Result<ArchiveEntryKind, &'static str> 
         EntryType::Block => device(ArchiveEntryKind::Block),
         EntryType::Directory => ArchiveEntryKind::Directory,
         EntryType::Fifo => ArchiveEntryKind::Fifo,
-        _ => return Err("is of a kind that file systems do not have"),
+        _ => return Err("has an unsupported kind"),
     })
 }
 
-/// In order, disjoint, within the file, and as long as the content in total.
-fn makes_sense(runs: &[ContentRange], size: u64, content: u64) -> bool {
+/// Returns true if the ranges are sorted, disjoint, within the file, and as long as the content in
+/// total.
+fn are_valid(runs: &[ContentRange], size: u64, content: u64) -> bool {
     let (mut end, mut sum) = (0_u64, 0_u64);
     for run in runs {
         let Some(next) = run.offset.checked_add(run.length) else {

@@ -1,7 +1,7 @@
 //! Target directory of an unpacked archive.
 //!
-//! The parent of every entry is opened below the directory's descriptor; entries are then created
-//! in the parent by a single name.
+//! The parent of every entry is opened below the directory's descriptor. The entry is then created
+//! in the parent by a single path component.
 
 use crate::error::ArchiveError;
 use rustix::fs::{self, Mode, OFlags, ResolveFlags};
@@ -10,17 +10,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Maximum number of path components. Unpacking holds a descriptor for each.
 const MAX_DEPTH: usize = 256;
-/// Maximum length of a path in bytes (that of the kernel).
+/// Maximum length of a path in bytes, as in the kernel.
 const MAX_PATH: usize = 4095;
 const MAX_NAME: usize = 255;
 
-/// Never above, and never through a link.
+/// Resolution never leaves the directory and never follows a link.
 const RESOLVE_CONFINED: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS);
 
-/// Normalized path in the directory: components joined by `/`, none empty, `.` or `..`. Empty for
-/// the directory itself.
+/// Normalised path in the directory: components joined by `/`, none of them empty, `.` or `..`.
+/// Empty for the directory itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntryPath(Vec<u8>);
 
@@ -54,17 +54,17 @@ impl EntryPath {
         Self([first, rest].concat())
     }
 
-    /// Bytes of the path.
+    /// Returns the bytes of the path.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Tells if it is the directory itself.
+    /// Returns true if the path is the directory itself.
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Tells if it is below `above`, at any depth.
+    /// Returns true if the path is below `above`, at any depth.
     pub fn is_in(&self, above: &Self) -> bool {
         above.is_root()
             || self.0.len() > above.0.len()
@@ -72,7 +72,7 @@ impl EntryPath {
                 && self.0[above.0.len()] == b'/'
     }
 
-    /// Path of the parent directory, and the name in it.
+    /// Splits the path into the parent directory and the name in it.
     fn split(&self) -> (&[u8], &[u8]) {
         match self.0.iter().rposition(|b| *b == b'/') {
             Some(slash) => (&self.0[..slash], &self.0[slash + 1..]),
@@ -81,29 +81,30 @@ impl EntryPath {
     }
 }
 
-/// The target directory.
+/// Target directory.
 pub struct TargetDir<'a> {
     root: BorrowedFd<'a>,
     resolve: ResolveFlags,
     owner: Option<(u32, u32)>,
-    /// Entries that may still be created. `None`: any number.
+    /// Number of entries that may still be created. `None` if unlimited.
     entries_left: Option<u64>,
-    /// Parent of the last entry: archives list entries by directory.
+    /// Parent of the last entry, cached because archives list entries by directory.
     last: Option<(Vec<u8>, OwnedFd)>,
 }
 
 impl<'a> TargetDir<'a> {
-    /// Uses the open directory `root`. If `confined`, no symbolic links are followed. Directories
-    /// without an entry belong to `owner`. At most `max_entries` are created.
+    /// Uses the open directory `root`. If `confined`, symbolic links are not followed. Implicitly
+    /// created directories belong to `owner`. At most `max_entries` entries are created.
     pub fn new(
         root: BorrowedFd<'a>,
         confined: bool,
         owner: Option<(u32, u32)>,
         max_entries: Option<u64>,
     ) -> Self {
-        let resolve = match confined {
-            true => RESOLVE_CONFINED,
-            false => ResolveFlags::NO_MAGICLINKS,
+        let resolve = if confined {
+            RESOLVE_CONFINED
+        } else {
+            ResolveFlags::NO_MAGICLINKS
         };
         Self {
             root,
@@ -114,30 +115,30 @@ impl<'a> TargetDir<'a> {
         }
     }
 
-    /// Counts an entry that is about to be created. Fails if it is one too many.
+    /// Counts an entry before its creation. Fails if the limit is exceeded.
     pub fn count_entry(&mut self, path: &EntryPath) -> Result<(), ArchiveError> {
-        let Some(left) = &mut self.entries_left else {
+        let Some(remaining) = &mut self.entries_left else {
             return Ok(());
         };
         let problem = "exceeds the maximum number of entries";
         let too_many = || ArchiveError::entry(path.bytes(), problem);
-        *left = left.checked_sub(1).ok_or_else(too_many)?;
+        *remaining = remaining.checked_sub(1).ok_or_else(too_many)?;
         Ok(())
     }
 
-    /// Descriptor of the directory.
+    /// Returns the descriptor of the directory.
     pub fn itself(&self) -> BorrowedFd<'a> {
         self.root
     }
 
-    /// Parent directory of `path`, and the name in it. Missing parents are created.
+    /// Returns the parent directory of `path`, and the name in it. Creates missing parents.
     pub fn parent<'p>(
         &mut self,
         path: &'p EntryPath,
     ) -> Result<(BorrowedFd<'_>, &'p [u8]), ArchiveError> {
         let (parent, name) = path.split();
         let fd = match self.last.take() {
-            Some((known, fd)) if known == parent => fd,
+            Some((cached, fd)) if cached == parent => fd,
             _ => match self.open(parent) {
                 Err(Errno::NOENT) => self.make(parent, path)?,
                 opened => opened.map_err(|errno| failed(path, errno))?,
@@ -147,7 +148,7 @@ impl<'a> TargetDir<'a> {
         Ok((last.1.as_fd(), name))
     }
 
-    /// Existing parent directory of `path`, and the name in it.
+    /// Returns the existing parent directory of `path`, and the name in it.
     pub fn existing<'p>(&self, path: &'p EntryPath) -> Result<(OwnedFd, &'p [u8]), Errno> {
         let (parent, name) = path.split();
         Ok((self.open(parent)?, name))
@@ -158,7 +159,7 @@ impl<'a> TargetDir<'a> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         loop {
             match fs::openat2(self.root, path, flags, Mode::empty(), self.resolve) {
-                // A concurrent rename (openat2(2)).
+                // A concurrent rename: try again (openat2(2)).
                 Err(Errno::AGAIN) => {}
                 outcome => return outcome,
             }
@@ -200,14 +201,14 @@ fn failed(path: &EntryPath, errno: Errno) -> ArchiveError {
     match errno {
         Errno::LOOP => ArchiveError::entry(path.bytes(), "goes through a symbolic link"),
         Errno::NOTDIR => {
-            let problem = "goes through a file, as if it were a directory";
+            let problem = "has a parent that is not a directory";
             ArchiveError::entry(path.bytes(), problem)
         }
         errno => ArchiveError::file("open the directory of", path.bytes(), errno),
     }
 }
 
-/// Changes an owner. Without the privilege, the owner stays.
+/// Changes the owner. Does nothing without the privilege.
 pub fn own(parent: impl AsFd, name: &[u8], uid: u32, gid: u32) -> Result<(), Errno> {
     let (uid, gid) = (fs::Uid::from_raw(uid), fs::Gid::from_raw(gid));
     match fs::chownat(

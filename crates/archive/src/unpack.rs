@@ -11,17 +11,17 @@ use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const BUFFER: usize = 64 << 10;
-/// Maximum number of bytes read after the end mark: archives are padded, often to 10 KiB.
+/// Maximum number of bytes read after the end mark. Archives are padded, often to 10 KiB.
 const PADDING: u64 = 1 << 20;
 
 /// Owner of the unpacked files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnpackOwner {
-    /// Owner in the archive.
+    /// Owner as recorded in the archive.
     Archive,
-    /// This user and group.
+    /// The given user and group.
     Fixed(u32, u32),
-    /// The unpacking process.
+    /// The user of the unpacking process.
     Ours,
 }
 
@@ -30,16 +30,16 @@ pub enum UnpackOwner {
 pub struct UnpackOptions {
     /// Owner of the files.
     pub owner: UnpackOwner,
-    /// Permissions of all files; those of the archive by default.
+    /// Permissions of all files. Defaults to the permissions in the archive.
     pub mode: Option<u32>,
-    /// Untrusted archive: no devices, named pipes, set-user-id bits or attributes, and no symbolic
-    /// links are followed.
+    /// True for an untrusted archive: devices, named pipes, set-user-id bits and attributes are not
+    /// unpacked, and symbolic links are not followed.
     pub confined: bool,
     /// Replacement for the first component of every path.
     pub rename: Option<Vec<u8>>,
-    /// Maximum total size of the files in bytes, with holes.
+    /// Maximum total size of the files in bytes, including holes.
     pub max_bytes: Option<u64>,
-    /// Maximum number of files and directories, with directories that the archive does not list.
+    /// Maximum number of files and directories, including implicitly created directories.
     pub max_entries: Option<u64>,
 }
 
@@ -48,18 +48,18 @@ pub struct UnpackOptions {
 pub struct UnpackStats {
     /// Number of unpacked entries.
     pub entries: u64,
-    /// Bytes of files without holes.
+    /// Bytes of the files, excluding holes.
     pub bytes: u64,
-    /// Number of devices and named pipes that were skipped, since the archive is untrusted.
+    /// Number of devices and named pipes that were skipped because the archive is untrusted.
     pub skipped: u64,
-    /// Name of the first of them, for display.
+    /// Name of the first skipped entry, for display.
     pub first_skipped: Option<String>,
 }
 
 /// Unpacks an archive into the open directory `root`.
 ///
-/// Files replace files. Existing directories stay, and links to directories too, unless the archive
-/// is untrusted. A directory and another file never replace each other.
+/// Files replace existing files. Existing directories are retained, and so are links to directories
+/// unless the archive is untrusted. A directory and another kind of file never replace each other.
 pub fn unpack(
     input: impl Read,
     root: BorrowedFd<'_>,
@@ -79,12 +79,12 @@ pub fn unpack(
         done: UnpackStats::default(),
     };
     let outcome = work.run();
-    // Started directories get their permissions even after an error.
-    let settled = work.finish_directories(None);
-    outcome.and(settled).map(|()| work.done)
+    // Set the permissions of unfinished directories even after an error.
+    let finished = work.finish_directories(None);
+    outcome.and(finished).map(|()| work.done)
 }
 
-/// A directory whose permissions and times are set after its content.
+/// Directory whose permissions and times are set after its content.
 struct PendingDir {
     path: EntryPath,
     fd: OwnedFd,
@@ -99,7 +99,7 @@ struct Unpacker<'a, R> {
     /// Open directories, innermost last.
     open: Vec<PendingDir>,
     buffer: Vec<u8>,
-    /// Total size of the files so far, with holes.
+    /// Total size of the files so far, including holes.
     size: u64,
     done: UnpackStats,
 }
@@ -109,10 +109,10 @@ impl<R: Read> Unpacker<'_, R> {
         while let Some(entry) = self.reader.next_entry()? {
             let path = self.inside(&entry.path)?;
             self.finish_directories(Some(&path))?;
-            // Checked before the content is read.
+            // The size is checked before the content is read.
             self.size = self.size.saturating_add(entry.size);
             if self.rules.max_bytes.is_some_and(|max| self.size > max) {
-                let problem = "is more than may be unpacked";
+                let problem = "exceeds the maximum total size";
                 return Err(ArchiveError::entry(&entry.path, problem));
             }
             if self.rules.confined && is_special(entry.kind) {
@@ -148,7 +148,7 @@ impl<R: Read> Unpacker<'_, R> {
             }
             self.done.entries += 1;
         }
-        // Reads on so that the sender can receive the result.
+        // Read the remainder, so that the sender can receive the result.
         self.reader.drain(PADDING).map_err(ArchiveError::Read)
     }
 
@@ -187,10 +187,10 @@ impl<R: Read> Unpacker<'_, R> {
 
     fn directory(&mut self, entry: ArchiveEntry, path: EntryPath) -> Result<(), ArchiveError> {
         let (mode, owner, confined) = (self.mode(&entry), self.owner(&entry), self.rules.confined);
-        let failed = |errno| ArchiveError::file("make the directory", path.bytes(), errno);
+        let failed = |errno| ArchiveError::file("create the directory", path.bytes(), errno);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         if path.is_root() {
-            // The target directory keeps its owner and permissions.
+            // The target directory retains its owner and permissions.
             return Ok(());
         }
         let (parent, name) = self.place.parent(&path)?;
@@ -201,12 +201,12 @@ impl<R: Read> Unpacker<'_, R> {
         let fd = match fs::openat(parent, name, flags, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::NOTDIR | Errno::LOOP) => {
-                let found = fs::statat(parent, name, AtFlags::empty()).ok();
-                let leads = found.map(|f| FileType::from_raw_mode(f.st_mode));
-                if !confined && leads == Some(FileType::Directory) {
+                let target = fs::statat(parent, name, AtFlags::empty()).ok();
+                let kind = target.map(|f| FileType::from_raw_mode(f.st_mode));
+                if !confined && kind == Some(FileType::Directory) {
                     return Ok(());
                 }
-                let problem = "is a directory, and something else is there";
+                let problem = "is a directory that would replace another kind of file";
                 return Err(ArchiveError::entry(path.bytes(), problem));
             }
             Err(e) => return Err(failed(e)),
@@ -239,8 +239,8 @@ impl<R: Read> Unpacker<'_, R> {
         for run in &entry.runs {
             let (mut at, end) = (run.offset, run.offset + run.length);
             while at < end {
-                let most = usize::try_from(end - at).map_or(BUFFER, |left| left.min(BUFFER));
-                let n = self.reader.read_content(&mut self.buffer[..most])?;
+                let length = usize::try_from(end - at).map_or(BUFFER, |rest| rest.min(BUFFER));
+                let n = self.reader.read_content(&mut self.buffer[..length])?;
                 write_at(&fd, &self.buffer[..n], at).map_err(failed("write"))?;
                 at += n as u64;
                 self.done.bytes += n as u64;
@@ -249,7 +249,8 @@ impl<R: Read> Unpacker<'_, R> {
         if let Some((uid, gid)) = self.owner(entry) {
             own_open(&fd, uid, gid).map_err(failed("own"))?;
         }
-        // After the owner, whose change clears set-user-id bits and capabilities.
+        // Set the mode after the owner, because changing the owner clears set-user-id bits and
+        // capabilities.
         let mode = Mode::from_raw_mode(self.mode(entry));
         fs::fchmod(&fd, mode).map_err(failed("protect"))?;
         if !self.rules.confined {
@@ -273,15 +274,15 @@ impl<R: Read> Unpacker<'_, R> {
         if target == *path {
             return Ok(());
         }
-        let missing = "is a hard link to something that is not there";
+        let missing = "is a hard link to a file that does not exist";
         let (target_parent, target_name) = match self.place.existing(&target) {
-            Ok(found) if !target.is_root() => found,
+            Ok(parent) if !target.is_root() => parent,
             _ => return Err(ArchiveError::entry(path.bytes(), missing)),
         };
-        // Checked before an existing file is removed.
+        // Check the target before removing an existing file.
         match fs::statat(&target_parent, target_name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => {}
-            // Another name of something that was skipped.
+            // Another hard link to a skipped entry.
             Err(Errno::NOENT) if self.done.skipped > 0 => {
                 self.done.skipped += 1;
                 return Ok(());
@@ -310,20 +311,20 @@ impl<R: Read> Unpacker<'_, R> {
             .map_err(|errno| ArchiveError::file("protect", path.bytes(), errno))
     }
 
-    /// Creates a file after removing an existing one of its name.
+    /// Creates a file after removing an existing file with the same name.
     fn replacing<T>(
         &mut self,
         path: &EntryPath,
-        make: impl Fn(BorrowedFd<'_>, &[u8]) -> Result<T, Errno>,
+        create: impl Fn(BorrowedFd<'_>, &[u8]) -> Result<T, Errno>,
     ) -> Result<T, ArchiveError> {
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| match errno {
             Errno::ISDIR | Errno::NOTEMPTY => {
                 ArchiveError::entry(path.bytes(), "would replace a directory")
             }
-            errno => ArchiveError::file("make", path.bytes(), errno),
+            errno => ArchiveError::file("create", path.bytes(), errno),
         };
-        match make(parent, name) {
+        match create(parent, name) {
             Err(Errno::EXIST) => {}
             outcome => return outcome.map_err(failed),
         }
@@ -331,7 +332,7 @@ impl<R: Read> Unpacker<'_, R> {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(e) => return Err(failed(e)),
         }
-        make(parent, name).map_err(failed)
+        create(parent, name).map_err(failed)
     }
 
     /// Sets owner and time of a file that cannot be opened.
@@ -351,7 +352,7 @@ impl<R: Read> Unpacker<'_, R> {
     }
 }
 
-/// Returns whether an entry is neither a file, nor a directory, nor a link.
+/// Returns whether an entry is neither a file nor a directory nor a link.
 fn is_special(kind: ArchiveEntryKind) -> bool {
     use ArchiveEntryKind::{Directory, File, HardLink, Symlink};
     !matches!(kind, File | Directory | Symlink | HardLink)
@@ -360,7 +361,7 @@ fn is_special(kind: ArchiveEntryKind) -> bool {
 fn own_open(fd: &OwnedFd, uid: u32, gid: u32) -> Result<(), Errno> {
     let (uid, gid) = (fs::Uid::from_raw(uid), fs::Gid::from_raw(gid));
     match fs::fchown(fd, Some(uid), Some(gid)) {
-        // Without the privilege, the owner stays.
+        // Without the privilege, the owner is not changed.
         Err(Errno::PERM) => Ok(()),
         outcome => outcome,
     }
@@ -388,7 +389,7 @@ fn attributes(
     path: &EntryPath,
 ) -> Result<(), ArchiveError> {
     for (name, value) in &entry.xattrs {
-        // The kernel's notes on the location of a file are invalid elsewhere.
+        // Overlay attributes refer to the location of a file and are invalid elsewhere.
         if name.starts_with(b"trusted.overlay.") || name.contains(&0) {
             continue;
         }

@@ -6,9 +6,9 @@ use std::io::{self, Write};
 use tar::{EntryType, Header};
 
 const BLOCK: usize = 512;
-/// Longer names and targets go into an extended header.
+/// Maximum length of names and targets in the header. Longer ones are in an extended header.
 const NAME: usize = 100;
-/// Maximum numbers in fields with seven and with eleven octal digits.
+/// Maximum numbers in fields of seven and of eleven octal digits.
 const SMALL: u64 = 0o777_7777;
 const LARGE: u64 = 0o777_7777_7777;
 
@@ -16,7 +16,7 @@ const LARGE: u64 = 0o777_7777_7777;
 pub struct ArchiveWriter<W> {
     out: W,
     /// Remaining bytes of the current entry.
-    left: u64,
+    remaining: u64,
     padding: usize,
     extended: Vec<u8>,
 }
@@ -26,7 +26,7 @@ impl<W: Write> ArchiveWriter<W> {
     pub fn new(out: W) -> Self {
         Self {
             out,
-            left: 0,
+            remaining: 0,
             padding: 0,
             extended: Vec::new(),
         }
@@ -43,7 +43,7 @@ impl<W: Write> ArchiveWriter<W> {
         }
         header.set_cksum();
         self.out.write_all(header.as_bytes())?;
-        self.left = stored;
+        self.remaining = stored;
         let over = usize::try_from(stored % BLOCK as u64).unwrap_or(0);
         self.padding = (BLOCK - over) % BLOCK;
         match map {
@@ -54,7 +54,7 @@ impl<W: Write> ArchiveWriter<W> {
 
     /// Ends the current entry.
     pub fn end(&mut self) -> io::Result<()> {
-        if self.left > 0 {
+        if self.remaining > 0 {
             return Err(io::Error::other("content of an entry is missing"));
         }
         self.out.write_all(&[0; BLOCK][..self.padding])?;
@@ -76,7 +76,7 @@ impl<W: Write> ArchiveWriter<W> {
         Ok(self.out)
     }
 
-    /// Collects fields that do not fit into the header.
+    /// Collects the fields that do not fit into the header.
     fn extend(&mut self, entry: &ArchiveEntry, stored: u64, sparse: bool) {
         let text = &mut self.extended;
         text.clear();
@@ -100,8 +100,8 @@ impl<W: Write> ArchiveWriter<W> {
             (b"uid", entry.uid.into(), SMALL),
             (b"gid", entry.gid.into(), SMALL),
         ];
-        for (key, value, most) in numbers {
-            if value > most {
+        for (key, value, maximum) in numbers {
+            if value > maximum {
                 pax::append(text, key, value.to_string().as_bytes());
             }
         }
@@ -132,13 +132,11 @@ impl<W: Write> ArchiveWriter<W> {
 /// Writes content of the current entry.
 impl<W: Write> Write for ArchiveWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() as u64 > self.left {
-            return Err(io::Error::other(
-                "an entry has more content than it said it has",
-            ));
+        if bytes.len() as u64 > self.remaining {
+            return Err(io::Error::other("the content of an entry exceeds its size"));
         }
         let n = self.out.write(bytes)?;
-        self.left -= n as u64;
+        self.remaining -= n as u64;
         Ok(n)
     }
 
@@ -176,19 +174,19 @@ fn header_of(entry: &ArchiveEntry, stored: u64) -> Header {
     header
 }
 
-/// Truncates a field; its full value is in the extended header.
+/// Copies a field, truncating it if necessary. The full value is in the extended header.
 fn fill(field: &mut [u8; NAME], bytes: &[u8]) {
     let fits = bytes.len().min(NAME);
     field[..fits].copy_from_slice(&bytes[..fits]);
 }
 
-/// Map of a sparse file in format 1.0: a count, then offsets and lengths, one per line, padded to a
-/// block.
+/// Returns the map of a sparse file in format 1.0: a count, then offsets and lengths, one per line,
+/// padded to a block.
 fn map_of(entry: &ArchiveEntry) -> Vec<u8> {
     let mut runs = entry.runs.clone();
     let end = runs.last().map_or(0, |run| run.offset + run.length);
     if end < entry.size {
-        // GNU tar stores the size here as well.
+        // GNU tar appends the size as an empty range.
         runs.push(crate::entry::ContentRange {
             offset: entry.size,
             length: 0,
@@ -203,7 +201,7 @@ fn map_of(entry: &ArchiveEntry) -> Vec<u8> {
     map
 }
 
-/// Decimal number of seconds and nanoseconds, where nanoseconds count upwards.
+/// Returns seconds and nanoseconds as a decimal number.
 fn decimal(seconds: i64, ns: u32) -> String {
     if seconds < 0 && ns > 0 {
         let (seconds, ns) = (seconds + 1, 1_000_000_000 - ns.min(999_999_999));

@@ -4,39 +4,42 @@ use rustix::fs;
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 
-/// Maximum bytes of a value, and of all names of a file (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+/// Maximum size in bytes of a value, and of all names of a file (`XATTR_SIZE_MAX`,
+/// `XATTR_LIST_MAX`).
 const MAX_VALUE_BYTES: usize = 64 << 10;
-/// First buffer size in bytes.
+/// Size in bytes of the first buffer.
 const FEW: usize = 512;
 
 /// Name and value.
 type Attribute = (Vec<u8>, Vec<u8>);
 
-/// Attributes with names that `keep` accepts; none on file systems without attributes.
-pub(crate) fn of(fd: BorrowedFd<'_>, keep: fn(&[u8]) -> bool) -> Result<Vec<Attribute>, Errno> {
+/// Returns the attributes whose names `include` accepts, sorted. Empty on file systems without
+/// attributes.
+pub(crate) fn of(fd: BorrowedFd<'_>, include: fn(&[u8]) -> bool) -> Result<Vec<Attribute>, Errno> {
     let Some(names) = filled(|buffer| fs::flistxattr(fd, buffer))? else {
         return Ok(Vec::new());
     };
-    let mut found = Vec::new();
+    let mut attributes = Vec::new();
     for name in names.split(|b| *b == 0) {
-        if name.is_empty() || !keep(name) {
+        if name.is_empty() || !include(name) {
             continue;
         }
         if let Some(value) = value(fd, name)? {
-            found.push((name.to_vec(), value));
+            attributes.push((name.to_vec(), value));
         }
     }
-    // Sorted, so that equal files give equal archives.
-    found.sort();
-    Ok(found)
+    // Sorted, so that equal files result in equal archives.
+    attributes.sort();
+    Ok(attributes)
 }
 
-/// Value of an attribute, if it exists.
+/// Returns the value of an attribute, if it exists.
 pub(crate) fn value(fd: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
     filled(|buffer| fs::fgetxattr(fd, name, buffer))
 }
 
-/// Output of `read` with a sufficiently large buffer; none if there is no such attribute.
+/// Returns the output of `read` with a sufficiently large buffer. `None` if the attribute does not
+/// exist.
 fn filled(read: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Option<Vec<u8>>, Errno> {
     let mut small = [0; FEW];
     match read(&mut small) {

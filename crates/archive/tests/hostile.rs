@@ -1,4 +1,4 @@
-//! Untrusted archives are unpacked below a directory only, and grant no privileges.
+//! Untrusted archives are unpacked only below the directory, and grant no privileges.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use jiffy_archive::{
@@ -37,7 +37,7 @@ impl Scene {
         unpack(archive, root.as_fd(), &rules)
     }
 
-    /// Nothing outside of the directory has changed.
+    /// Checks that no file outside the directory has changed.
     fn check(&self) {
         let out = self.dir.path().join("out");
         assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
@@ -102,7 +102,7 @@ fn no_path_and_no_link_leads_out_of_the_directory() {
             "{entries:?}: {refused:?}"
         );
         scene.check();
-        // Neither with another first component.
+        // The same with another first component.
         let scene = Scene::new();
         let _ = scene.unpack(&archive(&entries), Some("name"));
         scene.check();
@@ -172,7 +172,7 @@ fn everything_is_unpacked_below_the_requested_name() {
         file("z"),
     ];
     let outcome = scene.unpack(&archive(&entries), Some("mine"));
-    assert!(outcome.is_err(), "a file in the place of the directory");
+    assert!(outcome.is_err(), "a file would replace the directory");
     let names: Vec<_> = fs::read_dir(scene.dir.path().join("in"))
         .unwrap()
         .map(|e| e.unwrap().file_name())
@@ -188,7 +188,7 @@ fn everything_is_unpacked_below_the_requested_name() {
 
 #[test]
 fn memory_is_bounded_for_any_archive() {
-    // An extended header, and a map of holes, larger than memory.
+    // An extended header and a map of holes that are larger than memory.
     for (kind, name) in [(b'x', "x"), (b'L', "L"), (b'K', "K")] {
         let mut header = tar::Header::new_ustar();
         header.set_path(name).unwrap();
@@ -205,7 +205,7 @@ fn memory_is_bounded_for_any_archive() {
     writer.end().unwrap();
     let mut bytes = writer.finish().unwrap();
     Scene::new().unpack(&bytes, None).unwrap();
-    // The map follows two headers and the text of the extended one.
+    // The map follows two headers and the text of the extended header.
     let map = bytes.windows(2).rposition(|w| w == b"1\n").unwrap();
     (&mut bytes[map..map + 14])
         .write_all(b"9999999999999\n")
@@ -236,7 +236,7 @@ fn bytes_changed_at_random_do_no_harm() {
         for _ in 0..=random(4) {
             let at = random(bytes.len());
             bytes[at] = u8::try_from(random(256)).unwrap();
-            // With a corrected checksum, to reach the code behind it.
+            // With a corrected checksum, to test the code after the check.
             let block = at / 512 * 512;
             let mut header = tar::Header::new_old();
             header
@@ -261,7 +261,7 @@ fn entries_beyond_the_limit_are_refused_before_they_are_created() {
         all.unwrap().stdout.iter().filter(|b| **b == b'\n').count() - 1
     };
     let listed: Vec<_> = (0..5).map(|n| file(&n.to_string())).collect();
-    // Directories that no entry lists count as well.
+    // Implicitly created directories count as well.
     let implied = [file("a/b/c/d/f")];
     let links = [file("f"), entry(ArchiveEntryKind::HardLink, "g", "f")];
     let directory = ArchiveEntryKind::Directory;
@@ -307,7 +307,7 @@ fn permissions_are_never_set_through_a_link() {
     );
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().mode() & 0o7777;
     let before = mode(&secret);
-    // In the place of a file that was there a moment ago.
+    // A link replaces a file that existed a moment ago.
     symlink("../out/secret", inside.join("link")).unwrap();
     fs::write(inside.join("file"), "").unwrap();
     let root = File::open(&inside).unwrap();
@@ -334,6 +334,6 @@ fn content_beyond_the_limit_is_refused_before_it_is_read() {
     let two = archive(&[file("a"), file("b")]);
     unpack(&two[..], root.as_fd(), &rules(8)).unwrap();
     let refused = unpack(&two[..], root.as_fd(), &rules(7)).unwrap_err();
-    assert!(refused.to_string().contains("more than may be unpacked"));
+    assert!(refused.to_string().contains("maximum total size"));
     scene.check();
 }
