@@ -1,12 +1,13 @@
-//! Control groups of processes that run guests: limits of memory, swap, tasks and disk I/O. CPU is
-//! not limited: a VMM has as many busy threads as its guest has vCPUs, and groups with weights and
-//! quotas kept the siblings of busy guests from answering for half a minute where twenty of them
-//! shared two processors.
+//! Control groups of processes that run guests, with limits for memory, swap, tasks and disk I/O.
 //!
-//! A group lives as long as its process, also if that outlives its daemon, and is named by its
-//! process id. In version 1 the groups are below the daemon's own. In version 2, where a group has
-//! either processes or limited groups, they are beside it: a service manager can then restart a
-//! daemon while processes of the former one run on.
+//! CPU time is not limited: a VMM has as many busy threads as its guest has vCPUs. With weights and
+//! quotas, guests did not answer for up to half a minute while twenty busy guests shared two
+//! processors.
+//!
+//! A group exists as long as its process, which may outlive its daemon, and is named by the process
+//! id. In version 1, the groups are below the daemon's own group. In version 2, a group has either
+//! processes or limited subgroups, so the groups are siblings of the daemon's group. A service
+//! manager can then restart a daemon while processes of the previous daemon continue to run.
 
 mod tree;
 
@@ -18,18 +19,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tree::{CgroupTree, set, trees};
 
-/// Time to wait, when the last user of groups closes, for the groups of VMMs that were just ended.
+/// Maximum time to wait on close for the groups of VMMs that were just terminated.
 const LAST_GC_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time between the making of a group and the entry of its process.
+/// Maximum time between the creation of a group and the entry of its process.
 const MAX_EMPTY: Duration = Duration::from_secs(10);
 /// Limits of one process and its children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupLimits {
-    /// Memory in bytes.
+    /// Maximum memory, in bytes.
     pub memory_bytes: u64,
-    /// Threads and processes.
+    /// Maximum number of threads and processes.
     pub max_tasks: u64,
-    /// True if its memory may be swapped out.
+    /// True if memory may be swapped out.
     pub swap: bool,
 }
 
@@ -40,7 +41,7 @@ pub struct Cgroups(Arc<CgroupTrees>);
 #[derive(Debug)]
 struct CgroupTrees(Vec<CgroupTree>);
 
-/// Failure to make control groups.
+/// Error of creating or configuring control groups.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot limit processes by control groups: {path}: {source}; {CGROUP_HINT}")]
 pub struct CgroupError {
@@ -48,7 +49,7 @@ pub struct CgroupError {
     source: io::Error,
 }
 
-const CGROUP_HINT: &str = "it needs root, or with version 2 the right to make groups beside the daemon's own; `jiffy serve --cgroups off` \
+const CGROUP_HINT: &str = "this requires root or, with version 2, permission to create siblings of the daemon's group; `jiffy serve --cgroups off` \
     goes without";
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
@@ -57,7 +58,8 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
 }
 
 impl Cgroups {
-    /// Finds the hierarchies of this process. None if the host has none of the needed controllers.
+    /// Finds the hierarchies of this process. `None` if the host has none of the required
+    /// controllers.
     pub fn find() -> Result<Option<Self>, CgroupError> {
         let read = |path| fs::read_to_string(path).map_err(failed(Path::new(path)));
         let mounts = read("/proc/self/mountinfo")?;
@@ -71,19 +73,19 @@ impl Cgroups {
         Ok((!found.0.0.is_empty()).then_some(found))
     }
 
-    /// Makes the groups of a process that has just started, and moves it there. If it ended
-    /// meanwhile, its groups are removed again: its end may have been handled before the last group
-    /// was made.
+    /// Creates the groups of a process that was just started, and moves the process there. If the
+    /// process has exited meanwhile, its groups are removed again: its exit may have been handled
+    /// before the last group was created.
     pub fn limit(&self, process: u32, limits: GroupLimits) -> Result<(), CgroupError> {
         self.make(process, Some(limits))
     }
 
-    /// As [`Self::limit`], for a process that does nothing yet: it is limited when it is to begin.
+    /// Same as [`Self::limit`] for an idle process, which is limited later by [`Self::set_limits`].
     pub fn enter(&self, process: u32) -> Result<(), CgroupError> {
         self.make(process, None)
     }
 
-    /// Limits a process that has entered its groups.
+    /// Sets the limits of a process that has entered its groups.
     pub fn set_limits(&self, process: u32, limits: GroupLimits) -> Result<(), CgroupError> {
         let mut trees = self.0.0.iter();
         trees.try_for_each(|tree| tree.limit(&tree.parent.join(process.to_string()), limits))
@@ -100,7 +102,7 @@ impl Cgroups {
     fn make_groups(&self, process: u32, limits: Option<GroupLimits>) -> Result<(), CgroupError> {
         for tree in &self.0.0 {
             let group = tree.parent.join(process.to_string());
-            // Another daemon may have removed the empty parent.
+            // Retry: another daemon may have removed the empty parent.
             let made = fs::create_dir_all(&group).or_else(|_| fs::create_dir_all(&group));
             made.map_err(failed(&group))?;
             if let Some(limits) = limits {
@@ -112,7 +114,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Number of processes in a process's group that the kernel killed at the memory limit.
+    /// Returns the number of processes in the group that the kernel killed at the memory limit.
     pub fn memory_kills(&self, process: u32) -> u64 {
         let groups = self
             .0
@@ -126,44 +128,45 @@ impl Cgroups {
         texts.map(|text| oom_kills_in(&text)).sum()
     }
 
-    /// Removes the group of a process that has ended.
+    /// Removes the groups of an exited process.
     pub fn remove_group(&self, process: u32) {
         for tree in &self.0.0 {
-            // A group that a task is still leaving is removed by the next gc.
+            // Ignore the error: if a task is still leaving the group, the next `gc` removes it.
             let _ = fs::remove_dir(tree.parent.join(process.to_string()));
         }
     }
 
-    /// Removes groups of processes that have ended: those that a task was still leaving, and those
-    /// of processes that ended without a daemon.
+    /// Removes the groups of exited processes. They exist if a task was still leaving the group, or
+    /// if the process exited while no daemon was running.
     pub fn gc(&self) {
         let _ = self.0.gc();
     }
 
-    /// Removes all groups when no more processes are started. Blocks for 5 s at most: tasks of
-    /// processes that were just ended may still be leaving their groups.
+    /// Removes all groups. No processes may be started afterwards. Blocks for at most 5 s, because
+    /// tasks of terminated processes may still be leaving their groups.
     pub fn close(&self) {
         self.0.close();
     }
 }
 
 impl CgroupTrees {
-    /// Removes groups of processes that have ended; returns true if one could not be removed yet.
-    /// Groups of live processes are kept, so those that another daemon is making are safe.
+    /// Removes the groups of exited processes. Returns whether a group could not be removed yet.
+    /// Groups of running processes remain, so groups that another daemon is creating are safe.
     fn gc(&self) -> bool {
-        let mut left = false;
+        let mut is_incomplete = false;
         for tree in &self.0 {
             let groups = fs::read_dir(&tree.parent).into_iter().flatten().flatten();
             for group in groups.filter(|g| g.file_type().is_ok_and(|kind| kind.is_dir())) {
                 if !is_alive(&group.file_name()) {
-                    left |= fs::remove_dir(group.path()).is_err();
+                    is_incomplete |= fs::remove_dir(group.path()).is_err();
                 } else if is_older(&group, MAX_EMPTY) {
-                    // Refused while it has processes. Otherwise its number is another's by now.
+                    // This fails if the group has processes. Otherwise its process id was reused by
+                    // another process.
                     let _ = fs::remove_dir(group.path());
                 }
             }
         }
-        left
+        is_incomplete
     }
 
     fn close(&self) {
@@ -172,7 +175,7 @@ impl CgroupTrees {
             std::thread::sleep(Duration::from_millis(10));
         }
         for tree in &self.0 {
-            // Refused while it holds groups of running processes.
+            // This fails while the parent contains groups of running processes.
             let _ = fs::remove_dir(&tree.parent);
         }
     }
@@ -184,14 +187,14 @@ impl Drop for CgroupTrees {
     }
 }
 
-/// Returns true if a group was made that long ago, as far as the kernel remembers: at times it
-/// takes one for younger than it is.
+/// Returns whether a group was created at least `age` ago. The kernel may report a later time, so
+/// old groups can count as young.
 fn is_older(group: &fs::DirEntry, age: Duration) -> bool {
     let made = group.metadata().and_then(|metadata| metadata.modified());
     made.is_ok_and(|made| made.elapsed().is_ok_and(|elapsed| elapsed > age))
 }
 
-/// Returns true if a process exists and is no zombie.
+/// Returns whether a process exists and is not a zombie.
 fn is_alive(pid: &OsStr) -> bool {
     let stat = fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
     // proc_pid_stat(5): the state follows the name, which is in parentheses.
@@ -201,7 +204,7 @@ fn is_alive(pid: &OsStr) -> bool {
         .is_some_and(|state| !"ZX".contains(state))
 }
 
-/// Reads the count of OOM kills from a group's memory events.
+/// Parses the number of OOM kills in the memory events of a group.
 fn oom_kills_in(events: &str) -> u64 {
     let mut lines = events.lines();
     let count = lines.find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
@@ -252,7 +255,7 @@ mod tests {
 
     #[test]
     fn no_group_of_an_ended_process_stays() {
-        // Without root, or without groups, there is nothing to test.
+        // Without root or control groups, this cannot be tested.
         let Ok(Some(cgroups)) = Cgroups::find() else {
             return;
         };

@@ -1,4 +1,4 @@
-//! Landlock rules: a second line of defence, as far as the kernel supports it.
+//! Landlock rules: additional protection if the kernel supports them.
 
 use crate::VisiblePath;
 use landlock::{
@@ -14,7 +14,7 @@ use std::path::Path;
 
 const LANDLOCK: ABI = ABI::V6;
 
-/// Denies all paths and ports, and sockets and signals beyond this process.
+/// Denies all paths and ports, and sockets and signals to other processes.
 pub fn restrict_everything() -> Result<(), RulesetError> {
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -26,8 +26,8 @@ pub fn restrict_everything() -> Result<(), RulesetError> {
     Ok(())
 }
 
-/// Denies all files except `visible` and `libraries`, which exist only on some hosts, execution,
-/// listening, abstract sockets, and signals to other processes.
+/// Denies all files except `visible` and `libraries`, of which some may not exist. Also denies
+/// execution, listening, abstract sockets, and signals to other processes.
 pub fn restrict_files(visible: &[VisiblePath], libraries: &[&str]) -> Result<(), Box<dyn Error>> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -57,13 +57,15 @@ pub fn restrict_files(visible: &[VisiblePath], libraries: &[&str]) -> Result<(),
 }
 
 fn access(path: &Path, is_writable: bool) -> landlock::BitFlags<AccessFs> {
-    let access = match is_writable {
-        true => AccessFs::from_all(LANDLOCK),
-        false => AccessFs::from_read(LANDLOCK),
+    let access = if is_writable {
+        AccessFs::from_all(LANDLOCK)
+    } else {
+        AccessFs::from_read(LANDLOCK)
     };
     let access = access & !AccessFs::Execute;
-    match path.is_dir() {
-        true => access,
-        false => access & AccessFs::from_file(LANDLOCK),
+    if path.is_dir() {
+        access
+    } else {
+        access & AccessFs::from_file(LANDLOCK)
     }
 }

@@ -1,4 +1,4 @@
-//! A root with programs of the host and a few of its files, for programs of the host.
+//! File tree with programs and selected files of the host, for running programs of the host.
 
 use crate::root::pivot;
 use nix::mount::{MsFlags, mount};
@@ -15,10 +15,10 @@ pub const PROGRAM_DIRECTORIES: [&str; 9] = [
     "usr", "lib", "lib64", "lib32", "libx32", "bin", "sbin", "nix", "gnu",
 ];
 
-/// One operation of building the tree.
+/// Operation that builds part of the tree.
 #[derive(Debug)]
 enum ViewStep {
-    /// A file system, or a bind mount if it has no type.
+    /// File system, or bind mount if `kind` is `None`.
     Mount {
         from: CString,
         at: CString,
@@ -50,7 +50,7 @@ fn path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// A bind mount of `of` at `at`, and its remount with `flags`.
+/// Returns a bind mount of `of` at `at`, and its remount with `flags`.
 fn bind(of: &Path, at: &Path, flags: MsFlags) -> io::Result<[ViewStep; 2]> {
     let step = |flags| {
         Ok::<_, io::Error>(ViewStep::Mount {
@@ -65,7 +65,7 @@ fn bind(of: &Path, at: &Path, flags: MsFlags) -> io::Result<[ViewStep; 2]> {
 }
 
 impl FsView {
-    /// Creates an empty tree, mounted on the directory `over` for the process only.
+    /// Creates an empty tree, which is mounted over the directory `over` for this process only.
     pub fn new(over: &Path) -> io::Result<Self> {
         let mount = ViewStep::Mount {
             from: c"tmpfs".to_owned(),
@@ -80,7 +80,7 @@ impl FsView {
         })
     }
 
-    /// Creates a tree of the directory `tree` only, writable.
+    /// Creates a writable tree with only the directory `tree`.
     pub fn of(tree: &Path) -> io::Result<Self> {
         Ok(Self {
             steps: bind(tree, tree, REMOUNT | MsFlags::MS_NOEXEC)?.into(),
@@ -111,7 +111,7 @@ impl FsView {
         self.directory(tree, name, MsFlags::MS_NOEXEC)
     }
 
-    /// Adds the file `file` as `name`, writable.
+    /// Adds `file` as `name`, writable.
     pub fn writing(mut self, file: &Path, name: &str) -> io::Result<Self> {
         let at = self.root.join(name);
         self.steps.push(ViewStep::File(path(&at)?));
@@ -128,8 +128,9 @@ impl FsView {
         Ok(self)
     }
 
-    /// Makes the tree the root of the calling process, which has a private mount namespace. Makes
-    /// system calls only and does not allocate, so that it can run between fork and exec.
+    /// Makes the tree the root of the calling process, which must have a private mount namespace.
+    /// Makes system calls only and does not allocate memory, so that it can run between fork and
+    /// exec.
     pub fn enter(&self) -> io::Result<()> {
         for step in &self.steps {
             step.take()?;

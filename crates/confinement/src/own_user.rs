@@ -1,4 +1,4 @@
-//! Users of confined processes, who are no users of the host.
+//! Users of confined processes, which are not users of the host.
 
 use crate::root::private_mounts;
 use crate::{CapabilitySet, limit_bounding_set, set_capabilities};
@@ -14,13 +14,13 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// User and group id of the calling process after [`become_own_user`]: from its process id, as for
-/// VMMs, so that no two processes share one.
+/// Returns the user and group id of the calling process after [`become_own_user`]. It is derived
+/// from the process id, so that no two processes share a user.
 pub fn own_user_id() -> u32 {
     FIRST_UID + std::process::id()
 }
 
-/// Switches to user and group `id`, without other groups. Makes system calls only.
+/// Switches to user and group `id`, without supplementary groups. Makes system calls only.
 pub fn switch_user(id: u32) -> nix::Result<()> {
     setgroups(&[])?;
     let group = Gid::from_raw(id);
@@ -29,20 +29,20 @@ pub fn switch_user(id: u32) -> nix::Result<()> {
     setresuid(user, user, user)
 }
 
-/// Switches to a user of its own with the capabilities `kept`, which survive an exec. The process
-/// can gain no others. Makes system calls only and does not allocate, so that it can run between
-/// fork and exec.
-pub fn become_own_user(kept: CapabilitySet) -> io::Result<()> {
-    // Kept capabilities must stay in the bounding set to be inherited.
-    limit_bounding_set(kept);
-    if !kept.is_empty() {
+/// Switches to a user of its own with the capabilities `retained`, which survive an exec. The
+/// process cannot gain other capabilities. Makes system calls only and does not allocate memory, so
+/// that it can run between fork and exec.
+pub fn become_own_user(retained: CapabilitySet) -> io::Result<()> {
+    // Retained capabilities must stay in the bounding set to be inherited.
+    limit_bounding_set(retained);
+    if !retained.is_empty() {
         rustix::thread::set_keep_capabilities(true)?;
     }
     switch_user(own_user_id())?;
-    set_capabilities(kept)
+    set_capabilities(retained)
 }
 
-/// Makes an ordinary user root of a user namespace that maps this user only.
+/// Makes an unprivileged user root of a new user namespace that maps only this user.
 pub fn enter_user_namespace() -> io::Result<()> {
     let (user, group) = (getuid(), getgid());
     unshare(CloneFlags::CLONE_NEWUSER)?;
@@ -51,38 +51,40 @@ pub fn enter_user_namespace() -> io::Result<()> {
     fs::write("/proc/self/gid_map", format!("0 {group} 1"))
 }
 
-/// User namespace in which the only user has the id 0, and owns what root owns where a mount says
-/// so ([`crate::enter_root`]).
+/// User namespace with a single user, whose id is 0. A mount can map this user to root of the host
+/// ([`crate::enter_root`]).
 #[derive(Debug)]
 pub struct OwnUser(OwnedFd);
 
 impl OwnUser {
-    /// Creates the namespace of the user that belongs to this process, which must be root of the
-    /// host, have one thread, and have a mount namespace and a process namespace of its own.
-    /// Mounts `/proc` anew. `host_pid` is the id of this process on the host.
+    /// Creates the namespace for the user that belongs to this process. The process must be root of
+    /// the host, be single-threaded, and have its own mount and PID namespaces. Mounts a new
+    /// `/proc`. `host_pid` is the id of this process on the host.
     pub fn create(host_pid: u32) -> io::Result<Self> {
         private_mounts()?;
         let proc = Some(c"proc");
-        mount(proc, c"/proc", proc, crate::root::SEALED, None::<&str>)?;
-        let ((ready, say_ready), (wait, go)) = (pipe()?, pipe()?);
+        mount(proc, c"/proc", proc, crate::root::RESTRICTED, None::<&str>)?;
+        let ((ready, ready_sender), (wait, go)) = (pipe()?, pipe()?);
         // SAFETY: this process has one thread, and the child makes system calls only.
         let child = match unsafe { fork() }? {
             ForkResult::Child => {
                 drop((ready, go));
                 let made = unshare(CloneFlags::CLONE_NEWUSER).is_ok();
-                let _ = write(&say_ready, &[u8::from(made)]);
+                let _ = write(&ready_sender, &[u8::from(made)]);
                 let _ = read(&wait, &mut [0]);
-                // SAFETY: ends the process without anything of its parent's.
+                // SAFETY: exits without running any code or destructors of the parent.
                 unsafe { libc::_exit(0) }
             }
             ForkResult::Parent { child } => child,
         };
-        drop((say_ready, wait));
+        drop((ready_sender, wait));
         let open = || -> io::Result<OwnedFd> {
             let mut made = [0];
             read(&ready, &mut made)?;
             if made != [1] {
-                return Err(io::Error::other("the kernel makes no user namespace"));
+                return Err(io::Error::other(
+                    "the kernel does not permit user namespaces",
+                ));
             }
             let map = format!("0 {} 1", FIRST_UID + host_pid);
             for file in ["uid_map", "gid_map"] {
@@ -97,7 +99,7 @@ impl OwnUser {
         opened.map(Self)
     }
 
-    /// Becomes that user, without capabilities. No later process of this one has any.
+    /// Switches to this user, without capabilities. Child processes cannot gain any.
     pub fn enter(&self) -> io::Result<()> {
         setgroups(&[])?;
         setns(&self.0, CloneFlags::CLONE_NEWUSER)?;

@@ -7,12 +7,12 @@ use rustix::process::{
 use rustix::thread::set_no_new_privs;
 use std::io;
 
-/// Closes inherited descriptors from `first` on.
+/// Closes all inherited descriptors that are at least `first`.
 ///
 /// # Safety
-/// Nothing in this process owns a descriptor from `first` on.
+/// No object in this process may own a descriptor that is at least `first`.
 pub unsafe fn close_descriptors(first: u32) -> io::Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { jiffy_proto::kernel::close_range(first, u32::MAX, 0) }
 }
 
@@ -36,23 +36,25 @@ pub fn raise_descriptor_limit() -> io::Result<()> {
     Ok(())
 }
 
-/// Makes this process the first candidate of the OOM killer. Not every host permits it.
+/// Makes this process the first candidate of the OOM killer. Errors are ignored: not every host
+/// permits it.
 pub fn prefer_for_oom_kill() {
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
 
-/// Forbids new privileges by executing programs.
+/// Sets `no_new_privs`: executed programs gain no privileges.
 pub fn forbid_new_privileges() -> io::Result<()> {
     Ok(set_no_new_privs(true)?)
 }
 
 /// Forbids new privileges, core dumps and debuggers.
-pub fn seal() -> io::Result<()> {
+pub fn forbid_inspection() -> io::Result<()> {
     forbid_new_privileges()?;
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
-/// Kills this process when the thread that started it ends. A later change of the user clears this.
+/// Kills this process when the thread that started it exits. A later change of the user clears this
+/// setting.
 pub fn end_with_parent() -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }

@@ -1,4 +1,4 @@
-//! Namespaces, and a root without files.
+//! Namespaces, and an empty root directory.
 
 use crate::become_own_user;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -10,21 +10,21 @@ use std::io;
 
 /// Existing directory on which a new root is mounted.
 pub(crate) const PIVOT_MOUNT_POINT: &CStr = c"/proc";
-/// Flags of mounts without programs, devices and set-user-ID files.
-pub(crate) const SEALED: MsFlags = MsFlags::MS_NOSUID
+/// Mount flags that forbid execution, devices and set-user-ID files.
+pub(crate) const RESTRICTED: MsFlags = MsFlags::MS_NOSUID
     .union(MsFlags::MS_NODEV)
     .union(MsFlags::MS_NOEXEC);
 
 const NONE: Option<&CStr> = None;
 
-/// Makes the mounts of this process, which has a mount namespace of its own, private.
+/// Makes the mounts of this process private. The process must have its own mount namespace.
 pub fn private_mounts() -> nix::Result<()> {
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(NONE, c"/", NONE, private, NONE)
 }
 
-/// Moves this process into mount, network, IPC and UTS namespaces of its own, with private mounts.
-/// Makes system calls only.
+/// Moves this process into new mount, network, IPC and UTS namespaces with private mounts. Makes
+/// system calls only.
 pub fn detach() -> io::Result<()> {
     unshare(
         CloneFlags::CLONE_NEWNS
@@ -35,40 +35,40 @@ pub fn detach() -> io::Result<()> {
     Ok(private_mounts()?)
 }
 
-/// Mounts an empty file system with these options, which is to become the root.
+/// Mounts an empty file system, the future root, with these options.
 pub(crate) fn mount_new_root(options: &CStr) -> nix::Result<()> {
     let tmpfs = Some(c"tmpfs");
-    mount(tmpfs, PIVOT_MOUNT_POINT, tmpfs, SEALED, Some(options))
+    mount(tmpfs, PIVOT_MOUNT_POINT, tmpfs, RESTRICTED, Some(options))
 }
 
-/// Makes the working directory, which is a mount point, the root, and detaches the former root.
+/// Makes the working directory, which must be a mount point, the root. Detaches the former root.
 pub(crate) fn pivot() -> nix::Result<()> {
-    // The old root is stacked on the new one.
+    // The old root is stacked on top of the new one.
     pivot_root(c".", c".")?;
     umount2(c".", MntFlags::MNT_DETACH)?;
     chdir(c"/")
 }
 
 /// Makes the root read-only.
-pub(crate) fn seal_root() -> nix::Result<()> {
-    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | SEALED;
+pub(crate) fn make_root_read_only() -> nix::Result<()> {
+    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | RESTRICTED;
     mount(NONE, c"/", NONE, read_only, NONE)
 }
 
-/// Makes an empty, read-only directory the root of this process, which has a mount namespace of its
-/// own.
+/// Makes an empty, read-only directory the root of this process, which must have its own mount
+/// namespace.
 pub fn enter_empty_root() -> nix::Result<()> {
     private_mounts()?;
-    // One inode: the directory itself.
+    // The only inode is the root directory.
     mount_new_root(c"mode=555,size=4k,nr_inodes=1")?;
     chdir(PIVOT_MOUNT_POINT)?;
     pivot()?;
-    seal_root()
+    make_root_read_only()
 }
 
-/// Leaves network, files, IPC and capabilities of the host. The caller is root and has one thread.
-/// If `is_host` is false, the caller is root of an ordinary user's namespace, which has no other
-/// user ids: the process keeps its user.
+/// Leaves the network, files, IPC and capabilities of the host. The caller must be root and
+/// single-threaded. If `is_host` is `false`, the caller is root in the user namespace of an
+/// unprivileged user, which maps no other ids: the process keeps its user.
 pub fn leave_host(is_host: bool) -> io::Result<()> {
     unshare(
         CloneFlags::CLONE_NEWNET
@@ -78,8 +78,9 @@ pub fn leave_host(is_host: bool) -> io::Result<()> {
             | CloneFlags::CLONE_NEWCGROUP,
     )?;
     enter_empty_root()?;
-    match is_host {
-        true => become_own_user(CapabilitySet::empty()),
-        false => crate::drop_capabilities(),
+    if is_host {
+        become_own_user(CapabilitySet::empty())
+    } else {
+        crate::drop_capabilities()
     }
 }

@@ -1,4 +1,4 @@
-//! Lists of the system calls that a process may or may not make, enforced by seccomp filters.
+//! Lists of allowed or denied system calls, enforced by seccomp filters.
 
 use libc::{c_int, c_long};
 use seccompiler::{
@@ -19,17 +19,17 @@ pub struct ArgumentCondition {
     value: u64,
 }
 
-/// The low 32 bits of the argument at `index` are `value`.
+/// Requires that the low 32 bits of the argument at `index` equal `value`.
 pub const fn equals(index: u8, value: c_int) -> ArgumentCondition {
     equals_unsigned(index, value.cast_unsigned() as u64)
 }
 
-/// The low 32 bits of the argument at `index` are `value`.
+/// Requires that the low 32 bits of the argument at `index` equal `value`.
 pub const fn equals_unsigned(index: u8, value: u64) -> ArgumentCondition {
     condition(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
 }
 
-/// All 64 bits of the argument at `index` are `value`.
+/// Requires that all 64 bits of the argument at `index` equal `value`.
 pub const fn equals_long(index: u8, value: u64) -> ArgumentCondition {
     condition(index, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, value)
 }
@@ -48,7 +48,7 @@ const fn condition(
     }
 }
 
-/// The flags of `clone` start a thread, or with `is_thread` false a process.
+/// Requires that the flags of `clone` start a thread or, if `is_thread` is `false`, a process.
 const fn clones(is_thread: bool) -> ArgumentCondition {
     let flag = libc::CLONE_THREAD.cast_unsigned() as u64;
     let masked = SeccompCmpOp::MaskedEq(flag);
@@ -83,18 +83,18 @@ impl SyscallFilter {
             .map_err(io::Error::other)
     }
 
-    /// Restricts the calling thread and threads that it starts. Allocates nothing, so that it can
-    /// run between fork and exec.
+    /// Restricts the calling thread and all threads that it starts. Does not allocate memory, so
+    /// that it can run between fork and exec.
     pub fn apply(&self) -> io::Result<()> {
-        // The error of the library would be allocated.
+        // The library's error type would allocate memory.
         apply_filter(&self.0).map_err(|_| io::Error::last_os_error())
     }
 }
 
-/// System calls that a process may make.
+/// System calls that a process is allowed to make.
 #[derive(Debug)]
 pub struct AllowedCalls {
-    /// A call is allowed if one of its rules holds, or if it has none.
+    /// A call is allowed if one of its rules matches, or if it has no rules.
     rules: Rules,
     hides_clone3: bool,
     /// Action for other calls.
@@ -147,15 +147,17 @@ impl AllowedCalls {
         self.allow_if(libc::SYS_prctl, [vec![equals(0, libc::PR_SET_NAME)]])
     }
 
-    /// Compiles the list, for a thread that starts no threads.
+    /// Compiles the list. Not for threads that start other threads: fails after
+    /// [`Self::allow_threads`].
     pub fn compile(self) -> io::Result<SyscallFilter> {
-        match self.hides_clone3 {
-            true => Err(io::ErrorKind::InvalidInput.into()),
-            false => SyscallFilter::compile(self.rules, SeccompAction::Allow, self.others),
+        if self.hides_clone3 {
+            Err(io::ErrorKind::InvalidInput.into())
+        } else {
+            SyscallFilter::compile(self.rules, SeccompAction::Allow, self.others)
         }
     }
 
-    /// Restricts the calling thread and threads that it starts.
+    /// Restricts the calling thread and all threads that it starts.
     pub fn enforce(mut self) -> io::Result<()> {
         if std::mem::take(&mut self.hides_clone3) {
             // A filter cannot read the flags of clone3, which lie in memory. Without clone3, libc
@@ -169,15 +171,15 @@ impl AllowedCalls {
         self.compile()?.apply()
     }
 
-    /// Restricts all threads of the process, which can start no further ones.
+    /// Restricts all threads of the process. They can start no further threads.
     pub fn enforce_on_all_threads(self) -> io::Result<()> {
         let filter = self.compile()?;
         apply_filter_all_threads(&filter.0).map_err(io::Error::other)
     }
 }
 
-/// System calls that a program of the host must not make: its other calls are not known in advance.
-/// They fail with ENOSYS.
+/// System calls that a program of the host is not allowed to make, for programs whose other calls
+/// are not known in advance. Denied calls fail with ENOSYS.
 #[derive(Debug)]
 pub struct DeniedCalls(Rules);
 
@@ -187,7 +189,7 @@ impl DeniedCalls {
         Self(rules_of(calls))
     }
 
-    /// Denies the start of processes, which could outlive the program, but not of threads.
+    /// Denies the start of processes, which could outlive the program. Threads are allowed.
     pub fn deny_processes(&mut self) -> io::Result<()> {
         // Without clone3, libc starts threads by clone, whose flags can be filtered.
         let calls = [libc::SYS_clone3, libc::SYS_fork, libc::SYS_vfork];
@@ -214,16 +216,17 @@ mod tests {
         if result == -1 { error } else { None }
     }
 
-    /// Duplicates `fd` with the lowest number from `minimum` on.
+    /// Duplicates `fd` to the lowest free descriptor that is at least `minimum`.
     fn duplicate(fd: c_int, command: c_int, minimum: c_int) -> Option<i32> {
         // SAFETY: the call reads its arguments only.
         error_of(unsafe { libc::syscall(libc::SYS_fcntl, fd, command, minimum) })
     }
 
-    /// Runs `check` in a thread that may make the calls of a thread and `fcntl` with conditions.
+    /// Runs `check` in a thread that may only make the system calls of a thread, and conditionally
+    /// `fcntl`.
     fn confined(check: impl FnOnce() + Send + 'static) {
         let thread = thread::spawn(move || {
-            // SAFETY: no pointer is passed. A filter cannot be installed without this.
+            // SAFETY: no pointer is passed. Required for the installation of a filter.
             let result = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
             assert_eq!(result, 0);
             let thread_calls = [

@@ -1,6 +1,8 @@
-//! A root of its own with a few directories of the host.
+//! Root directory that contains only selected directories of the host.
 
-use crate::root::{PIVOT_MOUNT_POINT, SEALED, mount_new_root, pivot, private_mounts, seal_root};
+use crate::root::{
+    PIVOT_MOUNT_POINT, RESTRICTED, make_root_read_only, mount_new_root, pivot, private_mounts,
+};
 use nix::mount::{MntFlags, mount, umount2};
 use nix::unistd::chdir;
 use rustix::fs::CWD;
@@ -13,19 +15,19 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
-/// Size of the root, which has directories only, and its number of files.
+/// Mount options of the root, which contains only directories and mount points.
 const ROOT_OPTIONS: &CStr = c"mode=755,size=1m,nr_inodes=1k";
 
-/// File or directory of the host that a confined process sees, with all below it.
+/// File or directory of the host that a confined process sees, including its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VisiblePath {
-    /// Absolute path, the same for the process. Must exist.
+    /// Absolute path, which is the same for the process. Must exist.
     pub path: PathBuf,
-    /// `false` if the process cannot write there.
+    /// True if the process can write to the path.
     pub is_writable: bool,
 }
 
-/// A mount that is not part of any tree yet.
+/// Mount that is not attached to a file tree yet.
 struct DetachedMount(OwnedFd);
 
 impl DetachedMount {
@@ -71,14 +73,14 @@ impl DetachedMount {
     }
 }
 
-/// Mounts of a confined process, which it can read although it does not see `/proc`.
+/// Mount table of a confined process, readable although the process does not see `/proc`.
 #[derive(Debug)]
 pub struct MountTable(File);
 
 impl MountTable {
-    /// Directory that is mounted at `path`, as a path of its file system now. It changes when the
-    /// directory is renamed or removed on the host, which the process does not notice otherwise.
-    /// `None` if nothing is mounted there.
+    /// Returns the directory that is mounted at `path`, as its current path in its file system. The
+    /// path changes when the directory is renamed or removed on the host, which the process cannot
+    /// detect otherwise. `None` if `path` is not a mount point.
     pub fn root_of(&self, path: &Path) -> io::Result<Option<String>> {
         let (mut text, mut at) = (Vec::new(), 0);
         let mut piece = vec![0; 16 << 10];
@@ -91,28 +93,28 @@ impl MountTable {
             at += length as u64;
         }
         let text = String::from_utf8_lossy(&text);
-        let found = text.lines().find_map(|line| {
+        let root = text.lines().find_map(|line| {
             // The fourth and the fifth field: root and mount point (proc_pid_mountinfo(5)).
             let mut fields = line.split(' ').skip(3);
             let (root, mounted) = (fields.next()?, fields.next()?);
             (Path::new(mounted) == path).then(|| root.to_owned())
         });
-        Ok(found)
+        Ok(root)
     }
 }
 
-/// Makes `visible` the only files of this process, which must have a mount namespace of its own.
-/// With `users`, the descriptor of a user namespace, its users own what those of the host own whose
-/// ids they have inside. Returns the mounts, if the kernel shows them.
+/// Makes `visible` the only files of this process, which must have its own mount namespace. If
+/// `users` is given (a user namespace), files of a host user are owned by the user with the same id
+/// inside that namespace. Returns the mount table if the kernel provides it.
 ///
 /// # Errors
-/// `EINVAL` if a file system does not know such users.
+/// `EINVAL` if a file system does not support id-mapped mounts.
 pub fn enter_root(
     visible: &[VisiblePath],
     users: Option<BorrowedFd<'_>>,
 ) -> io::Result<Option<MountTable>> {
     let mut visible: Vec<&VisiblePath> = visible.iter().collect();
-    // A directory before those inside it.
+    // Mount a directory before directories inside it.
     visible.sort_by_key(|visible| visible.path.components().count());
     let mut mounts = Vec::new();
     for visible in visible {
@@ -121,9 +123,10 @@ pub fn enter_root(
         if !visible.path.is_absolute() || !visible.path.components().all(is_plain) {
             return Err(failed(io::ErrorKind::InvalidInput.into()));
         }
-        let read_only = match visible.is_writable {
-            true => 0,
-            false => libc::MOUNT_ATTR_RDONLY,
+        let read_only = if visible.is_writable {
+            0
+        } else {
+            libc::MOUNT_ATTR_RDONLY
         };
         let sealed =
             libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC | read_only;
@@ -145,7 +148,7 @@ pub fn enter_root(
     }
     let proc = new_root.join("proc");
     fs::create_dir_all(&proc)?;
-    let has_proc = mount(Some("proc"), &proc, Some("proc"), SEALED, None::<&str>).is_ok();
+    let has_proc = mount(Some("proc"), &proc, Some("proc"), RESTRICTED, None::<&str>).is_ok();
     chdir(PIVOT_MOUNT_POINT)?;
     pivot()?;
     let mut mounts = None;
@@ -153,21 +156,20 @@ pub fn enter_root(
         mounts = File::open("/proc/self/mountinfo").ok().map(MountTable);
         umount2("/proc", MntFlags::MNT_DETACH)?;
     }
-    seal_root()?;
+    make_root_read_only()?;
     Ok(mounts)
 }
 
-/// Creates the directory or file at `to` that `path` is mounted on.
+/// Creates the directory or file `to` as the mount point for `path`.
 fn place(path: &Path, to: &Path) -> io::Result<()> {
     if to.exists() {
         return Ok(());
     }
-    match path.is_dir() {
-        true => fs::create_dir_all(to),
-        false => {
-            fs::create_dir_all(to.parent().unwrap_or(to))?;
-            File::create_new(to).map(drop)
-        }
+    if path.is_dir() {
+        fs::create_dir_all(to)
+    } else {
+        fs::create_dir_all(to.parent().unwrap_or(to))?;
+        File::create_new(to).map(drop)
     }
 }
 

@@ -1,4 +1,4 @@
-//! One hierarchy of control groups, of either version.
+//! Hierarchy of control groups, version 1 or 2.
 
 use super::{CgroupError, GroupLimits, failed};
 use nix::unistd::AccessFlags;
@@ -6,32 +6,32 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Group that holds those of all processes.
+/// Name of the group that contains the groups of all processes.
 const PARENT_GROUP: &str = "jiffy";
 
-/// One cgroup hierarchy, with its controllers.
+/// Cgroup hierarchy with its controllers.
 #[derive(Debug)]
 pub struct CgroupTree {
-    /// Group that holds those of processes.
+    /// Group that contains the groups of processes.
     pub parent: PathBuf,
     pub version: CgroupVersion,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CgroupVersion {
-    /// Version 1 with these controllers.
+    /// Version 1, with the controllers of the hierarchy.
     One(Vec<String>),
     Two,
 }
 
 impl CgroupTree {
-    /// Makes the parent group.
+    /// Creates the parent group.
     pub fn open(&self) -> Result<(), CgroupError> {
         if self.version == CgroupVersion::Two {
             delegate(self.parent.parent().unwrap_or(&self.parent))?;
         }
         fs::create_dir_all(&self.parent).map_err(failed(&self.parent))?;
-        // Another user may have made it.
+        // The group may have been created by another user.
         let writable = nix::unistd::access(&self.parent, AccessFlags::W_OK);
         writable.map_err(|e| failed(&self.parent)(e.into()))?;
         if self.version == CgroupVersion::Two {
@@ -44,7 +44,7 @@ impl CgroupTree {
     pub fn limit(&self, group: &Path, limits: GroupLimits) -> Result<(), CgroupError> {
         for (file, value) in self.settings(limits) {
             let path = group.join(file);
-            // A limit that this kernel lacks is skipped; one of a group that is gone is not.
+            // Skip a limit that this kernel does not support, but fail if the group does not exist.
             match set(&path, &value) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound && group.exists() => {}
                 done => done.map_err(failed(&path))?,
@@ -72,7 +72,8 @@ impl CgroupTree {
                     ("memory", "memory.limit_in_bytes", memory),
                     ("pids", "pids.max", tasks),
                     ("blkio", "blkio.bfq.weight", 100),
-                    // Memory and swap together, at least as much as memory alone.
+                    // Limit of memory and swap together, which must be at least the limit of memory
+                    // alone.
                     ("memory", "memory.memsw.limit_in_bytes", memory),
                 ];
                 let ours = all.into_iter().filter(|(controller, file, _)| {
@@ -86,7 +87,7 @@ impl CgroupTree {
     }
 }
 
-/// Writes to an existing file: creating one in a cgroup fails with a misleading error.
+/// Writes to an existing file. Creating a file in a cgroup would fail with a misleading error.
 pub fn set(path: &Path, value: &str) -> io::Result<()> {
     use std::io::Write;
     let mut file = fs::File::options().write(true).open(path)?;
@@ -98,7 +99,7 @@ fn delegate(group: &Path) -> Result<(), CgroupError> {
     let control = group.join("cgroup.subtree_control");
     for controller in ["+memory", "+pids", "+io"] {
         match set(&control, controller) {
-            // A missing controller is skipped.
+            // Skip a missing controller.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             done => done.map_err(failed(&control))?,
         }
@@ -106,8 +107,8 @@ fn delegate(group: &Path) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// Finds the hierarchies with controllers that limit processes, from the mounts
-/// (`/proc/self/mountinfo`) and groups (`/proc/self/cgroup`) of a process.
+/// Returns the hierarchies whose controllers limit processes. `mounts` is the content of
+/// `/proc/self/mountinfo`, `own` the content of `/proc/self/cgroup`.
 pub fn trees(mounts: &str, own: &str) -> Vec<CgroupTree> {
     let wanted = ["memory", "pids", "blkio"];
     mounts
@@ -128,7 +129,7 @@ pub fn trees(mounts: &str, own: &str) -> Vec<CgroupTree> {
                 _ => return None,
             };
             let group = own.lines().find_map(|line| {
-                // 4:memory:/path, and 0::/path of version 2
+                // Version 1: `4:memory:/path`. Version 2: `0::/path`.
                 let (_, line) = line.split_once(':')?;
                 let (controllers, path) = line.split_once(':')?;
                 let ours = match &version {
@@ -143,7 +144,7 @@ pub fn trees(mounts: &str, own: &str) -> Vec<CgroupTree> {
                 .strip_prefix(root.trim_end_matches('/'))
                 .unwrap_or(group);
             let own = Path::new(at).join(below.trim_start_matches('/'));
-            // Version 2: beside it, unless it is the root group.
+            // In version 2, the parent of the own group, unless the own group is the root group.
             let above = match &version {
                 CgroupVersion::Two if below.trim_matches('/').is_empty() => &own,
                 CgroupVersion::Two => own.parent()?,
@@ -156,7 +157,7 @@ pub fn trees(mounts: &str, own: &str) -> Vec<CgroupTree> {
         })
         .filter(|tree| match tree.version {
             CgroupVersion::One(_) => true,
-            // Version 2 is mounted beside version 1 without any of these controllers.
+            // On a host with version 1, version 2 may be mounted without any of these controllers.
             CgroupVersion::Two => {
                 let own = tree.parent.parent().unwrap_or(&tree.parent);
                 let controllers = fs::read_to_string(own.join("cgroup.controllers"));
