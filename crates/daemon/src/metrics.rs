@@ -1,4 +1,4 @@
-//! Metrics of the daemon, for Prometheus.
+//! Prometheus metrics of the daemon.
 
 use anyhow::Context;
 use axum::http::{StatusCode, header};
@@ -12,20 +12,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::{TcpListener, UnixStream};
 
-/// Text of `Sandboxes::render_metrics`.
+/// Content type of the metrics.
 const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// Connections of scrapers at once.
+/// Maximum number of concurrent connections for scrapes.
 const MAX_SCRAPER_CONNECTIONS: usize = 64;
 
 /// Adds the gateway's counters to the host's metrics.
 pub fn add_gateway_counters(sandboxes: &Sandboxes, counters: Arc<GatewayCounters>) {
     sandboxes.figures().show_also(move || {
-        let counts = counters.totals();
+        let counts = counters.totals().each();
         counts
-            .each()
-            .map(|(name, value)| Figure {
+            .into_iter()
+            .map(|(name, help, value)| Figure {
                 name,
-                help: "Counted by the gateway",
+                help: help.trim().trim_end_matches('.'),
                 counter: !name.ends_with("_open"),
                 value: value as f64,
             })
@@ -33,23 +33,22 @@ pub fn add_gateway_counters(sandboxes: &Sandboxes, counters: Arc<GatewayCounters
     });
 }
 
-/// `GET /metrics`, for callers with access to figures of the host. An address says nothing about a
-/// caller: behind a proxy of this host all have its.
+/// Returns the route `GET /metrics` for callers with access to the metrics of the host. The client
+/// address grants no access: behind a proxy on this host, all clients have its address.
 pub fn routes(app: &App, sandboxes: Sandboxes) -> Router {
-    let show = move |Extension(caller): Extension<Caller>| {
-        let shown = match caller.sees_host() {
-            true => render(&sandboxes),
-            false => {
-                let why = "figures of the host need a key with the scope `admin` or `read`";
-                let body = serde_json::json!({
-                    "code": 403, "message": why, "error_code": "forbidden",
-                });
-                (StatusCode::FORBIDDEN, axum::Json(body)).into_response()
-            }
+    let handler = move |Extension(caller): Extension<Caller>| {
+        let response = if caller.sees_host() {
+            render(&sandboxes)
+        } else {
+            let message = "metrics need a key with the scope `admin` or `read`";
+            let body = serde_json::json!({
+                "code": 403, "message": message, "error_code": "forbidden",
+            });
+            (StatusCode::FORBIDDEN, axum::Json(body)).into_response()
         };
-        std::future::ready(shown)
+        std::future::ready(response)
     };
-    jiffy_api::guarded(app, Router::new().route("/metrics", get(show)))
+    jiffy_api::guarded(app, Router::new().route("/metrics", get(handler)))
 }
 
 fn render(sandboxes: &Sandboxes) -> Response {
@@ -57,25 +56,26 @@ fn render(sandboxes: &Sandboxes) -> Response {
     ([(header::CONTENT_TYPE, OPEN_METRICS_TYPE)], text).into_response()
 }
 
-/// An address at which figures, and nothing else, are answered to everybody.
+/// Listener that serves only metrics, to all clients without a key.
 pub struct MetricsServer {
     listener: TcpListener,
     gateway: Gateway<NoSandboxes, Router>,
 }
 
 impl MetricsServer {
-    /// Listens at `address`.
+    /// Binds to `address`.
     pub async fn open(
         address: SocketAddr,
         allowed_hosts: &[String],
         sandboxes: Sandboxes,
     ) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("cannot listen on {address}: choose another with `--metrics-listen`")
+            format!("cannot listen on {address}: choose another address with --metrics-listen")
         })?;
-        tracing::info!("figures at http://{}/metrics", listener.local_addr()?);
-        let show = move || std::future::ready(render(&sandboxes));
-        let control = Router::new().route("/metrics", get(show));
+        let local_address = listener.local_addr()?;
+        tracing::info!(address = %local_address, "serving metrics");
+        let handler = move || std::future::ready(render(&sandboxes));
+        let control = Router::new().route("/metrics", get(handler));
         let mut config = GatewayConfig {
             allowed_hosts: allowed_hosts.to_vec(),
             ..GatewayConfig::default()
@@ -85,13 +85,13 @@ impl MetricsServer {
         Ok(Self { listener, gateway })
     }
 
-    /// Serves until `shutdown`.
+    /// Serves requests until `shutdown` completes.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) {
         jiffy_gateway::serve(self.listener, None, self.gateway, shutdown).await;
     }
 }
 
-/// Sandboxes of a listener that leads to none.
+/// Empty set of sandboxes, for a gateway that serves metrics only.
 #[derive(Debug, Clone, Copy)]
 struct NoSandboxes;
 
@@ -106,3 +106,6 @@ impl jiffy_gateway::Sandboxes for NoSandboxes {
         Err(OpenError::NotFound)
     }
 }
+
+#[cfg(test)]
+mod reference;
