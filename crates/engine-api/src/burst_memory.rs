@@ -1,78 +1,80 @@
-//! Memory of bursts: how many of what is made in advance are likely to be wanted at once.
+//! Memory of bursts: sizes a stock of objects that are created in advance.
 //!
-//! Many uses at once, as by a fork's children, are likely to come again: after a burst there are as
-//! many for some minutes as it would have taken.
+//! Many uses in quick succession, for example by the children of a fork, are likely to recur. After
+//! a burst, the stock is therefore large enough for the same burst for some minutes.
 
 use std::time::{Duration, Instant};
 
-/// Uses that follow each other faster belong to one burst.
+/// Maximum time between two uses of the same burst.
 const BURST_GAP: Duration = Duration::from_millis(250);
 /// Time for which a burst is remembered.
 const MEMORY: Duration = Duration::from_mins(5);
 
-/// Uses of a stock, and the burst that is remembered.
+/// Recent uses of a stock, and the remembered burst.
 #[derive(Debug)]
 pub struct BurstMemory {
-    /// Size of the stock at all times.
+    /// Size of the stock without a burst.
     usual: usize,
-    /// Largest size after a burst.
-    most: usize,
+    /// Maximum size of the stock after a burst.
+    max: usize,
     last_use: Option<Instant>,
-    /// Uses of the current burst that found nothing.
+    /// Number of uses in the current burst that found the stock empty.
     missed: usize,
-    /// Size of the stock while a burst is remembered, and when that was last of use.
+    /// Size of the stock while a burst is remembered, and the last time when this size was needed.
     after_burst: Option<(usize, Instant)>,
 }
 
 impl BurstMemory {
-    /// For a stock of `usual` size, and of `most` after a burst; without a usual one there is none.
-    pub fn new(usual: usize, most: usize) -> Self {
+    /// Creates a memory for a stock of `usual` objects, and of at most `max` objects after a burst.
+    /// If `usual` is 0, the stock stays empty.
+    pub fn new(usual: usize, max: usize) -> Self {
         Self {
             usual,
-            most: most.max(usual),
+            max: max.max(usual),
             last_use: None,
             missed: 0,
             after_burst: None,
         }
     }
 
-    /// Notes a use that found one, and left so many; none: it found nothing.
-    pub fn note_use(&mut self, now: Instant, left: Option<usize>) {
+    /// Records a use. `remaining` is the number of objects left in the stock, or `None` if the
+    /// stock was empty.
+    pub fn note_use(&mut self, now: Instant, remaining: Option<usize>) {
         let goes_on = self.last_use.is_some_and(|last| now < last + BURST_GAP);
         self.last_use = Some(now);
         if !goes_on {
             self.missed = 0;
         }
-        if let Some(left) = left {
-            // Without the burst before there would have been none.
+        if let Some(remaining) = remaining {
+            // Without the remembered burst, the stock would have been empty.
             if let Some((size, last)) = &mut self.after_burst
-                && left + self.usual < *size
+                && remaining + self.usual < *size
             {
                 *last = now;
             }
             return;
         }
-        // Nothing is kept where nothing is made in advance.
+        // Do not remember bursts of a stock that stays empty.
         if self.usual == 0 {
             return;
         }
         self.missed += 1;
-        let size = (self.usual + self.missed).min(self.most);
-        let known = self.after_burst.map_or(0, |(known, _)| known);
-        self.after_burst = Some((size.max(known), now));
+        let size = (self.usual + self.missed).min(self.max);
+        let previous = self.after_burst.map_or(0, |(size, _)| size);
+        self.after_burst = Some((size.max(previous), now));
     }
 
-    /// Size of the stock without bursts.
+    /// Returns the size of the stock without a burst.
     pub fn usual(&self) -> usize {
         self.usual
     }
 
-    /// Last use.
+    /// Returns the time of the last use.
     pub fn last_use(&self) -> Option<Instant> {
         self.last_use
     }
 
-    /// Size that the stock should have.
+    /// Returns the current target size of the stock.
     pub fn target(&self, now: Instant) -> usize {
         match self.after_burst {
             Some((size, last)) if now < last + MEMORY => size,
@@ -80,7 +82,7 @@ impl BurstMemory {
         }
     }
 
-    /// Time until the burst is forgotten; none: there is none, or it is forgotten now.
+    /// Returns the time until the burst is forgotten. `None` if no burst is remembered.
     pub fn remembered_for(&mut self, now: Instant) -> Option<Duration> {
         let (_, last) = self.after_burst?;
         let rest = (last + MEMORY).saturating_duration_since(now);
@@ -136,7 +138,7 @@ mod tests {
         let mut memory = BurstMemory::new(2, 20);
         let first = misses(&mut memory, Instant::now(), 8, Duration::from_millis(5));
         let second = first + MEMORY / 2;
-        // None of ten is left after this use.
+        // This use empties the stock of ten.
         memory.note_use(second, Some(0));
         assert_eq!(memory.target(first + MEMORY), 10);
         // Eight of ten are left: two would have been enough.

@@ -1,7 +1,7 @@
-//! Messages of child processes on standard error, as lines of the daemon's log.
+//! Forwards the standard error of child processes to the daemon's log.
 //!
-//! A child gets a pipe. A process that has the log itself could truncate it, and write lines into
-//! it that look like the daemon's. A command has no log: its children share its terminal.
+//! Each child writes to a pipe. If it wrote to the log file directly, it could truncate the file or
+//! forge lines of the daemon. A command line tool has no log: its children share its terminal.
 
 use std::io::{self, PipeReader, PipeWriter, Read};
 use std::os::fd::OwnedFd;
@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use tokio::net::unix::pipe;
 use tokio::runtime::Handle;
 
-/// Maximum length in bytes of a line in the log. Longer ones are cut into several.
+/// Maximum length of a line in the log, in bytes. Longer lines are split.
 const MAX_LINE_BYTES: usize = 1000;
-/// Maximum number of lines of a process in each [`PERIOD`]. Further ones are dropped.
+/// Maximum number of lines of one process per [`PERIOD`]. Further lines are dropped.
 const MAX_LINES: u32 = 200;
 const PERIOD: Duration = Duration::from_secs(60);
 const BUFFER_BYTES: usize = 4096;
 
-/// Pipe for the messages of a process that is to be started.
+/// Pipe for the messages of a process that will be started.
 #[derive(Debug)]
 pub struct ChildMessages(
     /// `None` if this process has no log.
@@ -31,7 +31,7 @@ impl ChildMessages {
         Ok(Self(has_log.then(io::pipe).transpose()?))
     }
 
-    /// Standard error of the process.
+    /// Returns the standard error for the process.
     pub fn stderr(&self) -> io::Result<Stdio> {
         match &self.0 {
             Some((_, write)) => Ok(write.try_clone()?.into()),
@@ -39,20 +39,22 @@ impl ChildMessages {
         }
     }
 
-    /// Logs the messages of process `pid`, which was started, until it closes the pipe.
+    /// Logs the messages of the started process `pid` until it closes the pipe.
     pub fn forward(self, program: &'static str, pid: u32) {
         let Some((mut read, write)) = self.0 else {
             return;
         };
         drop(write);
         let mut lines = Lines::new(Instant::now(), move |line: &str| {
-            tracing::warn!(program, pid, "a process reports: {line}");
+            tracing::warn!(program, pid, line, "message of a child process");
         });
         if let Ok(runtime) = Handle::try_current() {
             let _inside = runtime.enter();
             match pipe::Receiver::from_owned_fd(OwnedFd::from(read)) {
                 Ok(receiver) => drop(runtime.spawn(forward(receiver, lines))),
-                Err(e) => tracing::warn!(program, pid, "messages of a process are lost: {e}"),
+                Err(e) => {
+                    tracing::warn!(program, pid, error = %e, "cannot read the messages of a child process")
+                }
             }
             return;
         }
@@ -83,7 +85,7 @@ async fn forward<F: FnMut(&str)>(receiver: pipe::Receiver, mut lines: Lines<F>) 
 struct Lines<F> {
     log: F,
     line: Vec<u8>,
-    /// Lines since `since`.
+    /// Number of lines since `since`.
     count: u32,
     since: Instant,
     dropped: u64,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-/// Most records kept of one sandbox.
+/// Maximum number of connection records stored per sandbox.
 pub const MAX_CONNECTIONS: usize = 1000;
 
 /// Protocol of a connection.
@@ -15,14 +15,14 @@ pub enum ConnectionProtocol {
     Udp,
     /// ICMP.
     Icmp,
-    /// A DNS query to the sandbox's name server.
+    /// DNS query to the sandbox's name server.
     Dns,
-    /// Another protocol, by its number in the IP header.
+    /// Another protocol, with its number in the IP header.
     Other(u8),
 }
 
 impl ConnectionProtocol {
-    /// Protocol with this number in the IP header.
+    /// Returns the protocol with this number in the IP header.
     pub fn of(number: u8) -> Self {
         match number {
             // ICMP and ICMPv6.
@@ -46,19 +46,19 @@ impl fmt::Display for ConnectionProtocol {
     }
 }
 
-/// Reason that a connection was refused.
+/// Reason why a connection was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RefusalReason {
-    /// Egress rules of the sandbox, or the host's for all sandboxes.
+    /// Egress rules of the sandbox or of the host.
     Rules,
-    /// The limit of connections is reached.
+    /// The maximum number of connections is reached.
     Limit,
-    /// The address is the host's own.
+    /// The address belongs to the host.
     Host,
 }
 
 impl RefusalReason {
-    /// Name in one word.
+    /// Returns the name used in records.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rules => "rules",
@@ -71,42 +71,43 @@ impl RefusalReason {
 /// Record of a connection or a DNS query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionRecord {
-    /// Start in milliseconds since 1970; of several equal ones, the last.
+    /// Time of the start, in milliseconds since 1970. Time of the last one if `times` is above 1.
     pub at_ms: u64,
-    /// Protocol of a connection.
+    /// Protocol.
     pub protocol: ConnectionProtocol,
-    /// Destination address; none for a DNS query.
+    /// Destination address. `None` for a DNS query.
     pub address: Option<IpAddr>,
-    /// Destination port, if the protocol has ports.
+    /// Destination port. `None` if the protocol has no ports.
     pub port: Option<u16>,
     /// Queried name, or the name sniffed from the connection, in printable ASCII of at most 253
     /// bytes.
     pub host: Option<String>,
     /// Queried record type.
     pub question: Option<String>,
-    /// Bytes sent and received by the guest so far; none: unknown, or nothing passed.
+    /// Bytes sent and received by the guest so far. `None` if unknown or zero.
     pub bytes: Option<(u64, u64)>,
-    /// Reason for its refusal; none: it passed.
+    /// Reason for the rejection. `None` if the connection was allowed.
     pub refused: Option<RefusalReason>,
-    /// Number of connections that differ in their time only; 1 or more.
+    /// Number of connections that this record represents: equal connections differ only in their
+    /// times.
     pub times: u64,
 }
 
 /// Connection records of a sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConnectionRecords {
-    /// Start of the records in milliseconds since 1970; none: the sandbox has no network.
+    /// Start of the records, in milliseconds since 1970. `None` if the sandbox has no network.
     pub since_ms: Option<u64>,
     /// Newest records, oldest first.
     pub list: Vec<ConnectionRecord>,
-    /// Number of further connections since then, as far as is known.
+    /// Number of known connections since then that are not in `list`.
     pub missing: u64,
     /// Data that the host's kernel does not provide: `connections`, `bytes`, `refusals`.
     pub untold: Vec<&'static str>,
 }
 
 impl ConnectionRecords {
-    /// Adds later records and keeps the newest.
+    /// Adds later records and drops the oldest records above the maximum.
     pub fn extend(&mut self, later: Self) {
         self.since_ms = self.since_ms.or(later.since_ms);
         self.list.extend(later.list);
@@ -116,16 +117,16 @@ impl ConnectionRecords {
         self.untold = later.untold;
     }
 
-    /// Keeps the newest `count` records.
+    /// Drops all but the newest `count` records.
     pub fn keep_last(&mut self, count: usize) {
-        let gone = self.list.len().saturating_sub(count);
-        let times = self.list.drain(..gone).map(|c| c.times);
+        let excess = self.list.len().saturating_sub(count);
+        let times = self.list.drain(..excess).map(|c| c.times);
         self.missing = times.fold(self.missing, u64::saturating_add);
     }
 }
 
-/// Connection log of one guest, readable after the guest has ended.
+/// Connection log of one guest. It remains readable after the guest has ended.
 pub trait ConnectionLog: Send + Sync {
-    /// Reads all records. Queries the kernel and blocks.
+    /// Reads all records. This queries the kernel and blocks.
     fn read(&self) -> ConnectionRecords;
 }

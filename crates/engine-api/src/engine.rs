@@ -6,9 +6,9 @@
 //! that may be handed out. A warm pool holds unassigned guests only, so that identities are never
 //! used twice.
 //!
-//! A guest ends with the process that started it, however that process ends, unless the guest is
-//! kept ([`Guest::keep`]). A kept guest continues to run, and another process adopts it by its
-//! [`GuestHandle`] ([`Engine::adopt`]). Kept guests that are not adopted must be ended
+//! A guest is terminated with the process that started it, unless the guest is detached
+//! ([`Guest::detach`]). A detached guest continues to run until another process adopts it by its
+//! [`GuestHandle`] ([`Engine::adopt`]). Detached guests that are not adopted must be terminated
 //! ([`Engine::end_unadopted`]).
 
 use crate::{
@@ -19,17 +19,17 @@ use async_trait::async_trait;
 use jiffy_proto::agent::SiteSettings;
 use std::sync::Arc;
 
-/// Kept guest to adopt.
+/// Detached guest to adopt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptGuest {
-    /// Handle from [`Guest::keep`].
+pub struct DetachedGuest {
+    /// Handle from [`Guest::detach`].
     pub handle: GuestHandle,
-    /// Latest snapshot of the guest, even if the former process ended while the snapshot was
-    /// completed ([`SnapshotFiles::ids`]).
+    /// Latest snapshot of the guest. It counts even if the former process exited while it committed
+    /// the snapshot ([`SnapshotFiles::ids`]).
     pub snapshot: Option<String>,
     /// Egress rules.
     pub network: NetworkRules,
-    /// Snapshot of it that the former process captured and did not complete.
+    /// Snapshot of the guest that the former process captured but did not complete.
     pub captured: Option<String>,
 }
 
@@ -38,14 +38,14 @@ pub struct KeptGuest {
 pub struct TemplateState {
     /// Fingerprint of everything that guests of the template depend on, except their size.
     pub fingerprint: String,
-    /// Startup of every sandbox of the template, which runs before the sandbox is handed out; a
-    /// snapshot of the booted template contains it.
+    /// Startup of every sandbox of the template. It runs before the sandbox is handed out. A
+    /// snapshot of the booted template contains its result.
     pub startup: Startup,
 }
 
 impl TemplateState {
-    /// Returns the fingerprint of a snapshot of the booted template in `size`: equal fingerprints
-    /// may share a snapshot.
+    /// Returns the fingerprint of a snapshot of the booted template in `size`. Sandboxes with equal
+    /// fingerprints may share a snapshot.
     #[must_use]
     pub fn snapshot_fingerprint(&self, size: SandboxSize) -> String {
         let SandboxSize {
@@ -97,8 +97,9 @@ pub trait Engine: Send + Sync + 'static {
     ) -> Result<Box<dyn UnassignedGuest>, EngineError>;
 
     /// Restores a guest from snapshot `id`, whose template may have changed or been removed since.
-    /// The guest may take `identity` while it starts, before [`UnassignedGuest::assign_identity`]
-    /// is called with the same identity; it must not be used earlier than without one.
+    /// If `identity` is given, the guest may take it while it starts; the caller must pass the same
+    /// identity to [`UnassignedGuest::assign_identity`]. The guest must not be used before that
+    /// call.
     async fn restore(
         &self,
         id: &str,
@@ -106,8 +107,8 @@ pub trait Engine: Send + Sync + 'static {
     ) -> Result<Box<dyn UnassignedGuest>, EngineError>;
 
     /// Records the working set of snapshot `id` of `template`, which makes restores fast. Called
-    /// once, when a template's snapshot has been made; a failure costs time only. `site` are the
-    /// settings that its guest was given.
+    /// once after the snapshot of a template was taken. Restores are only slower if this fails.
+    /// `site` are the settings under which the snapshot was taken.
     async fn record_working_set(
         &self,
         _template: &str,
@@ -117,18 +118,18 @@ pub trait Engine: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Adopts a guest that an earlier process kept. A snapshot that was being taken then is
-    /// committed if it is among [`SnapshotFiles::ids`], and aborted otherwise; the guest runs on
-    /// even if it was to end with the snapshot. A guest that cannot be adopted is ended, provided
-    /// that it is the guest that the handle identifies.
-    async fn adopt(&self, orphan: &KeptGuest) -> Result<Arc<dyn Guest>, EngineError>;
+    /// Adopts a guest that an earlier process detached. A snapshot that was in progress is
+    /// committed if it is among [`SnapshotFiles::ids`], and aborted otherwise. The guest continues
+    /// to run even if it was to stop after the snapshot. If the adoption fails, the guest is
+    /// terminated, provided that it is the guest which the handle identifies.
+    async fn adopt(&self, orphan: &DetachedGuest) -> Result<Arc<dyn Guest>, EngineError>;
 
-    /// Ends every guest of this engine that an earlier process kept and that is not among `known`;
-    /// returns the number of ended guests. If the engine cannot be used, the guests in `known` are
-    /// ended as well: no process could reach them.
+    /// Terminates every detached guest of this engine that is not among `known`. Returns the number
+    /// of terminated guests. If the engine cannot be used, the guests in `known` are terminated as
+    /// well, because no process could connect to them.
     async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError>;
 
-    /// Ends guests that are neither kept nor owned; returns when they have released everything. The
-    /// engine is not used afterwards.
+    /// Terminates all guests that are neither detached nor owned by a caller, and returns when
+    /// their resources are released. The engine must not be used afterwards.
     async fn close(&self) {}
 }

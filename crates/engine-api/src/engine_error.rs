@@ -1,36 +1,36 @@
-//! Failures of an engine's operations.
+//! Errors of engine operations.
 
 use crate::ExitReason;
 
-/// Failure of an engine's operation.
+/// Error of an engine operation.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum EngineError {
-    /// The operation failed; a guest that ran before runs on.
+    /// The operation failed. A guest that was running continues to run.
     #[error("{reason}")]
     Failed {
-        /// Failure, its object, and a remedy.
+        /// Failed operation, its object, and a remedy.
         reason: String,
     },
     /// The guest has ended.
     #[error("{end}")]
     Ended {
-        /// Reason.
+        /// Reason why the guest ended.
         end: ExitReason,
     },
-    /// The guest did not come up.
+    /// The guest did not boot.
     #[error("{reason}")]
     Boot {
-        /// Failure, its object, and a remedy.
+        /// Failed operation, its object, and a remedy.
         reason: String,
         /// Last console output of the guest.
         console: String,
     },
-    /// The snapshot would exceed its limit. Nothing was written, and the guest runs on.
-    #[error("the snapshot takes {needed} bytes of disk space, and may take {most}")]
+    /// The snapshot would exceed its limit. No data was written, and the guest continues to run.
+    #[error("the snapshot needs {needed} bytes of disk space, but at most {most} are allowed")]
     SnapshotTooLarge {
-        /// Upper bound of its size in bytes.
+        /// Upper bound of the snapshot's size, in bytes.
         needed: u64,
-        /// Limit in bytes.
+        /// Limit, in bytes.
         most: u64,
     },
     /// This host cannot restore the snapshot.
@@ -46,13 +46,13 @@ pub enum EngineError {
         engine: &'static str,
         /// Operation.
         what: &'static str,
-        /// Alternative.
+        /// Alternative to suggest to the user.
         instead: Option<&'static str>,
     },
 }
 
 impl EngineError {
-    /// Failure with the message of `error`.
+    /// Creates a failure with the message of `error`.
     pub fn failed(error: impl std::fmt::Display) -> Self {
         Self::Failed {
             reason: error.to_string(),
@@ -63,10 +63,10 @@ impl EngineError {
 /// Failure of a rollback in place ([`crate::Guest::roll_back`]).
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RollbackFailure {
-    /// The guest is as before and runs on.
+    /// The guest is unchanged and continues to run.
     #[error("{reason}")]
     Refused {
-        /// Reason that it cannot go back in place.
+        /// Reason why the guest cannot be rolled back in place.
         reason: String,
     },
     /// The guest is lost and must be stopped. Its sandbox can be restored from the snapshot.

@@ -3,17 +3,17 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Name of the engine of virtual machines.
+/// Name of the engine that runs virtual machines.
 pub const MICROVM: &str = "microvm";
-/// Name of the engine on gVisor.
+/// Name of the engine that runs gVisor.
 pub const GVISOR: &str = "gvisor";
 
 /// An engine by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineName {
-    /// A virtual machine for each sandbox.
+    /// One virtual machine per sandbox.
     MicroVm,
-    /// A kernel in user space for each sandbox.
+    /// One user-space kernel (gVisor) per sandbox.
     Gvisor,
 }
 
@@ -34,7 +34,7 @@ impl FromStr for EngineName {
             MICROVM => Ok(Self::MicroVm),
             GVISOR => Ok(Self::Gvisor),
             _ => Err(format!(
-                "there is no engine `{text}`: there are `{MICROVM}` and `{GVISOR}`"
+                "unknown engine `{text}`: choose `{MICROVM}` or `{GVISOR}`"
             )),
         }
     }

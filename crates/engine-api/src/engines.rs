@@ -4,8 +4,8 @@ use crate::{Engine, EngineDescription, EngineError, SnapshotFiles};
 use std::fmt;
 use std::sync::Arc;
 
-/// Engines of a host by name. The records of sandboxes and snapshots name their engine; a new
-/// sandbox uses the default engine unless its creator names another one.
+/// Engines of a host, by name. The records of sandboxes and snapshots name their engine. A new
+/// sandbox uses the default engine unless its creator selects another one.
 #[derive(Clone)]
 pub struct Engines {
     all: Arc<[Arc<dyn Engine>]>,
@@ -13,7 +13,7 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// Creates a registry of `all`, among which the engine `default` must be.
+    /// Creates a registry of `all`, which must contain the engine named `default`.
     pub fn new(all: Vec<Arc<dyn Engine>>, default: &str) -> Result<Self, EngineError> {
         let default = find(&all, default)?.clone();
         Ok(Self {
@@ -57,8 +57,8 @@ impl Engines {
         described.collect()
     }
 
-    /// Ends the guests of all engines that are neither kept nor owned. The engines are not used
-    /// afterwards.
+    /// Terminates the guests of all engines that are neither detached nor owned by a caller. The
+    /// engines must not be used afterwards.
     pub async fn close(&self) {
         for engine in self.all() {
             engine.close().await;
@@ -75,12 +75,12 @@ impl fmt::Debug for Engines {
 }
 
 fn find<'a>(all: &'a [Arc<dyn Engine>], name: &str) -> Result<&'a Arc<dyn Engine>, EngineError> {
-    let found = all.iter().find(|engine| engine.name() == name);
-    found.ok_or_else(|| {
+    let engine = all.iter().find(|engine| engine.name() == name);
+    engine.ok_or_else(|| {
         let names: Vec<&str> = all.iter().map(|engine| engine.name()).collect();
         EngineError::Failed {
             reason: format!(
-                "there is no engine `{name}` on this host: choose one of {}",
+                "unknown engine `{name}`: choose one of {}",
                 names.join(", ")
             ),
         }

@@ -1,12 +1,12 @@
-//! Reasons that a sandbox ended.
+//! Reasons why a sandbox ended.
 
 use serde::{Deserialize, Serialize};
 
-/// Reason that a sandbox ended.
+/// Reason why a sandbox ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "end", rename_all = "snake_case")]
 pub enum ExitReason {
-    /// A user stopped it.
+    /// A user stopped the sandbox.
     #[error("the sandbox was stopped")]
     Requested,
     /// The guest rebooted or shut down.
@@ -24,29 +24,29 @@ pub enum ExitReason {
         /// Message of the guest kernel.
         message: String,
     },
-    /// The guest did something that no virtual machine can continue after.
-    #[error("the guest broke its machine: {reason}")]
+    /// The guest left its virtual machine in a state from which it cannot continue.
+    #[error("the guest caused a fatal error in its virtual machine: {reason}")]
     GuestFault {
         /// Action of the guest.
         reason: String,
     },
-    /// The VMM process died.
+    /// The VMM process exited unexpectedly.
     #[error("the VMM process of the sandbox was killed ({status}); the sandbox is lost")]
     VmmDied {
-        /// Exit status from the kernel.
+        /// Exit status reported by the kernel.
         status: String,
     },
-    /// Memory of the guest did not arrive from the store in time. The snapshot that it was restored
-    /// from is as it was.
-    #[error("the host could not run the sandbox: {reason}")]
+    /// The guest's memory was not fetched from the store in time. The snapshot from which the guest
+    /// was restored is unchanged.
+    #[error("the host cannot run the sandbox: {reason}")]
     MissingMemory {
-        /// Time that was waited, and the last failure.
+        /// Timeout and last error.
         reason: String,
     },
-    /// The host refused an operation.
-    #[error("the host could not run the sandbox: {reason}")]
+    /// An operation failed on the host.
+    #[error("the host cannot run the sandbox: {reason}")]
     HostError {
-        /// Operation and its object.
+        /// Failed operation and its object.
         reason: String,
     },
 }

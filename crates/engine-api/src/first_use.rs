@@ -1,26 +1,26 @@
-//! First use of a template's sandboxes, by its description.
+//! First use of a template's sandboxes, as described by the template.
 
 use crate::startup::is_path;
 use serde::{Deserialize, Serialize};
 
-/// Longest body of a request in bytes.
+/// Maximum length of the request body, in bytes.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
-/// Thing that most sandboxes of a template do first. It is done once, in a guest that is thrown
-/// away, when the template's snapshot has been made: what it touches is known then.
+/// Action with which most uses of the template's sandboxes start. After the template's snapshot is
+/// taken, the action runs once in a temporary guest to record which memory it touches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FirstUse {
-    /// TCP port on the guest's loopback that takes a `POST`.
+    /// TCP port on the guest's loopback interface, for a `POST` request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// Path of the request; with `port`.
+    /// Path of the request. Requires `port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// JSON body of the request, at most 64 KiB; with `port`.
+    /// JSON body of the request, at most 64 KiB. Requires `port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
-    /// Command for `/bin/sh -c`, instead of `port`.
+    /// Command for `/bin/sh -c`. Must not be combined with `port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }
@@ -28,7 +28,7 @@ pub struct FirstUse {
 /// Action of a [`FirstUse`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FirstUseAction<'a> {
-    /// `POST` of a body to a path at a port.
+    /// `POST` request on the guest's loopback interface.
     Request {
         /// Port.
         port: u16,
@@ -42,11 +42,11 @@ pub enum FirstUseAction<'a> {
 }
 
 impl FirstUse {
-    /// Returns the action, or a message about the invalid combination.
+    /// Returns the action, or a message if the combination of fields is invalid.
     pub fn action(&self) -> Result<FirstUseAction<'_>, String> {
         let body = self.body.as_deref();
         match (self.port, self.path.as_deref(), self.command.as_deref()) {
-            (Some(0), ..) => Err("port 0 is no port".to_owned()),
+            (Some(0), ..) => Err("port 0 is not a valid port".to_owned()),
             (Some(_), Some(path), None) if !is_path(path) => Err(format!(
                 "`{path}` is not a path: start it with `/`, without spaces"
             )),
@@ -61,7 +61,7 @@ impl FirstUse {
             (None, None, Some(command)) if !command.trim().is_empty() && body.is_none() => {
                 Ok(FirstUseAction::Command(command))
             }
-            _ => Err("name either `port`, `path` and `body`, or a `command`".to_owned()),
+            _ => Err("specify either `port`, `path` and `body`, or `command`".to_owned()),
         }
     }
 }

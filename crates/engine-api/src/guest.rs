@@ -1,4 +1,4 @@
-//! Guests before and after they have an identity.
+//! Guests before and after their identity is assigned.
 
 use crate::{
     AfterSnapshot, BootReport, CaptureNotice, ConnectionLog, EngineError, ExitReason, GuestStream,
@@ -13,18 +13,18 @@ use std::io;
 use std::sync::Arc;
 use tokio::net::UnixStream;
 
-/// Identity of a sandbox. Clock and entropy are added when it is assigned.
+/// Identity of a sandbox. Clock and entropy are added when the identity is assigned.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxIdentity {
-    /// Sandbox id; also its host name.
+    /// Sandbox id, which is also the host name.
     pub id: String,
-    /// Id of its template as its owner knows it, for programs in the sandbox. `None` for guests
-    /// that are not sandboxes.
+    /// Id of the template as its owner sees it, for programs in the sandbox. `None` for guests that
+    /// are not sandboxes.
     #[serde(default)]
     pub template: Option<String>,
-    /// Environment of every process, in addition to the template's.
+    /// Environment variables of every process, in addition to the template's.
     pub env: BTreeMap<String, String>,
-    /// Access token that clients must send to its agent. `None` if the agent answers every client.
+    /// Access token that clients must send to the agent. `None` if the agent accepts every client.
     #[serde(default)]
     pub access_token: Option<String>,
     /// True for a rollback to an earlier state, false for a new or resumed sandbox.
@@ -32,50 +32,50 @@ pub struct SandboxIdentity {
     /// Egress rules.
     #[serde(default)]
     pub network: NetworkRules,
-    /// Certificate authorities and proxy of its network.
+    /// Certificate authorities and proxy of the site.
     #[serde(default)]
     pub site: SiteSettings,
 }
 
-/// Handle of a kept guest, opaque to the sandbox manager and stored unchanged.
+/// Handle of a detached guest. The sandbox manager stores it unchanged and does not interpret it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GuestHandle(pub String);
 
-/// Guest whose agent waits for an identity. Dropping it ends the guest.
+/// Guest whose agent waits for an identity. Dropping it terminates the guest.
 #[async_trait]
 pub trait UnassignedGuest: Send {
-    /// Returns true if it still waits.
+    /// Returns whether the guest still waits for an identity.
     fn is_waiting(&self) -> bool;
 
-    /// Uses the guest once under an identity that is revoked afterwards, so that its first real use
-    /// is fast. On return the guest waits for an identity as before. `site` are the settings under
-    /// which its snapshot was taken.
+    /// Uses the guest once under a temporary identity, so that its first real use is fast. On
+    /// return, the guest waits for an identity again. `site` are the settings under which its
+    /// snapshot was taken.
     async fn rehearse(&mut self, _site: &SiteSettings) -> Result<(), EngineError> {
         Ok(())
     }
 
-    /// Assigns the identity; returns when it is in effect.
+    /// Assigns the identity. Returns when the identity is in effect.
     async fn assign_identity(
         self: Box<Self>,
         sandbox_identity: &SandboxIdentity,
     ) -> Result<Arc<dyn Guest>, EngineError>;
 }
 
-/// Called by a rollback before the guest's state is lost. Returns false to cancel the rollback.
+/// Called by a rollback before the guest's state is lost. Returns `false` to cancel the rollback.
 pub type RollbackCommit<'a> = dyn FnMut() -> bool + Send + 'a;
 
-/// Running guest. Dropping it ends the guest, unless it is kept: then dropping it only releases it.
+/// Running guest. Dropping it terminates the guest, unless the guest is detached.
 #[async_trait]
 pub trait Guest: Send + Sync {
-    /// Name of the engine that isolates it.
+    /// Returns the name of the guest's engine.
     fn engine(&self) -> &'static str;
 
-    /// Keeps the guest running beyond this process. Called once per guest, not again after an
-    /// adoption.
-    async fn keep(&self) -> Result<GuestHandle, EngineError>;
+    /// Detaches the guest: it continues to run after this process exits. Called once per guest, and
+    /// not again after an adoption.
+    async fn detach(&self) -> Result<GuestHandle, EngineError>;
 
-    /// Returns the current handle of a kept guest; a rollback in place changes the handle.
+    /// Returns the current handle of a detached guest. A rollback in place changes the handle.
     async fn handle(&self) -> Result<GuestHandle, EngineError> {
         Err(EngineError::Unsupported {
             engine: self.engine(),
@@ -84,13 +84,13 @@ pub trait Guest: Send + Sync {
         })
     }
 
-    /// Takes snapshot `id`; `parent` is the guest's latest snapshot. Afterwards the new snapshot is
+    /// Takes snapshot `id`. `parent` is the guest's latest snapshot. On return, the new snapshot is
     /// either complete or does not exist. A snapshot larger than `max_bytes`
     /// ([`SnapshotFiles::size`](crate::SnapshotFiles::size)) is rejected
-    /// ([`EngineError::SnapshotTooLarge`]). `notice` is sent when the snapshot is captured; from
-    /// then on it is completed even if this process ends
-    /// ([`KeptGuest::captured`](crate::KeptGuest::captured)). An engine that does not capture
-    /// snapshots drops `notice`.
+    /// ([`EngineError::SnapshotTooLarge`]). `notice` is sent when the snapshot is captured: from
+    /// then on, the snapshot is completed even if this process exits
+    /// ([`DetachedGuest::captured`](crate::DetachedGuest::captured)). An engine that does not
+    /// capture snapshots drops `notice`.
     async fn take_snapshot(
         &self,
         id: &str,
@@ -100,8 +100,8 @@ pub trait Guest: Send + Sync {
         notice: Option<CaptureNotice>,
     ) -> Result<SnapshotTimes, EngineError>;
 
-    /// Completes the snapshot with which the guest was adopted
-    /// ([`KeptGuest::captured`](crate::KeptGuest::captured)).
+    /// Completes the snapshot that was captured before the guest was adopted
+    /// ([`DetachedGuest::captured`](crate::DetachedGuest::captured)).
     async fn finish_captured(&self) -> Result<SnapshotTimes, EngineError> {
         Err(EngineError::Unsupported {
             engine: self.engine(),
@@ -111,8 +111,8 @@ pub trait Guest: Send + Sync {
     }
 
     /// Rolls the guest back to snapshot `id` of the same engine in place: process, limits and
-    /// network slot stay. Returns when `identity` is in effect. `commit` is called before any state
-    /// is lost; if it returns false, the guest stays unchanged.
+    /// network slot remain. Returns when `identity` is in effect. `commit` is called before any
+    /// state is lost. If it returns `false`, the guest remains unchanged.
     async fn roll_back(
         &self,
         _id: &str,
@@ -125,32 +125,34 @@ pub trait Guest: Send + Sync {
     }
 
     /// Closes the lower of two layers that were folded into one
-    /// ([`SnapshotFiles::prepare_fold`](crate::SnapshotFiles::prepare_fold)), whose disk space is
-    /// not free until then. Does not wait.
+    /// ([`SnapshotFiles::prepare_fold`](crate::SnapshotFiles::prepare_fold)). The disk space of
+    /// that layer is released only when no guest has it open. Does not wait.
     fn fold_layers(&self, _layers: &FoldedLayers) {}
 
-    /// Returns boot mode and durations.
+    /// Returns boot mode and durations of the boot.
     fn report(&self) -> BootReport;
 
-    /// Returns the isolating process, if there is one.
+    /// Returns the id of the process that isolates the guest. `None` if there is no such process.
     fn pid(&self) -> Option<u32>;
 
-    /// Returns the resource usage, read without waking an idle guest. `None` if unknown.
+    /// Returns the resource usage, without waking an idle guest. `None` if unknown.
     fn usage(&self) -> Option<GuestUsage> {
         None
     }
 
-    /// Returns the number of exits from the guest to the host so far, if known.
+    /// Returns the number of exits from the guest to the host so far. `None` if unknown.
     async fn exits(&self) -> Option<u64> {
         None
     }
 
-    /// Opens a stream to `port` in the guest. A rejected connection reads as closed.
+    /// Opens a stream to `port` in the guest. If the guest rejects the connection, reads return the
+    /// end of the stream.
     async fn connect(&self, port: u32) -> io::Result<UnixStream>;
 
-    /// Connects to TCP `port` of the guest over its network interface. The connection ends with the
-    /// guest. `None` if no process accepts the connection in time, or if the guest has no network
-    /// interface; the agent may still reach the port from inside.
+    /// Connects to TCP `port` of the guest over its network interface. The connection is closed
+    /// when the guest ends. `None` if no process accepts the connection in time, or if the guest
+    /// has no network interface. The agent may still be able to connect to the port from inside the
+    /// guest.
     async fn connect_tcp(&self, _port: u16) -> Option<GuestStream> {
         None
     }
@@ -159,33 +161,33 @@ pub trait Guest: Send + Sync {
     /// fast. Failures are not reported.
     async fn rehearse(&self) {}
 
-    /// Replaces its egress rules, also for existing connections.
+    /// Replaces the guest's egress rules, also for existing connections.
     async fn set_network(&self, _rules: &NetworkRules) -> Result<(), EngineError> {
         Ok(())
     }
 
-    /// Returns the connection log, which stays readable after the guest has ended. `None` if the
+    /// Returns the connection log, which remains readable after the guest has ended. `None` if the
     /// guest has no network.
     fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
         None
     }
 
-    /// Waits until the guest has ended; returns the reason.
+    /// Waits until the guest has ended and returns the reason.
     async fn ended(&self) -> ExitReason;
 
-    /// Returns the last console output, without control characters.
+    /// Returns the end of the console output, without control characters.
     fn console_tail(&self) -> String;
 
-    /// Returns the host's failure to read or write the guest's disk, if one occurred: programs in
-    /// the guest saw I/O errors.
+    /// Returns the first error of the host while it read or wrote the guest's disk. `None` if no
+    /// error occurred. Programs in the guest received an I/O error.
     fn disk_failure(&self) -> Option<String> {
         None
     }
 
-    /// Kills the guest; returns when it has released everything. May be called twice.
+    /// Kills the guest and returns when all of its resources are released. May be called twice.
     async fn stop(&self);
 
-    /// Kills the guest; returns when it no longer runs. Its process and network may exist until
+    /// Kills the guest and returns when it no longer runs. Its process and network may exist until
     /// [`Self::stop`] returns, which must be called as well.
     async fn halt(&self) {
         self.stop().await;

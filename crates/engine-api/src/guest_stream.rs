@@ -8,15 +8,16 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
-/// A stream to a server in a guest.
+/// Stream to a server in a guest.
 pub enum GuestStream {
-    /// Over the engine's own way into the guest; the agent relays it.
+    /// Stream over the engine's own transport, relayed by the agent.
     Relayed(UnixStream),
-    /// A TCP connection over the guest's network interface.
+    /// TCP connection over the guest's network interface.
     Direct {
-        /// Dropped before the connection is closed: its entry among those that end with the guest.
+        /// Registration in the list of connections that are closed when the guest ends. Dropped
+        /// before `stream`.
         entry: Box<dyn Any + Send + Sync>,
-        /// The connection.
+        /// Connection.
         stream: TcpStream,
     },
 }
@@ -36,7 +37,7 @@ impl From<UnixStream> for GuestStream {
     }
 }
 
-/// Does the same with a stream of either kind.
+/// Evaluates the same expression for the pinned inner stream of either kind.
 macro_rules! stream {
     ($this:expr, $stream:ident => $work:expr) => {
         match $this.get_mut() {

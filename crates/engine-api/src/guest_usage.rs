@@ -7,8 +7,8 @@ pub struct GuestUsage {
     pub cpu_us: u64,
     /// Private memory in bytes.
     pub memory_bytes: u64,
-    /// Bytes written to its disk since its last snapshot. `None` while they are unknown.
+    /// Bytes written to the disk since the last snapshot. `None` if unknown.
     pub disk_bytes: Option<u64>,
-    /// Bytes sent and received over its network since it came up; none: it has no network.
+    /// Bytes sent and received over the network since the guest started. `None` without a network.
     pub net_bytes: Option<(u64, u64)>,
 }

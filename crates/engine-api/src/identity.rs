@@ -1,26 +1,27 @@
 //! Ids and secrets of new sandboxes, keys, snapshots and templates.
 
-/// Letters of ids: no `-`, which separates port and id in host names, and no ambiguous letters.
+/// Characters of ids. They exclude `-`, which separates port and id in host names, and ambiguous
+/// letters.
 const ID_ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
 /// Length of the id of a key, sandbox, snapshot or template.
 const ID_LENGTH: usize = 20;
 
-/// No identity could be made.
+/// Error of creating an id or secret.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The host gives no random bytes.
-    #[error("the host gives no random bytes: {0}")]
+    /// The random number generator of the host failed.
+    #[error("cannot read random bytes from the host: {0}")]
     Entropy(#[from] getrandom::Error),
 }
 
-/// Random bytes of the host.
+/// Returns random bytes from the host's generator.
 pub fn random_bytes<const N: usize>() -> Result<[u8; N], IdentityError> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)?;
     Ok(bytes)
 }
 
-/// A new sandbox id: 20 letters and digits, 100 random bits.
+/// Returns a new id: 20 letters and digits with 100 random bits.
 pub fn new_id() -> Result<String, IdentityError> {
     let bytes: [u8; ID_LENGTH] = random_bytes()?;
     Ok(bytes
@@ -29,13 +30,13 @@ pub fn new_id() -> Result<String, IdentityError> {
         .collect())
 }
 
-/// A new secret: 40 hexadecimal digits, 160 random bits.
+/// Returns a new secret: 40 hexadecimal digits with 160 random bits.
 pub fn new_token() -> Result<String, IdentityError> {
     let bytes: [u8; 20] = random_bytes()?;
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// Tells if `word` has the form of an id.
+/// Returns whether `word` has the form of an id.
 pub fn is_id(word: &str) -> bool {
     word.len() == ID_LENGTH && word.bytes().all(|b| ID_ALPHABET.contains(&b))
 }

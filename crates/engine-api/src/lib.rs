@@ -1,4 +1,5 @@
-//! Interface between the host and isolation engines, and what both need: sizes, ids, names.
+//! Interface between the host and the isolation engines, and types that both use: sizes, ids,
+//! names.
 
 mod boot;
 mod burst_memory;
@@ -35,7 +36,7 @@ pub use connections::{
     ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, MAX_CONNECTIONS,
     RefusalReason,
 };
-pub use engine::{Engine, KeptGuest, TemplateState};
+pub use engine::{DetachedGuest, Engine, TemplateState};
 pub use engine_error::{EngineError, RollbackFailure};
 pub use engine_name::{EngineName, GVISOR, MICROVM};
 pub use engines::Engines;

@@ -1,10 +1,11 @@
-//! Lengths of lineages.
+//! Limits for the length of lineages.
 
-/// Longest lineages, in snapshots, of a snapshot that is to be restored fast.
+/// Maximum lengths of the lineage of a snapshot that must be restored fast, in snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LineageLimits {
-    /// Beyond this the newest are merged, if that copies little and is enough.
+    /// Above this length, the newest snapshots are merged if that copies little data and is
+    /// sufficient.
     pub cheap: usize,
-    /// Beyond this all are merged.
+    /// Above this length, all snapshots of the lineage are merged.
     pub longest: usize,
 }

@@ -3,23 +3,23 @@
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// Egress rules chosen by a sandbox's creator. The host's rules for all sandboxes come first; then
-/// `allow_out` overrides `deny_out`, and that overrides `internet`.
+/// Egress rules of a sandbox, chosen by its creator. The host's rules take precedence over them.
+/// `allow_out` takes precedence over `deny_out`, which takes precedence over `internet`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkRules {
-    /// True if addresses in no list may be reached.
+    /// True if addresses that match no list are allowed.
     pub internet: bool,
-    /// CIDR, address, name or `*.name`.
+    /// Allowed destinations: CIDR blocks, addresses, names or `*.name`.
     pub allow_out: Vec<String>,
-    /// CIDR or address.
+    /// Denied destinations: CIDR blocks or addresses.
     pub deny_out: Vec<String>,
-    /// Upstream name servers; none: the host's.
+    /// Upstream name servers. Defaults to the host's if empty.
     pub dns_servers: Vec<IpAddr>,
-    /// Limit of sent megabits per second; none: unlimited.
+    /// Limit of the egress bandwidth, in megabits per second. `None` if unlimited.
     #[serde(default)]
     pub egress_mbps: Option<u32>,
-    /// API key that the sandbox belongs to; only with one it can reach the control plane, if
-    /// `allow_out` names that.
+    /// API key that owns the sandbox. The sandbox can connect to the control plane only if it has
+    /// an owner and `allow_out` contains the control plane.
     #[serde(default)]
     pub owner: Option<String>,
 }

@@ -1,10 +1,10 @@
-//! Identification of a process across reuse of its id.
+//! Identification of a process that does not depend on unique process ids.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 
-/// One process of one boot of one host, even if its process id is reused.
+/// Identity of a process. It is unique across reuse of process ids and across boots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInstance {
     /// Boot id of the kernel.
@@ -16,7 +16,7 @@ pub struct ProcessInstance {
 }
 
 impl ProcessInstance {
-    /// Identifies a live process.
+    /// Returns the identity of the live process `pid`.
     pub fn of(pid: u32) -> io::Result<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
@@ -28,8 +28,8 @@ impl ProcessInstance {
     }
 }
 
-/// Field 22 of `/proc/PID/stat` (proc_pid_stat(5)); the name in field 2 may hold anything. None for
-/// a zombie.
+/// Parses the start time, field 22 of `/proc/PID/stat` (proc_pid_stat(5)). The process name in
+/// field 2 may contain any characters. `None` for a zombie.
 fn started(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;

@@ -1,4 +1,4 @@
-//! Names that no user may give to a template or sandbox: ids, and those of internal templates.
+//! Names that users must not give to templates or sandboxes: ids and names of internal templates.
 
 use crate::identity::is_id;
 
@@ -11,12 +11,12 @@ pub const IMPORTED_IMAGE_DIGITS: usize = 8;
 /// Lengths of the parts of a UUID.
 const UUID_PARTS: [usize; 5] = [8, 4, 4, 4, 12];
 
-/// Tells if `name` is reserved: an id, or a name of internal templates.
+/// Returns whether `name` is reserved: an id or the name of an internal template.
 pub fn is_reserved(name: &str) -> bool {
     is_id(name) || is_uuid(name) || is_unfinished_build(name) || is_imported_image(name)
 }
 
-/// Tells if `word` has the form of a UUID, which build ids have.
+/// Returns whether `word` has the form of a UUID. Ids of builds are UUIDs.
 fn is_uuid(word: &str) -> bool {
     let parts: Vec<&str> = word.split('-').collect();
     let hexadecimal = |part: &&str| part.bytes().all(|b| b.is_ascii_hexdigit());
@@ -24,13 +24,13 @@ fn is_uuid(word: &str) -> bool {
     lengths.eq(UUID_PARTS) && parts.iter().all(hexadecimal)
 }
 
-/// Tells if `name` is that of an unfinished template.
+/// Returns whether `name` belongs to an unfinished template of a build.
 pub fn is_unfinished_build(name: &str) -> bool {
     name.strip_prefix(UNFINISHED_BUILD_PREFIX)
         .is_some_and(is_uuid)
 }
 
-/// Tells if `name` is that of an image imported for builds.
+/// Returns whether `name` belongs to an image imported for builds.
 pub fn is_imported_image(name: &str) -> bool {
     let named = name.strip_prefix(IMPORTED_IMAGE_PREFIX);
     let sum = named.and_then(|n| n.rsplit_once('-')).map(|(_, sum)| sum);

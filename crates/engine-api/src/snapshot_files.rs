@@ -6,41 +6,42 @@ use crate::{
 };
 use async_trait::async_trait;
 
-/// Ids of snapshots, read from the disk lazily.
+/// Lazy iterator over the ids of snapshots on disk.
 pub type SnapshotWalk = Box<dyn Iterator<Item = Result<String, EngineError>> + Send>;
 
-/// Files of an engine's snapshots. The defaults suit an engine whose snapshots do not depend on
-/// other snapshots and always have all of their memory.
+/// Files of an engine's snapshots. The default methods suit an engine whose snapshots do not depend
+/// on other snapshots and always have complete memory.
 #[async_trait]
 pub trait SnapshotFiles: Send + Sync {
-    /// Returns the ids of complete snapshots on this host, read from disk.
+    /// Returns the ids of complete snapshots on this host. Reads the disk.
     fn ids(&self) -> Result<Vec<String>, EngineError>;
 
-    /// Returns the same ids lazily and in no order. Removes incomplete snapshots of dead processes.
+    /// Returns the same ids lazily, in no particular order. Removes incomplete snapshots of
+    /// processes that exited.
     fn walk(&self) -> Result<SnapshotWalk, EngineError> {
         Ok(Box::new(self.ids()?.into_iter().map(Ok)))
     }
 
     /// Returns the disk space of snapshot `id` in bytes, without its ancestors. Merges and folds
-    /// change it.
+    /// change the value.
     fn size(&self, _id: &str) -> Option<u64> {
         None
     }
 
-    /// Returns true if new sandboxes of `template` may still start from its snapshot `id`, and
-    /// false if the template has changed or was removed.
+    /// Returns whether new sandboxes of `template` may start from its snapshot `id`. Returns
+    /// `false` if the template has changed or was removed.
     fn is_current(&self, _template: &str, _id: &str) -> bool {
         true
     }
 
-    /// Removes a snapshot's files; a missing snapshot is not an error. Blocks.
+    /// Removes a snapshot's files. A missing snapshot is not an error. Blocks.
     fn remove(&self, id: &str) -> Result<(), EngineError>;
 
     /// Removes the files of a captured snapshot whose guest is lost. Blocks.
     fn discard_captured(&self, _id: &str) {}
 
-    /// Removes incomplete files of the engine that no process will complete, other than snapshots.
-    /// Returns their number. Called soon after the start and every minute.
+    /// Removes the engine's incomplete files, except snapshots, that no process will complete.
+    /// Returns their number. Called soon after the start and then every minute.
     fn gc(&self) -> Result<usize, EngineError> {
         Ok(0)
     }
@@ -50,15 +51,14 @@ pub trait SnapshotFiles: Send + Sync {
         Ok(())
     }
 
-    /// Checks for damage of snapshot `id` without reading its layers: files that are missing or
-    /// differ from what was written. Ancestors are not checked. Returns the first damage found.
-    /// Blocks.
+    /// Checks snapshot `id` for missing files and files of unexpected size, without reading its
+    /// layers. Ancestors are not checked. Returns the first damage that is detected. Blocks.
     fn find_damage(&self, _id: &str) -> Option<String> {
         None
     }
 
-    /// Writes the checksums of snapshot `id` and its ancestors, once; the snapshot may be removed
-    /// meanwhile. Blocks.
+    /// Writes the checksums of snapshot `id` and its ancestors if they do not exist. The snapshot
+    /// may be removed meanwhile. Blocks.
     fn write_checksums(&self, _id: &str) -> Result<(), EngineError> {
         Ok(())
     }
@@ -66,26 +66,26 @@ pub trait SnapshotFiles: Send + Sync {
     /// Compares snapshot `id` and its ancestors with their checksums, oldest first. Blocks.
     fn verify(&self, id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError>;
 
-    /// Returns true if snapshot `id` needs no files of its ancestors. An engine may merge a
-    /// snapshot by itself to keep restores fast. Called under a lock: reads at most one small file.
+    /// Returns whether snapshot `id` needs no files of its ancestors. This may change at any time
+    /// because an engine may merge a snapshot. Called under a lock: reads at most one small file.
     fn is_independent(&self, _id: &str) -> bool {
         true
     }
 
-    /// Returns true if the files of snapshot `id` depend on those of `ancestor`. Called under a
+    /// Returns whether the files of snapshot `id` depend on the files of `ancestor`. Called under a
     /// lock: reads at most one small file if `ancestor` is the parent.
     fn depends_on(&self, id: &str, _ancestor: &str) -> bool {
         !self.is_independent(id)
     }
 
-    /// Returns the snapshot on whose files those of `id` depend directly, if any. Reads one small
-    /// file.
+    /// Returns the snapshot on whose files the files of `id` depend directly. `None` if `id` is
+    /// independent. Reads one small file.
     fn parent(&self, _id: &str) -> Option<String> {
         None
     }
 
-    /// Returns an upper bound of the bytes by which snapshot `id` grows when it is merged with its
-    /// lineage, which keeps restores fast. `None` if its lineage is within `limits`.
+    /// Returns an upper bound for the bytes by which a merge increases snapshot `id`. `None` if its
+    /// lineage is within `limits` and needs no merge.
     fn merge_growth(&self, _id: &str, _limits: LineageLimits) -> Option<u64> {
         None
     }
@@ -95,24 +95,23 @@ pub trait SnapshotFiles: Send + Sync {
         Ok(())
     }
 
-    /// Prepares the fold of [`Self::parent`] of snapshot `id` into the snapshot, so that the parent
-    /// can be removed. Refused if the parent has other children, or if the copy would be larger
-    /// than both the snapshot and `max_copy` bytes. Guests, restores and uploads of both continue.
-    /// Blocks.
+    /// Prepares the fold of the parent ([`Self::parent`]) of snapshot `id` into the snapshot, so
+    /// that the parent can be removed. Rejected if the parent has other children, or if the copy
+    /// would be larger than both the snapshot and `max_copy` bytes. Guests, restores and uploads of
+    /// both snapshots can continue. Blocks.
     fn prepare_fold(&self, _id: &str, _max_copy: u64, _pace: &mut FoldPace<'_>) -> FoldResult {
         Ok(FoldPreparation::Refused)
     }
 
-    /// Opens the files of snapshot `id` together with the parts of them that its ancestors have.
-    /// Blocks.
+    /// Opens the files of snapshot `id`, with the ranges that its ancestors contain. Blocks.
     fn parts(&self, id: &str) -> Result<SnapshotParts, EngineError>;
 
-    /// Checks that this host can restore a snapshot that another host made, before its layers are
+    /// Checks that this host can restore a snapshot from another host, before its layers are
     /// fetched ([`EngineError::Incompatible`]).
     async fn check_import(&self, import: &SnapshotImport) -> Result<(), EngineError>;
 
-    /// Stores a snapshot that another host made and whose parent is on this host. Afterwards it is
-    /// either complete or does not exist.
+    /// Stores a snapshot from another host. Its parent must exist on this host. On return, the
+    /// snapshot is either complete or does not exist.
     async fn import(
         &self,
         import: &SnapshotImport,
@@ -120,7 +119,7 @@ pub trait SnapshotFiles: Send + Sync {
         existing: ExistingSnapshot,
     ) -> Result<(), EngineError>;
 
-    /// Returns true if a guest can be restored from a snapshot whose memory is not complete
+    /// Returns whether guests can be restored from a snapshot with incomplete memory
     /// ([`ImportedFile::missing`](crate::ImportedFile::missing)).
     fn restores_lazily(&self) -> bool {
         false
@@ -132,14 +131,14 @@ pub trait SnapshotFiles: Send + Sync {
         Ok(())
     }
 
-    /// Returns the source of the memory that snapshot `id` lacks, as the importer named it
+    /// Returns the source of the memory that snapshot `id` lacks, as the importer specified it
     /// ([`ImportedFile::missing`](crate::ImportedFile::missing)). `None` if the memory is complete.
     /// Ancestors are not checked. Blocks.
     fn missing_memory(&self, _id: &str) -> Result<Option<String>, EngineError> {
         Ok(None)
     }
 
-    /// Fetches the memory that snapshot `id` lacks, without that of its ancestors.
+    /// Fetches the memory that snapshot `id` lacks. Ancestors are not completed.
     async fn complete_memory(&self, _id: &str) -> Result<(), EngineError> {
         Ok(())
     }

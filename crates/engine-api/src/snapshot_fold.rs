@@ -1,4 +1,4 @@
-//! Fold of a snapshot's parent into the snapshot.
+//! Fold of a parent snapshot into its child.
 
 use crate::EngineError;
 use jiffy_proto::snapshot::FoldedLayers;
@@ -14,25 +14,25 @@ pub type FoldResult = Result<FoldPreparation, EngineError>;
 /// Outcome of the preparation of a fold.
 #[derive(Debug)]
 pub enum FoldPreparation {
-    /// The copy is made.
+    /// The data is copied; the fold can be committed.
     Ready(PreparedFold),
-    /// It is not worth its cost, or not possible, as long as both snapshots stay as they are.
+    /// The fold is too expensive or not possible while both snapshots remain unchanged.
     Refused,
-    /// Something more urgent came, or the caller cancelled it: it may succeed later.
+    /// Cancelled by the caller or by a more urgent operation. A later attempt may succeed.
     Cancelled,
 }
 
 type Commit = Box<dyn FnOnce() -> Result<FoldedLayers, EngineError> + Send>;
 
-/// Fold that has copied what the snapshot lacked. Dropped before [`Self::commit`], it leaves both
-/// snapshots as they were.
+/// Fold whose data is copied. If it is dropped before [`Self::commit`], both snapshots remain
+/// unchanged.
 pub struct PreparedFold {
     parent: String,
     commit: Commit,
 }
 
 impl PreparedFold {
-    /// Fold of snapshot `parent`; `commit` replaces the snapshot above it in one step.
+    /// Creates a fold of snapshot `parent`. `commit` replaces the child snapshot atomically.
     pub fn new(
         parent: String,
         commit: impl FnOnce() -> Result<FoldedLayers, EngineError> + Send + 'static,
@@ -43,12 +43,12 @@ impl PreparedFold {
         }
     }
 
-    /// Id of the snapshot whose files are not needed after the commit.
+    /// Returns the id of the snapshot whose files are no longer needed after the commit.
     pub fn parent(&self) -> &str {
         &self.parent
     }
 
-    /// Completes the fold. Returns the files that became one, for guests that have them open
+    /// Completes the fold. Returns the merged files for guests that have them open
     /// ([`crate::Guest::fold_layers`]).
     pub fn commit(self) -> Result<FoldedLayers, EngineError> {
         (self.commit)()

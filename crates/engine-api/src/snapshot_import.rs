@@ -1,53 +1,54 @@
-//! Snapshot that another host made, as an engine puts it in place.
+//! Snapshots from other hosts, as an engine imports them.
 
 use crate::SandboxSize;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Description of a snapshot that another host made. All of it is hostile until it is checked.
+/// Description of a snapshot from another host. All fields are untrusted until they are checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotImport {
-    /// Id.
+    /// Snapshot id.
     pub id: String,
-    /// Snapshot that its layers are based on.
+    /// Snapshot on which the layers are based.
     pub parent: Option<String>,
-    /// Name of the engine that took it.
+    /// Name of the engine that took the snapshot.
     pub engine: String,
-    /// Resources of a guest made from it.
+    /// Size of a guest restored from the snapshot.
     pub size: SandboxSize,
-    /// Content of its `manifest.json`.
+    /// Content of `manifest.json`.
     pub manifest: Vec<u8>,
 }
 
-/// File of such a snapshot, which has arrived.
+/// File of an imported snapshot, stored on this host.
 pub trait ImportedFile: Send + Sync {
-    /// Name in the snapshot's directory.
+    /// Returns the name in the snapshot's directory.
     fn name(&self) -> &str;
 
-    /// Makes the file at `to`, which does not exist. Blocks.
+    /// Creates the file at `to`, which must not exist. Blocks.
     fn place(&self, to: &Path) -> io::Result<()>;
 
-    /// Place of its other content, in the words of the one who gave it, if not all has arrived:
-    /// then the file has holes.
+    /// Returns the location of the missing content, in the format of the importer. The file has
+    /// holes then. `None` if the file is complete.
     fn missing(&self) -> Option<String> {
         None
     }
 
-    /// Makes the file `to`, by which what has arrived is kept. Blocks.
+    /// Creates the file `to`. While it exists, the available content of the incomplete file is not
+    /// removed from the cache. Blocks.
     fn pin(&self, _to: &Path) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// All files of such a snapshot.
+/// All files of an imported snapshot.
 pub type ImportedFiles = Vec<Arc<dyn ImportedFile>>;
 
-/// Treatment of a snapshot of the same id that is there already.
+/// Handling of an existing snapshot with the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExistingSnapshot {
-    /// It stays, and the import fails.
+    /// The existing snapshot remains, and the import fails.
     Keep,
-    /// It is damaged: the import takes its place. Guests that run from it keep its files.
+    /// The existing snapshot is damaged and is replaced. Running guests continue to use its files.
     Replace,
 }

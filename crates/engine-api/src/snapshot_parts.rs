@@ -1,47 +1,47 @@
-//! Snapshot of this host, as its engine hands it out for other hosts.
+//! Snapshots of this host, as an engine exports them for other hosts.
 
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of the chunks that [`SnapshotFile::inherited`] counts.
+/// Size of the chunks that [`SnapshotFile::inherited`] counts, in bytes.
 pub const PART_CHUNK_BYTES: u64 = 64 << 10;
 
-/// All files of a snapshot, open: they stay readable if it is removed or merged meanwhile.
+/// All files of a snapshot, open. They remain readable if the snapshot is removed or merged.
 #[derive(Debug, Clone)]
 pub struct SnapshotParts {
-    /// Id.
+    /// Snapshot id.
     pub id: String,
-    /// Snapshot that the files are based on.
+    /// Snapshot on which the files are based.
     pub parent: Option<String>,
-    /// Name of the engine that took it.
+    /// Name of the engine that took the snapshot.
     pub engine: String,
-    /// Template, and its version.
+    /// Template with its version.
     pub template: String,
-    /// Version of Jiffy that took it.
+    /// Version of Jiffy that took the snapshot.
     pub version: String,
     /// Release of the guest kernel, or version of gVisor.
     pub kernel: String,
-    /// Version of the agent; empty: unknown.
+    /// Version of the agent. Empty if unknown.
     pub agent: String,
-    /// Features of the processor that it needs; empty: any.
+    /// Required processor features. Empty if any processor suffices.
     pub processor: String,
     /// Files.
     pub files: Vec<SnapshotFile>,
-    /// Chunks of memory that a restored guest touches first, ascending; empty: unknown.
+    /// Chunks of memory that a restored guest touches first, in ascending order. Empty if unknown.
     pub working_set: Vec<u32>,
 }
 
-/// File of a snapshot. Its holes are zeroes.
+/// File of a snapshot. Holes contain zeroes.
 #[derive(Debug, Clone)]
 pub struct SnapshotFile {
     /// Name in the snapshot's directory.
     pub name: String,
     /// Kind.
     pub kind: SnapshotFileKind,
-    /// The file, which does not change.
+    /// Open file, which does not change.
     pub file: Arc<File>,
-    /// Ranges of chunks that the snapshots below it have, ascending and apart.
+    /// Ranges of chunks that the ancestors contain, in ascending order and not adjacent.
     pub inherited: Vec<Range<u64>>,
 }
 
@@ -50,7 +50,7 @@ pub struct SnapshotFile {
 pub enum SnapshotFileKind {
     /// Layer of guest memory.
     Memory,
-    /// Layer of the writable disk of this number.
+    /// Layer of the writable disk with this index.
     Disk(u32),
     /// State of vCPUs and devices.
     DeviceState,

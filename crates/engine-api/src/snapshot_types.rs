@@ -1,25 +1,26 @@
-//! Actions and times of snapshots.
+//! Actions after snapshots, and durations of snapshots.
 
 use serde::{Deserialize, Serialize};
 
-/// Action of a guest after its snapshot.
+/// Action of a guest after its snapshot is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterSnapshot {
-    /// Run on.
+    /// The guest continues to run.
     Resume,
-    /// End; its memory is free when the call returns.
+    /// The guest is terminated. Its memory is released when the call returns.
     Stop,
 }
 
-/// Is told, once the memory of a snapshot is frozen in a process that survives this one, for how
-/// many microseconds the guest was paused.
+/// Notice that the memory of a snapshot is frozen in a process that survives this one. The value is
+/// the time for which the guest was paused, in microseconds.
 pub type CaptureNotice = tokio::sync::oneshot::Sender<u64>;
 
 /// Durations of a completed snapshot in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotTimes {
-    /// Time that the guest was paused.
+    /// Time for which the guest was paused.
     pub stopped_us: u64,
-    /// From the request to the last byte written (to files, not to storage).
+    /// Time from the request until the last byte is written to the files; they may not be synced
+    /// yet.
     pub total_us: u64,
 }

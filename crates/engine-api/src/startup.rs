@@ -1,58 +1,58 @@
-//! Startup of a template: runs in its guest before that is snapshotted or handed out.
+//! Startup of a template: runs in a guest before its snapshot is taken or it is handed out.
 
 use crate::FirstUse;
 use serde::{Deserialize, Serialize};
 
-/// Start command of every sandbox of a template, and its readiness check.
+/// Start command of every sandbox of a template, with a readiness check.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Startup {
-    /// Command to start, if any.
+    /// Command to start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<StartCommand>,
-    /// Readiness check, if any.
+    /// Readiness check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<Readiness>,
-    /// Thing that most sandboxes do first, if the template tells.
+    /// First action of most sandboxes, if the template defines one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_use: Option<FirstUse>,
 }
 
 impl Startup {
-    /// Returns true if there is nothing to do.
+    /// Returns whether the template has neither a start command nor a readiness check.
     pub fn is_empty(&self) -> bool {
         self.start.is_none() && self.ready.is_none()
     }
 }
 
-/// Command that is started once and keeps running.
+/// Long-running command that is started once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartCommand {
-    /// Command for `/bin/sh -c`; with `args`, a program.
+    /// Command for `/bin/sh -c`, or the program to execute if `args` is set.
     pub command: String,
-    /// Arguments; without a shell, which an image may lack.
+    /// Arguments. If set, the program is executed without a shell, which an image may lack.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub args: Option<Vec<String>>,
-    /// User; none: the template's default user.
+    /// User. Defaults to the template's user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Working directory; none: the template's default.
+    /// Working directory. Defaults to the template's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
 }
 
-/// Readiness check: a port that accepts connections, a page on it that answers with 2xx, or a
+/// Readiness check: a port that accepts connections, a page that answers with status 2xx, or a
 /// command that succeeds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Readiness {
-    /// TCP port on the guest's loopback.
+    /// TCP port on the guest's loopback interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// Path of the page; with `port`.
+    /// Path of the page. Requires `port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Command for `/bin/sh -c`, instead of `port`.
+    /// Command for `/bin/sh -c`. Must not be combined with `port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
     /// Timeout in seconds.
@@ -65,13 +65,13 @@ pub struct Readiness {
 pub enum ReadinessProbe<'a> {
     /// The port accepts a connection.
     Port(u16),
-    /// `GET` of the path answers with 2xx.
+    /// `GET` of the path at the port answers with status 2xx.
     Page(u16, &'a str),
-    /// The command exits with 0.
+    /// The command exits with status 0.
     Command(&'a str),
 }
 
-/// Largest timeout in seconds.
+/// Maximum timeout, in seconds.
 const MAX_TIMEOUT_S: u32 = 3600;
 
 fn default_timeout_s() -> u32 {
@@ -79,7 +79,7 @@ fn default_timeout_s() -> u32 {
 }
 
 impl Readiness {
-    /// Returns the probe, or a message about the invalid combination.
+    /// Returns the probe, or a message if the combination of fields is invalid.
     pub fn probe(&self) -> Result<ReadinessProbe<'_>, String> {
         if !(1..=MAX_TIMEOUT_S).contains(&self.timeout_s) {
             return Err(format!(
@@ -88,7 +88,7 @@ impl Readiness {
             ));
         }
         match (self.port, self.path.as_deref(), self.command.as_deref()) {
-            (Some(0), ..) => Err("port 0 is no port".to_owned()),
+            (Some(0), ..) => Err("port 0 is not a valid port".to_owned()),
             (Some(_), Some(path), None) if !is_path(path) => Err(format!(
                 "`{path}` is not a path: start it with `/`, without spaces"
             )),
@@ -97,12 +97,12 @@ impl Readiness {
             (None, None, Some(command)) if !command.trim().is_empty() => {
                 Ok(ReadinessProbe::Command(command))
             }
-            _ => Err("name either a `port`, with or without a `path`, or a `command`".to_owned()),
+            _ => Err("specify either `port`, with or without `path`, or `command`".to_owned()),
         }
     }
 }
 
-/// Checks a path that becomes part of a request line.
+/// Returns whether `path` can be part of a request line.
 pub(crate) fn is_path(path: &str) -> bool {
     path.starts_with('/') && path.len() <= 1024 && path.bytes().all(|b| b.is_ascii_graphic())
 }

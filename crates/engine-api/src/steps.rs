@@ -1,9 +1,9 @@
 //! Durations of the steps of an operation, such as the spawn of a VMM.
 //!
-//! An operation runs in the scope of a recorder ([`OperationSteps::scope`]), and each step of it
-//! holds the guard of [`begin`]. Without a recorder in scope a step costs nothing. At most one step
-//! of an operation is recorded at a time: a step inside another step is part of the outer one.
-//! The durations of an operation's steps therefore sum to at most its own duration.
+//! An operation runs in the scope of a recorder ([`OperationSteps::scope`]). Each step holds the
+//! guard returned by [`begin`]. Without a recorder in scope, a step costs nothing. At most one step
+//! of an operation is recorded at a time: a nested step is part of the outer step. The durations of
+//! all steps therefore sum to at most the duration of the operation.
 
 use parking_lot::Mutex;
 use std::future::Future;
@@ -13,7 +13,7 @@ use tracing::Span;
 
 /// Maximum number of steps recorded for one operation. Later steps are not recorded.
 pub const MAX_STEPS: usize = 32;
-/// Number of steps of a usual operation.
+/// Number of steps of a typical operation.
 const USUAL_STEPS: usize = 12;
 
 tokio::task_local! {
@@ -36,7 +36,8 @@ pub struct OperationSteps(Arc<Recorder>);
 
 #[derive(Debug)]
 struct Recorder {
-    /// Id of the client's request that the operation serves. `None` if no request asked for it.
+    /// Id of the client request that the operation serves. `None` for operations of the daemon
+    /// itself.
     request_id: Option<Arc<str>>,
     state: Mutex<RecorderState>,
 }
@@ -54,7 +55,7 @@ impl Default for OperationSteps {
 }
 
 impl OperationSteps {
-    /// Returns a recorder without steps, which belongs to the current request.
+    /// Returns a recorder without steps that belongs to the current request.
     #[must_use]
     pub fn new() -> Self {
         Self(Arc::new(Recorder {
@@ -77,13 +78,13 @@ impl OperationSteps {
         CURRENT.scope(self, work).await
     }
 
-    /// Returns the steps that have ended, in the order of their ends.
+    /// Returns the completed steps in the order of completion.
     #[must_use]
     pub fn list(&self) -> Vec<StepDuration> {
         self.0.state.lock().steps.clone()
     }
 
-    /// Returns the steps that have ended, in the order of their ends, and removes them.
+    /// Returns the completed steps in the order of completion, and removes them.
     #[must_use]
     pub fn take(&self) -> Vec<StepDuration> {
         std::mem::take(&mut self.0.state.lock().steps)
@@ -95,7 +96,7 @@ pub async fn serve_request<T>(id: Arc<str>, work: impl Future<Output = T>) -> T 
     REQUEST_ID.scope(id, work).await
 }
 
-/// Returns the id of the client's request that the current task serves.
+/// Returns the id of the client request that the current task serves.
 #[must_use]
 pub fn request_id() -> Option<Arc<str>> {
     CURRENT
@@ -103,7 +104,7 @@ pub fn request_id() -> Option<Arc<str>> {
         .unwrap_or_else(|_| REQUEST_ID.try_with(Clone::clone).ok())
 }
 
-/// Begins a step of the current operation. The step ends when the guard is dropped.
+/// Starts a step of the current operation. The step ends when the guard is dropped.
 #[must_use]
 pub fn begin(name: &'static str) -> StepGuard {
     let recorder = OperationSteps::current().filter(|steps| {
@@ -118,7 +119,7 @@ pub fn begin(name: &'static str) -> StepGuard {
 pub struct StepGuard(Option<Step>);
 
 impl StepGuard {
-    /// Ends the step and begins the next one.
+    /// Ends the step and starts the next one.
     pub fn next(&mut self, name: &'static str) {
         if let Some(step) = &mut self.0 {
             step.record();
@@ -150,7 +151,8 @@ impl Step {
             recorder,
             name,
             began: Instant::now(),
-            // Below the usual level of the log, which has the durations in one line.
+            // The span has a lower level than the log's default, which contains all durations in
+            // one line.
             _span: tracing::debug_span!("step", step = name),
         }
     }
