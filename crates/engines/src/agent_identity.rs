@@ -1,4 +1,4 @@
-//! Identities in the form in which agents take them.
+//! Converts sandbox identities to the message that the guest agent expects.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -6,11 +6,11 @@ use jiffy_engine_api::{IdentityError, SandboxIdentity, random_bytes};
 use jiffy_image::Defaults;
 use jiffy_proto::agent::{Identity, TEAM_ID};
 
-/// Bytes of entropy that an agent is given.
+/// Size of the entropy that an agent receives, in bytes.
 const ENTROPY_BYTES: usize = 64;
 
-/// Returns the identity for the agent of a sandbox, with fresh entropy; the clock is added when it
-/// is sent.
+/// Returns the identity message for the agent of a sandbox, with fresh entropy. The sender sets
+/// `time_ns` immediately before sending the message.
 pub fn identity(
     sandbox_identity: &SandboxIdentity,
     defaults: &Defaults,
@@ -36,8 +36,8 @@ pub fn identity(
     })
 }
 
-/// Returns the identity of a running sandbox for an agent that asks again: the same one, with fresh
-/// entropy.
+/// Returns the identity of a running sandbox with fresh entropy, for an agent that requests its
+/// identity again.
 pub fn renewed(before: Identity) -> Result<Identity, IdentityError> {
     Ok(Identity {
         rewound: false,

@@ -1,31 +1,32 @@
-//! Processor levels that this host has.
+//! Checks whether this host supports a processor level.
 
 use jiffy_proto::cpu_level::CpuLevel;
 use std::arch::is_x86_feature_detected as has;
 use std::arch::x86_64::__cpuid;
 
-/// Bits of CPUID that say that the processor has VT-x (leaf 1 ecx) or AMD-V (leaf 0x8000_0001 ecx).
+/// CPUID flags of hardware virtualization: VT-x (leaf 1, ecx) and AMD-V (leaf 0x8000_0001, ecx).
 const VMX: u32 = 1 << 5;
 const SVM: u32 = 1 << 2;
 
-/// Fails if guests of this host cannot be given `level`, with the reason.
+/// Checks that guests on this host can be limited to `level`. Returns the reason if not.
 pub fn check(level: CpuLevel) -> Result<(), String> {
     if level.is_host() {
         return Ok(());
     }
     check_features(level)
         .map_err(|missing| format!("processor level {level}: this host has no {missing}"))?;
-    match __cpuid(1).ecx & VMX != 0 || __cpuid(0x8000_0001).ecx & SVM != 0 {
-        true => Ok(()),
-        false => Err(format!(
+    if __cpuid(1).ecx & VMX != 0 || __cpuid(0x8000_0001).ecx & SVM != 0 {
+        Ok(())
+    } else {
+        Err(format!(
             "processor level {level}: this host has neither VT-x nor AMD-V, and programs of its \
              guests see all of its processor; leave --cpu-level out"
-        )),
+        ))
     }
 }
 
-/// Fails if the processor of this host is below `level`, with the names of the features that it
-/// lacks.
+/// Checks that the processor of this host has all features of `level`. Returns the names of the
+/// missing features if not.
 pub fn check_features(level: CpuLevel) -> Result<(), String> {
     let v2 = [
         ("sse3", has!("sse3")),
@@ -61,8 +62,9 @@ pub fn check_features(level: CpuLevel) -> Result<(), String> {
     };
     let missing = needed.into_iter().filter(|(_, has)| !has);
     let missing: Vec<&str> = missing.map(|(name, _)| name).collect();
-    match missing.is_empty() {
-        true => Ok(()),
-        false => Err(missing.join(", ")),
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        Err(missing.join(", "))
     }
 }

@@ -1,4 +1,5 @@
-//! Removal of what killed processes left in a data directory, outside the snapshots.
+//! Garbage collection of files that killed processes left in a data directory. Snapshots have their
+//! own collection.
 
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
@@ -9,95 +10,96 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Unfinished work of template builds; the longest takes minutes.
+/// Age above which unfinished work of a template build is removed. The longest build takes minutes.
 const UNFINISHED: Duration = Duration::from_secs(24 * 3600);
-/// Temporary files and directories, and stamps of nothing.
+/// Age above which temporary files, temporary directories and stamps without a file are removed.
 const TEMPORARY: Duration = Duration::from_secs(3600);
-/// A socket is bound before it listens.
+/// Age above which an unbound socket file is removed. A process creates the file before it listens.
 const SOCKET: Duration = Duration::from_secs(60);
-/// Old logs that are kept beside the one in use.
+/// Number of rotated logs that are retained in addition to the current log.
 pub const OLD_LOGS: usize = 3;
 
-/// Directories in which unfinished work and stamps are found.
+/// Directories that may contain unfinished work (`.new-*`) and stamps (`*.stamp`).
 const DIRECTORIES: [&str; 6] = ["templates", "images", "kernel", "disks", "initrd", "cache"];
-/// Age of a directory's last change from which on a later one has another time stamp.
+/// Precision of modification times: two changes within this period may have the same time stamp.
 const STAMP_PRECISION: Duration = Duration::from_secs(2);
 
 /// Garbage collection of a data directory.
 pub(crate) struct DataDirGc {
     home: PathBuf,
-    /// Directories in which nothing was found, by the time of their last change: their names are
-    /// read again when that is another.
+    /// Modification times of the directories that had no candidates for removal. Such a directory
+    /// is not read again until its modification time changes.
     clean: Mutex<HashMap<&'static str, SystemTime>>,
 }
 
 impl DataDirGc {
-    /// That of the data directory `home`.
-    pub fn of(home: &Path) -> Self {
+    /// Creates the garbage collector of the data directory `home`.
+    pub fn new(home: &Path) -> Self {
         Self {
             home: home.to_owned(),
             clean: Mutex::default(),
         }
     }
 
-    /// Removes what is unused; returns what was removed. What is in use is young, bound or has
-    /// another name. Directories that are links belong to somebody else.
+    /// Removes unused files and returns their paths. Files in use are young, bound, locked or have
+    /// other names. Symbolic links to directories are not followed.
     pub fn run(&self, now: SystemTime) -> Vec<PathBuf> {
-        let mut gone = Vec::new();
-        self.gc_run(now, &mut gone);
+        let mut removed = Vec::new();
+        self.gc_run(now, &mut removed);
         for name in DIRECTORIES {
-            let changed = fs::symlink_metadata(self.home.join(name));
-            let changed = changed.and_then(|m| m.modified()).ok();
+            let changed = fs::symlink_metadata(self.home.join(name))
+                .and_then(|m| m.modified())
+                .ok();
             let mut clean = self.clean.lock();
             if changed.is_some() && clean.get(name).copied() == changed {
                 continue;
             }
             clean.remove(name);
-            let candidates = self.gc_directory(name, now, &mut gone);
-            // Two changes in a row may have one time stamp.
-            let settled = changed.filter(|at| {
+            let candidates = self.gc_directory(name, now, &mut removed);
+            // Two changes in quick succession may have the same time stamp.
+            let final_change = changed.filter(|at| {
                 now.duration_since(*at)
                     .is_ok_and(|age| age > STAMP_PRECISION)
             });
-            if let Some(at) = settled.filter(|_| candidates == 0) {
+            if let Some(at) = final_change.filter(|_| candidates == 0) {
                 clean.insert(name, at);
             }
         }
-        gone
+        removed
     }
 
-    fn gc_run(&self, now: SystemTime, gone: &mut Vec<PathBuf>) {
+    fn gc_run(&self, now: SystemTime, removed: &mut Vec<PathBuf>) {
         let bound = bound_sockets();
         for (path, name) in entries(&self.home.join("run")) {
-            // Not through links.
+            // `symlink_metadata` does not follow symbolic links.
             let Ok(metadata) = fs::symlink_metadata(&path) else {
                 continue;
             };
             let age = || age(&path, &metadata, now);
-            let unused = match metadata.file_type() {
+            let is_unused = match metadata.file_type() {
                 t if t.is_socket() => {
                     name != "jiffy.sock"
                         && age() > SOCKET
                         && bound.as_ref().is_some_and(|b| !b.contains(&path))
                 }
-                _ if name.starts_with(".tmp") => age() > TEMPORARY && !locked(&path, &metadata),
+                _ if name.starts_with(".tmp") => age() > TEMPORARY && !is_locked(&path, &metadata),
                 t if t.is_file() => old_log(&name).is_some_and(|n| n > OLD_LOGS),
                 _ => false,
             };
-            if unused {
-                remove(path, metadata.file_type(), gone);
+            if is_unused {
+                remove(path, metadata.file_type(), removed);
             }
         }
     }
 
-    /// Returns how many names it found that may be of something unused, now or later. No other
-    /// file is looked at: there may be very many.
-    fn gc_directory(&self, name: &str, now: SystemTime, gone: &mut Vec<PathBuf>) -> usize {
+    /// Returns the number of names that may belong to an unused file, now or later. Other files are
+    /// not examined because a directory may contain very many.
+    fn gc_directory(&self, name: &str, now: SystemTime, removed: &mut Vec<PathBuf>) -> usize {
         let mut candidates = 0;
         for (path, name) in entries(&self.home.join(name)) {
-            let unfinished = name.starts_with(".new-");
-            let of_nothing = name.ends_with(".stamp") && !path.with_extension("").exists();
-            if !unfinished && !of_nothing {
+            let is_unfinished = name.starts_with(".new-");
+            let is_orphaned = name.ends_with(".stamp") && !path.with_extension("").exists();
+            if !is_unfinished && !is_orphaned {
                 continue;
             }
             candidates += 1;
@@ -105,9 +107,10 @@ impl DataDirGc {
                 continue;
             };
             let age = age(&path, &metadata, now);
-            if unfinished && age > UNFINISHED || of_nothing && metadata.is_file() && age > TEMPORARY
+            if is_unfinished && age > UNFINISHED
+                || is_orphaned && metadata.is_file() && age > TEMPORARY
             {
-                remove(path, metadata.file_type(), gone);
+                remove(path, metadata.file_type(), removed);
             }
         }
         candidates
@@ -123,7 +126,7 @@ fn entries(directory: &Path) -> impl Iterator<Item = (PathBuf, String)> {
     })
 }
 
-/// Since when nothing was changed in it, one level deep.
+/// Returns the time since the last change of `path` and, for a directory, of its entries.
 fn age(path: &Path, metadata: &Metadata, now: SystemTime) -> Duration {
     let mut latest = metadata.modified().ok();
     if metadata.is_dir() {
@@ -139,8 +142,8 @@ fn age(path: &Path, metadata: &Metadata, now: SystemTime) -> Duration {
         .unwrap_or_default()
 }
 
-/// True if a lock says that a directory is in use.
-fn locked(path: &Path, metadata: &Metadata) -> bool {
+/// Returns whether another process holds a lock on the directory.
+fn is_locked(path: &Path, metadata: &Metadata) -> bool {
     let Some(Ok(directory)) = metadata.is_dir().then(|| File::open(path)) else {
         return false;
     };
@@ -151,7 +154,7 @@ fn old_log(name: &str) -> Option<usize> {
     name.strip_prefix("jiffy.log.")?.parse().ok()
 }
 
-/// Paths that some process listens at; none if the kernel does not tell.
+/// Returns the paths of all bound Unix sockets. `None` if the kernel does not provide the list.
 fn bound_sockets() -> Option<HashSet<PathBuf>> {
     let text = fs::read_to_string("/proc/net/unix").ok()?;
     let paths = text
@@ -160,16 +163,18 @@ fn bound_sockets() -> Option<HashSet<PathBuf>> {
     Some(paths.collect())
 }
 
-fn remove(path: PathBuf, kind: FileType, gone: &mut Vec<PathBuf>) {
-    let removed = if kind.is_dir() {
+fn remove(path: PathBuf, kind: FileType, removed: &mut Vec<PathBuf>) {
+    let result = if kind.is_dir() {
         fs::remove_dir_all(&path)
     } else {
         fs::remove_file(&path)
     };
-    match removed {
-        Ok(()) => gone.push(path),
+    match result {
+        Ok(()) => removed.push(path),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        Err(e) => tracing::warn!("cannot remove {}: {e}", path.display()),
+        Err(e) => {
+            tracing::warn!(path = %path.display(), error = %e, "cannot remove an unused file")
+        }
     }
 }
 
@@ -204,9 +209,9 @@ mod tests {
             "run/jiffy.log.3",
             "run/jiffy.log.4",
             "disks/.new-ext4",
-            "disks/gone.img.stamp",
-            "disks/kept.img",
-            "disks/kept.img.stamp",
+            "disks/removed.img.stamp",
+            "disks/used.img",
+            "disks/used.img.stamp",
             "elsewhere/.new-x",
         ] {
             file(name);
@@ -214,33 +219,33 @@ mod tests {
         symlink(home.join("elsewhere"), home.join("initrd")).unwrap();
 
         let now = SystemTime::now();
-        let data_dir = DataDirGc::of(home);
-        let gone = |at| {
-            let mut gone = data_dir.run(at);
-            gone.sort();
-            let names = gone
+        let data_dir = DataDirGc::new(home);
+        let removed = |at| {
+            let mut removed = data_dir.run(at);
+            removed.sort();
+            let names = removed
                 .iter()
                 .map(|p| p.strip_prefix(home).unwrap().display().to_string());
             names.collect::<Vec<_>>()
         };
-        // Young things may be in use, but a log that was rotated out is not.
-        assert_eq!(gone(now), ["run/jiffy.log.4"]);
-        assert_eq!(gone(now + SOCKET * 2), ["run/dead.sock"]);
+        // Young files may be in use, but a log beyond the retained number is not.
+        assert_eq!(removed(now), ["run/jiffy.log.4"]);
+        assert_eq!(removed(now + SOCKET * 2), ["run/dead.sock"]);
         assert_eq!(
-            gone(now + TEMPORARY * 2),
-            ["disks/gone.img.stamp", "run/.tmpX", "run/.tmpY"]
+            removed(now + TEMPORARY * 2),
+            ["disks/removed.img.stamp", "run/.tmpX", "run/.tmpY"]
         );
         assert_eq!(
-            gone(now + UNFINISHED * 2),
+            removed(now + UNFINISHED * 2),
             ["disks/.new-ext4", "templates/.new-base"]
         );
-        assert!(gone(now + UNFINISHED * 9).is_empty());
+        assert!(removed(now + UNFINISHED * 9).is_empty());
         for name in [
             "run/live.sock",
             "run/jiffy.sock",
             "run/vmm",
             "run/.tmpZ",
-            "disks/kept.img.stamp",
+            "disks/used.img.stamp",
             "elsewhere/.new-x",
         ] {
             assert!(home.join(name).exists(), "{name}");
@@ -248,11 +253,11 @@ mod tests {
     }
 
     #[test]
-    fn names_of_a_directory_are_read_when_it_has_changed_and_while_something_is_to_age() {
+    fn a_directory_is_read_if_it_changed_or_has_candidates() {
         let dir = tempfile::tempdir().unwrap();
         let templates = dir.path().join("templates");
         fs::create_dir(&templates).unwrap();
-        let data_dir = DataDirGc::of(dir.path());
+        let data_dir = DataDirGc::new(dir.path());
         let is_clean = |at| {
             data_dir.run(at);
             data_dir.clean.lock().contains_key("templates")

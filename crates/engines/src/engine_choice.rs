@@ -1,4 +1,4 @@
-//! Choice of the engine for new sandboxes where the request names none.
+//! Selection of the default engine for new sandboxes.
 
 use crate::gvisor_engine;
 use crate::host::Host;
@@ -6,29 +6,29 @@ use crate::restore_policy::{HostFile, HostFingerprint};
 use jiffy_engine_api::EngineName;
 use jiffy_microvm_engine::host_kvm::{self, KvmKind};
 
-/// An engine, and why it was chosen.
+/// Selected engine with the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineChoice {
-    /// The engine.
+    /// Selected engine.
     pub engine: EngineName,
-    /// Why, in words.
+    /// Reason, as text for the operator.
     pub why: String,
 }
 
-/// Facts that the choice depends on.
+/// Facts about the host that determine the selection.
 #[derive(Debug, Clone)]
 pub struct EngineFacts {
-    /// Kind of KVM that runs guests here, or why there is none.
+    /// Kind of KVM on this host. The error explains why KVM cannot be used.
     pub kvm: Result<KvmKind, String>,
-    /// Why gVisor cannot be used, if it cannot.
+    /// Success if gVisor can be used. The error explains why not.
     pub gvisor: Result<(), String>,
-    /// Medians of create and exec with microVMs and with gVisor, in milliseconds, if both were
-    /// measured on this host.
+    /// Median times of create and exec with microVMs and with gVisor, in milliseconds. `None`
+    /// unless both were measured on this host.
     pub measured_ms: Option<(f64, f64)>,
 }
 
 impl EngineFacts {
-    /// Of `host`, by quick looks; nothing is started.
+    /// Collects the facts of `host`. This takes little time: no sandbox is started.
     pub fn of(host: &Host) -> Self {
         let measured = HostFile::of_host(host.home().path(), &HostFingerprint::here());
         Self {
@@ -42,8 +42,9 @@ impl EngineFacts {
         }
     }
 
-    /// The engine to use: the one that is there; where both are, microVMs, unless KVM has to do
-    /// without the processor's virtualization and gVisor was measured to be faster.
+    /// Selects an engine. If only one engine is usable, it is selected. If both are, microVMs are
+    /// selected, unless KVM runs without hardware virtualization and gVisor was measured to be
+    /// faster.
     pub fn choose(&self) -> EngineChoice {
         let choice = |engine, why: &str| EngineChoice {
             engine,
@@ -55,9 +56,10 @@ impl EngineFacts {
                 "this host has KVM with the processor's virtualization",
             ),
             (Ok(KvmKind::Software), Ok(()), Some((microvm, gvisor))) => {
-                let (engine, than) = match gvisor < microvm {
-                    true => (EngineName::Gvisor, "faster"),
-                    false => (EngineName::MicroVm, "not faster"),
+                let (engine, than) = if gvisor < microvm {
+                    (EngineName::Gvisor, "faster")
+                } else {
+                    (EngineName::MicroVm, "not faster")
                 };
                 choice(
                     engine,
@@ -69,7 +71,7 @@ impl EngineFacts {
             }
             (Ok(KvmKind::Software), Ok(()), None) => choice(
                 EngineName::MicroVm,
-                "this host has KVM, without the processor's virtualization; `jiffy doctor --measure` finds whether gVisor is faster here",
+                "this host has KVM, without the processor's virtualization; `jiffy doctor --measure` measures whether gVisor is faster",
             ),
             (Ok(KvmKind::Software), Err(_), _) => choice(
                 EngineName::MicroVm,
@@ -77,7 +79,7 @@ impl EngineFacts {
             ),
             (Err(_), Ok(()), _) => choice(
                 EngineName::Gvisor,
-                "there is no KVM that can be used here, and gVisor needs none",
+                "KVM cannot be used on this host, and gVisor does not need it",
             ),
             (Err(_), Err(_), _) => {
                 let why = self.check(EngineName::MicroVm).err();
@@ -86,19 +88,20 @@ impl EngineFacts {
         }
     }
 
-    /// Checks that sandboxes can come up on `engine`; if not, says why, and every way out.
+    /// Checks that `engine` can run sandboxes. If not, returns the reason and all possible
+    /// remedies.
     pub fn check(&self, engine: EngineName) -> Result<(), String> {
         match (engine, &self.kvm, &self.gvisor) {
             (EngineName::MicroVm, Ok(_), _) | (EngineName::Gvisor, _, Ok(())) => Ok(()),
             (EngineName::MicroVm, Err(kvm), Ok(())) => Err(format!(
-                "{kvm}; or let sandboxes run on gVisor, which needs no KVM: `--engine gvisor`"
+                "{kvm}; or run sandboxes on gVisor, which needs no KVM: `--engine gvisor`"
             )),
             (EngineName::MicroVm, Err(kvm), Err(gvisor)) => Err(format!(
-                "{kvm}; or let sandboxes run on gVisor, which needs no KVM but cannot be used yet: {gvisor}"
+                "{kvm}; or run sandboxes on gVisor, which needs no KVM but cannot be used yet: {gvisor}"
             )),
             (EngineName::Gvisor, kvm, Err(gvisor)) => Err(match kvm {
                 Ok(_) => format!("{gvisor}; or use microVMs: `--engine microvm`"),
-                Err(kvm) => format!("{gvisor}; or let sandboxes be microVMs: {kvm}"),
+                Err(kvm) => format!("{gvisor}; or run sandboxes as microVMs: {kvm}"),
             }),
         }
     }

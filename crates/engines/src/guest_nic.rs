@@ -1,5 +1,4 @@
-//! Network cards of guests: what the engine asks of the network, and what it says where there is
-//! none.
+//! Network interfaces of guests: the adapter between an engine and the network.
 
 use jiffy_engine_api::{ConnectionLog, EngineError, GuestStream, NetworkRules};
 use jiffy_microvm_engine::NetSpec;
@@ -7,11 +6,11 @@ use jiffy_network::{Network, NicKind, SlotLease, guest};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The card of a running guest, in its slot.
+/// Network interface of a running guest, with the slot that it uses.
 pub(crate) struct GuestNic {
-    /// None: there is no card, or its guest is gone.
+    /// `None` if the guest has no interface or has exited.
     lease: Mutex<Option<Arc<SlotLease>>>,
-    /// None: there was no card.
+    /// `None` if the guest never had an interface.
     connections: Option<Arc<dyn ConnectionLog>>,
 }
 
@@ -28,8 +27,8 @@ impl GuestNic {
         lease.clone()
     }
 
-    /// From now on the slot outlives this process, as its guest does. Its number.
-    pub fn keep(&self) -> Option<u32> {
+    /// Marks the slot to outlive this process together with its guest. Returns the slot's number.
+    pub fn detach(&self) -> Option<u32> {
         let lease = self.lease()?;
         lease.keep();
         Some(lease.number())
@@ -42,46 +41,48 @@ impl GuestNic {
         }
     }
 
-    /// True if there is a card whose slot is known.
+    /// Returns whether the guest has an interface and its slot is known.
     pub fn is_connected(&self) -> bool {
         self.lease().is_some()
     }
 
-    /// Connects to TCP `port` of the guest. None: there is no card, or nothing takes connections
-    /// there in time.
+    /// Connects to TCP `port` of the guest. `None` if the guest has no interface, or if no server
+    /// accepts the connection in time.
     pub async fn connect(&self, port: u16) -> Option<GuestStream> {
         self.lease()?.connect(port).await
     }
 
-    /// Ends the daemon's connections to the guest, which runs no more.
+    /// Closes the daemon's connections to the guest. Called when the guest no longer runs.
     pub fn end_connections(&self) {
         if let Some(lease) = self.lease() {
             lease.end_connections();
         }
     }
 
-    /// Forgets the guest's connections, which it has gone back from, and ends those to it. A
-    /// failure is logged: what is left counts against its limit until it times out.
+    /// Removes the connections of a guest that was rolled back from the connection table, and
+    /// closes the daemon's connections to the guest. A failure is only logged: remaining entries
+    /// count against the guest's limit until they time out.
     pub async fn forget_connections(&self) {
         let Some(lease) = self.lease() else { return };
         lease.end_connections();
         if let Err(e) = lease.forget_connections().await {
-            tracing::warn!("connections that a sandbox went back from stay in a table: {e}");
+            tracing::warn!(error = %e, "cannot remove connections of a rolled-back sandbox from the table");
         }
     }
 
-    /// Bytes that the guest sent and received.
+    /// Returns the number of bytes that the guest sent and received.
     pub fn traffic(&self) -> Option<(u64, u64)> {
         self.lease()?.traffic()
     }
 
-    /// Record of the guest's connections; readable after the guest has ended.
+    /// Returns the record of the guest's connections. The record remains readable after the guest
+    /// exited.
     pub fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
         self.connections.clone()
     }
 
-    /// The guest is gone: so is the slot, kept or not.
-    pub fn give_up(&self) {
+    /// Releases the slot after the guest exited, even if [`Self::detach`] was called.
+    pub fn release(&self) {
         let mut lease = self.lease.lock();
         if let Some(lease) = lease.take() {
             lease.end_connections();
@@ -90,7 +91,7 @@ impl GuestNic {
     }
 }
 
-/// The card of whoever has this slot; once.
+/// Returns the interface of the slot `lease`. `None` if it was taken before.
 pub(crate) fn spec(lease: &mut SlotLease) -> Option<NetSpec> {
     Some(NetSpec {
         tap: lease.take_tap()?,
@@ -99,8 +100,8 @@ pub(crate) fn spec(lease: &mut SlotLease) -> Option<NetSpec> {
     })
 }
 
-/// A slot for a guest of snapshot `id`, which has a card.
-pub(crate) async fn needed(
+/// Returns a slot for a guest of snapshot `id`, which was taken with a network interface.
+pub(crate) async fn required(
     network: Option<&Network>,
     card: NicKind,
     id: &str,
@@ -108,15 +109,15 @@ pub(crate) async fn needed(
     let Some(network) = network else {
         return Err(EngineError::Failed {
             reason: format!(
-                "snapshot {id} has a network card, and this daemon has no network: start it with `jiffy serve --network on`, which says what is missing"
+                "snapshot {id} has a network interface, but this daemon has no network: start it with `jiffy serve --network on`, which reports missing requirements"
             ),
         });
     };
     network.take(card).await.map_err(EngineError::failed)
 }
 
-/// Checks that this host can enforce the rules. Without a network nothing is reached, whatever they
-/// say.
+/// Checks that this host can enforce the rules. All rules are valid without a network because
+/// guests then reach no address.
 pub(crate) fn check(network: Option<&Network>, rules: &NetworkRules) -> Result<(), String> {
     match network {
         Some(network) => network.check(rules).map(drop).map_err(|e| e.to_string()),
@@ -124,19 +125,20 @@ pub(crate) fn check(network: Option<&Network>, rules: &NetworkRules) -> Result<(
     }
 }
 
-/// Describes the network in a few words.
+/// Describes the network for the operator, in a few words.
 pub(crate) fn describe(network: Option<&Network>) -> String {
     match network {
         Some(network) => {
-            let (used, most) = network.slots();
+            let (used, max) = network.slots();
             let description = network.description();
-            format!("on, {used} of {most} slots made, {description}")
+            format!("on, {used} of {max} slots created, {description}")
         }
         None => "off".to_owned(),
     }
 }
 
-/// The slot of a guest that ran on. Without it the guest is as it was, but cut off.
+/// Returns the slot of an adopted guest. `None` if the slot cannot be adopted: the guest continues
+/// to run without a network.
 pub(crate) async fn adopted(
     network: Option<&Network>,
     slot: Option<u32>,
@@ -146,7 +148,7 @@ pub(crate) async fn adopted(
     match network.adopt(number, rules).await {
         Ok(lease) => Some(lease),
         Err(e) => {
-            tracing::warn!(number, "a sandbox that ran on has lost its network: {e}");
+            tracing::warn!(slot = number, error = %e, "adopted a sandbox without its network");
             None
         }
     }

@@ -1,4 +1,4 @@
-//! The engine `gvisor` in the host's terms: templates and snapshots of a data directory.
+//! The engine `gvisor` with the templates and snapshots of a data directory.
 
 mod guest;
 mod import;
@@ -11,8 +11,8 @@ use crate::template_cache::{TemplateCache, chain};
 use async_trait::async_trait;
 use guest::{GvisorGuest, GvisorHandle, UnassignedGvisorGuest, end_unreachable};
 use jiffy_engine_api::{
-    Capabilities, Engine, EngineDescription, EngineError, ExitReason, GVISOR, Guest, GuestHandle,
-    KeptGuest, NetworkRules, SandboxIdentity, SandboxSize, SnapshotFiles, TemplateState,
+    Capabilities, DetachedGuest, Engine, EngineDescription, EngineError, ExitReason, GVISOR, Guest,
+    GuestHandle, NetworkRules, SandboxIdentity, SandboxSize, SnapshotFiles, TemplateState,
     UnassignedGuest, new_id, steps,
 };
 use jiffy_gvisor_engine::{
@@ -25,23 +25,23 @@ use jiffy_proto::agent::SiteSettings;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Directory of the snapshots in the data directory.
+/// Name of the directory of snapshots, in the data directory.
 const SNAPSHOTS: &str = "gvisor";
 
-/// Directory of the sandboxes in that of running things.
+/// Name of the directory of sandboxes, in the runtime directory.
 const SANDBOXES: &str = "gvisor";
 
 /// Sandboxes on gVisor, started from the templates and snapshots of one host.
 pub struct GvisorEngine {
     templates: Arc<TemplateCache>,
     store: SnapshotStore,
-    /// The message of the error is the reason that gVisor cannot be used on this host.
+    /// Runtime, or the reason why gVisor cannot be used on this host.
     runtime: Result<Runtime, String>,
     /// `None` if sandboxes have no network card.
     network: Option<Network>,
 }
 
-/// gVisor's runtime of this process.
+/// gVisor runtime of this process.
 struct Runtime {
     helper: Helper,
     version: String,
@@ -55,10 +55,10 @@ impl Runtime {
         Self::with(Helper::new(program(host)?, directory, limited)).await
     }
 
-    /// Starts a runtime whose sandboxes end with this process. They are in `directory`, which no
-    /// other process uses.
+    /// Starts a runtime whose sandboxes are terminated with this process. The sandboxes use
+    /// `directory`, which must not be used by another process.
     async fn start_ephemeral(host: &Host, directory: PathBuf) -> Result<Self, EngineError> {
-        // The memory of a virtual machine is limited by itself; gVisor needs a control group.
+        // A VMM limits its own memory; gVisor needs a control group.
         let limited = can_limit() && matches!(Cgroups::find(), Ok(Some(_)));
         Self::with(Helper::brief(program(host)?, directory, limited)).await
     }
@@ -81,8 +81,9 @@ impl GvisorEngine {
         Self::with(templates, &store, runtime, network)
     }
 
-    /// Opens an engine whose sandboxes end with this process. Sandboxes and snapshots are in
-    /// `directory`, which no other process uses and which is removed with the sandboxes.
+    /// Opens an engine whose sandboxes are terminated with this process. Sandboxes and snapshots
+    /// are stored in `directory`, which must not be used by another process. The directory is
+    /// removed with the sandboxes.
     pub(crate) async fn open_ephemeral(
         templates: Arc<TemplateCache>,
         directory: &Path,
@@ -112,7 +113,7 @@ impl GvisorEngine {
     /// Fails if gVisor cannot be used on this host.
     fn runtime(&self) -> Result<&Runtime, EngineError> {
         self.runtime.as_ref().map_err(|why| EngineError::Failed {
-            reason: format!("the engine gvisor cannot be used here: {why}"),
+            reason: format!("cannot use the engine gvisor on this host: {why}"),
         })
     }
 
@@ -146,29 +147,34 @@ impl GvisorEngine {
     fn manifest(&self, id: &str) -> Result<GvisorManifest, EngineError> {
         let manifest = self.store.get(id).map_err(EngineError::failed)?;
         let version = &self.runtime()?.version;
-        match manifest.version == *version {
-            true => Ok(manifest),
-            false => Err(EngineError::Failed {
+        if manifest.version == *version {
+            Ok(manifest)
+        } else {
+            Err(EngineError::Failed {
                 reason: format!(
-                    "snapshot {id} was taken with gVisor {}, and this is {version}, which may not read it; restore it with that version of jiffy",
+                    "snapshot {id} was taken with gVisor {} and may be unreadable for version {version}; restore it with the version of jiffy that took it",
                     manifest.version
                 ),
-            }),
+            })
         }
     }
 }
 
-/// Returns whether sandboxes can have control groups: gVisor creates them at the top, where only
-/// the root user of the host may. Without them the kernel of the sandbox limits its memory.
+/// Returns whether sandboxes can have control groups. gVisor creates them at the top of the
+/// hierarchy, which requires root of the host. Without control groups, the sentry limits the
+/// memory.
 fn can_limit() -> bool {
     jiffy_rootless::current().is_none()
 }
 
-/// Returns the helper program if it can create sandboxes on this host: their namespaces are created
-/// by root, or by an ordinary user where the kernel permits user namespaces.
+/// Returns the helper program if it can create sandboxes on this host. Only root can create their
+/// namespaces, unless the kernel permits user namespaces.
 pub(crate) fn program(host: &Host) -> Result<PathBuf, EngineError> {
-    let program = host.programs().gvisor.clone();
-    let program = program.map_err(EngineError::failed)?;
+    let program = host
+        .programs()
+        .gvisor
+        .clone()
+        .map_err(EngineError::failed)?;
     if nix::unistd::Uid::effective().is_root() {
         return Ok(program);
     }
@@ -183,18 +189,20 @@ pub(crate) fn program(host: &Host) -> Result<PathBuf, EngineError> {
     }
 }
 
-/// Returns the error of an operation on `sandbox`, which may have failed because the sandbox ended.
+/// Returns the error of an operation on `sandbox`. The operation may have failed because the
+/// sandbox ended.
 fn operation_error(error: GvisorError, sandbox: &Sandbox) -> EngineError {
     if let GvisorError::TooLarge { needed, most } = error {
         return EngineError::SnapshotTooLarge { needed, most };
     }
-    match sandbox.has_ended() {
-        true => EngineError::Ended {
+    if sandbox.has_ended() {
+        EngineError::Ended {
             end: ExitReason::VmmDied {
                 status: error.to_string(),
             },
-        },
-        false => EngineError::failed(error),
+        }
+    } else {
+        EngineError::failed(error)
     }
 }
 
@@ -298,12 +306,13 @@ impl Engine for GvisorEngine {
         let prepared = self.templates.prepare_version(&manifest.template).await?;
         let is_boot = self.store.is_boot(id);
         let mut step = steps::begin("network_slot");
-        let lease = match manifest.net {
-            true => Some(guest_nic::needed(self.network.as_ref(), NicKind::Veth, id).await?),
-            false => None,
+        let lease = if manifest.net {
+            Some(guest_nic::required(self.network.as_ref(), NicKind::Veth, id).await?)
+        } else {
+            None
         };
         let mut boot = self.spec(&prepared, manifest.size, lease.as_ref())?;
-        // The agent image that it was started with.
+        // The agent image with which the sandbox was booted.
         boot.base = PathBuf::from(&manifest.base);
         step.next(if is_boot { "start" } else { "restore" });
         let unassigned = if is_boot {
@@ -326,22 +335,25 @@ impl Engine for GvisorEngine {
         id: &str,
         _site: &SiteSettings,
     ) -> Result<(), EngineError> {
-        // A boot takes half the time of a restore here, and half the memory: the kernel that was
-        // restored keeps what it read.
-        match self.prepare(template).await?.startup.is_empty() {
-            true => self.store.mark_boot(id).map_err(EngineError::failed),
-            false => Ok(()),
+        // A boot takes half the time and half the memory of a restore on gVisor, because a restored
+        // sentry retains the data that it read. A template without startup commands is therefore
+        // booted instead of restored.
+        if self.prepare(template).await?.startup.is_empty() {
+            self.store.mark_boot(id).map_err(EngineError::failed)
+        } else {
+            Ok(())
         }
     }
 
-    async fn adopt(&self, orphan: &KeptGuest) -> Result<Arc<dyn Guest>, EngineError> {
+    async fn adopt(&self, orphan: &DetachedGuest) -> Result<Arc<dyn Guest>, EngineError> {
         let helper = &self.runtime()?.helper;
         let handle = GvisorHandle::read(&orphan.handle)?;
-        // The sandbox continues to use images that can no longer be opened.
+        // The sandbox continues to use its images even if they can no longer be opened by name.
         let prepared = self.templates.prepare_version(&handle.estate.boot.template);
         let prepared = prepared.await.ok();
-        let sandbox = Sandbox::adopt(helper, handle.estate).await;
-        let sandbox = sandbox.map_err(EngineError::failed)?;
+        let sandbox = Sandbox::adopt(helper, handle.estate)
+            .await
+            .map_err(EngineError::failed)?;
         let lease = guest_nic::adopted(self.network.as_ref(), handle.slot, &orphan.network).await;
         let store = self.store.clone();
         Ok(Arc::new(GvisorGuest::new(sandbox, store, prepared, lease)))
@@ -356,12 +368,15 @@ impl Engine for GvisorEngine {
             }
             return Ok(ended);
         };
-        let known: Vec<GvisorHandle> = known
+        let handles: Vec<GvisorHandle> = known
             .iter()
             .filter_map(|handle| GvisorHandle::read(handle).ok())
             .collect();
-        let slots: Vec<u32> = known.iter().filter_map(|handle| handle.slot).collect();
-        let ids: Vec<String> = known.into_iter().map(|w| w.estate.boot.id).collect();
+        let slots: Vec<u32> = handles.iter().filter_map(|handle| handle.slot).collect();
+        let ids: Vec<String> = handles
+            .into_iter()
+            .map(|handle| handle.estate.boot.id)
+            .collect();
         let ended = Sandbox::end_unadopted(helper, &ids).await;
         if let Some(network) = &self.network {
             network.reclaim(NicKind::Veth, &slots);

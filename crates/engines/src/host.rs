@@ -1,4 +1,4 @@
-//! A host: its data directory, its programs, and how a sandbox is made from them.
+//! A host with its data directory and programs, and the creation of sandboxes from them.
 
 use crate::agent_identity::identity;
 use crate::programs::{ProgramError, Programs};
@@ -25,53 +25,53 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::{fs, io};
 
-/// Why a host cannot be used.
+/// Error of opening a host.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The data directory.
+    /// The data directory cannot be used.
     #[error(transparent)]
     Home(#[from] HomeError),
-    /// The programs.
+    /// A program is missing.
     #[error(transparent)]
     Program(#[from] ProgramError),
 }
 
-/// Why a sandbox could not be made.
+/// Error of creating a sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    /// Size out of bounds.
+    /// The size is out of bounds.
     #[error(transparent)]
     Size(#[from] SizeError),
-    /// No template of that name, or a broken one.
+    /// The template does not exist or is damaged.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// The template is a stock one and could not be built.
+    /// The stock template could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// The recipe of a stock template is broken.
+    /// The recipe of the stock template is invalid.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// The guest kernel.
+    /// The guest kernel cannot be used.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The guest agent.
+    /// The guest agent cannot be read.
     #[error("cannot read the guest agent {path}: {source}")]
     Agent {
-        /// Its path.
+        /// Path of the agent.
         path: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// The initial RAM file system.
+    /// The initial RAM file system cannot be created.
     #[error(transparent)]
     Initrd(#[from] InitrdError),
-    /// The disks.
+    /// A disk cannot be created.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// Clock or entropy.
+    /// The clock or the entropy source failed.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The guest did not come up.
+    /// The guest did not boot.
     #[error(transparent)]
     Boot(#[from] BootError),
 }
@@ -81,32 +81,31 @@ pub enum CreateError {
 pub struct SandboxSpec {
     /// Resources.
     pub size: SandboxSize,
-    /// Environment of every process in it.
+    /// Environment variables of all processes in the sandbox.
     pub env: BTreeMap<String, String>,
-    /// Words added to the guest's kernel command line.
+    /// Parameters appended to the guest's kernel command line.
     pub extra_cmdline: String,
-    /// Certificate authorities and proxy of the network it is in.
+    /// Certificate authorities and proxy of the site.
     pub site: SiteSettings,
 }
 
-/// One host.
+/// Data directory and programs of one host.
 #[derive(Debug, Clone)]
 pub struct Host {
     home: Home,
     programs: Programs,
 }
 
-/// All files a sandbox of one template starts from, opened and verified. Makes any number of
-/// sandboxes.
+/// Open and verified files of one template, from which any number of sandboxes can be created.
 #[derive(Debug)]
 pub struct PreparedTemplate {
     home: Home,
     programs: Programs,
     kernel: File,
     initrd: File,
-    /// Modules of the kernel and their checksum.
+    /// Image of the kernel modules and its checksum.
     modules: Option<(File, String)>,
-    /// Image with the agent, where one was asked for.
+    /// Image with the agent. Created when first requested.
     agent_root: OnceLock<PathBuf>,
     template: Template,
     template_version: String,
@@ -115,7 +114,7 @@ pub struct PreparedTemplate {
 }
 
 impl Host {
-    /// The host this program runs on.
+    /// Opens the host on which this program runs.
     pub fn open() -> Result<Self, HostError> {
         Ok(Self {
             home: Home::locate()?,
@@ -123,52 +122,52 @@ impl Host {
         })
     }
 
-    /// A host with another data directory or other programs.
+    /// Creates a host with another data directory or other programs.
     pub fn new(home: Home, programs: Programs) -> Self {
         Self { home, programs }
     }
 
-    /// From now on what its VMMs use is limited.
+    /// Limits the resources of VMMs started from now on.
     pub fn limit_vmms(&mut self, cgroups: Option<Cgroups>) {
         self.programs.vmm = self.programs.vmm.clone().with_cgroups(cgroups);
     }
 
-    /// From now on the disks of those that boot or are restored are no faster than this.
+    /// Limits the disk rates of guests that boot or are restored from now on.
     pub fn limit_disks(&mut self, limits: DiskLimits) {
         self.programs.vmm = self.programs.vmm.clone().with_disk_limits(limits);
     }
 
-    /// From now on guests that boot see a processor of `level`. Fails if this host is below it.
+    /// Limits the processor features of guests that boot from now on to `level`. Fails if the
+    /// processor of this host is below `level`.
     pub fn set_cpu_level(&mut self, level: CpuLevel) -> Result<(), String> {
         crate::cpu_level::check(level)?;
         self.programs.vmm = self.programs.vmm.clone().with_cpu_level(level);
         Ok(())
     }
 
-    /// From now on so many of its VMMs' processes are kept ready for the next guests. To be called
+    /// Starts `count` spare VMM processes for future guests and replaces used ones. Must be called
     /// after [`Self::limit_vmms`], inside a tokio runtime.
     pub fn keep_spare_vmms(&mut self, count: usize) {
         self.programs.vmm = self.programs.vmm.clone().with_spares(count);
         self.programs.vmm.make_spares();
     }
 
-    /// Its data directory.
+    /// Returns the data directory.
     pub fn home(&self) -> &Home {
         &self.home
     }
 
-    /// Its programs.
+    /// Returns the programs.
     pub fn programs(&self) -> &Programs {
         &self.programs
     }
 
-    /// Its templates.
+    /// Returns the templates.
     pub fn templates(&self) -> Templates {
         Templates::new(&self.home)
     }
 
-    /// Checks that `name` is a template that is there or can be built. A quick look, before
-    /// anything long is begun.
+    /// Checks that template `name` exists or can be built. A fast check before a long operation.
     pub fn knows(&self, name: &str) -> Result<(), CreateError> {
         match Recipe::built_in(&plain(name)?) {
             Ok(_) => Ok(()),
@@ -177,7 +176,7 @@ impl Host {
         }
     }
 
-    /// Size of a sandbox of template `name` whose creator names none.
+    /// Returns the default size of a sandbox of template `name`.
     pub fn default_size(&self, name: &str) -> Result<SandboxSize, CreateError> {
         let defaults = match Recipe::built_in(&plain(name)?) {
             Ok(recipe) => recipe.defaults().clone(),
@@ -187,8 +186,8 @@ impl Host {
         Ok(defaults.size())
     }
 
-    /// Opens template `name` with kernel and agent. A stock template that is missing or outdated is
-    /// built first.
+    /// Opens template `name` with kernel and agent. If it is a stock template that is missing or
+    /// outdated, it is built first.
     pub fn prepare(
         &self,
         name: &str,
@@ -202,8 +201,8 @@ impl Host {
         self.with_template(template)
     }
 
-    /// Opens the version of a template that something was made with, as
-    /// [`PreparedTemplate::image_name`] said then.
+    /// Opens the version of a template that is named `image`, a name that
+    /// [`PreparedTemplate::image_name`] returned earlier.
     pub(crate) fn prepare_version(&self, image: &str) -> Result<PreparedTemplate, CreateError> {
         self.with_template(self.templates().version(image)?)
     }
@@ -235,28 +234,29 @@ impl Host {
 }
 
 impl PreparedTemplate {
-    /// The template.
+    /// Returns the template.
     pub fn template(&self) -> &Template {
         &self.template
     }
 
-    /// Version of the template: what it is, by whichever name it is called.
+    /// Returns the version of the template. It depends on the template's content only, not on its
+    /// name.
     pub(crate) fn template_version(&self) -> &str {
         &self.template_version
     }
 
-    /// Checksums of kernel and initial ramdisk.
+    /// Returns the checksums of kernel, modules and initial ramdisk.
     pub(crate) fn version(&self) -> &str {
         &self.version
     }
 
-    /// The name under which snapshots remember what they were taken of: they run with that very
-    /// version of the template only.
+    /// Returns the name that snapshots record for their template. They can be restored only with
+    /// exactly this version of the template.
     pub(crate) fn image_name(&self) -> &str {
         &self.image_name
     }
 
-    /// The image with the guest agent, where no initial ramdisk starts it.
+    /// Returns the path of the image with the guest agent, for engines without an initial ramdisk.
     pub(crate) fn agent_root(&self) -> Result<PathBuf, CreateError> {
         if let Some(path) = self.agent_root.get() {
             return Ok(path.clone());
@@ -271,7 +271,7 @@ impl PreparedTemplate {
         images.map(|image| duplicate(&image.file)).collect()
     }
 
-    /// The modules that a snapshot was taken with.
+    /// Returns the modules with which a snapshot was taken.
     fn modules_named(&self, sha256: &str) -> Result<ModulesImage, CreateError> {
         if let Some(modules) = self.modules.as_ref().filter(|(_, sum)| sum == sha256) {
             return Ok(image_of(modules)?);
@@ -283,12 +283,12 @@ impl PreparedTemplate {
         })
     }
 
-    /// Checks that this host has the modules that a snapshot was taken with.
+    /// Checks that this host has the modules with which a snapshot was taken.
     pub(crate) fn has_modules(&self, sha256: &str) -> Result<(), CreateError> {
         self.modules_named(sha256).map(drop)
     }
 
-    /// Returns what a boot of this template needs.
+    /// Returns the specification for booting this template.
     pub(crate) fn boot_spec(
         &self,
         size: SandboxSize,
@@ -311,8 +311,9 @@ impl PreparedTemplate {
         })
     }
 
-    /// Pages that a guest of `lineage` writes first, and those of its first use, as far as they are
-    /// recorded: a restore can do without.
+    /// Opens the recorded indexes of pages that a guest of `lineage` writes before its first
+    /// command and during its first use. `None` if an index is not recorded: a restore works
+    /// without them.
     pub(crate) fn first_writes(&self, lineage: &Lineage) -> (Option<File>, Option<FirstUsePages>) {
         match lineage.written_pages() {
             Ok(Some(pages)) => {
@@ -322,7 +323,7 @@ impl PreparedTemplate {
             }
             Ok(None) => (None, None),
             Err(e) => {
-                tracing::warn!("restoring without the record of first writes: {e}");
+                tracing::warn!(error = %e, "restoring without the record of first writes");
                 (None, None)
             }
         }
@@ -339,8 +340,8 @@ impl PreparedTemplate {
         FirstUsePages { index, used_by }
     }
 
-    /// Returns what a restore of a snapshot with a disk of `disk_mib` MiB needs; the caller gives
-    /// the guest its identity.
+    /// Returns the specification for restoring a snapshot with a disk of `disk_mib` MiB. The
+    /// identity is the default one; the caller replaces it.
     pub(crate) fn restore_spec(
         &self,
         lineage: Lineage,
@@ -370,13 +371,13 @@ impl PreparedTemplate {
         })
     }
 
-    /// Boots a fresh sandbox without network and returns when its agent has answered.
+    /// Boots a new sandbox without a network and returns when the agent has answered.
     pub async fn boot(&self, spec: &SandboxSpec) -> Result<MicroVm, CreateError> {
         self.boot_with(spec, None).await
     }
 
-    /// The same with a network card. Its guest gets an address by a `jiffy.net=` word in
-    /// `extra_cmdline`.
+    /// Same as [`Self::boot`], with a network interface. The guest takes its address from the
+    /// `jiffy.net=` parameter in `extra_cmdline`.
     pub async fn boot_with(
         &self,
         spec: &SandboxSpec,
@@ -399,9 +400,9 @@ impl PreparedTemplate {
         )?)
     }
 
-    /// Makes a sandbox from a snapshot of one of this template and returns when its agent has taken
-    /// a new identity. Of `spec` the size must be the one it was booted with; memory and vCPUs are
-    /// the snapshot's.
+    /// Creates a sandbox from a snapshot of this template and returns when the agent has taken a
+    /// new identity. The size in `spec` must be the size of the snapshot: memory and vCPUs are
+    /// taken from the snapshot.
     pub async fn restore(
         &self,
         spec: &SandboxSpec,
@@ -414,7 +415,7 @@ impl PreparedTemplate {
             .await
     }
 
-    /// The same as somebody in particular, and with the network card that it had.
+    /// Same as [`Self::restore`], with the given identity and network interface.
     pub async fn restore_as(
         &self,
         sandbox_identity: &SandboxIdentity,
@@ -442,12 +443,12 @@ fn read_agent(programs: &Programs) -> Result<Vec<u8>, CreateError> {
     })
 }
 
-/// Without a tag that says nothing.
+/// Removes a default tag from a reference.
 fn plain(name: &str) -> Result<String, TemplateError> {
     Ok(Reference::parse(name)?.to_string())
 }
 
-/// Makes a new identity.
+/// Returns a new random identity for a sandbox of `spec`.
 fn anonymous_identity(spec: &SandboxSpec) -> Result<SandboxIdentity, CreateError> {
     Ok(SandboxIdentity {
         id: new_id()?,

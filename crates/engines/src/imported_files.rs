@@ -1,20 +1,20 @@
-//! Files of snapshots that other hosts made.
+//! Files of snapshots imported from other hosts.
 
 use jiffy_engine_api::{EngineError, ImportedFiles, SnapshotImport};
 use std::io;
 use std::path::Path;
 
-/// Longest name of a file.
+/// Maximum length of a file name, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
-/// Puts all files into `dir`. Names are those of a snapshot's files, and never paths.
+/// Moves all files into `dir`. Rejects names that are no plain file names of a snapshot.
 pub(crate) fn place_all(files: &ImportedFiles, dir: &Path) -> io::Result<()> {
     for file in files {
         let name = file.name();
         let good = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
         let plain = name.len() <= MAX_NAME_BYTES && name.bytes().all(good);
         if !plain || name.is_empty() || name.starts_with('.') {
-            let reason = format!("{name:?} is no name of a snapshot's file");
+            let reason = format!("invalid name of a snapshot file: {name:?}");
             return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         }
         file.place(&dir.join(name))?;
@@ -22,7 +22,7 @@ pub(crate) fn place_all(files: &ImportedFiles, dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Refusal of a snapshot that needs `what`, which this host lacks.
+/// Returns the error for a snapshot that needs `what`, which this host lacks.
 pub(crate) fn incompatible(
     import: &SnapshotImport,
     what: &str,
@@ -37,7 +37,8 @@ pub(crate) fn incompatible(
     }
 }
 
-/// Refusal of an import whose version of a template, NAME@VERSION, is not here.
+/// Returns the error for an import whose template version (NAME@VERSION) does not exist on this
+/// host.
 pub(crate) fn without_template(
     import: &SnapshotImport,
     template: &impl std::fmt::Display,
@@ -45,7 +46,7 @@ pub(crate) fn without_template(
 ) -> EngineError {
     let what = format!("template {template}");
     let remedy = format!(
-        "`jiffy template push` on a host that has it and `jiffy template pull {template}` on this one bring it"
+        "run `jiffy template push` on a host that has it and `jiffy template pull {template}` on this one"
     );
     incompatible(import, &what, cause, &remedy)
 }

@@ -1,5 +1,5 @@
-//! Engines of one host: `microvm` and `gvisor` with the programs, templates and snapshots of a data
-//! directory, each as a [`jiffy_engine_api::Engine`], and the registry of both ([`open_engines`]).
+//! Engines of one host. Each of `microvm` and `gvisor` implements [`jiffy_engine_api::Engine`] with
+//! the programs, templates and snapshots of a data directory. [`open_engines`] returns both.
 
 mod agent_identity;
 mod cpu_level;
@@ -24,7 +24,7 @@ pub use microvm_engine::{LazyStore, MicroVmEngine};
 pub use open::{open_engines, open_ephemeral_engine};
 pub use programs::{ProgramError, Programs};
 pub use restore_policy::{
-    EngineCost, HostFile, HostFingerprint, KeepError, Percentiles, PolicyCost, PolicyInForce,
+    EngineCost, HostFile, HostFileError, HostFingerprint, Percentiles, PolicyCost, PolicyInForce,
     PolicyReason, RestorePolicy, choose,
 };
 pub use vm_agent::agent;

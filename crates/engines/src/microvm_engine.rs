@@ -1,4 +1,4 @@
-//! The engine `microvm` in the host's terms: templates, snapshots and programs of a data directory.
+//! The engine `microvm` with the templates, snapshots and programs of a data directory.
 
 mod guest;
 mod import;
@@ -26,9 +26,9 @@ use crate::template_cache::{TemplateCache, chain};
 use async_trait::async_trait;
 use guest::{MicroVmGuest, MicroVmHandle};
 use jiffy_engine_api::{
-    Capabilities, Engine, EngineDescription, EngineError, Guest, GuestHandle, KeptGuest, MICROVM,
-    NetworkRules, ProcessInstance, SandboxIdentity, SandboxSize, SnapshotFiles, TemplateState,
-    UnassignedGuest, steps,
+    Capabilities, DetachedGuest, Engine, EngineDescription, EngineError, Guest, GuestHandle,
+    MICROVM, NetworkRules, ProcessInstance, SandboxIdentity, SandboxSize, SnapshotFiles,
+    TemplateState, UnassignedGuest, steps,
 };
 use jiffy_microvm_engine::{AdoptSpec, CapturedSpec, MicroVm, host_kvm};
 use jiffy_network::{Network, NicKind};
@@ -42,14 +42,14 @@ use std::sync::Arc;
 use unassigned::{BootStage, UnassignedMicroVmGuest};
 use working_set::CachedWorkingSets;
 
-/// MicroVMs started from the templates and snapshots of one host.
+/// Engine for microVMs started from the templates and snapshots of one host.
 pub struct MicroVmEngine {
     shared: Arc<Shared>,
-    /// `None` if guests have no network card.
+    /// `None` if guests have no network interface.
     network: Option<Network>,
     data_dir_gc: DataDirGc,
     merges: MergeLock,
-    /// Source of memory that has not arrived. `None` if all memory is on this host.
+    /// Source of memory that is not stored on this host. `None` if there is no such memory.
     lazy: Option<LazyStore>,
     cached_working_sets: CachedWorkingSets,
 }
@@ -62,7 +62,7 @@ impl MicroVmEngine {
 
     /// Opens the engine with `templates`.
     pub(crate) fn open(templates: Arc<TemplateCache>) -> Result<Self, EngineError> {
-        let data_dir_gc = DataDirGc::of(templates.host().home().path());
+        let data_dir_gc = DataDirGc::new(templates.host().home().path());
         Ok(Self {
             shared: Arc::new(Shared::open(templates)?),
             network: None,
@@ -73,13 +73,14 @@ impl MicroVmEngine {
         })
     }
 
-    /// Gives guests a network card. Guests of snapshots that were taken without a card have none.
+    /// Adds a network interface to guests. Guests of snapshots taken without an interface have
+    /// none.
     pub fn with_network(self, network: Option<Network>) -> Self {
         Self { network, ..self }
     }
 
-    /// Returns the part of a template's fingerprint that names the processor level: guests keep the
-    /// level that they booted with.
+    /// Returns the part of a template's fingerprint that names the processor level. It is part of
+    /// the fingerprint because guests retain the level with which they booted.
     fn cpu_level_tag(&self) -> String {
         match self.shared.host().programs().vmm.cpu_level() {
             CpuLevel::Host => String::new(),
@@ -110,7 +111,8 @@ impl Engine for MicroVmEngine {
                 rollback: true,
                 pause_frees_memory: true,
                 connections_survive_snapshot: true,
-                // A guest that is resumed has a slot that knows none of them.
+                // A resumed guest gets a new network slot, which does not know the guest's
+                // connections.
                 connections_survive_pause: false,
                 verify: true,
                 network: self.network.is_some(),
@@ -213,7 +215,7 @@ impl Engine for MicroVmEngine {
         self.record_first_use(template, id, site).await
     }
 
-    async fn adopt(&self, orphan: &KeptGuest) -> Result<Arc<dyn Guest>, EngineError> {
+    async fn adopt(&self, orphan: &DetachedGuest) -> Result<Arc<dyn Guest>, EngineError> {
         let handle = MicroVmHandle::read(&orphan.handle)?;
         let spec = AdoptSpec {
             mark: handle.mark,
@@ -244,12 +246,12 @@ impl Engine for MicroVmEngine {
 
     async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError> {
         // A guest whose handle cannot be parsed cannot be adopted either.
-        let known: Vec<MicroVmHandle> = known
+        let handles: Vec<MicroVmHandle> = known
             .iter()
             .filter_map(|handle| MicroVmHandle::read(handle).ok())
             .collect();
-        let slots: Vec<u32> = known.iter().filter_map(|handle| handle.slot).collect();
-        let marks: Vec<ProcessInstance> = known.into_iter().map(|handle| handle.mark).collect();
+        let slots: Vec<u32> = handles.iter().filter_map(|handle| handle.slot).collect();
+        let marks: Vec<ProcessInstance> = handles.into_iter().map(|handle| handle.mark).collect();
         let ended =
             jiffy_microvm_engine::end_unadopted(&self.shared.socket_directory.sockets, &marks)
                 .await;
@@ -261,7 +263,7 @@ impl Engine for MicroVmEngine {
 
     async fn close(&self) {
         let vmm = self.shared.host().programs().vmm.clone();
-        // Control groups that stay because of a failed task are removed by the next daemon.
+        // Ignore a failed task: the next daemon removes control groups that remain.
         let _ = tokio::task::spawn_blocking(move || vmm.close()).await;
     }
 }

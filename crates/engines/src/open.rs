@@ -9,8 +9,9 @@ use jiffy_network::Network;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Opens the engines of a daemon on `host`. `default` must be usable if it is gVisor. Memory of
-/// snapshots that has not arrived comes from `lazy`. Must be called inside a tokio runtime.
+/// Opens the engines of a daemon on `host`. If `default` is gVisor, gVisor must be usable. `lazy`
+/// provides memory of snapshots that is not stored on this host. Must be called inside a tokio
+/// runtime.
 pub async fn open_engines(
     host: Host,
     network: Option<Network>,
@@ -29,8 +30,8 @@ pub async fn open_engines(
     Engines::new(all, &default.to_string())
 }
 
-/// Opens one engine for guests that end with this process. Guests and snapshots of gVisor are in
-/// `directory`. `prepared` is `template`, which was opened already.
+/// Opens one engine for guests that are terminated with this process. gVisor stores its sandboxes
+/// and snapshots in `directory`. `prepared` is the opened template named `template`.
 pub async fn open_ephemeral_engine(
     host: Host,
     network: Option<Network>,

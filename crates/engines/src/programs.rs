@@ -5,16 +5,16 @@ use jiffy_microvm_engine::Vmm;
 use std::env;
 use std::path::PathBuf;
 
-/// The VMM, the guest agent, the helper for gVisor, and the process of functions.
+/// VMM, guest agent, gVisor helper and function host.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// `jiffy-vmm`.
     pub vmm: Vmm,
-    /// `jiffy-agent`, which goes into the guest.
+    /// `jiffy-agent`, which runs in the guest.
     pub agent: PathBuf,
-    /// `jiffy-gvisor`; a host can do without.
+    /// `jiffy-gvisor`. Optional.
     pub gvisor: Result<PathBuf, ProgramError>,
-    /// `jiffy-functions`; a host can do without.
+    /// `jiffy-functions`. Optional.
     pub functions: Result<PathBuf, ProgramError>,
 }
 
@@ -22,7 +22,7 @@ pub struct Programs {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ProgramError {
     /// A program of Jiffy does not exist.
-    #[error("cannot find {name} ({searched}): {remedy}, or name it in {variable}")]
+    #[error("cannot find {name} ({searched}): {remedy}, or set {variable} to its path")]
     Missing {
         /// File name.
         name: &'static str,
@@ -39,9 +39,10 @@ pub enum ProgramError {
 }
 
 impl Programs {
-    /// `$JIFFY_VMM`, `$JIFFY_AGENT`, `$JIFFY_GVISOR` and `$JIFFY_FUNCTIONS`, else beside the
-    /// running program, else in `../lib/jiffy` from there. VMMs are jailed as `$JIFFY_JAIL` says:
-    /// `on`, `off`, or, if nothing does, if the caller is root of the host.
+    /// Finds the programs: `$JIFFY_VMM`, `$JIFFY_AGENT`, `$JIFFY_GVISOR` and `$JIFFY_FUNCTIONS`, or
+    /// else in the directory of the running program, or else in `../lib/jiffy` relative to it.
+    /// `$JIFFY_JAIL` (`on` or `off`) selects whether VMMs are jailed. Defaults to `on` if the
+    /// caller is root of the host.
     pub fn find() -> Result<Self, ProgramError> {
         Ok(Self {
             vmm: Vmm::new(find("jiffy-vmm", "JIFFY_VMM")?, jailed()?),
@@ -73,14 +74,18 @@ fn find(name: &'static str, variable: &'static str) -> Result<PathBuf, ProgramEr
         remedy: package.remedy(component),
         variable,
     };
-    let installation = Installation::current();
-    let installation = installation.map_err(|e| missing(e.to_string(), Package::Source))?;
+    let installation =
+        Installation::current().map_err(|e| missing(e.to_string(), Package::Source))?;
     let package = installation.package();
     if let Some(path) = env::var_os(variable).filter(|v| !v.is_empty()) {
         let path = PathBuf::from(path);
-        return match path.is_file() {
-            true => Ok(path),
-            false => Err(missing(format!("{} is no file", path.display()), package)),
+        return if path.is_file() {
+            Ok(path)
+        } else {
+            Err(missing(
+                format!("{} is not a file", path.display()),
+                package,
+            ))
         };
     }
     let directory = installation.programs().display().to_string();

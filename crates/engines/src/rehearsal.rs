@@ -1,12 +1,13 @@
-//! Rehearsals: a guest runs a command before its first real one, which then finds in memory what
-//! both touch.
+//! Rehearsals: a guest runs a command before its first real command, so that the pages which both
+//! touch are already in memory.
 //!
-//! On the way to its first command a guest touches some hundred pages, each with an exit to the
-//! host: of its kernel, its agent, the C library. A template's guest rehearses before its snapshot
-//! is taken, so that programs and libraries are in the page cache of all that are restored from it.
-//! The guest by which a template's working set is recorded does what the template calls its first
-//! use, too. A guest that waits in the warm pool rehearses once more, under an identity that it
-//! does not keep: what it writes to is its own memory when it is handed out.
+//! Until its first command ends, a guest touches some hundred pages of its kernel, its agent and
+//! the C library, each with an exit to the host. There are three rehearsals:
+//! - A template's guest rehearses before its snapshot is taken. Programs and libraries are then in
+//!   the page cache of all guests restored from the snapshot.
+//! - The guest that records a template's working set also performs the template's first use.
+//! - A guest in the warm pool rehearses once more, under a temporary identity. The pages that it
+//!   writes are then already private when the sandbox is handed out.
 
 use crate::vm_agent::agent;
 use jiffy_agent_client::{ClientError, ProcessSpec};
@@ -16,19 +17,19 @@ use jiffy_proto::agent::{SiteSettings, TCP_OK, TCP_PORT};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Time that the commands of a rehearsal have together.
+/// Timeout of all commands of a rehearsal together.
 const REHEARSAL_LIMIT: Duration = Duration::from_secs(10);
-/// Time that a template's first use has.
+/// Timeout of a template's first use.
 const FIRST_USE_LIMIT: Duration = Duration::from_secs(30);
-/// Most bytes that are read of the answer to it.
+/// Maximum number of bytes of the answer that are read.
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
-/// Id of a guest while it rehearses, which is its host name, too. No sandbox has it: theirs are
-/// longer.
+/// Id and host name of a guest during a rehearsal. Ids of sandboxes are longer, so no sandbox has
+/// this id.
 const REHEARSAL_ID: &str = "waiting";
-/// Commands that most first uses begin with, none of which leaves a trace or reads a user's files.
+/// Commands with which most first uses start. They change no state and read no files of users.
 const COMMANDS: [(&str, &[&str]); 2] = [("true", &[]), ("/bin/bash", &["-c", "true"])];
 
-/// Identity of a guest while it rehearses.
+/// Returns the identity of a guest during a rehearsal.
 pub fn sandbox_identity(site: &SiteSettings) -> SandboxIdentity {
     SandboxIdentity {
         id: REHEARSAL_ID.to_owned(),
@@ -37,29 +38,29 @@ pub fn sandbox_identity(site: &SiteSettings) -> SandboxIdentity {
     }
 }
 
-/// Runs the commands. One that a template does not have, or that takes too long, is left out: that
-/// costs the first real one time, and nothing else.
+/// Runs the commands. A command that does not exist in the template, or exceeds the timeout, is
+/// skipped. The only consequence is a slower first real command.
 pub async fn rehearse(vm: &MicroVm) {
     let run = async {
         for (program, arguments) in COMMANDS {
             if let Err(e) = run_command(vm, program, arguments).await {
-                tracing::debug!(program, "not rehearsed: {e}");
+                tracing::debug!(program, error = %e, "cannot rehearse a command");
             }
         }
     };
     if tokio::time::timeout(REHEARSAL_LIMIT, run).await.is_err() {
-        tracing::debug!("a rehearsal took too long");
+        tracing::debug!("rehearsal timed out");
     }
 }
 
-/// Has the guest tell the VMM of all free memory before its snapshot is taken. Left to itself it
-/// does so some seconds after its boot, in each sandbox restored from the snapshot: 1,400 exits and
-/// 5 MiB each that they do not share any more, in the midst of a create if the moment is bad.
+/// Requests the guest to report all free memory to the VMM before its snapshot is taken. Otherwise
+/// every sandbox restored from the snapshot reports the same memory some seconds later, possibly
+/// during a create. This costs 1,400 exits and makes 5 MiB private per sandbox.
 pub async fn report_free_memory(vm: &MicroVm) {
     let agent = agent(vm);
     let reported = tokio::time::timeout(REHEARSAL_LIMIT, agent.report_free_memory()).await;
     if !matches!(reported, Ok(Ok(()))) {
-        tracing::warn!("a template's free memory is not reported: its sandboxes start slower");
+        tracing::warn!("cannot report the free memory of a template: its sandboxes start slower");
     }
 }
 
@@ -69,7 +70,7 @@ async fn run_command(vm: &MicroVm, program: &str, arguments: &[&str]) -> Result<
     process.output(0).await.map(drop)
 }
 
-/// Does what sandboxes of a template do first; returns a message if that fails.
+/// Performs the first use of a template. Returns a message if it fails.
 pub async fn use_first(vm: &MicroVm, first_use: &FirstUse) -> Result<(), String> {
     let run = async {
         match first_use.action()? {
@@ -80,10 +81,10 @@ pub async fn use_first(vm: &MicroVm, first_use: &FirstUse) -> Result<(), String>
         }
     };
     let done = tokio::time::timeout(FIRST_USE_LIMIT, run).await;
-    done.unwrap_or_else(|_| Err("it took too long".to_owned()))
+    done.unwrap_or_else(|_| Err("timed out".to_owned()))
 }
 
-/// Posts JSON to a port of the guest and reads the whole answer, which must be of status 2xx.
+/// Posts JSON to a port of the guest and reads the whole answer. The status must be 2xx.
 async fn post(vm: &MicroVm, port: u16, path: &str, body: &str) -> Result<(), String> {
     let connecting = vm.connector().connect(TCP_PORT).await;
     let mut stream = connecting.map_err(|e| e.to_string())?;

@@ -1,6 +1,5 @@
-//! Memory policy for restored sandboxes of this host, and the cost of the engines: measured by
-//! `jiffy doctor --measure`, kept in `<home>/host.json` with the host it was measured on, and
-//! believed only there.
+//! Memory policy for restored sandboxes, and measured cost of the engines. `jiffy doctor --measure`
+//! stores both in `<home>/host.json`, which is only used on the host that it describes.
 
 use jiffy_engine_api::now_ms;
 use jiffy_microvm_engine::host_kvm::{self, KvmKind};
@@ -11,38 +10,38 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Version of the file.
+/// Version of the file format.
 const FORMAT: u32 = 1;
 const HOST_FILE: &str = "host.json";
 const MAX_HOST_FILE_BYTES: u64 = 1 << 20;
-/// Most that an idle sandbox should cost, in MiB (SPECIFICATION.md).
+/// Maximum memory that an idle sandbox should cost, in MiB (SPECIFICATION.md).
 const MAX_IDLE_MIB: f64 = 12.0;
-/// A policy that takes more memory, but not more than that, is worth it if it takes at most this
-/// part of the time.
+/// Maximum ratio of the times of two policies if the faster policy needs more memory, but at most
+/// [`MAX_IDLE_MIB`]. Above this ratio the saved time does not justify the memory.
 const MIN_GAIN: f64 = 0.9;
-/// One that takes more than that must at least halve the time: memory bounds how many sandboxes a
-/// host holds.
+/// Maximum ratio of the times if the faster policy needs more than [`MAX_IDLE_MIB`]. Memory limits
+/// the number of sandboxes on a host, so the policy must at least halve the time.
 const MIN_GAIN_ABOVE_IDLE: f64 = 0.5;
 
 /// Source of a restored guest's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RestorePolicy {
-    /// Mapped from the snapshot, page by page.
+    /// Pages are mapped from the snapshot and read when they are touched.
     Map,
-    /// Pages that a guest touches when it wakes up are read at once, the rest mapped.
+    /// The working set is read before the guest starts; other pages are mapped.
     CopyWorkingSet,
-    /// Everything is read at once.
+    /// All memory is read before the guest starts.
     CopyAll,
 }
 
 impl RestorePolicy {
-    /// All there are.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::Map, Self::CopyWorkingSet, Self::CopyAll];
 
-    /// Returns the policy used where nothing was measured. Without VT-x mapping was measured to be
-    /// as fast as the others, and with it faults cost less; it shares the page cache between
-    /// siblings.
+    /// Returns the policy for a host without measurements. Without VT-x, mapping was measured to be
+    /// as fast as the other policies; with VT-x, page faults cost even less. Mapping shares the
+    /// page cache between guests of the same snapshot.
     pub fn default_for(kvm: &KvmKind) -> Self {
         match kvm {
             KvmKind::Hardware | KvmKind::Software => Self::Map,
@@ -60,8 +59,8 @@ impl fmt::Display for RestorePolicy {
     }
 }
 
-/// Facts that the cost of a page fault depends on. A policy measured under another one says
-/// nothing.
+/// Properties of a host that determine the cost of a page fault. A measurement is valid only for
+/// hosts with equal properties.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostFingerprint {
@@ -74,7 +73,7 @@ pub struct HostFingerprint {
 }
 
 impl HostFingerprint {
-    /// Of this host.
+    /// Returns the fingerprint of this host.
     pub fn here() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");
@@ -99,11 +98,11 @@ impl HostFingerprint {
     }
 }
 
-/// Order statistics of one figure.
+/// Order statistics of one measured value.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Percentiles {
-    /// Smallest.
+    /// Minimum.
     pub min: f64,
     /// Median.
     pub median: f64,
@@ -112,7 +111,8 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    /// Of samples; none of no samples. Always samples that were taken (nearest rank).
+    /// Returns the percentiles of `samples` by nearest rank: each is one of the samples. `None` if
+    /// there are no samples.
     pub fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -133,15 +133,15 @@ impl Percentiles {
 pub struct PolicyCost {
     /// Policy that was measured.
     pub policy: RestorePolicy,
-    /// From asking for the sandbox to its agent's word, in milliseconds.
+    /// Time from the create request until the agent answers, in milliseconds.
     pub create_ms: Percentiles,
-    /// And on to the exit code of `true`.
+    /// Time from the create request until `true` has exited, in milliseconds.
     pub create_exec_ms: Percentiles,
-    /// Memory that is the sandbox's alone after that, in MiB.
+    /// Memory that is private to the sandbox after this, in MiB.
     pub own_mib: Percentiles,
-    /// First touch of a page that lies in the snapshot, in the guest, in microseconds.
+    /// Time of the guest's first access to a page stored in the snapshot, in microseconds.
     pub snapshot_page_us: Percentiles,
-    /// First touch of a page that nobody has used yet.
+    /// Time of the guest's first access to a page that was never used, in microseconds.
     pub fresh_page_us: Percentiles,
 }
 
@@ -149,24 +149,25 @@ pub struct PolicyCost {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineCost {
-    /// From asking for the sandbox to its agent's word, in milliseconds.
+    /// Time from the create request until the agent answers, in milliseconds.
     pub create_ms: Percentiles,
-    /// And on to the exit code of `true`.
+    /// Time from the create request until `true` has exited, in milliseconds.
     pub create_exec_ms: Percentiles,
 }
 
-/// The policy to use: the one that takes the least memory, unless another one is so much faster in
-/// the median of create and exec that its memory is worth it, and not slower at the 99th
-/// percentile.
+/// Selects a policy. The policy with the least memory is selected, unless another one is so much
+/// faster in the median of create and exec that its memory is justified. That policy must not be
+/// slower at the 99th percentile.
 pub fn choose(costs: &[PolicyCost]) -> Option<RestorePolicy> {
     let mut by_memory: Vec<&PolicyCost> = costs.iter().collect();
     by_memory.sort_by(|a, b| a.own_mib.median.total_cmp(&b.own_mib.median));
     let mut best = *by_memory.first()?;
     for cost in by_memory {
         let (new, old) = (cost.create_exec_ms, best.create_exec_ms);
-        let worth = match cost.own_mib.median > MAX_IDLE_MIB {
-            true => MIN_GAIN_ABOVE_IDLE,
-            false => MIN_GAIN,
+        let worth = if cost.own_mib.median > MAX_IDLE_MIB {
+            MIN_GAIN_ABOVE_IDLE
+        } else {
+            MIN_GAIN
         };
         if new.median < old.median * worth && new.p99 <= old.p99 {
             best = cost;
@@ -175,34 +176,34 @@ pub fn choose(costs: &[PolicyCost]) -> Option<RestorePolicy> {
     Some(best.policy)
 }
 
-/// `<home>/host.json`.
+/// Contents of `<home>/host.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostFile {
     format: u32,
-    /// Host that it was measured on.
+    /// Host on which the costs were measured.
     pub host: HostFingerprint,
-    /// Policy that was chosen.
+    /// Selected policy.
     pub policy: RestorePolicy,
-    /// Milliseconds since 1970.
+    /// Time of the measurement, in milliseconds since 1970.
     pub measured_ms: u64,
-    /// Costs that it was chosen by.
+    /// Costs by which the policy was selected.
     pub costs: Vec<PolicyCost>,
-    /// Cost of gVisor in the same run; none: it could not be used, or was not measured.
+    /// Cost of gVisor in the same run. `None` if gVisor was not usable or not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gvisor: Option<EngineCost>,
 }
 
-/// The choice could not be kept.
+/// Error of writing the file.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}: {source}", path.display())]
-pub struct KeepError {
+pub struct HostFileError {
     path: PathBuf,
     source: io::Error,
 }
 
 impl HostFile {
-    /// Returns the measurement on `host`; none if no policy was measured.
+    /// Returns the measurement on `host`. `None` if no policy was measured.
     pub fn new(
         host: HostFingerprint,
         costs: Vec<PolicyCost>,
@@ -218,27 +219,27 @@ impl HostFile {
         })
     }
 
-    /// Returns the measurement kept in the data directory `home`, if it was measured on `host` and
-    /// can be used.
+    /// Returns the measurement stored in the data directory `home`. `None` if the file cannot be
+    /// used or was written on a host other than `host`.
     pub fn of_host(home: &Path, host: &HostFingerprint) -> Option<Self> {
         let file = load(&home.join(HOST_FILE)).ok().flatten();
         file.filter(|file| file.host == *host)
     }
 
-    /// Returns the cost of restores of microVMs under the policy that was chosen.
+    /// Returns the cost of microVM restores under the selected policy.
     pub fn microvm(&self) -> Option<&PolicyCost> {
         self.costs.iter().find(|cost| cost.policy == self.policy)
     }
 
-    /// Medians of create and exec with microVMs and with gVisor, in milliseconds, if both were
-    /// measured.
+    /// Returns the median times of create and exec with microVMs and with gVisor, in milliseconds.
+    /// `None` unless both were measured.
     pub fn engines_ms(&self) -> Option<(f64, f64)> {
         let (microvm, gvisor) = (self.microvm()?, self.gvisor?);
         Some((microvm.create_exec_ms.median, gvisor.create_exec_ms.median))
     }
 
-    /// Writes it into the data directory, in one step.
-    pub fn keep(&self, home: &Path) -> Result<(), KeepError> {
+    /// Writes the file into the data directory atomically.
+    pub fn write(&self, home: &Path) -> Result<(), HostFileError> {
         let path = home.join(HOST_FILE);
         let new = home.join(format!(".new-{HOST_FILE}-{}", std::process::id()));
         let put = || {
@@ -254,35 +255,35 @@ impl HostFile {
         };
         put().map_err(|source| {
             let _ = fs::remove_file(&new);
-            KeepError { path, source }
+            HostFileError { path, source }
         })
     }
 }
 
-/// The policy in force and why it is.
+/// Policy in force and the reason.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyInForce {
-    /// The policy.
+    /// Policy.
     pub policy: RestorePolicy,
-    /// Why.
+    /// Reason.
     pub why: PolicyReason,
 }
 
-/// Why a policy is in force.
+/// Reason for the policy in force.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PolicyReason {
-    /// Measured on this host.
+    /// Selected by a measurement on this host.
     Measured(Box<HostFile>),
-    /// The default: nothing was measured.
+    /// The default, because no policy was measured.
     NeverMeasured,
-    /// The default: what was measured was another host.
+    /// The default, because the file was measured on another host.
     OtherHost {
         /// Fingerprint in the file.
         there: HostFingerprint,
     },
-    /// The default: the file cannot be used.
+    /// The default, because the file cannot be used.
     Unusable {
-        /// Why not.
+        /// Cause.
         reason: String,
     },
 }
@@ -297,7 +298,7 @@ impl fmt::Display for PolicyReason {
                     "measured on this host, create and exec {median:.1} ms in the median"
                 )
             }
-            Self::NeverMeasured => f.write_str("the default; nothing was measured on this host"),
+            Self::NeverMeasured => f.write_str("the default; this host was not measured"),
             Self::OtherHost { there } => write!(
                 f,
                 "the default; {HOST_FILE} was measured on another host ({}, KVM in {}, Linux {})",
@@ -311,7 +312,7 @@ impl fmt::Display for PolicyReason {
 }
 
 impl PolicyInForce {
-    /// Returns what holds for the data directory `home` on `host`.
+    /// Returns the policy for the data directory `home` on `host`.
     pub fn find(home: &Path, host: &HostFingerprint) -> Self {
         let default = |why| Self {
             policy: RestorePolicy::default_for(&host.kvm_kind()),
@@ -343,7 +344,7 @@ fn load(path: &Path) -> Result<Option<HostFile>, String> {
         Ok(Some(file))
     } else {
         Err(format!(
-            "it has format {} and this jiffy reads format {FORMAT}",
+            "its format is {}, but this version of jiffy reads format {FORMAT}",
             file.format
         ))
     }
@@ -392,8 +393,8 @@ mod tests {
             ])
         };
         assert_eq!(chosen(20.0, 30.0, 20.0), Some(Map));
-        // A little faster is not worth ten times the memory, and much faster is not worth it if it
-        // is slow at times.
+        // A small gain does not justify ten times the memory. A large gain does not justify a slow
+        // 99th percentile.
         assert_eq!(chosen(12.0, 20.0, 19.0), Some(Map));
         assert_eq!(chosen(9.0, 90.0, 20.0), Some(Map));
         assert_eq!(chosen(9.0, 20.0, 20.0), Some(CopyAll));
@@ -409,8 +410,8 @@ mod tests {
         assert_eq!(find(&here()).why, PolicyReason::NeverMeasured);
         let costs = vec![cost(RestorePolicy::CopyAll, 9.0, 9.0, 9.0)];
         let file = HostFile::new(here(), costs, None).unwrap();
-        file.keep(home.path()).unwrap();
-        file.keep(home.path()).unwrap();
+        file.write(home.path()).unwrap();
+        file.write(home.path()).unwrap();
         let found = find(&here());
         assert_eq!(found.policy, RestorePolicy::CopyAll);
         assert_eq!(found.why, PolicyReason::Measured(Box::new(file)));
@@ -452,20 +453,20 @@ mod tests {
             create_ms: flat(30.0),
             create_exec_ms: flat(35.0),
         };
-        let kept = |gvisor| {
+        let stored = |gvisor| {
             let file = HostFile::new(here(), costs.clone(), gvisor).unwrap();
-            file.keep(home.path()).unwrap();
+            file.write(home.path()).unwrap();
             HostFile::of_host(home.path(), &here()).unwrap()
         };
-        // That of the policy in force.
-        assert_eq!(kept(Some(gvisor)).engines_ms(), Some((20.0, 35.0)));
+        // The value of the policy in force.
+        assert_eq!(stored(Some(gvisor)).engines_ms(), Some((20.0, 35.0)));
         let elsewhere = HostFingerprint {
             kernel: "6.2".to_owned(),
             ..here()
         };
         assert_eq!(HostFile::of_host(home.path(), &elsewhere), None);
-        // As files were written before there was a second engine.
-        assert_eq!(kept(None).engines_ms(), None);
+        // Files written by versions without gVisor have no cost of it.
+        assert_eq!(stored(None).engines_ms(), None);
         let text = fs::read_to_string(home.path().join(HOST_FILE)).unwrap();
         assert!(!text.contains("gvisor"), "{text}");
     }
@@ -477,7 +478,7 @@ mod tests {
         let costs = vec![cost(RestorePolicy::CopyAll, 9.0, 9.0, 9.0)];
         HostFile::new(here(), costs, None)
             .unwrap()
-            .keep(home.path())
+            .write(home.path())
             .unwrap();
         let text = fs::read_to_string(&path).unwrap();
         for damaged in [

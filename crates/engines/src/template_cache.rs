@@ -1,4 +1,4 @@
-//! Templates that are in use, opened and verified once for all engines.
+//! Cache of templates in use: opened and verified once for all engines.
 
 use crate::host::{CreateError, Host, PreparedTemplate};
 use jiffy_engine_api::EngineError;
@@ -11,21 +11,21 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Stamp that shows that a file was replaced: inode and change time.
+/// Identity of three files by inode and change time (seconds, nanoseconds). It differs if a file
+/// was replaced.
 pub(crate) type FileStamps = [(u64, i64, i64); 3];
 
-/// The templates of one host, by what they are called and by what they were when snapshots were
-/// taken.
+/// Open templates of one host, by name and by the version recorded in snapshots.
 pub(crate) struct TemplateCache {
     host: Host,
-    /// Templates as they are now, by name.
+    /// Current versions of templates, by name.
     prepared: Mutex<HashMap<String, (FileStamps, Arc<PreparedTemplate>)>>,
-    /// Versions that snapshots in use were taken of, by [`PreparedTemplate::image_name`].
+    /// Earlier versions that snapshots in use need, by [`PreparedTemplate::image_name`].
     older: Mutex<HashMap<String, Arc<PreparedTemplate>>>,
 }
 
 impl TemplateCache {
-    /// The templates of `host`.
+    /// Creates a cache for the templates of `host`.
     pub(crate) fn new(host: Host) -> Self {
         Self {
             host,
@@ -34,19 +34,22 @@ impl TemplateCache {
         }
     }
 
-    /// Its host.
+    /// Returns the host.
     pub(crate) fn host(&self) -> &Host {
         &self.host
     }
 
-    /// Returns a stamp of template, VMM and agent, which changes when one is replaced.
+    /// Returns the stamps of template, VMM and agent. They change when a file is replaced.
     pub(crate) fn stamp(&self, template: &str) -> io::Result<FileStamps> {
         let of = |path: &Path| {
             let metadata = fs::metadata(path)?;
             Ok::<_, io::Error>((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
         };
-        let manifest = self.host.templates().manifest_path(template);
-        let manifest = manifest.map_err(io::Error::other)?;
+        let manifest = self
+            .host
+            .templates()
+            .manifest_path(template)
+            .map_err(io::Error::other)?;
         let programs = self.host.programs();
         Ok([
             of(&manifest)?,
@@ -55,7 +58,7 @@ impl TemplateCache {
         ])
     }
 
-    /// The very version that a snapshot was taken of, whatever the template is now.
+    /// Returns the version of a template with which a snapshot was taken.
     pub(crate) async fn prepare_version(
         &self,
         image: &str,
@@ -77,55 +80,53 @@ impl TemplateCache {
     fn known_version(&self, image: &str) -> Option<Arc<PreparedTemplate>> {
         let current = self.prepared.lock();
         let mut all = current.values().map(|(_, prepared)| prepared);
-        if let Some(found) = all.find(|p| p.image_name() == image) {
-            return Some(found.clone());
+        if let Some(current) = all.find(|p| p.image_name() == image) {
+            return Some(current.clone());
         }
         let older = self.older.lock();
         older.get(image).cloned()
     }
 
-    /// Lets go of the images of templates that are something else by now, unless a guest of theirs
-    /// is coming up.
+    /// Drops templates that were replaced, unless a guest that is starting uses them.
     pub(crate) fn forget_older(&self) {
         let mut older = self.older.lock();
         older.retain(|_, prepared| Arc::strong_count(prepared) > 1);
         drop(older);
-        // Files are looked at while nobody waits for the lock.
+        // Read the files without holding the lock: other callers wait for it.
         let cached = || self.prepared.lock();
-        let known: Vec<_> = cached().iter().map(|(n, (s, _))| (n.clone(), *s)).collect();
+        let entries: Vec<_> = cached().iter().map(|(n, (s, _))| (n.clone(), *s)).collect();
         let stale =
             |(name, stamp): &(String, FileStamps)| !self.stamp(name).is_ok_and(|s| s == *stamp);
-        for (name, stamp) in known.into_iter().filter(stale) {
+        for (name, stamp) in entries.into_iter().filter(stale) {
             let mut cached = cached();
-            // Another one may have been opened meanwhile.
+            // Another task may have opened the new version meanwhile.
             if cached.get(&name).is_some_and(|(s, _)| *s == stamp) {
                 cached.remove(&name);
             }
         }
     }
 
-    /// True if `template` is still what it was when a snapshot was taken of the version that is
-    /// called `taken`.
+    /// Returns whether `template` is still the version `taken` with which a snapshot was taken.
     pub(crate) fn serves(&self, template: &str, taken: Option<&str>) -> bool {
         match (self.host.templates().manifest(template), taken) {
-            // Names change hands: what it is called counts for nothing.
+            // Compare only the versions: a name may refer to another template now.
             (Ok(now), Some(taken)) => taken.rsplit('@').next() == Some(&*now.version()),
             (Err(TemplateError::Unknown { .. }), Some(_)) => false,
-            // A snapshot stays if this cannot be told.
+            // Retain a snapshot if its template cannot be read.
             _ => true,
         }
     }
 
-    /// The template as it is now; a stock one that is missing is built.
+    /// Returns the current version of the template. A missing stock template is built.
     pub(crate) async fn prepare(
         &self,
         template: &str,
     ) -> Result<Arc<PreparedTemplate>, EngineError> {
         let cached = || self.prepared.lock();
-        // A template that is not built yet has no stamp.
+        // A template that is not built yet has no stamps.
         if let Ok(stamp) = self.stamp(template)
-            && let Some((found, prepared)) = cached().get(template)
-            && *found == stamp
+            && let Some((cached_stamp, prepared)) = cached().get(template)
+            && *cached_stamp == stamp
         {
             return Ok(prepared.clone());
         }
@@ -139,20 +140,20 @@ impl TemplateCache {
         Ok(prepared)
     }
 
-    /// Takes a template that was opened just now.
+    /// Adds a template that was just opened.
     pub(crate) fn hold(
         &self,
         template: &str,
         prepared: Arc<PreparedTemplate>,
     ) -> Result<(), EngineError> {
         let stamp = self.stamp(template).map_err(EngineError::failed)?;
-        let mut held = self.prepared.lock();
-        held.insert(template.to_owned(), (stamp, prepared));
+        let mut cached = self.prepared.lock();
+        cached.insert(template.to_owned(), (stamp, prepared));
         Ok(())
     }
 }
 
-/// An error with its causes, in one line.
+/// Converts an error with its causes to one line.
 pub(crate) fn chain(error: CreateError) -> EngineError {
     let mut reason = error.to_string();
     let mut source = std::error::Error::source(&error);

@@ -5,7 +5,7 @@ use jiffy_microvm_engine::MicroVm;
 use jiffy_proto::agent::ENVD_PORT;
 use std::io;
 
-/// A client of the agent in `vm`.
+/// Returns a client of the agent in `vm`.
 pub fn agent(vm: &MicroVm) -> AgentClient {
     let connector = vm.connector();
     AgentClient::new(move || {

@@ -1,14 +1,15 @@
-//! Memory that a guest gives back to its host.
+//! Memory that a guest returns to its host.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
 
 use support::{Guest, base, size, until};
 
-/// Tolerance for a guest and its VMM, in MiB: page tables, caches, the VMM's own memory.
+/// Tolerance for the memory of a guest and its VMM, in MiB: page tables, caches, and the VMM
+/// process.
 const SLACK: u64 = 24;
 
-/// Leaves `mib` MiB of written memory in use until the file is removed.
+/// Writes `mib` MiB of memory, which stay in use until the file is removed.
 async fn fill(guest: &Guest, mib: u64) {
     guest.run(&["mkdir", "-p", "/fill"]).await;
     guest
@@ -43,15 +44,15 @@ async fn the_balloon_takes_what_it_was_told_and_gives_it_back() {
         |now| *now + SLACK > free,
     )
     .await;
-    // All of it can be used, which only real memory can.
+    // Use all of the memory, which fails unless it is backed by the host.
     fill(&guest, 400).await;
     guest.run(&["cksum", "/fill/data"]).await;
     guest.finish().await;
 }
 
-/// The balloon's driver must hear of a change that no queue tells. A quiet device would have to
-/// repeat that interrupt until it was noticed; the balloon is an ordinary device instead, whose
-/// interrupts are acknowledged.
+/// The balloon driver must receive interrupts for configuration changes, which involve no queue. A
+/// device with quiet interrupts would have to repeat such an interrupt until the guest notices it.
+/// The balloon is therefore an ordinary device, whose interrupts are acknowledged.
 #[tokio::test]
 async fn the_balloon_alone_is_no_quiet_device() {
     let Some(prepared) = base("the_balloon_alone_is_no_quiet_device") else {
@@ -60,8 +61,8 @@ async fn the_balloon_alone_is_no_quiet_device() {
     let guest = Guest::boot(&prepared, &size(1, 256)).await;
     let script =
         "cd /sys/bus/virtio/devices && for d in *; do echo $(cat $d/device $d/vendor); done";
-    let told = guest.run(&["sh", "-c", script]).await;
-    let mut devices: Vec<_> = told.lines().collect();
+    let output = guest.run(&["sh", "-c", script]).await;
+    let mut devices: Vec<_> = output.lines().collect();
     devices.sort_unstable();
     let quiet = "0x4646494a";
     assert_eq!(
@@ -95,7 +96,7 @@ async fn a_balloon_larger_than_the_guest_leaves_it_alive() {
         |(resident, available)| *resident < 100 && *available < 16,
     )
     .await;
-    // The agent still takes connections; commands may have to wait for memory.
+    // The agent still accepts connections; commands may have to wait for memory.
     support::within("the agent", guest.agent.health())
         .await
         .unwrap();
@@ -114,7 +115,7 @@ async fn a_full_guest_frees_host_memory_for_the_balloon() {
         return;
     };
     let guest = Guest::boot(&prepared, &size(1, 512)).await;
-    // Page cache all over: in use as the host sees it, at hand as the guest sees it.
+    // Fill memory with page cache: the host counts it as used, the guest as available.
     guest
         .run(&["dd", "if=/dev/vdb", "of=/dev/null", "bs=1M", "count=500"])
         .await;
@@ -144,7 +145,7 @@ async fn memory_that_a_process_freed_goes_back_to_the_host() {
         return;
     };
     let guest = Guest::boot(&prepared, &size(1, 512)).await;
-    // A first run of the program fills the page cache.
+    // The first run of the program fills the page cache.
     guest.python("pass").await;
     let idle = guest.resident();
     let spec = r#"

@@ -1,4 +1,4 @@
-//! TCP connections of a guest that is copied, put back or put to sleep.
+//! TCP connections of a guest that is copied, rolled back or paused.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -21,8 +21,8 @@ const MARK: u16 = 9;
 const HOST6: &str = "fd00:4a49::1";
 const GUEST6: &str = "fd00:4a49::2";
 
-/// Holds connections, and tells over a Unix socket what becomes of a word sent over each of them:
-/// it comes back, or an error does.
+/// Program that holds connections. It reports over a Unix socket whether a word sent over each
+/// connection is received, or which error occurs.
 const HOLD: &str = r#"
 import ctypes, errno, os, select, socket, sys, threading
 def dial(address, family=socket.AF_INET):
@@ -48,8 +48,8 @@ while True:
     c = l.accept()[0]; c.sendall(' '.join(f'{n}={tell(n)}' for n in held).encode()); c.close()
 "#;
 
-/// Programs in the guest that hold connections: to the host over both protocols, over loopback
-/// addresses, into a named namespace, and inside one that only its process knows.
+/// Starts programs in the guest that hold connections: to the host over IPv4 and IPv6, over
+/// loopback addresses, into a named namespace, and inside a namespace known only to its process.
 async fn hold(guest: &Guest) {
     let mine = format!(
         r#"{HOLD}
@@ -86,14 +86,15 @@ held['boxed'] = (crossed, (inner, outer))
     guest.run(&["sh", "-c", &script, "sh", &mine, &alone]).await;
 }
 
-/// Asks the programs about their connections.
+/// Queries the programs about their connections.
 async fn ask(guest: &Guest) -> String {
     let program = "import socket
 for name in 'mine', 'alone':
     s = socket.socket(socket.AF_UNIX); s.connect('/tmp/' + name)
     while data := s.recv(1000): print(data.decode(), end=' ')";
     let said = guest.python(program).await;
-    // Both ends of this one are reset, and the end that comes second may hear it from the first.
+    // Both ends of this connection are reset. The second end may receive the reset of the first
+    // one.
     said.trim()
         .replace("alone=ECONNRESET", "alone=ECONNABORTED")
 }
@@ -103,8 +104,8 @@ const ALL_ALIVE: &str =
 const ALL_RESET: &str = "host=ECONNABORTED host6=ECONNABORTED lo=alive lo6=alive boxed=ECONNABORTED \
      alone=ECONNABORTED alone-lo=alive";
 
-/// The host's end of a wire: an echo service, a socket that hears marks, and everything that comes
-/// out of the tap.
+/// Host's end of a wire: an echo service, a socket that receives marks, and all frames that the tap
+/// receives.
 struct Far {
     mark: UdpSocket,
     frames: mpsc::Receiver<Vec<u8>>,
@@ -144,13 +145,13 @@ impl Far {
     }
 }
 
-/// All frames that arrive in this namespace.
+/// Returns a receiver of all frames that arrive in this namespace.
 fn sniff() -> mpsc::Receiver<Vec<u8>> {
     let all = (libc::ETH_P_ALL as u16).to_be();
-    // SAFETY: no pointers.
+    // SAFETY: the call has no pointer arguments.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, i32::from(all)) };
     assert!(fd >= 0, "{}", io::Error::last_os_error());
-    // SAFETY: it was just made and nobody else has it.
+    // SAFETY: the descriptor was just created and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     let (tell, frames) = mpsc::channel();
     std::thread::spawn(move || {
@@ -176,7 +177,7 @@ fn sniff() -> mpsc::Receiver<Vec<u8>> {
     frames
 }
 
-/// True if an Ethernet frame carries TCP.
+/// Returns whether an Ethernet frame carries TCP.
 fn is_tcp(frame: &[u8]) -> bool {
     match frame.get(12..14) {
         Some([0x08, 0x00]) => frame.get(23) == Some(&6),
@@ -185,8 +186,8 @@ fn is_tcp(frame: &[u8]) -> bool {
     }
 }
 
-/// Waits until everything that the guest had sent before has arrived, and says how many TCP
-/// segments that were.
+/// Waits until all earlier packets of the guest have arrived. Returns the number of TCP segments
+/// among them.
 async fn segments(guest: &Guest, far: &Far) -> usize {
     let program = format!(
         "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'mark', ('{HOST}', {MARK}))"
@@ -281,10 +282,10 @@ async fn a_clone_loses_the_connections_of_its_parent_in_silence_and_the_parent_k
 
     let (net, far) = lay(test).unwrap();
     let clone = bench.restore("one", "clone", false, net).await;
-    // Had the kernel told the other ends, it would be the parent's connections that break.
+    // If the kernel of the clone had sent resets, the connections of the parent would break.
     assert_eq!(segments(&clone, &far).await, 0);
     assert_eq!(ask(&clone).await, ALL_RESET);
-    // The silence is over.
+    // The network of the clone is open again.
     let program = format!(
         "import socket; s = socket.create_connection(('{HOST}', {ECHO}), 20); s.sendall(b'x'); print(s.recv(9))"
     );
@@ -324,7 +325,8 @@ async fn a_sandbox_keeps_its_connections_when_it_wakes_and_loses_them_when_it_is
 
     let awake = bench.restore("asleep", "sleeper", false, again()).await;
     assert_eq!(ask(&awake).await, ALL_ALIVE);
-    // It goes on, and then back to where it slept: its connections do not go back with it.
+    // The guest continues to run and is then rolled back to the pause: its connections are not
+    // restored.
     awake.vm.stop().await;
     let rewound = bench.restore("asleep", "sleeper", true, again()).await;
     assert_eq!(ask(&rewound).await, ALL_RESET);

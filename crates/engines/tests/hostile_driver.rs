@@ -1,4 +1,4 @@
-//! A guest whose kernel writes garbage to every device of its machine, against a VMM in its jail.
+//! Tests of a jailed VMM against a guest whose kernel writes garbage to every device.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -23,27 +23,27 @@ use std::time::{Duration, Instant};
 use support::script::{END, MEMORY_MIB, ramdisk};
 use support::{programs, skip, wire};
 
-/// Scripts that are run; each takes less than a second.
+/// Number of scripts to run. Each takes less than a second.
 const SEEDS: u64 = 8;
-/// Memory that a VMM may take beside its guest's, in MiB.
+/// Maximum memory of a VMM in addition to its guest's memory, in MiB.
 const OVERHEAD_MIB: u64 = 48;
-/// Longest time without a word of the VMM; slow hosts need a fraction of it.
+/// Maximum time between two messages of the VMM. Slow hosts need a fraction of it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Result of a run of a VMM.
+/// Result of an attack on a VMM.
 struct Outcome {
     cause: StopCause,
     status: ExitStatus,
-    /// Devices taken out of service.
+    /// Devices that were taken out of service, with the number of times.
     failed: BTreeMap<String, u32>,
-    /// Connections that the guest opened to the host.
+    /// Number of connections that the guest opened to the host.
     connects: usize,
     console: Vec<u8>,
-    /// Most memory it had resident.
+    /// Maximum resident memory, in MiB.
     peak_mib: u64,
 }
 
-/// The hostile kernel, built.
+/// Builds and opens the hostile kernel.
 fn kernel(directory: &Path) -> File {
     let status = Command::new("make")
         .args(["-s", "-C"])
@@ -62,7 +62,7 @@ fn filled(bytes: &[u8]) -> File {
     file
 }
 
-/// Starts a VMM as the first process of a process namespace, in its jail.
+/// Starts a VMM as process 1 of a PID namespace, in its jail.
 fn start() -> (Child, Channel) {
     let vmm = programs().vmm;
     let namespaces = vmm.namespaces().unwrap().unwrap();
@@ -80,7 +80,8 @@ fn start() -> (Child, Channel) {
     (child.unwrap(), control)
 }
 
-/// A machine with every device there is, whose kernel and ramdisk are the first descriptors.
+/// Returns the configuration of a machine with all devices. Its kernel and ramdisk are the first
+/// descriptors.
 fn config(mac: [u8; 6]) -> VmConfig {
     VmConfig {
         vcpus: 1,
@@ -113,12 +114,12 @@ fn config(mac: [u8; 6]) -> VmConfig {
     }
 }
 
-/// Runs the script of `seed` against a VMM, to its end.
+/// Runs the script of `seed` against a VMM until the VMM exits.
 fn attack(kernel: &File, seed: u64, tap: &File) -> Outcome {
     let (disk, _) = ramdisk(seed);
     let console = ConsoleRing::create().unwrap();
     let kvm = jiffy_microvm_engine::host_kvm::open().unwrap();
-    // Of a disk that is partly there, partly a hole.
+    // A disk whose base has data and a hole.
     let (image, base) = (filled(&[0x5a; 1 << 20]), filled(&[0xa5; 1 << 20]));
     base.set_len(4 << 20).unwrap();
     let files = [kernel, &filled(&disk), &image, &base, &filled(&[])];
@@ -139,7 +140,7 @@ fn attack(kernel: &File, seed: u64, tap: &File) -> Outcome {
             Ok((Event::DeviceFailed { device, .. }, _)) => {
                 *failed.entry(device).or_default() += 1;
             }
-            // The guest talks to somebody who does not read.
+            // The guest sends to a peer that does not read.
             Ok((Event::GuestConnect { .. }, stream)) => streams.extend(stream),
             Ok((Event::Stopped(cause), _)) => break cause,
             Ok((other, _)) => panic!("seed {seed}: {other:?}"),
@@ -147,7 +148,7 @@ fn attack(kernel: &File, seed: u64, tap: &File) -> Outcome {
             Err(e) => {
                 let _ = child.kill();
                 panic!(
-                    "seed {seed}: nothing is heard of its VMM: {e}; {:?}",
+                    "seed {seed}: the VMM sent no message: {e}; {:?}",
                     wait(child).0
                 )
             }
@@ -164,13 +165,13 @@ fn attack(kernel: &File, seed: u64, tap: &File) -> Outcome {
     }
 }
 
-/// Waits for a process; returns its end, and the most memory that it had resident, in MiB.
+/// Waits for a process. Returns its exit status and its maximum resident memory, in MiB.
 fn wait(child: Child) -> (ExitStatus, u64) {
     let mut status = 0;
-    // SAFETY: all zeroes are a valid `rusage`, which is plain integers.
+    // SAFETY: an all-zero `rusage` is valid because it contains only integers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     let pid = child.id().try_into().unwrap();
-    // SAFETY: both point to variables of this function; nobody else waits for this child.
+    // SAFETY: both pointers refer to local variables; no other code waits for this child.
     let waited = unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
     assert_eq!(waited, pid, "{}", io::Error::last_os_error());
     let peak = u64::try_from(usage.ru_maxrss).unwrap() / 1024;
@@ -184,7 +185,7 @@ fn a_hostile_driver_ends_its_guest_in_order_and_harms_nothing_else() {
         return skip(test, &e.to_string());
     }
     if !nix::unistd::Uid::effective().is_root() {
-        return skip(test, "only root can make the jail");
+        return skip(test, "only root can create the jail");
     }
     let directory = tempfile::tempdir().unwrap();
     let kernel = kernel(directory.path());
@@ -206,7 +207,7 @@ fn a_hostile_driver_ends_its_guest_in_order_and_harms_nothing_else() {
             outcome.failed,
             String::from_utf8_lossy(&outcome.console).escape_debug(),
         );
-        // A device may have been led to write over the kernel itself.
+        // The attack may have made a device overwrite the kernel itself.
         let orderly = matches!(
             outcome.cause,
             StopCause::GuestReset | StopCause::GuestFault { .. }
@@ -229,14 +230,14 @@ fn a_hostile_driver_ends_its_guest_in_order_and_harms_nothing_else() {
         finished += u64::from(outcome.console.last() == Some(&END));
         connects += outcome.connects;
     }
-    // The attack was one: every device met it, and most scripts came to their end.
+    // Check that the attack was effective: every device failed, and most scripts ran to completion.
     assert!(finished * 2 > seeds(), "{finished} scripts were finished");
     assert!(connects > 0);
     let met: Vec<&str> = failed.keys().map(String::as_str).collect();
     assert_eq!(met, ["balloon", "blk0", "blk1", "net", "rng", "vsock"]);
 }
 
-/// Count of seeds to run; JIFFY_SEEDS asks for more than the usual.
+/// Returns the number of seeds to run. The variable JIFFY_SEEDS overrides the default.
 fn seeds() -> u64 {
     let asked = std::env::var("JIFFY_SEEDS").ok();
     asked.and_then(|n| n.parse().ok()).unwrap_or(SEEDS)

@@ -1,4 +1,4 @@
-//! Many at once: sandboxes from one set of files, and connections to one sandbox.
+//! Many sandboxes from one set of files, and many connections to one sandbox.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -13,9 +13,9 @@ use support::{Guest, base, connect, size, skip, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-/// A question that the agent answers without a body.
+/// Request that the agent answers without a body.
 const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nhost: agent\r\n\r\n";
-/// The limit on descriptors is the whole process's: one test at a time.
+/// The limit of descriptors applies to the whole process, so the tests must run one at a time.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -45,11 +45,11 @@ async fn ten_sandboxes_boot_at_once_from_the_same_descriptors() {
     println!("ten boots at once: all up in {all:?}, each in {each:?} ms");
     let mut ids = Vec::new();
     for guest in &guests {
-        // The root image is read through the shared descriptor, the disk's writes stay this
-        // guest's.
+        // The root image is read through the shared descriptor. Writes to the disk are private to
+        // the guest.
         let script = "test ! -e /mark && touch /mark && md5sum /usr/bin/python3* && cat /proc/sys/kernel/random/boot_id";
-        let told = guest.run(&["sh", "-c", script]).await;
-        let (files, id) = told.trim().rsplit_once('\n').unwrap();
+        let output = guest.run(&["sh", "-c", script]).await;
+        let (files, id) = output.trim().rsplit_once('\n').unwrap();
         ids.push((id.to_owned(), files.to_owned()));
     }
     ids.sort();
@@ -78,7 +78,7 @@ async fn five_hundred_connections_are_open_at_once_even_under_a_low_soft_limit()
     for _ in 0..CONNECTIONS {
         streams.push(connect(&connector).await.unwrap());
     }
-    // Twice on each, so that all are open when the second round begins.
+    // Two rounds, so that all connections are open when the second round starts.
     for _ in 0..2 {
         for stream in &mut streams {
             stream.write_all(REQUEST).await.unwrap();
@@ -142,7 +142,7 @@ async fn connections_wait_for_a_vmm_that_is_busy() {
     guest.finish().await;
 }
 
-/// The head of an answer, which has no body.
+/// Reads the head of an answer without a body.
 async fn answer(stream: &mut UnixStream) -> String {
     let mut text = Vec::new();
     while !text.ends_with(b"\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! A guest's network card, with a host on the other end of its tap.
+//! Network interface of a guest, with a host at the other end of its tap.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -15,14 +15,14 @@ use support::{Guest, base, size, skip, until};
 const ECHO: u16 = 7;
 const DISCARD: u16 = 9;
 const SOURCE: u16 = 19;
-/// Bytes that the throughput is measured with.
+/// Number of bytes for measuring the throughput.
 const BULK: usize = 256 << 20;
-/// Longest time a command may take in a guest that is flooded.
+/// Maximum time of a command in a flooded guest.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The services of the host's side; their threads end with this process.
+/// Services of the host. Their threads end with this process.
 struct Services {
-    /// A socket in the namespace that can send to the guest.
+    /// Socket in the namespace that can send to the guest.
     udp: UdpSocket,
 }
 
@@ -44,7 +44,7 @@ impl Services {
         thread::spawn(move || {
             let mut packet = [0; 65_536];
             while let Ok((length, from)) = echo.recv_from(&mut packet) {
-                // One that does not fit is lost, as datagrams may be.
+                // Ignore the error: a datagram that does not fit is lost, which UDP permits.
                 let _ = echo.send_to(&packet[..length], from);
             }
         });
@@ -60,13 +60,14 @@ fn serve(port: u16, work: impl Fn(TcpStream) -> io::Result<()> + Send + Sync + '
     thread::spawn(move || {
         for stream in listener.incoming() {
             let work = work.clone();
-            // The guest notices a broken connection.
+            // Ignore the result: the guest detects a broken connection.
             thread::spawn(move || work(stream.unwrap()));
         }
     });
 }
 
-/// A guest with a card, and the host's services; `None` if this machine cannot have them.
+/// Boots a guest with a network interface and starts the host's services. `None` if this machine
+/// does not support it.
 async fn wired(test: &str, mtu: u16) -> Option<(Guest, Services)> {
     let prepared = base(test)?;
     let (net, services) = match wire::lay(mtu, Services::start) {
@@ -82,7 +83,8 @@ async fn wired(test: &str, mtu: u16) -> Option<(Guest, Services)> {
     Some((guest, services))
 }
 
-/// Ten mebibytes to the echo service and back at the same time, compared by checksum.
+/// Returns a program that sends 10 MiB to the echo service and receives them at the same time. It
+/// compares the checksums.
 fn tcp_echo() -> String {
     format!(
         r#"
@@ -140,14 +142,14 @@ async fn the_guest_has_the_address_and_frame_size_it_was_given() {
             return;
         };
         let card = "/sys/class/net/eth0";
-        let told = guest
+        let output = guest
             .run(&["cat", &format!("{card}/mtu"), &format!("{card}/address")])
             .await;
         let mac = MAC.map(|b| format!("{b:02x}")).join(":");
-        assert_eq!(told, format!("{mtu}\n{mac}\n"));
+        assert_eq!(output, format!("{mtu}\n{mac}\n"));
         let routes = guest.run(&["ip", "-4", "route", "show", "default"]).await;
         assert!(routes.contains(&format!("via {HOST} dev eth0")), "{routes}");
-        // The largest datagram that fits is sent whole, the next larger one is refused at home.
+        // The largest datagram that fits is sent unfragmented; the guest rejects a larger one.
         let fits = mtu - 28;
         let program = format!(
             r#"
@@ -206,7 +208,7 @@ print(round(timed({DISCARD}, send)), round(timed({SOURCE}, receive)))
     guest.finish().await;
 }
 
-/// Runs a small command until `during` ends and gives the longest time it took.
+/// Runs a small command repeatedly until `during` completes. Returns the longest duration.
 async fn slowest_command(guest: &Guest, during: impl Future) -> Duration {
     tokio::pin!(during);
     let mut slowest = Duration::ZERO;
@@ -227,8 +229,7 @@ async fn a_guest_that_floods_the_network_hurts_nobody() {
         return;
     };
     let resident = guest.resident();
-    // Raw frames of all lengths with random content, to everybody, from two processes, for three
-    // seconds.
+    // Two processes broadcast raw frames of several lengths with random content for three seconds.
     let flood = r#"
 import os, socket, time
 os.fork()
@@ -273,7 +274,7 @@ async fn a_guest_that_is_flooded_from_the_network_works_on() {
     let flood = thread::spawn(move || {
         let mut sent = 0u64;
         while !flooding.load(Ordering::Relaxed) {
-            // A full queue is the point.
+            // Full queues are intended.
             sent += u64::from(udp.send_to(&[0x5a; 1400], (GUEST, 9)).is_ok());
         }
         sent

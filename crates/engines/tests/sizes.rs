@@ -1,11 +1,11 @@
-//! Guests are as large as they were asked to be, from the smallest to the largest.
+//! Tests that guests have the requested size, from the smallest to the largest.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
 
 use support::{Guest, base, host_available, size, skip};
 
-/// Boots a guest and checks that it has the processors and the memory it should.
+/// Boots a guest and checks its number of processors and its memory.
 async fn as_large_as(prepared: &jiffy_engines::PreparedTemplate, vcpus: u8, mib: u32) -> Guest {
     let guest = Guest::boot(prepared, &size(vcpus, mib)).await;
     let nproc = guest.run(&["nproc"]).await;
@@ -17,7 +17,7 @@ async fn as_large_as(prepared: &jiffy_engines::PreparedTemplate, vcpus: u8, mib:
         guest.resident(),
         guest.vm.report().total_us / 1000
     );
-    // The kernel keeps its own image and 1/64 of the memory for page descriptors.
+    // The kernel reserves its own image, and 1/64 of the memory for page descriptors.
     assert!(
         total <= mib && total + mib / 50 + 40 >= mib,
         "{total} of {mib}"
@@ -32,7 +32,7 @@ async fn a_guest_has_as_many_processors_as_it_was_given() {
     };
     for vcpus in [1, 3, 8] {
         let guest = as_large_as(&prepared, vcpus, 512).await;
-        // Each of them computes.
+        // Compute on each processor.
         let program = format!(
             r#"
 import os
@@ -66,8 +66,8 @@ async fn memory_beyond_the_hole_below_4_gib_is_real() {
         return skip(NAME, &format!("{available} MiB available, 8192 wanted"));
     }
     let guest = as_large_as(&prepared, 1, 4096).await;
-    // Every sixteenth page, or every one, says where it is: memory that is there twice, or not at
-    // all, gives itself away.
+    // Write the address to every sixteenth page, or to every page if configured. Memory that is
+    // mapped twice, or missing, then has the wrong content.
     let step = std::env::var("JIFFY_MEMORY_STEP").map_or(16, |step| step.parse().unwrap());
     let program = format!(
         r#"

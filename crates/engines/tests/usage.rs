@@ -1,5 +1,5 @@
-//! Resources that real guests use, as the host sees it without asking them, and as they say
-//! themselves.
+//! Resource usage of real guests, measured by the host without involving the guests, and compared
+//! with the guests' own figures.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -18,20 +18,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time between two samples here.
+/// Sampling interval in this test.
 const EVERY: Duration = Duration::from_millis(200);
 
 fn engine(dir: &Path) -> MicroVmEngine {
     let real = Home::locate().unwrap();
     for name in ["templates", "images", "kernel", "disks"] {
-        // Opening it has made them all.
+        // All of these directories exist because the data directory was opened.
         symlink(real.path().join(name), dir.join(name)).unwrap();
     }
     let host = Host::new(Home::at(dir).unwrap(), support::programs());
     MicroVmEngine::new(host).unwrap()
 }
 
-/// A data directory. Sandboxes outlive whoever made them, but not this, also if the test fails.
+/// Data directory. Sandboxes outlive the process that created them, but not this value, even if the
+/// test fails.
 struct Place(tempfile::TempDir);
 
 impl Drop for Place {
@@ -99,7 +100,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
         "{asked:?}"
     );
 
-    // One processor of two, 40 MB of memory, 20 MB of disk.
+    // One of two processors, 40 MB of memory, 20 MB of disk.
     let work = "import os\nx = bytearray(b'x') * 40_000_000\nopen('/var/tmp/f', 'wb').write(x[:20_000_000])\nos.sync()\nwhile True: pass";
     let (sandboxes, name) = (host.clone(), id.clone());
     let agent = AgentClient::new(move || {

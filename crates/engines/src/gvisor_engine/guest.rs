@@ -1,5 +1,4 @@
-//! Sandboxes on gVisor before and after they have an identity, and handles by which they are
-//! adopted.
+//! Sandboxes on gVisor before and after the identity is assigned, and the handles for adoption.
 
 use super::operation_error;
 use crate::agent_identity::identity;
@@ -18,13 +17,13 @@ use std::io;
 use std::sync::Arc;
 use tokio::net::UnixStream;
 
-/// A [`GuestHandle`] in words.
+/// Contents of a [`GuestHandle`].
 #[derive(Serialize, Deserialize)]
 pub(super) struct GvisorHandle {
-    /// [`GVISOR`].
+    /// Always [`GVISOR`].
     pub(super) engine: String,
     pub(super) estate: AdoptSpec,
-    /// Its network slot.
+    /// Number of the sandbox's network slot.
     pub(super) slot: Option<u32>,
 }
 
@@ -32,19 +31,19 @@ impl GvisorHandle {
     pub(super) fn read(handle: &GuestHandle) -> Result<Self, EngineError> {
         serde_json::from_str(&handle.0).map_err(|e| {
             EngineError::failed(format!(
-                "it was written down by another version of jiffy: {e}"
+                "the handle was written by another version of jiffy: {e}"
             ))
         })
     }
 }
 
-/// Ends a sandbox that continued to run, on a host where gVisor cannot be used: no process could
-/// reach the sandbox. Returns whether it was running.
+/// Terminates a sandbox of an earlier daemon on a host where gVisor cannot be used: no process
+/// could connect to the sandbox. Returns whether the sandbox was running.
 pub(super) fn end_unreachable(handle: &GuestHandle) -> bool {
     GvisorHandle::read(handle).is_ok_and(|handle| handle.estate.end())
 }
 
-/// Sandbox whose agent waits for an identity.
+/// Sandbox without an identity: the agent has sent its greeting.
 pub(super) struct UnassignedGvisorGuest {
     pub(super) sandbox: UnassignedSandbox,
     pub(super) store: SnapshotStore,
@@ -56,7 +55,7 @@ pub(super) struct UnassignedGvisorGuest {
 pub(super) struct GvisorGuest {
     pub(super) sandbox: Sandbox,
     pub(super) store: SnapshotStore,
-    /// As long as it runs, its images stay.
+    /// Prevents the removal of the images while the sandbox runs.
     pub(super) _prepared: Option<Arc<PreparedTemplate>>,
     pub(super) nic: GuestNic,
 }
@@ -79,9 +78,9 @@ impl GvisorGuest {
 
 impl Drop for GvisorGuest {
     fn drop(&mut self) {
-        // One that is kept and runs on keeps its slot, too.
+        // A sandbox that continues to run without this daemon also retains its slot.
         if self.sandbox.has_ended() {
-            self.nic.give_up();
+            self.nic.release();
         }
     }
 }
@@ -113,7 +112,8 @@ impl UnassignedGuest for UnassignedGvisorGuest {
         let sandbox = sandbox.assign_identity(&identity).await;
         drop(step);
         let sandbox = sandbox.map_err(EngineError::failed)?;
-        // Only now: the agent has closed the connections that a clone inherits from its parent.
+        // The network must stay closed until now: the agent has closed the connections that a clone
+        // inherited from its parent.
         if let Some(lease) = &lease {
             lease.open().map_err(EngineError::failed)?;
         }
@@ -128,12 +128,12 @@ impl Guest for GvisorGuest {
         GVISOR
     }
 
-    async fn keep(&self) -> Result<GuestHandle, EngineError> {
-        self.sandbox.keep().await.map_err(EngineError::failed)?;
+    async fn detach(&self) -> Result<GuestHandle, EngineError> {
+        self.sandbox.detach().await.map_err(EngineError::failed)?;
         let handle = GvisorHandle {
             engine: GVISOR.to_owned(),
             estate: self.sandbox.adopt_spec(),
-            slot: self.nic.keep(),
+            slot: self.nic.detach(),
         };
         let handle = serde_json::to_string(&handle).map_err(EngineError::failed)?;
         Ok(GuestHandle(handle))
@@ -195,7 +195,7 @@ impl Guest for GvisorGuest {
 
     async fn stop(&self) {
         self.sandbox.stop().await;
-        self.nic.give_up();
+        self.nic.release();
     }
 
     async fn halt(&self) {

@@ -1,4 +1,4 @@
-//! Snapshots of gVisor sandboxes that other hosts made.
+//! Import of gVisor snapshots from other hosts.
 
 use super::GvisorEngine;
 use crate::imported_files::{place_all, without_template};
@@ -8,8 +8,8 @@ use jiffy_gvisor_engine::GvisorManifest;
 use std::path::Path;
 
 impl GvisorEngine {
-    /// Checks the versions of a snapshot against this host. Returns its manifest, with the paths of
-    /// this host.
+    /// Checks that this host can restore the snapshot. Returns its manifest with the paths of this
+    /// host.
     pub(super) async fn can_restore(
         &self,
         import: &SnapshotImport,
@@ -19,37 +19,40 @@ impl GvisorEngine {
         let mut manifest = parsed.map_err(|e| refuse(e.to_string()))?;
         if import.parent.is_some() {
             return Err(refuse(format!(
-                "snapshot {} of gVisor has a parent: it is damaged",
+                "snapshot {} is damaged: a gVisor snapshot must not have a parent",
                 import.id
             )));
         }
         if manifest.size != import.size {
             return Err(refuse(format!(
-                "snapshot {} is damaged: its record says another size than its manifest",
+                "snapshot {} is damaged: the sizes in its record and its manifest differ",
                 import.id
             )));
         }
         let version = &self.runtime()?.version;
         if manifest.version != *version {
             return Err(refuse(format!(
-                "snapshot {} needs gVisor {}, and this host has {}; use that version of jiffy",
+                "snapshot {} needs gVisor {}, but this host has {}; use the version of jiffy that took it",
                 import.id, manifest.version, version
             )));
         }
         if manifest.net && self.network.is_none() {
             return Err(refuse(format!(
-                "snapshot {} was taken with a network, and sandboxes of this host have none; start the daemon with --network on",
+                "snapshot {} was taken with a network, but sandboxes of this host have none; start the daemon with --network on",
                 import.id
             )));
         }
-        let prepared = self.templates.prepare_version(&manifest.template).await;
-        let prepared = prepared.map_err(|e| without_template(import, &manifest.template, &e))?;
+        let prepared = self
+            .templates
+            .prepare_version(&manifest.template)
+            .await
+            .map_err(|e| without_template(import, &manifest.template, &e))?;
         let agent = prepared.agent_root().map_err(chain)?;
         let name = Path::new(&manifest.base).file_name().unwrap_or_default();
         let base = agent.with_file_name(name);
         if name.is_empty() || !base.is_file() {
             return Err(refuse(format!(
-                "snapshot {} needs the guest agent {}, which this host lacks; use the version of jiffy that made it",
+                "snapshot {} needs the guest agent {}, which this host lacks; use the version of jiffy that took it",
                 import.id,
                 name.display()
             )));
@@ -58,7 +61,7 @@ impl GvisorEngine {
         Ok(manifest)
     }
 
-    /// Puts a snapshot in place.
+    /// Adds a snapshot from another host to the store.
     pub(super) async fn take_in(
         &self,
         import: &SnapshotImport,

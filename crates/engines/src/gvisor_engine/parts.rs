@@ -1,4 +1,4 @@
-//! Files of a gVisor sandbox's snapshot, for other hosts: each is whole.
+//! Files of a gVisor snapshot for export to other hosts. gVisor snapshots have no parents.
 
 use jiffy_engine_api::{EngineError, GVISOR, SnapshotFile, SnapshotFileKind, SnapshotParts};
 use jiffy_gvisor_engine::SnapshotStore;

@@ -1,4 +1,4 @@
-//! Running microVMs, and handles by which they are adopted.
+//! Running microVMs, and the handles for adoption.
 
 use super::shared::Shared;
 use crate::guest_nic::GuestNic;
@@ -24,16 +24,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// Size of a page of this processor, in bytes.
+/// Size of a page, in bytes.
 pub(super) const PAGE_BYTES: u64 = 4096;
 
-/// Directory of the control sockets of running VMMs, in that of running things.
+/// Name of the directory of VMM control sockets, in the runtime directory.
 pub(super) const SOCKET_DIRECTORY: &str = "vmm";
 
-/// File in which running VMMs say what went wrong with them, beside it.
+/// Name of the log file of the VMMs, in the runtime directory.
 pub(super) const LOG_FILE: &str = "vmm.log";
 
-/// Directory for control sockets and logs of guests that are kept.
+/// Directory of control sockets, and log, of guests that continue to run after the daemon exits.
 #[derive(Clone)]
 pub(super) struct SocketDirectory {
     pub(super) sockets: Arc<PathBuf>,
@@ -58,20 +58,20 @@ impl SocketDirectory {
     }
 }
 
-/// A [`GuestHandle`] in words.
+/// Contents of a [`GuestHandle`].
 #[derive(Serialize, Deserialize)]
 pub(super) struct MicroVmHandle {
     pub(super) mark: ProcessInstance,
-    /// The image it was booted with, as its snapshots remember it.
+    /// Name of the guest's template version, as recorded in its snapshots.
     pub(super) image: String,
-    /// Identity that its agent was given; clock and entropy are left out.
+    /// Identity that was assigned to the agent, without clock and entropy.
     pub(super) identity: Identity,
     pub(super) hello: Option<Hello>,
     pub(super) report: BootReport,
-    /// Its network slot.
+    /// Number of the guest's network slot.
     #[serde(default)]
     pub(super) slot: Option<u32>,
-    /// Checksum of the modules that it has mounted.
+    /// Checksum of the kernel modules that the guest has mounted.
     #[serde(default)]
     pub(super) modules: Option<String>,
 }
@@ -80,7 +80,7 @@ impl MicroVmHandle {
     pub(super) fn read(handle: &GuestHandle) -> Result<Self, EngineError> {
         serde_json::from_str(&handle.0).map_err(|e| {
             EngineError::failed(format!(
-                "it was written down by another version of jiffy: {e}"
+                "the handle was written by another version of jiffy: {e}"
             ))
         })
     }
@@ -90,20 +90,20 @@ impl MicroVmHandle {
 pub(super) struct MicroVmGuest {
     pub(super) vm: MicroVm,
     pub(super) image: String,
-    /// Identity that it was given.
+    /// Identity that was assigned last.
     pub(super) identity: Mutex<Identity>,
     pub(super) shared: Arc<Shared>,
     pub(super) nic: GuestNic,
 }
 
 impl MicroVmGuest {
-    /// Identity that it was given last.
+    /// Returns the identity that was assigned last.
     pub(super) fn identity(&self) -> Identity {
         let identity = self.identity.lock();
         identity.clone()
     }
 
-    /// Notes the identity that it is given.
+    /// Records the identity that is being assigned.
     pub(super) fn set_identity(&self, identity: Identity) {
         *self.identity.lock() = identity;
     }
@@ -120,7 +120,7 @@ impl MicroVmGuest {
             hello: self.vm.hello().await,
             modules: self.vm.modules().await,
             report: self.vm.report(),
-            slot: self.nic.keep(),
+            slot: self.nic.detach(),
         };
         let handle = serde_json::to_string(&handle).map_err(EngineError::failed)?;
         Ok(GuestHandle(handle))
@@ -129,9 +129,9 @@ impl MicroVmGuest {
 
 impl Drop for MicroVmGuest {
     fn drop(&mut self) {
-        // One that is kept and runs on keeps its slot, too.
+        // A guest that continues to run without this daemon also retains its slot.
         if self.vm.end().is_some() {
-            self.nic.give_up();
+            self.nic.release();
         }
     }
 }
@@ -142,9 +142,9 @@ impl Guest for MicroVmGuest {
         MICROVM
     }
 
-    async fn keep(&self) -> Result<GuestHandle, EngineError> {
+    async fn detach(&self) -> Result<GuestHandle, EngineError> {
         let directory = &self.shared.socket_directory;
-        let mark = self.vm.keep(&directory.sockets, &directory.log).await;
+        let mark = self.vm.detach(&directory.sockets, &directory.log).await;
         self.handle_of(mark.map_err(EngineError::failed)?).await
     }
 
@@ -192,11 +192,12 @@ impl Guest for MicroVmGuest {
 
     fn usage(&self) -> Option<GuestUsage> {
         let pid = self.vm.vmm_pid();
-        // One system call where parsing /proc/PID/stat would be three, and exact where that counts
-        // ticks.
+        // One system call instead of three for /proc/PID/stat. The clock is exact, whereas that
+        // file counts ticks.
         let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
         let cpu = clock.now().ok()?;
-        // Pages: all, resident, of those shared with files. What is not shared is the guest's own.
+        // Fields of statm, in pages: total, resident, resident and shared with files. Resident
+        // pages that are not shared belong to the guest alone.
         let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
         let mut pages = statm
             .split(' ')
@@ -254,7 +255,7 @@ impl Guest for MicroVmGuest {
 
     async fn stop(&self) {
         self.vm.stop_shared().await;
-        self.nic.give_up();
+        self.nic.release();
     }
 
     async fn halt(&self) {

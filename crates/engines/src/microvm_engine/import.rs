@@ -1,4 +1,4 @@
-//! Snapshots of microVMs that other hosts made.
+//! Import of microVM snapshots from other hosts.
 
 use super::MicroVmEngine;
 use crate::imported_files::{incompatible, place_all, without_template};
@@ -6,8 +6,8 @@ use jiffy_engine_api::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImp
 use jiffy_snapshot::{ImportMode, Manifest, MissingMemory, PIN_FILE, check_manifest, is_reserved};
 
 impl MicroVmEngine {
-    /// Checks versions and processor level of a snapshot against this host. All features of the
-    /// processor are compared when it is restored.
+    /// Checks that this host can restore the snapshot: versions and processor level. The full set
+    /// of processor features is compared during the restore.
     pub(super) async fn can_restore(&self, import: &SnapshotImport) -> Result<(), EngineError> {
         let manifest = manifest(import)?;
         check_size(import, &manifest)?;
@@ -16,7 +16,7 @@ impl MicroVmEngine {
             crate::cpu_level::check_features(level).map_err(|missing| {
                 EngineError::Incompatible {
                     reason: format!(
-                        "snapshot {} needs processor level {level}, and this host's processor has no {missing}; restore it on a host of that level",
+                        "snapshot {} needs processor level {level}, but this host's processor lacks {missing}; restore it on a host of that level",
                         import.id
                     ),
                 }
@@ -34,22 +34,23 @@ impl MicroVmEngine {
                     import,
                     &format!("the modules of kernel {}", manifest.versions.kernel),
                     &crate::template_cache::chain(e),
-                    "use the version of jiffy that made it",
+                    "use the version of jiffy that took it",
                 )
             })?;
         }
-        match manifest.net && self.network.is_none() {
-            false => Ok(()),
-            true => Err(EngineError::Incompatible {
+        if manifest.net && self.network.is_none() {
+            Err(EngineError::Incompatible {
                 reason: format!(
-                    "snapshot {} was taken with a network, and sandboxes of this host have none; start the daemon with --network on",
+                    "snapshot {} was taken with a network, but sandboxes of this host have none; start the daemon with --network on",
                     import.id
                 ),
-            }),
+            })
+        } else {
+            Ok(())
         }
     }
 
-    /// Puts a snapshot in place.
+    /// Adds a snapshot from another host to the store.
     pub(super) async fn take_in(
         &self,
         import: &SnapshotImport,
@@ -65,7 +66,7 @@ impl MicroVmEngine {
         if let Some(file) = files.iter().find(|file| is_reserved(file.name())) {
             return Err(EngineError::Incompatible {
                 reason: format!(
-                    "snapshot {} is damaged: it has a file {}",
+                    "snapshot {} is damaged: it contains a file with the reserved name {}",
                     import.id,
                     file.name()
                 ),
@@ -95,18 +96,19 @@ fn manifest(import: &SnapshotImport) -> Result<Manifest, EngineError> {
     })
 }
 
-/// Compares the size that a snapshot's record says with what is in it.
+/// Checks that the size in the snapshot's record is the size in its manifest.
 fn check_size(import: &SnapshotImport, manifest: &Manifest) -> Result<(), EngineError> {
     let size = import.size;
     let disk = manifest.disks.first().map(|disk| disk.bytes);
     let expected = (u64::from(size.memory_mib) << 20, Some(size.disk_mib << 20));
-    match manifest.vcpus == size.vcpus && (manifest.memory.bytes, disk) == expected {
-        true => Ok(()),
-        false => Err(EngineError::Incompatible {
+    if manifest.vcpus == size.vcpus && (manifest.memory.bytes, disk) == expected {
+        Ok(())
+    } else {
+        Err(EngineError::Incompatible {
             reason: format!(
-                "snapshot {} is damaged: its record says another size than its manifest",
+                "snapshot {} is damaged: the sizes in its record and its manifest differ",
                 import.id
             ),
-        }),
+        })
     }
 }

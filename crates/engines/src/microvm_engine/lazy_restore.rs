@@ -1,4 +1,4 @@
-//! Restore from snapshots whose memory has not all arrived.
+//! Lazy restores: guests start from snapshots whose memory is not completely stored on this host.
 
 use super::MicroVmEngine;
 use jiffy_engine_api::EngineError;
@@ -18,18 +18,18 @@ use std::time::Duration;
 
 const USERFAULTFD: &str = "/dev/userfaultfd";
 
-/// Source of memory that has not arrived.
+/// Source of memory that is not stored on this host.
 #[derive(Debug, Clone)]
 pub struct LazyStore {
-    /// The store and its cache.
+    /// Remote store and its local cache.
     pub remote: Arc<RemoteStore>,
-    /// Fetcher for guests.
+    /// Process that fetches chunks for guests.
     pub fetcher: Arc<FetcherProcess>,
-    /// Time for which a guest waits for a chunk.
+    /// Timeout of a guest that waits for a chunk.
     pub timeout: Duration,
 }
 
-/// Layer of a lineage that has not all arrived.
+/// Layer of a lineage that is not completely stored on this host.
 struct LayerWithHoles {
     number: u32,
     origin: LayerOrigin,
@@ -37,13 +37,14 @@ struct LayerWithHoles {
 }
 
 impl LazyStore {
-    /// Starts the fetcher anew when it has died, as long as this exists.
+    /// Starts a task that restarts the fetcher process when it exits. The task ends when the
+    /// fetcher is dropped.
     pub(crate) fn watch(&self) {
         let fetcher: Weak<FetcherProcess> = Arc::downgrade(&self.fetcher);
         tokio::spawn(async move {
             while let Some(fetcher) = fetcher.upgrade() {
                 if let Err(e) = fetcher.ensure() {
-                    tracing::warn!("cannot start the fetcher: {e}");
+                    tracing::warn!(error = %e, "cannot start the fetcher");
                 }
                 drop(fetcher);
                 tokio::time::sleep(FETCHER_WATCH_INTERVAL).await;
@@ -51,15 +52,17 @@ impl LazyStore {
         });
     }
 
-    /// Returns true if this host can restore lazily from the snapshots in `snapshots`.
+    /// Returns whether this host can restore lazily from the snapshots in the directory
+    /// `snapshots`.
     fn works_with(&self, snapshots: &Path) -> bool {
-        let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+        let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).ok();
         let one_device = device(snapshots) == device(self.remote.cache.dir());
         one_device && open_userfaultfd().is_ok()
     }
 
-    /// Chunks of the layer of `snapshot` that are here; none: all of them, which is noted.
-    fn look(
+    /// Returns the layer of `snapshot` with the chunks that are stored on this host. `None` if all
+    /// are stored; the snapshot is then marked complete.
+    fn incomplete_layer(
         &self,
         number: u32,
         snapshot: &Snapshot,
@@ -69,8 +72,11 @@ impl LazyStore {
         };
         let origin = LayerOrigin::decode(&missing.origin).map_err(EngineError::failed)?;
         let bytes = snapshot.manifest().memory.bytes;
-        let layer = self.remote.cache.layer_of(&origin.layer, bytes);
-        let layer = layer.map_err(EngineError::failed)?;
+        let layer = self
+            .remote
+            .cache
+            .layer_of(&origin.layer, bytes)
+            .map_err(EngineError::failed)?;
         if !layer.is_pinned_by(&snapshot.pin()).unwrap_or(false) {
             return Err(lost(snapshot));
         }
@@ -78,12 +84,13 @@ impl LazyStore {
         let mut present = read_index(&memory.index).map_err(EngineError::failed)?;
         let stored = present.stored.clone();
         let written = layer.present().map_err(EngineError::failed)?;
-        present.stored = both(&stored, &written);
+        present.stored = intersection(&stored, &written);
         if present.stored == stored {
-            // Complete only when a boot of the host would find it so.
-            layer.settle().map_err(EngineError::failed)?;
-            let settled = layer.settled().map_err(EngineError::failed)?;
-            if both(&stored, &settled) == stored {
+            // Mark it complete only if all chunks are also durable, so that they survive a power
+            // failure.
+            layer.persist().map_err(EngineError::failed)?;
+            let durable = layer.persisted().map_err(EngineError::failed)?;
+            if intersection(&stored, &durable) == stored {
                 snapshot.set_complete().map_err(EngineError::failed)?;
                 return Ok(None);
             }
@@ -97,11 +104,11 @@ impl LazyStore {
 
     fn holes(&self, lineage: &Lineage) -> Result<Vec<LayerWithHoles>, EngineError> {
         let looked = (0..).zip(lineage.snapshots());
-        let looked = looked.map(|(number, snapshot)| self.look(number, snapshot));
+        let looked = looked.map(|(number, snapshot)| self.incomplete_layer(number, snapshot));
         looked.filter_map(Result::transpose).collect()
     }
 
-    /// Prepares a restore from `lineage`: its VMM is granted the layers that have holes.
+    /// Prepares a restore from `lineage` that grants the VMM access to the incomplete layers.
     fn prepare(&self, lineage: &Lineage) -> Result<Option<LazyMemory>, EngineError> {
         let holes = self.holes(lineage)?;
         if holes.is_empty() {
@@ -117,7 +124,8 @@ impl LazyStore {
         let socket = grants.listen().map_err(EngineError::failed)?;
         let (mut layers, mut granted) = (Vec::new(), Vec::new());
         for hole in holes {
-            let present = index_file(&hole.present).map_err(failed("index of what has arrived"))?;
+            let present = index_file(&hole.present)
+                .map_err(failed("cannot write the index of the stored chunks"))?;
             layers.push((hole.number, present));
             granted.push(GrantedLayer {
                 number: hole.number,
@@ -126,7 +134,7 @@ impl LazyStore {
         }
         let grant = FetchGrant {
             layers: granted,
-            prefetch: lineage.snapshots().iter().any(Snapshot::wants_all),
+            prefetch: lineage.snapshots().iter().any(Snapshot::is_all_requested),
         };
         grants.write(&socket, &grant).map_err(EngineError::failed)?;
         self.fetcher.ensure().map_err(EngineError::failed)?;
@@ -141,10 +149,10 @@ impl LazyStore {
     /// Fetches the missing memory of `snapshots`.
     async fn complete(&self, snapshots: &[Snapshot]) -> Result<(), EngineError> {
         for snapshot in snapshots {
-            if let Some(hole) = self.look(0, snapshot)? {
+            if let Some(hole) = self.incomplete_layer(0, snapshot)? {
                 let fetched = self.remote.fetch_layer(&hole.origin).await;
                 fetched.map_err(EngineError::failed)?;
-                if self.look(0, snapshot)?.is_some() {
+                if self.incomplete_layer(0, snapshot)?.is_some() {
                     return Err(lost(snapshot));
                 }
             }
@@ -154,8 +162,8 @@ impl LazyStore {
 }
 
 impl MicroVmEngine {
-    /// Restores guests also from snapshots whose memory has not all arrived. Must be called inside
-    /// a tokio runtime.
+    /// Enables restores from snapshots whose memory is not completely stored on this host. Must be
+    /// called inside a tokio runtime.
     pub fn with_lazy_store(mut self, lazy: Option<LazyStore>) -> Self {
         if let Some(lazy) = &lazy {
             lazy.watch();
@@ -169,7 +177,7 @@ impl MicroVmEngine {
         self.lazy.as_ref().is_some_and(works)
     }
 
-    /// Prepares a restore from `lineage`; none: all of its memory is here.
+    /// Prepares a restore from `lineage`. `None` if all of its memory is stored on this host.
     pub(super) fn missing_memory(
         &self,
         lineage: &Lineage,
@@ -181,9 +189,9 @@ impl MicroVmEngine {
         }
     }
 
-    pub(super) fn want_all_memory(&self, id: &str) -> Result<(), EngineError> {
+    pub(super) fn request_all_memory(&self, id: &str) -> Result<(), EngineError> {
         let lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
-        let mut wanted = lineage.snapshots().iter().map(Snapshot::want_all);
+        let mut wanted = lineage.snapshots().iter().map(Snapshot::request_all);
         wanted.try_for_each(|wanted| wanted.map_err(EngineError::failed))
     }
 
@@ -207,7 +215,7 @@ impl MicroVmEngine {
         }
     }
 
-    /// Place of the missing memory of snapshot `id`; none: all of it is here.
+    /// Returns the location of the missing memory of snapshot `id`. `None` if no memory is missing.
     pub(super) fn missing_of(&self, id: &str) -> Result<Option<String>, EngineError> {
         if !self.shared.store.is_incomplete(id) {
             return Ok(None);
@@ -216,7 +224,7 @@ impl MicroVmEngine {
         let Some((lazy, newest)) = self.lazy.as_ref().zip(lineage.newest()) else {
             return Err(without_store(&lineage));
         };
-        let hole = lazy.look(0, newest)?;
+        let hole = lazy.incomplete_layer(0, newest)?;
         Ok(hole.map(|hole| hole.origin.encode()))
     }
 }
@@ -225,8 +233,9 @@ fn open_userfaultfd() -> io::Result<File> {
     File::options().read(true).write(true).open(USERFAULTFD)
 }
 
-/// Units of `set` whose bits are set in `bitmap`: unit `n` at bit `n % 8` of byte `n / 8`.
-fn both(set: &UnitSet, bitmap: &[u8]) -> UnitSet {
+/// Returns the units of `set` whose bits are set in `bitmap`. Unit `n` is bit `n % 8` of byte `n /
+/// 8`.
+fn intersection(set: &UnitSet, bitmap: &[u8]) -> UnitSet {
     let words = bitmap.chunks(8).map(|bytes| {
         let mut word = [0; 8];
         word.iter_mut()
@@ -247,8 +256,8 @@ fn index_file(index: &LayerIndex) -> io::Result<File> {
 fn lost(snapshot: &Snapshot) -> EngineError {
     EngineError::Failed {
         reason: format!(
-            "what had arrived of snapshot {} was removed from the cache (store/layers): remove the \
-             snapshot from this host, and it is fetched anew",
+            "the stored chunks of snapshot {} were removed from the cache (store/layers): remove the \
+             snapshot from this host to fetch it again",
             snapshot.id()
         ),
     }
@@ -272,8 +281,8 @@ mod tests {
         for unit in [0, 3, 64, 69] {
             set.insert(unit);
         }
-        let present = both(&set, &[0b1001, 0, 0, 0, 0, 0, 0, 0, 0b10_0000]);
+        let present = intersection(&set, &[0b1001, 0, 0, 0, 0, 0, 0, 0, 0b10_0000]);
         assert_eq!(present.iter().collect::<Vec<_>>(), [0, 3, 69]);
-        assert_eq!(both(&set, &[]).count(), 0);
+        assert_eq!(intersection(&set, &[]).count(), 0);
     }
 }

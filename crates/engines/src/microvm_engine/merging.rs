@@ -1,5 +1,5 @@
-//! Merges of snapshots with their ancestors, which keep lineages short, and folds of removed
-//! snapshots into their children, which reclaim disk space.
+//! Merges and folds of snapshots. A merge combines a snapshot with its ancestors to keep the
+//! lineage short. A fold combines a removed snapshot with its child to reclaim disk space.
 
 use jiffy_engine_api::{
     EngineError, FoldPace, FoldPreparation, FoldResult, LineageLimits, PreparedFold,
@@ -10,19 +10,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-/// Most bytes that a merge copies which is made early: some tens of milliseconds in the page cache.
+/// Maximum number of bytes that an early merge may copy. The copy takes some tens of milliseconds
+/// in the page cache.
 const MAX_CHEAP_BYTES: u64 = 64 << 20;
 
-/// Manifests that are read at most: a damaged one may lead in a circle.
+/// Maximum number of manifests that are followed: a damaged manifest may lead to a cycle.
 const MAX_LINEAGE: usize = 64;
 
-/// Lock that is held while snapshots are replaced by merged or folded ones: one at a time, since
-/// both read and write a lot, and neither may see the other's half-finished work.
+/// Lock that is held while merged or folded snapshots replace others. Merges and folds run one at a
+/// time: they read and write much data, and they must not see each other's unfinished work.
 #[derive(Debug, Default)]
 pub(super) struct MergeLock {
     lock: Arc<Mutex<()>>,
-    /// Merges that wait for the lock, or hold it. A restore waits for a merge, so that a fold gives
-    /// way.
+    /// Number of merges that wait for the lock or hold it. A fold is cancelled while it is not
+    /// zero, because a restore may wait for the merge.
     merges: AtomicUsize,
 }
 
@@ -41,10 +42,11 @@ impl Drop for MergeGuard<'_> {
 }
 
 impl MergeLock {
-    /// Locks for a merge. A fold in progress is cancelled.
+    /// Acquires the lock for a merge. A fold in progress is cancelled.
     pub async fn lock_for_merge(&self) -> MergeGuard<'_> {
         self.merges.fetch_add(1, Ordering::AcqRel);
-        // Before the wait: a caller that stops waiting must not count for ever.
+        // Create the guard before waiting: if the caller stops waiting, dropping the guard restores
+        // the counter.
         let mut waiting = MergeGuard {
             merges: &self.merges,
             guard: None,
@@ -53,8 +55,8 @@ impl MergeLock {
         waiting
     }
 
-    /// Prepares a fold of the parent of snapshot `id` into it; holds the lock until the fold is
-    /// committed or dropped. Cancelled if a merge holds the lock or waits for it.
+    /// Prepares a fold of the parent of snapshot `id` into it. The lock is held until the fold is
+    /// committed or dropped. The fold is cancelled if a merge holds the lock or waits for it.
     pub fn prepare_fold(
         &self,
         store: &Store,
@@ -76,9 +78,10 @@ impl MergeLock {
         };
         let fold = store.prepare_fold(id, max_copy, &mut paced);
         let Some(fold) = fold.map_err(EngineError::failed)? else {
-            return Ok(match is_cancelled {
-                true => FoldPreparation::Cancelled,
-                false => FoldPreparation::Refused,
+            return Ok(if is_cancelled {
+                FoldPreparation::Cancelled
+            } else {
+                FoldPreparation::Refused
             });
         };
         let parent = fold.parent().to_owned();
@@ -91,8 +94,8 @@ impl MergeLock {
     }
 }
 
-/// Number of the oldest snapshot of `lineage` with which its newest is to be merged; none: it is
-/// short enough.
+/// Returns the index of the oldest snapshot of `lineage` with which the newest one must be merged.
+/// `None` if the lineage is short enough.
 pub(super) fn oldest(lineage: &Lineage, limits: LineageLimits) -> Option<usize> {
     let length = lineage.snapshots().len();
     if length <= limits.cheap {
@@ -105,15 +108,17 @@ pub(super) fn oldest(lineage: &Lineage, limits: LineageLimits) -> Option<usize> 
     (length > limits.longest).then_some(0)
 }
 
-/// Upper bound of the bytes by which the newest snapshot grows by that.
+/// Returns an upper bound for the bytes by which this merge increases the newest snapshot.
 pub(super) fn growth(lineage: &Lineage, oldest: usize) -> Option<u64> {
-    // All that the layers say together, each chunk once; a chunk that is in several makes it less.
+    // Sum of the sizes of the merged layers. A chunk that occurs in several layers is stored only
+    // once in the result.
     let (_, others) = lineage.snapshots().get(oldest..)?.split_last()?;
     let mut bytes = others.iter().map(|s| s.bytes().unwrap_or(0));
     bytes.try_fold(0u64, u64::checked_add)
 }
 
-/// True if the files of snapshot `id` lie on those of `ancestor`, or cannot be read.
+/// Returns whether snapshot `id` depends on the files of `ancestor`. Also true if a manifest cannot
+/// be read.
 pub(super) fn lies_on(store: &Store, id: &str, ancestor: &str) -> bool {
     let mut id = id.to_owned();
     for _ in 0..MAX_LINEAGE {

@@ -1,5 +1,5 @@
-//! Empty overlays of disks, made before a guest needs them: a new file takes as long as all else
-//! that a daemon does before it asks a VMM.
+//! Empty disk overlays created in advance. Creating a file takes as long as all other work of the
+//! daemon before it sends the request to a VMM.
 
 use jiffy_snapshot::{SnapshotError, Store};
 use parking_lot::Mutex;
@@ -8,35 +8,36 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// Overlays that wait.
-const AHEAD: usize = 2;
-/// Time after one was taken until others are made: guests that are coming up come first.
-const DELAY: Duration = Duration::from_millis(30);
+/// Number of overlays that are ready.
+const MAX_READY: usize = 2;
+/// Delay between a use and the creation of a replacement. Guests that are starting have priority.
+const REFILL_DELAY: Duration = Duration::from_millis(30);
 
-/// Overlays of one store.
+/// Ready overlays of one store.
 #[derive(Debug, Clone, Default)]
 pub(super) struct OverlaysAhead(Arc<Mutex<Vec<File>>>);
 
 impl OverlaysAhead {
-    /// Takes one that waits, or makes one.
+    /// Returns a ready overlay, or creates one.
     pub fn take(&self, store: &Store) -> Result<File, SnapshotError> {
-        let (waiting, left) = {
+        let (ready, remaining) = {
             let mut files = self.0.lock();
             (files.pop(), files.len())
         };
-        if left < AHEAD {
+        if remaining < MAX_READY {
             let (overlays, store) = (self.clone(), store.clone());
             tokio::spawn(async move {
-                sleep(DELAY).await;
+                sleep(REFILL_DELAY).await;
                 tokio::task::spawn_blocking(move || overlays.fill(&store));
             });
         }
-        waiting.map_or_else(|| store.overlay(), Ok)
+        ready.map_or_else(|| store.overlay(), Ok)
     }
 
     fn fill(&self, store: &Store) {
-        while self.0.lock().len() < AHEAD {
-            // Without one a guest makes its own, and says what is wrong.
+        while self.0.lock().len() < MAX_READY {
+            // Ignore the error: the next start of a guest creates its own overlay and reports the
+            // error.
             let Ok(file) = store.overlay() else { return };
             self.0.lock().push(file);
         }
@@ -54,7 +55,7 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let overlays = OverlaysAhead::default();
         let mut taken = vec![overlays.take(&store).unwrap()];
-        while overlays.0.lock().len() < AHEAD {
+        while overlays.0.lock().len() < MAX_READY {
             sleep(Duration::from_millis(1)).await;
         }
         for _ in 0..4 {

@@ -1,4 +1,4 @@
-//! Files of a microVM's snapshot, for other hosts.
+//! Files of a microVM snapshot for export to other hosts.
 
 use jiffy_engine_api::{EngineError, MICROVM, SnapshotFile, SnapshotFileKind, SnapshotParts};
 use jiffy_snapshot::{PartKind, SnapshotPart, Store};
@@ -35,10 +35,11 @@ fn file(part: SnapshotPart) -> SnapshotFile {
     }
 }
 
-/// Working set of the newest snapshot of the lineage that has one: a hint.
+/// Returns the working set of the newest snapshot in the lineage that has one. It is only a hint,
+/// so an unreadable one is empty.
 fn working_set(store: &Store, id: &str) -> Vec<u32> {
-    let found = store.lineage(id).and_then(|lineage| lineage.working_set());
-    let Ok(Some((set, _))) = found else {
+    let recorded = store.lineage(id).and_then(|lineage| lineage.working_set());
+    let Ok(Some((set, _))) = recorded else {
         return Vec::new();
     };
     set.iter()

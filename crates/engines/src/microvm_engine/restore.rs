@@ -1,4 +1,4 @@
-//! Restores of guests up to the greeting of their agent.
+//! Restores of snapshots up to the agent's greeting.
 
 use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest, boot_error};
@@ -11,17 +11,17 @@ use jiffy_snapshot::Lineage;
 
 impl MicroVmEngine {
     /// Restores snapshot `id` up to the agent's greeting. `memory` selects the source of the
-    /// guest's memory. The guest may take the identity `known` while it starts.
+    /// guest's memory. If `identity` is given, the guest may take this identity while it starts.
     pub(super) async fn restore_unassigned(
         &self,
         id: &str,
         memory: impl Fn(&Lineage) -> MemoryPolicy,
-        known: Option<&SandboxIdentity>,
+        identity: Option<&SandboxIdentity>,
     ) -> Result<UnassignedMicroVmGuest, EngineError> {
         let mut lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
         loop {
             let failure = match self
-                .restore_lineage(lineage.clone(), id, &memory, known)
+                .restore_lineage(lineage.clone(), id, &memory, identity)
                 .await
             {
                 Ok(unassigned) => return Ok(unassigned),
@@ -41,11 +41,11 @@ impl MicroVmEngine {
         lineage: Lineage,
         id: &str,
         memory: impl Fn(&Lineage) -> MemoryPolicy,
-        known: Option<&SandboxIdentity>,
+        identity: Option<&SandboxIdentity>,
     ) -> Result<UnassignedMicroVmGuest, EngineError> {
         self.cached_working_sets.read_ahead(&lineage);
         let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
-            reason: format!("there is no snapshot {id}"),
+            reason: format!("snapshot {id} does not exist"),
         })?;
         let manifest = newest.manifest();
         let prepared = self
@@ -60,9 +60,10 @@ impl MicroVmEngine {
             .take(&self.shared.store)
             .map_err(EngineError::failed)?;
         let step = steps::begin("network_slot");
-        let mut lease = match manifest.net {
-            true => Some(guest_nic::needed(self.network.as_ref(), NicKind::Tap, id).await?),
-            false => None,
+        let mut lease = if manifest.net {
+            Some(guest_nic::required(self.network.as_ref(), NicKind::Tap, id).await?)
+        } else {
+            None
         };
         drop(step);
         let memory = memory(&lineage);
@@ -73,9 +74,11 @@ impl MicroVmEngine {
         spec.lazy = lazy;
         spec.net = lease.as_mut().and_then(guest_nic::spec);
         let defaults = &prepared.template().manifest.defaults;
-        let known = known.map(|known| agent_identity::identity(known, defaults));
-        let known = known.transpose().map_err(EngineError::failed)?;
-        let waiting = MicroVm::restore_unassigned(spec, known)
+        let identity = identity
+            .map(|identity| agent_identity::identity(identity, defaults))
+            .transpose()
+            .map_err(EngineError::failed)?;
+        let waiting = MicroVm::restore_unassigned(spec, identity)
             .await
             .map_err(boot_error)?;
         Ok(UnassignedMicroVmGuest {

@@ -1,4 +1,4 @@
-//! Rollback of a running microVM to a snapshot, in its process and its network slot.
+//! Rollback of a running microVM to a snapshot. The VMM process and the network slot remain.
 
 use super::guest::MicroVmGuest;
 use super::unassigned::boot_error;
@@ -20,8 +20,9 @@ impl MicroVmGuest {
         commit: &mut RollbackCommit<'_>,
     ) -> Result<(), RollbackFailure> {
         let lineage = self.shared.store.lineage(id).map_err(refused)?;
-        let newest = lineage.newest();
-        let newest = newest.ok_or_else(|| refused(format!("there is no snapshot {id}")))?;
+        let newest = lineage
+            .newest()
+            .ok_or_else(|| refused(format!("snapshot {id} does not exist")))?;
         let manifest = newest.manifest();
         if manifest.template != self.image || manifest.modules != self.vm.modules().await {
             return Err(refused(
@@ -29,14 +30,16 @@ impl MicroVmGuest {
             ));
         }
         if manifest.net != self.nic.is_connected() {
-            return Err(refused("the snapshot has another network card"));
+            return Err(refused(
+                "the network interfaces of the snapshot and the sandbox differ",
+            ));
         }
         let prepared = self
             .shared
             .templates
             .prepare_version(&manifest.template)
-            .await;
-        let prepared = prepared.map_err(refused)?;
+            .await
+            .map_err(refused)?;
         let defaults = &prepared.template().manifest.defaults;
         let assigned = agent_identity::identity(identity, defaults).map_err(refused)?;
         let (populate, populate_later) = prepared.first_writes(&lineage);
@@ -62,7 +65,7 @@ impl MicroVmGuest {
             RollbackError::Refused(reason) => RollbackFailure::Refused { reason },
             RollbackError::Lost(e) => RollbackFailure::Lost(boot_error(e)),
         })?;
-        tracing::debug!(?report, "rolled a guest back in place");
+        tracing::debug!(?report, "rolled back a guest in place");
         self.set_identity(assigned);
         Ok(())
     }

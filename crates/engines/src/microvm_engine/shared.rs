@@ -10,7 +10,7 @@ use jiffy_microvm_engine::MemoryPolicy;
 use jiffy_snapshot::{Lineage, Store};
 use std::sync::Arc;
 
-/// Directory of the snapshots in the data directory.
+/// Name of the directory of snapshots, in the data directory.
 const SNAPSHOTS: &str = "snapshots";
 
 /// State that the engine shares with its guests.
@@ -43,7 +43,7 @@ impl Shared {
         self.templates.host()
     }
 
-    /// Returns the source of the memory of a guest restored from `lineage` on this host.
+    /// Returns the source of memory for a guest restored from `lineage` on this host.
     pub fn memory(&self, lineage: &Lineage) -> MemoryPolicy {
         match self.policy.policy {
             RestorePolicy::Map => MemoryPolicy::Map,
@@ -52,7 +52,7 @@ impl Shared {
                 Ok(Some((_, file))) => MemoryPolicy::CopyWorkingSet(file),
                 Ok(None) => MemoryPolicy::Map,
                 Err(e) => {
-                    tracing::warn!("mapping memory because the working set cannot be read: {e}");
+                    tracing::warn!(error = %e, "cannot read the working set, mapping memory instead");
                     MemoryPolicy::Map
                 }
             },

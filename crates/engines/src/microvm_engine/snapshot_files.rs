@@ -16,8 +16,11 @@ impl SnapshotFiles for MicroVmEngine {
     }
 
     fn walk(&self) -> Result<SnapshotWalk, EngineError> {
-        let walk = self.shared.store.walk(SystemTime::now());
-        let walk = walk.map_err(EngineError::failed)?;
+        let walk = self
+            .shared
+            .store
+            .walk(SystemTime::now())
+            .map_err(EngineError::failed)?;
         Ok(Box::new(walk.map(|id| id.map_err(EngineError::failed))))
     }
 
@@ -41,7 +44,7 @@ impl SnapshotFiles for MicroVmEngine {
 
     fn discard_captured(&self, id: &str) {
         if let Err(e) = self.shared.store.discard_captured(id) {
-            tracing::warn!(id, "cannot remove files of a captured snapshot: {e}");
+            tracing::warn!(id, error = %e, "cannot remove the files of a captured snapshot");
         }
     }
 
@@ -105,16 +108,17 @@ impl SnapshotFiles for MicroVmEngine {
 
     async fn merge(&self, id: &str, limits: LineageLimits) -> Result<(), EngineError> {
         let _guard = self.merges.lock_for_merge().await;
-        // Another call may have merged it meanwhile.
+        // Another call may have merged the snapshot while this call waited for the lock.
         let lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
         let Some(oldest) = merging::oldest(&lineage, limits) else {
             return Ok(());
         };
-        // Boxed: it is deep, and rare.
+        // Boxed because the future is large and rarely used.
         Box::pin(self.complete(id)).await?;
         let (store, owned) = (self.shared.store.clone(), id.to_owned());
-        let merged = tokio::task::spawn_blocking(move || store.merge(&owned, oldest)).await;
-        let merged = merged.map_err(EngineError::failed)?;
+        let merged = tokio::task::spawn_blocking(move || store.merge(&owned, oldest))
+            .await
+            .map_err(EngineError::failed)?;
         merged.map(drop).map_err(EngineError::failed)
     }
 
@@ -145,7 +149,7 @@ impl SnapshotFiles for MicroVmEngine {
     }
 
     fn request_memory(&self, id: &str) -> Result<(), EngineError> {
-        self.want_all_memory(id)
+        self.request_all_memory(id)
     }
 
     fn missing_memory(&self, id: &str) -> Result<Option<String>, EngineError> {
@@ -153,7 +157,7 @@ impl SnapshotFiles for MicroVmEngine {
     }
 
     async fn complete_memory(&self, id: &str) -> Result<(), EngineError> {
-        // Boxed: it is deep, and rare.
+        // Boxed because the future is large and rarely used.
         Box::pin(self.complete_one(id)).await
     }
 }

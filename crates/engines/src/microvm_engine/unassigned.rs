@@ -1,4 +1,4 @@
-//! MicroVMs before they have an identity.
+//! MicroVMs without an identity.
 
 use super::guest::MicroVmGuest;
 use super::shared::Shared;
@@ -24,7 +24,7 @@ pub(super) fn boot_error(error: BootError) -> EngineError {
     }
 }
 
-/// MicroVM whose agent waits for an identity, or that boots once it has one.
+/// MicroVM that is restored and waits for an identity, or boots once it has an identity.
 pub(super) struct UnassignedMicroVmGuest {
     pub(super) stage: BootStage,
     pub(super) prepared: Arc<PreparedTemplate>,
@@ -33,14 +33,14 @@ pub(super) struct UnassignedMicroVmGuest {
 }
 
 pub(super) enum BootStage {
-    /// Restored, waiting for its identity.
+    /// Restored, waiting for the identity.
     Restored(Box<UnassignedMicroVm>),
-    /// Boots when its identity is assigned.
+    /// Boots when the identity is assigned.
     Bootable(Box<BootSpec>),
 }
 
 impl UnassignedMicroVmGuest {
-    /// Assigns the identity; returns when it is in effect.
+    /// Assigns the identity. Returns when the identity is in effect.
     pub(super) async fn assign(
         self,
         sandbox_identity: &SandboxIdentity,
@@ -66,7 +66,8 @@ impl UnassignedMicroVmGuest {
             }
         };
         let vm = vm.map_err(boot_error)?;
-        // Only now: the agent has closed the connections that a clone inherits from its parent.
+        // The network must stay closed until now: the agent has closed the connections that a clone
+        // inherited from its parent.
         if let Some(lease) = &lease {
             lease.open().map_err(EngineError::failed)?;
         }
@@ -96,7 +97,7 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
         let defaults = &self.prepared.template().manifest.defaults;
         let identity =
             identity(&rehearsal::sandbox_identity(site), defaults).map_err(EngineError::failed)?;
-        // Its network stays closed until its identity is assigned.
+        // The network stays closed until the identity is assigned.
         rehearse(waiting.rehearse(identity).await.map_err(boot_error)?).await;
         waiting.wait_again().await.map_err(boot_error)
     }

@@ -3,7 +3,7 @@
 use jiffy_engine_api::{DamagedChunk, EngineError, VerifiedSnapshot};
 use jiffy_snapshot::{Store, VerifyResult};
 
-/// Compares the snapshots of a lineage with their checksums. Blocks.
+/// Compares all snapshots of a lineage with their checksums. This function blocks.
 pub(super) fn verify(store: &Store, id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
     let lineage = store.lineage(id).map_err(EngineError::failed)?;
     let verified = lineage.snapshots().iter().map(|snapshot| {

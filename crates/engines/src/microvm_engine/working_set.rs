@@ -1,4 +1,4 @@
-//! Working sets: recorded with a template's snapshot, and read ahead of restores.
+//! Working sets: recorded for a template's snapshot and read ahead of restores.
 
 use super::MicroVmEngine;
 use crate::rehearsal::{rehearse, use_first};
@@ -12,16 +12,16 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time for which a working set that was in the page cache is taken to be there still.
+/// Period for which a working set is assumed to stay in the page cache.
 const CACHED_FOR: Duration = Duration::from_secs(2);
 
-/// Snapshots whose working sets were in the page cache a moment ago, and when.
+/// Snapshots whose working sets were recently in the page cache, with the time of the check.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CachedWorkingSets(Arc<Mutex<HashMap<String, Instant>>>);
 
 impl CachedWorkingSets {
-    /// Has what a guest of `lineage` touches first read while its VMM starts, if it is on disk
-    /// only.
+    /// Reads the working set of `lineage` in the background while the VMM starts, unless it is in
+    /// the page cache.
     pub fn read_ahead(&self, lineage: &Lineage) {
         let Some(id) = lineage.newest().map(Snapshot::id) else {
             return;
@@ -33,8 +33,8 @@ impl CachedWorkingSets {
         let (cached, id, lineage) = (self.clone(), id.to_owned(), lineage.clone());
         tokio::task::spawn_blocking(move || match lineage.read_ahead() {
             Ok(0) => cached.insert(id),
-            Ok(bytes) => tracing::debug!(bytes, "reading a working set ahead"),
-            Err(e) => tracing::debug!("not reading a working set ahead: {e}"),
+            Ok(bytes) => tracing::debug!(bytes, "reading ahead a working set"),
+            Err(e) => tracing::debug!(error = %e, "cannot read ahead a working set"),
         });
     }
 
@@ -46,14 +46,14 @@ impl CachedWorkingSets {
 }
 
 impl MicroVmEngine {
-    /// Records what a guest of snapshot `id` touches up to the end of its first use.
+    /// Records the memory that a guest of snapshot `id` touches until the end of its first use.
     pub(super) async fn record_first_use(
         &self,
         template: &str,
         id: &str,
         site: &SiteSettings,
     ) -> Result<(), EngineError> {
-        // Mapped, so that what is present afterwards is what was touched.
+        // Map the memory: the pages that are present afterwards are exactly the touched pages.
         let unassigned = self
             .restore_unassigned(id, |_| MemoryPolicy::Map, None)
             .await?;
@@ -63,17 +63,19 @@ impl MicroVmEngine {
             ..SandboxIdentity::default()
         };
         let guest = unassigned.assign(&sandbox_identity).await?;
-        // Every template's first use is a command; one without any does with the greeting.
+        // The first use of every template starts with a command. If a template has no first use,
+        // the working set ends with the agent's greeting and this rehearsal.
         rehearse(&guest.vm).await;
         let startup = self.prepare(template).await?.startup;
         let recorded = self.record(&guest.vm, startup.first_use.as_ref()).await;
         guest.stop().await;
         let (set, written) = recorded?;
         let snapshot = self.shared.store.get(id).map_err(EngineError::failed)?;
-        tracing::debug!(template, id, set.chunks, "working set recorded");
+        tracing::debug!(template, id, set.chunks, "recorded a working set");
         let put = || match written {
             None => snapshot.put_written_pages(&set.written),
-            // Before the other: who finds that one looks for it.
+            // This order matters: a reader that finds the index of written pages also expects the
+            // index of the first use.
             Some(written) => {
                 snapshot.put_first_use_pages(&set.written)?;
                 snapshot.put_written_pages(&written)
@@ -83,8 +85,8 @@ impl MicroVmEngine {
         put.map_err(EngineError::failed)
     }
 
-    /// Working set of a guest that has rehearsed. With a first use it has done that, too, and the
-    /// index of what was written until then is apart.
+    /// Returns the working set of a guest after its rehearsal and, if the template has a first use,
+    /// after that. The second value is the index of the pages written before the first use.
     async fn record(
         &self,
         vm: &MicroVm,
@@ -100,7 +102,7 @@ impl MicroVmEngine {
             return Ok((before, None));
         };
         if let Err(problem) = use_first(vm, first_use).await {
-            tracing::warn!("a template's first use is not rehearsed: {problem}");
+            tracing::warn!(error = %problem, "cannot rehearse the first use of a template");
         }
         Ok((now().await?, Some(before.written)))
     }

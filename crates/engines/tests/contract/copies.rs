@@ -1,10 +1,10 @@
-//! Snapshots and what is made of them.
+//! Contract of snapshots and of guests restored from them.
 
-use crate::place::{Place, Running, TEMPLATE, gone, heard, name, somebody};
+use crate::place::{Place, Running, TEMPLATE, exited, next_output, name, new_identity};
 use jiffy_engine_api::{AfterSnapshot, BootMode, ExitReason, SandboxIdentity};
 use std::collections::BTreeSet;
 
-pub async fn a_snapshot_is_a_copy_and_its_guest_goes_on(place: &Place) {
+pub async fn a_snapshot_is_a_copy_and_its_guest_continues(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     running
@@ -26,7 +26,7 @@ pub async fn a_snapshot_is_a_copy_and_its_guest_goes_on(place: &Place) {
     assert_eq!(copied.0, at.0);
     copy.counts_on(copied).await;
     running.counts_on(at).await;
-    // Neither sees what the other does.
+    // Changes in one guest must be invisible to the other.
     copy.sh("rm /root/file").await;
     assert_eq!(running.sh("cat /root/file").await, "disk");
     copy.stop().await;
@@ -34,7 +34,7 @@ pub async fn a_snapshot_is_a_copy_and_its_guest_goes_on(place: &Place) {
     running.stop().await;
 }
 
-pub async fn a_stream_stays_open_over_a_snapshot(place: &Place) {
+pub async fn a_stream_stays_open_across_a_snapshot(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     let program = "import sys\nfor line in sys.stdin: print(line.strip()[::-1], flush=True)";
@@ -45,7 +45,7 @@ pub async fn a_stream_stays_open_over_a_snapshot(place: &Place) {
     for (said, answered) in [("abc\n", "cba\n"), ("def\n", "fed\n"), ("ghi\n", "ihg\n")] {
         let sent = running.agent.send_stdin(pid, said.as_bytes());
         sent.await.unwrap();
-        assert_eq!(heard(&mut process).await, answered);
+        assert_eq!(next_output(&mut process).await, answered);
         let taken = running.snapshot(AfterSnapshot::Resume).await;
         taken.unwrap();
     }
@@ -55,7 +55,7 @@ pub async fn a_stream_stays_open_over_a_snapshot(place: &Place) {
     running.stop().await;
 }
 
-pub async fn a_snapshot_that_ends_its_guest_leaves_no_process_and_loses_nothing(place: &Place) {
+pub async fn a_snapshot_that_stops_its_guest_preserves_its_state_and_leaves_no_process(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     running.count().await;
@@ -63,7 +63,7 @@ pub async fn a_snapshot_that_ends_its_guest_leaves_no_process_and_loses_nothing(
     let pid = running.guest.pid().unwrap();
     let id = running.snapshot(AfterSnapshot::Stop).await;
     let id = id.unwrap();
-    gone(pid).await;
+    exited(pid).await;
     assert_eq!(running.guest.ended().await, ExitReason::Requested);
     drop(running);
     place.is_empty_but_for_the_engine().await;
@@ -96,7 +96,7 @@ cut -d' ' -f2 /run/jiffy/generation";
         let of_all: BTreeSet<&str> = lines.iter().map(|of_one| of_one[line]).collect();
         assert_eq!(of_all.len(), 3, "line {line} of {seen:#?}");
     }
-    // A guest that runs on stays who it is.
+    // The identity of the running guest must not change.
     let before: Vec<&str> = seen[0].lines().take(3).collect();
     let after = running.sh(look).await;
     assert_eq!(after.lines().take(3).collect::<Vec<_>>(), before);
@@ -105,11 +105,11 @@ cut -d' ' -f2 /run/jiffy/generation";
     }
 }
 
-pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
+pub async fn a_rollback_restores_the_earlier_state_of_the_same_sandbox(place: &Place) {
     let engine = place.open().await;
     let sandbox_identity = SandboxIdentity {
         env: [("WHO".to_owned(), "me".to_owned())].into(),
-        ..somebody()
+        ..new_identity()
     };
     let unassigned = engine.boot(TEMPLATE, crate::place::size()).await.unwrap();
     let running = Running::assign_identity(unassigned, &sandbox_identity).await;
@@ -136,25 +136,25 @@ pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
     let now = running.counted().await;
     assert_eq!(now.0, late.0);
     running.counts_on(now).await;
-    // Programs learn from the file that they watch that they were put back.
+    // Programs that watch this file are notified of the rollback.
     assert_ne!(running.sh("cat /run/jiffy/generation").await, generation);
     running.stop().await;
 }
 
-pub async fn a_guest_that_was_told_while_it_started_is_the_one_that_it_is_assigned(place: &Place) {
+pub async fn an_identity_given_at_the_start_can_be_replaced(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     let taken = running.snapshot(AfterSnapshot::Resume).await;
     let id = taken.unwrap();
     running.stop().await;
 
-    let told = somebody();
+    let told = new_identity();
     let same_id = SandboxIdentity {
-        env: [("WHO".to_owned(), "somebody else".to_owned())].into(),
+        env: [("WHO".to_owned(), "new_identity else".to_owned())].into(),
         ..told.clone()
     };
-    // The same one, one that was changed meanwhile, and another.
-    for assigned in [told.clone(), same_id, somebody()] {
+    // The same identity, a modified identity, and another identity.
+    for assigned in [told.clone(), same_id, new_identity()] {
         let unassigned = engine.restore(&id, Some(&told)).await.unwrap();
         let running = Running::assign_identity(unassigned, &assigned).await;
         let who = assigned.env.get("WHO").map_or("", String::as_str);
@@ -167,7 +167,7 @@ pub async fn a_guest_that_was_told_while_it_started_is_the_one_that_it_is_assign
     }
 }
 
-pub async fn a_snapshot_that_cannot_be_written_costs_nothing(place: &Place) {
+pub async fn a_failed_snapshot_has_no_effect(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     running.count().await;
@@ -186,14 +186,14 @@ pub async fn a_snapshot_that_cannot_be_written_costs_nothing(place: &Place) {
         engine.snapshot_files().ids().unwrap(),
         std::slice::from_ref(&id)
     );
-    // The one that there was is what it was.
+    // The existing snapshot must be unchanged.
     let copy = place.restored(&engine, &id).await;
     copy.counts_on(at).await;
     copy.stop().await;
     running.stop().await;
 }
 
-pub async fn a_removed_snapshot_is_gone_and_takes_nothing_from_those_made_of_it(place: &Place) {
+pub async fn a_removed_snapshot_does_not_affect_guests_restored_from_it(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     running.count().await;
@@ -201,7 +201,7 @@ pub async fn a_removed_snapshot_is_gone_and_takes_nothing_from_those_made_of_it(
     let id = id.unwrap();
     drop(running);
     let woken = place.restored(&engine, &id).await;
-    // A snapshot that sandboxes share memory with stays as long as they need it.
+    // A snapshot whose memory is shared with sandboxes remains while they need it.
     let all = engine.engines.descriptions();
     let shared = all.iter().any(|e| e.default && e.capabilities.incremental);
     let removed = engine.snapshot_files().remove(&id);

@@ -1,11 +1,11 @@
-//! Ends of guests, and what is left of them.
+//! Contract of the end of guests and the release of their resources.
 
-use crate::place::{Place, TEMPLATE, gone, size, within};
+use crate::place::{Place, TEMPLATE, exited, size, within};
 use jiffy_engine_api::{AfterSnapshot, ExitReason};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-pub async fn what_is_dropped_leaves_nothing(place: &Place) {
+pub async fn dropped_guests_leave_no_resources(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     let id = running.snapshot(AfterSnapshot::Resume).await;
@@ -15,9 +15,9 @@ pub async fn what_is_dropped_leaves_nothing(place: &Place) {
     let unassigned = engine.restore(&id, None).await.unwrap();
     assert!(unassigned.is_waiting());
     drop((unassigned, running));
-    gone(pid).await;
+    exited(pid).await;
     place.is_empty_but_for_the_engine().await;
-    // All at once.
+    // Drop several guests at the same time.
     let restored = (0..4).map(|_| engine.restore(&id, None));
     let mut unassigned_guests = Vec::new();
     for restored in restored {
@@ -27,7 +27,7 @@ pub async fn what_is_dropped_leaves_nothing(place: &Place) {
     place.is_empty_but_for_the_engine().await;
 }
 
-pub async fn who_is_stopped_was_told_to(place: &Place) {
+pub async fn a_stopped_guest_reports_that_it_was_stopped(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     let waits = running.guest.clone();
@@ -37,17 +37,17 @@ pub async fn who_is_stopped_was_told_to(place: &Place) {
     assert_eq!(ended.await.unwrap(), ExitReason::Requested);
     assert_eq!(running.guest.ended().await, ExitReason::Requested);
     assert!(running.agent.health().await.is_err());
-    // Nothing can be written down of one that is gone.
+    // A guest that has ended cannot be snapshotted.
     let late = running.snapshot(AfterSnapshot::Resume).await;
     assert!(late.is_err());
     assert_eq!(engine.snapshot_files().ids().unwrap(), [""; 0]);
 }
 
-pub async fn a_guest_that_shuts_itself_down_says_so(place: &Place) {
+pub async fn a_guest_that_shuts_down_reports_it(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
-    // reboot(2): LINUX_REBOOT_MAGIC1, LINUX_REBOOT_MAGIC2, LINUX_REBOOT_CMD_RESTART. Where the
-    // kernel has none, its first process ends.
+    // reboot(2): LINUX_REBOOT_MAGIC1, LINUX_REBOOT_MAGIC2, LINUX_REBOOT_CMD_RESTART. A kernel
+    // without this call ends when its first process ends.
     let program = "import ctypes, os
 ctypes.CDLL(None).syscall(ctypes.c_long(169), ctypes.c_long(0xfee1dead), ctypes.c_long(672274793), ctypes.c_long(0x1234567), None)
 os.kill(1, 9)";
@@ -61,7 +61,7 @@ os.kill(1, 9)";
     );
 }
 
-pub async fn a_guest_that_is_killed_from_outside_is_told_as_that(place: &Place) {
+pub async fn a_guest_that_is_killed_reports_it(place: &Place) {
     let engine = place.open().await;
     for restored in [false, true] {
         let mut running = place.guest(&engine).await;

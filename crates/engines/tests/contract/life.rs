@@ -1,12 +1,12 @@
-//! Boots of guests, and operations on them.
+//! Contract of boots and of operations on running guests.
 
-use crate::place::{Place, Running, TEMPLATE, missing, size, somebody};
+use crate::place::{Place, Running, TEMPLATE, missing, size, new_identity};
 use crate::support::{programs, skip, until};
 use jiffy_engine_api::{AfterSnapshot, BootMode, EngineName, SandboxIdentity};
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 
-pub async fn an_arrival_waits_until_it_is_welcomed_and_becomes_the_one_it_is_told_to_be(
+pub async fn an_unassigned_guest_waits_and_takes_its_assigned_identity(
     place: &Place,
 ) {
     let engine = place.open().await;
@@ -18,7 +18,7 @@ pub async fn an_arrival_waits_until_it_is_welcomed_and_becomes_the_one_it_is_tol
             .map(|(k, v)| (k.to_owned(), v.to_owned()))
             .into(),
         access_token: Some(token.to_owned()),
-        ..somebody()
+        ..new_identity()
     };
     let mut running = Running::assign_identity(unassigned, &sandbox_identity).await;
     assert_eq!(running.guest.engine(), place.engine.to_string());
@@ -35,16 +35,16 @@ pub async fn an_arrival_waits_until_it_is_welcomed_and_becomes_the_one_it_is_tol
     running.stop().await;
 }
 
-pub async fn a_sandbox_comes_up_on_the_engine_that_is_named_beside_another(place: &Place) {
+pub async fn a_sandbox_starts_on_the_selected_engine(place: &Place) {
     let other = match place.engine {
         EngineName::MicroVm => EngineName::Gvisor,
         EngineName::Gvisor => EngineName::MicroVm,
     };
-    let test = "a_sandbox_comes_up_on_the_engine_that_is_named_beside_another";
+    let test = "a_sandbox_starts_on_the_selected_engine";
     if let Some(why) = missing(other) {
         return skip(test, &why);
     }
-    // The other one is the default.
+    // The other engine is the default.
     let engine = place.open_with(other, programs()).await;
     let own = place.engine.to_string();
     let own_state = engine.prepare(TEMPLATE).await;
@@ -56,7 +56,7 @@ pub async fn a_sandbox_comes_up_on_the_engine_that_is_named_beside_another(place
         fingerprint(default_state.unwrap())
     );
     let unassigned = engine.boot(TEMPLATE, size()).await.unwrap();
-    let running = Running::assign_identity(unassigned, &somebody()).await;
+    let running = Running::assign_identity(unassigned, &new_identity()).await;
     assert_eq!(running.guest.engine(), own);
     running.count().await;
     let id = running.snapshot(AfterSnapshot::Stop).await.unwrap();
@@ -65,13 +65,13 @@ pub async fn a_sandbox_comes_up_on_the_engine_that_is_named_beside_another(place
     assert_eq!(woken.guest.engine(), own);
     woken.stop().await;
     assert!(engine.engines.get("nosuch").is_err());
-    // The end of the guest that it was taken of is noticed behind the answer.
+    // The engine may notice the end of the original guest only after the reply.
     while engine.snapshot_files().remove(&id).is_err() {
         tokio::task::yield_now().await;
     }
 }
 
-pub async fn commands_run_and_say_how_they_ended(place: &Place) {
+pub async fn commands_run_and_report_their_exit_status(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     let (status, stdout, stderr) = running.script("echo out; echo bad >&2; exit 7").await;
@@ -79,7 +79,7 @@ pub async fn commands_run_and_say_how_they_ended(place: &Place) {
     assert_eq!((&*stdout, &*stderr), ("out", "bad"));
     let (status, ..) = running.script("kill -9 $$").await;
     assert_eq!((status.exit_code, status.exited), (137, false));
-    // Much at once, to the last byte.
+    // A large output must be complete.
     assert_eq!(
         running
             .sh("head -c 900000 /dev/zero | tr '\\0' x")
@@ -109,31 +109,31 @@ pub async fn files_are_written_and_read(place: &Place) {
     running.stop().await;
 }
 
-pub async fn a_port_where_nobody_listens_reads_as_closed(place: &Place) {
+pub async fn a_connection_to_a_closed_port_reads_as_closed(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     let mut stream = running.guest.connect(49_990).await.unwrap();
     let mut byte = [0];
     let read = tokio::time::timeout(Duration::from_secs(20), stream.read(&mut byte));
-    // By a reset or by an end: there is nothing to read.
+    // A reset or an end of the stream: no data is read.
     assert_eq!(read.await.unwrap().unwrap_or(0), 0);
     assert_eq!(running.sh("echo fine").await, "fine");
     running.stop().await;
 }
 
-pub async fn use_grows_when_the_guest_computes(place: &Place) {
+pub async fn usage_grows_when_the_guest_computes(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     let before = running.guest.usage().unwrap();
     assert!(before.memory_bytes > 1 << 20, "{before:?}");
-    // 112 MiB that stay: a guest that has just started may give some of its memory back meanwhile.
-    // The program computes until its guest is stopped, because the clocks of a guest also count the
-    // time in which the host runs other programs.
+    // 112 MiB that stay allocated, because a guest that has just started may return some memory
+    // meanwhile. The program computes until the guest is stopped, because the guest's clocks also
+    // count time in which the host runs other programs.
     let program = "held = bytearray(b'x') * (112 << 20)
 print('allocated', flush=True)
 while True: pass";
     let mut process = running.start(&["python3", "-c", program]).await;
-    assert_eq!(crate::place::heard(&mut process).await, "allocated\n");
+    assert_eq!(crate::place::next_output(&mut process).await, "allocated\n");
     let grown = until(
         "use to grow",
         async || running.guest.usage().unwrap(),
@@ -146,8 +146,8 @@ while True: pass";
     running.stop().await;
 }
 
-/// 40 programs that use up all memory at once. Each writes to a page of each 2 MiB first: an engine
-/// that hands out memory ahead of its use must have counted it, and page tables as well.
+/// 40 programs that use all memory at the same time. Each first writes to one page per huge page.
+/// An engine that provides memory in larger pieces must count these pieces and the page tables.
 const MANY_HOGS: &str = "
 import mmap, os
 def hog():
@@ -171,12 +171,12 @@ for _ in range(3):
 for child in hogs: os.kill(child, 9)
 for child in hogs: os.waitpid(child, 0)";
 
-pub async fn memory_that_is_used_up_costs_the_program_that_used_it_and_nobody_else(place: &Place) {
+pub async fn out_of_memory_kills_only_the_program_that_uses_the_memory(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     running.count().await;
     let before = running.counted().await;
-    // As it comes, and promised in advance.
+    // Allocate memory without and with a reservation in advance.
     let hogs = [
         "held = []
 while True: held.append(b'x' * (1 << 20))",
@@ -199,7 +199,7 @@ for page in range(0, 200 << 20, 4096):
     running.stop().await;
 }
 
-pub async fn a_disk_that_is_full_is_an_error_and_no_end(place: &Place) {
+pub async fn a_full_disk_is_an_error_and_does_not_end_the_guest(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     for _ in 0..3 {
@@ -208,7 +208,7 @@ pub async fn a_disk_that_is_full_is_an_error_and_no_end(place: &Place) {
             .await;
         assert_eq!(status.exit_code, 1, "{stderr}");
         assert!(stderr.contains("No space left on device"), "{stderr}");
-        // Programs still run, and can make room.
+        // Programs must still run and be able to free space.
         let write = "python3 -c \"print('fine')\" && rm /root/fill && echo fine >/root/note && cat /root/note";
         assert_eq!(running.sh(write).await, "fine\nfine");
     }

@@ -1,32 +1,33 @@
-//! Promises of every engine (`jiffy_engine_api::Engine`), checked on each that this machine has.
+//! Contract of every engine (`jiffy_engine_api::Engine`), tested with each engine that this machine
+//! supports.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../support/mod.rs"]
 mod support;
 
 mod copies;
+mod detached;
 mod ends;
-mod kept;
+mod errors;
 mod life;
 mod place;
-mod refusals;
 
-/// Each promise as a test of each engine.
-macro_rules! promises {
-    ($($room:ident::$promise:ident,)*) => {
-        promises! { @of microvm MicroVm $($room::$promise,)* }
-        promises! { @of gvisor Gvisor $($room::$promise,)* }
+/// Generates a test per engine for each part of the contract.
+macro_rules! contract {
+    ($($module:ident::$test:ident,)*) => {
+        contract! { @of microvm MicroVm $($module::$test,)* }
+        contract! { @of gvisor Gvisor $($module::$test,)* }
     };
-    (@of $engine:ident $name:ident $($room:ident::$promise:ident,)*) => {
+    (@of $engine:ident $variant:ident $($module:ident::$test:ident,)*) => {
         mod $engine {
             $(
                 #[tokio::test(flavor = "multi_thread")]
-                async fn $promise() {
-                    let test = concat!(stringify!($engine), "::", stringify!($promise));
-                    let engine = jiffy_engine_api::EngineName::$name;
-                    if let Some(place) = crate::place::Place::of(engine, test) {
-                        let kept = crate::$room::$promise(&place);
-                        crate::support::within(test, kept).await;
+                async fn $test() {
+                    let name = concat!(stringify!($engine), "::", stringify!($test));
+                    let engine = jiffy_engine_api::EngineName::$variant;
+                    if let Some(place) = crate::place::Place::of(engine, name) {
+                        let run = crate::$module::$test(&place);
+                        crate::support::within(name, run).await;
                         place.is_empty().await;
                     }
                 }
@@ -35,32 +36,32 @@ macro_rules! promises {
     };
 }
 
-promises! {
-    life::an_arrival_waits_until_it_is_welcomed_and_becomes_the_one_it_is_told_to_be,
-    life::commands_run_and_say_how_they_ended,
+contract! {
+    life::an_unassigned_guest_waits_and_takes_its_assigned_identity,
+    life::commands_run_and_report_their_exit_status,
     life::files_are_written_and_read,
-    life::a_port_where_nobody_listens_reads_as_closed,
-    life::memory_that_is_used_up_costs_the_program_that_used_it_and_nobody_else,
-    life::a_disk_that_is_full_is_an_error_and_no_end,
-    life::use_grows_when_the_guest_computes,
-    life::a_sandbox_comes_up_on_the_engine_that_is_named_beside_another,
-    copies::a_snapshot_is_a_copy_and_its_guest_goes_on,
-    copies::a_stream_stays_open_over_a_snapshot,
-    copies::a_snapshot_that_ends_its_guest_leaves_no_process_and_loses_nothing,
+    life::a_connection_to_a_closed_port_reads_as_closed,
+    life::out_of_memory_kills_only_the_program_that_uses_the_memory,
+    life::a_full_disk_is_an_error_and_does_not_end_the_guest,
+    life::usage_grows_when_the_guest_computes,
+    life::a_sandbox_starts_on_the_selected_engine,
+    copies::a_snapshot_is_a_copy_and_its_guest_continues,
+    copies::a_stream_stays_open_across_a_snapshot,
+    copies::a_snapshot_that_stops_its_guest_preserves_its_state_and_leaves_no_process,
     copies::two_restores_of_one_snapshot_are_two_guests_with_the_same_files,
-    copies::a_rollback_brings_back_the_same_one_as_it_was,
-    copies::a_guest_that_was_told_while_it_started_is_the_one_that_it_is_assigned,
-    copies::a_snapshot_that_cannot_be_written_costs_nothing,
-    copies::a_removed_snapshot_is_gone_and_takes_nothing_from_those_made_of_it,
-    ends::what_is_dropped_leaves_nothing,
-    ends::who_is_stopped_was_told_to,
-    ends::a_guest_that_shuts_itself_down_says_so,
-    ends::a_guest_that_is_killed_from_outside_is_told_as_that,
-    kept::a_kept_guest_is_found_by_its_handle_and_goes_on,
-    kept::a_kept_guest_that_nobody_knows_is_ended,
-    kept::a_handle_of_a_guest_that_is_gone_finds_none,
-    kept::a_kept_guest_that_is_killed_leaves_nothing,
-    refusals::what_it_cannot_do_it_refuses_and_what_it_can_it_does,
-    refusals::a_snapshot_is_restored_by_the_engine_that_took_it,
-    refusals::names_that_are_none_are_refused,
+    copies::a_rollback_restores_the_earlier_state_of_the_same_sandbox,
+    copies::an_identity_given_at_the_start_can_be_replaced,
+    copies::a_failed_snapshot_has_no_effect,
+    copies::a_removed_snapshot_does_not_affect_guests_restored_from_it,
+    ends::dropped_guests_leave_no_resources,
+    ends::a_stopped_guest_reports_that_it_was_stopped,
+    ends::a_guest_that_shuts_down_reports_it,
+    ends::a_guest_that_is_killed_reports_it,
+    detached::a_detached_guest_is_adopted_by_its_handle_and_continues,
+    detached::an_unknown_detached_guest_is_terminated,
+    detached::a_guest_that_has_ended_cannot_be_adopted,
+    detached::a_killed_detached_guest_leaves_no_resources,
+    errors::capabilities_match_the_supported_operations,
+    errors::a_snapshot_is_restored_by_the_engine_that_took_it,
+    errors::invalid_names_are_rejected,
 }

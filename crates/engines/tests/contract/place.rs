@@ -1,4 +1,4 @@
-//! A data directory of a test's own with one engine, and guests in it.
+//! Data directory of a test with one engine, and guests in it.
 
 use crate::support::{self, LIMIT, programs, skip, until};
 use jiffy_agent_client::{AgentClient, ExitStatus, Process, ProcessEvent, ProcessSpec};
@@ -18,20 +18,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use tempfile::TempDir;
 
-/// The template of all guests here.
+/// Template of all guests in these tests.
 pub const TEMPLATE: &str = "base";
-/// Most output of a command in a guest.
+/// Maximum output of a command in a guest, in bytes.
 const MAX_OUTPUT: usize = 1 << 20;
 
-/// A data directory of its own, which borrows what takes long to build from the real one.
+/// Separate data directory. It links to files of the real one that take long to build.
 pub struct Place {
     dir: TempDir,
-    /// The engine that is asked.
+    /// Engine under test.
     pub engine: EngineName,
 }
 
 impl Place {
-    /// One for `engine`; if this machine cannot have it, `test` is counted as skipped.
+    /// Creates a directory for `engine`. If this machine does not support the engine, `test` is
+    /// recorded as skipped.
     pub fn of(engine: EngineName, test: &str) -> Option<Self> {
         if let Some(why) = missing(engine) {
             skip(test, &why);
@@ -49,12 +50,12 @@ impl Place {
         Some(Self { dir, engine })
     }
 
-    /// Opens the engines as a daemon does.
+    /// Opens the engines like a daemon.
     pub async fn open(&self) -> Opened {
         self.open_with(self.engine, programs()).await
     }
 
-    /// Opens the engines as a daemon with these programs does whose default engine is `default`.
+    /// Opens the engines like a daemon with these programs and the default engine `default`.
     pub async fn open_with(&self, default: EngineName, programs: Programs) -> Opened {
         let mut host = Host::new(Home::at(self.dir.path()).unwrap(), programs);
         if nix::unistd::geteuid().is_root() {
@@ -65,36 +66,36 @@ impl Place {
         Opened { engine, engines }
     }
 
-    /// Waits until nothing is left: no process, no control group, nothing in a directory.
+    /// Waits until no process, control group or file of the directory exists.
     pub async fn is_empty(&self) {
         let own = self.dir.path();
         until("no process", async || processes_of(own), Vec::is_empty).await;
         self.is_empty_but_for_the_engine().await;
     }
 
-    /// Waits until nothing of a guest is left.
+    /// Waits until no process, control group or file of a guest exists.
     pub async fn is_empty_but_for_the_engine(&self) {
         let run = self.dir.path().join("run");
-        let left = async || {
-            let mut left = entries(&run.join("vmm"));
-            left.extend(entries(&run.join("gvisor")));
-            left.extend(entries(&run.join("gvisor/state")));
-            left.retain(|path| !path.ends_with("gvisor/state"));
-            left
+        let remaining = async || {
+            let mut paths = entries(&run.join("vmm"));
+            paths.extend(entries(&run.join("gvisor")));
+            paths.extend(entries(&run.join("gvisor/state")));
+            paths.retain(|path| !path.ends_with("gvisor/state"));
+            paths
         };
-        until("nothing to be left", left, Vec::is_empty).await;
+        until("all files to be removed", remaining, Vec::is_empty).await;
     }
 
-    /// A guest that was booted, as somebody new.
+    /// Boots a guest with a new identity.
     pub async fn guest(&self, engine: &Opened) -> Running {
         let unassigned = engine.boot(TEMPLATE, size()).await.unwrap();
-        Running::assign_identity(unassigned, &somebody()).await
+        Running::assign_identity(unassigned, &new_identity()).await
     }
 
-    /// A guest made from a snapshot, as somebody new.
+    /// Restores a guest from a snapshot with a new identity.
     pub async fn restored(&self, engine: &Opened, id: &str) -> Running {
         let unassigned = engine.restore(id, None).await.unwrap();
-        Running::assign_identity(unassigned, &somebody()).await
+        Running::assign_identity(unassigned, &new_identity()).await
     }
 }
 
@@ -112,7 +113,7 @@ impl Deref for Opened {
     }
 }
 
-/// Why this machine cannot have the engine; none: it can.
+/// Returns the reason why this machine does not support the engine. `None` if it does.
 pub fn missing(engine: EngineName) -> Option<String> {
     let why = match engine {
         EngineName::MicroVm => jiffy_microvm_engine::host_kvm::open().err()?.to_string(),
@@ -129,13 +130,13 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// Processes whose command line or open files are in the directory, and those that another program
-/// left behind.
+/// Returns the processes whose command lines or open files refer to the directory, and orphaned
+/// processes of other programs.
 fn processes_of(directory: &Path) -> Vec<PathBuf> {
     let name = directory.to_str().unwrap();
     let own = std::process::id().to_string();
-    let mut found = entries(Path::new("/proc"));
-    found.retain(|process| {
+    let mut processes = entries(Path::new("/proc"));
+    processes.retain(|process| {
         let is_process = process
             .file_name()
             .is_some_and(|n| n.to_string_lossy().bytes().all(|b| b.is_ascii_digit()));
@@ -148,10 +149,10 @@ fn processes_of(directory: &Path) -> Vec<PathBuf> {
         };
         is_process && !process.ends_with(&own) && (named() || holds())
     });
-    found
+    processes
 }
 
-/// A small guest.
+/// Returns the size of a small guest.
 pub fn size() -> SandboxSize {
     SandboxSize {
         vcpus: 1,
@@ -160,27 +161,27 @@ pub fn size() -> SandboxSize {
     }
 }
 
-/// Makes an identity that no guest had before.
-pub fn somebody() -> SandboxIdentity {
+/// Returns a new identity.
+pub fn new_identity() -> SandboxIdentity {
     SandboxIdentity {
         id: new_id().unwrap(),
         ..SandboxIdentity::default()
     }
 }
 
-/// A name for a snapshot.
+/// Returns a new id for a snapshot.
 pub fn name() -> String {
     new_id().unwrap()
 }
 
-/// A guest and a client of its agent.
+/// Guest and a client of its agent.
 pub struct Running {
     pub guest: Arc<dyn Guest>,
     pub agent: AgentClient,
 }
 
 impl Running {
-    /// One that is told who it is.
+    /// Assigns the identity.
     pub async fn assign_identity(
         unassigned: Box<dyn UnassignedGuest>,
         sandbox_identity: &SandboxIdentity,
@@ -188,9 +189,9 @@ impl Running {
         Self::of(unassigned.assign_identity(sandbox_identity).await.unwrap())
     }
 
-    /// One that is there.
+    /// Creates the value for a running guest.
     pub fn of(guest: Arc<dyn Guest>) -> Self {
-        // Dropping the guest drops all of it.
+        // The client must not keep the guest alive.
         let way: Weak<dyn Guest> = Arc::downgrade(&guest);
         let agent = AgentClient::new(move || {
             let way = way.clone();
@@ -210,7 +211,7 @@ impl Running {
         self.agent.start(&spec).await.unwrap()
     }
 
-    /// Runs a shell script as root; how it ended, and what it wrote to stdout and stderr.
+    /// Runs a shell script as root. Returns the exit status, stdout and stderr.
     pub async fn script(&self, script: &str) -> (ExitStatus, String, String) {
         let process = self.start(&["sh", "-c", script]).await;
         let (status, stdout, stderr) = process.output(MAX_OUTPUT).await.unwrap();
@@ -225,7 +226,7 @@ impl Running {
         stdout
     }
 
-    /// Has a process count in its memory, and write how far it came to the file `counted`.
+    /// Starts a process that counts in its memory and writes the count to the file `counted`.
     pub async fn count(&self) {
         let program = "import itertools, os, time
 for n in itertools.count():
@@ -238,22 +239,22 @@ for n in itertools.count():
         .await;
     }
 
-    /// Returns the process that counts, and how far it came.
+    /// Returns the id of the counting process and its count.
     pub async fn counted(&self) -> (u32, u64) {
         let text = self.sh("cat /root/counted").await;
         let (pid, count) = text.split_once(' ').unwrap();
         (pid.parse().unwrap(), count.parse().unwrap())
     }
 
-    /// Waits until it has counted on from `from`, as the same process.
+    /// Waits until the same process has counted further than `from`.
     pub async fn counts_on(&self, from: (u32, u64)) -> (u32, u64) {
         let ask = async || self.counted().await;
-        let now = until("it to count on", ask, |now| now.1 > from.1).await;
+        let now = until("the process to count", ask, |now| now.1 > from.1).await;
         assert_eq!(now.0, from.0, "another process counts");
         now
     }
 
-    /// Takes a snapshot and gives its name.
+    /// Takes a snapshot and returns its id.
     pub async fn snapshot(&self, then: AfterSnapshot) -> Result<String, EngineError> {
         let id = name();
         let taken = self.guest.take_snapshot(&id, None, then, None, None);
@@ -261,7 +262,7 @@ for n in itertools.count():
         Ok(id)
     }
 
-    /// Ends it; nothing of it is left.
+    /// Stops the guest and checks that its process has exited.
     pub async fn stop(self) {
         let pid = self.guest.pid();
         self.guest.stop().await;
@@ -269,20 +270,20 @@ for n in itertools.count():
     }
 }
 
-/// True if a process exists (zombies count as gone: they hold nothing).
+/// Returns whether a process exists. Zombies do not count because they hold no resources.
 pub fn alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit(')').next().unwrap_or_default().trim();
     !state.is_empty() && !state.starts_with('Z')
 }
 
-/// Waits until a process is gone.
-pub async fn gone(pid: u32) {
-    until("a process to go", async || alive(pid), |alive| !alive).await;
+/// Waits until a process has exited.
+pub async fn exited(pid: u32) {
+    until("a process to exit", async || alive(pid), |alive| !alive).await;
 }
 
-/// The next line or piece that a process writes.
-pub async fn heard(process: &mut Process) -> String {
+/// Returns the next part of a process's output.
+pub async fn next_output(process: &mut Process) -> String {
     loop {
         let event = tokio::time::timeout(LIMIT, process.next_event());
         match event.await.unwrap().unwrap() {

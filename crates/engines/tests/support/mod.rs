@@ -1,5 +1,5 @@
-//! Boots of guests for these tests, and the reasons why they cannot run here.
-// Each test program uses its own part of this, and a test may panic.
+//! Guests for these tests, and the reasons why tests are skipped.
+// Each test program uses only a part of this module. Tests may panic.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
 pub mod script;
@@ -18,12 +18,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 
-/// Longest time anything here may take; the slowest hosts need a fraction of it.
+/// Timeout of every operation. The slowest hosts need a fraction of it.
 pub const LIMIT: Duration = Duration::from_secs(180);
-/// Most output of a command in a guest.
+/// Maximum output of a command in a guest, in bytes.
 const MAX_OUTPUT: usize = 1 << 20;
 
-/// The released `jiffy-vmm` and `jiffy-agent`, and `jiffy-gvisor` where it was built.
+/// Returns the release builds of `jiffy-vmm` and `jiffy-agent`, and `jiffy-gvisor` if it was built.
 pub fn programs() -> Programs {
     let directory = std::env::var_os("JIFFY_BIN_DIR").map_or_else(
         || {
@@ -59,8 +59,8 @@ pub fn programs() -> Programs {
     }
 }
 
-/// The template `base`, opened, if guests can run here; if not, `test` is counted as skipped, with
-/// the reason.
+/// Opens the template `base`. If guests cannot run on this machine, `test` is recorded as skipped
+/// with the reason.
 pub fn base(test: &str) -> Option<PreparedTemplate> {
     if let Err(e) = jiffy_microvm_engine::host_kvm::open() {
         skip(test, &e.to_string());
@@ -77,7 +77,7 @@ pub fn base(test: &str) -> Option<PreparedTemplate> {
     }
 }
 
-/// Counts `test` as skipped.
+/// Records `test` as skipped.
 pub fn skip(test: &str, reason: &str) {
     eprintln!("SKIPPED {test}: {reason}");
     if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {
@@ -90,7 +90,7 @@ pub fn skip(test: &str, reason: &str) {
     }
 }
 
-/// A size with a small disk.
+/// Returns a size with the default disk.
 pub fn size(vcpus: u8, memory_mib: u32) -> SandboxSpec {
     let mut spec = SandboxSpec::default();
     spec.size.vcpus = vcpus;
@@ -98,19 +98,19 @@ pub fn size(vcpus: u8, memory_mib: u32) -> SandboxSpec {
     spec
 }
 
-/// A booted guest.
+/// Booted guest.
 pub struct Guest {
     pub vm: MicroVm,
     pub agent: AgentClient,
 }
 
 impl Guest {
-    /// Boots one.
+    /// Boots a guest.
     pub async fn boot(prepared: &PreparedTemplate, spec: &SandboxSpec) -> Self {
         Self::with(prepared, spec, None).await
     }
 
-    /// Boots one with a network card.
+    /// Boots a guest with a network interface.
     pub async fn with(
         prepared: &PreparedTemplate,
         spec: &SandboxSpec,
@@ -122,13 +122,13 @@ impl Guest {
         }
     }
 
-    /// One that is up.
+    /// Creates the value for a running VM.
     pub fn of(vm: MicroVm) -> Self {
         let agent = jiffy_engines::agent(&vm);
         Self { vm, agent }
     }
 
-    /// Runs a program as root to its success and gives what it wrote.
+    /// Runs a program as root, which must succeed. Returns its output.
     pub async fn run(&self, command: &[&str]) -> String {
         let mut spec = ProcessSpec::new(command[0], command[1..].iter().copied());
         spec.user = Some("root".to_owned());
@@ -147,22 +147,23 @@ impl Guest {
         stdout
     }
 
-    /// Runs a Python program to its success and gives what it printed.
+    /// Runs a Python program, which must succeed. Returns its output.
     pub async fn python(&self, program: &str) -> String {
         self.run(&["python3", "-c", program]).await
     }
 
-    /// A line of `/proc/meminfo` in MiB.
+    /// Returns a value of `/proc/meminfo` in MiB.
     pub async fn meminfo(&self, name: &str) -> u64 {
         kib_line(&self.run(&["cat", "/proc/meminfo"]).await, name) / 1024
     }
 
-    /// Host memory behind the guest in MiB: what its VMM process has resident.
+    /// Returns the resident memory of the VMM process, in MiB.
     pub fn resident(&self) -> u64 {
         self.memory("VmRSS")
     }
 
-    /// The most that it had: a guest gives back what it does not use any more.
+    /// Returns the maximum resident memory so far, in MiB: a guest returns memory that it does not
+    /// use.
     pub fn most_resident(&self) -> u64 {
         self.memory("VmHWM")
     }
@@ -172,8 +173,8 @@ impl Guest {
         kib_line(&status, line) / 1024
     }
 
-    /// Ends the guest, which must have lived until now, and checks that its VMM is gone, and not by
-    /// breaking its system call filter.
+    /// Stops the guest, which must still be running. Checks that the VMM has exited, and did not
+    /// violate its system call filter.
     pub async fn finish(self) {
         assert_eq!(self.vm.end(), None, "{}", self.vm.console_tail());
         let vmm = format!("/proc/{}", self.vm.vmm_pid());
@@ -183,19 +184,19 @@ impl Guest {
     }
 }
 
-/// A connection to the agent.
+/// Connects to the agent.
 pub async fn connect(connector: &Connector) -> io::Result<UnixStream> {
     connector.connect(ENVD_PORT).await.map_err(io::Error::other)
 }
 
-/// A line `name: number kB`.
+/// Parses a line `name: number kB`.
 fn kib_line(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
     let number = line.trim_start_matches(':').split_whitespace().next();
     number.unwrap().parse().unwrap()
 }
 
-/// MiB that the host could give to programs now.
+/// Returns the memory in MiB that the host can give to programs.
 pub fn host_available() -> u64 {
     kib_line(
         &fs::read_to_string("/proc/meminfo").unwrap(),
@@ -203,7 +204,7 @@ pub fn host_available() -> u64 {
     ) / 1024
 }
 
-/// Waits at most [`LIMIT`].
+/// Waits for `work` for at most [`LIMIT`].
 pub async fn within<F: Future>(what: &str, work: F) -> F::Output {
     match tokio::time::timeout(LIMIT, work).await {
         Ok(output) => output,
@@ -211,7 +212,7 @@ pub async fn within<F: Future>(what: &str, work: F) -> F::Output {
     }
 }
 
-/// Asks again and again, at most for [`LIMIT`], until `good` likes the answer.
+/// Repeats `ask` until `good` accepts the answer, for at most [`LIMIT`].
 pub async fn until<T: std::fmt::Debug>(
     what: &str,
     mut ask: impl AsyncFnMut() -> T,
@@ -225,7 +226,7 @@ pub async fn until<T: std::fmt::Debug>(
         }
         assert!(
             Instant::now() < end,
-            "waited in vain for {what}: {answer:?}"
+            "timed out waiting for {what}: {answer:?}"
         );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -1,34 +1,34 @@
-//! Scripts for the kernel in `tests/guest/hostile_driver.c`: what a driver that wants to harm its
-//! VMM does to the devices.
+//! Scripts for the kernel in `tests/guest/hostile_driver.c`: accesses to devices by a driver that
+//! attacks its VMM.
 //!
-//! Garbage is made here and not in the guest, where instructions are slow on some hosts. A script
-//! of one seed is always the same.
+//! The garbage is generated here because instructions of the guest are slow on some hosts. The
+//! script of a seed is always the same.
 
 mod noise;
 mod requests;
 
-/// A guest of this size runs them.
+/// Memory of the guest that runs the scripts, in MiB.
 pub const MEMORY_MIB: u32 = 128;
-/// Byte that the guest writes to its console when it has done everything.
+/// Byte that the guest writes to its console after the last step.
 pub const END: u8 = b'E';
 
 const RAM: u64 = (MEMORY_MIB as u64) << 20;
 /// Address of the virtqueues, 64 KiB for each.
 const RINGS: u64 = 0x100_0000;
-/// Address that devices are told to write to: nothing that the kernel needs.
+/// Address to which devices write. The kernel does not need this memory.
 const DATA: u64 = 0x200_0000;
 const DATA_BYTES: u64 = 16 << 20;
-/// Page numbers and request headers; nothing is to be written there.
+/// Address of page numbers and request headers, to which devices do not write.
 const REQUESTS: u64 = 0x400_0000;
 const MMIO: u64 = 0xd000_0000;
 const IOAPIC: u64 = 0xfec0_0000;
-/// Entries of each ring: as many as the smallest that a device has.
+/// Entries of each ring. The smallest queue of any device has this size.
 const SIZE: u64 = 8;
-/// Pages of garbage in the ramdisk.
+/// Number of pages of garbage in the ramdisk.
 const PAGES: usize = 48;
 const PAGE: usize = 4096;
 
-/// A device as the guest finds it: number of its page, number of queues, kind.
+/// Device as the guest sees it: index of its MMIO page, number of queues, kind.
 #[derive(Clone, Copy)]
 struct Device {
     page: u64,
@@ -45,7 +45,7 @@ enum Kind {
     Balloon,
 }
 
-/// In the order of a machine with two disks and everything else.
+/// Devices in the order of a machine with two disks and all other devices.
 const DEVICES: [Device; 6] = {
     const fn device(page: u64, queues: u64, kind: Kind) -> Device {
         Device { page, queues, kind }
@@ -60,7 +60,7 @@ const DEVICES: [Device; 6] = {
     ]
 };
 
-/// xorshift64*: good enough for garbage, and the same everywhere.
+/// xorshift64*: sufficient for garbage, and reproducible.
 struct Random(u64);
 
 impl Random {
@@ -75,7 +75,7 @@ impl Random {
         self.next() % n
     }
 
-    /// Once in `n` times.
+    /// Returns `true` with a probability of 1 in `n`.
     fn once_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
@@ -86,7 +86,7 @@ impl Random {
     }
 }
 
-/// `struct step` of hostile_driver.c.
+/// Operation: `struct step` of hostile_driver.c.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum What {
@@ -101,13 +101,13 @@ enum What {
 struct Script {
     random: Random,
     steps: Vec<[u8; 16]>,
-    /// Garbage and rings, which lie behind the steps in the ramdisk.
+    /// Garbage and rings, which follow the steps in the ramdisk.
     pool: Vec<u8>,
-    /// Copies, whose offsets are known when the number of steps is.
+    /// Copy steps. Their offsets are known only when the number of steps is.
     copies: Vec<usize>,
 }
 
-/// The ramdisk for `seed`, and how many accesses it asks for.
+/// Returns the ramdisk for `seed` and the number of accesses that it requests.
 pub fn ramdisk(seed: u64) -> (Vec<u8>, usize) {
     let mut script = Script {
         random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
@@ -128,7 +128,7 @@ pub fn ramdisk(seed: u64) -> (Vec<u8>, usize) {
             _ => script.converse(device),
         }
     }
-    // Last, since what comes in for wrong vectors may end the guest.
+    // Last, because interrupts with wrong vectors may end the guest.
     if script.random.once_in(2) {
         script.interrupts();
     }
@@ -157,13 +157,13 @@ impl Script {
         let count = self.steps.len();
         let mut disk: Vec<u8> = self.steps.concat();
         disk.extend(&self.pool);
-        // The last pages of memory are the ramdisk's: what devices write there by a chain that ends
-        // at the end of memory hits nothing.
+        // The ramdisk occupies the last pages of memory. Writes of devices to a chain that ends at
+        // the end of memory hit only this padding.
         disk.resize(disk.len() + 16 * PAGE, 0);
         (disk, count)
     }
 
-    /// Puts bytes into guest memory.
+    /// Writes bytes to guest memory.
     fn put(&mut self, address: u64, bytes: &[u8]) {
         let offset = self.pool.len();
         self.pool.extend(bytes);
@@ -178,7 +178,7 @@ impl Script {
         self.step(What::Copy, 0, 0, address, value);
     }
 
-    /// A page of garbage.
+    /// Fills a page with garbage.
     fn garbage(&mut self, address: u64) {
         let page = self.random.below(PAGES.try_into().unwrap());
         let offset = usize::try_from(page).unwrap() * PAGE;
@@ -191,20 +191,21 @@ impl Script {
     }
 
     fn notify(&mut self, device: Device) {
-        let queue = match self.random.once_in(8) {
-            true => self.random.next(),
-            false => self.random.below(device.queues),
+        let queue = if self.random.once_in(8) {
+            self.random.next()
+        } else {
+            self.random.below(device.queues)
         };
         self.register(device, 0x50, queue);
     }
 
-    /// Reports whether the device is out of service (`DEVICE_NEEDS_RESET`).
+    /// Queries whether the device is out of service (`DEVICE_NEEDS_RESET`).
     fn ask(&mut self, device: Device) {
         let address = MMIO + device.page * 0x1000 + 0x70;
         self.step(What::Ask, 4, 0, address, 0x40);
     }
 
-    /// A driver that sets the device up, almost as it should, and then lies to it.
+    /// Sets the device up almost correctly, and then sends invalid data.
     fn converse(&mut self, device: Device) {
         self.set_up(device);
         for _ in 0..=self.random.below(6) {
@@ -212,7 +213,7 @@ impl Script {
             self.ask(device);
             let queue = self.queue_of(device);
             match self.random.below(6) {
-                // Everything is new, and maybe far ahead.
+                // All entries are new, and the index may be far ahead.
                 0 => {
                     let (at, index) = (RINGS + queue * 0x1_0000 + 0x4002, self.random.next());
                     self.step(What::Store, 2, 0, at, index & 0xffff);
@@ -221,7 +222,7 @@ impl Script {
                 2 => self.garbage(RINGS + queue * 0x1_0000 + 0x4000),
                 3 => self.rings(device, queue),
                 4 => self.configuration(device),
-                // The device is told of its queues while it uses them.
+                // Change the addresses of the queues while the device uses them.
                 _ => self.addresses(device, queue),
             }
         }
@@ -229,7 +230,7 @@ impl Script {
         self.ask(device);
     }
 
-    /// The number of one of the device's virtqueues among all.
+    /// Returns the number of one of the device's virtqueues among all virtqueues.
     fn queue_of(&mut self, device: Device) -> u64 {
         device.page * 4 + self.random.below(device.queues)
     }
@@ -241,12 +242,12 @@ impl Script {
             self.register(device, 0x24, page);
             let features = match self.random.below(10) {
                 0 => self.random.next(),
-                // VERSION_1; of the others those that every device here has, event indices and
-                // indirect descriptors.
+                // VERSION_1. Among the other features, the features that every device has: event
+                // indices and indirect descriptors.
                 _ if page == 1 => 1,
                 _ => self.random.of(&[0, 1 << 28, 1 << 29, 3 << 28]),
             };
-            // Others than those that are offered would only be refused.
+            // Features that are not offered would only be rejected.
             let features = if page == 1 { features & 1 } else { features };
             self.register(device, 0x20, features);
         }
@@ -261,9 +262,10 @@ impl Script {
 
     fn addresses(&mut self, device: Device, queue: u64) {
         self.register(device, 0x30, queue % 4);
-        let size = match self.random.once_in(20) {
-            true => self.random.next(),
-            false => SIZE,
+        let size = if self.random.once_in(20) {
+            self.random.next()
+        } else {
+            SIZE
         };
         self.register(device, 0x38, size);
         for (register, offset) in [(0x80, 0), (0x90, 0x4000), (0xa0, 0x8000)] {
@@ -281,14 +283,14 @@ impl Script {
         self.register(device, 0x44, ready);
     }
 
-    /// A descriptor table and an available ring, most of it as it should be.
+    /// Writes a descriptor table and an available ring, mostly correct.
     fn rings(&mut self, device: Device, queue: u64) {
         let mut table = Vec::new();
         let mut entry = 0;
         let mut heads: Vec<u16> = Vec::new();
         while entry < SIZE {
             let length = match device.kind {
-                // A request is two at least.
+                // A disk request has at least two descriptors.
                 Kind::Blk => self.random.of(&[2, 2, 4]),
                 _ => self.random.of(&[1, 1, 1, 2, 4]),
             };
@@ -303,23 +305,25 @@ impl Script {
         }
         self.put(RINGS + queue * 0x1_0000, &table);
         let mut available = Vec::new();
-        let index = match self.random.once_in(16) {
-            true => self.random.next().to_le_bytes()[0].into(),
-            false => u16::try_from(heads.len()).unwrap(),
+        let index = if self.random.once_in(16) {
+            self.random.next().to_le_bytes()[0].into()
+        } else {
+            u16::try_from(heads.len()).unwrap()
         };
         available.extend(0u16.to_le_bytes());
         available.extend(index.to_le_bytes());
         for at in 0..usize::try_from(SIZE).unwrap() {
-            let head = match self.random.once_in(20) {
-                true => self.random.next().to_le_bytes()[0].into(),
-                false => heads[at % heads.len()],
+            let head = if self.random.once_in(20) {
+                self.random.next().to_le_bytes()[0].into()
+            } else {
+                heads[at % heads.len()]
             };
             available.extend(head.to_le_bytes());
         }
         self.put(RINGS + queue * 0x1_0000 + 0x4000, &available);
     }
 
-    /// One that fits the device's protocol, unless it is broken on purpose.
+    /// Returns a descriptor that fits the device's protocol, unless it is corrupted on purpose.
     fn descriptor(
         &mut self,
         device: Device,
@@ -367,7 +371,7 @@ impl Script {
             7 => (flags, length) = (4, 16 * (1 + self.random.below(1 << 12))),
             _ => {}
         }
-        // Not over the kernel: its end would be the end of the attack.
+        // Do not overwrite the kernel: the attack would end.
         if (RAM - (64 << 20)..RAM).contains(&address) && flags & WRITE != 0 {
             length = length.min(1 << 20);
         }

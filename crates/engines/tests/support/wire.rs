@@ -1,5 +1,5 @@
-//! A tap in a network namespace of its own. Neither has a name outside this process: both are gone
-//! when their descriptors are.
+//! Tap in a separate network namespace. Neither has a name outside this process: both are removed
+//! when their descriptors are closed.
 
 use jiffy_microvm_engine::NetSpec;
 use jiffy_network::guest::GATEWAY_MAC;
@@ -9,13 +9,13 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::thread;
 
-/// Host's end.
+/// Address of the host.
 pub const HOST: &str = "10.77.0.1";
-/// Words that tell the guest's agent its end.
+/// Kernel parameter that configures the guest's network.
 pub const CMDLINE: &str = "jiffy.net=10.77.0.2/24,10.77.0.1";
-/// Guest's end.
+/// Address of the guest.
 pub const GUEST: &str = "10.77.0.2";
-/// Address of the guest's card.
+/// MAC address of the guest's interface.
 pub const MAC: [u8; 6] = [0x02, 0x4a, 0x49, 0x46, 0x46, 0x01];
 
 nix::ioctl_write_ptr_bad!(
@@ -24,15 +24,16 @@ nix::ioctl_write_ptr_bad!(
     libc::ifreq
 );
 
-/// Makes the tap and runs `host` on a thread inside its namespace, to make the sockets of the
-/// host's side; sockets and threads made there stay inside. An error means that this machine does
-/// not let us.
+/// Creates the tap and runs `host` on a thread inside its namespace, to create the sockets of the
+/// host. Sockets and threads created there remain in the namespace. Fails if this machine does not
+/// permit it.
 pub fn lay<T: Send>(mtu: u16, host: impl FnOnce() -> T + Send) -> io::Result<(NetSpec, T)> {
     thread::scope(|scope| {
         let inside = scope.spawn(|| {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
             let tap = tap()?;
-            // That of every gateway: a copy goes on with its original's idea of it.
+            // All gateways have this address, because a clone retains its parent's neighbour
+            // entries.
             let gateway = GATEWAY_MAC.map(|byte| format!("{byte:02x}")).join(":");
             ip(&["link", "set", "tap0", "address", &gateway])?;
             ip(&["addr", "add", &format!("{HOST}/24"), "dev", "tap0"])?;
@@ -49,7 +50,8 @@ fn tap() -> io::Result<File> {
         .read(true)
         .write(true)
         .open("/dev/net/tun")?;
-    // SAFETY: an all-zero `ifreq` is valid: it is plain integers and a union of them.
+    // SAFETY: an all-zero `ifreq` is valid because it contains only integers and a union of
+    // integers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"tap0") {
         *to = from.cast_signed();

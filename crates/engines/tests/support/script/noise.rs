@@ -3,7 +3,7 @@
 use super::*;
 
 impl Script {
-    /// Lies in the device's configuration: for the balloon, how much it holds.
+    /// Accesses the configuration space of the device, for example the size of the balloon.
     pub(super) fn configuration(&mut self, device: Device) {
         let (offset, width) = (self.random.below(0xf00), self.random.of(&[1, 2, 4, 8]));
         let offset = self.random.of(&[0, 4, 7, offset]);
@@ -13,18 +13,20 @@ impl Script {
         self.step(What::Load, width, 0, at, 0);
     }
 
-    /// Any register, in any width, in any order.
+    /// Accesses any register, in any width and order.
     pub(super) fn noise(&mut self, device: Device) {
         for _ in 0..40 {
-            let offset = match self.random.once_in(4) {
-                true => self.random.below(0x1000 - 8),
-                false => self.random.below(0x30) * 4,
+            let offset = if self.random.once_in(4) {
+                self.random.below(0x1000 - 8)
+            } else {
+                self.random.below(0x30) * 4
             };
             let at = MMIO + device.page * 0x1000 + offset;
             let width = self.random.of(&[4, 4, 4, 1, 2, 8]);
-            let value = match self.random.once_in(2) {
-                true => self.random.next(),
-                false => self.random.below(16),
+            let value = if self.random.once_in(2) {
+                self.random.next()
+            } else {
+                self.random.below(16)
             };
             let what = self.random.of(&[What::Store, What::Store, What::Load]);
             self.step(what, width, 0, at, value);
@@ -32,7 +34,7 @@ impl Script {
         self.ask(device);
     }
 
-    /// Devices that go in and out of service with requests under way.
+    /// Takes devices in and out of service while requests are in flight.
     pub(super) fn reset_storm(&mut self, device: Device) {
         self.set_up(device);
         for _ in 0..30 {
@@ -43,12 +45,12 @@ impl Script {
         self.ask(device);
     }
 
-    /// All ports but the reset line's, and addresses where nobody is.
+    /// Accesses all ports except the reset port, and addresses without devices.
     pub(super) fn ports(&mut self) {
         for _ in 0..30 {
             let any = self.random.next().to_le_bytes();
             let port = match self.random.once_in(2) {
-                // The console: also the interrupt's enable and the divisor.
+                // The serial console, including its interrupt and divisor registers.
                 true => 0x3f8 + u16::from(any[0] % 8),
                 false => u16::from_le_bytes([any[0], any[1]]),
             };
@@ -56,7 +58,7 @@ impl Script {
                 self.step(What::Out, 1, port, 0, any[2].into());
             }
         }
-        // Back to plain output: what follows is to be read.
+        // Restore normal output, because later output must be readable.
         self.step(What::Out, 1, 0x3fb, 0, 3);
         self.step(What::Out, 1, 0x3fc, 0, 0);
         for _ in 0..10 {
@@ -67,7 +69,7 @@ impl Script {
         }
     }
 
-    /// Pins of the I/O APIC, masked and unmasked, with vectors and destinations that are nobody's.
+    /// Pins of the I/O APIC, masked and unmasked, with invalid vectors and destinations.
     pub(super) fn interrupts(&mut self) {
         for _ in 0..60 {
             let select = self.random.below(0x50);

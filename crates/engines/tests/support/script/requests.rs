@@ -1,4 +1,4 @@
-//! Contents of buffers: requests, packets and frames, with mistakes in them.
+//! Contents of buffers: requests, packets and frames with errors.
 
 use super::*;
 
@@ -19,13 +19,14 @@ impl Script {
         bytes
     }
 
-    /// `struct virtio_blk_req` (virtio 1.2 5.2.6): reading, writing, flushing, identity, discard,
-    /// zeroes, or no such thing.
+    /// `struct virtio_blk_req` (virtio 1.2 5.2.6): read, write, flush, get id, discard, write
+    /// zeroes, or an unknown type.
     pub(super) fn disk_request(&mut self) -> Vec<u8> {
         let kind: u32 = self.random.of(&[0, 0, 1, 1, 4, 8, 11, 13, 99]);
-        let sector = match self.random.once_in(4) {
-            true => self.random.next(),
-            false => self.random.below(4096),
+        let sector = if self.random.once_in(4) {
+            self.random.next()
+        } else {
+            self.random.below(4096)
         };
         let mut bytes = kind.to_le_bytes().to_vec();
         bytes.extend(0u32.to_le_bytes());
@@ -33,12 +34,15 @@ impl Script {
         bytes
     }
 
-    /// `struct virtio_vsock_hdr` (5.10.6), from and to everybody.
+    /// `struct virtio_vsock_hdr` (5.10.6), with random source and destination.
     pub(super) fn packet(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let mut cid = |usual: u64| match self.random.once_in(5) {
-            true => self.random.of(&[0, 1, 2, 3, 4, u64::MAX]),
-            false => usual,
+        let mut cid = |usual: u64| {
+            if self.random.once_in(5) {
+                self.random.of(&[0, 1, 2, 3, 4, u64::MAX])
+            } else {
+                usual
+            }
         };
         let (from, to) = (cid(3), cid(2));
         bytes.extend(from.to_le_bytes());
@@ -53,8 +57,8 @@ impl Script {
             bytes.extend(u32::try_from(word).unwrap().to_le_bytes());
         }
         let (kind, any) = (self.random.of(&[1u16, 1, 1, 1, 1, 2]), self.random.below(9));
-        // VIRTIO_VSOCK_OP_REQUEST more often than the others: without connections there is nothing
-        // to harm.
+        // VIRTIO_VSOCK_OP_REQUEST is more frequent than other operations, because most attacks need
+        // a connection.
         let op = self.random.of(&[1, 1, any]);
         bytes.extend(kind.to_le_bytes());
         bytes.extend(u16::try_from(op).unwrap().to_le_bytes());
@@ -65,7 +69,7 @@ impl Script {
         bytes
     }
 
-    /// `struct virtio_net_hdr` (5.1.6), with offloads that were never agreed on, and a frame of
+    /// `struct virtio_net_hdr` (5.1.6) with offloads that were not negotiated, and a frame of
     /// garbage.
     pub(super) fn frame(&mut self) -> Vec<u8> {
         let words = 2 + self.random.below(200);
@@ -78,14 +82,15 @@ impl Script {
         bytes
     }
 
-    /// Pages to give back: of the data mostly, and some that are not there.
+    /// Page numbers for the balloon: mostly of the data area, some invalid.
     pub(super) fn page_numbers(&mut self) -> Vec<u8> {
         let count = 1 + self.random.below(256);
         let mut bytes = Vec::new();
         for _ in 0..count {
-            let page = match self.random.once_in(2000) {
-                true => self.random.next() | 0x8000_0000,
-                false => (DATA >> 12) + self.random.below(DATA_BYTES >> 12),
+            let page = if self.random.once_in(2000) {
+                self.random.next() | 0x8000_0000
+            } else {
+                (DATA >> 12) + self.random.below(DATA_BYTES >> 12)
             };
             bytes.extend(&page.to_le_bytes()[..4]);
         }

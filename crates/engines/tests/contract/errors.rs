@@ -1,11 +1,11 @@
-//! Operations that engines refuse, and their errors.
+//! Contract of operations that engines reject, and of their errors.
 
 use crate::place::{Place, TEMPLATE, missing};
 use crate::support::{programs, skip};
 use jiffy_engine_api::{AfterSnapshot, EngineError, EngineName};
 use jiffy_engines::ProgramError;
 
-pub async fn what_it_cannot_do_it_refuses_and_what_it_can_it_does(place: &Place) {
+pub async fn capabilities_match_the_supported_operations(place: &Place) {
     let engine = place.open().await;
     let name = place.engine.to_string();
     let all = engine.engines.descriptions();
@@ -16,7 +16,7 @@ pub async fn what_it_cannot_do_it_refuses_and_what_it_can_it_does(place: &Place)
     assert!(own.version.as_ref().is_some_and(|v| !v.is_empty()));
     let able = own.capabilities;
     assert!(able.snapshot && able.rollback && able.pause_frees_memory);
-    // There is none here.
+    // No such snapshot exists.
     assert!(!able.network && engine.network() == "off");
 
     let running = place.guest(&engine).await;
@@ -83,7 +83,7 @@ pub async fn a_snapshot_is_restored_by_the_engine_that_took_it(place: &Place) {
             refused.contains("engine gvisor") && refused.contains("it was removed"),
             "{refused}"
         );
-        // It is still there for one that can.
+        // Another engine can still use the snapshot.
         assert_eq!(
             engine.snapshot_files().ids().unwrap(),
             std::slice::from_ref(&id)
@@ -94,7 +94,7 @@ pub async fn a_snapshot_is_restored_by_the_engine_that_took_it(place: &Place) {
     {
         return skip("a_snapshot_is_restored_by_the_engine_that_took_it", &why);
     }
-    // New sandboxes are the other's; this one is of whoever took it.
+    // New sandboxes use the other engine; the snapshot is restored by the engine that took it.
     let engine = place.open_with(other, programs()).await;
     let woken = place.restored(&engine, &id).await;
     assert_eq!(woken.guest.engine(), place.engine.to_string());
@@ -102,7 +102,7 @@ pub async fn a_snapshot_is_restored_by_the_engine_that_took_it(place: &Place) {
     woken.stop().await;
 }
 
-pub async fn names_that_are_none_are_refused(place: &Place) {
+pub async fn invalid_names_are_rejected(place: &Place) {
     let engine = place.open().await;
     for bad in [
         "",

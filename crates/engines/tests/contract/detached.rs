@@ -1,12 +1,12 @@
-//! Guests that outlive the process which made them.
+//! Contract of guests that outlive the process that started them.
 
-use crate::place::{Place, Running, gone, within};
-use jiffy_engine_api::{AfterSnapshot, ExitReason, GuestHandle, KeptGuest};
+use crate::place::{Place, Running, exited, within};
+use jiffy_engine_api::{AfterSnapshot, DetachedGuest, ExitReason, GuestHandle};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-fn orphan(handle: &GuestHandle) -> KeptGuest {
-    KeptGuest {
+fn orphan(handle: &GuestHandle) -> DetachedGuest {
+    DetachedGuest {
         handle: handle.clone(),
         snapshot: None,
         network: Default::default(),
@@ -14,15 +14,15 @@ fn orphan(handle: &GuestHandle) -> KeptGuest {
     }
 }
 
-pub async fn a_kept_guest_is_found_by_its_handle_and_goes_on(place: &Place) {
+pub async fn a_detached_guest_is_adopted_by_its_handle_and_continues(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     running.count().await;
     let at = running.counted().await;
     let pid = running.guest.pid();
-    let mut handle = running.guest.keep().await.unwrap();
+    let mut handle = running.guest.detach().await.unwrap();
     drop((running, engine));
-    // Twice: kept once in its life, it stays kept.
+    // Two rounds: a guest that was detached once stays detached.
     for _ in 0..2 {
         let engine = place.open().await;
         let running = Running::of(engine.adopt(&orphan(&handle)).await.unwrap());
@@ -45,32 +45,32 @@ pub async fn a_kept_guest_is_found_by_its_handle_and_goes_on(place: &Place) {
     assert_eq!(guest.ended().await, ExitReason::Requested);
 }
 
-pub async fn a_kept_guest_that_nobody_knows_is_ended(place: &Place) {
+pub async fn an_unknown_detached_guest_is_terminated(place: &Place) {
     let engine = place.open().await;
     let (one, other) = (place.guest(&engine).await, place.guest(&engine).await);
     let unkept = place.guest(&engine).await;
     let pids = [&one, &other, &unkept].map(|running| running.guest.pid().unwrap());
-    let known = one.guest.keep().await.unwrap();
-    other.guest.keep().await.unwrap();
+    let known = one.guest.detach().await.unwrap();
+    other.guest.detach().await.unwrap();
     drop((one, other, unkept, engine));
-    gone(pids[2]).await;
+    exited(pids[2]).await;
     let engine = place.open().await;
     let known = [known];
-    // Guests that were not kept may still be on their way out.
+    // Guests that were not detached may still be exiting.
     assert!((1..=2).contains(&engine.end_unadopted(&known).await.unwrap()));
-    gone(pids[1]).await;
+    exited(pids[1]).await;
     assert_eq!(engine.end_unadopted(&known).await.unwrap(), 0);
     let running = Running::of(engine.adopt(&orphan(&known[0])).await.unwrap());
     assert_eq!(running.sh("echo fine").await, "fine");
     drop(running);
     assert_eq!(engine.end_unadopted(&[]).await.unwrap(), 1);
-    gone(pids[0]).await;
+    exited(pids[0]).await;
 }
 
-pub async fn a_handle_of_a_guest_that_is_gone_finds_none(place: &Place) {
+pub async fn a_guest_that_has_ended_cannot_be_adopted(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
-    let handle = running.guest.keep().await.unwrap();
+    let handle = running.guest.detach().await.unwrap();
     running.stop().await;
     assert!(engine.adopt(&orphan(&handle)).await.is_err());
     let nonsense = GuestHandle("{}".to_owned());
@@ -78,22 +78,22 @@ pub async fn a_handle_of_a_guest_that_is_gone_finds_none(place: &Place) {
     assert_eq!(engine.end_unadopted(&[handle]).await.unwrap(), 0);
 }
 
-pub async fn a_kept_guest_that_is_killed_leaves_nothing(place: &Place) {
+pub async fn a_killed_detached_guest_leaves_no_resources(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     let pid = running.guest.pid().unwrap();
-    running.guest.keep().await.unwrap();
+    running.guest.detach().await.unwrap();
     kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
     within("the end", running.guest.ended()).await;
     drop(running);
     place.is_empty_but_for_the_engine().await;
-    // The same while there is no engine.
+    // The same while no engine is open.
     let running = place.guest(&engine).await;
     let pid = running.guest.pid().unwrap();
-    let handle = running.guest.keep().await.unwrap();
+    let handle = running.guest.detach().await.unwrap();
     drop((running, engine));
     kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
-    gone(pid).await;
+    exited(pid).await;
     let engine = place.open().await;
     assert!(engine.adopt(&orphan(&handle)).await.is_err());
     place.is_empty_but_for_the_engine().await;
