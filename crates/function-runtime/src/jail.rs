@@ -46,7 +46,7 @@ pub fn confine(limits: &ProcessLimits) -> io::Result<()> {
     for (resource, limit) in all {
         limit.map_or(Ok(()), |limit| confinement::set_limit(resource, limit))?;
     }
-    confinement::seal()?;
+    confinement::forbid_inspection()?;
     if limits.ends_with_starter {
         // Set last, since a change of user clears it.
         confinement::end_with_parent()?;
