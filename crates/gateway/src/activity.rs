@@ -1,4 +1,4 @@
-//! Activity on one client's connection: requests in flight, and the times since which it is idle.
+//! Activity on a client's connection: requests in flight and idle times.
 
 use crate::admission::ConnectionPermit;
 use crate::config::GatewayLimits;
@@ -18,23 +18,23 @@ pub(crate) struct ConnectionActivity {
 
 #[derive(Debug)]
 struct ActivityState {
-    /// Requests whose answers are not complete.
+    /// Number of requests whose answers are incomplete.
     in_flight: usize,
-    /// HTTP/2 has frames that belong to no request: there, bytes do not mean that a head has begun.
+    /// HTTP/2 has frames that belong to no request. There, received bytes do not imply the
+    /// beginning of a head.
     http2: bool,
-    /// The last request came with a body, whose rest may still arrive when the connection is
-    /// closed.
+    /// The last request had a body, whose remainder may still arrive when the connection is closed.
     has_body: bool,
     /// The gateway is shutting down: no lingering close.
     shutting_down: bool,
-    /// The end of the client's bytes is ignored until the answer is out. Otherwise it counts as a
-    /// client that has gone.
+    /// True if the client's end of file is ignored until the answer is sent. Otherwise it means
+    /// that the client has disconnected.
     answer_after_eof: bool,
-    /// Task to wake when `answer_after_eof` ends.
+    /// Task to wake when `answer_after_eof` becomes false.
     eof_waker: Option<Waker>,
-    /// Since when nothing is under way.
+    /// Time since which no request is in flight.
     idle_since: Instant,
-    /// Since when the head of a request is arriving.
+    /// Time since which the head of a request is being received.
     head_since: Option<Instant>,
 }
 
@@ -48,9 +48,9 @@ impl ActivityState {
 }
 
 impl ConnectionActivity {
-    /// Starts as if a head had begun: a client that connects has `GatewayLimits::head` for its
-    /// first request.
-    pub(crate) fn new(began: Instant, permit: ConnectionPermit) -> Self {
+    /// Starts as if a head was being received: a new client has `GatewayLimits::head` for its first
+    /// request.
+    pub(crate) fn new(started: Instant, permit: ConnectionPermit) -> Self {
         let state = Mutex::new(ActivityState {
             in_flight: 0,
             http2: false,
@@ -58,19 +58,19 @@ impl ConnectionActivity {
             shutting_down: false,
             answer_after_eof: false,
             eof_waker: None,
-            idle_since: began,
-            head_since: Some(began),
+            idle_since: started,
+            head_since: Some(started),
         });
         Self { state, permit }
     }
 
-    /// The gateway ends: an answered client is not read from any more.
+    /// Disables the lingering close during shutdown.
     pub(crate) fn shut_down(&self) {
         self.state().shutting_down = true;
     }
 
-    /// Returns true if the end of the client's bytes is to be ignored for now; `waker` is woken
-    /// when it is no longer.
+    /// Returns true if the client's end of file is to be ignored for now. `waker` is woken when
+    /// this changes.
     pub(crate) fn waits_after_eof(&self, waker: &Waker) -> bool {
         let mut state = self.state();
         if state.answer_after_eof {
@@ -90,16 +90,17 @@ impl ConnectionActivity {
         }
     }
 
-    /// Returns true if the client may still be sending bytes of a request that is already answered.
+    /// Returns true if the client may still be sending bytes of an answered request.
     pub(crate) fn may_send_more(&self) -> bool {
         let state = self.state();
         !state.shutting_down && (state.has_body || state.head_since.is_some())
     }
 
-    /// When it is closed if nothing else happens.
+    /// Returns the time at which the connection is closed without further activity.
     pub(crate) fn deadline(&self, limits: &GatewayLimits) -> Option<Instant> {
         let state = self.state();
         match state.head_since {
+            // A response may take any time.
             _ if state.in_flight > 0 => None,
             Some(since) => since.checked_add(limits.head),
             None if self.permit.is_known() => state.idle_since.checked_add(limits.idle),
@@ -108,7 +109,7 @@ impl ConnectionActivity {
     }
 }
 
-/// A request that is under way until this is dropped.
+/// Request in flight. Dropping this value ends it.
 pub(crate) struct InFlightRequest(Arc<ConnectionActivity>);
 
 impl InFlightRequest {
@@ -118,25 +119,24 @@ impl InFlightRequest {
         state.head_since = None;
         state.http2 = request.version() == Version::HTTP_2;
         state.has_body = !state.http2 && !request.body().is_end_stream();
-        // A `GET` or `HEAD` of the control plane is answered soon; `close_on_eof` is called for
-        // guests.
-        let asks = matches!(*request.method(), Method::GET | Method::HEAD);
-        state.answer_after_eof = !state.http2 && !state.has_body && asks;
+        // The control plane answers a `GET` or `HEAD` soon. For guests, `close_on_eof` is called.
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        state.answer_after_eof = !state.http2 && !state.has_body && is_read;
         drop(state);
         Self(Arc::clone(activity))
     }
 
-    /// The answer may take any time: a client that closes its side is taken for gone.
+    /// Stops ignoring the client's end of file, because the answer may take any time.
     pub(crate) fn close_on_eof(&self) {
         self.0.state().close_on_eof();
     }
 
-    /// The request's body is over: later bytes are those of an upgraded stream.
+    /// Marks the end of the request's body: later bytes belong to an upgraded stream.
     pub(crate) fn body_ended(&self) {
         self.0.state().has_body = false;
     }
 
-    /// The client showed a key, or reached a sandbox.
+    /// Marks the client as known: it presented a key or reached a sandbox.
     pub(crate) fn mark_known(&self) {
         self.0.permit.mark_known();
     }

@@ -1,4 +1,4 @@
-//! Bounds on the number of connections that clients may have open.
+//! Limits of the number of open client connections.
 
 use crate::config::GatewayLimits;
 use crate::counters::{GatewayCounters, add, remove};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use thiserror::Error;
 
-/// Counts connections, total and per client.
+/// Counters of connections, total and per client.
 #[derive(Debug)]
 pub struct ConnectionAdmission {
     limits: ConnectionLimits,
@@ -18,7 +18,7 @@ pub struct ConnectionAdmission {
     counters: Arc<GatewayCounters>,
 }
 
-/// Bounds on one kind of connections.
+/// Limits of one kind of connections.
 #[derive(Debug, Clone, Copy)]
 struct ConnectionLimits {
     total: usize,
@@ -27,9 +27,9 @@ struct ConnectionLimits {
 
 #[derive(Debug, Default)]
 struct AdmissionState {
-    /// All that are open.
+    /// All open connections.
     open: ConnectionCount,
-    /// Those of unknown clients.
+    /// Open connections of unknown clients.
     unknown: ConnectionCount,
 }
 
@@ -76,36 +76,36 @@ impl ConnectionCount {
     }
 }
 
-/// Why a connection is turned away.
+/// Reason for rejecting a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ConnectionLimitError {
-    /// All together have too many.
+    /// The total number of connections has reached its limit.
     #[error("Too many connections are open: try again later")]
     Total,
-    /// This client has too many.
-    #[error("Too many connections from this address are open: close some, or use them again")]
+    /// The client's number of connections has reached its limit.
+    #[error("Too many connections from this address are open: close or reuse some")]
     PerClient,
 }
 
-/// A connection that counts as open until this is dropped.
+/// Connection that counts as open until this value is dropped.
 #[derive(Debug)]
 pub struct ConnectionPermit {
     admission: Arc<ConnectionAdmission>,
-    /// None: this client is not counted.
+    /// `None` if connections of this client are not counted.
     client: Option<IpAddr>,
-    /// The client showed a key or reached a sandbox.
+    /// True if the client presented a key or reached a sandbox.
     known: AtomicBool,
 }
 
 impl ConnectionPermit {
-    /// Moves the connection from the unknown ones to the known ones. Idempotent.
+    /// Marks the connection as known. Idempotent.
     pub fn mark_known(&self) {
         if !self.known.swap(true, Ordering::AcqRel) {
             self.admission.state().unknown.remove(self.client);
         }
     }
 
-    /// Returns true if the client showed a key or reached a sandbox.
+    /// Returns true if the client presented a key or reached a sandbox.
     pub(crate) fn is_known(&self) -> bool {
         self.known.load(Ordering::Acquire)
     }
@@ -131,13 +131,14 @@ impl ConnectionAdmission {
         self.state.lock()
     }
 
-    /// Counts one more connection, of a client that is not known yet.
+    /// Counts a new connection of an unknown client.
     ///
     /// # Errors
-    /// [`ConnectionLimitError`] if there are too many.
+    /// [`ConnectionLimitError`] if a limit is reached.
     pub fn enter(self: &Arc<Self>, ip: IpAddr) -> Result<ConnectionPermit, ConnectionLimitError> {
         let client = client(ip);
         let mut state = self.state();
+        // Check both limits before counting, so that a rejected connection changes no counter.
         state.open.check(client, self.limits)?;
         state.unknown.check(client, self.unknown_limits)?;
         state.open.add(client);
@@ -163,8 +164,8 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Address under which a client is counted: the /64 network for IPv6 (each has 2^64 addresses);
-/// none for loopback, which all local programs share.
+/// Returns the address under which a client is counted: the /64 network for IPv6, because a client
+/// may have 2^64 addresses. `None` for loopback, which all local programs share.
 fn client(ip: IpAddr) -> Option<IpAddr> {
     match ip.to_canonical() {
         ip if ip.is_loopback() => None,

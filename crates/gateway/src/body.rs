@@ -1,4 +1,4 @@
-//! Bodies on their way: counted, never collected.
+//! Bodies in transit: counted, but not collected.
 
 use crate::counters::add;
 use bytes::{Buf, Bytes};
@@ -7,10 +7,10 @@ use hyper::body::Frame;
 
 pub use jiffy_http::BoxError;
 
-/// Body of an answer to a client.
+/// Body of a response to a client.
 pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 
-/// A body that is there already.
+/// Returns a body with the given content.
 pub fn full(text: impl Into<Bytes>) -> Body {
     Full::new(text.into())
         .map_err(|never| match never {})

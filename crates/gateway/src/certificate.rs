@@ -1,5 +1,5 @@
-//! Generated certificates. The authority that signs one exists for that one signature: its key is
-//! never stored, so a reader of the files cannot make another certificate that clients would trust.
+//! Generated certificates. Each certificate has its own authority, whose key is never stored. A
+//! reader of the files can therefore not create other certificates that clients trust.
 
 use crate::tls_error::TlsError;
 use rcgen::{
@@ -14,7 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Validity of a certificate: the longest that common clients accept.
+/// Validity of a certificate: the maximum that common clients accept.
 const LIFETIME: Duration = Duration::from_secs(820 * 86_400);
 /// Time before expiry at which a certificate is renewed.
 const RENEWAL_MARGIN: Duration = Duration::from_secs(30 * 86_400);
@@ -28,11 +28,11 @@ pub struct CertificatePaths {
     pub certificate: PathBuf,
     /// Its private key, mode 0600.
     pub key: PathBuf,
-    /// The authority that clients must trust.
+    /// Certificate of the authority that clients must trust.
     pub authority: PathBuf,
 }
 
-/// Names and expiry of the stored certificate; decides about its renewal.
+/// Names and expiry of the stored certificate, which determine when it is renewed.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct CertificateInfo {
     names: Vec<String>,
@@ -40,8 +40,8 @@ struct CertificateInfo {
     expires: u64,
 }
 
-/// Generates a certificate in `directory`, unless one for these domains is there that expires no
-/// sooner than in 30 days.
+/// Generates a certificate in `directory`, unless a certificate for these domains exists and
+/// expires no sooner than in 30 days.
 ///
 /// # Errors
 /// [`TlsError`] if it cannot be generated or stored.
@@ -54,13 +54,13 @@ pub fn ensure(directory: &Path, domains: &[String]) -> Result<CertificatePaths, 
     let about_path = directory.join("about.json");
     let now = SystemTime::now();
     let names = names(domains);
-    let there = [&paths.certificate, &paths.key, &paths.authority]
+    let exist = [&paths.certificate, &paths.key, &paths.authority]
         .into_iter()
         .all(|path| path.is_file());
     let about: Option<CertificateInfo> = fs::read(&about_path)
         .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    if there
+    if exist
         && let Some(about) = about
         && about.names == names
         && seconds(now + RENEWAL_MARGIN) < about.expires
@@ -84,7 +84,7 @@ pub fn ensure(directory: &Path, domains: &[String]) -> Result<CertificatePaths, 
             path: directory.to_owned(),
             source,
         })?;
-    // The description is removed first and written last: without it everything is generated again.
+    // Remove the description first and write it last: without it, all files are generated again.
     let _ = fs::remove_file(&about_path);
     for (path, bytes) in [
         (&paths.key, generated.key.as_bytes()),
@@ -105,7 +105,7 @@ fn seconds(time: SystemTime) -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// A file appears whole or not at all, and was never readable by others.
+/// Writes a file atomically with mode 0600.
 fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let draft = path.with_extension("new");
     match fs::remove_file(&draft) {
@@ -119,6 +119,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
         .open(&draft)?;
     file.write_all(bytes)?;
     file.sync_all()?;
+    // The file is complete on storage before it becomes visible.
     fs::rename(&draft, path)
 }
 
@@ -126,8 +127,8 @@ fn names(domains: &[String]) -> Vec<String> {
     let mut names = vec!["localhost".to_owned()];
     for domain in domains {
         names.push(domain.clone());
-        // Clients refuse a wildcard right below a top-level name, and some then the whole
-        // certificate: there is no `*.localhost`.
+        // Clients reject a wildcard directly below a top-level domain, and some reject the whole
+        // certificate. Therefore `*.localhost` is not included.
         if domain.contains('.') {
             names.push(format!("*.{domain}"));
             names.push(format!("*.fn.{domain}"));
@@ -153,7 +154,7 @@ fn generate(
     let mut authority = params(Vec::new(), "Jiffy local authority", now)?;
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    // Trust in the authority extends to these names only.
+    // Trust in the authority is limited to these names.
     let mut permitted = vec![
         GeneralSubtree::DnsName("localhost".to_owned()),
         GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(

@@ -3,21 +3,22 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Names the gateway answers to, and its limits.
+/// Host names and limits of a gateway.
 #[derive(Debug, Clone)]
 pub struct GatewayConfig {
-    /// Domains under which sandboxes have host names, lower case, without port:
+    /// Domains below which sandboxes have host names, in lower case, without port:
     /// `sandbox.example.com`.
     pub domains: Vec<String>,
-    /// Further host names under which clients may come, such as that of a proxy in front.
+    /// Further host names that clients may use, such as the name of a reverse proxy.
     pub allowed_hosts: Vec<String>,
-    /// Proxies in front whose `X-Forwarded-For` is continued; that of other clients is replaced.
+    /// Reverse proxies whose `X-Forwarded-For` is extended. The header of other clients is
+    /// replaced.
     pub trusted_proxies: Vec<IpAddr>,
-    /// Gives pages reached by path an origin of their own (`Content-Security-Policy: sandbox`).
-    /// They share host and port with the control plane: without this a page of a guest can call it
-    /// in its visitor's name. Pages reached by host name have their own origin anyway.
+    /// Isolates pages that are reached by path (`Content-Security-Policy: sandbox`). They share
+    /// host and port with the control plane: without isolation, a guest's page can call the control
+    /// plane on behalf of its visitor. Pages reached by host name always have their own origin.
     pub isolate_paths: bool,
-    /// Bounds on connections and requests.
+    /// Limits of connections and requests.
     pub limits: GatewayLimits,
 }
 
@@ -33,44 +34,43 @@ impl Default for GatewayConfig {
     }
 }
 
-/// Bounds on connections and requests.
+/// Limits of connections and requests.
 #[derive(Debug, Clone)]
 pub struct GatewayLimits {
-    /// Connections at once, all clients together.
+    /// Maximum number of concurrent connections of all clients.
     pub connections: usize,
-    /// Connections at once from one address (IPv6: one /64). Loopback addresses are not counted:
-    /// all local programs and proxies share them.
+    /// Maximum number of concurrent connections from one address (IPv6: one /64). Loopback
+    /// addresses are not counted, because all local programs and proxies share them.
     pub connections_per_client: usize,
-    /// Connections at once, all clients together, on which neither a key was shown nor a sandbox
-    /// reached yet.
+    /// Maximum number of concurrent connections of all unknown clients, which have neither
+    /// presented a key nor reached a sandbox.
     pub unknown_connections: usize,
-    /// Such connections from one address, counted as in `connections_per_client`.
+    /// Maximum number of such connections from one address, counted as in `connections_per_client`.
     pub unknown_connections_per_client: usize,
-    /// Requests to sandboxes under way at once.
+    /// Maximum number of requests to sandboxes in flight.
     pub exchanges: usize,
-    /// Connections into one sandbox at once.
+    /// Maximum number of concurrent connections into one sandbox.
     pub exchanges_per_sandbox: usize,
-    /// Streams of one HTTP/2 connection at once.
+    /// Maximum number of concurrent streams of one HTTP/2 connection.
     pub streams: u32,
-    /// Header lines of one request or answer.
+    /// Maximum number of header lines of a request or response.
     pub headers: usize,
-    /// Bytes of the head of one request or answer.
+    /// Maximum size in bytes of the head of a request or response.
     pub head_bytes: usize,
-    /// Time for a request's head to arrive once it has begun, and for the first one after
-    /// connecting.
+    /// Maximum time for receiving a request's head, from its first byte or from connecting.
     pub head: Duration,
-    /// Time for a TLS handshake.
+    /// Timeout of a TLS handshake.
     pub handshake: Duration,
-    /// Time a connection may stay open with nothing in flight. Longer than clients keep theirs (300
-    /// s), so that no request crosses a close.
+    /// Idle timeout of a connection. Longer than the idle timeouts of clients (300 s), so that no
+    /// request crosses a close.
     pub idle: Duration,
-    /// Same, for a connection on which neither a key was shown nor a sandbox reached yet.
+    /// Idle timeout of a connection whose client is unknown.
     pub idle_unknown: Duration,
-    /// Time for opening a connection into a sandbox, waking it included.
+    /// Timeout of opening a connection into a sandbox, including resuming it.
     pub open: Duration,
-    /// Time an upgraded stream may be silent once one side has finished.
+    /// Maximum silence of an upgraded stream after one side has finished.
     pub half_closed: Duration,
-    /// Time for requests under way to finish at shutdown.
+    /// Maximum time for in-flight requests to complete at shutdown.
     pub drain: Duration,
 }
 

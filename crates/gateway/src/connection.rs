@@ -1,4 +1,4 @@
-//! One client's connection: HTTP/1.1 or HTTP/2, with time limits on silence.
+//! Connection of a client over HTTP/1.1 or HTTP/2, with idle timeouts.
 
 use crate::activity::{ConnectionActivity, InFlightRequest};
 use crate::admission::ConnectionPermit;
@@ -30,12 +30,12 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Bytes a client may send ahead on one HTTP/2 stream, and on a connection.
+/// Flow control windows in bytes of an HTTP/2 stream and of a connection.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
-/// Bytes buffered for one HTTP/2 stream whose client reads slowly.
+/// Size of the send buffer of an HTTP/2 stream whose client reads slowly.
 const SEND_BUFFER_BYTES: usize = 128 * 1024;
-/// Interval of HTTP/2 pings, and time for the answer to one.
+/// Interval of HTTP/2 pings, and timeout of a ping.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
 struct RequestService<S, C> {
@@ -55,13 +55,13 @@ impl<S: Sandboxes, C: ControlPlane> Service<Request<Incoming>> for RequestServic
         let (gateway, peer, tasks) = (self.gateway.clone(), self.peer, self.tasks.clone());
         let unread = UnreadBody::default();
         let http2 = request.version() == Version::HTTP_2;
-        // Reading would invite the client to send.
-        let invited = !request.headers().contains_key(EXPECT);
+        // Reading the body would make the client send it.
+        let is_sending = !request.headers().contains_key(EXPECT);
         let request = request.map(|body| ClientRequestBody::new(body, unread.clone()));
         Box::pin(async move {
             let mut answer = gateway.handle(request, peer, tasks, &in_flight).await;
-            if !http2 && unread.is_some() && !(invited && unread.read().await) {
-                // The connection is closed after this answer: the client must not send its next
+            if !http2 && unread.is_some() && !(is_sending && unread.read().await) {
+                // The connection is closed after this answer, so the client must not send its next
                 // request on it.
                 let close = HeaderValue::from_static("close");
                 answer.headers_mut().insert(CONNECTION, close);
@@ -75,8 +75,8 @@ impl<S: Sandboxes, C: ControlPlane> Service<Request<Incoming>> for RequestServic
     }
 }
 
-/// Serves a connection to its end. Until its client has sent something it costs little more than
-/// the stream: buffers come with the first byte, and so does most of the future.
+/// Serves a connection to its end. Before the client has sent a byte, the connection uses little
+/// more memory than its stream: buffers and most of the future are allocated with the first byte.
 pub(crate) async fn serve<S, C, T>(
     gateway: Gateway<S, C>,
     mut stream: T,
@@ -88,7 +88,7 @@ pub(crate) async fn serve<S, C, T>(
     C: ControlPlane,
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let began = Instant::now();
+    let started = Instant::now();
     let first = tokio::select! {
         first = timeout(gateway.shared.config.limits.head, FirstBytes::read(&mut stream)) => first,
         () = tasks.stopping() => return,
@@ -101,12 +101,12 @@ pub(crate) async fn serve<S, C, T>(
             return;
         }
     };
-    let activity = Arc::new(ConnectionActivity::new(began, permit));
+    let activity = Arc::new(ConnectionActivity::new(started, permit));
     let stream = WatchedStream::new(stream, first, Arc::clone(&activity));
     Box::pin(exchange(gateway, stream, peer, activity, tasks)).await;
 }
 
-/// Serves a connection on which something was said.
+/// Serves a connection after its first bytes.
 async fn exchange<S, C, T>(
     gateway: Gateway<S, C>,
     stream: WatchedStream<T>,
@@ -132,7 +132,7 @@ async fn exchange<S, C, T>(
     let mut timer = pin!(sleep_until(Instant::now()));
     let mut armed: Option<Instant> = None;
     let watched = poll_fn(|cx| {
-        // Errors are the client's, and end only its connection.
+        // Errors are the client's and only end its connection.
         if connection.as_mut().poll(cx).is_ready() {
             return Poll::Ready(false);
         }
@@ -142,7 +142,7 @@ async fn exchange<S, C, T>(
             if deadline.is_some_and(|deadline| deadline <= now) {
                 return Poll::Ready(true);
             }
-            // The end of a request in flight does not wake this timer: check again later.
+            // The completion of a request does not wake this timer, so check again later.
             let wake = deadline.or(armed.filter(|armed| *armed > now));
             let wake = wake.or(now.checked_add(limits.idle)).unwrap_or(now);
             if armed != Some(wake) {
@@ -177,10 +177,10 @@ fn builder(limits: &GatewayLimits) -> Builder<TokioExecutor> {
     builder
         .http1()
         .timer(TokioTimer::new())
-        // Second limit behind `ConnectionActivity`, which distinguishes waiting for a request from
-        // waiting for the rest of one.
+        // Additional limit after `ConnectionActivity`, which distinguishes waiting for a request
+        // from waiting for the remainder of its head.
         .header_read_timeout(limits.idle)
-        // Old servers in guests expect header names in the case in which clients write them.
+        // Old servers in guests expect header names in the usual case.
         .preserve_header_case(true)
         .max_headers(limits.headers)
         .max_buf_size(limits.head_bytes.max(8 * 1024));
@@ -207,7 +207,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
     use tokio::net::UnixStream;
 
-    /// One sandbox whose guest never answers.
+    /// Sandbox whose guest never answers.
     #[derive(Debug, Clone)]
     struct Silent;
 
@@ -223,9 +223,9 @@ mod tests {
         }
     }
 
-    /// Returns the answer to a client that has sent its request and closed its side before it is
+    /// Returns the answer to a client that sends its request and closes its side before being
     /// served.
-    async fn heard(request: &str) -> String {
+    async fn answer_after_half_close(request: &str) -> String {
         let control = axum::Router::new().fallback(async || {
             tokio::task::yield_now().await;
             "control plane"
@@ -256,10 +256,10 @@ mod tests {
         assert_eq!(heard(&of("POST", "")).await, "");
         let guest = "E2b-Sandbox-Id: i0123456789abcdefghi\r\nE2b-Sandbox-Port: 80\r\n";
         let began = Instant::now();
-        assert_eq!(heard(&of("GET", guest)).await, "");
+        assert_eq!(answer_after_half_close(&of("GET", guest)).await, "");
         assert!(
             began.elapsed() < Duration::from_secs(10),
-            "it is let go at once"
+            "the connection is closed immediately"
         );
     }
 }

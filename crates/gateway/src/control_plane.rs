@@ -1,4 +1,4 @@
-//! The service that answers requests that are for no sandbox.
+//! Service that answers requests without a sandbox.
 
 use crate::body::{Body, BoxError};
 use crate::request_body::ClientRequestBody;
@@ -9,10 +9,10 @@ use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use tower_service::Service;
 
-/// Service that answers requests that are for no sandbox. Every `tower` service of requests is one,
+/// Service that answers requests without a sandbox. All `tower` services of requests implement it,
 /// such as an `axum` router.
 pub trait ControlPlane: Clone + Send + 'static {
-    /// Answers.
+    /// Answers a request.
     fn answer(
         &mut self,
         request: Request<ClientRequestBody>,

@@ -1,19 +1,19 @@
-//! Counters of the gateway's work, for the daemon's metrics.
+//! Counters of the gateway, for the daemon's metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counts while the gateway runs; see [`GatewayTotals`] for their meaning.
+    ($($(#[doc = $help:literal])* $name:ident,)*) => {
+        /// Counters of a running gateway. See [`GatewayTotals`] for their meaning.
         #[derive(Debug, Default)]
         pub struct GatewayCounters { $(pub(crate) $name: AtomicU64,)* }
 
-        /// The counts at one moment.
+        /// Values of the counters at one time.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-        pub struct GatewayTotals { $($(#[$doc])* pub $name: u64,)* }
+        pub struct GatewayTotals { $($(#[doc = $help])* pub $name: u64,)* }
 
         impl GatewayCounters {
-            /// The counts now.
+            /// Returns the current values.
             #[must_use]
             pub fn totals(&self) -> GatewayTotals {
                 GatewayTotals { $($name: self.$name.load(Relaxed),)* }
@@ -21,50 +21,50 @@ macro_rules! counters {
         }
 
         impl GatewayTotals {
-            /// Names and values, for an exposition format.
-            pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((concat!("gateway_", stringify!($name)), self.$name),)*].into_iter()
+            /// Returns the names, help texts and values, for an exposition format.
+            pub fn each(&self) -> Vec<(&'static str, &'static str, u64)> {
+                vec![$((concat!("gateway_", stringify!($name)), concat!($($help),*), self.$name),)*]
             }
         }
     };
 }
 
 counters! {
-    /// Gauge: connections of clients that are open.
+    /// Open connections of clients.
     connections_open,
-    /// Connections accepted.
+    /// Accepted connections.
     connections,
-    /// Connections turned away because there were too many.
+    /// Connections rejected because the maximum number was open.
     connections_refused,
-    /// Connections closed because a request's head did not arrive in time, or because of idleness.
+    /// Connections closed because a request head did not arrive in time, or because they were idle.
     connections_timed_out,
-    /// TLS handshakes that failed or took too long.
+    /// TLS handshakes that failed or timed out.
     handshakes_failed,
-    /// Gauge: requests to sandboxes under way, upgraded streams included.
+    /// In-flight requests to sandboxes, including upgraded streams.
     exchanges_open,
-    /// Requests whose answer came from a guest.
+    /// Requests answered by a guest.
     answered,
-    /// Streams upgraded (WebSocket and the like).
+    /// Upgraded streams, such as WebSocket connections.
     upgraded,
     /// Requests passed to the control plane.
     control_plane,
-    /// Requests refused before a sandbox was looked for.
+    /// Requests rejected before their sandbox was determined.
     refused,
-    /// Requests refused for want of a token or a valid link, or for a path that is the host's.
+    /// Requests rejected: no token, no valid link, or a path reserved for the host.
     forbidden,
-    /// Requests to sandboxes that are not there or do not run.
+    /// Requests to sandboxes that do not exist or do not run.
     not_found,
-    /// Requests to ports on which nothing listens.
+    /// Requests to ports on which no program listens.
     port_closed,
-    /// Requests to sandboxes that could not be reached, or broke off before answering.
+    /// Requests to sandboxes that were unreachable or disconnected before an answer.
     unavailable,
-    /// Requests turned away because too many were under way.
+    /// Requests rejected because too many were in flight.
     limited,
-    /// Connections opened into sandboxes.
+    /// Connections opened to sandboxes.
     guest_connections,
-    /// Requests sent on a connection that had served before.
+    /// Requests sent on a reused connection.
     reused,
-    /// Requests sent again because such a connection turned out dead.
+    /// Requests sent again because a reused connection was closed.
     retried,
     /// Bytes of bodies and upgraded streams from clients to guests.
     bytes_to_guests,

@@ -1,4 +1,4 @@
-//! One request to a guest: on a connection that waited, or a fresh one.
+//! Exchange of one request with a guest, on an idle or a new connection.
 
 use crate::counters::add;
 use crate::pool::{GuestConnection, PoolKey};
@@ -17,13 +17,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Longest idle time of a connection that is reused for a request that cannot be repeated: servers
-/// in guests may be about to close it. The agent is exempt: it keeps connections open far longer
-/// than the pool does.
+/// Maximum idle time of a connection that is reused for a non-idempotent request: servers in guests
+/// may be about to close it. Connections to the agent are exempt, because the agent keeps them open
+/// far longer than the pool.
 const MAX_UNREPEATABLE_IDLE: Duration = Duration::from_secs(1);
 
-/// Sends a request and waits, without limit, for the head of the answer. `fresh`: on a new
-/// connection.
+/// Sends a request and waits, without timeout, for the head of the response. Uses a new connection
+/// if `fresh`.
 pub(crate) async fn send<S: Sandboxes>(
     shared: &GatewayState<S>,
     key: &PoolKey,
@@ -33,6 +33,7 @@ pub(crate) async fn send<S: Sandboxes>(
 ) -> Result<(Response<Incoming>, GuestConnection), RequestError> {
     let counters = &shared.counters;
     let whole = !fresh && body.is_end_stream();
+    // Only an idempotent request without a body can be sent again.
     let again = (body.is_end_stream() && idempotent(&parts.method)).then(|| parts.clone());
     let mut request = Request::from_parts(parts, GuestRequestBody::new(body, Arc::clone(counters)));
     let max_idle = if again.is_some() || u32::from(key.1) == ENVD_PORT {
@@ -45,13 +46,13 @@ pub(crate) async fn send<S: Sandboxes>(
         match guest.connection.send(request, whole).await {
             Ok(answer) => return Ok((answer, guest)),
             Err(mut error) => match (error.take_message(), again) {
-                // Nothing of it was sent.
+                // The request was not sent at all.
                 (Some(unsent), _) => request = unsent,
                 (None, Some(parts)) => {
                     request =
                         Request::from_parts(parts, GuestRequestBody::empty(Arc::clone(counters)));
                 }
-                (None, None) => return Err(broken_off(error.error())),
+                (None, None) => return Err(interrupted(error.error())),
             },
         }
         add(&counters.retried, 1);
@@ -59,20 +60,20 @@ pub(crate) async fn send<S: Sandboxes>(
     let mut guest = connect(shared, key).await?;
     match guest.connection.send(request, whole).await {
         Ok(answer) => Ok((answer, guest)),
-        Err(error) => Err(broken_off(error.error())),
+        Err(error) => Err(interrupted(error.error())),
     }
 }
 
-/// Returns true if repeating the request has the effect of sending it once (RFC 9110, 9.2.2).
+/// Returns true if repeating the request has the same effect as sending it once (RFC 9110, 9.2.2).
 fn idempotent(method: &Method) -> bool {
     method.is_idempotent()
 }
 
-fn broken_off(error: &hyper::Error) -> RequestError {
+fn interrupted(error: &hyper::Error) -> RequestError {
     let reason = if error.is_parse() || error.is_parse_too_large() {
         "its answer is not HTTP, or its head is too large"
     } else if error.is_user() {
-        "the client's request body broke off"
+        "the client's request body is incomplete"
     } else {
         "it closed the connection before answering"
     };
@@ -99,21 +100,21 @@ async fn connect<S: Sandboxes>(
         Ok(Err(OpenError::Unavailable(reason))) => return Err(RequestError::Unavailable(reason)),
         Err(_) => {
             return Err(RequestError::Unavailable(
-                "it could not be opened in time".to_owned(),
+                "timed out opening the connection".to_owned(),
             ));
         }
     };
     add(&shared.counters.guest_connections, 1);
     let handshake = http1::Builder::new()
         .preserve_header_case(true)
-        // Names that the client did not write: those that the gateway sets.
+        // Applies to names that the gateway sets, because the client's spelling is preserved.
         .title_case_headers(true)
         .max_headers(limits.headers)
         .max_header_size(limits.head_bytes)
         .max_buf_size(limits.head_bytes)
         .handshake(TokioIo::new(stream))
         .await
-        .map_err(|e| broken_off(&e))?;
+        .map_err(|e| interrupted(&e))?;
     let connection = UpstreamConnection::new(handshake);
     Ok(PooledConnection::new(
         connection,

@@ -1,6 +1,6 @@
-//! Signed links to one file, as E2B's clients make them (`download_url`, `upload_url`). With one
-//! address for all sandboxes they name no sandbox: it is the one whose access token they were
-//! signed with. Only a holder of the token can make a signature, so a match is proof.
+//! Signed links to a file, as E2B's clients create them (`download_url`, `upload_url`). If all
+//! sandboxes share one host name, such a link does not name its sandbox. It belongs to the sandbox
+//! whose access token signed it: a matching signature proves knowledge of the token.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;

@@ -1,13 +1,13 @@
-//! First bytes of a connection, read before buffers are made for it.
+//! First bytes of a connection, read before its buffers are allocated.
 
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 
-/// Length of the HTTP/2 preface (RFC 9113, 3.4), in bytes. Small, because it is kept for every
-/// connection on which nothing was sent yet.
+/// Length in bytes of the HTTP/2 preface (RFC 9113, 3.4). It is small, because every connection
+/// without received bytes contains such a buffer.
 const MAX_FIRST_BYTES: usize = 24;
 
-/// Bytes that a client sent first.
+/// First bytes of a client.
 #[derive(Debug, Default)]
 pub(crate) struct FirstBytes {
     bytes: [u8; MAX_FIRST_BYTES],
@@ -15,19 +15,19 @@ pub(crate) struct FirstBytes {
 }
 
 impl FirstBytes {
-    /// Reads the first bytes that arrive, at most as many as the HTTP/2 preface has.
+    /// Reads the first bytes, at most the length of the HTTP/2 preface.
     pub async fn read<T: AsyncRead + Unpin>(stream: &mut T) -> io::Result<Self> {
         let mut first = Self::default();
         first.length = stream.read(&mut first.bytes).await?;
         Ok(first)
     }
 
-    /// Returns true if there are none: the client has closed its side, or they were all copied.
+    /// Returns true if the client closed its side without sending, or all bytes were copied.
     pub const fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Moves as much as fits into `buf`; whether there was anything.
+    /// Moves as many bytes as fit into `buf`. Returns true if bytes were moved.
     pub fn copy_to(&mut self, buf: &mut ReadBuf<'_>) -> bool {
         let given = self.length.min(buf.remaining());
         buf.put_slice(self.bytes.get(..given).unwrap_or_default());

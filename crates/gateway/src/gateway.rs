@@ -37,7 +37,7 @@ use subtle::ConstantTimeEq;
 use tokio::time::timeout;
 use tracing::{Instrument, Span, debug, field, info_span};
 
-/// The agent's TCP port in the guest.
+/// TCP port of the agent in the guest.
 const AGENT_PORT: u16 = 49_983;
 const _: () = assert!(AGENT_PORT as u32 == ENVD_PORT);
 
@@ -46,7 +46,7 @@ const _: () = assert!(AGENT_PORT as u32 == ENVD_PORT);
 pub struct Gateway<S, C> {
     pub(crate) shared: Arc<GatewayState<S>>,
     control: C,
-    /// Other end of the connection, if it is one from inside.
+    /// Peer of an internal connection. `None` for clients' connections.
     origin: Option<Arc<InternalOrigin>>,
 }
 
@@ -60,12 +60,12 @@ impl<S, C: Clone> Clone for Gateway<S, C> {
     }
 }
 
-/// A cookie that the answer must set.
+/// Cookie to set in the response.
 type Cookie = Option<HeaderValue>;
 
 impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
-    /// Makes a gateway. `control` answers requests for no sandbox. Without `signer` there are no
-    /// signed links.
+    /// Creates a gateway. `control` answers requests without a sandbox. `None` for `signer`
+    /// disables signed links.
     pub fn new(
         config: GatewayConfig,
         sandboxes: S,
@@ -88,7 +88,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
         }
     }
 
-    /// The same for a connection from inside.
+    /// Returns a gateway for an internal connection of `origin`.
     pub(crate) fn within(&self, origin: InternalOrigin) -> Self {
         Self {
             origin: Some(Arc::new(origin)),
@@ -96,20 +96,20 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
         }
     }
 
-    /// Bounds on connections, for another listener that shares them.
+    /// Returns the connection limits, for another listener that shares them.
     #[must_use]
     pub fn admission(&self) -> Arc<ConnectionAdmission> {
         Arc::clone(&self.shared.admission)
     }
 
-    /// Counters of the requests and connections so far.
+    /// Returns the counters of requests and connections.
     #[must_use]
     pub fn counters(&self) -> Arc<GatewayCounters> {
         Arc::clone(&self.shared.counters)
     }
 
-    /// Pool of connections into guests; call [`GuestConnectionPool::invalidate`] when a sandbox is
-    /// paused, rolled back or killed.
+    /// Returns the pool of connections into guests. Call [`GuestConnectionPool::invalidate`] when a
+    /// sandbox is paused, rolled back or killed.
     #[must_use]
     pub fn pool(&self) -> Arc<GuestConnectionPool> {
         Arc::clone(&self.shared.pool)
@@ -155,7 +155,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                     if let Route::Function(label) = route {
                         request.extensions_mut().insert(FunctionLabel(label));
                     }
-                    // Lets the control plane upgrade the connection.
+                    // Allows the control plane to upgrade the connection.
                     request.extensions_mut().insert(upgrade);
                     add(&self.shared.counters.control_plane, 1);
                     let answer = self.control.answer(request).await;
@@ -168,7 +168,8 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                     let failure = RequestError::Refused(status, reason);
                     self.shared.failed(&failure);
                     let mut answer = failure.answer(None, wants_page(&parts.headers));
-                    // The framing of the request may be the error: the connection cannot be reused.
+                    // The error may be in the request's framing, so the connection cannot be
+                    // reused.
                     if parts.version < Version::HTTP_2 {
                         let close = HeaderValue::from_static("close");
                         answer.headers_mut().insert(CONNECTION, close);
@@ -196,7 +197,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                             answer
                         }
                         Err(failure) => {
-                            let failure = self.shared.explained(failure, &sandbox).await;
+                            let failure = self.shared.with_cause(failure, &sandbox).await;
                             self.shared.failed(&failure);
                             let about = FailedTarget { id: &sandbox, port };
                             failure.answer(Some(about), page)
@@ -206,7 +207,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
             }
         };
         let mut answer = work.instrument(span).await;
-        // A function's request has an id of its own, whatever its client sent.
+        // A function's request has its own id, independent of the client's.
         let name = answer
             .extensions()
             .get::<RequestId>()
@@ -216,7 +217,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
     }
 }
 
-/// A client's request besides its head and body.
+/// Context of a client's request, apart from head and body.
 struct RequestContext {
     peer: Peer,
     origin: Option<Arc<InternalOrigin>>,
@@ -226,8 +227,8 @@ struct RequestContext {
 }
 
 impl<S: Sandboxes> GatewayState<S> {
-    /// Routes a request. Isolated pages of guests send `Origin: null` with requests that reach
-    /// beyond their own origin; those may not call the control plane.
+    /// Routes a request. Isolated pages of guests send `Origin: null` with cross-origin requests,
+    /// which must not reach the control plane.
     fn decide(&self, parts: &Parts) -> Route {
         match route(parts, &self.config) {
             Route::ControlPlane
@@ -239,14 +240,14 @@ impl<S: Sandboxes> GatewayState<S> {
                     "Pages without an origin may not call the control plane",
                 )
             }
-            Route::ControlPlane => self.route_of_file(parts),
+            Route::ControlPlane => self.route_file_link(parts),
             route => route,
         }
     }
 
-    /// Routes a request that names no sandbox: a signed link to a file leads to the sandbox that
+    /// Routes a request without a sandbox: a signed link to a file leads to the sandbox whose token
     /// signed it.
-    fn route_of_file(&self, parts: &Parts) -> Route {
+    fn route_file_link(&self, parts: &Parts) -> Route {
         let Some(link) = FileLink::of(parts) else {
             return Route::ControlPlane;
         };
@@ -262,14 +263,14 @@ impl<S: Sandboxes> GatewayState<S> {
             }),
             _ => Route::Refused(
                 StatusCode::UNAUTHORIZED,
-                "The signature fits no file of a sandbox here: ask for a new link",
+                "The signature matches no sandbox on this server: request a new link",
             ),
         }
     }
 
-    /// Replaces the failure of an exchange that broke off by its cause, if the sandbox was killed
-    /// or paused meanwhile.
-    async fn explained(&self, failure: RequestError, id: &str) -> RequestError {
+    /// Replaces the error of an interrupted exchange by its cause, if the sandbox was killed or
+    /// paused.
+    async fn with_cause(&self, failure: RequestError, id: &str) -> RequestError {
         if !matches!(failure, RequestError::Unavailable(_)) {
             return failure;
         }
@@ -282,7 +283,7 @@ impl<S: Sandboxes> GatewayState<S> {
     }
 
     fn failed(&self, failure: &RequestError) {
-        debug!(%failure, "not passed on");
+        debug!(%failure, "rejected a request");
         let counters = &self.counters;
         let counter = match failure {
             RequestError::Refused(..) => &counters.refused,
@@ -300,7 +301,7 @@ impl<S: Sandboxes> GatewayState<S> {
         add(counter, 1);
     }
 
-    /// Passes a request to a guest, and the answer back.
+    /// Passes a request to a guest, and the response to the client.
     async fn pass(
         &self,
         mut target: SandboxTarget,
@@ -308,6 +309,7 @@ impl<S: Sandboxes> GatewayState<S> {
         body: ClientRequestBody,
         context: RequestContext,
     ) -> Result<Response<Body>, RequestError> {
+        // Checked for all forms of addressing, including internal connections.
         if u32::from(target.port) == ENVD_PORT && is_host_only(target.path.path()) {
             return Err(RequestError::HostOnly);
         }
@@ -326,7 +328,7 @@ impl<S: Sandboxes> GatewayState<S> {
             return Ok(redirect);
         }
         let (cookie, linked) = self.admit(&mut target, &parts, &access, context.peer.tls)?;
-        // A stream opened by a signed link ends with the validity of links.
+        // A stream that was opened with a signed link is closed when the link is revoked.
         let mut end = linked.then(|| {
             let (sandboxes, id) = (self.sandboxes.clone(), target.id.clone());
             Box::pin(async move { sandboxes.links_closed(&id).await })
@@ -335,8 +337,8 @@ impl<S: Sandboxes> GatewayState<S> {
             .sandboxes
             .begin(&access)
             .map_err(RequestError::ExchangeLimit)?;
-        let most = self.config.limits.exchanges;
-        let in_flight = InFlightExchange::begin(&self.counters, most, permit)
+        let max_exchanges = self.config.limits.exchanges;
+        let in_flight = InFlightExchange::begin(&self.counters, max_exchanges, permit)
             .ok_or(RequestError::Overloaded)?;
         let host = requested_host(&parts);
         let rewrite = HeaderRewrite {
@@ -363,7 +365,7 @@ impl<S: Sandboxes> GatewayState<S> {
             (Some(_), Some(agreed)) if switched => Some(agreed.clone()),
             _ if switched => {
                 return Err(RequestError::Unavailable(
-                    "it switched to a protocol nobody asked for".to_owned(),
+                    "it switched to a protocol that was not requested".to_owned(),
                 ));
             }
             _ => None,
@@ -398,14 +400,15 @@ impl<S: Sandboxes> GatewayState<S> {
                     },
                 }
             }
+            // Hold the connection and the permits until the stream ends.
             drop((connection, in_flight));
         };
         context.tasks.spawn(stream.in_current_span());
         Ok(Response::from_parts(head, full("")))
     }
 
-    /// Checks that the client may pass; takes a signed link out of the query. Returns the cookie
-    /// that stands for the link, and true if the client used a link.
+    /// Checks that the client has access, and removes the parameters of a signed link from the
+    /// query. Returns the cookie that represents the link, and true if the client used a link.
     fn admit(
         &self,
         target: &mut SandboxTarget,
@@ -459,7 +462,7 @@ impl<S: Sandboxes> GatewayState<S> {
                 }
             },
         };
-        // The agent checks a token of its own.
+        // The agent checks its own token.
         let public = u32::from(port) == ENVD_PORT || linked;
         match &access.traffic_token {
             Some(token) if !public => {
@@ -467,6 +470,7 @@ impl<S: Sandboxes> GatewayState<S> {
                 let given = given
                     .map_err(|()| RequestError::Token)?
                     .ok_or(RequestError::Token)?;
+                // Compare in constant time.
                 if bool::from(given.as_bytes().ct_eq(token.as_bytes())) {
                     Ok((cookie, linked))
                 } else {
@@ -478,8 +482,8 @@ impl<S: Sandboxes> GatewayState<S> {
     }
 }
 
-/// Redirects `/sandboxes/{id}/proxy/{port}` to the same path with a slash, so that relative
-/// addresses lead to the guest.
+/// Redirects `/sandboxes/{id}/proxy/{port}` to the same path with a trailing slash, so that
+/// relative URLs lead to the guest.
 fn with_slash(target: &SandboxTarget, parts: &Parts) -> Option<Response<Body>> {
     let Addressing::Path(prefix) = &target.addressing else {
         return None;

@@ -1,4 +1,4 @@
-//! Rewriting of message heads, in both directions.
+//! Rewriting of the heads of requests and responses.
 
 use crate::config::GatewayConfig;
 use crate::peer::Peer;
@@ -14,16 +14,16 @@ pub use jiffy_http::headers::{
     TRAFFIC_TOKEN, confine_answer, confine_function_request, confine_request,
 };
 
-/// Facts about a request by which its head, and that of the answer, are rewritten.
+/// Data for rewriting the head of a request and of its response.
 #[derive(Debug)]
 pub struct HeaderRewrite<'a> {
-    /// The client.
+    /// Peer of the client's connection.
     pub peer: Peer,
-    /// Under which name.
+    /// Id of the request.
     pub request_id: &'a RequestId,
-    /// Sandbox, port and path it is for.
+    /// Target sandbox, port and path.
     pub target: &'a SandboxTarget,
-    /// Host as the client wrote it, with port.
+    /// Host as sent by the client, with port.
     pub host: &'a str,
     /// Access settings of the sandbox.
     pub access: &'a SandboxAccess,
@@ -31,7 +31,7 @@ pub struct HeaderRewrite<'a> {
     pub config: &'a GatewayConfig,
 }
 
-/// The host of a request as it was written.
+/// Returns the host of a request as it was sent.
 #[must_use]
 pub fn requested_host(parts: &Parts) -> String {
     let header = || parts.headers.get(HOST).and_then(|host| host.to_str().ok());
@@ -44,7 +44,7 @@ pub fn requested_host(parts: &Parts) -> String {
         .to_owned()
 }
 
-/// Returns the protocol of an HTTP/1.1 upgrade. HTTP/2 (`h2c`) is none: it is spoken from the
+/// Returns the protocol of an HTTP/1.1 upgrade. Ignores `h2c`, because HTTP/2 is used from the
 /// start.
 #[must_use]
 pub fn upgrade(version: Version, headers: &HeaderMap) -> Option<HeaderValue> {
@@ -65,7 +65,7 @@ impl HeaderRewrite<'_> {
         }
     }
 
-    /// Turns the head of a client's request into that of the request to the guest.
+    /// Rewrites the head of a client's request for the guest.
     pub fn to_guest(&self, parts: &mut Parts) {
         let upgrade = upgrade(parts.version, &parts.headers);
         let trailers = has_token(&parts.headers, &TE, "trailers");
@@ -83,8 +83,8 @@ impl HeaderRewrite<'_> {
         let masked = masked.map(|host| host.replace("${PORT}", &port));
         set("host", masked.as_deref().unwrap_or(self.host));
         if masked.is_some() {
-            // Without the client's spelling of names the guest gets `Host`, as from E2B's proxy,
-            // also if the client wrote `host`.
+            // Discard the client's spelling of names, so that the guest receives `Host`, as from
+            // E2B's proxy, even if the client sent `host`.
             parts.extensions.clear();
         }
         set(SANDBOX_ID, &self.target.id);
@@ -106,8 +106,8 @@ impl HeaderRewrite<'_> {
         }
     }
 
-    /// Returns `X-Forwarded-For`: continued if a trusted proxy sent it, else the peer's address
-    /// alone.
+    /// Returns the value of `X-Forwarded-For`: extended if a trusted proxy sent it, otherwise only
+    /// the peer's address.
     fn forwarded_for(&self, headers: &HeaderMap) -> String {
         let mut hops: Vec<&str> = Vec::new();
         if self.config.trusted_proxies.contains(&self.peer.ip) {
@@ -119,8 +119,8 @@ impl HeaderRewrite<'_> {
         hops.join(", ")
     }
 
-    /// Turns the head of a guest's answer into that of the answer to the client. `upgraded`: the
-    /// protocol it switches to.
+    /// Rewrites the head of a guest's response for the client. `upgraded` is the protocol of an
+    /// upgrade.
     pub fn to_client(&self, headers: &mut HeaderMap, upgraded: Option<HeaderValue>) {
         let prefix = self.prefix();
         confine_answer(headers, prefix, self.host, self.config.isolate_paths);

@@ -1,36 +1,36 @@
-//! Host names of requests: the sandbox that one names, and names that are refused.
+//! Classification of the host names of requests.
 
 use crate::config::GatewayConfig;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Label between the label of a function and the domain.
 const FUNCTIONS_LABEL: &str = "fn";
-/// Longest sandbox id.
+/// Maximum length of a sandbox id.
 const MAX_ID_BYTES: usize = 64;
 
 /// Meaning of a host name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostTarget {
-    /// The gateway itself.
+    /// The gateway.
     Gateway,
     /// A sandbox.
     Sandbox(SandboxLabel),
-    /// A function, by its label, which is unchecked.
+    /// A function. Contains its unvalidated label.
     Function(String),
-    /// A sandbox's name with an error, which the text describes.
+    /// Invalid host name of a sandbox. Contains the error.
     Malformed(&'static str),
-    /// A name that is not served here, such as one used for DNS rebinding.
+    /// Name that this server does not serve, such as in DNS rebinding attacks.
     Foreign,
 }
 
-/// Left-most label of a sandbox's host name: `<port>-<id>` or `<port>-<id>-<expires>-<signature>`.
+/// First label of a sandbox's host name: `<port>-<id>` or `<port>-<id>-<expires>-<signature>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxLabel {
     /// TCP port in the guest.
     pub port: u16,
     /// Sandbox id.
     pub id: String,
-    /// Expiry and signature as they were written, unchecked.
+    /// Expiry and signature, unvalidated.
     pub link: Option<(String, String)>,
 }
 
@@ -43,15 +43,15 @@ pub fn is_id(text: &str) -> bool {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
 }
 
-/// A port from 1 to 65535, written without leading zeros.
+/// Parses a port from 1 to 65535 without leading zeros.
 #[must_use]
 pub fn parse_port(text: &str) -> Option<u16> {
     let plain = !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
     plain.then(|| text.parse().ok()).flatten()
 }
 
-/// Returns the host of `host` or `host:port`, lower case, without a trailing dot or the brackets of
-/// IPv6; none if it is no host.
+/// Parses `host` or `host:port`. Returns the host in lower case, without a trailing dot or the
+/// brackets of IPv6. `None` if it is invalid.
 #[must_use]
 pub fn parse_host(authority: &str) -> Option<String> {
     if let Some(rest) = authority.strip_prefix('[') {
@@ -80,7 +80,7 @@ fn valid_port(after: &str) -> bool {
             .is_some_and(|digits| parse_port(digits).is_some())
 }
 
-/// Returns the meaning of a host in the form that [`parse_host`] returns.
+/// Returns the meaning of a host in the form returned by [`parse_host`].
 #[must_use]
 pub fn classify(host: &str, config: &GatewayConfig) -> HostTarget {
     let is = |name: &String| name.eq_ignore_ascii_case(host);
@@ -105,7 +105,7 @@ pub fn classify(host: &str, config: &GatewayConfig) -> HostTarget {
     parse_label(host.split('.').next().unwrap_or_default())
 }
 
-/// The labels of a host before its domain.
+/// Returns the labels of a host before its domain.
 fn below<'a>(host: &'a str, domain: &str) -> Option<&'a str> {
     let at = host.len().checked_sub(domain.len())?;
     let end = host.get(at..)?;
@@ -113,14 +113,14 @@ fn below<'a>(host: &'a str, domain: &str) -> Option<&'a str> {
     (end.eq_ignore_ascii_case(domain) && !labels.is_empty()).then_some(labels)
 }
 
-/// The label of a function: `LABEL.fn` before the domain.
+/// Returns the label of a function: `LABEL.fn` before the domain.
 fn function_label(labels: &str) -> Option<&str> {
     let (label, rest) = labels.split_once('.')?;
     (rest == FUNCTIONS_LABEL).then_some(label)
 }
 
-/// Parses a left-most label. One that begins with digits and a dash means a sandbox, any other the
-/// gateway.
+/// Parses the first label. A label that begins with digits and a dash refers to a sandbox, any
+/// other to the gateway.
 fn parse_label(text: &str) -> HostTarget {
     let mut parts = text.split('-');
     let first = parts.next().unwrap_or_default();
@@ -131,7 +131,7 @@ fn parse_label(text: &str) -> HostTarget {
         return HostTarget::Gateway;
     }
     let Some(port) = parse_port(first) else {
-        return HostTarget::Malformed("the port in the host name is not one from 1 to 65535");
+        return HostTarget::Malformed("the port in the host name is not a number from 1 to 65535");
     };
     if !is_id(id) {
         return HostTarget::Malformed("the host name has no sandbox id after the port");

@@ -1,14 +1,14 @@
-//! Recognition of the agent's host-only paths in every spelling.
+//! Detection of the agent's host-only paths in all spellings.
 
 use jiffy_proto::agent::HOST_ONLY_PATHS;
 use percent_encoding::percent_decode;
 
-/// Most times a path is percent-decoded before it counts as hostile.
+/// Maximum number of percent-decodings of a path. A path that requires more is treated as hostile.
 const MAX_DECODINGS: usize = 4;
 
-/// Returns true if a path leads to one of the agent's host-only paths under any reading:
-/// percent-encoded (also twice), with repeated slashes, backslashes, dot segments, parameters, or
-/// in another case.
+/// Returns true if a path leads to a host-only path of the agent under any interpretation:
+/// percent-encoding (also repeated), repeated slashes, backslashes, dot segments, parameters, or
+/// different case.
 #[must_use]
 pub fn is_host_only(path: &str) -> bool {
     let mut bytes = path.as_bytes().to_vec();
@@ -20,17 +20,18 @@ pub fn is_host_only(path: &str) -> bool {
         }
         bytes = decoded;
         rounds += 1;
+        // Reject paths with excessive encoding instead of decoding without limit.
         if rounds > MAX_DECODINGS {
             return true;
         }
     }
-    // Both readings, because a server may or may not resolve dot segments.
+    // Check both, because a server may or may not resolve dot segments.
     let segments = segments(&bytes);
     let resolved = resolved(&segments);
     is_host_only_segment(&resolved) || is_host_only_segment(&segments)
 }
 
-/// Segments in lower case, without empty ones and parameters.
+/// Returns the segments in lower case, without empty ones and parameters.
 fn segments(path: &[u8]) -> Vec<Vec<u8>> {
     path.split(|b| matches!(b, b'/' | b'\\'))
         .map(|segment| {
@@ -58,7 +59,7 @@ fn resolved(segments: &[Vec<u8>]) -> Vec<Vec<u8>> {
     out
 }
 
-/// Returns true if the first segment is that of a host-only path.
+/// Returns true if the first segment is a host-only path.
 fn is_host_only_segment(segments: &[Vec<u8>]) -> bool {
     segments.first().is_some_and(|first| {
         HOST_ONLY_PATHS

@@ -1,20 +1,20 @@
-//! Count of the exchanges with guests that are in flight.
+//! Counter of the exchanges with guests in flight.
 
 use crate::counters::{GatewayCounters, add, remove};
 use crate::sandboxes::ExchangePermit;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// One of the exchanges under way.
+/// Exchange in flight. Dropping this value ends it.
 #[derive(Debug)]
 pub(crate) struct InFlightExchange {
     counters: Arc<GatewayCounters>,
-    /// Counts it among the exchanges of the sandbox's owner.
+    /// Counts the exchange for the sandbox's owner.
     _permit: ExchangePermit,
 }
 
 impl InFlightExchange {
-    /// None if `limit` are under way already.
+    /// Registers an exchange. `None` if `limit` exchanges are already in flight.
     pub(crate) fn begin(
         counters: &Arc<GatewayCounters>,
         limit: usize,

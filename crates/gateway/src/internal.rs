@@ -1,8 +1,8 @@
-//! Connections from inside: of functions and of sandboxes, which the daemon makes itself.
+//! Internal connections, which the daemon makes for functions and sandboxes.
 //!
-//! They are confined to what belongs to one API key, whatever their requests say: one host name, no
-//! page's and no link's rights, sandboxes of that key only. The control plane asks each request for
-//! the key of the connection's function.
+//! They are confined to the resources of one API key, independently of their requests: a single
+//! host name, no rights of pages or links, and only sandboxes of that key. For each request, the
+//! control plane applies the key of the connection's origin.
 
 use crate::connection;
 use crate::control_plane::ControlPlane;
@@ -23,30 +23,30 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tracing::debug;
 
-/// Paths that a sandbox may request.
+/// Path prefix that a sandbox may request.
 const FUNCTIONS_PATH: &str = "/functions/";
 
-/// Connection from inside.
+/// Internal connection.
 pub struct InternalConnection {
-    /// Other end, as the daemon knows it.
+    /// Origin of the connection, as known to the daemon.
     pub origin: InternalOrigin,
-    /// The daemon's end, which does not block.
+    /// The daemon's end, non-blocking.
     pub stream: StdUnixStream,
-    /// Kept until the end of the connection.
+    /// Dropped at the end of the connection.
     pub permit: Box<dyn Any + Send + Sync>,
 }
 
-/// Routes a request of such a connection.
+/// Routes a request of an internal connection.
 pub(crate) fn decide(origin: &InternalOrigin, parts: &Parts) -> Route {
     let forbidden = |reason| Route::Refused(StatusCode::FORBIDDEN, reason);
     match (origin, route_internal(parts)) {
         (InternalOrigin::Sandbox { .. }, Route::ControlPlane)
             if !parts.uri.path().starts_with(FUNCTIONS_PATH) =>
         {
-            forbidden("From a sandbox only the function that it was given the key of is reached")
+            forbidden("Sandboxes can only call functions of their API key")
         }
         (InternalOrigin::Sandbox { .. }, Route::Sandbox(_)) => {
-            forbidden("From a sandbox no other is reached")
+            forbidden("Sandboxes cannot reach other sandboxes")
         }
         (_, route) => route,
     }
@@ -65,8 +65,8 @@ pub(crate) fn reaches(origin: &InternalOrigin, access: &SandboxAccess) -> bool {
     }
 }
 
-/// Address that stands for a key among those of clients, whose connections are counted by /64: a
-/// unique local one that no client has (RFC 4193).
+/// Returns an address that represents a key in the limits of connections, which are per /64. It is
+/// unique local (RFC 4193), so that no client has it.
 fn address(origin: &InternalOrigin) -> IpAddr {
     let (InternalOrigin::Function { key, .. } | InternalOrigin::Sandbox { key }) = origin;
     let mut hasher = DefaultHasher::new();
@@ -75,7 +75,7 @@ fn address(origin: &InternalOrigin) -> IpAddr {
     Ipv6Addr::from(network | 1).into()
 }
 
-/// Serves connections from inside until `shutdown`, then lets requests under way finish.
+/// Serves internal connections until `shutdown`, then waits for in-flight requests.
 pub async fn serve_internal<S, C>(
     mut connections: mpsc::Receiver<InternalConnection>,
     gateway: Gateway<S, C>,
@@ -95,22 +95,22 @@ pub async fn serve_internal<S, C>(
         let InternalConnection {
             origin,
             stream,
-            permit: kept,
+            permit: owner_permit,
         } = connection;
         let peer = Peer {
             ip: address(&origin),
             tls: false,
             local: false,
         };
-        // A connection over the limit is closed without an answer.
+        // A connection beyond the limit is closed without a response.
         let Ok(permit) = gateway.shared.admission.enter(peer.ip) else {
-            debug!(client = %peer.ip, "a connection from inside is one too many");
+            debug!(client = %peer.ip, "rejected an internal connection: too many are open");
             continue;
         };
         let stream = match UnixStream::from_std(stream) {
             Ok(stream) => stream,
             Err(e) => {
-                debug!("a connection from inside is not served: {e}");
+                debug!(error = %e, "cannot serve an internal connection");
                 continue;
             }
         };
@@ -118,7 +118,7 @@ pub async fn serve_internal<S, C>(
         let serving = connection::serve(gateway, stream, peer, permit, tasks.clone());
         tasks.track(async move {
             serving.await;
-            drop(kept);
+            drop(owner_permit);
         });
     }
     drop(connections);

@@ -1,9 +1,9 @@
-//! Data plane: a listener that finds the sandbox of each request, checks that it may pass, and
-//! streams bytes both ways. Requests that name no sandbox are for the control plane.
+//! Data plane: a listener that determines the sandbox of each request, checks access, and streams
+//! bytes in both directions. Requests without a sandbox go to the control plane.
 //!
-//! [`route()`] decides, [`Gateway`] carries it out, [`serve`] listens. The daemon finds and opens
-//! sandboxes through [`Sandboxes`]. Clients and guests are both hostile: all input from either is
-//! bounded and checked.
+//! [`route()`] makes the routing decision, [`Gateway`] handles requests and [`serve`] accepts
+//! connections. The daemon implements [`Sandboxes`] to find and open sandboxes. Clients and guests
+//! are both considered hostile: all their input is bounded and checked.
 
 mod activity;
 pub mod admission;

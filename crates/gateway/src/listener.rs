@@ -1,4 +1,4 @@
-//! Listens, and ends in order.
+//! Listeners and their graceful shutdown.
 
 use crate::admission::{ConnectionLimitError, ConnectionPermit};
 use crate::connection;
@@ -21,16 +21,18 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
-/// Refusals with an answer that are sent at once; further connections are closed without one.
+/// Maximum number of concurrent rejections with a response. Further connections are closed without
+/// one.
 const MAX_CONCURRENT_REFUSALS: usize = 64;
-/// Time for one refusal.
+/// Timeout of a rejection.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pause after a failed accept: it fails when descriptors run out, and then again at once.
+/// Delay after a failed accept. If descriptors are exhausted, the next accept would fail
+/// immediately.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Serves clients on `listener` until `shutdown`; then takes no more requests, lets those in flight
-/// finish within `GatewayLimits::drain`, and aborts the rest. Several listeners may share one
-/// gateway.
+/// Serves clients on `listener` until `shutdown`. Then accepts no more requests, waits at most
+/// `GatewayLimits::drain` for requests in flight, and aborts the others. Several listeners may
+/// share one gateway.
 pub async fn serve<S, C>(
     listener: TcpListener,
     tls: Option<Tls>,
@@ -51,7 +53,7 @@ pub async fn serve<S, C>(
         let (stream, from) = match accepted {
             Ok(accepted) => accepted,
             Err(e) => {
-                warn!("cannot accept a connection: {e}");
+                warn!(error = %e, "cannot accept a connection");
                 sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
@@ -90,9 +92,8 @@ pub async fn serve<S, C>(
     tasks.finish(gateway.shared.config.limits.drain).await;
 }
 
-/// Serves clients on a Unix socket, if `may` allows their user id and they are no processes that
-/// were confined. The control plane sees them as local, and they are not counted among an address's
-/// connections.
+/// Serves clients on a Unix socket if `may` permits their user id and the processes are not
+/// confined. The control plane treats them as local. They have no limit per address.
 pub async fn serve_local<S, C>(
     listener: UnixListener,
     gateway: Gateway<S, C>,
@@ -117,20 +118,23 @@ pub async fn serve_local<S, C>(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(e) => {
-                warn!("cannot accept a connection: {e}");
+                warn!(error = %e, "cannot accept a connection");
                 sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
-        // Credentials of the moment of connecting, from the kernel.
+        // Credentials at the time of connecting, from the kernel.
         let is_owner =
             |peer: &UCred| may(peer.uid()) && crate::local_peer::may_be_owner(peer.pid());
         if !stream.peer_cred().as_ref().is_ok_and(is_owner) {
-            warn!("rejected a connection to the owner's socket from another or a confined process");
+            warn!(
+                "rejected a connection to the owner's socket: the process has another user or is confined"
+            );
             continue;
         }
-        // A connection over the limit is closed without an answer.
+        // A connection beyond the limit is closed without a response.
         if let Ok(permit) = gateway.shared.admission.enter(peer.ip) {
+            // Local clients never count as unknown.
             permit.mark_known();
             let work = connection::serve(gateway.clone(), stream, peer, permit, tasks.clone());
             tasks.track(work);
@@ -140,8 +144,8 @@ pub async fn serve_local<S, C>(
     tasks.finish(gateway.shared.config.limits.drain).await;
 }
 
-/// Sends small answers at once, and detects vanished clients although streams may be silent for
-/// hours.
+/// Sets socket options: small responses are sent immediately, and keepalive detects vanished
+/// clients even if streams are silent for hours.
 pub fn prepare(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(60))
@@ -151,7 +155,7 @@ pub fn prepare(stream: &TcpStream) {
         .set_nodelay(true)
         .and_then(|()| SockRef::from(stream).set_tcp_keepalive(&keepalive));
     if let Err(e) = set {
-        debug!("cannot set options of a connection: {e}");
+        debug!(error = %e, "cannot set socket options of a connection");
     }
 }
 
@@ -169,20 +173,20 @@ async fn serve_tcp<S, C>(
     let Some(tls) = tls else {
         return connection::serve(gateway, stream, peer, permit, tasks).await;
     };
-    // Nothing is made for a client before it has sent something.
+    // Allocate nothing for a client that has not sent any bytes.
     let limits = &gateway.shared.config.limits;
-    let begun = tokio::select! {
-        begun = timeout(limits.handshake, stream.readable()) => matches!(begun, Ok(Ok(()))),
+    let is_readable = tokio::select! {
+        readable = timeout(limits.handshake, stream.readable()) => matches!(readable, Ok(Ok(()))),
         () = tasks.stopping() => return,
     };
-    if begun {
+    if is_readable {
         Box::pin(serve_tls(gateway, stream, tls, peer, permit, tasks)).await;
     } else {
         add(&gateway.shared.counters.handshakes_failed, 1);
     }
 }
 
-/// Serves a client that has begun to speak TLS.
+/// Serves a client that has started a TLS handshake.
 async fn serve_tls<S, C>(
     gateway: Gateway<S, C>,
     stream: TcpStream,
@@ -205,9 +209,9 @@ async fn serve_tls<S, C>(
         other => {
             let reason = match other {
                 Ok(Err(e)) => e.to_string(),
-                _ => "it took too long".to_owned(),
+                _ => "timeout".to_owned(),
             };
-            debug!(client = %peer.ip, "TLS handshake failed: {reason}");
+            debug!(client = %peer.ip, reason, "TLS handshake failed");
             add(&shared.counters.handshakes_failed, 1);
         }
     }
@@ -224,7 +228,7 @@ async fn refuse(stream: TcpStream, tls: Option<Tls>, full: ConnectionLimitError)
     }
 }
 
-/// Answers without reading the request. Clients of HTTP/2 see a broken connection.
+/// Responds without reading the request. HTTP/2 clients see a broken connection.
 async fn send_refusal<T: AsyncRead + AsyncWrite + Unpin>(
     mut stream: T,
     full: ConnectionLimitError,
@@ -238,7 +242,7 @@ async fn send_refusal<T: AsyncRead + AsyncWrite + Unpin>(
     if stream.write_all(answer.as_bytes()).await.is_err() || stream.shutdown().await.is_err() {
         return;
     }
-    // A close with bytes unread would reset the connection and take the answer with it.
+    // Closing with unread bytes would reset the connection and discard the response.
     let mut rest = [0; 1024];
     while matches!(stream.read(&mut rest).await, Ok(count) if count > 0) {}
 }

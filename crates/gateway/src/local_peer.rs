@@ -1,14 +1,13 @@
-//! Processes at the other end of the owner's socket.
+//! Authentication of processes that connect to the owner's socket.
 //!
-//! A user id alone does not make a process the owner: processes that the daemon confines may have
-//! the same one, such as root without capabilities. A process that was confined cannot undo that,
-//! so what `/proc` shows of it after it connected holds. One that exits meanwhile takes its
-//! connection with it.
+//! The user id is not sufficient: a process that the daemon confines may have the same one, such as
+//! root without capabilities. A confined process cannot regain its privileges, so the state in
+//! `/proc` after connecting is conclusive. If the process exits meanwhile, its connection closes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// Bit of the capability to access files of all users, which root has.
+/// Bit of the capability to access files of all users (`CAP_DAC_OVERRIDE`).
 const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 
 /// Privileges of a process.
@@ -17,7 +16,7 @@ struct Privileges {
     is_root: bool,
     effective: u64,
     bounding: u64,
-    /// Inode of its user namespace; `None` if this process may not know it.
+    /// Inode of its user namespace. `None` if this process may not read it.
     user_namespace: Option<u64>,
 }
 
@@ -25,7 +24,7 @@ impl Privileges {
     fn of(process: &str) -> Option<Self> {
         let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
         let namespace = fs::metadata(format!("/proc/{process}/ns/user"));
-        Self::parse(&status, namespace.ok().map(|found| found.ino()))
+        Self::parse(&status, namespace.ok().map(|metadata| metadata.ino()))
     }
 
     fn parse(status: &str, user_namespace: Option<u64>) -> Option<Self> {
@@ -35,7 +34,7 @@ impl Privileges {
         };
         let set = |name| u64::from_str_radix(field(name)?.next()?, 16).ok();
         Some(Self {
-            // The second one is the effective one.
+            // The second field is the effective user id.
             is_root: field("Uid")?.nth(1)? == "0",
             effective: set("CapEff")?,
             bounding: set("CapBnd")?,
@@ -43,11 +42,11 @@ impl Privileges {
         })
     }
 
-    /// Returns whether this process may be the owner of a daemon with the privileges `daemon`,
-    /// which is in the first user namespace if `is_first`.
+    /// Returns whether this process may be the owner of a daemon with the privileges `daemon`.
+    /// `is_first` states whether the daemon is in the initial user namespace.
     fn may_own(self, daemon: Self, is_first: bool) -> bool {
         let is_same_namespace = self.user_namespace == daemon.user_namespace;
-        // No process gives up all of them that is not to be confined.
+        // Only a confined process has an empty bounding set.
         let is_confined = self.bounding == 0 && daemon.bounding != 0;
         let is_outer = is_first && !is_same_namespace;
         let lacks = |of: Self| of.effective & CAP_DAC_OVERRIDE == 0;
@@ -57,8 +56,8 @@ impl Privileges {
     }
 }
 
-/// Returns whether the process `pid`, whose user is the owner's, may be the owner. `None` if it is
-/// outside of the process namespace of this one, where no confined process is.
+/// Returns whether the process `pid`, which has the owner's user id, may be the owner. `None` means
+/// that it is outside this PID namespace, and therefore not confined by this daemon.
 pub(crate) fn may_be_owner(pid: Option<i32>) -> bool {
     let Some(pid) = pid.filter(|pid| *pid > 0) else {
         return true;
@@ -71,7 +70,7 @@ pub(crate) fn may_be_owner(pid: Option<i32>) -> bool {
     peer.is_some_and(|peer| peer.may_own(daemon, maps_all(&map)))
 }
 
-/// Returns whether a user namespace with this map is the first one of the host.
+/// Returns whether this map belongs to the initial user namespace.
 fn maps_all(map: &str) -> bool {
     map.split_whitespace().eq(["0", "0", "4294967295"])
 }
@@ -95,7 +94,7 @@ mod tests {
     fn a_user_id_alone_does_not_make_a_process_the_owner() {
         let owner = root();
         assert!(owner.may_own(root(), true));
-        // Root of a container of the usual kind.
+        // Root of a container with Docker's default capabilities.
         let contained = Privileges {
             effective: 0xa804_25fb,
             bounding: 0xa804_25fb,
@@ -137,7 +136,7 @@ mod tests {
             ..user
         };
         assert!(!confined.may_own(root(), false));
-        // Neither has capabilities.
+        // Neither process has capabilities.
         let daemon = Privileges {
             is_root: false,
             effective: 0,

@@ -1,20 +1,20 @@
-//! The other end of a client's connection.
+//! Peer of a client's connection.
 
 use std::net::IpAddr;
 
-/// Other end of a client's connection. The control plane finds it among a request's extensions.
+/// Peer of a client's connection. The control plane finds it in the extensions of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// Address it comes from.
+    /// Address of the client.
     pub ip: IpAddr,
-    /// It came over TLS.
+    /// True if the connection uses TLS.
     pub tls: bool,
-    /// It came over a Unix socket, which only its owner can open.
+    /// True if the connection uses a Unix socket, which only the owner can open.
     pub local: bool,
 }
 
-/// Mark that the control plane puts among the extensions of an answer to a caller it knows. The
-/// connection may then stay open as long as those of clients do; others are bounded in number and
-/// closed soon when nothing happens on them.
+/// Marker in the extensions of the control plane's response to a known caller. Connections of known
+/// callers have the long idle timeout. Connections of other callers are bounded in number and
+/// closed soon when they are idle.
 #[derive(Debug, Clone, Copy)]
 pub struct KnownCaller;

@@ -8,28 +8,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LIMITS: PoolLimits = PoolLimits {
-    // Below the 5 s after which common servers close theirs, so that a request seldom crosses a
-    // close.
+    // Shorter than the 5 s after which common servers close idle connections, so that a request
+    // seldom crosses a close.
     idle_time: Duration::from_secs(3),
     check_interval: Duration::from_millis(500),
-    // Connections of a port of a sandbox: those of a busy client, whose answers come together.
+    // Per port of a sandbox. Responses to a busy client arrive together.
     idle_per_key: 64,
     idle: 1_024,
 };
 
-/// A port of a sandbox.
+/// Sandbox id and port.
 pub(crate) type PoolKey = (String, u16);
-/// A connection into a guest.
+/// Connection into a guest.
 pub(crate) type GuestConnection =
     PooledConnection<PoolKey, GuestRequestBody, GuestConnectionPermit>;
-/// Body of a guest's answer.
+/// Body of a guest's response.
 pub(crate) type GuestResponseBody = PooledBody<PoolKey, GuestRequestBody, GuestConnectionPermit>;
 type IdlePool = ConnectionPool<PoolKey, GuestRequestBody, GuestConnectionPermit>;
 
-/// Number of open connections of each sandbox.
+/// Number of open connections per sandbox.
 type OpenConnections = Arc<Mutex<HashMap<String, usize>>>;
 
-/// One of the connections a sandbox may have.
+/// Permit for a connection into a sandbox.
 #[derive(Debug)]
 pub(crate) struct GuestConnectionPermit {
     id: String,
@@ -65,23 +65,23 @@ impl Default for GuestConnectionPool {
 }
 
 impl GuestConnectionPool {
-    /// Closes the idle connections of a sandbox, and keeps those in use from coming back: after a
-    /// pause, a rollback or a kill.
+    /// Closes the idle connections of a sandbox and prevents the reuse of those in use. Call it
+    /// after a pause, rollback or kill.
     pub fn invalidate(&self, id: &str) {
         self.idle.invalidate(|(owner, _)| owner == id);
     }
 
-    /// Connections that wait for a request.
+    /// Returns the number of idle connections.
     #[must_use]
     pub fn idle_count(&self) -> usize {
         self.idle.idle_count()
     }
 
-    /// Takes one of `most` places for connections of a sandbox.
-    pub(crate) fn permit(&self, id: &str, most: usize) -> Option<GuestConnectionPermit> {
+    /// Acquires a permit for a connection into a sandbox with at most `limit` connections.
+    pub(crate) fn permit(&self, id: &str, limit: usize) -> Option<GuestConnectionPermit> {
         let mut open = self.open.lock();
         let count = open.entry(id.to_owned()).or_default();
-        if *count >= most {
+        if *count >= limit {
             return None;
         }
         *count += 1;

@@ -1,9 +1,9 @@
-//! Preview links: signed addresses of one port of one sandbox, valid for a time, for people without
-//! a token.
+//! Preview links: signed URLs of one port of a sandbox with a limited lifetime, for users without a
+//! token.
 //!
-//! By path the signature stands in the query, and a cookie scoped to the port's path carries it
-//! from there on. By host name it stands in the left-most label, so that every request of the page
-//! carries it, and the page has an origin of its own.
+//! In a link by path, the signature is in the query, and a cookie scoped to the port's path carries
+//! it in later requests. In a link by host name, the signature is in the first label, so that all
+//! requests of the page contain it and the page has its own origin.
 
 use crate::host_name;
 use base64::Engine;
@@ -15,20 +15,20 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 use thiserror::Error;
 
-/// Query parameter: when the link ends, seconds since the epoch.
+/// Query parameter with the expiry in seconds since the epoch.
 pub const EXPIRES_PARAM: &str = "jiffy_expires";
-/// Query parameter: the signature.
+/// Query parameter with the signature.
 pub const SIGNATURE_PARAM: &str = "jiffy_signature";
 
-/// Longest label of a host name (RFC 1035).
+/// Maximum length of a label of a host name (RFC 1035).
 const MAX_LABEL_BYTES: usize = 63;
-/// Bytes of the signature that go into a host name: 128 bits.
+/// Number of bytes of the signature in a host name: 128 bits.
 const LABEL_SIGNATURE_BYTES: usize = 16;
-/// Digits of RFC 4648 base 32, lower case.
+/// Digits of base 32 (RFC 4648) in lower case.
 const BASE_32_DIGITS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 const BASE_36_DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 
-/// Makes and checks links; knows the key.
+/// Creates and verifies links with a secret key.
 #[derive(Clone)]
 pub struct LinkSigner {
     mac: Hmac<Sha256>,
@@ -40,13 +40,13 @@ impl fmt::Debug for LinkSigner {
     }
 }
 
-/// Why a link cannot be made.
+/// Reason why a link cannot be created.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LinkError {
-    /// The id is no sandbox id, or the port is 0.
+    /// The id is not a sandbox id, or the port is 0.
     #[error("'{id}' port {port} is not a port of a sandbox")]
     InvalidTarget {
-        /// The id given.
+        /// Requested id.
         id: String,
         /// The port given.
         port: u16,
@@ -122,6 +122,7 @@ impl LinkSigner {
         now: u64,
     ) -> Option<u64> {
         let until = canonical(expires, 10)?;
+        // Verify the signature in constant time, even if the link has expired.
         let same = equal(signature, &self.path_signature(id, port, until));
         (same && now < until).then_some(until)
     }

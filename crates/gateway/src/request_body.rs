@@ -12,50 +12,51 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Bytes and time for reading the rest of an unwanted request body, so that its connection can
-/// serve the next request.
+/// Maximum size and time of reading the remainder of an unwanted request body, so that its
+/// connection can serve the next request.
 const MAX_UNREAD_BYTES: u64 = 64 * 1024;
 const UNREAD_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Body of a client's request. Dropped before its end, it leaves the rest in its [`UnreadBody`].
+/// Body of a client's request. If it is dropped before its end, the remainder moves to its
+/// [`UnreadBody`].
 #[derive(Debug)]
 pub struct ClientRequestBody {
-    /// None: it has been read to its end.
+    /// `None` if it was read to its end.
     inner: Option<Incoming>,
     unread: UnreadBody,
 }
 
-/// Rest of a request body that was dropped before its end.
+/// Remainder of a request body that was dropped before its end.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct UnreadBody(Arc<Mutex<Option<Incoming>>>);
 
 impl UnreadBody {
-    fn place(&self) -> MutexGuard<'_, Option<Incoming>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Incoming>> {
         self.0.lock()
     }
 
-    /// Reads the rest, if it is short and arrives soon. Returns true if nothing is left.
+    /// Reads the remainder if it is short and arrives soon. Returns true if nothing remains.
     pub(crate) async fn read(&self) -> bool {
-        let Some(mut body) = self.place().take() else {
+        let Some(mut body) = self.lock().take() else {
             return true;
         };
         if body.size_hint().lower() > MAX_UNREAD_BYTES {
             return false;
         }
         let reading = async move {
-            let mut left = MAX_UNREAD_BYTES;
+            let mut remaining = MAX_UNREAD_BYTES;
             while let Some(frame) = body.frame().await {
                 let length = frame.ok()?.data_ref().map_or(0, Bytes::len) as u64;
-                left = left.checked_sub(length)?;
+                remaining = remaining.checked_sub(length)?;
             }
             Some(())
         };
         matches!(timeout(UNREAD_TIMEOUT, reading).await, Ok(Some(())))
     }
 
-    /// Returns true if there is a rest.
+    /// Returns true if a remainder exists.
     pub(crate) fn is_some(&self) -> bool {
-        self.place().is_some()
+        self.lock().is_some()
     }
 }
 
@@ -67,7 +68,7 @@ impl ClientRequestBody {
         }
     }
 
-    /// Nothing.
+    /// Returns an empty body.
     fn empty() -> Self {
         Self {
             inner: None,
@@ -78,7 +79,7 @@ impl ClientRequestBody {
 
 impl Drop for ClientRequestBody {
     fn drop(&mut self) {
-        *self.unread.place() = self.inner.take().filter(|body| !body.is_end_stream());
+        *self.unread.lock() = self.inner.take().filter(|body| !body.is_end_stream());
     }
 }
 
@@ -111,7 +112,7 @@ impl HttpBody for ClientRequestBody {
     }
 }
 
-/// A client's request body on its way to the guest.
+/// Body of a client's request in transit to the guest.
 #[derive(Debug)]
 pub struct GuestRequestBody {
     inner: ClientRequestBody,

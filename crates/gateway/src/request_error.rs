@@ -1,5 +1,5 @@
-//! Errors that the gateway answers itself. The SDKs match status and sentence: "was not found" and
-//! "port is not open".
+//! Errors that the gateway itself returns to clients. The SDKs match the status and the phrases
+//! "was not found" and "port is not open".
 
 use crate::body::{Body, full};
 use hyper::header::{
@@ -10,57 +10,57 @@ use hyper::{Response, StatusCode};
 use serde::Serialize;
 use thiserror::Error;
 
-/// Why a request did not reach a guest.
+/// Reason why a request did not reach a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RequestError {
-    /// The request itself.
+    /// The request is invalid.
     #[error("{1}")]
     Refused(StatusCode, &'static str),
-    /// A path of the agent that clients may not call.
+    /// Path of the agent that clients must not call.
     #[error("This path is for the host of the sandbox only")]
     HostOnly,
-    /// No token, or a wrong one.
+    /// The token is missing or wrong.
     #[error(
         "The sandbox is not open to the public: send its token as E2B-Traffic-Access-Token, or use a signed link"
     )]
     Token,
-    /// A signed link that is not valid.
+    /// The signed link is invalid.
     #[error(
-        "The link is not valid for this sandbox and port, or it has expired: ask for a new one"
+        "The link is not valid for this sandbox and port, or it has expired: request a new one"
     )]
     Link,
-    /// No such sandbox.
+    /// The sandbox does not exist.
     #[error("The sandbox was not found")]
     NotFound,
-    /// It is not running, and may not be woken.
+    /// The sandbox is not running and must not be resumed.
     #[error("The sandbox was not found: it is not running")]
     NotRunning,
-    /// Nothing listens.
+    /// No server listens on the port.
     #[error("The sandbox is running but port is not open")]
     PortClosed,
-    /// It is paused and may not be woken now.
-    #[error("The sandbox sleeps on: {0}")]
+    /// The sandbox is paused and cannot be resumed now.
+    #[error("The sandbox remains paused: {0}")]
     Limit(String),
-    /// Its owner has too many requests and streams in flight.
+    /// The owner has too many requests and streams in flight.
     #[error("{0}")]
     ExchangeLimit(String),
-    /// It could not be reached.
+    /// The sandbox is unreachable.
     #[error("The sandbox cannot be reached: {0}")]
     Unavailable(String),
-    /// Too much at once with this sandbox.
-    #[error("Too many requests to this sandbox are under way: try again later")]
+    /// The limit of connections into this sandbox is reached.
+    #[error("Too many requests to this sandbox are in flight: try again later")]
     Busy,
-    /// Too much at once with all.
-    #[error("Too many requests are under way: try again later")]
+    /// The limit of requests in flight is reached.
+    #[error("Too many requests are in flight: try again later")]
     Overloaded,
 }
 
-/// Sandbox and port that an error is about.
+/// Sandbox and port of a failed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FailedTarget<'a> {
     /// Sandbox id.
     pub id: &'a str,
-    /// Port in it.
+    /// TCP port in the sandbox.
     pub port: u16,
 }
 
@@ -75,7 +75,7 @@ struct GatewayErrorBody<'a> {
 }
 
 impl RequestError {
-    /// Status of the answer.
+    /// Returns the status of the response.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
@@ -89,7 +89,7 @@ impl RequestError {
         }
     }
 
-    /// The answer as JSON, or as a page if `page`.
+    /// Returns the response as an HTML page if `page`, otherwise as JSON.
     #[must_use]
     pub fn answer(&self, about: Option<FailedTarget<'_>>, page: bool) -> Response<Body> {
         let message = self.to_string();
@@ -114,7 +114,7 @@ impl RequestError {
         let headers = answer.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if matches!(self, Self::Limit(_)) {
-            // Waiting a moment changes nothing.
+            // An immediate retry would fail as well.
             headers.insert("should-retry", HeaderValue::from_static("false"));
         }
         if status == StatusCode::SERVICE_UNAVAILABLE || matches!(self, Self::ExchangeLimit(_)) {
@@ -158,7 +158,7 @@ fn escaped(text: &str) -> String {
         .replace('\'', "&#39;")
 }
 
-/// Returns true if the client is a browser that accepts a page.
+/// Returns true if the client is a browser that accepts HTML.
 #[must_use]
 pub fn wants_page(headers: &HeaderMap) -> bool {
     headers

@@ -1,19 +1,19 @@
-//! The name of a request, the same at every hop.
+//! Id of a request, equal at every hop.
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use std::cell::RefCell;
 
-/// Header that carries it, both ways.
+/// Header of the id in requests and responses.
 pub static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Longest name that is taken from a client.
+/// Maximum length of an id that a client may choose.
 const MAX_REQUEST_ID_BYTES: usize = 128;
 
 thread_local! {
     static RANDOM_BYTES: RefCell<RandomBytes> = const { RefCell::new(RandomBytes::NONE) };
 }
 
-/// Random bytes of the kernel that no id has yet: one call for many.
+/// Buffer of random bytes from the kernel. One system call serves many ids.
 struct RandomBytes {
     bytes: [[u8; 16]; 64],
     left: usize,
@@ -35,7 +35,7 @@ impl RandomBytes {
     }
 }
 
-/// The name of a request. The control plane finds it among the request's extensions.
+/// Id of a request. The control plane finds it in the request's extensions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestId(HeaderValue);
 
@@ -46,8 +46,8 @@ impl Default for RequestId {
 }
 
 impl RequestId {
-    /// The client's choice, if it is 1 to 128 letters, digits and `-_.:`; otherwise a new id of 128
-    /// random bits.
+    /// Returns the client's id if it has 1 to 128 letters, digits and `-_.:`. Otherwise creates a
+    /// new id.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Self {
         let legal = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:".contains(b);
@@ -63,10 +63,10 @@ impl RequestId {
         }
     }
 
-    /// A new id of 128 random bits.
+    /// Creates an id of 128 random bits.
     #[must_use]
     pub fn new() -> Self {
-        // Without randomness the name is not unique, which hurts only the reader of traces.
+        // Without randomness, the id is not unique, which only affects tracing.
         let Some(bytes) = RANDOM_BYTES.with_borrow_mut(RandomBytes::take) else {
             return Self(HeaderValue::from_static("unnamed"));
         };
@@ -74,13 +74,13 @@ impl RequestId {
         Self(HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("unnamed")))
     }
 
-    /// The id as a header value.
+    /// Returns the id as a header value.
     #[must_use]
     pub fn value(&self) -> HeaderValue {
         self.0.clone()
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         self.0.to_str().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Bodies of answers, from the guest to the client.
+//! Bodies of responses, from the guest to the client.
 
 use crate::body::{Body, BoxError, count};
 use crate::counters::GatewayCounters;
@@ -11,13 +11,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-/// Body of a guest's answer in transit to the client.
+/// Body of a guest's response in transit to the client.
 #[derive(Debug)]
 pub struct ClientResponseBody {
     inner: GuestResponseBody,
     counters: Arc<GatewayCounters>,
-    /// Error of the guest, which is reported when the bytes before it are on their way.
-    broken_off: Option<hyper::Error>,
+    /// Error of the guest, reported after the preceding bytes were flushed.
+    interrupted: Option<hyper::Error>,
     _in_flight: InFlightExchange,
 }
 
@@ -30,7 +30,7 @@ impl ClientResponseBody {
         Self {
             inner,
             counters,
-            broken_off: None,
+            interrupted: None,
             _in_flight: in_flight,
         }
     }
@@ -44,7 +44,7 @@ impl HttpBody for ClientResponseBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Some(e) = self.broken_off.take() {
+        if let Some(e) = self.interrupted.take() {
             return Poll::Ready(Some(Err(e.into())));
         }
         match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
@@ -53,8 +53,8 @@ impl HttpBody for ClientResponseBody {
                 Poll::Ready(Some(Ok(frame)))
             }
             Some(Err(e)) => {
-                // The server flushes when there is nothing more for now, and not after an error.
-                self.broken_off = Some(e);
+                // The server flushes when the body is pending, but not after an error.
+                self.interrupted = Some(e);
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }
@@ -71,7 +71,7 @@ impl HttpBody for ClientResponseBody {
     }
 }
 
-/// Body that breaks off when a future ends.
+/// Body that fails when a future completes.
 pub struct BodyUntil<F> {
     inner: Body,
     end: Pin<Box<F>>,
@@ -92,7 +92,7 @@ impl<F: Future<Output = ()>> HttpBody for BodyUntil<F> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if self.end.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err("the link is not valid any more".into())));
+            return Poll::Ready(Some(Err("the link is no longer valid".into())));
         }
         Pin::new(&mut self.inner).poll_frame(cx)
     }

@@ -1,4 +1,5 @@
-//! Routing of requests to the control plane or a sandbox. Pure: no sandbox is looked up here.
+//! Routing of requests to the control plane or a sandbox. The functions are pure and do not access
+//! sandboxes.
 
 use crate::config::GatewayConfig;
 use crate::host_name::{self, HostTarget};
@@ -8,53 +9,53 @@ use hyper::http::uri::PathAndQuery;
 use hyper::{Method, StatusCode};
 use jiffy_proto::internal::is_api_host;
 
-/// Header that names the sandbox.
+/// Header with the sandbox id.
 pub const SANDBOX_ID: &str = "e2b-sandbox-id";
-/// Header that names the port in it.
+/// Header with the port in the sandbox.
 pub const SANDBOX_PORT: &str = "e2b-sandbox-port";
 
 /// Destination of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route {
-    /// A sandbox's.
+    /// Sandbox.
     Sandbox(SandboxTarget),
-    /// A function's, by the label in its host name. The control plane answers it.
+    /// Function, by the label in its host name. The control plane answers the request.
     Function(String),
-    /// The control plane's.
+    /// Control plane.
     ControlPlane,
-    /// None: it is refused, with the reason in a sentence.
+    /// The request is rejected with this status and reason.
     Refused(StatusCode, &'static str),
 }
 
-/// Label of a function's host name, among the extensions of a request for the control plane.
+/// Label of a function's host name, in the extensions of a request to the control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionLabel(pub String);
 
-/// Port of a sandbox, and the path to request there.
+/// Port of a sandbox, and the path to request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxTarget {
     /// Sandbox id, 1 to 64 lower-case letters and digits.
     pub id: String,
-    /// TCP port in the guest, not 0.
+    /// TCP port in the guest. Not 0.
     pub port: u16,
-    /// Path and query as the guest shall see them.
+    /// Path and query as sent to the guest.
     pub path: PathAndQuery,
-    /// The way in which the request named it.
+    /// Form in which the request specified the sandbox.
     pub addressing: Addressing,
 }
 
-/// The way in which a request named its sandbox.
+/// Form in which a request specifies its sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Addressing {
-    /// Two headers.
+    /// By two headers.
     Headers,
-    /// Host name, with expiry and signature if it contains them.
+    /// By host name, with expiry and signature if it contains them.
     Host(Option<(String, String)>),
-    /// Path; this prefix was cut off: `/sandboxes/{id}/proxy/{port}`.
+    /// By path. Contains the removed prefix: `/sandboxes/{id}/proxy/{port}`.
     Path(String),
 }
 
-/// Routes a request: by host name, else by the two headers, else by path.
+/// Routes a request by host name, otherwise by the two headers, otherwise by path.
 #[must_use]
 pub fn route(parts: &Parts, config: &GatewayConfig) -> Route {
     let refused = |(status, reason)| Route::Refused(status, reason);
@@ -67,19 +68,19 @@ const fn bad(reason: &'static str) -> RouteRefusal {
     (StatusCode::BAD_REQUEST, reason)
 }
 
-/// Routes a request of a connection from inside, which has one host name.
+/// Routes a request of an internal connection, which has a single valid host name.
 pub(crate) fn route_internal(parts: &Parts) -> Route {
     let decide = || match checked_host(parts)? {
         host if is_api_host(&host) => at_gateway(parts),
         _ => Err((
             StatusCode::MISDIRECTED_REQUEST,
-            "From here only api.jiffy.internal is served",
+            "Only api.jiffy.internal is served on this connection",
         )),
     };
     decide().unwrap_or_else(|(status, reason)| Route::Refused(status, reason))
 }
 
-/// The host of a request, of which two parsers cannot read two different messages.
+/// Returns the host of a request after checking for ambiguous framing.
 fn checked_host(parts: &Parts) -> Result<String, RouteRefusal> {
     if parts.method == Method::CONNECT {
         return Err((
@@ -96,7 +97,7 @@ fn path(parts: &Parts) -> PathAndQuery {
     path.unwrap_or_else(|| PathAndQuery::from_static("/"))
 }
 
-/// Routes a request for the gateway itself: by the two headers, else by path.
+/// Routes a request for the gateway's own host names: by the two headers, otherwise by path.
 fn at_gateway(parts: &Parts) -> Result<Route, RouteRefusal> {
     match by_headers(&parts.headers)? {
         Some((id, port)) => Ok(Route::Sandbox(SandboxTarget {
@@ -114,7 +115,7 @@ fn at_gateway(parts: &Parts) -> Result<Route, RouteRefusal> {
 
 fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Route, RouteRefusal> {
     let host = checked_host(parts)?;
-    // Malformed ones are refused also where a host name says where it goes.
+    // Reject malformed headers even if the host name determines the target.
     by_headers(&parts.headers)?;
     match host_name::classify(&host, config) {
         HostTarget::Sandbox(label) => Ok(Route::Sandbox(SandboxTarget {
@@ -133,7 +134,7 @@ fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Route, RouteRefusal> 
     }
 }
 
-/// Refuses whatever two parsers could read as two different messages.
+/// Rejects requests that two parsers could interpret differently (request smuggling).
 fn check_framing(headers: &HeaderMap) -> Result<(), RouteRefusal> {
     let encoded = match only(headers, TRANSFER_ENCODING.as_str()) {
         Err(()) => return Err(bad("More than one Transfer-Encoding")),
@@ -148,7 +149,7 @@ fn check_framing(headers: &HeaderMap) -> Result<(), RouteRefusal> {
     }
 }
 
-/// The host meant, the same in the `Host` header and the request line.
+/// Returns the host, which must be equal in the `Host` header and the request line.
 fn host(parts: &Parts) -> Result<String, RouteRefusal> {
     let header = only(&parts.headers, HOST.as_str())
         .map_err(|()| bad("More than one Host header"))?
@@ -167,7 +168,7 @@ fn host(parts: &Parts) -> Result<String, RouteRefusal> {
             "The Host header and the authority of the request differ",
         )),
         (Some(host), _) | (None, Some(host)) => Ok(host),
-        (None, None) => Err(bad("A Host header is needed")),
+        (None, None) => Err(bad("The Host header is missing")),
     }
 }
 
@@ -187,12 +188,13 @@ fn by_headers(headers: &HeaderMap) -> Result<Option<(String, u16)>, RouteRefusal
             Ok(Some((id.to_owned(), port)))
         }
         _ => Err(bad(
-            "E2b-Sandbox-Id and E2b-Sandbox-Port are needed together",
+            "E2b-Sandbox-Id and E2b-Sandbox-Port must be used together",
         )),
     }
 }
 
-/// Parses `/sandboxes/{id}/proxy/{port}/...`; any other path is the control plane's.
+/// Parses `/sandboxes/{id}/proxy/{port}/...`. `None` for other paths, which belong to the control
+/// plane.
 fn by_path(path: &PathAndQuery) -> Result<Option<SandboxTarget>, RouteRefusal> {
     let mut pieces = path.path().splitn(6, '/');
     let (Some(""), Some("sandboxes"), Some(id), Some("proxy"), Some(port)) = (
@@ -205,11 +207,11 @@ fn by_path(path: &PathAndQuery) -> Result<Option<SandboxTarget>, RouteRefusal> {
         return Ok(None);
     };
     if !host_name::is_id(id) {
-        return Err(bad("The path names no sandbox id after /sandboxes/"));
+        return Err(bad("The path has no sandbox id after /sandboxes/"));
     }
     let prefix = format!("/sandboxes/{id}/proxy/{port}");
     let port = host_name::parse_port(port)
-        .ok_or(bad("The path names no port from 1 to 65535 after /proxy/"))?;
+        .ok_or(bad("The path has no port from 1 to 65535 after /proxy/"))?;
     let mut rest = format!("/{}", pieces.next().unwrap_or_default());
     if let Some(query) = path.query() {
         rest.push('?');
@@ -226,7 +228,7 @@ fn by_path(path: &PathAndQuery) -> Result<Option<SandboxTarget>, RouteRefusal> {
     }))
 }
 
-/// The one value of a header; `Err` if there are several, or it is not plain text.
+/// Returns the only value of a header. `Err` if the header has several values or is not plain text.
 pub(crate) fn only<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, ()> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

@@ -4,46 +4,47 @@ use std::future::Future;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// The sandboxes that a gateway serves.
+/// Sandboxes that a gateway serves.
 pub trait Sandboxes: Clone + Send + Sync + 'static {
-    /// A stream into a guest.
+    /// Stream into a guest.
     type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
-    /// Returns the access settings of a sandbox; none if there is no such sandbox, or it was
-    /// killed. Called for every request: cheap, in memory.
+    /// Returns the access settings of a sandbox. `None` if the sandbox does not exist or was
+    /// killed. Called for every request, so it must be fast.
     fn find(&self, id: &str) -> Option<SandboxAccess>;
 
-    /// Returns the sandbox whose agent's access token fits. Called for links to files only: linear
-    /// in the sandboxes. The default finds none, so that every link must name its sandbox.
+    /// Returns the sandbox whose agent's access token satisfies `fits`. Called only for links to
+    /// files; linear in the number of sandboxes. The default implementation returns `None`, so that
+    /// every link must name its sandbox.
     fn find_by_token(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
         let _ = fits;
         None
     }
 
-    /// Waits until signed links to a sandbox, which are good now, open nothing any more.
+    /// Waits until the currently valid signed links to a sandbox are revoked.
     fn links_closed(&self, id: &str) -> impl Future<Output = ()> + Send {
         let _ = id;
         std::future::pending()
     }
 
-    /// Counts one more request or stream to a sandbox with this access until the permit is dropped.
+    /// Counts a request or stream to a sandbox with this access until the permit is dropped.
     ///
     /// # Errors
-    /// The reason, for clients, if there may be no more.
+    /// The reason, for clients, if the limit is reached.
     fn begin(&self, access: &SandboxAccess) -> Result<ExchangePermit, String> {
         let _ = access;
         Ok(Box::new(()))
     }
 
-    /// Returns the reason why an unreachable sandbox does not run, after pending operations on it
-    /// have ended; none if it runs.
+    /// Waits for pending operations on an unreachable sandbox. Returns the reason why it is not
+    /// running, or `None` if it is.
     fn why_gone(&self, id: &str) -> impl Future<Output = Option<OpenError>> + Send {
         let _ = id;
         async { None }
     }
 
-    /// Opens a stream to TCP `port` in the guest (the agent's own port included), after waking the
-    /// sandbox if it may be woken.
+    /// Opens a stream to TCP `port` in the guest, including the agent's port. Resumes the sandbox
+    /// if permitted.
     fn open(
         &self,
         id: &str,
@@ -51,39 +52,40 @@ pub trait Sandboxes: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Self::Stream, OpenError>> + Send;
 }
 
-/// One request or stream, counted until this is dropped.
+/// Permit of a request or stream. Dropping this value releases it.
 pub type ExchangePermit = Box<dyn std::any::Any + Send + Sync>;
 
 /// Access settings of a sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SandboxAccess {
-    /// Required as `E2B-Traffic-Access-Token` on every port but the agent's, which checks a token
-    /// of its own. None: open to all.
+    /// Token required as `E2B-Traffic-Access-Token` on every port except the agent's, which checks
+    /// its own token. `None` if access is public.
     pub traffic_token: Option<String>,
-    /// Sent to the guest as `Host` instead of the client's; `${PORT}` stands for the port.
+    /// `Host` header sent to the guest instead of the client's. `${PORT}` is replaced by the port.
     pub mask_request_host: Option<String>,
-    /// Signed links to it open nothing: the key that it was made with is not in force any more.
+    /// True if signed links are revoked, because the API key of the sandbox is no longer valid.
     pub links_closed: bool,
-    /// API key that the sandbox belongs to; none: the host's owner.
+    /// API key that owns the sandbox. `None` if the host's owner does.
     pub owner: Option<String>,
 }
 
-/// Why there is no stream into a sandbox.
+/// Reason why a stream into a sandbox cannot be opened.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum OpenError {
-    /// It was killed, or never existed.
+    /// The sandbox was killed or never existed.
     #[error("no such sandbox")]
     NotFound,
-    /// It is paused and may not be woken, or is broken.
+    /// The sandbox is paused and must not be resumed, or is broken.
     #[error("the sandbox is not running")]
     NotRunning,
-    /// Nothing listens on the port.
+    /// No server listens on the port.
     #[error("the port is not open")]
     PortClosed,
-    /// It may be woken, but its creator's quota is used up; the text is shown to clients.
+    /// The sandbox could be resumed, but its owner's quota is exhausted. The text is shown to
+    /// clients.
     #[error("{0}")]
     Limit(String),
-    /// Anything else; the text is shown to clients.
+    /// Any other error. The text is shown to clients.
     #[error("{0}")]
     Unavailable(String),
 }

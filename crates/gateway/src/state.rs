@@ -1,4 +1,4 @@
-//! State that all connections of a gateway share.
+//! State shared by all connections of a gateway.
 
 use crate::admission::ConnectionAdmission;
 use crate::config::GatewayConfig;
@@ -7,7 +7,7 @@ use crate::pool::GuestConnectionPool;
 use crate::preview_link::LinkSigner;
 use std::sync::Arc;
 
-/// State that all connections share.
+/// State shared by all connections.
 #[derive(Debug)]
 pub(crate) struct GatewayState<S> {
     pub(crate) config: GatewayConfig,

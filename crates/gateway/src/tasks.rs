@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::debug;
 
-/// Tasks of a listener's connections, and the signals that end them.
+/// Tasks of a listener's connections, and the signals that stop them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ConnectionTasks {
     tracker: TaskTracker,
@@ -16,7 +16,7 @@ pub(crate) struct ConnectionTasks {
 }
 
 impl ConnectionTasks {
-    /// Runs until it ends or the time for ending is over.
+    /// Runs `work` until it completes or the drain time is over.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let aborted = self.aborted.clone();
         self.tracker.spawn(async move {
@@ -24,27 +24,27 @@ impl ConnectionTasks {
         });
     }
 
-    /// Runs until it ends: for tasks that watch [`Self::stopping`] and [`Self::aborted`].
+    /// Runs `work` to completion, for tasks that watch [`Self::stopping`] and [`Self::aborted`].
     pub(crate) fn track(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.tracker.spawn(work);
     }
 
-    /// No new requests are wanted.
+    /// Waits for the signal that no new requests are accepted.
     pub(crate) async fn stopping(&self) {
         self.stopping.cancelled().await;
     }
 
-    /// The time for ending is over.
+    /// Waits for the signal that the drain time is over.
     pub(crate) async fn aborted(&self) {
         self.aborted.cancelled().await;
     }
 
-    /// Lets everything end within `drain` and cuts the rest.
+    /// Waits at most `drain` for all tasks, then aborts the remaining ones.
     pub(crate) async fn finish(&self, drain: Duration) {
         self.stopping.cancel();
         self.tracker.close();
         if timeout(drain, self.tracker.wait()).await.is_err() {
-            debug!("cutting what is still under way");
+            debug!("aborting in-flight requests");
             self.aborted.cancel();
             self.tracker.wait().await;
         }

@@ -1,35 +1,36 @@
-//! Asks the agent to join a stream to a TCP port of its guest: see `jiffy_proto::agent::TCP_PORT`.
+//! Handshake with the agent to connect a stream to a TCP port of its guest. See
+//! `jiffy_proto::agent::TCP_PORT`.
 
 use crate::sandboxes::OpenError;
 use jiffy_proto::agent::TCP_OK;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Most bytes of the agent's answer that are read.
+/// Maximum number of bytes of the agent's reply.
 const MAX_REPLY_BYTES: usize = 256;
 
-/// Requests a port on a new stream to the agent's forwarding port; afterwards the stream is the TCP
-/// connection. Not bounded in time: callers do that.
+/// Requests a port on a new stream to the agent's forwarding port. Afterwards the stream carries
+/// the TCP connection. The caller must set a timeout.
 ///
 /// # Errors
-/// [`OpenError::PortClosed`] if the agent could not connect, [`OpenError::Unavailable`] if it did
-/// not answer in its protocol.
+/// [`OpenError::PortClosed`] if the agent could not connect, [`OpenError::Unavailable`] if its
+/// reply is invalid.
 pub async fn tcp_handshake<T>(stream: &mut T, port: u16) -> Result<(), OpenError>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let failed = |e: std::io::Error| {
-        OpenError::Unavailable(format!("the agent did not answer about port {port}: {e}"))
+        OpenError::Unavailable(format!("no reply from the agent for port {port}: {e}"))
     };
     stream
         .write_all(format!("{port}\n").as_bytes())
         .await
         .map_err(failed)?;
     let mut line = Vec::new();
-    // Byte by byte: bytes after the line belong to the TCP connection.
+    // Read byte by byte, because bytes after the line belong to the TCP connection.
     while line.last() != Some(&b'\n') {
         if line.len() == MAX_REPLY_BYTES {
             return Err(OpenError::Unavailable(format!(
-                "the agent's answer about port {port} is too long"
+                "the agent's reply for port {port} is too long"
             )));
         }
         line.push(stream.read_u8().await.map_err(failed)?);
@@ -40,7 +41,7 @@ where
         Err(OpenError::PortClosed)
     } else {
         Err(OpenError::Unavailable(format!(
-            "the agent's answer about port {port} is not understood"
+            "the agent's reply for port {port} is malformed"
         )))
     }
 }

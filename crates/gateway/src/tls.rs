@@ -27,7 +27,7 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads PEM files: the certificate chain, and its private key (PKCS #8, PKCS #1 or SEC 1).
+    /// Reads PEM files: the certificate chain and its private key (PKCS #8, PKCS #1 or SEC 1).
     ///
     /// # Errors
     /// [`TlsError`] if they cannot be read or do not match.
@@ -61,9 +61,10 @@ impl Tls {
         })
     }
 
-    /// Uses a generated certificate that is stored in `directory`, for each domain, all names
-    /// directly below it, `localhost` and the loopback addresses (not for `*.localhost`: clients
-    /// accept no such wildcard). [`Tls::trust`] is the authority that clients must trust.
+    /// Uses a generated certificate, stored in `directory`. It is valid for each domain, all names
+    /// directly below it, `localhost` and the loopback addresses. It is not valid for
+    /// `*.localhost`, because clients reject such wildcards. Clients must trust the authority in
+    /// [`Tls::trust`].
     ///
     /// # Errors
     /// [`TlsError`] if it cannot be generated or stored.
@@ -80,8 +81,8 @@ impl Tls {
         })
     }
 
-    /// PEM file of a generated certificate's authority, which clients must trust (`SSL_CERT_FILE`,
-    /// `NODE_EXTRA_CA_CERTS`).
+    /// Returns the PEM file with the authority of a generated certificate, which clients must trust
+    /// (`SSL_CERT_FILE`, `NODE_EXTRA_CA_CERTS`).
     #[must_use]
     pub fn trust(&self) -> Option<&Path> {
         self.trust.as_deref()

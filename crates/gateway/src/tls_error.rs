@@ -1,4 +1,4 @@
-//! Errors of TLS at the listener.
+//! Errors of the listener's TLS configuration.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,41 +6,41 @@ use thiserror::Error;
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::pem;
 
-/// Why there is no TLS.
+/// Reason why TLS is unavailable.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A PEM file cannot be read, or is none.
-    #[error("cannot read {}: {source}; give a PEM file with {what}", path.display())]
+    /// A PEM file is unreadable or invalid.
+    #[error("cannot read {}: {source}; provide a PEM file with {what}", path.display())]
     Pem {
         /// The file.
         path: PathBuf,
         /// Expected contents.
         what: &'static str,
-        /// Why not.
+        /// Cause.
         source: pem::Error,
     },
-    /// Certificate and key do not fit, or are of a kind that is not known.
+    /// Certificate and key do not match, or their kind is unsupported.
     #[error("cannot use the certificate of {} with its key: {source}", path.display())]
     Unusable {
         /// The certificate's file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: rustls::Error,
     },
-    /// A generated certificate cannot be kept.
-    #[error("cannot keep a generated certificate in {}: {source}", path.display())]
+    /// A generated certificate cannot be stored.
+    #[error("cannot store a generated certificate in {}: {source}", path.display())]
     Store {
         /// File or directory.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// A certificate cannot be made for these names.
-    #[error("cannot make a certificate for {names}: {source}")]
+    /// The certificate cannot be generated for these names.
+    #[error("cannot generate a certificate for {names}: {source}")]
     Generate {
         /// The names.
         names: String,
-        /// Why not.
+        /// Cause.
         source: rcgen::Error,
     },
 }

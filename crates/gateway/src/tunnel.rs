@@ -1,4 +1,5 @@
-//! Streams that left HTTP behind (WebSocket and the like): bytes both ways, half-close kept.
+//! Upgraded streams (for example WebSocket): copies bytes in both directions and preserves
+//! half-close.
 
 use crate::counters::{GatewayCounters, add};
 use hyper::upgrade::Upgraded;
@@ -11,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 const BUFFER_BYTES: usize = 16 * 1024;
 
-/// Copies bytes until both sides are done, or one breaks. A side may be silent without limit until
-/// the other is done, then for `half_closed`: a peer that is gone looks the same as one that has
+/// Copies bytes until both sides are done or one fails. A side may be silent without limit until
+/// the other is done, then for `half_closed`, because a vanished peer looks like a peer that has
 /// finished sending.
 pub(crate) async fn join(
     client: Upgraded,
@@ -23,7 +24,7 @@ pub(crate) async fn join(
     let (from_client, to_client) = split(TokioIo::new(client));
     let (from_guest, to_guest) = split(TokioIo::new(guest));
     let (client_done, guest_done) = (CancellationToken::new(), CancellationToken::new());
-    // Either side breaking is an ordinary end.
+    // An error of either side is a normal end.
     let _ = tokio::try_join!(
         one_way(
             from_client,
@@ -69,6 +70,7 @@ async fn one_way(
         }
         to.write_all(buffer.get(..count).unwrap_or_default())
             .await?;
+        // Flush each piece, because the stream may be interactive.
         to.flush().await?;
         add(counter, count as u64);
     }

@@ -1,4 +1,4 @@
-//! A client's byte stream that reports its activity and closes without losing an answer.
+//! Client's byte stream that reports its activity and closes without losing a response.
 
 use crate::activity::ConnectionActivity;
 use crate::first_bytes::FirstBytes;
@@ -12,43 +12,43 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// Time for which a client that is still sending is read from after its answer.
+/// Maximum time for reading from a client that is still sending after its response.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes that are read from such a client.
+/// Maximum number of bytes read from such a client.
 const MAX_LINGER_BYTES: usize = 64 << 20;
 
-/// Stream that reports arriving bytes. It stays with the connection through an upgrade, and so does
-/// the permit.
+/// Stream that reports received bytes. It remains with the connection through an upgrade, and so
+/// does the permit.
 pub(crate) struct WatchedStream<T> {
     inner: T,
-    /// Read before anything was made for the connection.
+    /// Bytes read before the connection's buffers were allocated.
     first: FirstBytes,
     activity: Arc<ConnectionActivity>,
     lingering: Option<LingeringClose>,
 }
 
-/// Lingering close: a close with bytes unread would reset the connection and lose the answer.
+/// Lingering close: closing with unread bytes would reset the connection and lose the response.
 struct LingeringClose {
     limit: Pin<Box<Sleep>>,
-    left: usize,
+    remaining: usize,
 }
 
 impl LingeringClose {
     fn new() -> Self {
         Self {
             limit: Box::pin(sleep(LINGER_TIMEOUT)),
-            left: MAX_LINGER_BYTES,
+            remaining: MAX_LINGER_BYTES,
         }
     }
 
-    /// Ready when the client has said all, or enough.
+    /// Completes when the client has finished sending or a limit is reached.
     fn poll<T: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, stream: &mut T) -> Poll<()> {
         let mut space = [MaybeUninit::uninit(); 16 * 1024];
-        while self.left > 0 && self.limit.as_mut().poll(cx).is_pending() {
+        while self.remaining > 0 && self.limit.as_mut().poll(cx).is_pending() {
             let mut buffer = ReadBuf::uninit(&mut space);
             match ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer)) {
                 Ok(()) if !buffer.filled().is_empty() => {
-                    self.left = self.left.saturating_sub(buffer.filled().len());
+                    self.remaining = self.remaining.saturating_sub(buffer.filled().len());
                 }
                 _ => break,
             }
@@ -113,6 +113,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WatchedStream<T> {
         let this = &mut *self;
         if this.lingering.is_none() {
             ready!(Pin::new(&mut this.inner).poll_shutdown(cx))?;
+            // No unread bytes can remain, so that closing does not reset the connection.
             if !this.activity.may_send_more() {
                 return Poll::Ready(Ok(()));
             }

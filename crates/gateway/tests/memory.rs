@@ -1,5 +1,5 @@
-//! Memory that bodies and idle connections take. A program of its own, because memory is the whole
-//! process's.
+//! Memory usage of bodies and idle connections. A separate program, because the tests measure the
+//! memory of the process.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "gateway/support/mod.rs"]
@@ -22,10 +22,10 @@ use tokio::sync::Mutex;
 use tokio::time::{Duration, timeout};
 
 const MIB: u64 = 1024 * 1024;
-/// Serializes the tests, because each measures the memory of the process.
+/// Serialises the tests, because each measures the memory of the process.
 static MEMORY_LOCK: Mutex<()> = Mutex::const_new(());
 
-/// A body of that many zeros, in chunks of 64 KiB.
+/// Body with this number of zeros, in chunks of 64 KiB.
 struct Zeros(u64);
 
 impl hyper::body::Body for Zeros {
@@ -57,7 +57,7 @@ async fn size(mut body: impl hyper::body::Body<Data = Bytes> + Unpin) -> u64 {
     total
 }
 
-/// A number from `/proc/self/status`, in bytes.
+/// Returns a value of `/proc/self/status` in bytes.
 fn memory(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();
@@ -112,7 +112,7 @@ async fn a_guest_that_does_not_read_holds_back_the_client() {
     let request = to(3000, "/").method("POST");
     let request = request.body(Zeros(100 * MIB).boxed_unsync()).unwrap();
     let sending = tokio::spawn(async move { http.send(request).await });
-    // The transfer has stalled when the count has not moved for a while.
+    // The transfer has stalled when the count has not changed for a while.
     let mut passed = u64::MAX;
     let still = async {
         while setup.counters.totals().bytes_to_guests != passed {
@@ -137,7 +137,7 @@ async fn a_guest_that_does_not_read_holds_back_the_client() {
     assert_eq!(text, (100 * MIB).to_string());
 }
 
-/// Raises the limit of open descriptors; without it the test is skipped and logged.
+/// Raises the limit of open descriptors. On failure, logs that the test is skipped.
 fn descriptors(test: &str, needed: u64) -> bool {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     // A privileged process may raise the hard limit.
@@ -160,7 +160,7 @@ fn descriptors(test: &str, needed: u64) -> bool {
 
 async fn idle_connections(count: usize) {
     let _lock = MEMORY_LOCK.lock().await;
-    // Both ends of each are in this process.
+    // Both ends of each connection are in this process.
     let test = "ten_thousand_idle_connections_cost_little";
     if !descriptors(test, count as u64 * 2 + 200) {
         return;
@@ -182,7 +182,7 @@ async fn idle_connections(count: usize) {
     assert!(each < 40 * 1024, "{each} bytes per connection");
     println!("{count} idle connections: {each} bytes each, the client's end included");
     assert_eq!(setup.counters.totals().connections_open, count as u64);
-    // All still work.
+    // All connections still work.
     for raw in open.iter_mut().step_by(100) {
         raw.say(&request).await;
         raw.until("hello").await;
@@ -209,7 +209,7 @@ async fn a_silent_connection_costs_little_more_than_its_socket() {
     let each = memory("VmRSS").saturating_sub(before) / COUNT as u64;
     println!("{COUNT} silent connections: {each} bytes each, the client's end included");
     assert!(each < 8 * 1024, "{each} bytes per connection");
-    // All can still begin.
+    // All connections can still send a request.
     for raw in open.iter_mut().step_by(100) {
         raw.say("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             .await;

@@ -26,7 +26,7 @@ fn telling() -> Guests {
     Guests::one(ID, 3000, router)
 }
 
-/// Connects as a client that trusts nothing but `trust`.
+/// Connects as a client that trusts only `trust`.
 async fn connect(
     setup: &Setup,
     trust: &Path,
@@ -77,14 +77,14 @@ async fn a_client_that_trusts_the_generated_authority_is_served_with_either_prot
         connect(&setup, &trust, "other.example", b"h2")
             .await
             .is_err(),
-        "it is good for no other name"
+        "it is not valid for other names"
     );
 }
 
 #[tokio::test]
 async fn a_certificate_from_files_is_used_and_a_bad_one_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
-    // A domain of one label gets no wildcard: it would spoil the certificate.
+    // A domain with a single label gets no wildcard, which would invalidate the certificate.
     let generated = Tls::generated(directory.path(), &["intranet".to_owned()]).unwrap();
     let trust = generated.trust().unwrap().to_owned();
     let certificate = directory.path().join("certificate.pem");

@@ -1,4 +1,4 @@
-//! Answers to clients when a request does not reach a guest.
+//! Responses to clients when a request does not reach a guest.
 
 use crate::support;
 
@@ -70,7 +70,7 @@ async fn a_guest_that_is_silent_garbled_or_gone_is_reported() {
         (b"SSH-2.0-OpenSSH_9.2\r\n", "is not HTTP"),
         (
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
-            "nobody asked for",
+            "was not requested",
         ),
     ] {
         let guests = Guests::raw(ID, 3000, move |mut stream| async move {
@@ -175,7 +175,7 @@ async fn a_restricted_sandbox_requires_its_token() {
             403
         );
     }
-    // The agent has a token of its own.
+    // The agent checks its own token.
     assert_eq!(
         ask(setup.address, client::get(49983, "/health")).await.0,
         200
@@ -267,7 +267,7 @@ async fn routing_errors_are_explained() {
     let request = by_host("127.0.0.1", "/").header("e2b-sandbox-id", "abc");
     let (status, text) = ask(setup.address, request.body(body("")).unwrap()).await;
     assert_eq!(status, 400);
-    assert!(text.contains("needed together"), "{text}");
+    assert!(text.contains("used together"), "{text}");
     let request = by_host("rebound.evil.test", "/v2/sandboxes");
     let (status, text) = ask(setup.address, request.body(body("")).unwrap()).await;
     assert_eq!(status, 421);

@@ -12,7 +12,7 @@ use support::client::{Body, ask, body};
 use support::guest::Guests;
 use support::{ID, Setup};
 
-/// A link to download `/etc/hosts`, signed with `token`.
+/// Returns a request for `/etc/hosts` with a link signed with `token`.
 fn link(token: &str) -> Request<Body> {
     let digest = Sha256::digest(format!("/etc/hosts:read::{token}"));
     let signature = STANDARD_NO_PAD.encode(digest).replace('+', "%2B");

@@ -1,4 +1,4 @@
-//! API keys: kept from guests, and the end of streams and links with a revoked one.
+//! API keys: removed before requests reach guests; a revoked key ends its streams and links.
 
 use crate::support;
 
@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 
 const API_KEY: &str = "e2b_0123456789abcdef0123456789abcdef01234567";
 
-/// A guest that answers with the headers it was sent.
+/// Guest that responds with the headers that it received.
 fn telling() -> Router {
     Router::new().fallback(any(|request: Request| async move {
         let told = |(name, value): (&axum::http::HeaderName, &axum::http::HeaderValue)| {
@@ -30,7 +30,7 @@ fn telling() -> Router {
     }))
 }
 
-/// Headers in which clients send a key, and one that is the application's.
+/// Headers in which clients send a key, and headers of the application.
 fn shown() -> Vec<(&'static str, String)> {
     let basic = |text: String| format!("Basic {}", STANDARD.encode(text));
     vec![
@@ -134,7 +134,7 @@ fn soon() -> u64 {
 
 #[tokio::test]
 async fn links_and_their_streams_end_with_the_key() {
-    // One line at once, and no more.
+    // Sends one line immediately, and no more.
     let router = Router::new().fallback(any(|| async {
         let (sender, receiver) = tokio::sync::mpsc::channel::<Result<_, std::io::Error>>(1);
         let line = hyper::body::Frame::data(bytes::Bytes::from("line\n"));
@@ -201,7 +201,7 @@ async fn links_and_their_streams_end_with_the_key() {
         let (status, text) = ask(setup.address, request).await;
         assert!(status == 403 && text.contains("link"), "{status} {text}");
     }
-    // Traffic that needs no link continues.
+    // Traffic that does not use a link continues.
     assert_eq!(setup.counters.totals().exchanges_open, 1);
     drop(unharmed);
 }
@@ -221,7 +221,7 @@ impl futures_core::Stream for Receiving {
     }
 }
 
-/// A control plane that marks callers of `/known` as known.
+/// Control plane that marks callers of `/known` as known.
 fn knowing() -> Router {
     Router::new()
         .route(
@@ -242,7 +242,7 @@ async fn connections_of_unknown_clients_are_few_and_soon_closed() {
     let guest = format!(
         "GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\r\n"
     );
-    // Clients that showed a key or reached a sandbox are not counted among the unknown ones.
+    // Clients that presented a key or reached a sandbox are not counted as unknown.
     let mut known = Raw::new(setup.address).await;
     known.say(&ask("/known")).await;
     known.until("hello").await;
@@ -255,7 +255,7 @@ async fn connections_of_unknown_clients_are_few_and_soon_closed() {
     unknown.until("hello").await;
     let refused = Raw::new(setup.address).await.rest().await;
     assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
-    assert_eq!(unknown.rest().await, "", "nothing happened on it");
+    assert_eq!(unknown.rest().await, "", "it was idle");
     setup.counted(|t| t.connections_timed_out == 1).await;
     for (raw, request) in [(&mut known, ask("/known")), (&mut visitor, guest)] {
         raw.say(&request).await;

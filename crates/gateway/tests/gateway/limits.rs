@@ -1,4 +1,4 @@
-//! Bounds on the number, size and time of connections and requests.
+//! Limits of the number, size and time of connections and requests.
 
 use crate::support;
 
@@ -41,14 +41,14 @@ async fn a_client_that_dribbles_its_request_is_dropped() {
         None,
     )
     .await;
-    // No byte; half of the HTTP/2 preface; half a head.
+    // No byte, half of the HTTP/2 preface, and half of a head.
     for said in ["", "PRI * HTTP/2.0\r\n", "GET / HTTP/1.1\r\nHost: local"] {
         let mut raw = Raw::new(setup.address).await;
         raw.say(said).await;
         let rest = raw.rest().await;
         assert!(!rest.contains(" 200 "), "{said} {rest}");
     }
-    // Sending byte by byte does not extend the limit.
+    // Sending byte by byte does not extend the timeout.
     let mut raw = Raw::new(setup.address).await;
     let dribble = async {
         use tokio::io::AsyncWriteExt;
@@ -63,7 +63,7 @@ async fn a_client_that_dribbles_its_request_is_dropped() {
         }
     };
     within(dribble).await;
-    // Nor does an earlier request.
+    // An earlier request does not extend it either.
     let mut raw = Raw::new(setup.address).await;
     raw.say(&request("/")).await;
     raw.until("hello").await;
@@ -106,7 +106,7 @@ async fn a_silent_answer_is_waited_for() {
     let setup = Setup::with(config, &Guests::one(ID, 3000, router), None).await;
     let mut raw = Raw::new(setup.address).await;
     raw.say(&request("/")).await;
-    // Ten times as long as any other silence may last.
+    // Ten times the timeout of other silence.
     let early = tokio::time::timeout(Duration::from_secs(1), raw.until("at last")).await;
     assert!(early.is_err());
     answer.send(()).unwrap();
@@ -200,7 +200,7 @@ async fn too_many_requests_are_answered_503() {
     setup.counted(|t| t.exchanges_open == 2).await;
     let (status, text) = ask(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 503);
-    assert!(text.contains("Too many requests are under way"), "{text}");
+    assert!(text.contains("Too many requests are in flight"), "{text}");
     drop((one, two));
     setup.counted(|t| t.exchanges_open == 0).await;
     assert_eq!(setup.counters.totals().limited, 2);
@@ -214,7 +214,7 @@ async fn a_sandbox_that_does_not_open_in_time_is_reported() {
     let setup = Setup::with(config, &guests, None).await;
     let (status, text) = ask(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 502);
-    assert!(text.contains("in time"), "{text}");
+    assert!(text.contains("timed out"), "{text}");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The socket of the host's owner.
+//! The owner's Unix socket.
 
 use crate::support;
 
@@ -11,7 +11,7 @@ use support::{config, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-/// Returns the answer to a client of this test's user id, from a socket that `may` decides about.
+/// Returns the response to a client with this test's user id, from a socket with the check `may`.
 async fn answer(may: impl Fn(u32) -> bool + Send + 'static) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
@@ -30,7 +30,7 @@ async fn answer(may: impl Fn(u32) -> bool + Send + 'static) -> String {
 async fn ask(path: &Path) -> String {
     let mut stream = UnixStream::connect(path).await.unwrap();
     let request = b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n";
-    // A refused client may see the error while writing.
+    // Ignore the error: writing may fail for a rejected client.
     let _ = stream.write_all(request).await;
     let mut text = String::new();
     let _ = stream.read_to_string(&mut text).await;

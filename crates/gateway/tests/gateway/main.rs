@@ -1,5 +1,5 @@
-//! Gateway tests, with guests that are programs of the test. One program, because the tests share
-//! most of their code.
+//! Gateway tests with guests that are tasks of the test. They are a single program, because they
+//! share most of their code.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod encrypted;

@@ -1,4 +1,4 @@
-//! Requests to guests and their answers.
+//! Requests to guests and their responses.
 
 use crate::support;
 
@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
-/// A guest that answers with the head it was sent.
+/// Guest that responds with the head that it received.
 fn telling() -> Router {
     Router::new().fallback(any(|request: Request| async move {
         let mut lines = vec![format!("{} {}", request.method(), request.uri())];
@@ -203,7 +203,7 @@ async fn a_websocket_passes_bytes_both_ways_and_keeps_half_close() {
                 .unwrap();
             let mut all = Vec::new();
             stream.read_to_end(&mut all).await.unwrap();
-            // The client is done; the guest still sends.
+            // The client has finished sending, but the guest still sends.
             stream.write_all(b" and last").await.unwrap();
             let _ = seen.send((String::from_utf8(head).unwrap(), all));
         }
@@ -229,7 +229,7 @@ async fn a_websocket_passes_bytes_both_ways_and_keeps_half_close() {
     assert_eq!(raw.rest().await, " and last");
     let (head, all) = within(heard).await.unwrap();
     assert!(head.starts_with("GET /chat HTTP/1.1"), "{head}");
-    // Header names in the client's case.
+    // Header names have the client's spelling.
     assert!(
         head.contains("Upgrade: websocket") && head.contains("Connection: upgrade"),
         "{head}"
@@ -335,7 +335,7 @@ async fn names_of_headers_arrive_as_they_were_written_in_both_directions() {
             told.send(String::from_utf8(head).unwrap()).await.unwrap();
             let answer = "HTTP/1.1 200 OK\r\nX-Ratelimit-LEFT: 1\r\nContent-Length: 0\r\n\r\n";
             stream.write_all(answer.as_bytes()).await.unwrap();
-            // Until the gateway has read the answer.
+            // Wait until the gateway has read the response.
             let _ = stream.read(&mut [0]).await;
         }
     });
@@ -355,11 +355,11 @@ async fn names_of_headers_arrive_as_they_were_written_in_both_directions() {
     ] {
         assert!(head.contains(line), "{line:?} in {head}");
     }
-    // The gateway's own headers win, in any case of letters.
+    // The gateway's own headers take precedence, in any spelling.
     assert!(!head.contains("9.9.9.9"), "{head}");
     let answer = raw.until("\r\n\r\n").await;
     assert!(answer.contains("\r\nX-Ratelimit-LEFT: 1\r\n"), "{answer}");
-    // A masked host is written as E2B's proxy writes it, also for clients that write small letters.
+    // A masked host is spelled as by E2B's proxy, even if the client uses lower case.
     let masked = SandboxAccess {
         mask_request_host: Some("localhost:${PORT}".to_owned()),
         ..SandboxAccess::default()

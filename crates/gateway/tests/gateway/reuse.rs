@@ -1,4 +1,4 @@
-//! Connections into guests that serve more than one request.
+//! Reuse of connections into guests.
 
 use crate::support;
 
@@ -51,7 +51,7 @@ async fn an_idle_connection_is_closed_after_seconds() {
         }
     })
     .await;
-    // The next connection is closed after its idle time, too.
+    // The next connection is closed after its idle timeout, too.
     ask(setup.address, client::get(3000, "/")).await;
     until_waiting(&setup, 1).await;
     until_waiting(&setup, 0).await;
@@ -98,7 +98,7 @@ async fn a_connection_in_use_during_a_rollback_does_not_come_back() {
     assert_eq!(setup.pool.idle_count(), 0);
 }
 
-/// A guest that answers once per connection and closes it at the second request, without an answer.
+/// Guest that responds once per connection and closes it at the second request without a response.
 fn once_each(requests: Arc<AtomicUsize>) -> Guests {
     Guests::raw(ID, 3000, move |mut stream: UnixStream| {
         let requests = Arc::clone(&requests);

@@ -1,4 +1,5 @@
-//! Streams through the gateway: bodies that pass while they are made, and the ends of either side.
+//! Streams through the gateway: bodies that are sent piece by piece, and disconnections of either
+//! side.
 
 use crate::support;
 
@@ -21,7 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-/// A body that the test feeds.
+/// Body with frames from the test.
 struct Fed(mpsc::Receiver<Frame<Bytes>>);
 
 impl hyper::body::Body for Fed {
@@ -64,7 +65,7 @@ async fn events_arrive_one_by_one_as_they_are_sent() {
     assert!(answer.headers().get("content-encoding").is_none());
     let mut body = answer.into_body();
     for event in ["data: 1\n\n", "data: 2\n\n", "data: 3\n\n"] {
-        // The next is sent only after this one has arrived: the gateway must not buffer.
+        // The next event is sent only after this one has arrived: the gateway must not buffer.
         sender.send(Frame::data(event.into())).await.unwrap();
         assert_eq!(data(&mut body).await, event);
     }
@@ -117,7 +118,7 @@ async fn trailers_pass_both_ways() {
     assert!(answer.contains("0\r\nx-sum: 42"), "{answer}");
 }
 
-/// A stream of the given items.
+/// Returns a stream of the given items.
 fn futures<T>(items: Vec<T>) -> impl futures_core::Stream<Item = T> {
     Ready(items.into_iter())
 }
@@ -136,7 +137,7 @@ impl<T> futures_core::Stream for Ready<T> {
 
 #[tokio::test]
 async fn a_client_that_leaves_closes_its_connection_to_the_guest() {
-    // A guest that never answers, and one that never finishes.
+    // A guest that never responds, and one that never completes its response.
     let (_sender, fed) = fed();
     let slot = Arc::new(Mutex::new(Some(fed)));
     let router = Router::new()
@@ -192,7 +193,7 @@ async fn a_guest_that_breaks_off_ends_the_answer() {
     assert_eq!(data(&mut body).await, "abc");
     assert!(
         within(body.frame()).await.unwrap().is_err(),
-        "it must not look complete"
+        "the response must not look complete"
     );
 }
 

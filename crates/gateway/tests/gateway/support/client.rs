@@ -1,4 +1,4 @@
-//! Clients: one that speaks HTTP, and one that writes bytes.
+//! Clients: an HTTP client, and one that writes raw bytes.
 
 use super::{ID, within};
 use bytes::Bytes;
@@ -19,7 +19,7 @@ pub fn body(text: impl Into<Bytes>) -> Body {
     Full::new(text.into()).boxed_unsync()
 }
 
-/// A request to a port of the sandbox, by headers.
+/// Returns a request to a port of the sandbox, addressed by headers.
 pub fn to(port: u16, path: &str) -> hyper::http::request::Builder {
     Request::builder()
         .uri(path)
@@ -32,7 +32,7 @@ pub fn get(port: u16, path: &str) -> Request<Body> {
     to(port, path).body(body("")).unwrap()
 }
 
-/// One HTTP/1.1 connection to the gateway.
+/// HTTP/1.1 connection to the gateway.
 pub struct Http1 {
     pub sender: http1::SendRequest<Body>,
     pub driver: JoinHandle<()>,
@@ -59,13 +59,13 @@ impl Http1 {
         within(self.sender.send_request(request)).await.unwrap()
     }
 
-    /// Closes the connection at once.
+    /// Closes the connection immediately.
     pub fn hang_up(self) {
         self.driver.abort();
     }
 }
 
-/// One HTTP/2 connection to the gateway.
+/// HTTP/2 connection to the gateway.
 pub struct Http2 {
     pub sender: http2::SendRequest<Body>,
 }
@@ -90,7 +90,7 @@ impl Http2 {
     }
 }
 
-/// Sends one request on a connection of its own, and returns status and text.
+/// Sends one request on a new connection. Returns status and text.
 pub async fn ask(address: SocketAddr, request: Request<Body>) -> (u16, String) {
     let answer = Http1::new(address).await.send(request).await;
     (
@@ -99,7 +99,7 @@ pub async fn ask(address: SocketAddr, request: Request<Body>) -> (u16, String) {
     )
 }
 
-/// A connection on which the test writes bytes.
+/// Connection on which the test writes raw bytes.
 pub struct Raw(pub TcpStream);
 
 impl Raw {
@@ -111,28 +111,28 @@ impl Raw {
         self.0.write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// Reads until `end` has come.
+    /// Reads until `end` was received.
     pub async fn until(&mut self, end: &str) -> String {
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         let reading = async {
-            while !heard.ends_with(end.as_bytes()) {
-                heard.push(self.0.read_u8().await.unwrap());
+            while !received.ends_with(end.as_bytes()) {
+                received.push(self.0.read_u8().await.unwrap());
             }
         };
         if tokio::time::timeout(super::STEP_TIMEOUT, reading)
             .await
             .is_err()
         {
-            panic!("heard only {:?}", String::from_utf8_lossy(&heard));
+            panic!("received only {:?}", String::from_utf8_lossy(&received));
         }
-        String::from_utf8(heard).unwrap()
+        String::from_utf8(received).unwrap()
     }
 
-    /// Reads until the gateway closes.
+    /// Reads until the gateway closes the connection.
     pub async fn rest(&mut self) -> String {
-        let mut heard = Vec::new();
-        // A reset is a close too.
-        let _ = within(self.0.read_to_end(&mut heard)).await;
-        String::from_utf8(heard).unwrap()
+        let mut received = Vec::new();
+        // A reset counts as a close.
+        let _ = within(self.0.read_to_end(&mut received)).await;
+        String::from_utf8(received).unwrap()
     }
 }

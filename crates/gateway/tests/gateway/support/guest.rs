@@ -1,4 +1,4 @@
-//! Guests that are programs of the test, reached over socket pairs as real ones are over vsock.
+//! Guests that are tasks of the test, reached over socket pairs like real guests over vsock.
 
 use axum::Router;
 use axum::response::Response;
@@ -18,9 +18,9 @@ type Server = Arc<dyn Fn(UnixStream) -> Serving + Send + Sync>;
 /// Sandboxes and the servers in them.
 #[derive(Clone, Default)]
 pub struct Guests {
-    known: Arc<Mutex<HashMap<String, SandboxAccess>>>,
+    sandboxes: Arc<Mutex<HashMap<String, SandboxAccess>>>,
     ports: Arc<Mutex<HashMap<(String, u16), Server>>>,
-    /// Error that every opening returns.
+    /// Error that every attempt to open returns.
     trouble: Arc<Mutex<Option<OpenError>>>,
     stalled: Arc<AtomicBool>,
     opened: Arc<AtomicUsize>,
@@ -29,7 +29,7 @@ pub struct Guests {
 }
 
 impl Guests {
-    /// One sandbox with a web server on a port.
+    /// Returns a single sandbox with a web server on a port.
     pub fn one(id: &str, port: u16, router: Router) -> Self {
         let guests = Self::default();
         guests.add(id, SandboxAccess::default());
@@ -37,7 +37,7 @@ impl Guests {
         guests
     }
 
-    /// One sandbox with a program on a port that is given the bare stream.
+    /// Returns a single sandbox with a program on a port that handles the raw stream.
     pub fn raw<F>(
         id: &str,
         port: u16,
@@ -53,7 +53,7 @@ impl Guests {
     }
 
     pub fn add(&self, id: &str, access: SandboxAccess) {
-        self.known.lock().unwrap().insert(id.to_owned(), access);
+        self.sandboxes.lock().unwrap().insert(id.to_owned(), access);
     }
 
     pub fn web(&self, id: &str, port: u16, router: Router) {
@@ -83,16 +83,16 @@ impl Guests {
             .insert((id.to_owned(), port), server);
     }
 
-    /// The sandbox is removed.
+    /// Removes the sandbox.
     pub fn forget(&self, id: &str) {
-        self.known.lock().unwrap().remove(id);
+        self.sandboxes.lock().unwrap().remove(id);
     }
 
-    /// Signed links to it are no longer valid.
+    /// Revokes the signed links to the sandbox.
     pub fn close_links(&self, id: &str) {
-        let mut known = self.known.lock().unwrap();
-        known.get_mut(id).unwrap().links_closed = true;
-        drop(known);
+        let mut sandboxes = self.sandboxes.lock().unwrap();
+        sandboxes.get_mut(id).unwrap().links_closed = true;
+        drop(sandboxes);
         self.closed.notify_waiters();
     }
 
@@ -100,17 +100,17 @@ impl Guests {
         *self.trouble.lock().unwrap() = Some(error);
     }
 
-    /// From now on openings neither succeed nor fail.
+    /// Lets later attempts to open wait forever.
     pub fn stall(&self) {
         self.stalled.store(true, Ordering::SeqCst);
     }
 
-    /// Connections opened so far.
+    /// Returns the number of connections opened so far.
     pub fn opened(&self) -> usize {
         self.opened.load(Ordering::SeqCst)
     }
 
-    /// Connections whose programs still run.
+    /// Returns the number of connections whose programs still run.
     pub fn open_now(&self) -> usize {
         self.open.load(Ordering::SeqCst)
     }
@@ -128,7 +128,7 @@ impl Sandboxes for Guests {
     type Stream = UnixStream;
 
     fn find(&self, id: &str) -> Option<SandboxAccess> {
-        self.known.lock().unwrap().get(id).cloned()
+        self.sandboxes.lock().unwrap().get(id).cloned()
     }
 
     async fn links_closed(&self, id: &str) {
@@ -136,8 +136,8 @@ impl Sandboxes for Guests {
             let closed = self.closed.notified();
             tokio::pin!(closed);
             closed.as_mut().enable();
-            let known = self.known.lock().unwrap().get(id).cloned();
-            if known.is_none_or(|access| access.links_closed) {
+            let sandboxes = self.sandboxes.lock().unwrap().get(id).cloned();
+            if sandboxes.is_none_or(|access| access.links_closed) {
                 return;
             }
             closed.await;
@@ -145,14 +145,14 @@ impl Sandboxes for Guests {
     }
 
     async fn why_gone(&self, id: &str) -> Option<OpenError> {
-        let known = self.known.lock().unwrap().contains_key(id);
-        (!known).then_some(OpenError::NotFound)
+        let sandboxes = self.sandboxes.lock().unwrap().contains_key(id);
+        (!sandboxes).then_some(OpenError::NotFound)
     }
 
     fn find_by_token(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
-        let known = self.known.lock().unwrap();
-        // The token of each sandbox is its id, reversed.
-        known
+        let sandboxes = self.sandboxes.lock().unwrap();
+        // The token of each sandbox is its reversed id.
+        sandboxes
             .keys()
             .find(|id| fits(&id.chars().rev().collect::<String>()))
             .cloned()
@@ -166,8 +166,13 @@ impl Sandboxes for Guests {
             std::future::pending::<()>().await;
         }
         let key = (id.to_owned(), port);
-        let server = self.ports.lock().unwrap().get(&key).cloned();
-        let server = server.ok_or(OpenError::PortClosed)?;
+        let server = self
+            .ports
+            .lock()
+            .unwrap()
+            .get(&key)
+            .cloned()
+            .ok_or(OpenError::PortClosed)?;
         let (ours, theirs) = UnixStream::pair().unwrap();
         self.opened.fetch_add(1, Ordering::SeqCst);
         self.open.fetch_add(1, Ordering::SeqCst);
@@ -180,7 +185,7 @@ impl Sandboxes for Guests {
     }
 }
 
-/// A guest that sends one answer of the test.
+/// Returns a guest that sends a fixed response.
 pub fn answering(answer: impl Fn() -> Response + Clone + Send + Sync + 'static) -> Router {
     Router::new().fallback(any(move || {
         let answer = answer();

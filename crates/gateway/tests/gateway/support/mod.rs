@@ -1,4 +1,4 @@
-//! A gateway on a port of its own in front of guests that are programs of the test.
+//! A gateway on its own port in front of guests that are tasks of the test.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod client;
@@ -20,9 +20,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Time limit of each step of a test.
+/// Timeout of each step of a test.
 pub const STEP_TIMEOUT: Duration = Duration::from_secs(30);
-/// The sandbox of most tests.
+/// Sandbox of most tests.
 pub const ID: &str = "i0123456789abcdefghi";
 pub const KEY: [u8; 32] = [7; 32];
 pub const DOMAIN: &str = "jiffy.example";
@@ -35,7 +35,7 @@ pub struct Setup {
     served: JoinHandle<()>,
 }
 
-/// A control plane that answers with the request's method and path.
+/// Control plane that responds with the request's method and path.
 pub fn control_plane() -> Router {
     Router::new()
         .route("/health", get(|| async { "control plane" }))
@@ -50,7 +50,7 @@ pub fn control_plane() -> Router {
         })
 }
 
-/// Answers after enough time to notice the client's next step.
+/// Responds after enough time for the gateway to notice the client's next step.
 async fn slow() -> &'static str {
     tokio::time::sleep(Duration::from_millis(100)).await;
     "control plane"
@@ -104,7 +104,7 @@ impl Setup {
         let _ = self.stop.take().unwrap().send(());
     }
 
-    /// Waits until it has ended.
+    /// Waits for the end of the shutdown.
     pub async fn ended(self) {
         within(self.served).await.unwrap();
     }
@@ -122,11 +122,11 @@ impl Setup {
     }
 }
 
-/// Waits for a future within [`STEP_TIMEOUT`].
+/// Waits for a future with the timeout [`STEP_TIMEOUT`].
 pub async fn within<F: Future>(future: F) -> F::Output {
     timeout(STEP_TIMEOUT, future)
         .await
-        .expect("it took too long")
+        .expect("the step timed out")
 }
 
 pub async fn collected(body: Incoming) -> String {
