@@ -6,52 +6,52 @@ use jiffy_proto::channel::ChannelError;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why gVisor did not do what it was asked.
+/// Error of an operation of gVisor.
 #[derive(Debug, thiserror::Error)]
 pub enum GvisorError {
     /// The helper program could not be started.
     #[error(
-        "cannot start {}: {source}; {}, or name it in JIFFY_GVISOR",
+        "cannot start {}: {source}; {}, or set JIFFY_GVISOR to its path",
         path.display(),
         Package::current().remedy(Component::Gvisor)
     )]
     Spawn {
         /// Path of the program.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// The helper program ended in the middle of it.
-    #[error("jiffy-gvisor ended while it was asked to {0}; try again")]
+    /// The helper program exited during the request.
+    #[error("jiffy-gvisor exited before it could {0}; try again")]
     Gone(&'static str),
     /// The socket to the helper program failed.
     #[error(transparent)]
     Control(#[from] ChannelError),
-    /// A snapshot has more bytes than it may.
-    #[error("the snapshot has {needed} bytes, more than the {most} that it may have")]
+    /// The snapshot exceeds its size limit.
+    #[error("the snapshot has {needed} bytes, but at most {most} are allowed")]
     TooLarge {
-        /// Bytes it has.
+        /// Size of the snapshot, in bytes.
         needed: u64,
-        /// Bytes it may have.
+        /// Maximum size, in bytes.
         most: u64,
     },
-    /// gVisor said no.
-    #[error("gVisor could not {what}: {reason}")]
+    /// gVisor reported an error.
+    #[error("gVisor cannot {what}: {reason}")]
     Refused {
-        /// Request that it was sent.
+        /// Request that failed.
         what: &'static str,
-        /// Its own words.
+        /// Message of gVisor.
         reason: String,
     },
-    /// A file.
+    /// A file operation failed.
     #[error("{}: {source}", path.display())]
     File {
         /// Path of the file or directory.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// A snapshot that cannot be used.
+    /// The snapshot cannot be used.
     #[error("snapshot {id} {reason}")]
     Snapshot {
         /// Id of the snapshot.
@@ -59,27 +59,27 @@ pub enum GvisorError {
         /// Description of the problem.
         reason: String,
     },
-    /// The agent misbehaved.
-    #[error("{source}{}", last_words(console))]
+    /// The agent's greeting is invalid.
+    #[error("{source}{}", console_suffix(console))]
     Greeting {
-        /// Error of the agent's hello.
+        /// Error of the greeting.
         source: GreetingError,
-        /// The guest's last output.
+        /// End of the guest's console output.
         console: String,
     },
     /// The agent did not answer in time.
     #[error(
         "the guest agent did not answer within {limit_s} s{}",
-        last_words(console)
+        console_suffix(console)
     )]
     Timeout {
-        /// Limit, in seconds.
+        /// Timeout, in seconds.
         limit_s: u64,
-        /// The guest's last output.
+        /// End of the guest's console output.
         console: String,
     },
-    /// The process is gone.
-    #[error("the sandbox is gone: {0}")]
+    /// The sentry process does not exist or exited.
+    #[error("the process of the sandbox does not exist: {0}")]
     Process(io::Error),
 }
 
@@ -90,9 +90,9 @@ impl GvisorError {
     }
 }
 
-fn last_words(console: &str) -> String {
+fn console_suffix(console: &str) -> String {
     match console.trim() {
         "" => String::new(),
-        words => format!("; its last words: {words}"),
+        output => format!("; end of its console output: {output}"),
     }
 }

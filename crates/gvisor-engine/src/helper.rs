@@ -1,4 +1,4 @@
-//! The program `jiffy-gvisor` and the socket to it.
+//! The helper program `jiffy-gvisor` and the socket for its requests.
 
 use crate::error::GvisorError;
 use command_fds::{CommandFdExt, FdMapping};
@@ -22,10 +22,10 @@ use tokio::process::Command;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Descriptor of the socket in the helper.
+/// Descriptor of the socket in the helper process.
 const CONTROL: i32 = 3;
-/// Capabilities that making sandboxes takes: users and groups of their processes, their namespaces,
-/// roots and cards, and looking after them.
+/// Capabilities of the helper. It sets users and groups of sentries, creates their namespaces, root
+/// directories and network interfaces, and monitors them.
 const CAPABILITIES: CapabilitySet = CapabilitySet::SETUID
     .union(CapabilitySet::SETGID)
     .union(CapabilitySet::SETPCAP)
@@ -38,11 +38,11 @@ const CAPABILITIES: CapabilitySet = CapabilitySet::SETUID
     .union(CapabilitySet::SYS_PTRACE)
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::SYS_RESOURCE);
-/// Mapping the only user of a namespace into a further one takes it (user_namespaces(7), Linux
-/// 5.12).
+/// Additional capability, required to map the only user of a namespace into a nested namespace
+/// (user_namespaces(7), Linux 5.12).
 const MAP_ONLY_USER: CapabilitySet = CapabilitySet::SETFCAP;
 
-/// Specification of a sandbox, in the helper's words.
+/// Specification of a sandbox, in the format of the helper.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct SentrySpec {
     pub directory: PathBuf,
@@ -89,16 +89,16 @@ pub(crate) enum HelperRequest {
 impl HelperRequest {
     fn what(&self) -> &'static str {
         match self {
-            Self::Version => "tell its version",
-            Self::Create { .. } => "make a sandbox",
+            Self::Version => "report its version",
+            Self::Create { .. } => "create a sandbox",
             Self::Start => "start a sandbox",
             Self::Restore { .. } => "restore a sandbox",
             Self::Checkpoint { .. } => "take a snapshot",
-            Self::Resume => "let a sandbox go on",
+            Self::Resume => "resume a sandbox",
             Self::Connect { .. } => "connect to the guest agent",
-            Self::Load => "take over a sandbox",
-            Self::Detach => "keep a sandbox",
-            Self::Ended => "tell how a sandbox ended",
+            Self::Load => "adopt a sandbox",
+            Self::Detach => "detach a sandbox",
+            Self::Ended => "report the exit status of a sandbox",
             Self::Destroy => "remove a sandbox",
         }
     }
@@ -112,40 +112,41 @@ struct Request<'a> {
     ask: &'a HelperRequest,
 }
 
-/// Answer of the helper.
+/// Reply of the helper.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Reply {
     number: u64,
     error: String,
-    /// It has no such sandbox.
+    /// True if the helper does not know the sandbox.
     unknown: bool,
-    /// Process that isolates the sandbox.
+    /// Id of the process that isolates the sandbox.
     pub pid: u32,
-    /// Time for which it stood still, in microseconds.
+    /// Time for which the sandbox was paused, in microseconds.
     pub stopped_us: u64,
-    /// Of gVisor.
+    /// Version of gVisor.
     pub version: String,
-    /// Exit status of its first process; none: it was killed, or that is not known.
+    /// Exit status of the sandbox's first process. `None` if it was killed or if the status is
+    /// unknown.
     pub exit: Option<i32>,
-    /// The kernel ended it, as it needed more memory than it may use.
+    /// True if the kernel killed the sandbox because it exceeded its memory limit.
     pub out_of_memory: bool,
-    /// Signal that killed it; 0: none, or that is not known.
+    /// Signal that killed the sandbox. 0 if it was not killed or if the signal is unknown.
     pub signal: i32,
 }
 
 type HelperAnswer = (Reply, Vec<OwnedFd>);
 
-/// One run of the program.
+/// Running helper process.
 #[derive(Debug)]
 struct HelperProcess {
     channel: AsyncFd<Channel>,
     next: AtomicU64,
-    /// None: it has ended.
+    /// Requests that wait for a reply, by number. `None` after the process has exited.
     waiting: Mutex<Option<HashMap<u64, oneshot::Sender<HelperAnswer>>>>,
 }
 
-/// The helper program; started when it is needed first, and anew if it ends.
+/// Handle of the helper program. The process is started on first use, and again if it exits.
 #[derive(Debug, Clone)]
 pub struct Helper(Arc<HelperState>);
 
@@ -153,27 +154,29 @@ pub struct Helper(Arc<HelperState>);
 struct HelperState {
     program: PathBuf,
     directory: PathBuf,
-    /// True if control groups limit what a sandbox uses.
+    /// True if sandboxes have control groups that limit their resources.
     limited: bool,
-    /// True if the directory goes with the program.
+    /// True if the directory is removed when the process exits.
     brief: bool,
-    /// Nothing is asked any more.
+    /// Set by [`Helper::close`]: no further requests are sent.
     closed: AtomicBool,
     run: tokio::sync::Mutex<Option<RunningHelper>>,
 }
 
-/// A run, and the task that reads from it and ends when the process has.
+/// Helper process, and the task that receives its replies. The task ends when the process has
+/// exited.
 #[derive(Debug)]
 struct RunningHelper(Arc<HelperProcess>, JoinHandle<()>);
 
 impl Helper {
-    /// The helper of the sandboxes in `directory`, which is theirs alone.
+    /// Creates a helper for the sandboxes in `directory`, which must not be used by another
+    /// process.
     pub fn new(program: PathBuf, directory: PathBuf, limited: bool) -> Result<Self, GvisorError> {
         Self::make(program, directory, limited, false)
     }
 
-    /// A helper of sandboxes that nobody keeps: when this process ends, however it does, they end,
-    /// and `directory` goes with all in it.
+    /// Creates a helper for sandboxes that are never detached. When this process exits for any
+    /// reason, the sandboxes are terminated and `directory` is removed.
     pub fn brief(program: PathBuf, directory: PathBuf, limited: bool) -> Result<Self, GvisorError> {
         Self::make(program, directory, limited, true)
     }
@@ -199,32 +202,33 @@ impl Helper {
         })))
     }
 
-    /// Lets the program end for good, and returns when it has. What is not kept ends first.
+    /// Stops the helper process permanently and returns when it has exited. Sandboxes that are not
+    /// detached are terminated first.
     pub async fn close(&self) {
         self.0.closed.store(true, Ordering::Release);
         if let Some(RunningHelper(run, reading)) = self.0.run.lock().await.take() {
             run.shut();
-            // It has ended in whatever way.
+            // Ignore the result: the task has ended in any case.
             let _ = reading.await;
         }
     }
 
-    /// Returns the directory of its sandboxes.
+    /// Returns the directory of the sandboxes.
     pub(crate) fn directory(&self) -> &Path {
         &self.0.directory
     }
 
-    /// True if control groups limit what a sandbox uses.
+    /// Returns whether sandboxes have control groups that limit their resources.
     pub(crate) fn limited(&self) -> bool {
         self.0.limited
     }
 
-    /// Version of gVisor.
+    /// Returns the version of gVisor.
     pub async fn version(&self) -> Result<String, GvisorError> {
         Ok(self.ask("", &HelperRequest::Version).await?.0.version)
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request about sandbox `id` and waits for the reply.
     pub(crate) async fn ask(
         &self,
         id: &str,
@@ -233,7 +237,8 @@ impl Helper {
         let run = self.run(ask).await?;
         let mut answer = run.ask(id, ask).await?;
         if answer.0.unknown && !matches!(ask, HelperRequest::Load) {
-            // It was made by an earlier run.
+            // The sandbox was created by an earlier helper process, which the new process must load
+            // first.
             let loaded = run.ask(id, &HelperRequest::Load).await?;
             check(loaded, &HelperRequest::Load)?;
             answer = run.ask(id, ask).await?;
@@ -241,14 +246,15 @@ impl Helper {
         check(answer, ask)
     }
 
-    /// Asks without waiting for anything.
-    pub(crate) fn tell(&self, id: &str, ask: HelperRequest) {
-        // Without a runtime this process ends, and with it all that is not kept.
+    /// Sends a request without waiting for the reply.
+    pub(crate) fn send_in_background(&self, id: &str, ask: HelperRequest) {
+        // Without a runtime, this process is exiting: all sandboxes that are not detached are
+        // terminated anyway.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let (helper, id) = (self.clone(), id.to_owned());
             runtime.spawn(async move {
                 if let Err(e) = helper.ask(&id, &ask).await {
-                    tracing::debug!("sandbox {id}: {e}");
+                    tracing::debug!(sandbox_id = id, error = %e, "a request to jiffy-gvisor failed");
                 }
             });
         }
@@ -273,8 +279,8 @@ impl Helper {
         let (channel, theirs) = Channel::pair()?;
         let nonblocking = FcntlArg::F_SETFL(OFlag::O_NONBLOCK);
         fcntl(channel.as_fd(), nonblocking).map_err(ChannelError::Io)?;
-        // SAFETY: a Channel owns its descriptor, returns the same one always, and closes it only
-        // when dropped.
+        // SAFETY: a Channel owns its descriptor, always returns the same descriptor, and closes it
+        // only when it is dropped.
         let channel = unsafe {
             let both = Interest::READABLE | Interest::WRITABLE;
             AsyncFd::register_with_interest(channel, both)
@@ -291,7 +297,7 @@ impl Helper {
             .env_clear()
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        // It finds `ip`, and nothing else is its business.
+        // The helper runs `ip`. It needs no other variable of the environment.
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         if let Some(log) = std::env::var_os("JIFFY_GVISOR_LOG") {
             command.env("JIFFY_GVISOR_LOG", log);
@@ -306,18 +312,19 @@ impl Helper {
         command
             .fd_mappings(vec![mapping])
             .map_err(|e| failed(std::io::Error::other(e)))?;
-        let kept = match jiffy_rootless::maps_only_itself() {
-            true => CAPABILITIES | MAP_ONLY_USER,
-            false => CAPABILITIES,
+        let capabilities = if jiffy_rootless::maps_only_itself() {
+            CAPABILITIES | MAP_ONLY_USER
+        } else {
+            CAPABILITIES
         };
-        // SAFETY: only system calls between fork and exec.
+        // SAFETY: the closure only makes system calls, which are safe between fork and exec.
         unsafe {
             std::os::unix::process::CommandExt::pre_exec(&mut command, move || {
-                limit_privileges(kept)
+                limit_privileges(capabilities)
             });
         }
-        // A terminal's signals to a daemon in its foreground are not for it: it ends when the
-        // daemon has.
+        // A process group of its own: signals from the terminal of a daemon in the foreground must
+        // not reach the helper. It exits after the daemon.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = Command::from(command).spawn().map_err(failed)?;
         let run = Arc::new(HelperProcess {
@@ -333,9 +340,9 @@ impl Helper {
                     Err(e) => break e,
                 }
             };
-            tracing::debug!("the socket to jiffy-gvisor: {error}");
+            tracing::debug!(error = %error, "the socket to jiffy-gvisor was closed");
             asked.end();
-            // It is not left a zombie.
+            // Reap the process, so that it does not remain a zombie.
             let _ = child.wait().await;
         });
         Ok(RunningHelper(run, reading))
@@ -351,12 +358,13 @@ impl Drop for HelperState {
 }
 
 fn check(answer: HelperAnswer, ask: &HelperRequest) -> Result<HelperAnswer, GvisorError> {
-    match answer.0.error.is_empty() {
-        true => Ok(answer),
-        false => Err(GvisorError::Refused {
+    if answer.0.error.is_empty() {
+        Ok(answer)
+    } else {
+        Err(GvisorError::Refused {
             what: ask.what(),
             reason: answer.0.error,
-        }),
+        })
     }
 }
 
@@ -365,7 +373,8 @@ impl HelperProcess {
         self.waiting.lock()
     }
 
-    /// It reads that nobody is there any more, and ends what is not kept.
+    /// Shuts the socket down. The helper then terminates all sandboxes that are not detached, and
+    /// exits.
     fn shut(&self) {
         let socket = self.channel.get_ref().as_fd();
         let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
@@ -385,7 +394,7 @@ impl HelperProcess {
             .as_mut()
             .and_then(|w| w.remove(&answer.0.number));
         if let Some(asker) = asker {
-            // The one that asked may have gone.
+            // Ignore the error: the caller was cancelled.
             let _ = asker.send(answer);
         }
     }

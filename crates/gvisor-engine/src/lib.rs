@@ -1,9 +1,9 @@
-//! Sandboxes on gVisor: a kernel in user space instead of a virtual machine, for hosts without KVM.
+//! Sandboxes on gVisor, a kernel in user space, for hosts without KVM.
 //!
-//! Each sandbox is one process of gVisor's (the *sentry*) as a user of its own and without rights.
-//! All of them are made by one helper program, `jiffy-gvisor`, which links gVisor's own runtime,
-//! and is asked over a socket: a call of the runtime's command line would spend 12 to 15 ms on its
-//! start.
+//! Each sandbox is one gVisor process (the *sentry*), which runs as a user of its own without
+//! privileges. All sentries are created by one helper program, `jiffy-gvisor`, which links gVisor's
+//! runtime and receives requests over a socket. Starting gVisor's command line program for each
+//! request would take 12 to 15 ms.
 
 mod error;
 mod helper;

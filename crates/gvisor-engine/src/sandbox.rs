@@ -1,4 +1,4 @@
-//! A sandbox and its operations.
+//! A running sandbox and its operations.
 
 mod adopt;
 mod body;
@@ -18,12 +18,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::net::UnixStream;
 
-/// Sandbox whose agent has its identity. Dropping it ends it, unless it is kept.
+/// Sandbox whose agent has an identity. Dropping it terminates the sandbox, unless it is detached.
 #[derive(Debug)]
 pub struct Sandbox {
     body: SandboxBody,
     report: BootReport,
-    /// Connection of the agent's greeting, open as long as this process controls the sandbox; none
+    /// Connection of the agent's greeting, open while this process controls the sandbox. `None`
     /// after an adoption.
     _greeting: Option<UnixStream>,
     /// Held while a snapshot is taken.
@@ -31,7 +31,7 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Specification for [`Self::adopt`].
+    /// Returns the specification for [`Self::adopt`].
     pub fn adopt_spec(&self) -> AdoptSpec {
         AdoptSpec {
             boot: self.body.spec.clone(),
@@ -40,24 +40,24 @@ impl Sandbox {
         }
     }
 
-    /// Keeps it running when this process ends.
-    pub async fn keep(&self) -> Result<(), GvisorError> {
+    /// Detaches the sandbox: it continues to run after this process exits.
+    pub async fn detach(&self) -> Result<(), GvisorError> {
         self.body.ask(&HelperRequest::Detach).await?;
-        self.body.kept.store(true, Ordering::Release);
+        self.body.detached.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Returns the report of its boot.
+    /// Returns the report of the boot.
     pub fn report(&self) -> BootReport {
         self.report
     }
 
-    /// Id of the process that isolates it.
+    /// Returns the id of the process that isolates the sandbox.
     pub fn pid(&self) -> u32 {
         self.body.process.mark.pid
     }
 
-    /// Returns its use of the host's resources.
+    /// Returns the resource usage on the host.
     pub fn usage(&self) -> Option<GuestUsage> {
         Some(GuestUsage {
             cpu_us: self.body.process.cpu_us()?,
@@ -67,38 +67,39 @@ impl Sandbox {
         })
     }
 
-    /// Opens a stream to `port` of the agent. A refused connection reads as closed.
+    /// Opens a stream to `port` of the agent. If the connection is rejected, reads return the end
+    /// of the stream.
     pub fn connect(&self, port: u32) -> impl Future<Output = Result<UnixStream, GvisorError>> + '_ {
         self.body.connect(port)
     }
 
-    /// True if it has ended.
+    /// Returns whether the sandbox has ended.
     pub fn has_ended(&self) -> bool {
         self.body.process.has_ended()
     }
 
-    /// Waits until it has ended and returns the reason.
+    /// Waits until the sandbox has ended and returns the reason.
     pub async fn ended(&self) -> ExitReason {
         self.body.ended().await
     }
 
-    /// Last console output, cleaned for a terminal.
+    /// Returns the end of the console output without control characters.
     pub fn console_tail(&self) -> String {
         self.body.console_tail()
     }
 
-    /// Kills it and returns when it does not run any more. [`Self::stop`] removes it.
+    /// Kills the sandbox and returns when it no longer runs. [`Self::stop`] removes its files.
     pub async fn halt(&self) {
         self.body.halt().await;
     }
 
-    /// Ends it and returns when nothing of it is left.
+    /// Kills and removes the sandbox. Returns when all of its resources are released.
     pub async fn stop(&self) {
         self.body.remove().await;
     }
 }
 
-/// Microseconds since `from`.
+/// Returns the microseconds since `from`.
 fn elapsed_us(from: Instant) -> u64 {
     u64::try_from(from.elapsed().as_micros()).unwrap_or(u64::MAX)
 }

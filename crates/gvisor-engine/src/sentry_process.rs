@@ -1,4 +1,4 @@
-//! The process that isolates a sandbox, which need not be our child.
+//! Process that isolates a sandbox. It need not be a child of this process.
 
 use crate::error::GvisorError;
 use jiffy_engine_api::ProcessInstance;
@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A process that is watched.
+/// Monitored process, identified by a pidfd.
 #[derive(Debug)]
 pub(crate) struct SentryProcess {
     pub mark: ProcessInstance,
@@ -18,32 +18,35 @@ pub(crate) struct SentryProcess {
 }
 
 impl SentryProcess {
-    /// Watches process `pid`; must be called inside a tokio runtime.
+    /// Starts to monitor process `pid`. Must be called inside a tokio runtime.
     pub fn watch(pid: u32) -> Result<Self, GvisorError> {
-        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let number = number.ok_or_else(|| GvisorError::Process(io::ErrorKind::NotFound.into()))?;
-        let fd = pidfd_open(number, PidfdFlags::empty());
-        let fd = fd.map_err(|e| GvisorError::Process(e.into()))?;
+        let number = i32::try_from(pid)
+            .ok()
+            .and_then(Pid::from_raw)
+            .ok_or_else(|| GvisorError::Process(io::ErrorKind::NotFound.into()))?;
+        let fd =
+            pidfd_open(number, PidfdFlags::empty()).map_err(|e| GvisorError::Process(e.into()))?;
         // SAFETY: an OwnedFd is the same descriptor always, and is closed only when dropped.
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
         let fd = fd.map_err(|e| GvisorError::Process(e.into_parts().1))?;
-        // After opening: the mark is that of the process which the descriptor means, or of none.
+        // Read the mark only now: it either belongs to the process of the pidfd, or the read fails
+        // because that process has exited.
         let mark = ProcessInstance::of(pid).map_err(GvisorError::Process)?;
         Ok(Self { mark, fd })
     }
 
-    /// Waits until it has ended.
+    /// Waits until the process has exited.
     pub async fn ended(&self) {
         loop {
             match self.fd.readable().await {
                 Ok(mut ready) if !self.has_ended() => ready.clear_ready(),
-                // A process that cannot be watched is looked at no longer.
+                // A process that cannot be monitored counts as exited.
                 _ => return,
             }
         }
     }
 
-    /// True if it has ended.
+    /// Returns whether the process has exited.
     pub fn has_ended(&self) -> bool {
         use std::os::fd::AsRawFd;
         let mut poll = libc::pollfd {
@@ -51,19 +54,19 @@ impl SentryProcess {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one pollfd, and no time to wait.
+        // SAFETY: the array has one pollfd, and the timeout is 0.
         let count = unsafe { libc::poll(&raw mut poll, 1, 0) };
         count != 0
     }
 
-    /// Ends it without asking. All processes of the sandbox are in its process namespace, and end
-    /// with it.
+    /// Kills the process. All processes of the sandbox are in its PID namespace and are killed with
+    /// it.
     pub fn kill(&self) {
-        // One that is gone needs none.
+        // Ignore the error: the process has exited.
         let _ = pidfd_send_signal(self.fd.get_ref(), Signal::KILL);
     }
 
-    /// Processor time of it and what it runs, in microseconds.
+    /// Returns the CPU time of the process and its descendants, in microseconds.
     pub fn cpu_us(&self) -> Option<u64> {
         let mut ticks = 0_u64;
         let mut pids = vec![self.mark.pid];
@@ -72,16 +75,16 @@ impl SentryProcess {
                 continue;
             };
             let fields = stat.rsplit_once(')')?.1.split_whitespace();
-            // Fields 14 to 17: in user mode, in the kernel, and both of children that were waited
-            // for.
+            // Fields 14 to 17: user and system time of the process, and of its children that were
+            // waited for.
             let used = fields.skip(11).take(4).map_while(|f| f.parse::<u64>().ok());
             ticks += used.sum::<u64>();
             let threads = fs::read_dir(format!("/proc/{pid}/task"))
                 .into_iter()
                 .flatten();
             for thread in threads.flatten() {
-                let children = fs::read_to_string(thread.path().join("children"));
-                let children = children.unwrap_or_default();
+                let children =
+                    fs::read_to_string(thread.path().join("children")).unwrap_or_default();
                 pids.extend(
                     children
                         .split_whitespace()
@@ -89,13 +92,12 @@ impl SentryProcess {
                 );
             }
         }
-        // The kernel's ticks for user space are hundredths of a second on every platform there is
-        // (USER_HZ, time(7)).
+        // USER_HZ is 100 on all supported platforms (time(7)).
         Some(ticks * 10_000)
     }
 
-    /// Memory that is its own in bytes: what the guest's programs have, which is one nameless file,
-    /// and the kernel's that runs them.
+    /// Returns the private memory in bytes: the memory of the sentry and the memfd that contains
+    /// the memory of the guest's programs.
     pub fn memory_bytes(&self) -> Option<u64> {
         use std::os::unix::fs::MetadataExt;
         let pid = self.mark.pid;

@@ -1,5 +1,5 @@
-//! Snapshots of gVisor sandboxes on disk: `<root>/<id>/` with a manifest and the files of gVisor's
-//! checkpoint. Each is whole: it needs no other.
+//! Snapshots of gVisor sandboxes on disk: `<root>/<id>/` contains a manifest and the files of
+//! gVisor's checkpoint. Snapshots do not depend on each other.
 
 use crate::error::GvisorError;
 use jiffy_engine_api::SandboxSize;
@@ -18,9 +18,9 @@ const MANIFEST_FORMAT: u32 = 1;
 const MANIFEST_FILE: &str = "manifest.json";
 /// Files of every checkpoint (pkg/sentry/state/checkpointfiles of gVisor).
 const CHECKPOINT_FILES: [&str; 3] = ["checkpoint.img", "pages_meta.img", "pages.img"];
-/// In the directory of a snapshot that holds nothing but a boot.
+/// File that marks a snapshot of a sandbox that was only booted ([`SnapshotStore::mark_boot`]).
 const BOOT_MARK_FILE: &str = "boot";
-/// Names of what is no snapshot (yet, or any more) begin with a dot, which no id does.
+/// Prefix of directories that are not snapshots: unfinished or removed ones. Ids contain no dot.
 const DRAFT_PREFIX: &str = ".draft-";
 
 /// Manifest of a snapshot.
@@ -28,26 +28,26 @@ const DRAFT_PREFIX: &str = ".draft-";
 pub struct GvisorManifest {
     /// Version of the layout.
     pub format: u32,
-    /// Its name.
+    /// Snapshot id.
     pub id: String,
-    /// The engine that took it: `gvisor`.
+    /// Engine that took the snapshot: `gvisor`.
     pub engine: String,
-    /// Version of gVisor: another one may not read it.
+    /// Version of gVisor. Other versions may be unable to read the snapshot.
     pub version: String,
-    /// Template of the sandbox, and its version.
+    /// Template of the sandbox with its version.
     pub template: String,
-    /// Milliseconds since the epoch.
+    /// Time of the snapshot, in milliseconds since 1970.
     pub created_ms: u64,
     /// Size of the sandbox.
     pub size: SandboxSize,
-    /// True if there is a network interface.
+    /// True if the sandbox has a network interface.
     pub net: bool,
-    /// Image that its agent was started from.
+    /// Path of the image from which the agent was started.
     pub base: String,
 }
 
 impl GvisorManifest {
-    /// Of a snapshot that is about to be taken.
+    /// Creates the manifest of a snapshot that will be taken.
     pub(crate) fn new(id: &str, created_ms: u64) -> Self {
         Self {
             format: MANIFEST_FORMAT,
@@ -63,21 +63,21 @@ impl GvisorManifest {
     }
 
     /// Reads the manifest of snapshot `id`.
-    pub fn parse(words: &[u8], id: &str) -> Result<Self, GvisorError> {
+    pub fn parse(json: &[u8], id: &str) -> Result<Self, GvisorError> {
         let damaged = |reason: String| GvisorError::Snapshot {
             id: id.to_owned(),
             reason,
         };
         let manifest: Self =
-            serde_json::from_slice(words).map_err(|e| damaged(format!("is damaged: {e}")))?;
+            serde_json::from_slice(json).map_err(|e| damaged(format!("is damaged: {e}")))?;
         match manifest.format {
             MANIFEST_FORMAT if manifest.id == id => Ok(manifest),
             MANIFEST_FORMAT => Err(damaged(format!(
-                "is damaged: its manifest is that of {:?}",
+                "is damaged: its manifest belongs to snapshot {:?}",
                 manifest.id
             ))),
             other => Err(damaged(format!(
-                "has format {other}, and this program knows {MANIFEST_FORMAT}: it was taken by another version of jiffy"
+                "has format {other}, but this version of jiffy reads format {MANIFEST_FORMAT}: use the version of jiffy that took it"
             ))),
         }
     }
@@ -90,7 +90,7 @@ pub struct SnapshotStore {
 }
 
 impl SnapshotStore {
-    /// Opens the directory, making it if need be.
+    /// Opens the directory `root`, and creates it if it does not exist.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, GvisorError> {
         let root = root.into();
         DirBuilder::new()
@@ -107,18 +107,19 @@ impl SnapshotStore {
         Ok(self.root.join(id))
     }
 
-    /// Fails if `id` cannot be the name of a new one.
+    /// Fails if a snapshot `id` exists or if `id` is not a valid id.
     pub(crate) fn expect_free(&self, id: &str) -> Result<(), GvisorError> {
-        match self.path(id)?.exists() {
-            false => Ok(()),
-            true => Err(GvisorError::Snapshot {
+        if self.path(id)?.exists() {
+            Err(GvisorError::Snapshot {
                 id: id.to_owned(),
-                reason: "exists already".to_owned(),
-            }),
+                reason: "already exists".to_owned(),
+            })
+        } else {
+            Ok(())
         }
     }
 
-    /// An empty directory for one that is being taken.
+    /// Creates an empty directory for a snapshot that will be taken.
     pub(crate) fn draft(&self) -> Result<PathBuf, GvisorError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -131,7 +132,7 @@ impl SnapshotStore {
         Ok(path)
     }
 
-    /// Makes a snapshot of a draft whose checkpoint is written.
+    /// Publishes a draft whose checkpoint is complete as a snapshot.
     pub(crate) fn publish(
         &self,
         draft: &Path,
@@ -142,9 +143,9 @@ impl SnapshotStore {
         fs::rename(draft, &path).map_err(GvisorError::file(&path))
     }
 
-    /// Publishes the snapshot of `manifest`, which another host made, with the files that `fill`
-    /// puts into the directory that it is given. One that is there already is replaced if `replace`
-    /// says so. Afterwards it is complete and on storage, or does not exist.
+    /// Publishes an imported snapshot. `fill` places its files in the given directory. If
+    /// `replace`, an existing snapshot is replaced. On return, the snapshot is either complete and
+    /// durable, or does not exist.
     pub fn import(
         &self,
         manifest: &GvisorManifest,
@@ -156,7 +157,7 @@ impl SnapshotStore {
         }
         let draft = self.draft()?;
         let imported = self.import_in(&draft, manifest, fill);
-        // After an exchange these are the files that were replaced.
+        // After an exchange, the draft contains the replaced files.
         let _ = fs::remove_dir_all(&draft);
         imported
     }
@@ -169,7 +170,7 @@ impl SnapshotStore {
     ) -> Result<(), GvisorError> {
         let failed = |e| GvisorError::file(draft)(e);
         fill(draft).map_err(failed)?;
-        // As it came, it may be shared with a cache.
+        // Replace the imported manifest, which may be shared with a cache.
         let own = draft.join(MANIFEST_FILE);
         match fs::remove_file(&own) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
@@ -178,11 +179,11 @@ impl SnapshotStore {
         for entry in fs::read_dir(draft).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
-            let known = name.to_str().is_some_and(is_checkpoint_file);
-            if !known || !entry.file_type().map_err(failed)?.is_file() {
+            let is_expected = name.to_str().is_some_and(is_checkpoint_file);
+            if !is_expected || !entry.file_type().map_err(failed)?.is_file() {
                 return Err(GvisorError::Snapshot {
                     id: manifest.id.clone(),
-                    reason: format!("is damaged: a checkpoint has no file {name:?}"),
+                    reason: format!("is damaged: it contains the unexpected file {name:?}"),
                 });
             }
             File::open(entry.path())
@@ -190,14 +191,13 @@ impl SnapshotStore {
                 .map_err(failed)?;
         }
         let path = self.path(&manifest.id)?;
-        match path.exists() {
-            false => self.publish(draft, manifest)?,
-            true => {
-                write_manifest(draft, manifest)?;
-                let flags = RenameFlags::RENAME_EXCHANGE;
-                renameat2(AT_FDCWD, draft, AT_FDCWD, &path, flags)
-                    .map_err(|e| GvisorError::file(&path)(e.into()))?;
-            }
+        if path.exists() {
+            write_manifest(draft, manifest)?;
+            let flags = RenameFlags::RENAME_EXCHANGE;
+            renameat2(AT_FDCWD, draft, AT_FDCWD, &path, flags)
+                .map_err(|e| GvisorError::file(&path)(e.into()))?;
+        } else {
+            self.publish(draft, manifest)?
         }
         let synced = File::open(&path).and_then(|dir| dir.sync_all());
         synced
@@ -228,7 +228,7 @@ impl SnapshotStore {
         damaged.map(|name| format!("{} is missing or empty", path.join(name).display()))
     }
 
-    /// Opens all files of snapshot `id`, sorted by name, its manifest among them.
+    /// Opens all files of snapshot `id`, including the manifest, sorted by name.
     pub fn files(&self, id: &str) -> Result<(GvisorManifest, Vec<(String, File)>), GvisorError> {
         let manifest = self.get(id)?;
         let path = self.path(id)?;
@@ -246,8 +246,8 @@ impl SnapshotStore {
         Ok((manifest, files))
     }
 
-    /// Writes down that snapshot `id` is what a boot of its template makes: nothing had been
-    /// started in it.
+    /// Records that snapshot `id` is equivalent to a boot of its template: no command was started
+    /// before it was taken.
     pub fn mark_boot(&self, id: &str) -> Result<(), GvisorError> {
         let path = self.path(id)?.join(BOOT_MARK_FILE);
         File::create(&path)
@@ -255,18 +255,18 @@ impl SnapshotStore {
             .map_err(GvisorError::file(&path))
     }
 
-    /// True if snapshot `id` is what a boot makes, too.
+    /// Returns whether snapshot `id` is equivalent to a boot of its template.
     pub fn is_boot(&self, id: &str) -> bool {
         self.path(id)
             .is_ok_and(|path| path.join(BOOT_MARK_FILE).exists())
     }
 
-    /// True if there is a snapshot of that name.
+    /// Returns whether snapshot `id` exists.
     pub fn has(&self, id: &str) -> bool {
         self.path(id).is_ok_and(|path| path.exists())
     }
 
-    /// Ids of all snapshots, sorted.
+    /// Returns the ids of all snapshots, sorted.
     pub fn ids(&self) -> Result<Vec<String>, GvisorError> {
         let failed = |e| GvisorError::file(&self.root)(e);
         let mut ids = Vec::new();
@@ -280,10 +280,11 @@ impl SnapshotStore {
         Ok(ids)
     }
 
-    /// Removes a snapshot; one that is not there is no error. What was restored from it runs on.
+    /// Removes a snapshot. A missing snapshot is not an error. Sandboxes restored from it continue
+    /// to run.
     pub fn remove(&self, id: &str) -> Result<(), GvisorError> {
         let path = self.path(id)?;
-        // Gone at once for everybody; its files follow.
+        // Rename first: the snapshot disappears atomically, before its files are removed.
         let trash = self.draft()?;
         match fs::rename(&path, trash.join(id)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -294,8 +295,8 @@ impl SnapshotStore {
         fs::remove_dir_all(&trash).map_err(GvisorError::file(&trash))
     }
 
-    /// Ids of all snapshots, in no order, read from the directory as they are taken. Removes the
-    /// drafts of processes that have ended, as it comes by them.
+    /// Iterates over the ids of all snapshots in no particular order, reading the directory lazily.
+    /// Removes drafts of processes that exited.
     pub fn walk(
         &self,
     ) -> Result<impl Iterator<Item = Result<String, GvisorError>> + use<>, GvisorError> {
@@ -309,7 +310,7 @@ impl SnapshotStore {
                 return Ok(Some(name.into_owned()));
             }
             if is_abandoned(&name) {
-                // Remains are found again by the next walk.
+                // Ignore the error: the next walk tries again.
                 let _ = fs::remove_dir_all(entry.path());
             }
             Ok(None)
@@ -317,20 +318,21 @@ impl SnapshotStore {
         Ok(ids.filter_map(Result::transpose))
     }
 
-    /// Bytes of snapshot `id`.
+    /// Returns the size of snapshot `id` in bytes.
     pub fn size(&self, id: &str) -> Option<u64> {
         let path = self.path(id).ok()?;
         path.exists().then(|| Self::size_of(&path))
     }
 
-    /// Bytes of the checkpoint in `directory`: the lengths of its files, without the manifest.
+    /// Returns the size of the checkpoint in `directory`: the sum of its file lengths, without the
+    /// manifest.
     pub(crate) fn size_of(directory: &Path) -> u64 {
         let files = fs::read_dir(directory).into_iter().flatten().flatten();
         let files = files.filter(|f| f.file_name() != MANIFEST_FILE);
         files.map(|f| f.metadata().map_or(0, |m| m.len())).sum()
     }
 
-    /// Reads the files of snapshot `id` ahead into memory.
+    /// Reads the files of snapshot `id` into the page cache in the background.
     pub fn warm(&self, id: &str) -> Result<(), GvisorError> {
         let path = self.path(id)?;
         for file in fs::read_dir(&path)
@@ -339,23 +341,24 @@ impl SnapshotStore {
         {
             let opened = File::open(file.path()).map_err(GvisorError::file(&file.path()))?;
             let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_WILLNEED;
-            // Advice that is not taken costs time and nothing else.
+            // Ignore the error: a restore is only slower.
             let _ = nix::fcntl::posix_fadvise(&opened, 0, 0, advice);
         }
         Ok(())
     }
 }
 
-/// True for the draft of a process that has ended.
+/// Returns whether `name` is a draft of a process that exited.
 fn is_abandoned(name: &str) -> bool {
     let Some(rest) = name.strip_prefix(DRAFT_PREFIX) else {
         return false;
     };
     let maker = rest.split('-').next().unwrap_or_default();
-    // An earlier process may have had our number.
-    match maker == std::process::id().to_string() {
-        true => !rest.contains(run()),
-        false => !Path::new("/proc").join(maker).exists(),
+    // An earlier process may have had the same process id.
+    if maker == std::process::id().to_string() {
+        !rest.contains(run())
+    } else {
+        !Path::new("/proc").join(maker).exists()
     }
 }
 
@@ -366,28 +369,29 @@ fn write_manifest(draft: &Path, manifest: &GvisorManifest) -> Result<(), GvisorE
     written.map_err(GvisorError::file(&file))
 }
 
-/// True for names of files that gVisor writes, and for the mark of a boot.
+/// Returns whether gVisor writes a file of this name, or it is the mark of a boot.
 fn is_checkpoint_file(name: &str) -> bool {
     let image = name.strip_suffix(".img");
     let good = |b: u8| b.is_ascii_lowercase() || b == b'_';
     name == BOOT_MARK_FILE || image.is_some_and(|stem| !stem.is_empty() && stem.bytes().all(good))
 }
 
-/// Word for this run of this process.
+/// Returns a random string that identifies this run of the process.
 fn run() -> &'static str {
     static RUN: OnceLock<String> = OnceLock::new();
     RUN.get_or_init(|| format!("{:016x}", RandomState::new().build_hasher().finish()))
 }
 
-/// 1 to 64 lower-case letters and digits.
+/// Checks that `id` consists of 1 to 64 lower-case letters and digits.
 fn check_id(id: &str) -> Result<(), GvisorError> {
     let good = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    match (1..=64).contains(&id.len()) && id.bytes().all(good) {
-        true => Ok(()),
-        false => Err(GvisorError::Snapshot {
+    if (1..=64).contains(&id.len()) && id.bytes().all(good) {
+        Ok(())
+    } else {
+        Err(GvisorError::Snapshot {
             id: format!("{:?}", id.chars().take(80).collect::<String>()),
-            reason: "cannot be: a name is 1 to 64 lower-case letters and digits".to_owned(),
-        }),
+            reason: "has an invalid id: use 1 to 64 lower-case letters and digits".to_owned(),
+        })
     }
 }
 
@@ -448,9 +452,9 @@ mod tests {
     fn remains_of_dead_processes_are_removed_and_names_stay_inside() {
         let place = tempfile::tempdir().unwrap();
         let store = SnapshotStore::open(place.path()).unwrap();
-        // Beyond the largest process id there can be (pid_max, proc(5)).
+        // Above the maximum process id (pid_max, proc(5)).
         fs::create_dir(place.path().join(".draft-4194305-0")).unwrap();
-        // Of an earlier process with our number, and of this one.
+        // Drafts of an earlier process with the same id, and of this process.
         let earlier = format!(".draft-{}-0", std::process::id());
         fs::create_dir(place.path().join(earlier)).unwrap();
         let own = store.draft().unwrap();

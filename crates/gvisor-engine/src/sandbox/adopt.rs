@@ -1,4 +1,4 @@
-//! Adoption of sandboxes that an earlier process kept.
+//! Adoption of sandboxes that an earlier process detached.
 
 use super::Sandbox;
 use super::body::SandboxBody;
@@ -11,16 +11,17 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Length of a sandbox's id in characters.
+/// Length of a sandbox id, in characters.
 const ID_LEN: usize = 20;
 
 impl Sandbox {
-    /// Adopts a sandbox that an earlier process kept. One that cannot be adopted is removed.
+    /// Adopts a sandbox that an earlier process detached. Removes the sandbox if the adoption
+    /// fails.
     pub async fn adopt(helper: &Helper, spec: AdoptSpec) -> Result<Self, GvisorError> {
         let id = spec.boot.id.clone();
         let adopted = Self::take_over(helper, spec).await;
         if adopted.is_err() {
-            helper.tell(&id, HelperRequest::Destroy);
+            helper.send_in_background(&id, HelperRequest::Destroy);
         }
         adopted
     }
@@ -34,7 +35,7 @@ impl Sandbox {
             helper: helper.clone(),
             directory: helper.directory().join(&spec.boot.id),
             process: Arc::new(process),
-            kept: AtomicBool::new(true),
+            detached: AtomicBool::new(true),
             stopped: AtomicBool::new(false),
             removed: tokio::sync::Mutex::default(),
             spec: spec.boot,
@@ -48,8 +49,8 @@ impl Sandbox {
         })
     }
 
-    /// Ends all sandboxes in the helper's directory whose ids are not among `known`. Returns the
-    /// number of them.
+    /// Terminates all sandboxes in the helper's directory whose ids are not among `known`. Returns
+    /// their number.
     pub async fn end_unadopted(helper: &Helper, known: &[String]) -> Result<usize, GvisorError> {
         let mut ended = 0;
         let directory = helper.directory();
@@ -66,15 +67,15 @@ impl Sandbox {
             }
             match helper.ask(id, &HelperRequest::Destroy).await {
                 Ok(_) => ended += 1,
-                // Its directory stays, for the next daemon to try it again.
-                Err(e) => tracing::warn!("removing what sandbox {id} left: {e}"),
+                // The directory remains, so that the next daemon tries again.
+                Err(e) => tracing::warn!(sandbox_id = id, error = %e, "cannot remove a sandbox"),
             }
         }
         Ok(ended)
     }
 }
 
-/// Returns true for names of directories of sandboxes.
+/// Returns whether `name` is the name of a sandbox directory.
 fn is_id(name: &str) -> bool {
     name.len() == ID_LEN
         && name

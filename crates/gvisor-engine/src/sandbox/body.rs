@@ -1,4 +1,4 @@
-//! State that sandboxes with and without an identity have in common.
+//! State shared by sandboxes with and without an identity.
 
 use super::spec::BootSpec;
 use crate::error::GvisorError;
@@ -19,51 +19,52 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// Time from asking for a sandbox to its agent's greeting.
+/// Timeout from the request for a sandbox to the agent's greeting.
 pub(super) const BOOT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time to take a connection.
+/// Timeout of a connection to the agent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for the helper to report how a sandbox ended.
+/// Timeout of the request for a sandbox's exit status.
 const EXIT_STATUS_TIMEOUT: Duration = Duration::from_secs(1);
-/// Most of a console that is shown, in bytes.
+/// Maximum length of the console output in messages, in bytes.
 const CONSOLE_TAIL_BYTES: usize = 16 * 1024;
-/// Memory that gVisor's kernel needs besides the guest's, in bytes.
+/// Memory that the sentry needs in addition to the guest's memory, in bytes.
 const OVERHEAD_BYTES: u64 = 64 << 20;
-/// Most threads and processes of a sandbox, gVisor's kernel included.
+/// Maximum number of threads and processes of a sandbox, including the sentry's.
 const MAX_TASKS: u64 = 4096;
 
-/// Processes and files of a sandbox. Dropping it ends the sandbox, unless it is kept.
+/// Process and files of a sandbox. Dropping it terminates the sandbox, unless it is detached.
 #[derive(Debug)]
 pub(super) struct SandboxBody {
     pub helper: Helper,
     pub spec: BootSpec,
     pub directory: PathBuf,
     pub process: Arc<SentryProcess>,
-    /// True if it outlives this process.
-    pub kept: AtomicBool,
-    /// True once this process ended it.
+    /// True if the sandbox outlives this process.
+    pub detached: AtomicBool,
+    /// Set when this process kills the sandbox.
     pub stopped: AtomicBool,
-    /// True once nothing of it is left; locked during its removal.
+    /// Set when all resources are released. Locked during the removal.
     pub removed: tokio::sync::Mutex<bool>,
 }
 
 impl Drop for SandboxBody {
     fn drop(&mut self) {
-        let left = !*self.removed.get_mut();
-        // One that is being removed, or that has ended, is not kept any more.
-        let over = self.stopped.load(Ordering::Acquire) || self.process.has_ended();
-        let kept = self.kept.load(Ordering::Acquire) && !over;
-        if kept || !left {
+        let is_removed = *self.removed.get_mut();
+        // A sandbox that has ended or is being removed no longer counts as detached.
+        let has_ended = self.stopped.load(Ordering::Acquire) || self.process.has_ended();
+        let is_detached = self.detached.load(Ordering::Acquire) && !has_ended;
+        if is_detached || is_removed {
             return;
         }
         self.process.kill();
-        self.helper.tell(&self.spec.id, HelperRequest::Destroy);
+        self.helper
+            .send_in_background(&self.spec.id, HelperRequest::Destroy);
     }
 }
 
 impl SandboxBody {
-    /// Has the process made that will isolate the sandbox. Ends it if this call is dropped
-    /// meanwhile.
+    /// Creates the sentry process of a new sandbox. If the future is dropped, the process is
+    /// terminated after its creation.
     pub async fn make(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
         let making = tokio::spawn(Self::make_now(helper.clone(), spec.clone()));
         let made = making.await;
@@ -96,10 +97,10 @@ impl SandboxBody {
         let process = match made.and_then(|(reply, _)| SentryProcess::watch(reply.pid)) {
             Ok(process) => process,
             Err(e) => {
-                // It may be there all the same: a helper that was killed could not tell. What
-                // cannot be removed now keeps its directory, by which the next daemon finds it.
-                if let Err(left) = helper.ask(&spec.id, &HelperRequest::Destroy).await {
-                    tracing::warn!("removing what sandbox {} left: {left}", spec.id);
+                // The sentry may exist: a helper that was killed could not reply. If it cannot be
+                // removed now, the next daemon finds it by its directory.
+                if let Err(error) = helper.ask(&spec.id, &HelperRequest::Destroy).await {
+                    tracing::warn!(sandbox_id = spec.id, %error, "cannot remove a sandbox");
                 }
                 return Err(e);
             }
@@ -109,7 +110,7 @@ impl SandboxBody {
             spec,
             directory,
             process: Arc::new(process),
-            kept: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             removed: tokio::sync::Mutex::default(),
         })
@@ -122,9 +123,9 @@ impl SandboxBody {
 
     /// Opens a stream to `port` of the agent.
     pub async fn connect(&self, port: u32) -> Result<UnixStream, GvisorError> {
-        let known = [HELLO_PORT, ENVD_PORT, TCP_PORT].contains(&port);
-        let Some(port) = u16::try_from(port).ok().filter(|_| known) else {
-            // As a refused connection reads: its other end goes at once.
+        let is_served = [HELLO_PORT, ENVD_PORT, TCP_PORT].contains(&port);
+        let Some(port) = u16::try_from(port).ok().filter(|_| is_served) else {
+            // Behave like a rejected connection: the other end is closed immediately.
             let closed = UnixStream::pair().map(|(stream, _)| stream);
             return closed.map_err(GvisorError::Process);
         };
@@ -133,8 +134,10 @@ impl SandboxBody {
         let (_, fds) = tokio::time::timeout(CONNECT_TIMEOUT, asked)
             .await
             .map_err(|_| self.timed_out(CONNECT_TIMEOUT))??;
-        let fd = fds.into_iter().next();
-        let fd = fd.ok_or(GvisorError::Gone("connect to the guest agent"))?;
+        let fd = fds
+            .into_iter()
+            .next()
+            .ok_or(GvisorError::Gone("connect to the guest agent"))?;
         let opened = || {
             let stream = BlockingStream::from(fd);
             stream.set_nonblocking(true)?;
@@ -155,7 +158,7 @@ impl SandboxBody {
             })
     }
 
-    /// Error of an agent that did not answer within `limit`.
+    /// Returns the error of an agent that did not answer within `limit`.
     pub fn timed_out(&self, limit: Duration) -> GvisorError {
         GvisorError::Timeout {
             limit_s: limit.as_secs(),
@@ -163,7 +166,7 @@ impl SandboxBody {
         }
     }
 
-    /// Last console output, cleaned for a terminal.
+    /// Returns the end of the console output without control characters.
     pub fn console_tail(&self) -> String {
         let bytes = fs::read(self.directory.join("console.log")).unwrap_or_default();
         let tail = &bytes[bytes.len().saturating_sub(CONSOLE_TAIL_BYTES)..];
@@ -174,15 +177,15 @@ impl SandboxBody {
             .collect()
     }
 
-    /// Kills it, and returns when no process of it runs. Its control groups and files stay until
-    /// [`Self::remove`].
+    /// Kills the sandbox and returns when its processes have exited. Control groups and files
+    /// remain until [`Self::remove`].
     pub async fn halt(&self) {
         self.stopped.store(true, Ordering::Release);
         self.process.kill();
         self.process.ended().await;
     }
 
-    /// Kills it, and returns when nothing is left of it.
+    /// Kills the sandbox and returns when all of its resources are released.
     pub async fn remove(&self) {
         self.stopped.store(true, Ordering::Release);
         let mut removed = self.removed.lock().await;
@@ -191,12 +194,12 @@ impl SandboxBody {
         }
         self.halt().await;
         if let Err(e) = self.ask(&HelperRequest::Destroy).await {
-            tracing::warn!("removing what sandbox {} left: {e}", self.spec.id);
+            tracing::warn!(sandbox_id = self.spec.id, error = %e, "cannot remove a sandbox");
         }
         *removed = true;
     }
 
-    /// Waits until it has ended and returns the reason.
+    /// Waits until the sandbox has ended and returns the reason.
     pub async fn ended(&self) -> ExitReason {
         self.process.ended().await;
         if self.stopped.load(Ordering::Acquire) {
@@ -210,7 +213,7 @@ impl SandboxBody {
         match reply {
             Ok(Ok(reply)) if reply.out_of_memory => ExitReason::GuestOutOfMemory {
                 message: format!(
-                    "its programs and the files it wrote needed more than {} MiB",
+                    "its programs and written files exceeded the limit of {} MiB",
                     self.spec.size.memory_mib
                 ),
             },
@@ -219,8 +222,7 @@ impl SandboxBody {
                 status: ExitStatus::from_raw(reply.signal).to_string(),
             },
             _ => ExitReason::VmmDied {
-                status: "how is not known; it may have needed more memory than it may use"
-                    .to_owned(),
+                status: "unknown exit status; it may have exceeded its memory limit".to_owned(),
             },
         }
     }

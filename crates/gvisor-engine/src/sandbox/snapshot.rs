@@ -10,8 +10,8 @@ use std::path::Path;
 use std::time::Instant;
 
 impl Sandbox {
-    /// Takes snapshot `id`. The sandbox is paused meanwhile; streams into it survive. Returns the
-    /// time of the pause and of everything, in microseconds.
+    /// Takes snapshot `id`. The sandbox is paused while the snapshot is written; streams into it
+    /// survive. Returns the duration of the pause and the total duration, in microseconds.
     pub async fn snapshot(
         &self,
         store: &SnapshotStore,
@@ -55,13 +55,14 @@ impl Sandbox {
             .ask(&HelperRequest::Checkpoint { image, resume })
             .await?;
         let published = match (SnapshotStore::size_of(draft), max_bytes) {
-            // The size of a checkpoint is known when it is written.
+            // The size of a checkpoint is only known after it is written.
             (needed, Some(most)) if needed > most => Err(GvisorError::TooLarge { needed, most }),
             _ => store.publish(draft, &manifest),
         };
         match (published, resume) {
             (Err(e), false) => {
-                // The paused sandbox is the only copy.
+                // Resume the paused sandbox: without the snapshot, it is the only copy of the
+                // state.
                 self.body.ask(&HelperRequest::Resume).await?;
                 return Err(e);
             }

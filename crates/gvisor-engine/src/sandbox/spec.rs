@@ -1,4 +1,4 @@
-//! Specifications of sandboxes that are booted, restored or adopted.
+//! Specifications for booting, restoring and adopting sandboxes.
 
 use crate::sentry_process::SentryProcess;
 use crate::snapshot_store::GvisorManifest;
@@ -8,47 +8,48 @@ use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// Specification of a sandbox that is booted.
+/// Specification for booting a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootSpec {
-    /// Id in the helper; all ids have the same length.
+    /// Id in the helper. All ids have the same length.
     pub id: String,
     /// EROFS image with the agent.
     pub base: PathBuf,
-    /// Images of the root file system, the lowest first.
+    /// Images of the root file system, lowest first.
     pub images: Vec<PathBuf>,
     /// Resources.
     pub size: SandboxSize,
-    /// Template, noted in its snapshots.
+    /// Template that is recorded in the sandbox's snapshots.
     pub template: String,
-    /// Network namespace with its interface.
+    /// Path of the network namespace that contains the sandbox's interface. `None` without a
+    /// network.
     pub namespace: Option<PathBuf>,
-    /// Addresses of its name servers.
+    /// Addresses of the sandbox's name servers.
     pub dns: Vec<IpAddr>,
 }
 
-/// Specification of a sandbox that is restored from a snapshot.
+/// Specification for restoring a sandbox from a snapshot.
 #[derive(Debug, Clone)]
 pub struct RestoreSpec {
-    /// Specification of its boot, with another id.
+    /// Specification for a boot, with a new id.
     pub boot: BootSpec,
     /// Manifest of the snapshot.
     pub manifest: GvisorManifest,
 }
 
-/// Specification of a sandbox that is to be adopted.
+/// Specification for adopting a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdoptSpec {
-    /// Specification of its boot.
+    /// Specification with which the sandbox was booted.
     pub boot: BootSpec,
-    /// Process that isolates it.
+    /// Process that isolates the sandbox.
     pub mark: ProcessInstance,
-    /// Report of its boot.
+    /// Report of the boot.
     pub report: BootReport,
 }
 
 impl BootSpec {
-    /// Returns the environment that the agent is started with.
+    /// Returns the environment of the agent.
     pub(super) fn environment(&self) -> Vec<String> {
         let dns: Vec<String> = self.dns.iter().map(IpAddr::to_string).collect();
         vec![
@@ -60,8 +61,8 @@ impl BootSpec {
 }
 
 impl AdoptSpec {
-    /// Kills the process that isolates it, without its helper. Returns true if there was one. Must
-    /// be called inside a tokio runtime.
+    /// Kills the process of the sandbox without the helper. Returns whether the process existed.
+    /// Must be called inside a tokio runtime.
     pub fn end(&self) -> bool {
         let process = SentryProcess::watch(self.mark.pid);
         let own = process.ok().filter(|process| process.mark == self.mark);

@@ -11,20 +11,20 @@ use jiffy_engine_api::{BootMode, BootReport};
 use jiffy_proto::agent::{Hello, Identity};
 use std::time::Instant;
 
-/// Sandbox whose agent has greeted and has no identity yet.
+/// Sandbox whose agent has sent its greeting and has no identity yet.
 #[derive(Debug)]
 pub struct UnassignedSandbox {
     body: SandboxBody,
     greeting: Greeting,
     mode: BootMode,
     asked: Instant,
-    /// Microseconds until the process ran, and until the agent greeted.
+    /// Time until the process was created, and until the agent's greeting, in microseconds.
     made_us: u64,
     greeted_us: u64,
 }
 
 impl UnassignedSandbox {
-    /// Starts the agent in a new sandbox and returns when it has greeted.
+    /// Starts the agent in a new sandbox and returns when its greeting is received.
     pub async fn boot(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
         let asked = Instant::now();
         let body = SandboxBody::make(helper, spec).await?;
@@ -36,7 +36,7 @@ impl UnassignedSandbox {
         Self::receive_greeting(body, BootMode::Cold, asked, made_us).await
     }
 
-    /// Restores a sandbox from a snapshot and returns when its agent has greeted anew.
+    /// Restores a sandbox from a snapshot and returns when the agent's new greeting is received.
     pub async fn restore(
         helper: &Helper,
         store: &SnapshotStore,
@@ -71,17 +71,17 @@ impl UnassignedSandbox {
         })
     }
 
-    /// True if it still waits for its identity: it has not ended.
+    /// Returns whether the sandbox still waits for its identity: it has not ended.
     pub fn is_waiting(&self) -> bool {
         !self.body.process.has_ended()
     }
 
-    /// Returns its agent's hello.
+    /// Returns the hello message of the agent.
     pub fn hello(&self) -> &Hello {
         &self.greeting.hello
     }
 
-    /// Gives the agent its identity and returns when that is in force.
+    /// Assigns the identity and returns when it is in effect.
     pub async fn assign_identity(self, identity: &Identity) -> Result<Sandbox, GvisorError> {
         let Self {
             body,
