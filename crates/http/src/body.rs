@@ -1,4 +1,4 @@
-//! Bodies of any kind.
+//! Bodies of requests and responses.
 
 use hyper::body::{Body, Frame, SizeHint};
 use std::error::Error;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 /// Any error.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Body that keeps a value until it is dropped.
+/// Body that holds a value until it is dropped.
 #[derive(Debug)]
 pub struct GuardedBody<B, T> {
     inner: B,

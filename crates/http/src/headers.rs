@@ -1,4 +1,4 @@
-//! Heads of messages between clients and guests, without what is not meant for the other side.
+//! Headers of messages between clients and guests: removes headers that are not meant for the peer.
 
 pub mod api_key;
 pub mod set_cookie;
@@ -8,10 +8,10 @@ use hyper::header::{
     HeaderValue, LOCATION, SET_COOKIE, STRICT_TRANSPORT_SECURITY, TRANSFER_ENCODING,
 };
 
-/// Header that carries the token of sandboxes that are not open to the public.
+/// Header with the token of sandboxes with restricted access.
 pub const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
 
-/// Allows scripts, and gives pages an opaque origin.
+/// Content security policy that permits scripts and gives pages an opaque origin.
 const ISOLATION_POLICY: &str =
     "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads";
 
@@ -26,7 +26,7 @@ pub fn has_token(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
         .any(|listed| listed.trim().eq_ignore_ascii_case(word))
 }
 
-/// Headers of one hop (RFC 9110, 7.6.1), and older ones that are used in the same way.
+/// Hop-by-hop headers (RFC 9110, 7.6.1), including obsolete ones.
 const HOP_BY_HOP: [&str; 9] = [
     "connection",
     "upgrade",
@@ -39,15 +39,15 @@ const HOP_BY_HOP: [&str; 9] = [
     "http2-settings",
 ];
 
-/// Returns true if one of the names is there. Most messages have none of them, and a look at each
-/// header costs less than a search for each name.
+/// Returns true if one of the headers exists. Usually none of them does, so that scanning all
+/// headers once is faster than looking up each name.
 fn has_any(headers: &HeaderMap, names: &[&str]) -> bool {
     headers.keys().any(|name| names.contains(&name.as_str()))
 }
 
 /// Removes hop-by-hop headers (RFC 9110, 7.6.1).
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    // Names that `Connection` lists count only with that header.
+    // Names that `Connection` lists are relevant only if that header exists.
     if !has_any(headers, &HOP_BY_HOP) {
         return;
     }
@@ -66,8 +66,8 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Headers of a client that are for proxies, or set by proxies that are not trusted. `Expect` the
-/// gateway answers itself, by asking the client for the body.
+/// Headers for proxies, and headers that only trusted proxies may set. The gateway answers `Expect`
+/// itself by requesting the client's body.
 const OF_PROXIES: [&str; 6] = [
     "expect",
     "forwarded",
@@ -77,8 +77,8 @@ const OF_PROXIES: [&str; 6] = [
     "x-forwarded-port",
 ];
 
-/// Removes headers of a client that are not for a guest: those of this hop, of proxies that are not
-/// trusted, keys of the control plane, and the gateway's own cookies.
+/// Removes the headers of a client that a guest must not receive: hop-by-hop headers, headers of
+/// untrusted proxies, API keys, and the gateway's own cookies.
 pub fn confine_request(headers: &mut HeaderMap) {
     strip_hop_by_hop(headers);
     if has_any(headers, &OF_PROXIES) {
@@ -96,12 +96,11 @@ pub fn confine_request(headers: &mut HeaderMap) {
     }
 }
 
-/// Beginning of the names of headers by which the host speaks to functions, such as the one of a
-/// schedule.
+/// Prefix of headers that the host sends to functions, such as the name of a schedule.
 const HOST_PREFIX: &str = "jiffy-";
 
-/// Removes headers of a client that are not for a function: those that are not for a guest, and
-/// those that only the host sends.
+/// Removes the headers of a client that a function must not receive. In addition to the headers of
+/// [`confine_request`], these are headers that only the host may send.
 pub fn confine_function_request(headers: &mut HeaderMap) {
     confine_request(headers);
     let is_hosts = |name: &&HeaderName| name.as_str().starts_with(HOST_PREFIX);
@@ -111,13 +110,14 @@ pub fn confine_function_request(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes headers of a guest's answer that reach beyond the guest. `prefix` is the path below
-/// which it lies on `host`, if it has no host name of its own; `isolate` then gives its pages an
-/// origin of their own.
+/// Removes the headers of a guest's response that would affect other guests. `prefix` is the path
+/// of the guest on `host`, if it has no host name of its own. `isolate` then gives its pages a
+/// separate origin.
 pub fn confine_answer(headers: &mut HeaderMap, prefix: Option<&str>, host: &str, isolate: bool) {
     let encoded = headers.contains_key(TRANSFER_ENCODING);
     strip_hop_by_hop(headers);
     if encoded {
+        // A length that was sent together with a transfer encoding is ambiguous.
         headers.remove(CONTENT_LENGTH);
     }
     if headers.contains_key(SET_COOKIE) {
@@ -132,7 +132,7 @@ pub fn confine_answer(headers: &mut HeaderMap, prefix: Option<&str>, host: &str,
     let Some(prefix) = prefix else {
         return;
     };
-    // Each of these would apply to the whole origin, which is not the guest's here.
+    // These headers would apply to the whole origin, which several guests share.
     headers.remove(ALT_SVC);
     headers.remove(STRICT_TRANSPORT_SECURITY);
     headers.remove("clear-site-data");
@@ -173,7 +173,7 @@ mod tests {
         confine_request(&mut headers);
         assert!(
             headers.contains_key("jiffy-schedule"),
-            "a guest's own matter"
+            "guests may use such names"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! HTTP between clients and guests: heads ([`headers`]), connections that requests are passed on to
+//! HTTP between clients and guests: headers ([`headers`]), connections for forwarding requests
 //! ([`UpstreamConnection`]), their pools ([`ConnectionPool`]) and bodies ([`PooledBody`],
 //! [`GuardedBody`]).
 

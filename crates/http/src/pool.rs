@@ -1,4 +1,4 @@
-//! Connections that wait for the next request.
+//! Pool of idle connections.
 
 use crate::UpstreamConnection;
 use parking_lot::Mutex;
@@ -9,8 +9,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// Time for a connection to become ready after a response: the body of the request may still be in
-/// transit.
+/// Timeout for a connection to become ready after a response, because the body of the request may
+/// still be in transit.
 const READY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Limits of a pool.
@@ -26,7 +26,7 @@ pub struct PoolLimits {
     pub idle: usize,
 }
 
-/// A connection with at most one request on it. Dropped, the connection is closed at once.
+/// Connection with at most one request. Dropping this value closes the connection immediately.
 #[derive(Debug)]
 pub struct PooledConnection<K, B, T> {
     /// The connection.
@@ -38,8 +38,8 @@ pub struct PooledConnection<K, B, T> {
 }
 
 impl<K, B, T> PooledConnection<K, B, T> {
-    /// A fresh connection to `key`, which keeps `held` until it is closed. `epoch` is the value of
-    /// [`ConnectionPool::epoch`] before the connection was opened.
+    /// Creates a connection to `key`. `held` is dropped when the connection is closed. `epoch` is
+    /// the value of [`ConnectionPool::epoch`] before the connection was opened.
     pub const fn new(connection: UpstreamConnection<B>, key: K, epoch: u64, held: T) -> Self {
         Self {
             connection,
@@ -50,19 +50,19 @@ impl<K, B, T> PooledConnection<K, B, T> {
     }
 }
 
-/// A connection, and the time since which it is idle.
+/// Connection and the time since which it is idle.
 type Idle<K, B, T> = (PooledConnection<K, B, T>, Instant);
 
 #[derive(Debug)]
 struct PoolState<K, B, T> {
-    /// In the order in which they became idle.
+    /// Lists of idle connections, in the order in which they became idle.
     idle: HashMap<K, Vec<Idle<K, B, T>>>,
     idle_count: usize,
-    /// A task closes idle connections.
+    /// True if a task that closes idle connections is running.
     is_watched: bool,
 }
 
-/// Pool of connections to servers that are named by keys.
+/// Pool of connections to servers, identified by keys.
 #[derive(Debug)]
 pub struct ConnectionPool<K, B, T> {
     limits: PoolLimits,
@@ -90,25 +90,26 @@ where
         })
     }
 
-    /// Closes the idle connections of the keys that `is_stale` selects, and closes connections that
-    /// are in use now instead of taking them back.
+    /// Closes the idle connections of the keys that `is_stale` selects. Connections that are in use
+    /// now are closed after use instead of becoming idle.
     pub fn invalidate(&self, is_stale: impl Fn(&K) -> bool) {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         let mut state = self.state.lock();
         let stale: HashMap<_, _> = state.idle.extract_if(|key, _| is_stale(key)).collect();
         state.idle_count -= stale.values().map(Vec::len).sum::<usize>();
-        // Values that connections hold are dropped without the lock.
+        // Drop the values held by the connections after releasing the lock.
         drop(state);
         drop(stale);
     }
 
-    /// Number of idle connections.
+    /// Returns the number of idle connections.
     #[must_use]
     pub fn idle_count(&self) -> usize {
         self.state.lock().idle_count
     }
 
-    /// Number of calls of [`Self::invalidate`]. Read before opening a connection.
+    /// Returns the number of calls of [`Self::invalidate`]. Must be read before opening a
+    /// connection.
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
@@ -137,23 +138,24 @@ where
         taken
     }
 
-    /// Takes a connection back whose response is complete, once it is ready for a request.
+    /// Returns a connection to the pool after its response, as soon as it is ready for a request.
     pub fn give_back(self: &Arc<Self>, mut pooled: PooledConnection<K, B, T>) {
         if pooled.connection.is_ready() {
-            return self.keep(pooled);
+            return self.insert_idle(pooled);
         }
         let pool = Arc::clone(self);
         tokio::spawn(async move {
             if let Ok(true) = timeout(READY_TIMEOUT, pooled.connection.ready()).await {
-                pool.keep(pooled);
+                pool.insert_idle(pooled);
             }
         });
     }
 
-    fn keep(self: &Arc<Self>, pooled: PooledConnection<K, B, T>) {
+    fn insert_idle(self: &Arc<Self>, pooled: PooledConnection<K, B, T>) {
         let mut state = self.state.lock();
         let key = &pooled.key;
         let of_key = state.idle.get(key).map_or(0, Vec::len);
+        // The connection was opened before an invalidation, or the pool is full: close it.
         if pooled.epoch != self.epoch()
             || state.idle_count >= self.limits.idle
             || of_key >= self.limits.idle_per_key
@@ -170,8 +172,8 @@ where
         }
     }
 
-    /// Closes connections that were idle for too long or that the other side has closed. Returns
-    /// whether others are idle.
+    /// Closes connections that were idle for too long or that the peer has closed. Returns whether
+    /// idle connections remain.
     fn close_old(&self) -> bool {
         let mut closed = Vec::new();
         let mut state = self.state.lock();
@@ -187,7 +189,7 @@ where
     }
 }
 
-/// Closes connections that were idle for too long, until none is idle.
+/// Periodically closes connections that were idle for too long, until no idle connections remain.
 async fn close_idle<K, B, T>(pool: Weak<ConnectionPool<K, B, T>>)
 where
     K: Clone + Eq + Hash + Send + 'static,

@@ -1,4 +1,4 @@
-//! Bodies of responses on connections of a pool.
+//! Bodies of responses on pooled connections.
 
 use crate::{ConnectionPool, PooledConnection};
 use bytes::Bytes;
@@ -8,8 +8,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Body of a response. Dropped before its end it closes the connection; at its end the connection
-/// goes back to the pool.
+/// Body of a response. At its end, the connection returns to the pool. If the body is dropped
+/// before its end, the connection is closed.
 #[derive(Debug)]
 pub struct PooledBody<K, B, T> {
     inner: Incoming,
@@ -66,7 +66,8 @@ where
             None => Pin::new(&mut this.inner).poll_frame(context),
         };
         match &polled {
-            // The body is not polled again after trailers, or once its announced length is there.
+            // The body is not polled again after trailers, or after its announced length was
+            // received.
             Poll::Ready(Some(Ok(frame))) if frame.is_trailers() || this.inner.is_end_stream() => {
                 this.finish();
             }

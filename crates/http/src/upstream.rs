@@ -1,5 +1,5 @@
-//! HTTP/1.1 connections that requests are passed on to: one request at a time, and bytes moved by
-//! whoever waits for them.
+//! HTTP/1.1 connections for forwarding requests, with one request at a time. The task that waits
+//! for a response also drives the connection.
 
 mod connection_driver;
 mod own_waker;
@@ -15,7 +15,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Connection with at most one request on it. Dropped, it is closed at once.
+/// Connection with at most one request. Dropping this value closes the connection immediately.
 pub struct UpstreamConnection<B> {
     sender: SendRequest<B>,
     driver: ConnectionDriver,
@@ -32,7 +32,7 @@ impl<B> UpstreamConnection<B>
 where
     B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
-    /// Connection of hyper's handshake. Errors of it surface in the requests on it.
+    /// Creates a connection from hyper's handshake. Its errors are reported by the requests on it.
     pub fn new<T>((sender, connection): (SendRequest<B>, Connection<T, B>)) -> Self
     where
         T: Read + Write + Unpin + Send + 'static,
@@ -42,8 +42,9 @@ where
         Self { sender, driver }
     }
 
-    /// Sends a request and waits, without limit, for the head of the response. `whole`: all of the
-    /// request is there, so that only whoever waits for the response need move bytes.
+    /// Sends a request and waits, without timeout, for the head of the response. `whole` states
+    /// that the request's body is complete: then the task that waits for the response can drive the
+    /// connection alone.
     pub async fn send(
         &mut self,
         request: Request<B>,
@@ -58,7 +59,7 @@ where
 }
 
 impl<B> UpstreamConnection<B> {
-    /// Reads of the response's body.
+    /// Polls for a frame of the response's body.
     pub fn poll_frame(
         &mut self,
         body: &mut Incoming,
@@ -69,18 +70,18 @@ impl<B> UpstreamConnection<B> {
             .poll_with(context, |context| body.as_mut().poll_frame(context))
     }
 
-    /// True if it can take a request at once, and the other side has not closed it, as far as that
-    /// is known by now.
+    /// Returns true if the connection can take a request immediately, and the peer is not known to
+    /// have closed it.
     pub fn is_ready(&mut self) -> bool {
         !self.driver.has_ended() && self.sender.is_ready()
     }
 
-    /// True if the other side has closed it, as far as that is known by now.
+    /// Returns true if the peer is known to have closed the connection.
     pub fn has_ended(&mut self) -> bool {
         self.driver.has_ended()
     }
 
-    /// Waits until it can take a request; false if it never will.
+    /// Waits until the connection can take a request. Returns false if it never will.
     pub async fn ready(&mut self) -> bool {
         self.driver.drive(self.sender.ready()).await.is_ok()
     }

@@ -1,4 +1,4 @@
-//! Keys of the control plane, recognised by their shape in the headers of requests to guests.
+//! Removal of API keys, recognised by their format, from the headers of requests to guests.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
@@ -6,11 +6,11 @@ use base64::engine::general_purpose::GeneralPurposeConfig;
 use base64::engine::{DecodePaddingMode, GeneralPurpose};
 use hyper::header::{COOKIE, HeaderMap, HeaderName, HeaderValue};
 
-/// Beginning of a key.
+/// Prefix of a key.
 const PREFIX: &[u8] = b"e2b_";
-/// Lower-case hexadecimal digits after it.
+/// Number of lower-case hexadecimal digits after the prefix.
 const DIGITS: usize = 40;
-/// Base 64 with or without padding, as servers of Basic authentication take it.
+/// Base 64 with or without padding, as accepted by servers with Basic authentication.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -18,22 +18,23 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// Removes every header value that holds a key: a guest must not learn the permissions of its
-/// visitors. Revoked keys and those of other hosts have the same shape and are removed, too. Other
-/// credentials are the guest's application's, and stay. Cookies stay: clients keep no key there,
-/// and one damaged cookie would take all others with it.
+/// Removes all header values that contain an API key, because a guest must not obtain the
+/// permissions of its visitors. Revoked keys and keys of other hosts have the same format and are
+/// removed, too. Other credentials belong to the guest's application and are retained. Cookies are
+/// retained, because clients do not store keys there and removing the header would remove all
+/// cookies.
 pub fn strip(headers: &mut HeaderMap) {
-    let found = headers.iter().any(|(name, value)| is_key_in(name, value));
-    if !found {
+    let has_key = headers.iter().any(|(name, value)| is_key_in(name, value));
+    if !has_key {
         return;
     }
-    let kept: Vec<(HeaderName, HeaderValue)> = headers
+    let retained: Vec<(HeaderName, HeaderValue)> = headers
         .iter()
         .filter(|(name, value)| !is_key_in(name, value))
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect();
     headers.clear();
-    for (name, value) in kept {
+    for (name, value) in retained {
         headers.append(name, value);
     }
 }
@@ -42,7 +43,7 @@ fn is_key_in(name: &HeaderName, value: &HeaderValue) -> bool {
     name != COOKIE && (holds_key(value.as_bytes()) || basic_holds_key(value.as_bytes()))
 }
 
-/// Returns true if the credentials of a Basic `Authorization` hold a key, as user or as password.
+/// Returns true if the credentials of a Basic `Authorization` contain a key as user or password.
 fn basic_holds_key(value: &[u8]) -> bool {
     let Some((scheme, rest)) = value.split_at_checked(6) else {
         return false;

@@ -3,11 +3,11 @@
 use hyper::header::HeaderValue;
 use hyper::http::uri::Authority;
 
-/// Names of cookies that are the gateway's own.
+/// Prefix of the names of the gateway's own cookies.
 pub const RESERVED_PREFIX: &str = "jiffy_";
 
-/// Confines a guest's `Set-Cookie` to this guest: without `Domain`, with `Path` behind `prefix`.
-/// None: it is not passed on.
+/// Confines a guest's `Set-Cookie` to this guest: removes `Domain` and prepends `prefix` to `Path`.
+/// `None` if the cookie must be dropped.
 #[must_use]
 pub fn confined(value: &HeaderValue, prefix: Option<&str>) -> Option<HeaderValue> {
     let mut out: Vec<u8> = Vec::with_capacity(value.len() + 64);
@@ -35,8 +35,8 @@ pub fn confined(value: &HeaderValue, prefix: Option<&str>) -> Option<HeaderValue
                 let path = path.strip_prefix(b"=").unwrap_or_default().trim_ascii();
                 out.extend_from_slice(b"Path=");
                 out.extend_from_slice(prefix.as_bytes());
-                // Any other value would let the browser choose, and it would choose within the
-                // prefix too.
+                // For any other value, the browser chooses a default, which is within the prefix as
+                // well.
                 if path.starts_with(b"/") {
                     let inner = path.strip_prefix(prefix.as_bytes());
                     out.extend_from_slice(match inner {
@@ -57,8 +57,8 @@ fn starts_with(bytes: &[u8], prefix: &str) -> bool {
         .is_some_and(|start| start.eq_ignore_ascii_case(prefix.as_bytes()))
 }
 
-/// Returns a client's cookies for the guest: one line, without the gateway's own. None if none are
-/// left.
+/// Returns a client's cookies for the guest in one line, without the gateway's own cookies. `None`
+/// if no cookies remain.
 pub fn without_reserved<'a>(values: impl Iterator<Item = &'a HeaderValue>) -> Option<HeaderValue> {
     let mut out: Vec<u8> = Vec::new();
     for value in values {
@@ -78,7 +78,7 @@ pub fn without_reserved<'a>(values: impl Iterator<Item = &'a HeaderValue>) -> Op
         .flatten()
 }
 
-/// Values of the cookies of a name.
+/// Returns the values of the cookies with this name.
 pub fn values_of<'a>(
     values: impl Iterator<Item = &'a HeaderValue>,
     name: &str,
@@ -92,8 +92,8 @@ pub fn values_of<'a>(
         })
 }
 
-/// Moves a guest's `Location` behind `prefix`: paths, and addresses under the host name the client
-/// used. None: it stays as it is.
+/// Prepends `prefix` to the path of a guest's `Location`, if it is relative or uses the client's
+/// host name. `None` if the header needs no change.
 #[must_use]
 pub fn prefixed_location(value: &HeaderValue, prefix: &str, host: &str) -> Option<HeaderValue> {
     let text = value.to_str().ok()?;

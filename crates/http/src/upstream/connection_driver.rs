@@ -1,4 +1,4 @@
-//! Movement of the bytes of a connection.
+//! Driver of a connection's I/O.
 
 use super::own_waker::OwnPolls;
 use std::fmt;
@@ -9,11 +9,12 @@ use tokio::task::AbortHandle;
 
 type Moving = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Moves the bytes of a connection. Dropped, it closes the connection.
+/// Drives the I/O of a connection. Dropping this value closes the connection.
 pub(crate) enum ConnectionDriver {
-    /// The task that waits for an answer moves them meanwhile: no other is woken for a request.
+    /// The task that waits for a response drives the connection, so that no other task is woken.
     Inline(Moving, OwnPolls),
-    /// A task moves them at any time: bodies of requests go on while an answer is not read.
+    /// A separate task drives the connection, so that bodies of requests are sent while no response
+    /// is read.
     Spawned(AbortOnDrop),
     /// The connection has ended.
     Ended,
@@ -29,7 +30,7 @@ impl fmt::Debug for ConnectionDriver {
     }
 }
 
-/// A task that ends with this.
+/// Task that is aborted when this value is dropped.
 pub(crate) struct AbortOnDrop(AbortHandle);
 
 impl Drop for AbortOnDrop {
@@ -39,12 +40,12 @@ impl Drop for AbortOnDrop {
 }
 
 impl ConnectionDriver {
-    /// Drives a connection inline.
+    /// Creates a driver that runs inline.
     pub(crate) fn new(moving: impl Future<Output = ()> + Send + 'static) -> Self {
         Self::Inline(Box::pin(moving), OwnPolls::new())
     }
 
-    /// Polls `work`, which needs the connection's bytes, and moves them for it.
+    /// Polls `work`, which depends on the connection's I/O, and drives the connection.
     pub(crate) fn poll_with<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -67,7 +68,7 @@ impl ConnectionDriver {
         polled
     }
 
-    /// Hands the connection to a task, unless one has it.
+    /// Moves the connection to a separate task, unless it already has one.
     pub(crate) fn spawn(&mut self) {
         *self = match std::mem::replace(self, Self::Ended) {
             Self::Inline(moving, _) => {
@@ -78,7 +79,7 @@ impl ConnectionDriver {
         };
     }
 
-    /// True if the other side has closed the connection, as far as that is known by now.
+    /// Returns true if the peer is known to have closed the connection.
     pub(crate) fn has_ended(&mut self) -> bool {
         if let Self::Inline(moving, _) = self
             && moving
@@ -95,7 +96,7 @@ impl ConnectionDriver {
         }
     }
 
-    /// Waits for `work`, which needs the connection's bytes.
+    /// Waits for `work`, which depends on the connection's I/O.
     pub(crate) async fn drive<F: Future>(&mut self, work: F) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|context| self.poll_with(context, |context| work.as_mut().poll(context))).await

@@ -1,23 +1,23 @@
 //! Waker for futures that are polled together in one task and wake each other.
 //!
-//! A wake-up that comes from a poll of the task itself means: poll again, now. Passed to the
-//! runtime it would run the task once more after the poll, and wake another of its threads to look
-//! for work.
+//! A wake-up during the task's own poll means that the futures must be polled again. If such a
+//! wake-up was passed to the runtime, the runtime would schedule the task again after the poll and
+//! wake another worker thread.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// Polls in a row before other tasks get their turn.
+/// Maximum number of consecutive polls before other tasks can run.
 const MAX_ROUNDS: usize = 8;
 
 const IDLE: u8 = 0;
 const POLLING: u8 = 1;
-/// Woken during the poll.
+/// The task was woken during the poll.
 const WOKEN: u8 = 2;
 
-/// State of a task's polls, and the task.
+/// State of a task's polls, and the task's waker.
 struct OwnWaker {
     state: AtomicU8,
     task: Mutex<Waker>,
@@ -47,7 +47,7 @@ impl Wake for OwnWaker {
     }
 }
 
-/// Polls of futures that belong to one task at a time.
+/// Poll state of futures that belong to one task at a time.
 pub(crate) struct OwnPolls {
     state: Arc<OwnWaker>,
     waker: Waker,
@@ -63,7 +63,7 @@ impl OwnPolls {
         Self { state, waker }
     }
 
-    /// Calls `poll` until it is ready, or nothing has woken the futures that it polls meanwhile.
+    /// Calls `poll` until it is ready or no future was woken during the poll.
     pub(crate) fn poll<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -130,7 +130,7 @@ mod tests {
         kept.unwrap().wake();
         assert_eq!(woken(), 1);
 
-        // One that wakes itself without end does not keep others from their turn.
+        // A future that always wakes itself does not prevent other tasks from running.
         let polled = polls.poll(&mut context, |own| {
             own.waker().wake_by_ref();
             Poll::<()>::Pending
