@@ -185,7 +185,7 @@ fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
     assert_eq!(state(&test_home, &fine), "running");
     assert_eq!(test_home.sockets(), 1);
     let told = cause(&test_home, &dead);
-    assert!(told.contains("it ended while nobody watched it"), "{told}");
+    assert!(told.contains("the VMM exited while no daemon was running"), "{told}");
     test_home.ok(&["resume", &asleep]);
     assert_eq!(test_home.sh(&asleep, "cat /tmp/state"), "dream");
     test_home.ok(&["rollback", &dead, "kept"]);
@@ -343,7 +343,7 @@ fn a_sandbox_of_a_missing_engine_is_ended_and_reported() {
     let mut daemon = test_home.serve_with(&options, &[("JIFFY_GVISOR", "/nonexistent")]);
     assert_eq!(state(&test_home, &id), "broken");
     let cause = cause(&test_home, &id);
-    assert!(cause.contains("gvisor cannot be used here"), "{cause}");
+    assert!(cause.contains("cannot use the engine gvisor"), "{cause}");
     wait_for("the guest to end", || {
         test_home.vmms().is_empty().then_some(())
     });

@@ -67,7 +67,7 @@ type Change = (fn(&Snapshot), &'static str);
 const CHANGES: [Change; 3] = [
     (
         |s| s.field("format", json!(99)),
-        "has format 99 and this jiffy reads format",
+        "has format 99, but this version of jiffy reads format",
     ),
     (Snapshot::processor, "whose processor offers other features"),
     (|s| s.field("vcpus", json!("many")), "is damaged"),

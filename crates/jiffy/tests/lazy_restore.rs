@@ -417,7 +417,7 @@ fn a_guest_whose_store_is_gone_too_long_is_broken_and_can_be_resumed() {
         hosts.state(&id).contains("broken").then_some(())
     });
     assert!(
-        hosts.state(&id).contains("its store did not answer"),
+        hosts.state(&id).contains("the store did not answer"),
         "{}",
         hosts.state(&id)
     );

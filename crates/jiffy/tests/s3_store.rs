@@ -146,7 +146,7 @@ fn a_snapshot_reaches_another_host_through_a_bucket_that_fails_in_all_ways() {
     here.daemon_went();
     bucket.serve(&here, s3::SECRET, &[]);
     bucket.server.stop();
-    bucket.assert_refused(&here, "try again when it answers");
+    bucket.assert_refused(&here, "try again when the store is available");
     bucket.server.run();
     bucket.proxy.on(|_| Fault::Status(503));
     bucket.assert_refused(&here, "after 6 attempts");
@@ -302,7 +302,7 @@ fn a_fetch_that_is_killed_or_has_no_room_leaves_nothing_and_works_later() {
     assert_sound(&here, &id);
     bucket.remove_from(&here, &id);
     let layers = ReadOnly::new(&here.dir.path().join("store/layers"));
-    bucket.assert_refused(&here, "cannot be written");
+    bucket.assert_refused(&here, "cannot write");
     drop(layers);
     let id = bucket.create(&here);
     assert_sound(&here, &id);

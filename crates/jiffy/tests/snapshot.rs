@@ -258,7 +258,7 @@ async fn a_snapshot_that_was_not_published_costs_nothing_and_the_next_builds_on_
             std::fs::create_dir_all(place.join("x")).unwrap();
         };
         let (taken, ()) = tokio::join!(taking, hinder);
-        assert!(taken.unwrap_err().to_string().contains("exists already"));
+        assert!(taken.unwrap_err().to_string().contains("already exists"));
         // It runs on, also if it was to end; and what is in the way stays in the way.
         assert_eq!(sh(&vm, "cat $HOME/state").await, id);
         let next = saved(&format!("{id}next"), AfterSnapshot::Resume);
