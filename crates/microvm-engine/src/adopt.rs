@@ -1,14 +1,14 @@
-//! Guests that outlive the process that made them, and their adoption by the next.
+//! Adoption of guests that outlive the process that started them.
 //!
-//! A VMM is found by its [`ProcessInstance`], which identifies one process only. Its messages and
-//! descriptors are checked: its guest may have compromised it meanwhile.
+//! A VMM is identified by its [`ProcessInstance`]. Its messages and descriptors are checked,
+//! because its guest may have compromised it meanwhile.
 
 use crate::control_path::{connect_to, control_socket_path, listen_at, parse_socket_name};
 use crate::control_socket::ControlSocket;
 use crate::snapshot_context::{CapturedDraft, SaveError, SnapshotSpec};
 use crate::vm::{MicroVm, MicroVmParts, VmmRequests};
 use crate::vmm::Vmm;
-use crate::vmm_process::{KeptSocket, VmmProcess};
+use crate::vmm_process::{DetachedSocket, VmmProcess};
 use jiffy_engine_api::{BootReport, ProcessInstance, steps};
 use jiffy_proto::agent::{Hello, Identity};
 use jiffy_proto::channel::ChannelError;
@@ -25,38 +25,38 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Time for a VMM to answer its adoption. One that is writing a snapshot with its guest paused
-/// answers after that.
+/// Timeout of a VMM's reply to its adoption. A VMM that is writing a snapshot while its guest is
+/// paused replies afterwards.
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time for an unknown VMM to exit by itself before it is killed.
+/// Time after which an unknown VMM is killed if it does not stop on request.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Failure to adopt a VMM.
+/// Error of adopting a VMM.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
     /// The process does not exist.
-    #[error("it ended while nobody watched it")]
+    #[error("the VMM exited while no daemon was running")]
     Gone,
-    /// The process cannot be watched.
-    #[error("its VMM cannot be watched: {0}")]
+    /// The process cannot be monitored.
+    #[error("cannot monitor the VMM: {0}")]
     Host(io::Error),
     /// The connection failed.
-    #[error("its VMM does not listen: {0}")]
+    #[error("cannot connect to the VMM: {0}")]
     Control(#[from] ChannelError),
-    /// Its version of the protocol differs.
+    /// The protocol version of the VMM differs.
     #[error(
-        "its VMM speaks version {0} of the protocol, and this program version {CONTROL_PROTOCOL_VERSION}: it was started by another version of jiffy"
+        "the VMM uses version {0} of the protocol, but this program uses version {CONTROL_PROTOCOL_VERSION}: the VMM was started by another version of jiffy"
     )]
     Version(u32),
-    /// It did not answer in time.
-    #[error("its VMM did not answer within {} s", ADOPT_TIMEOUT.as_secs())]
+    /// The VMM did not reply in time.
+    #[error("the VMM did not reply within {} s", ADOPT_TIMEOUT.as_secs())]
     Silent,
-    /// Its descriptors are not those that it was given.
-    #[error("its VMM handed over what cannot be its own: {0}")]
+    /// The VMM's descriptors are not the descriptors that it received when it was started.
+    #[error("the VMM passed invalid descriptors: {0}")]
     Foreign(&'static str),
 }
 
-/// Known state of a VMM that is to be adopted.
+/// Recorded state of a VMM that will be adopted.
 #[derive(Debug)]
 pub struct AdoptSpec<'a> {
     /// Process of the VMM.
@@ -65,35 +65,35 @@ pub struct AdoptSpec<'a> {
     pub vmm: &'a Vmm,
     /// Directory of the control sockets.
     pub directory: &'a Path,
-    /// Store of its snapshots.
+    /// Store that contains the VM's snapshots.
     pub store: &'a Store,
-    /// Snapshot that it descends from.
+    /// Snapshot on which the VM is based.
     pub parent: Option<String>,
-    /// True if it has a network interface.
+    /// True if the VM has a network interface.
     pub net: bool,
-    /// Checksum of the image with its kernel's modules, if it has one.
+    /// Checksum of the image with the kernel modules. `None` without modules.
     pub modules: Option<String>,
-    /// Identity for its agent, sent if that greets again.
+    /// Identity that is sent if the agent greets again.
     pub identity: Identity,
-    /// Greeting of its agent.
+    /// Greeting of the agent.
     pub hello: Option<Hello>,
     /// Boot mode and times.
     pub report: BootReport,
-    /// Snapshot that the earlier process captured and did not publish, with the template of the
-    /// sandbox; [`MicroVm::finish_captured`] completes it. Any other is aborted.
+    /// Snapshot that the earlier process captured and did not publish. [`MicroVm::finish_captured`]
+    /// completes it. Any other captured snapshot is aborted.
     pub captured: Option<CapturedSpec>,
 }
 
 /// Snapshot that an earlier process captured.
 #[derive(Debug)]
 pub struct CapturedSpec {
-    /// Its id.
+    /// Snapshot id.
     pub id: String,
-    /// Template of its sandbox.
+    /// Template of the sandbox.
     pub template: String,
 }
 
-/// State that an adopted VMM hands over.
+/// State that an adopted VMM passes to its new controller.
 struct AdoptedState {
     link: ControlSocket,
     console: ConsoleRing,
@@ -103,14 +103,15 @@ struct AdoptedState {
 }
 
 impl MicroVm {
-    /// Keeps the guest running when this process ends. Its control socket is in `directory`, which
-    /// must be closed to other users; error messages of its VMM go to `log`.
-    pub async fn keep(&self, directory: &Path, log: &File) -> Result<ProcessInstance, SaveError> {
+    /// Detaches the guest: it continues to run after this process exits. The VMM's control socket
+    /// is created in `directory`, which must be inaccessible to other users. Error messages of the
+    /// VMM are written to `log`.
+    pub async fn detach(&self, directory: &Path, log: &File) -> Result<ProcessInstance, SaveError> {
         let mut context = self.context.lock().await;
         let host = |what| move |source| SaveError::Host { what, source };
         let mark = ProcessInstance::of(self.vmm_pid()).map_err(|_| SaveError::Gone)?;
         let path = control_socket_path(&mark, directory);
-        let listener = listen_at(&path).map_err(host("making the VMM's control socket"))?;
+        let listener = listen_at(&path).map_err(host("cannot create the VMM's control socket"))?;
         let greeting = context.greeting.take();
         let mut fds = vec![listener.as_fd(), log.as_fd()];
         fds.extend(greeting.as_ref().map(AsFd::as_fd));
@@ -131,29 +132,30 @@ impl MicroVm {
             let _ = fs::remove_file(&path);
             return Err(e);
         }
-        // Dropping the VM no longer ends it from here on.
-        let _ = self.kept.set(path);
+        // From here on, dropping the VM no longer terminates it.
+        let _ = self.detached_socket.set(path);
         Ok(mark)
     }
 
-    /// The agent's greeting, needed to adopt the guest.
+    /// Returns the agent's greeting, which the adoption of the guest needs.
     pub async fn hello(&self) -> Option<Hello> {
         self.context.lock().await.hello.clone()
     }
 
-    /// Checksum of the image with its kernel's modules, if it has one.
+    /// Returns the checksum of the image with the kernel modules. `None` without modules.
     pub async fn modules(&self) -> Option<String> {
         self.context.lock().await.modules.clone()
     }
 
-    /// Adopts a VMM that an earlier process kept. A VMM that cannot be adopted is ended.
+    /// Adopts a VMM that an earlier process detached. Terminates the VMM if the adoption fails.
     pub async fn adopt(spec: AdoptSpec<'_>) -> Result<Self, AdoptError> {
         let path = control_socket_path(&spec.mark, spec.directory);
-        let kept = KeptSocket::from(std::sync::OnceLock::from(path.clone()));
-        let mut process = VmmProcess::find(&spec.mark, kept.clone()).map_err(|e| {
+        let detached_socket = DetachedSocket::from(std::sync::OnceLock::from(path.clone()));
+        let mut process = VmmProcess::find(&spec.mark, detached_socket.clone()).map_err(|e| {
             // The process has no /proc entry, or does not exist.
-            let gone = e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH);
-            if !gone {
+            let has_exited =
+                e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH);
+            if !has_exited {
                 return AdoptError::Host(e);
             }
             let _ = fs::remove_file(&path);
@@ -174,7 +176,7 @@ impl MicroVm {
         let parent = spec.parent.and_then(|id| {
             let hold = spec.store.get(&id).and_then(|parent| parent.hold());
             let hold = hold.inspect_err(|e| {
-                tracing::warn!(id, "a sandbox lies on a snapshot that is not usable: {e}");
+                tracing::warn!(id, error = %e, "a sandbox depends on an unusable snapshot");
                 lineage_lost = true;
             });
             Some((id, hold.ok()?))
@@ -184,7 +186,7 @@ impl MicroVm {
             vmm: spec.vmm.clone(),
             process,
             pid: spec.mark.pid,
-            kept,
+            detached_socket,
             console: adopted.console,
             overlay: adopted.overlay,
             parent,
@@ -210,7 +212,7 @@ async fn take_over(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, Ad
     let mut reattached = reattach(&link).await?;
     let mut captured = expected_capture(&reattached, spec);
     if captured.is_none() && reattached.captured.is_some() {
-        // The earlier process did not acknowledge it.
+        // The earlier process did not acknowledge the captured snapshot.
         link.send(&Request::AbortCapture, &[])?;
         reattached = reattach(&link).await?;
     }
@@ -225,7 +227,7 @@ async fn take_over(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, Ad
             _ => None,
         };
         if let Some(failure) = answer(&link, resolved).await? {
-            tracing::warn!("a sandbox goes on, but could not be put back in order: {failure}");
+            tracing::warn!(reason = %failure, "cannot undo the interrupted snapshot of an adopted sandbox");
         }
         reattached = reattach(&link).await?;
     }
@@ -236,13 +238,13 @@ async fn take_over(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, Ad
         })
         .await?;
         if captured.is_some() {
-            // It may have been completed before that answer.
+            // The snapshot may have been completed before that reply.
             reattached = reattach(&link).await?;
             captured = expected_capture(&reattached, spec);
         }
     }
     let console = ConsoleRing::open(reattached.console)
-        .map_err(|_| AdoptError::Foreign("its console is no console"))?;
+        .map_err(|_| AdoptError::Foreign("the console has an invalid format"))?;
     check_overlay(&reattached.overlay, store)?;
     Ok(AdoptedState {
         link,
@@ -253,7 +255,7 @@ async fn take_over(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, Ad
     })
 }
 
-/// Opens the draft of the captured snapshot that both the VMM and the earlier process know.
+/// Opens the draft of the captured snapshot, if the VMM and the earlier process agree on its id.
 fn expected_capture(reattached: &ReattachedVmm, spec: &AdoptSpec<'_>) -> Option<CapturedDraft> {
     let (captured, expected) = reattached.captured.as_ref().zip(spec.captured.as_ref())?;
     if captured.id != expected.id {
@@ -261,7 +263,7 @@ fn expected_capture(reattached: &ReattachedVmm, spec: &AdoptSpec<'_>) -> Option<
     }
     let opened = spec.store.captured(&expected.id, 1);
     let opened = opened.inspect_err(|e| {
-        tracing::warn!(id = expected.id, "the files of a captured snapshot: {e}");
+        tracing::warn!(id = expected.id, error = %e, "cannot open the files of a captured snapshot");
     });
     let (draft, mut overlays) = opened.ok()?;
     Some(CapturedDraft {
@@ -318,7 +320,7 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
         fd.ok_or(AdoptError::Foreign("a descriptor is missing"))
     };
     let &[overlay] = overlays.as_slice() else {
-        return Err(AdoptError::Foreign("it has another number of disks"));
+        return Err(AdoptError::Foreign("the number of disks is not 1"));
     };
     Ok(ReattachedVmm {
         running,
@@ -330,8 +332,8 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
     })
 }
 
-/// Waits for an event that `pick` takes. Earlier events are dropped; a guest that greets meanwhile
-/// greets again.
+/// Waits for an event that `pick` accepts. Earlier events are dropped. If a greeting is dropped,
+/// the agent sends it again.
 async fn answer<T>(
     link: &ControlSocket,
     pick: impl Fn((Event, Vec<OwnedFd>)) -> Option<T>,
@@ -343,25 +345,26 @@ async fn answer<T>(
     }
 }
 
-/// Checks that an overlay is a nameless file of the store. No other file that a VMM can read may
+/// Checks that the overlay is an unnamed file of the store. No other file that a VMM can read may
 /// become part of a snapshot.
 fn check_overlay(overlay: &File, store: &Store) -> Result<(), AdoptError> {
-    let foreign = |_: io::Error| AdoptError::Foreign("its overlay cannot be examined");
+    let foreign = |_: io::Error| AdoptError::Foreign("the overlay cannot be examined");
     let metadata = overlay.metadata().map_err(foreign)?;
     let root = fs::metadata(store.root()).map_err(foreign)?;
     let flags = fcntl(overlay, FcntlArg::F_GETFL).map_err(|e| foreign(e.into()))?;
     let writable = OFlag::from_bits_truncate(flags) & OFlag::O_ACCMODE == OFlag::O_RDWR;
     let nameless = metadata.is_file() && metadata.nlink() == 0 && metadata.dev() == root.dev();
-    match writable && nameless {
-        true => Ok(()),
-        false => Err(AdoptError::Foreign(
-            "its overlay is no nameless file of the store",
-        )),
+    if writable && nameless {
+        Ok(())
+    } else {
+        Err(AdoptError::Foreign(
+            "the overlay is not an unnamed file of the store",
+        ))
     }
 }
 
-/// Ends every VMM that listens in `directory` and is not among `known`, and removes the sockets of
-/// those that have ended. Returns the number of VMMs ended.
+/// Terminates every VMM that listens in `directory` and is not among `known`. Removes the sockets
+/// of exited VMMs. Returns the number of terminated VMMs.
 pub async fn end_unadopted(directory: &Path, known: &[ProcessInstance]) -> io::Result<usize> {
     let mut work = tokio::task::JoinSet::new();
     for entry in fs::read_dir(directory)? {
@@ -381,29 +384,29 @@ pub async fn end_unadopted(directory: &Path, known: &[ProcessInstance]) -> io::R
     Ok(ended.into_iter().filter(|&ended| ended).count())
 }
 
-/// Ends the VMM that listens at `path`, if one does.
+/// Terminates the VMM that listens at `path`. Returns whether a VMM was listening.
 async fn end(path: &Path) -> bool {
     let channel = match connect_to(path) {
-        // No process listens, and none will: a VMM listens before it is kept.
+        // No process listens, and none will: a VMM listens before it is detached.
         Err(ChannelError::Io(Errno::ECONNREFUSED | Errno::ENOENT)) => return false,
         channel => channel,
     };
-    // Process in the socket's name. Only that very process may be killed.
+    // Process named by the socket. Only exactly this process may be killed.
     let process = parse_socket_name(path)
         .and_then(|(pid, started)| Some((ProcessInstance::of(pid).ok()?, started)))
         .filter(|(mark, started)| mark.started == *started)
-        .and_then(|(mark, _)| VmmProcess::find(&mark, KeptSocket::default()).ok());
+        .and_then(|(mark, _)| VmmProcess::find(&mark, DetachedSocket::default()).ok());
     if let Ok(link) = channel.and_then(ControlSocket::new) {
         let _ = link.send(&Request::Stop, &[]);
-        // Waits until it closes the connection.
-        let gone = async { while link.recv().await.is_ok() {} };
-        let _ = tokio::time::timeout(EXIT_TIMEOUT, gone).await;
+        // The VMM closes the connection when it exits.
+        let exited = async { while link.recv().await.is_ok() {} };
+        let _ = tokio::time::timeout(EXIT_TIMEOUT, exited).await;
     }
     let Some(mut process) = process else {
         return true;
     };
-    let left = tokio::time::timeout(EXIT_TIMEOUT, process.wait()).await;
-    if left.is_err() {
+    let waited = tokio::time::timeout(EXIT_TIMEOUT, process.wait()).await;
+    if waited.is_err() {
         process.kill();
         let _ = process.wait().await;
     }

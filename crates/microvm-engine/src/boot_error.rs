@@ -1,4 +1,4 @@
-//! Failures to boot or restore a microVM.
+//! Errors of booting or restoring a microVM.
 
 use crate::host_kvm::KvmError;
 use crate::jail_namespaces::JailError;
@@ -12,10 +12,10 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Time for a guest from its first instruction to the agent's confirmation.
+/// Timeout of a boot from the guest's first instruction to the agent's confirmation.
 pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Failure to boot or restore a microVM.
+/// Error of booting or restoring a microVM.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The host has no usable KVM.
@@ -23,7 +23,7 @@ pub enum BootError {
     Kvm(#[from] KvmError),
     /// The VMM program could not be started.
     #[error(
-        "cannot start the VMM program {path}: {source}; {}, or name it in JIFFY_VMM",
+        "cannot start the VMM program {path}: {source}; {}, or set JIFFY_VMM to its path",
         Package::current().remedy(Component::Host)
     )]
     Spawn {
@@ -38,10 +38,10 @@ pub enum BootError {
     /// The VMM could not be limited.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// A host resource is missing.
+    /// An operation of the host failed.
     #[error("{what}: {source}")]
     Host {
-        /// Attempted operation.
+        /// Failed operation.
         what: &'static str,
         /// Cause.
         source: io::Error,
@@ -57,27 +57,27 @@ pub enum BootError {
     Ended {
         /// Reason.
         end: ExitReason,
-        /// Last console output of the guest.
+        /// End of the guest's console output.
         console: String,
     },
-    /// The agent broke the protocol.
+    /// The agent violated the protocol.
     #[error("{source}")]
     Greeting {
         /// Violation.
         source: GreetingError,
-        /// Last console output of the guest.
+        /// End of the guest's console output.
         console: String,
     },
     /// The agent did not answer in time.
     #[error("the guest agent did not answer within {} s", BOOT_TIMEOUT.as_secs())]
     Timeout {
-        /// Last console output of the guest.
+        /// End of the guest's console output.
         console: String,
     },
 }
 
 impl BootError {
-    /// Last console output, if a guest had started.
+    /// Returns the end of the console output. `None` if no guest had started.
     pub fn console(&self) -> Option<&str> {
         match self {
             Self::Ended { console, .. }

@@ -1,4 +1,4 @@
-//! Steps of a guest's boot or rollback, as its driver reports them.
+//! Steps of a guest's boot or rollback, as the VMM driver reports them.
 
 use jiffy_agent_client::GreetingError;
 use jiffy_proto::agent::Hello;
@@ -13,15 +13,16 @@ pub(crate) enum BootStep {
     Hello {
         hello: Hello,
     },
-    /// The agent has its identity; with the stream of the greeting.
+    /// The agent has taken its identity.
     Ready {
-        /// Identity that it answered to; none: the greeting failed before there was one.
+        /// Identity that the agent confirmed. `None` if the greeting failed before an identity was
+        /// assigned.
         id: Option<String>,
         greeted: Result<Option<OwnedFd>, GreetingError>,
     },
 }
 
-/// Receiver of the steps of a rollback, from the moment that it begins.
+/// Receiver of the steps of the next rollback. It is in use from the start of the rollback.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NextSteps(Arc<Mutex<Option<mpsc::Sender<BootStep>>>>);
 

@@ -1,4 +1,4 @@
-//! Control sockets of kept VMMs: paths that name the process, and connections.
+//! Control sockets of detached VMMs: their paths, which name the process, and connections to them.
 
 use jiffy_engine_api::ProcessInstance;
 use jiffy_proto::channel::{Channel, ChannelError};
@@ -11,13 +11,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Path of a VMM's control socket in `directory`. The name identifies the process, so that an
-/// unknown VMM can be ended.
+/// Returns the path of a VMM's control socket in `directory`. The name identifies the process, so
+/// that an unknown VMM can be terminated.
 pub(crate) fn control_socket_path(mark: &ProcessInstance, directory: &Path) -> PathBuf {
     directory.join(format!("{}-{}.sock", mark.pid, mark.started))
 }
 
-/// Process id and start time of the VMM that listens at `path`, if the name has that form.
+/// Parses the process id and start time of the VMM from the name of its socket.
 pub(crate) fn parse_socket_name(path: &Path) -> Option<(u32, u64)> {
     let (pid, started) = path
         .file_name()?
@@ -32,20 +32,20 @@ fn seqpacket() -> nix::Result<OwnedFd> {
     socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
 }
 
-/// Creates a listening socket at `path`, replacing one that a dead VMM left there.
+/// Creates a listening socket at `path`. Replaces a socket that an exited VMM left.
 pub(crate) fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     let _ = fs::remove_file(path);
     let listener = seqpacket()?;
     bind(listener.as_raw_fd(), &UnixAddr::new(path)?)?;
-    // A client controls the VMM, so the socket is closed to others, like its directory.
+    // A client controls the VMM, so the socket and its directory are inaccessible to other users.
     fs::set_permissions(path, Permissions::from_mode(0o600))?;
-    // More than ever connect at once.
+    // More connections than are ever attempted at the same time.
     listen(&listener, Backlog::new(8)?)?;
     Ok(listener)
 }
 
-/// Connects to the VMM that listens at `path`. Refused exactly if there is none: a listening socket
-/// is held by a VMM, or in flight to one that will be kept.
+/// Connects to the VMM that listens at `path`. Fails with ECONNREFUSED only if no VMM listens: a
+/// listening socket is held by a VMM, or in flight to a VMM that is being detached.
 pub(crate) fn connect_to(path: &Path) -> Result<Channel, ChannelError> {
     let ours = seqpacket()?;
     connect(ours.as_raw_fd(), &UnixAddr::new(path)?)?;

@@ -13,24 +13,25 @@ use tokio::io::unix::AsyncFd;
 pub(crate) struct ControlSocket(AsyncFd<Channel>);
 
 impl ControlSocket {
-    /// Wraps a channel; must be called inside a tokio runtime.
+    /// Wraps a channel. Must be called inside a tokio runtime.
     pub fn new(channel: Channel) -> Result<Self, ChannelError> {
         fcntl(channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let both = Interest::READABLE | Interest::WRITABLE;
-        // SAFETY: a Channel owns its descriptor, returns the same one always, and closes it only
-        // when dropped.
+        // SAFETY: a Channel owns its descriptor, always returns the same descriptor, and closes it
+        // only when it is dropped.
         let fd = unsafe { AsyncFd::register_with_interest(channel, both) }
             .map_err(|e| e.into_parts().1)
             .map_err(errno)?;
         Ok(Self(fd))
     }
 
-    /// Sends at once or fails. For small and rare messages: a full socket means that the VMM hangs.
+    /// Sends without waiting. Suitable for small and rare messages: a full socket means that the
+    /// VMM hangs.
     pub fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
         self.0.get_ref().send(request, fds)
     }
 
-    /// Sends when the socket has room. Safe to cancel.
+    /// Waits until the socket is writable and sends the request. Cancel-safe.
     pub async fn send_when_writable(
         &self,
         request: &Request,
@@ -45,7 +46,7 @@ impl ControlSocket {
         }
     }
 
-    /// Waits for the next message. Safe to cancel.
+    /// Waits for the next message. Cancel-safe.
     pub async fn recv(&self) -> Result<(Event, Vec<OwnedFd>), ChannelError> {
         loop {
             let mut ready = self.0.readable().await.map_err(errno)?;

@@ -1,4 +1,4 @@
-//! Reason that a sandbox ended.
+//! Reasons why a sandbox ended.
 
 use jiffy_engine_api::ExitReason;
 use jiffy_proto::vm::StopCause;
@@ -6,16 +6,16 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Classifies the end of a sandbox by the VMM's stop cause, its exit status if known, an OOM kill
-/// in its control group, and the guest's last console output.
+/// Determines why a sandbox ended. Considers the VMM's stop cause, its exit status if known, an OOM
+/// kill in its control group, and the guest's last console output.
 pub(crate) fn classify(
     cause: Option<StopCause>,
     status: io::Result<Option<ExitStatus>>,
     over_limit: bool,
     console: &[u8],
 ) -> ExitReason {
-    // A VMM killed by its seccomp filter was broken or compromised, so its stop cause does not
-    // count.
+    // Ignore the stop cause of a VMM killed by its seccomp filter: the VMM was faulty or
+    // compromised.
     if let Ok(Some(status)) = &status
         && status.signal() == Some(libc::SIGSYS)
     {
@@ -32,12 +32,12 @@ pub(crate) fn classify(
             ExitReason::HostError { reason }
         }
         None if over_limit => ExitReason::VmmDied {
-            status: "out of memory: it needed more than its control group may use".to_owned(),
+            status: "out of memory: the VMM exceeded the limit of its control group".to_owned(),
         },
         None => ExitReason::VmmDied {
             status: match status {
                 Ok(Some(status)) => status.to_string(),
-                Ok(None) => "how is not known".to_owned(),
+                Ok(None) => "unknown exit status".to_owned(),
                 Err(e) => e.to_string(),
             },
         },
@@ -67,7 +67,7 @@ fn reset_reason(console: &str) -> ExitReason {
     }
 }
 
-/// Converts bytes to text for a terminal: without control characters but line ends and tabs.
+/// Converts bytes to text for a terminal. Removes control characters except line feeds and tabs.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes)
         .chars()
@@ -107,19 +107,19 @@ mod tests {
             )
         };
         assert!(matches!(end(libc::SIGSYS), ExitReason::VmmDied { .. }));
-        // A VMM that was killed for exiting too slowly did nothing wrong.
+        // A VMM that was killed because it exited too slowly is not at fault.
         assert_eq!(end(libc::SIGKILL), ExitReason::Requested);
     }
 
     #[test]
-    fn memory_that_did_not_arrive_is_told_from_other_failures_of_the_host() {
-        let reason = || "its store did not answer for 1 s".to_owned();
+    fn missing_memory_is_distinguished_from_other_host_errors() {
+        let reason = || "the store did not answer for 1 s".to_owned();
         let end = |cause| classify(Some(cause), Ok(None), false, b"");
         let missing = end(StopCause::MissingMemory { reason: reason() });
         assert_eq!(missing, ExitReason::MissingMemory { reason: reason() });
         let other = end(StopCause::HostError { reason: reason() });
         assert_eq!(other, ExitReason::HostError { reason: reason() });
-        // A VMM that was taken over could claim it.
+        // A compromised VMM could report any cause.
         let killed = Ok(Some(ExitStatus::from_raw(libc::SIGSYS)));
         let cause = StopCause::MissingMemory { reason: reason() };
         let killed = classify(Some(cause), killed, false, b"");

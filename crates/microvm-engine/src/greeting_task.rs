@@ -1,4 +1,4 @@
-//! Host's side of one greeting of an agent, in a task of its own.
+//! Host's side of an agent's greeting, in a separate task.
 
 use crate::boot_steps::BootStep;
 use jiffy_agent_client::{Greeting, GreetingError};
@@ -7,17 +7,18 @@ use std::os::fd::AsFd;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 
-/// Answers an agent's greeting with its identity, and holds the stream open.
+/// Replies to an agent's greeting with its identity, and holds the stream open.
 pub(crate) struct GreetingTask {
-    /// Identity of the guest, once it is known.
+    /// Identity of the guest. `None` until it is assigned.
     identity: watch::Receiver<Option<Identity>>,
     /// Receives the steps of a boot.
     steps: Option<mpsc::Sender<BootStep>>,
-    /// True if the guest was restored: a connection from before the snapshot may break at any time.
+    /// True if the guest was restored. Connections from before the snapshot may then break at any
+    /// time.
     restored: bool,
-    /// True once the agent has sent its first message.
+    /// Set when the agent has sent its first message.
     heard: bool,
-    /// Id that the agent was given.
+    /// Id that the agent received.
     id: Option<String>,
 }
 
@@ -36,16 +37,16 @@ impl GreetingTask {
         }
     }
 
-    /// Serves the agent until the guest ends, or is to wait for an identity again.
+    /// Serves the agent until the guest ends or must wait for an identity again.
     pub async fn run(mut self, stream: UnixStream) {
         let (stream, greeted) = match self.greet(stream).await {
             Ok(Some(stream)) => {
                 let copy = stream.as_fd().try_clone_to_owned().ok();
                 (Some(stream), Ok(copy))
             }
-            // The guest was dropped before it had an identity.
+            // The guest was dropped before an identity was assigned.
             Ok(None) => return,
-            // The agent greets again on another connection.
+            // The agent sends a new greeting on another connection.
             Err(GreetingError::Io(_) | GreetingError::NoLine) if self.restored && !self.heard => {
                 return;
             }
@@ -55,19 +56,19 @@ impl GreetingTask {
             let id = self.id.take();
             let _ = steps.send(BootStep::Ready { id, greeted }).await;
         }
-        // Held open until the VM ends or is to wait again: its closing tells the agent to greet
-        // anew.
+        // The stream stays open until the guest ends or must wait again: when it is closed, the
+        // agent sends a new greeting.
         let Some(stream) = stream else { return };
         let _ = self.identity.wait_for(Option::is_none).await;
         drop(stream);
     }
 
-    /// Returns the stream once the identity is in force; none: there will be no identity.
+    /// Returns the stream when the identity is in effect. `None` if no identity will be assigned.
     async fn greet(&mut self, stream: UnixStream) -> Result<Option<UnixStream>, GreetingError> {
-        let known = self.identity.borrow().clone();
-        // A guest that boots opens its connection long before its agent can take an identity, and
-        // the clock with it.
-        if let Some(identity) = known.filter(|_| self.restored) {
+        let assigned = self.identity.borrow().clone();
+        // Only for restored guests: a booting guest opens its connection long before the agent can
+        // take an identity, and the identity includes the clock.
+        if let Some(identity) = assigned.filter(|_| self.restored) {
             self.id = Some(identity.id.clone());
             let greeting = Greeting::receive_assigned(stream, &identity).await?;
             self.on_hello(&greeting.hello).await;

@@ -7,27 +7,27 @@ use std::os::fd::AsRawFd;
 /// Mode in which KVM runs guests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KvmKind {
-    /// With the processor's virtualization (VT-x, AMD-V).
+    /// With hardware virtualization (VT-x, AMD-V).
     Hardware,
-    /// Without it: guests run deprivileged on shadow page tables.
+    /// Without hardware virtualization: guests run deprivileged on shadow page tables.
     Software,
 }
 
-/// Reason that KVM cannot be used, with a remedy.
+/// Reason why KVM cannot be used, with a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
-    /// No device.
+    /// The device does not exist.
     #[error(
-        "/dev/kvm does not exist: this host offers no KVM; enable virtualization in the firmware, load the kvm_intel or kvm_amd module, or ask for nested virtualization where this is itself a virtual machine"
+        "/dev/kvm does not exist, so this host has no KVM; enable virtualization in the firmware or load the kvm_intel or kvm_amd module; in a virtual machine, enable nested virtualization"
     )]
     Missing,
-    /// No right to use it.
+    /// The user has no permission to open the device.
     #[error(
-        "/dev/kvm may not be opened by this user: add it to the `kvm` group (`usermod -aG kvm USER`, then log in again) or run as root"
+        "permission denied for /dev/kvm: add this user to the `kvm` group (`usermod -aG kvm USER`, then log in again) or run as root"
     )]
     Denied,
-    /// Another failure.
-    #[error("/dev/kvm cannot be used: {0}")]
+    /// Another error.
+    #[error("cannot use /dev/kvm: {0}")]
     Broken(io::Error),
 }
 
@@ -56,7 +56,7 @@ pub fn open() -> Result<File, KvmError> {
     }
 }
 
-/// Returns the kind, by the processor's flags.
+/// Returns the mode of KVM according to the processor's flags.
 pub fn kind() -> KvmKind {
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has = |flag: &str| {

@@ -1,6 +1,7 @@
-//! Jail of VMM processes: empty namespaces made once for all, and a PID namespace for each.
+//! Namespaces of jailed VMM processes: empty namespaces that all VMMs share, and one PID namespace
+//! per VMM.
 //!
-//! A VMM then confines itself: `crates/vmm/src/jail.rs`.
+//! The VMM confines itself further: see `crates/vmm/src/jail.rs`.
 
 use jiffy_proto::vm::jail::{FIRST_UID, MAKE_ARGUMENT, NAMESPACES, READY, UIDS};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-/// Failure to make the VMM's namespaces.
+/// Error of creating the VMM's namespaces.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot confine the VMM: {what}: {source}; {}", remedy())]
 pub struct JailError {
@@ -21,14 +22,15 @@ pub struct JailError {
 }
 
 fn remedy() -> String {
-    match jiffy_rootless::is_chroot() {
-        true => format!(
+    if jiffy_rootless::is_chroot() {
+        format!(
             "a chroot forbids user namespaces: {}",
             jiffy_rootless::CHROOT_REMEDY
-        ),
-        false => "allow user namespaces on this host (sysctl user.max_user_namespaces), or set \
+        )
+    } else {
+        "allow user namespaces on this host (sysctl user.max_user_namespaces), or set \
                   JIFFY_JAIL=off to run VMMs as the user who starts them"
-            .to_owned(),
+            .to_owned()
     }
 }
 
@@ -36,38 +38,38 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> JailError {
     move |source| JailError { what, source }
 }
 
-/// Namespaces that VMM processes enter. Clones share them.
+/// Namespaces that VMM processes enter. Clones share the same namespaces.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct JailNamespaces(Arc<Mutex<Option<Vec<OwnedFd>>>>);
 
 impl JailNamespaces {
-    /// Returns descriptors of [`NAMESPACES`]. The first call has `program` make the namespaces.
+    /// Returns descriptors of [`NAMESPACES`]. On the first call, `program` creates the namespaces.
     pub fn get(&self, program: &Path) -> Result<Vec<OwnedFd>, JailError> {
-        let mut made = self.0.lock();
-        if made.is_none() {
-            *made = Some(make_namespaces(program)?);
+        let mut namespaces = self.0.lock();
+        if namespaces.is_none() {
+            *namespaces = Some(create_namespaces(program)?);
         }
-        let duplicates = made.iter().flatten().map(OwnedFd::try_clone);
+        let duplicates = namespaces.iter().flatten().map(OwnedFd::try_clone);
         let duplicates = duplicates.collect::<io::Result<_>>();
-        duplicates.map_err(failed("duplicating descriptors"))
+        duplicates.map_err(failed("cannot duplicate descriptors"))
     }
 }
 
-/// Runs `start` on this thread. The only process that it starts becomes process 1 of a new PID
-/// namespace.
+/// Runs `start` on this thread. The first process that it starts becomes process 1 of a new PID
+/// namespace. `start` must start only one process.
 pub(crate) fn in_new_pid_namespace<T>(start: impl FnOnce() -> T) -> Result<T, JailError> {
-    let own = File::open("/proc/self/ns/pid").map_err(failed("opening /proc/self/ns/pid"))?;
+    let own = File::open("/proc/self/ns/pid").map_err(failed("cannot open /proc/self/ns/pid"))?;
     unshare(CloneFlags::CLONE_NEWPID)
-        .map_err(|e| failed("making a process namespace")(e.into()))?;
+        .map_err(|e| failed("cannot create a PID namespace")(e.into()))?;
     let started = start();
     // Otherwise the thread could not start further processes.
     setns(&own, CloneFlags::CLONE_NEWPID)
-        .map_err(|e| failed("going back to the process namespace")(e.into()))?;
+        .map_err(|e| failed("cannot return to the PID namespace")(e.into()))?;
     Ok(started)
 }
 
-/// Makes the program create the namespaces, and opens them.
-fn make_namespaces(program: &Path) -> Result<Vec<OwnedFd>, JailError> {
+/// Runs the program, which creates the namespaces, and opens them.
+fn create_namespaces(program: &Path) -> Result<Vec<OwnedFd>, JailError> {
     let mut maker = Command::new(program)
         .arg(MAKE_ARGUMENT)
         .env_clear()
@@ -75,18 +77,18 @@ fn make_namespaces(program: &Path) -> Result<Vec<OwnedFd>, JailError> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(failed("starting the VMM program"))?;
+        .map_err(failed("cannot start the VMM program"))?;
     let (stdin, stdout) = (maker.stdin.take(), maker.stdout.take());
-    let made = match (stdin, stdout) {
+    let opened = match (stdin, stdout) {
         (Some(stdin), Some(stdout)) => open_namespaces(maker.id(), stdin, stdout),
         _ => Err(io::ErrorKind::BrokenPipe.into()),
     };
-    // It exits when its standard input is closed.
-    let left = maker.wait_with_output();
-    made.map_err(|e| {
-        let said = left.map(|left| String::from_utf8_lossy(&left.stderr).trim().to_owned());
-        let said = said.ok().filter(|said| !said.is_empty());
-        failed("making namespaces")(said.map_or(e, io::Error::other))
+    // The program exits when its standard input is closed.
+    let output = maker.wait_with_output();
+    opened.map_err(|e| {
+        let message = output.map(|out| String::from_utf8_lossy(&out.stderr).trim().to_owned());
+        let message = message.ok().filter(|message| !message.is_empty());
+        failed("cannot create namespaces")(message.map_or(e, io::Error::other))
     })
 }
 
@@ -100,7 +102,7 @@ fn open_namespaces(
         said.read_exact(&mut word)?;
         match word {
             [READY] => Ok(()),
-            _ => Err(io::Error::other("the VMM program is of another version")),
+            _ => Err(io::Error::other("the version of the VMM program differs")),
         }
     };
     let process = PathBuf::from(format!("/proc/{maker}"));

@@ -23,11 +23,12 @@ use tokio::sync::mpsc;
 /// Source of a restored VM's memory.
 #[derive(Debug)]
 pub enum MemoryPolicy {
-    /// Mapped: pages load on first access, and siblings share them until they write.
+    /// Memory is mapped: pages are read on first access, and guests share them until they write.
     Map,
-    /// All memory of the snapshot is read eagerly.
+    /// All memory of the snapshot is read before the guest starts.
     CopyAll,
-    /// The working set recorded by [`MicroVm::working_set`] is read eagerly, the rest mapped.
+    /// The working set recorded by [`MicroVm::working_set`] is read before the guest starts. The
+    /// rest is mapped.
     CopyWorkingSet(File),
 }
 
@@ -38,41 +39,42 @@ pub struct RestoreSpec {
     pub vmm: Vmm,
     /// Snapshot with its ancestors.
     pub lineage: Lineage,
-    /// Images of the root file system that it was booted with, lowest first.
+    /// Images of the root file system with which the guest was booted, lowest first.
     pub rootfs: Vec<File>,
-    /// Kernel modules that it was booted with, by the snapshot's manifest.
+    /// Kernel modules with which the guest was booted, according to the snapshot's manifest.
     pub modules: Option<ModulesImage>,
-    /// Blank disk that it was booted with.
+    /// Blank disk with which the guest was booted.
     pub blank_disk: File,
-    /// Empty file for this sandbox's writes; one of [`jiffy_snapshot::Store::overlay`] makes
-    /// snapshots cheap.
+    /// Empty file for the sandbox's writes. Snapshots are cheap if it is a file from
+    /// [`jiffy_snapshot::Store::overlay`].
     pub overlay: File,
-    /// Network interface, if it had one; with the MAC address that the guest knows.
+    /// Network interface with the MAC address that the guest knows. `None` if the guest has none.
     pub net: Option<NetSpec>,
     /// Identity for the agent.
     pub identity: Identity,
     /// Source of memory.
     pub memory: MemoryPolicy,
-    /// Index of pages that become the guest's own before it runs: those that it writes first
-    /// ([`crate::WorkingSet::written`]).
+    /// Index of the pages that are made private to the guest before it runs: pages that it writes
+    /// first ([`crate::WorkingSet::written`]).
     pub populate: Option<File>,
-    /// Pages that become its own in its first use, or beside its start if no other guest starts.
+    /// Pages that are made private at the guest's first use. If no other guest is starting, they
+    /// are made private during the start.
     pub populate_later: Option<FirstUsePages>,
-    /// Memory that has not all arrived; none: all layers are whole.
+    /// Memory that is not stored on this host. `None` if all layers are complete.
     pub lazy: Option<LazyMemory>,
 }
 
-/// Pages that a guest writes up to the end of its first use.
+/// Pages that a guest writes until the end of its first use.
 #[derive(Debug)]
 pub struct FirstUsePages {
-    /// Their index; may have those that it writes before, too.
+    /// Index of the pages. It may include pages that the guest writes earlier.
     pub index: File,
-    /// Sign of its first use.
+    /// Event that marks the start of the first use.
     pub used_by: PopulateMoment,
 }
 
 impl FirstUsePages {
-    /// As VMMs know them, with their file among `fds`.
+    /// Converts the pages to the VMM's format and adds their file to `fds`.
     pub(crate) fn request<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> LaterPages {
         LaterPages {
             pages: add_fd(fds, &self.index),
@@ -81,17 +83,17 @@ impl FirstUsePages {
     }
 }
 
-/// Memory that has not all arrived, and the way to it.
+/// Memory that is not stored on this host, and the connection to its source.
 #[derive(Debug)]
 pub struct LazyMemory {
     /// `/dev/userfaultfd`.
     pub userfaultfd: File,
     /// Listening socket to which the fetcher connects.
     pub listener: OwnedFd,
-    /// Memory layers with holes: the number in the lineage, and an index whose `stored` chunks are
-    /// there.
+    /// Incomplete memory layers: position in the lineage, and an index whose `stored` chunks are on
+    /// this host.
     pub layers: Vec<(u32, File)>,
-    /// Time for which the guest waits for a chunk; then it ends.
+    /// Timeout of a chunk. The guest is terminated if a chunk is not fetched in time.
     pub timeout: Duration,
 }
 
@@ -104,7 +106,9 @@ impl LazyMemory {
         let layers = layers.collect();
         fds.push(self.listener.as_fd());
         LazyConfig {
-            // The channel refuses too many descriptors.
+            // If the index does not fit, sending fails because the channel limits the number of
+            // descriptors.
+            // descriptors.
             listener: FdIndex(u8::try_from(fds.len() - 1).unwrap_or(u8::MAX)),
             userfaultfd: add_fd(fds, &self.userfaultfd),
             layers,
@@ -122,8 +126,9 @@ pub(crate) struct LineageFiles {
 
 impl LineageFiles {
     pub fn open(lineage: &Lineage) -> Result<Self, SnapshotError> {
-        let newest = lineage.newest();
-        let newest = newest.ok_or_else(|| SnapshotError::Missing(String::new()))?;
+        let newest = lineage
+            .newest()
+            .ok_or_else(|| SnapshotError::Missing(String::new()))?;
         Ok(Self {
             state: newest.state()?,
             memory: lineage.memory()?,
@@ -133,7 +138,7 @@ impl LineageFiles {
 }
 
 impl MemoryPolicy {
-    /// The source as VMMs know it, with its file among `fds`.
+    /// Converts the source to the VMM's format and adds its file to `fds`.
     pub(crate) fn source<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> MemorySource {
         match self {
             Self::Map => MemorySource::Map,
@@ -161,9 +166,10 @@ impl RestoreSpec {
             source: self.memory.source(&mut fds),
             populate: self.populate.as_ref().map(|pages| add_fd(&mut fds, pages)),
             populate_later: self.populate_later.as_ref().map(|later| LaterPages {
-                from: match self.vmm.starts_alone() {
-                    true => PopulateMoment::Start,
-                    false => later.used_by,
+                from: if self.vmm.starts_alone() {
+                    PopulateMoment::Start
+                } else {
+                    later.used_by
                 },
                 ..later.request(&mut fds)
             }),
@@ -209,8 +215,8 @@ pub(crate) fn layers<'a>(
 }
 
 impl MicroVm {
-    /// Starts a VMM, restores the guest, and returns when its agent has greeted again and taken its
-    /// identity.
+    /// Starts a VMM and restores the guest. Returns when the agent has sent a new greeting and
+    /// taken its identity.
     pub async fn restore(spec: RestoreSpec) -> Result<Self, BootError> {
         let asked = Instant::now();
         let mut step = steps::begin("spawn");
@@ -252,14 +258,14 @@ impl MicroVm {
     ) -> Result<(Self, mpsc::Receiver<BootStep>), BootError> {
         let console = console_ring()?;
         let overlay = spec.overlay.try_clone().map_err(|source| BootError::Host {
-            what: "duplicating a descriptor",
+            what: "cannot duplicate a descriptor",
             source,
         })?;
         let ours = console
             .fd()
             .try_clone_to_owned()
             .map_err(|source| BootError::Host {
-                what: "duplicating a descriptor",
+                what: "cannot duplicate a descriptor",
                 source,
             })?;
         let (config, fds) = spec.request(kvm, files, std::os::fd::AsFd::as_fd(&ours));

@@ -1,4 +1,4 @@
-//! Rollback of a running microVM to a snapshot, in its process.
+//! Rollback of a running microVM to a snapshot. The VMM process remains.
 
 use crate::boot_error::{BOOT_TIMEOUT, BootError};
 use crate::boot_steps::BootStep;
@@ -13,7 +13,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
 
-/// Specification of a rollback. The snapshot is of a VM of the same size, with the same images and
+/// Specification of a rollback. The snapshot must be of a VM with the same size, images and
 /// devices.
 #[derive(Debug)]
 pub struct RollbackSpec {
@@ -27,17 +27,17 @@ pub struct RollbackSpec {
     pub memory: MemoryPolicy,
     /// See [`crate::RestoreSpec::populate`].
     pub populate: Option<File>,
-    /// Pages that become its own in its first use after this.
+    /// Pages that are made private at the first use after the rollback.
     pub populate_later: Option<FirstUsePages>,
 }
 
-/// Failure of a rollback.
+/// Error of a rollback.
 #[derive(Debug, thiserror::Error)]
 pub enum RollbackError {
-    /// The guest is as before and runs on.
-    #[error("the VMM cannot go back in place: {0}")]
+    /// The guest is unchanged and continues to run.
+    #[error("the VMM cannot be rolled back in place: {0}")]
     Refused(String),
-    /// The guest is lost: it has ended, or must be.
+    /// The guest is lost: it has ended or must be terminated.
     #[error(transparent)]
     Lost(#[from] BootError),
 }
@@ -53,23 +53,27 @@ struct RollbackFiles {
 }
 
 impl MicroVm {
-    /// Puts the guest back to a snapshot; returns when its agent has greeted again and taken its
-    /// identity. The process, its limits and its network interface stay. `cut_off` runs while the
-    /// interface passes no frame.
+    /// Rolls the guest back to a snapshot. Returns when the agent has sent a new greeting and taken
+    /// its identity. The VMM process, its limits and its network interface remain. `cut_off` runs
+    /// while the interface passes no frames.
     pub async fn roll_back(
         &self,
         spec: RollbackSpec,
         cut_off: impl Future<Output = ()>,
     ) -> Result<RollbackReport, RollbackError> {
         if !self.knows.rollback {
-            return Err(refused("it was started by an earlier version of jiffy"));
+            return Err(refused(
+                "the VMM was started by an earlier version of jiffy",
+            ));
         }
         if let Some(failure) = self.disk_failure() {
             return Err(refused(failure));
         }
         let mut context = self.context.lock().await;
-        let newest = spec.lineage.newest();
-        let newest = newest.ok_or_else(|| refused(SnapshotError::Missing(String::new())))?;
+        let newest = spec
+            .lineage
+            .newest()
+            .ok_or_else(|| refused(SnapshotError::Missing(String::new())))?;
         if !spec.lineage.is_complete() {
             return Err(refused(SnapshotError::Incomplete(newest.id().to_owned())));
         }
@@ -99,20 +103,22 @@ impl MicroVm {
         let (report, greeting) = ready.map_err(|_| BootError::Timeout {
             console: self.console_tail(),
         })??;
-        // A kept VM holds its greeting itself.
-        let held = greeting.as_ref().filter(|_| self.kept.get().is_some());
+        // The VMM of a detached VM must hold the greeting itself.
+        let passed = greeting
+            .as_ref()
+            .filter(|_| self.detached_socket.get().is_some());
         let finish = Request::FinishRollback {
-            greeting: held.map(|_| FdIndex(0)),
+            greeting: passed.map(|_| FdIndex(0)),
         };
-        let fds: Vec<BorrowedFd<'_>> = held.iter().map(|fd| fd.as_fd()).collect();
+        let fds: Vec<BorrowedFd<'_>> = passed.iter().map(|fd| fd.as_fd()).collect();
         self.link.send(&finish, &fds).map_err(BootError::from)?;
-        if held.is_none() {
+        if passed.is_none() {
             context.greeting = greeting;
         }
         Ok(report)
     }
 
-    /// Returns when the VMM has begun.
+    /// Returns when the VMM has started the rollback.
     async fn begin_rollback(
         &self,
         context: &mut SnapshotContext,
@@ -148,7 +154,7 @@ impl MicroVm {
         }
     }
 
-    /// The end of a VM whose VMM closed its control socket.
+    /// Returns the error of a VM whose VMM closed its control socket.
     async fn lost(&self) -> BootError {
         BootError::Ended {
             end: self.ended().await,
@@ -156,7 +162,7 @@ impl MicroVm {
         }
     }
 
-    /// Returns the report, and the host's end of the agent's greeting.
+    /// Returns the report and the host's end of the agent's greeting.
     async fn wait_until_ready(
         &self,
         context: &mut SnapshotContext,

@@ -18,7 +18,7 @@ use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Word of the VMM about a snapshot.
+/// Progress of a snapshot, as reported by the VMM.
 enum SnapshotProgress {
     Captured { stopped_us: u64 },
     Complete(SnapshotReport),
@@ -41,10 +41,10 @@ impl SnapshotProgress {
 }
 
 impl MicroVm {
-    /// Takes a snapshot into `store`. Its parent is the snapshot that this VM was restored from, or
-    /// the last one taken of it. With [`AfterSnapshot::Resume`] the guest is paused only for a
-    /// moment that does not depend on its writes. If the snapshot fails, the guest runs on. If this
-    /// call is dropped, the snapshot is taken nevertheless.
+    /// Takes a snapshot into `store`. Its parent is the VM's latest snapshot, or else the snapshot
+    /// from which the VM was restored. With [`AfterSnapshot::Resume`], the guest is paused only for
+    /// a short time that does not depend on its writes. If the snapshot fails, the guest continues
+    /// to run. The snapshot is completed even if this future is dropped.
     pub async fn snapshot(
         &self,
         store: &Store,
@@ -53,9 +53,9 @@ impl MicroVm {
         self.snapshot_with_notice(store, spec, None).await
     }
 
-    /// The same; `notice` is told when its memory is frozen, and dropped untold if the VMM does not
-    /// capture it. From then on the VMM completes it also without this process
-    /// ([`crate::AdoptSpec::captured`]).
+    /// Same as [`Self::snapshot`]. `notice` is sent when the memory is frozen, and dropped if the
+    /// VMM does not capture the snapshot. After the notice, the VMM completes the snapshot even if
+    /// this process exits ([`crate::AdoptSpec::captured`]).
     pub async fn snapshot_with_notice(
         &self,
         store: &Store,
@@ -69,22 +69,23 @@ impl MicroVm {
             vmm: self.vmm_pid(),
         };
         let mut context = self.context.clone().lock_owned().await;
-        // In a task that always completes: half-way, only its state refers to the layers below the
-        // VM.
+        // A separate task always completes: during a snapshot, only the task's state refers to the
+        // layers on which the VM is based.
         let taken = tokio::spawn(async move { taker.run(&mut context, notice).await });
         taken.await.map_err(|e| SaveError::Refused(e.to_string()))?
     }
 
-    /// Completes the snapshot that an earlier controller of this VM captured. If this call is
-    /// dropped, it is completed nevertheless.
+    /// Completes the snapshot that an earlier controller of this VM captured. The snapshot is
+    /// completed even if this future is dropped.
     pub async fn finish_captured(
         &self,
         store: &Store,
     ) -> Result<(Snapshot, SnapshotReport), SaveError> {
         let mut context = self.context.clone().lock_owned().await;
-        let captured = context.captured.take().ok_or_else(|| {
-            SaveError::Refused("its VMM knows of no captured snapshot".to_owned())
-        })?;
+        let captured = context
+            .captured
+            .take()
+            .ok_or_else(|| SaveError::Refused("the VMM has no captured snapshot".to_owned()))?;
         let taker = SnapshotTask {
             link: self.link.clone(),
             store: store.clone(),
@@ -96,7 +97,7 @@ impl MicroVm {
     }
 }
 
-/// Files of a request beside those of the draft.
+/// Files of a request other than the files of the draft.
 struct RequestFiles<'a> {
     overlay: &'a File,
     pagemap: Option<&'a File>,
@@ -119,8 +120,8 @@ impl SnapshotTask {
         context: &mut SnapshotContext,
         notice: Option<CaptureNotice>,
     ) -> Result<(Snapshot, SnapshotReport), SaveError> {
-        // Publishes a former snapshot if that failed (disk full, for example): the next one is
-        // based on it.
+        // Publish an earlier snapshot whose publication failed (for example because the disk was
+        // full): the next snapshot is based on it.
         context.publish()?;
         if context.lineage_lost {
             return Err(SaveError::Unsavable);
@@ -130,14 +131,15 @@ impl SnapshotTask {
         }
         let mut draft = self.store.draft(1)?;
         let overlay = self.store.overlay()?;
-        // Without it the VMM compares all of memory.
+        // Without the pagemap, the VMM compares all memory.
         let pagemap = File::open(format!("/proc/{}/pagemap", self.vmm)).ok();
-        // All sandboxes of a template are made of the one without a parent: written through the
-        // page cache it stays there, in huge pages.
+        // The snapshot without a parent is written through the page cache: all sandboxes of a
+        // template are restored from it, so it should stay in the cache in huge pages.
         let direct = context.parent.as_ref().and_then(|_| draft.memory_direct());
-        let touched = match self.spec.working_set {
-            true => self.store.overlay().ok(),
-            false => None,
+        let touched = if self.spec.working_set {
+            self.store.overlay().ok()
+        } else {
+            None
         };
         let files = RequestFiles {
             overlay: &overlay,
@@ -148,8 +150,9 @@ impl SnapshotTask {
         };
         self.send_request(&draft, &files)?;
         let written = self.written(context, &mut draft, notice).await;
-        // A captured draft stays if this process ends while it is written, and only then.
-        let report = written.inspect_err(|_| draft.give_up())?;
+        // The draft of a captured snapshot remains only if this process exits while the snapshot is
+        // written.
+        let report = written.inspect_err(|_| draft.remove_on_drop())?;
         let frozen = std::mem::replace(&mut context.overlay, overlay);
         self.publish(
             context,
@@ -177,12 +180,12 @@ impl SnapshotTask {
                         continue;
                     };
                     let overlays = std::slice::from_ref(&context.overlay);
-                    match self.store.keep_captured(&self.spec.id, draft, overlays) {
-                        // The caller may be gone.
+                    match self.store.persist_captured(&self.spec.id, draft, overlays) {
+                        // Ignore the error: the caller was cancelled.
                         Ok(()) => drop(notice.send(stopped_us)),
                         Err(e) => {
                             let id = &self.spec.id;
-                            tracing::warn!(id, "a snapshot is not captured, only stored: {e}");
+                            tracing::warn!(id, error = %e, "cannot capture a snapshot, storing it only");
                         }
                     }
                 }
@@ -210,8 +213,8 @@ impl SnapshotTask {
         let report = match written {
             Ok(report) => report,
             Err(e) => {
-                draft.give_up();
-                // The VMM goes on with the overlay from before the snapshot.
+                draft.remove_on_drop();
+                // The VMM continues with the overlay from before the snapshot.
                 context.overlay = frozen;
                 return Err(e);
             }
@@ -228,7 +231,7 @@ impl SnapshotTask {
         )
     }
 
-    /// Publishes what the VMM has written, and tells it what becomes of it.
+    /// Publishes the snapshot that the VMM has written, and sends the VMM the decision.
     fn publish(
         &self,
         context: &mut SnapshotContext,
@@ -239,18 +242,19 @@ impl SnapshotTask {
         let next = match (self.spec.then, &published) {
             (AfterSnapshot::Stop, Ok(_)) => Some(Request::Stop),
             (AfterSnapshot::Stop, Err(_)) => Some(Request::Resume),
-            // Committed, also for a later controller. An unpublished snapshot may still be
-            // published.
+            // Committed, also for a later controller. An unpublished snapshot needs no decision: it
+            // may still be published.
             (_, Ok(_)) => Some(Request::ResolveSnapshot {
                 decision: SnapshotDecision::Commit,
             }),
             (_, Err(_)) => None,
         };
         if let Some(next) = next {
-            // A VMM that is gone has stopped. The answer is not awaited: a commit cannot fail.
+            // Ignore the error: the VMM has exited. No reply is awaited because a commit cannot
+            // fail.
             let _ = self.link.send(&next, &[]);
         }
-        // It was unpublished until now.
+        // `None` is impossible: the snapshot was unpublished until now.
         published?.ok_or(SaveError::Gone)
     }
 
@@ -277,8 +281,8 @@ impl SnapshotTask {
                     index: add(index),
                 })
                 .collect(),
-            // The VM ends only when the snapshot is published: until then the VMM holds the only
-            // safe copy.
+            // The VMM must not stop before the snapshot is published: until then, it holds the only
+            // safe copy of the state.
             then: match self.spec.then {
                 AfterSnapshot::Stop => AfterSnapshot::Stay,
                 other => other,
@@ -291,15 +295,15 @@ impl SnapshotTask {
 }
 
 impl SnapshotContext {
-    /// Publishes the unpublished snapshot, if there is one. If that fails it stays unpublished.
+    /// Publishes the unpublished snapshot, if any. If this fails, the snapshot remains unpublished.
     fn publish(&mut self) -> Result<Option<(Snapshot, SnapshotReport)>, SaveError> {
         let Some(mut unpublished) = self.unpublished.take() else {
             return Ok(None);
         };
         let published = self.try_publish(&mut unpublished);
         if published.is_err() {
-            // Only this process will publish it.
-            unpublished.draft.give_up();
+            // No later controller may publish the draft; only this process retries.
+            unpublished.draft.remove_on_drop();
             self.unpublished = Some(unpublished);
         }
         published.map(Some)
@@ -314,7 +318,7 @@ impl SnapshotContext {
         let snapshot = of.draft.publish(&manifest, overlays, of.spec.durability)?;
         self.parent = Some((of.spec.id.clone(), snapshot.hold()?));
         if let Some(touched) = &of.touched {
-            // A hint: a VMM of an earlier version leaves the file empty.
+            // Ignore the error: this is a hint. A VMM of an earlier version leaves the file empty.
             let _ = snapshot.put_touched(touched);
         }
         Ok((snapshot, of.report.clone()))
@@ -331,14 +335,14 @@ fn manifest(context: &SnapshotContext, of: &UnpublishedSnapshot) -> Result<Manif
     } = of;
     let size = |file: &File| {
         let failed = |source| SaveError::Host {
-            what: "size of a layer",
+            what: "cannot read the size of a layer",
             source,
         };
         file.metadata().map(|m| m.len()).map_err(failed)
     };
     let index =
         jiffy_snapshot::read_index(&draft.disk_indexes[0]).map_err(|source| SaveError::Host {
-            what: "disk index",
+            what: "cannot read the disk index",
             source,
         })?;
     let hello = context.hello.as_ref();

@@ -1,4 +1,4 @@
-//! State that snapshots of a running microVM need.
+//! State for snapshots of a running microVM.
 
 use jiffy_proto::agent::Hello;
 use jiffy_proto::channel::ChannelError;
@@ -10,38 +10,41 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
 
-/// Failure to pause, resume or save a microVM. It runs on as before unless it has ended.
+/// Error of pausing, resuming or saving a microVM. The microVM continues to run unless it has
+/// ended.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// The VM ended.
-    #[error("the sandbox is gone")]
+    #[error("the sandbox has ended")]
     Gone,
     /// The control socket failed.
     #[error(transparent)]
     Control(#[from] ChannelError),
-    /// The VMM refused or failed.
-    #[error("the snapshot failed and the sandbox runs on: {0}")]
+    /// The VMM rejected the request or failed.
+    #[error("the snapshot failed, the sandbox continues to run: {0}")]
     Refused(String),
     /// The snapshot would be larger than its limit.
-    #[error("the snapshot would have {needed} bytes, more than it may; the sandbox runs on")]
+    #[error(
+        "the snapshot would exceed its size limit with {needed} bytes; the sandbox continues to run"
+    )]
     TooLarge {
-        /// Upper bound of its size in bytes.
+        /// Upper bound of the snapshot's size, in bytes.
         needed: u64,
     },
     /// The store failed.
     #[error(transparent)]
     Store(#[from] SnapshotError),
-    /// A host resource is missing.
+    /// An operation of the host failed.
     #[error("{what}: {source}")]
     Host {
-        /// Attempted operation.
+        /// Failed operation.
         what: &'static str,
         /// Cause.
         source: io::Error,
     },
-    /// The host lost a layer below the VM.
+    /// A layer on which the VM is based was lost.
     #[error(
-        "a snapshot that this sandbox lies on is damaged or gone; it runs on, but cannot be saved"
+        "a snapshot on which this sandbox is based is damaged or missing; the sandbox continues to run but cannot be saved"
     )]
     Unsavable,
 }
@@ -49,47 +52,47 @@ pub enum SaveError {
 /// Specification of a snapshot.
 #[derive(Debug, Clone)]
 pub struct SnapshotSpec {
-    /// 1 to 64 lower-case letters and digits, not yet in the store.
+    /// Snapshot id: 1 to 64 lower-case letters and digits, not used in the store.
     pub id: String,
     /// Template of the sandbox.
     pub template: String,
-    /// Action of the VM afterwards.
+    /// Action of the VM after the snapshot.
     pub then: AfterSnapshot,
-    /// Durability in a crash of the host.
+    /// Durability of the snapshot if the host crashes.
     pub durability: Durability,
-    /// Largest size in bytes ([`Snapshot::bytes`]); none: unlimited.
+    /// Maximum size in bytes ([`Snapshot::bytes`]). `None` if unlimited.
     pub max_bytes: Option<u64>,
-    /// Records the chunks that the guest has touched since its restore, if they are few
-    /// ([`Snapshot::put_touched`]). Says something of guests restored with
-    /// [`crate::MemoryPolicy::Map`] only.
+    /// True to record the chunks that the guest has touched since its restore, if they are few
+    /// ([`Snapshot::put_touched`]). Meaningful only for guests restored with
+    /// [`crate::MemoryPolicy::Map`].
     pub working_set: bool,
 }
 
-/// Snapshot that the VMM has written and the store has not published. The VM's memory and disk are
-/// based on it in any case.
+/// Snapshot that the VMM has written but the store has not published. The VM's memory and disk are
+/// already based on it.
 #[derive(Debug)]
 pub(crate) struct UnpublishedSnapshot {
     pub draft: SnapshotDraft,
-    /// The disk's layer.
+    /// Layer of the disk.
     pub frozen: File,
     pub spec: SnapshotSpec,
     pub report: SnapshotReport,
-    /// Index of the chunks that the guest has touched.
+    /// Index of the chunks that the guest has touched. `None` if not recorded.
     pub touched: Option<File>,
 }
 
-/// Snapshot that an earlier controller captured: the VMM is writing it, or has written it.
+/// Snapshot that an earlier controller captured. The VMM is writing it, or has written it.
 #[derive(Debug)]
 pub(crate) struct CapturedDraft {
     pub draft: SnapshotDraft,
-    /// The disk's layer.
+    /// Layer of the disk.
     pub frozen: File,
     pub spec: SnapshotSpec,
-    /// None while it is being written.
+    /// `None` while the snapshot is being written.
     pub report: Option<SnapshotReport>,
 }
 
-/// State for snapshots of a VM, and the receiver of the VMM's answers.
+/// State for snapshots of a VM, and the receiver of the VMM's replies.
 #[derive(Debug)]
 pub(crate) struct SnapshotContext {
     replies: mpsc::UnboundedReceiver<Event>,
@@ -97,15 +100,15 @@ pub(crate) struct SnapshotContext {
     pub overlay: File,
     /// Parent snapshot, held so that it is not removed.
     pub parent: Option<(String, Hold)>,
-    /// Snapshot below the VM that the store has not published yet.
+    /// Snapshot on which the VM is based and which the store has not published yet.
     pub unpublished: Option<UnpublishedSnapshot>,
     /// Snapshot that an earlier controller captured.
     pub captured: Option<CapturedDraft>,
-    /// True if it has a network interface.
+    /// True if the VM has a network interface.
     pub net: bool,
-    /// Checksum of the image with its kernel's modules, if it has one.
+    /// Checksum of the image with the kernel modules. `None` without modules.
     pub modules: Option<String>,
-    /// True if it was adopted and its parent is not in the store.
+    /// True if the VM was adopted and its parent is missing in the store.
     pub lineage_lost: bool,
     pub hello: Option<Hello>,
     /// Host's end of the agent's greeting, until the VMM holds it.
@@ -134,7 +137,7 @@ impl SnapshotContext {
         }
     }
 
-    /// Waits for an answer that `pick` takes.
+    /// Waits for a reply that `pick` accepts. Other replies are dropped.
     pub async fn reply<T>(&mut self, pick: impl Fn(Event) -> Option<T>) -> Result<T, SaveError> {
         loop {
             let event = self.replies.recv().await.ok_or(SaveError::Gone)?;
@@ -148,18 +151,19 @@ impl SnapshotContext {
 /// Memory that a restored VM has touched.
 #[derive(Debug)]
 pub struct WorkingSet {
-    /// Index of the chunks that are present, for [`crate::MemoryPolicy::CopyWorkingSet`].
+    /// Index of the touched chunks, for [`crate::MemoryPolicy::CopyWorkingSet`].
     pub touched: File,
-    /// Number of these chunks.
+    /// Number of touched chunks.
     pub chunks: u64,
-    /// Index of the pages that were written, for [`crate::RestoreSpec::populate`] or
+    /// Index of the written pages, for [`crate::RestoreSpec::populate`] or
     /// [`crate::RestoreSpec::populate_later`].
     pub written: File,
 }
 
-/// Adds a file to the descriptors of a message.
+/// Adds a file to the descriptors of a message and returns its index.
 pub(crate) fn add_fd<'a>(fds: &mut Vec<BorrowedFd<'a>>, file: &'a File) -> FdIndex {
     fds.push(file.as_fd());
-    // The channel refuses too many descriptors.
+    // If the index does not fit, sending fails because the channel limits the number of
+    // descriptors.
     FdIndex(u8::try_from(fds.len() - 1).unwrap_or(u8::MAX))
 }

@@ -1,9 +1,9 @@
-//! VMM processes that are started in advance: jailed and in their control groups, they wait for
-//! their first request.
+//! VMM processes that are started in advance. They are already jailed and in their control groups,
+//! and wait for the first request.
 //!
-//! A process takes some 4 ms from fork to its first request, and moving it to control groups of
-//! version 1 takes up to 15: neither is on the way of a guest that gets a spare. They are made in
-//! pauses between starts of guests, whose processors they would take.
+//! A process needs about 4 ms from fork to its first request. Moving it to control groups of
+//! version 1 takes up to 15 ms. A guest that uses a spare process saves this time. Spares are
+//! started while no guest is starting, so that they do not compete with guests for processors.
 
 use crate::boot_error::BootError;
 use crate::vmm_launcher::{FreshVmm, VmmLauncher};
@@ -16,15 +16,15 @@ use std::time::{Duration, Instant};
 use tokio::process::Child;
 use tokio::runtime::Handle;
 
-/// Time without a start of a guest after which spares are made.
+/// Time after the last start of a guest before spares are started.
 const QUIET_TIME: Duration = Duration::from_millis(30);
-/// Longest time that this is deferred.
+/// Maximum time for which the start of spares is deferred.
 const MAX_DEFERRAL: Duration = Duration::from_secs(1);
 
-/// Most spares after a burst: each takes some 4 MiB.
+/// Maximum number of spares after a burst. Each needs about 4 MiB.
 const MAX_AFTER_BURST: usize = 20;
 
-/// Spare processes of one daemon.
+/// Spare VMM processes of one daemon.
 #[derive(Debug)]
 pub(crate) struct SpareVmms {
     launcher: VmmLauncher,
@@ -35,11 +35,12 @@ pub(crate) struct SpareVmms {
 struct SpareState {
     ready: Vec<(Channel, Child)>,
     bursts: BurstMemory,
-    /// Memory of the guest that was started last, in MiB: the next is likely to have as much.
+    /// Memory of the guest that was started last, in MiB. The next guest probably has the same
+    /// size.
     last_memory_mib: u32,
-    /// A task makes spares.
+    /// True if a task is starting spares.
     refilling: bool,
-    /// A task waits for the end of a burst's memory.
+    /// True if a task waits until a burst is forgotten.
     trimming: bool,
     closed: bool,
 }
@@ -59,22 +60,22 @@ impl SpareVmms {
         }
     }
 
-    /// Takes one that lives, for a guest with `memory` bytes of memory.
+    /// Takes a running spare process for a guest with `memory` bytes of memory.
     fn take(&self, memory: u64) -> Option<(Channel, Child)> {
         let mut state = self.state.lock();
         state.last_memory_mib = u32::try_from(memory >> 20).unwrap_or(0);
-        let mut found = None;
-        while found.is_none()
+        let mut spare = None;
+        while spare.is_none()
             && let Some((channel, mut child)) = state.ready.pop()
         {
-            found = matches!(child.try_wait(), Ok(None)).then_some((channel, child));
+            spare = matches!(child.try_wait(), Ok(None)).then_some((channel, child));
         }
-        let left = found.is_some().then_some(state.ready.len());
-        state.bursts.note_use(Instant::now(), left);
-        found
+        let remaining = spare.is_some().then_some(state.ready.len());
+        state.bursts.note_use(Instant::now(), remaining);
+        spare
     }
 
-    /// Ends all, and has no more made.
+    /// Terminates all spares. No further spares are started.
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
@@ -83,7 +84,7 @@ impl SpareVmms {
         }
     }
 
-    /// True if one is to be made, and the caller is to make it.
+    /// Returns whether the caller must start a spare, and reserves this task for the caller.
     fn begin(&self) -> bool {
         let mut state = self.state.lock();
         let target = state.bursts.target(Instant::now());
@@ -92,8 +93,9 @@ impl SpareVmms {
         begins
     }
 
-    /// Keeps a spare; none could be made. Returns true if another one is to be made.
-    fn keep(&self, spare: Option<(Channel, Child)>) -> bool {
+    /// Stores the new spare; `None` means that the start failed. Returns whether another one is
+    /// needed.
+    fn store(&self, spare: Option<(Channel, Child)>) -> bool {
         let mut state = self.state.lock();
         let able = spare.is_some();
         match spare {
@@ -106,7 +108,7 @@ impl SpareVmms {
         state.refilling
     }
 
-    /// Time until a burst is forgotten, if the caller is to end what is too much then.
+    /// Returns the time until the burst is forgotten if the caller must trim the spares then.
     fn begin_trim(&self) -> Option<Duration> {
         let mut state = self.state.lock();
         if state.closed || state.trimming {
@@ -117,7 +119,7 @@ impl SpareVmms {
         rest
     }
 
-    /// Ends spares of a burst that is forgotten. Returns the time until then, if there is more.
+    /// Terminates excess spares if the burst is forgotten. Otherwise returns the time until then.
     fn trim(&self) -> Option<Duration> {
         let mut state = self.state.lock();
         let rest = state.bursts.remembered_for(Instant::now());
@@ -133,17 +135,17 @@ impl SpareVmms {
         None
     }
 
-    /// Memory that the guest of the next spare is likely to have, in MiB; 0: not known.
+    /// Returns the probable memory of the next guest in MiB, or 0 if unknown.
     fn likely_memory_mib(&self) -> u32 {
         self.state.lock().last_memory_mib
     }
 
-    /// Moment of the last start of a guest.
+    /// Returns the time of the last start of a guest.
     fn last_start(&self) -> Option<Instant> {
         self.state.lock().bursts.last_use()
     }
 
-    /// Time until work that was asked for at `asked` is due.
+    /// Returns the time until work requested at `asked` is due.
     fn deferral(&self, asked: Instant) -> Duration {
         let due = self
             .last_start()
@@ -151,7 +153,7 @@ impl SpareVmms {
         due.saturating_duration_since(Instant::now())
     }
 
-    /// Returns true if no guest has been started for a moment.
+    /// Returns whether no guest was started for [`QUIET_TIME`].
     pub fn starts_alone(&self) -> bool {
         let last = self.last_start();
         last.is_none_or(|last| last.elapsed() > QUIET_TIME)
@@ -171,7 +173,7 @@ impl SpareVmms {
         Ok(fresh)
     }
 
-    /// Ends the spares of a burst when it is forgotten.
+    /// Terminates the spares of a burst when the burst is forgotten.
     fn trim_later(self: &Arc<Self>) {
         let Some(mut rest) = self.begin_trim() else {
             return;
@@ -182,15 +184,16 @@ impl SpareVmms {
                 tokio::time::sleep(rest).await;
                 match spares.trim() {
                     Some(more) => rest = more,
-                    // Garbage collection of the engine removes their control groups.
+                    // The engine's garbage collection removes the control groups of the terminated
+                    // spares.
                     None => return,
                 }
             }
         });
     }
 
-    /// Starts the missing spare processes in a pause between starts of guests. Must be called
-    /// inside a tokio runtime.
+    /// Starts the missing spare processes when no guest is starting. Must be called inside a tokio
+    /// runtime.
     pub fn refill(self: &Arc<Self>) {
         self.trim_later();
         if !self.begin() {
@@ -207,18 +210,18 @@ impl SpareVmms {
                 }
                 let memory_mib = spares.likely_memory_mib();
                 let launcher = spares.launcher.clone();
-                // Blocks while the kernel moves the process.
+                // Spawning blocks while the kernel moves the process to its control groups.
                 let made =
                     Handle::current().spawn_blocking(move || launcher.spawn_spare(memory_mib));
                 let made = match made.await {
                     Ok(Ok(made)) => Some(made),
                     Ok(Err(e)) => {
-                        tracing::debug!("cannot start a spare VMM: {e}");
+                        tracing::debug!(error = %e, "cannot start a spare VMM");
                         None
                     }
                     Err(_) => None,
                 };
-                if !spares.keep(made) {
+                if !spares.store(made) {
                     return;
                 }
                 asked = Instant::now();

@@ -8,13 +8,16 @@ use jiffy_proto::{agent, vm};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Quiet boot; a panic reboots at once, so that it is detected; huge pages, which speed guests up;
-/// no bounce buffers (swiotlb), which would take 64 MiB from every guest with memory above 4 GiB
-/// and which no device needs.
+/// Kernel parameters of all guests:
+/// - The console is quiet.
+/// - A panic reboots at once, so that the VMM detects it.
+/// - Huge pages are enabled because they make guests faster.
+/// - Bounce buffers (swiotlb) are off: they would take 64 MiB from every guest with more than 4 GiB
+///   of memory, and no device needs them.
 const CMDLINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 reboot=k noreplace-smp swiotlb=noforce \
     transparent_hugepage=always thp_anon=64K:always rdinit=/init";
 
-/// Specification of a cold boot. The caller opens the files; the VMM gets descriptors only.
+/// Specification of a cold boot. The caller opens the files: the VMM receives only descriptors.
 #[derive(Debug)]
 pub struct BootSpec {
     /// VMM program.
@@ -23,53 +26,53 @@ pub struct BootSpec {
     pub kernel: File,
     /// Initial RAM file system with the agent as `/init`.
     pub initrd: File,
-    /// Modules of this kernel, if it has any.
+    /// Modules of the kernel. `None` without modules.
     pub modules: Option<ModulesImage>,
-    /// Read-only images of its root file system, lowest first; 1 or more.
+    /// Read-only images of the root file system, lowest first. At least one.
     pub rootfs: Vec<File>,
-    /// Formatted blank disk below the writable one, shared by all sandboxes of that size.
+    /// Formatted blank disk below the overlay, shared by all sandboxes with this disk size.
     pub blank_disk: File,
-    /// Empty file for this sandbox's writes.
+    /// Empty file for the sandbox's writes.
     pub overlay: File,
     /// Resources.
     pub size: SandboxSize,
-    /// Network interface, if it has one.
+    /// Network interface. `None` without a network.
     pub net: Option<NetSpec>,
     /// Identity for the agent.
     pub identity: Identity,
-    /// Words added to the kernel command line.
+    /// Parameters appended to the kernel command line.
     pub extra_cmdline: String,
 }
 
 /// Read-only image with the modules of a guest kernel.
 #[derive(Debug)]
 pub struct ModulesImage {
-    /// The image.
+    /// Image file.
     pub file: File,
-    /// Checksum of the image: a restore needs the very image that was mounted when the snapshot was
-    /// taken.
+    /// Checksum of the image. A restore needs exactly the image that was mounted when the snapshot
+    /// was taken.
     pub sha256: String,
 }
 
-/// Network interface and its tap.
+/// Network interface with its TAP device.
 #[derive(Debug)]
 pub struct NetSpec {
-    /// Tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`, for one guest only.
+    /// TAP device opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. Used by one guest only.
     pub tap: File,
     /// MAC address that the guest sees.
     pub mac: [u8; 6],
-    /// Largest frame payload in bytes, 68 or more.
+    /// Maximum frame payload in bytes, at least 68.
     pub mtu: u16,
 }
 
-/// Boot configuration with the descriptors that it names.
+/// Boot configuration with the descriptors to which it refers.
 pub(crate) struct BootRequest<'a> {
     pub config: VmConfig,
     pub fds: Vec<BorrowedFd<'a>>,
 }
 
-/// Disks of a guest in this order: the lowest image, the writable disk, the further images, and the
-/// modules of its kernel.
+/// Returns the disks of a guest in this order: the lowest image, the writable disk, the other
+/// images, and the image with kernel modules.
 pub(crate) fn disk_stack(
     images: Vec<FdIndex>,
     written: DiskConfig,
@@ -102,7 +105,7 @@ impl BootSpec {
         let mut fds: Vec<BorrowedFd<'a>> = Vec::new();
         let mut add = |fd: BorrowedFd<'a>| {
             fds.push(fd);
-            // Far fewer than 256 are added.
+            // The number of descriptors is far below 256.
             FdIndex((fds.len() - 1) as u8)
         };
         let config = VmConfig {

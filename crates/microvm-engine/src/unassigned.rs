@@ -9,33 +9,33 @@ use jiffy_proto::agent::Identity;
 use std::time::Instant;
 use tokio::sync::mpsc;
 
-/// Restored guest whose agent has greeted and waits for its identity, or is taking it. It must not
-/// be used before [`Self::assign_identity`], because it still has the identity of the snapshot.
-/// Dropping it ends it.
+/// Restored guest whose agent has greeted and waits for its identity, or is taking it. The guest
+/// must not be used before [`Self::assign_identity`] because it still has the identity of the
+/// snapshot. Dropping it terminates the guest.
 #[derive(Debug)]
 pub struct UnassignedMicroVm {
     vm: MicroVm,
-    /// Steps of its boot, from the greeting on.
+    /// Steps of the boot after the greeting.
     steps: mpsc::Receiver<BootStep>,
-    /// Identity that the agent was given when it greeted.
-    known: Option<Identity>,
+    /// Identity that was sent to the agent when it greeted.
+    sent_identity: Option<Identity>,
 }
 
 impl MicroVm {
-    /// Starts a VMM, restores the guest, and returns when its agent has greeted. It is given
-    /// `known` at once; the identity in `spec` is not sent.
+    /// Starts a VMM, restores the guest, and returns when its agent has greeted. If `sent_identity`
+    /// is given, it is sent to the agent at once. The identity in `spec` is ignored.
     pub async fn restore_unassigned(
         spec: RestoreSpec,
-        known: Option<Identity>,
+        sent_identity: Option<Identity>,
     ) -> Result<UnassignedMicroVm, BootError> {
         let mut step = steps::begin("spawn");
-        let (mut vm, mut boot) = Self::begin_restore(&spec, known.clone())?;
+        let (mut vm, mut boot) = Self::begin_restore(&spec, sent_identity.clone())?;
         step.next("restore");
         vm.wait_for_hello_in_time(&mut boot, &mut step).await?;
         Ok(UnassignedMicroVm {
             vm,
             steps: boot,
-            known,
+            sent_identity,
         })
     }
 
@@ -63,7 +63,7 @@ impl MicroVm {
                     self.context.lock().await.hello = Some(hello);
                     return Ok(());
                 }
-                // An identity that is ready was taken back since.
+                // Confirmation of an identity that was withdrawn meanwhile.
                 Some(BootStep::Running) => step.next("greeting"),
                 Some(BootStep::Ready { greeted: Ok(_), .. }) => {}
                 Some(BootStep::Ready {
@@ -87,29 +87,29 @@ impl MicroVm {
 }
 
 impl UnassignedMicroVm {
-    /// Returns true if it still waits; an ended guest does not.
+    /// Returns whether the guest still waits. An ended guest does not.
     pub fn is_waiting(&self) -> bool {
         self.vm.end().is_none()
     }
 
-    /// Sends the agent its identity, unless it was given that when it greeted; returns when it is
-    /// in effect.
+    /// Assigns the identity and returns when it is in effect. Does not send the identity again if
+    /// the agent received it when it greeted.
     pub async fn assign_identity(mut self, identity: Identity) -> Result<MicroVm, BootError> {
         let mut step = steps::begin("identity");
         let asked = Instant::now();
-        let is_known = match self.known.take() {
+        let is_sent = match self.sent_identity.take() {
             None => false,
-            // Apart from their fresh entropy.
-            Some(mut known) => {
-                known.entropy.clone_from(&identity.entropy);
-                let is_same = known == identity;
+            // Compare the identities without their entropy, which is always new.
+            Some(mut sent) => {
+                sent.entropy.clone_from(&identity.entropy);
+                let is_same = sent == identity;
                 if !is_same {
                     self.wait_again().await?;
                 }
                 is_same
             }
         };
-        if !is_known {
+        if !is_sent {
             self.vm.set_identity(identity);
         }
         let Self {
@@ -120,9 +120,9 @@ impl UnassignedMicroVm {
         Ok(vm)
     }
 
-    /// Gives the agent `identity` for a while, so that the guest can be used once before its first
-    /// real use: the pages that this touches are its own afterwards. [`Self::wait_again`] must
-    /// follow before it is assigned its identity.
+    /// Assigns `identity` temporarily, so that the guest can be used once before its first real
+    /// use. The pages that this use touches are private to the guest afterwards.
+    /// [`Self::wait_again`] must be called before the final identity is assigned.
     pub async fn rehearse(&mut self, identity: Identity) -> Result<&MicroVm, BootError> {
         self.vm.set_identity(identity);
         let mut step = steps::begin("rehearsal");
@@ -133,8 +133,8 @@ impl UnassignedMicroVm {
         Ok(&self.vm)
     }
 
-    /// Takes the identity of the rehearsal back, and returns when the agent has greeted anew. It
-    /// keeps none of its connections.
+    /// Withdraws the identity of the rehearsal, and returns when the agent has sent a new greeting.
+    /// The agent closes all of its connections.
     pub async fn wait_again(&mut self) -> Result<(), BootError> {
         self.vm.take_identity_back().await;
         let mut step = steps::begin("greeting");

@@ -14,7 +14,7 @@ use crate::control_socket::ControlSocket;
 use crate::exit_reason::printable;
 use crate::snapshot_context::SnapshotContext;
 use crate::vmm_launcher::LimitTask;
-use crate::vmm_process::KeptSocket;
+use crate::vmm_process::DetachedSocket;
 use jiffy_engine_api::{BootReport, ExitReason};
 use jiffy_proto::agent::Identity;
 use jiffy_proto::channel::ChannelError;
@@ -26,10 +26,10 @@ use std::time::Duration;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 
-/// Time for a VMM to exit by itself before it is killed.
+/// Time after which a VMM is killed if it does not stop on request.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Guest whose agent has answered. Dropping it ends the guest, unless it is kept.
+/// Guest whose agent has answered. Dropping it terminates the guest, unless the guest is detached.
 #[derive(Debug)]
 pub struct MicroVm {
     pub(crate) link: Arc<ControlSocket>,
@@ -41,17 +41,17 @@ pub struct MicroVm {
     kill: mpsc::Sender<()>,
     report: BootReport,
     pid: u32,
-    pub(crate) kept: KeptSocket,
+    pub(crate) detached_socket: DetachedSocket,
     pub(crate) context: Arc<Mutex<SnapshotContext>>,
     pub(crate) identity: watch::Sender<Option<Identity>>,
     limit_task: Option<LimitTask>,
     disk_failure: Arc<OnceLock<String>>,
     pub(crate) next_steps: NextSteps,
-    /// Requests that its VMM knows.
+    /// Optional requests that the VMM supports.
     pub(crate) knows: VmmRequests,
 }
 
-/// Requests that not every VMM knows: an earlier version may have started it.
+/// Optional requests, which a VMM started by an earlier version may not support.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct VmmRequests {
     /// [`Request::Rollback`].
@@ -61,7 +61,7 @@ pub(crate) struct VmmRequests {
 }
 
 impl VmmRequests {
-    /// Requests of the VMM that belongs to this version.
+    /// Requests that a VMM of this version supports.
     pub const ALL: Self = Self {
         rollback: true,
         fold: true,
@@ -69,17 +69,17 @@ impl VmmRequests {
 }
 
 impl MicroVm {
-    /// Boot mode and times.
+    /// Returns boot mode and durations of the boot.
     pub fn report(&self) -> BootReport {
         self.report
     }
 
-    /// Process id of the VMM.
+    /// Returns the process id of the VMM.
     pub fn vmm_pid(&self) -> u32 {
         self.pid
     }
 
-    /// Opener of streams to the guest that is independent of this value's lifetime.
+    /// Returns a connector for streams to the guest. It may outlive this value.
     pub fn connector(&self) -> Connector {
         Connector {
             link: self.link.clone(),
@@ -87,23 +87,24 @@ impl MicroVm {
         }
     }
 
-    /// Asks the guest to return `target_mib` MiB of its memory.
+    /// Requests the guest to return `target_mib` MiB of its memory.
     pub fn set_balloon(&self, target_mib: u32) -> Result<(), ChannelError> {
         self.link.send(&Request::Balloon { target_mib }, &[])
     }
 
-    /// Has the VMM close the lower of two layers that were folded into one, so that its disk space
-    /// is freed while the guest runs. A VMM that does not know the request keeps the file open.
+    /// Makes the VMM close the lower of two layers that were folded into one, so that its disk
+    /// space is released while the guest runs. A VMM that does not support the request keeps the
+    /// file open.
     pub fn fold_layers(&self, layers: &FoldedLayers) {
         if self.knows.fold {
-            // A VMM that is gone holds no file.
+            // Ignore the error: a VMM that has exited holds no file.
             let _ = self
                 .link
                 .send(&Request::FoldLayers(Box::new(layers.clone())), &[]);
         }
     }
 
-    /// Waits until the sandbox has ended; returns the reason.
+    /// Waits until the sandbox has ended and returns the reason.
     pub async fn ended(&self) -> ExitReason {
         let mut end = self.end.clone();
         let result = end.wait_for(Option::is_some).await;
@@ -113,18 +114,18 @@ impl MicroVm {
         }
     }
 
-    /// Reason that the sandbox ended, if it has.
+    /// Returns the reason why the sandbox ended. `None` if it runs.
     pub fn end(&self) -> Option<ExitReason> {
         self.end.borrow().clone()
     }
 
-    /// Ends the sandbox; returns when nothing of it is left, with the reason that it ended, which
-    /// may precede this call.
+    /// Terminates the sandbox and returns when all of its resources are released. The returned
+    /// reason may precede this call.
     pub async fn stop(self) -> ExitReason {
         self.stop_shared().await
     }
 
-    /// Like [`Self::stop`] for a shared value; may be called repeatedly.
+    /// Same as [`Self::stop`] for a shared value. May be called repeatedly.
     pub async fn stop_shared(&self) -> ExitReason {
         let _ = self.link.send(&Request::Stop, &[]);
         match tokio::time::timeout(STOP_TIMEOUT, self.ended()).await {
@@ -136,43 +137,45 @@ impl MicroVm {
         }
     }
 
-    /// Ends the sandbox; returns when its guest runs no more. What is left of the VMM goes by
-    /// itself, and [`Self::stop_shared`] waits for that.
+    /// Terminates the sandbox and returns when the guest no longer runs. The VMM exits in the
+    /// background; [`Self::stop_shared`] waits for its exit.
     pub async fn halt_shared(&self) {
         let _ = self.link.send(&Request::Stop, &[]);
         let mut halted = self.halted.clone();
-        // The sender is gone when the VMM is.
-        let said = tokio::time::timeout(STOP_TIMEOUT, halted.wait_for(|halted| *halted));
-        let late = said.await.is_err();
-        if late {
+        // The sender is dropped when the VMM exits.
+        let halt = tokio::time::timeout(STOP_TIMEOUT, halted.wait_for(|halted| *halted));
+        let timed_out = halt.await.is_err();
+        if timed_out {
             self.stop_shared().await;
         }
     }
 
-    /// Sets the identity that the agent gets.
+    /// Sets the identity that is sent to the agent.
     pub(crate) fn set_identity(&self, identity: Identity) {
         self.identity.send_replace(Some(identity));
     }
 
-    /// Returns true if the agent is to be `id` now.
+    /// Returns whether `id` is the current identity of the agent.
     fn has_identity(&self, id: &str) -> bool {
         let current = self.identity.borrow();
         current.as_ref().is_some_and(|identity| identity.id == id)
     }
 
-    /// Takes the identity back: the agent's greeting ends, and it greets anew.
+    /// Withdraws the identity: the stream of the agent's greeting is closed, and the agent greets
+    /// again.
     pub(crate) async fn take_identity_back(&self) {
         self.context.lock().await.greeting = None;
         self.identity.send_replace(None);
     }
 
-    /// Failure of the host to serve a disk of the guest, which then saw I/O errors. None without a
-    /// failure, or if another process controlled the VMM when it happened.
+    /// Returns the first error of the host while it served a disk of the guest. The guest received
+    /// an I/O error. `None` without an error, or if another process controlled the VMM at that
+    /// time.
     pub fn disk_failure(&self) -> Option<String> {
         self.disk_failure.get().cloned()
     }
 
-    /// Last console output of the guest, without control characters.
+    /// Returns the end of the guest's console output, without control characters.
     pub fn console_tail(&self) -> String {
         printable(&self.console.tail())
     }
@@ -180,7 +183,8 @@ impl MicroVm {
 
 impl Drop for MicroVm {
     fn drop(&mut self) {
-        // The driver owns the process, which is killed with it unless it is kept.
+        // The driver owns the process, which is killed when the driver is dropped unless it is
+        // detached.
         self.driver.abort();
     }
 }

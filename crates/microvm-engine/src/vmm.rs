@@ -1,4 +1,4 @@
-//! VMM program as the engine uses it: its processes, and the settings of their guests.
+//! The VMM program: its processes and the settings of their guests.
 
 use crate::boot_error::BootError;
 use crate::jail_namespaces::{JailError, JailNamespaces};
@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// VMM program, the confinement of its processes, and settings of their guests.
+/// VMM program, confinement of its processes, and settings of their guests.
 #[derive(Debug, Clone)]
 pub struct Vmm {
     launcher: VmmLauncher,
@@ -23,8 +23,8 @@ pub struct Vmm {
 }
 
 impl Vmm {
-    /// Creates the program at `path`. With `jailed` its processes have users and namespaces of
-    /// their own, for which the caller must be root.
+    /// Creates a handle for the program at `path`. If `jailed`, its processes have users and
+    /// namespaces of their own, which requires root.
     pub fn new(path: PathBuf, jailed: bool) -> Self {
         Self {
             launcher: VmmLauncher {
@@ -38,22 +38,22 @@ impl Vmm {
         }
     }
 
-    /// Limits its processes by control groups.
+    /// Limits the processes by control groups.
     #[must_use]
     pub fn with_cgroups(mut self, cgroups: Option<Cgroups>) -> Self {
         self.launcher.cgroups = cgroups;
         self
     }
 
-    /// Limits the rates of its guests' disks.
+    /// Limits the rates of the guests' disks.
     #[must_use]
     pub fn with_disk_limits(mut self, limits: DiskLimits) -> Self {
         self.disk_limits = limits;
         self
     }
 
-    /// Keeps `count` processes ready for the next guests. Clones share them. Must be called after
-    /// [`Self::with_cgroups`].
+    /// Holds `count` spare processes ready for the next guests. Clones share the spares. Must be
+    /// called after [`Self::with_cgroups`].
     #[must_use]
     pub fn with_spares(mut self, count: usize) -> Self {
         let launcher = self.launcher.clone();
@@ -61,19 +61,19 @@ impl Vmm {
         self
     }
 
-    /// Sets the level of the processor that guests see.
+    /// Sets the processor level that guests see.
     #[must_use]
     pub fn with_cpu_level(mut self, level: CpuLevel) -> Self {
         self.cpu_level = level;
         self
     }
 
-    /// Returns the level of the processor that guests see.
+    /// Returns the processor level that guests see.
     pub fn cpu_level(&self) -> CpuLevel {
         self.cpu_level
     }
 
-    /// Returns the rate limits of its guests' disks.
+    /// Returns the rate limits of the guests' disks.
     pub(crate) fn disk_limits(&self) -> DiskLimits {
         self.disk_limits
     }
@@ -83,17 +83,17 @@ impl Vmm {
         &self.launcher.path
     }
 
-    /// Returns true if control groups limit its processes.
+    /// Returns whether control groups limit the processes.
     pub fn is_limited(&self) -> bool {
         self.launcher.cgroups.is_some()
     }
 
-    /// Returns true if its processes are jailed.
+    /// Returns whether the processes are jailed.
     pub fn is_jailed(&self) -> bool {
         self.launcher.jail.is_some()
     }
 
-    /// Makes the namespaces in advance. Otherwise the first process waits for them.
+    /// Creates the namespaces in advance. Otherwise the first process waits for their creation.
     pub fn prepare(&self) -> Result<(), JailError> {
         self.namespaces().map(drop)
     }
@@ -111,37 +111,37 @@ impl Vmm {
         }
     }
 
-    /// Returns true if no guest has been started for a moment.
+    /// Returns whether no other guest was started recently.
     pub(crate) fn starts_alone(&self) -> bool {
         let spares = self.spares.as_ref();
         spares.is_none_or(|spares| spares.starts_alone())
     }
 
-    /// Starts the missing spare processes in a pause between starts of guests. Must be called
-    /// inside a tokio runtime.
+    /// Starts the missing spare processes when no guest is starting. Must be called inside a tokio
+    /// runtime.
     pub fn make_spares(&self) {
         if let Some(spares) = &self.spares {
             spares.refill();
         }
     }
 
-    /// Returns true if the kernel killed an ended process at its group's memory limit.
+    /// Returns whether the kernel killed the exited process at the memory limit of its group.
     pub(crate) fn ran_out_of_memory(&self, pid: u32) -> bool {
         self.launcher.ran_out_of_memory(pid)
     }
 
-    /// Removes the control groups of an ended process.
+    /// Removes the control groups of an exited process.
     pub(crate) fn remove_group(&self, pid: u32) {
         self.launcher.remove_group(pid);
     }
 
-    /// Removes control groups of ended processes, also of those that another daemon started.
+    /// Removes the control groups of exited processes, including processes of other daemons.
     pub fn gc(&self) {
         self.launcher.gc();
     }
 
-    /// Ends spare processes, and removes all control groups. No processes are started afterwards.
-    /// Blocks for at most a second.
+    /// Terminates spare processes and removes all control groups. No processes may be started
+    /// afterwards. Blocks for at most one second.
     pub fn close(&self) {
         if let Some(spares) = &self.spares {
             spares.close();

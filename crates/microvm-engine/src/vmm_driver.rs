@@ -5,7 +5,7 @@ use crate::control_socket::ControlSocket;
 use crate::exit_reason::classify;
 use crate::greeting_task::GreetingTask;
 use crate::vmm::Vmm;
-use crate::vmm_process::{KeptSocket, VmmProcess};
+use crate::vmm_process::{DetachedSocket, VmmProcess};
 use jiffy_engine_api::ExitReason;
 use jiffy_proto::agent::{HELLO_PORT, Identity};
 use jiffy_proto::console::ConsoleRing;
@@ -17,33 +17,34 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-/// Time for a VMM to exit once it has closed its control socket.
+/// Time for which a VMM may run after it closed its control socket. Then it is killed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest reason accepted from a VMM, in characters.
+/// Maximum length of a reason reported by a VMM, in characters.
 const MAX_REASON_CHARS: usize = 300;
 
-/// Serves the VMM's control socket until the VMM ends.
+/// Serves the VMM's control socket until the VMM exits.
 pub(crate) struct VmmDriver {
     pub link: Arc<ControlSocket>,
     pub vmm: Vmm,
     pub pid: u32,
     pub process: VmmProcess,
-    pub kept: KeptSocket,
+    pub detached_socket: DetachedSocket,
     pub console: Arc<ConsoleRing>,
-    /// Identity of the guest, once it is known.
+    /// Identity of the guest. `None` until it is assigned.
     pub identity: watch::Receiver<Option<Identity>>,
     pub steps: Option<mpsc::Sender<BootStep>>,
     pub next_steps: NextSteps,
     pub killed: mpsc::Receiver<()>,
     pub cause: Option<StopCause>,
-    /// True once the VMM has said that the guest runs no more.
+    /// Set when the VMM has reported that the guest no longer runs.
     pub halted: watch::Sender<bool>,
-    /// Failure of the host to serve a disk.
+    /// First error of the host while it served a disk.
     pub disk_failure: Arc<OnceLock<String>>,
-    /// Receives answers to requests.
+    /// Receives replies to requests.
     pub replies: mpsc::UnboundedSender<Event>,
-    /// True if the guest was restored: a connection from before the snapshot may break at any time.
+    /// True if the guest was restored. Connections from before the snapshot may then break at any
+    /// time.
     pub restored: bool,
 }
 
@@ -55,14 +56,14 @@ impl VmmDriver {
                 event = self.link.recv() => match event {
                     Ok((Event::GuestConnect { port: HELLO_PORT }, fds)) => {
                         let next = self.answer_greeting(fds);
-                        // The agent gave up the earlier connection.
+                        // The agent abandoned the earlier connection.
                         if let Some(old) = std::mem::replace(&mut greeting, next) {
                             old.abort();
                         }
                     }
                     Ok((event, _)) => {
                         if event == Event::RollbackBegun {
-                            // The agent that greeted is no more.
+                            // The rollback terminated the agent that had greeted.
                             if let Some(old) = greeting.take() {
                                 old.abort();
                             }
@@ -73,16 +74,16 @@ impl VmmDriver {
                     }
                     Err(_) => break,
                 },
-                // A dropped sender is no request: the guest may be kept.
+                // A dropped sender is not a request to kill: the guest may be detached.
                 Some(()) = self.killed.recv() => {
                     self.process.kill();
                 }
             }
         }
-        let left = tokio::time::timeout(EXIT_TIMEOUT, self.process.wait()).await;
-        let status = match left {
+        let exit = tokio::time::timeout(EXIT_TIMEOUT, self.process.wait()).await;
+        let status = match exit {
             Ok(status) => status,
-            // It closed the connection but runs on, out of control.
+            // The VMM closed the connection but continues to run without control.
             Err(_) => {
                 self.process.kill();
                 self.process.wait().await
@@ -90,7 +91,7 @@ impl VmmDriver {
         };
         let over_limit = self.vmm.ran_out_of_memory(self.pid);
         self.vmm.remove_group(self.pid);
-        if let Some(socket) = self.kept.get() {
+        if let Some(socket) = self.detached_socket.get() {
             let _ = std::fs::remove_file(socket);
         }
         if let Some(greeting) = greeting {
@@ -98,12 +99,12 @@ impl VmmDriver {
         }
         let end = classify(self.cause.take(), status, over_limit, &self.console.tail());
         tracing::debug!(?end, "sandbox ended");
-        // The end is published before the channel of steps closes, so that a waiter for a step
-        // finds it.
+        // Publish the reason before the channel of steps closes: a task that waits for a step reads
+        // the reason then.
         end_sender.send_replace(Some(end));
     }
 
-    /// Answers the agent's greeting in a task of its own, so that the control socket is served
+    /// Handles the agent's greeting in a separate task, so that the control socket is served
     /// meanwhile.
     fn answer_greeting(&mut self, fds: Vec<OwnedFd>) -> Option<JoinHandle<()>> {
         let stream = UnixStream::from(fds.into_iter().next()?);

@@ -1,4 +1,4 @@
-//! Start of VMM processes, jailed and in control groups.
+//! Starts VMM processes, jailed and in control groups.
 
 use crate::boot_error::BootError;
 use crate::host_kvm;
@@ -15,10 +15,10 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use tokio::process::Child;
 
-/// Task that moves a VMM to its control groups. A guest counts as up only when it is done.
+/// Task that moves a VMM to its control groups. The boot of a guest waits for it.
 pub(crate) type LimitTask = tokio::task::JoinHandle<Result<(), CgroupError>>;
 
-/// VMM process that has received no request yet.
+/// VMM process that has not received a request yet.
 #[derive(Debug)]
 pub(crate) struct FreshVmm {
     pub channel: Channel,
@@ -27,11 +27,11 @@ pub(crate) struct FreshVmm {
     pub limit_task: Option<LimitTask>,
 }
 
-/// VMM program, and the confinement of its processes.
+/// VMM program and the confinement of its processes.
 #[derive(Debug, Clone)]
 pub(crate) struct VmmLauncher {
     pub path: PathBuf,
-    /// `None` if processes run as the user that starts them.
+    /// `None` if processes run as the user of this process.
     pub jail: Option<JailNamespaces>,
     pub cgroups: Option<Cgroups>,
 }
@@ -43,11 +43,11 @@ impl VmmLauncher {
         jail.map(|jail| jail.get(&self.path)).transpose()
     }
 
-    /// Starts a process and connects to it. Must be called inside a tokio runtime.
+    /// Starts a process and creates its control socket. Must be called inside a tokio runtime.
     pub fn spawn(&self, limits: VmmLimits) -> Result<FreshVmm, BootError> {
         let (channel, child) = self.spawn_unlimited()?;
         let cgroups = self.cgroups.clone().zip(child.id());
-        // Moving a process takes some 15 ms in the kernel; the guest boots meanwhile.
+        // Moving a process takes about 15 ms in the kernel, so the guest boots meanwhile.
         let limit_task = cgroups.map(|(cgroups, pid)| {
             tokio::task::spawn_blocking(move || cgroups.limit(pid, limits.into()))
         });
@@ -58,8 +58,8 @@ impl VmmLauncher {
         })
     }
 
-    /// Starts a process that is in its control groups, without limits yet, and has it make KVM's
-    /// objects. Blocks while the kernel moves it. Must be called inside a tokio runtime.
+    /// Starts a process, moves it to its control groups without limits, and makes it create its KVM
+    /// objects. Blocks while the kernel moves the process. Must be called inside a tokio runtime.
     pub fn spawn_spare(&self, memory_mib: u32) -> Result<(Channel, Child), BootError> {
         let kvm = host_kvm::open()?;
         let (channel, mut child) = self.spawn_unlimited()?;
@@ -80,36 +80,37 @@ impl VmmLauncher {
         Ok((channel, child))
     }
 
-    /// Limits a spare process.
+    /// Sets the limits of a spare process.
     pub fn limit_spare(&self, spare: &Child, limits: VmmLimits) -> Option<LimitTask> {
         let (cgroups, pid) = self.cgroups.clone().zip(spare.id())?;
         let set = move || cgroups.set_limits(pid, limits.into());
         Some(tokio::task::spawn_blocking(set))
     }
 
-    /// Returns true if the kernel killed an ended process at its group's memory limit.
+    /// Returns whether the kernel killed the exited process at the memory limit of its group.
     pub fn ran_out_of_memory(&self, pid: u32) -> bool {
         let cgroups = self.cgroups.as_ref();
         cgroups.is_some_and(|cgroups| cgroups.memory_kills(pid) > 0)
     }
 
-    /// Removes control groups of ended processes, also of those that another daemon started.
+    /// Removes the control groups of exited processes, including processes of other daemons.
     pub fn gc(&self) {
         if let Some(cgroups) = &self.cgroups {
             cgroups.gc();
         }
     }
 
-    /// Removes the control groups of an ended process.
+    /// Removes the control groups of an exited process.
     pub fn remove_group(&self, pid: u32) {
         if let Some(cgroups) = &self.cgroups {
             cgroups.remove_group(pid);
         }
     }
 
-    /// Starts a process whose control socket is its standard input. Nothing else is put to a number
-    /// of its own before it runs: that would take a fork, which copies the page tables of all our
-    /// memory and has us fault on each page again. The namespaces travel over the socket.
+    /// Starts a process whose control socket is its standard input. The process receives no other
+    /// descriptors before it runs: they would require fork instead of vfork. Fork copies the page
+    /// tables of this process, which then faults on every page again. The namespaces are sent over
+    /// the socket.
     fn spawn_unlimited(&self) -> Result<(Channel, Child), BootError> {
         let failed = |source| BootError::Spawn {
             path: self.path.clone(),
@@ -129,14 +130,16 @@ impl VmmLauncher {
             let namespaces: Vec<_> = namespaces.iter().map(AsFd::as_fd).collect();
             channel.send(&(), &namespaces)?;
         } else if jiffy_rootless::current().is_some() {
-            // A guest that breaks out must not become root of an ordinary user's namespace.
-            // SAFETY: only system calls between fork and exec.
+            // A guest that escapes must not become root in the user namespace of an unprivileged
+            // user.
+            // SAFETY: the closure only makes system calls, which are safe between fork and exec.
             unsafe { command.pre_exec(|| limit_privileges(CapabilitySet::empty())) };
         }
         let start = || tokio::process::Command::from(command).spawn();
-        let child = match namespaces.is_some() {
-            true => in_new_pid_namespace(start)?,
-            false => start(),
+        let child = if namespaces.is_some() {
+            in_new_pid_namespace(start)?
+        } else {
+            start()
         };
         let child = child.map_err(failed)?;
         if let Some(pid) = child.id() {

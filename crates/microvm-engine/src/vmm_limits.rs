@@ -1,24 +1,24 @@
-//! Limits of VMMs by control groups.
+//! Control group limits of VMMs.
 
 use jiffy_confinement::GroupLimits;
 
-/// Threads and processes of one VMM: vCPUs, event loop, writers of snapshots.
+/// Maximum number of threads and processes of one VMM: vCPUs, event loop, snapshot writers.
 const MAX_TASKS: u64 = 64;
-/// Memory of a VMM besides its guest's, in bytes; measured are 0.4 MiB of its own and the kernel's
-/// tables for KVM.
+/// Memory of a VMM in addition to the guest's memory, in bytes. Measured: 0.4 MiB for the process,
+/// plus the kernel's tables for KVM.
 const MEMORY_OVERHEAD_BYTES: u64 = 128 << 20;
 
 /// Limits of one VMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct VmmLimits {
-    /// Memory of the guest in bytes.
+    /// Memory of the guest, in bytes.
     pub memory: u64,
 }
 
 impl From<VmmLimits> for GroupLimits {
     fn from(limits: VmmLimits) -> Self {
-        // The writer of a snapshot shares memory with its guest copy-on-write: the worst case is
-        // twice the guest.
+        // A snapshot writer shares memory with its guest copy-on-write. In the worst case, both
+        // together need twice the guest's memory.
         let memory = limits.memory.saturating_mul(2);
         Self {
             memory_bytes: memory.saturating_add(MEMORY_OVERHEAD_BYTES),

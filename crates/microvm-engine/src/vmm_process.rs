@@ -1,4 +1,4 @@
-//! Process of a VMM: a child, or one adopted from an earlier process.
+//! Process of a VMM: a child, or a process adopted from an earlier daemon.
 
 use jiffy_engine_api::ProcessInstance;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -11,56 +11,63 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::process::Child;
 
-/// Path of a kept VMM's control socket; not set while it is not kept.
-pub(crate) type KeptSocket = Arc<OnceLock<PathBuf>>;
+/// Path of a detached VMM's control socket. Not set while the VMM is not detached.
+pub(crate) type DetachedSocket = Arc<OnceLock<PathBuf>>;
 
 #[derive(Debug)]
 enum ProcessRef {
     Child(Child),
-    /// Pidfd, readable when the process has ended.
+    /// Pidfd, which is readable when the process has exited.
     Adopted(AsyncFd<OwnedFd>),
 }
 
-/// VMM process. Dropping it ends the process, unless it is kept.
+/// VMM process. Dropping it kills the process, unless the VMM is detached.
 #[derive(Debug)]
 pub(crate) struct VmmProcess {
     process_ref: ProcessRef,
-    kept: KeptSocket,
+    detached_socket: DetachedSocket,
 }
 
 impl VmmProcess {
-    pub fn child(child: Child, kept: KeptSocket) -> Self {
+    pub fn child(child: Child, detached_socket: DetachedSocket) -> Self {
         let process_ref = ProcessRef::Child(child);
-        Self { process_ref, kept }
+        Self {
+            process_ref,
+            detached_socket,
+        }
     }
 
-    /// Opens the process that `mark` identifies, if it lives. Must be called inside a tokio
-    /// runtime.
-    pub fn find(mark: &ProcessInstance, kept: KeptSocket) -> io::Result<Self> {
+    /// Opens the process that `mark` identifies. Fails if the process has exited. Must be called
+    /// inside a tokio runtime.
+    pub fn find(mark: &ProcessInstance, detached_socket: DetachedSocket) -> io::Result<Self> {
         let pidfd = open(mark.pid)?;
-        // A pidfd refers to one process for ever: if the mark matches now, it was opened on the
-        // right one.
+        // A pidfd always refers to the same process. If the mark matches now, the right process was
+        // opened.
         if ProcessInstance::of(mark.pid)? != *mark {
             return Err(io::ErrorKind::NotFound.into());
         }
-        // SAFETY: an OwnedFd is the same descriptor always, and closes it only when dropped.
+        // SAFETY: an OwnedFd always is the same descriptor, which is closed only when it is
+        // dropped.
         let pidfd = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }
             .map_err(|e| e.into_parts().1)?;
         let process_ref = ProcessRef::Adopted(pidfd);
-        Ok(Self { process_ref, kept })
+        Ok(Self {
+            process_ref,
+            detached_socket,
+        })
     }
 
     pub fn kill(&mut self) {
         match &mut self.process_ref {
             ProcessRef::Child(child) => drop(child.start_kill()),
             ProcessRef::Adopted(pidfd) => {
-                // The process may have exited already.
+                // Ignore the error: the process may have exited already.
                 let _ = pidfd_send_signal(pidfd.get_ref(), Signal::KILL);
             }
         }
     }
 
-    /// Waits until the process has ended; only its parent gets the exit status. Safe to cancel.
+    /// Waits until the process has exited. Only its parent receives the exit status. Cancel-safe.
     pub async fn wait(&mut self) -> io::Result<Option<ExitStatus>> {
         match &mut self.process_ref {
             ProcessRef::Child(child) => child.wait().await.map(Some),
@@ -71,7 +78,7 @@ impl VmmProcess {
 
 impl Drop for VmmProcess {
     fn drop(&mut self) {
-        if self.kept.get().is_none() {
+        if self.detached_socket.get().is_none() {
             self.kill();
         }
     }

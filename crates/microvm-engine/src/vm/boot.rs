@@ -23,7 +23,7 @@ impl MicroVm {
         let kvm = host_kvm::open()?;
         let console = console_ring()?;
         let host = |source| BootError::Host {
-            what: "duplicating a descriptor",
+            what: "cannot duplicate a descriptor",
             source,
         };
         let shared = console.fd().try_clone_to_owned().map_err(host)?;
@@ -73,7 +73,7 @@ impl MicroVm {
             return Ok(());
         };
         let done = limit_task.await.map_err(|e| BootError::Host {
-            what: "limiting the VMM",
+            what: "cannot limit the VMM",
             source: io::Error::other(e),
         })?;
         Ok(done?)
@@ -93,17 +93,17 @@ impl MicroVm {
                     step.next("greeting");
                     running = Instant::now();
                 }
-                Some(BootStep::Hello { hello: said }) => {
+                Some(BootStep::Hello { hello: agent_hello }) => {
                     step.next("identity");
-                    // The clock of a restored guest counts from its first boot.
+                    // The clock of a restored guest counts from its original boot.
                     let init_us = match self.report.mode {
-                        BootMode::Cold => said.hello_us.saturating_sub(said.init_us),
+                        BootMode::Cold => agent_hello.hello_us.saturating_sub(agent_hello.init_us),
                         _ => 0,
                     };
                     hello = Some((Instant::now(), init_us));
-                    self.context.lock().await.hello = Some(said);
+                    self.context.lock().await.hello = Some(agent_hello);
                 }
-                // Of an identity that was taken back since.
+                // Confirmation of an identity that was withdrawn meanwhile.
                 Some(BootStep::Ready { id: Some(id), .. }) if !self.has_identity(&id) => {}
                 Some(BootStep::Ready {
                     greeted: Ok(greeting),

@@ -12,41 +12,42 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::RwLock;
 
-/// Time for a VMM to accept a connection.
+/// Timeout of a connection request to a VMM.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes that either end takes before the other has read, which the kernel doubles: as many as the
-/// guest may send ahead, so that the VMM keeps none of them.
+/// Send buffer of both ends, in bytes; the kernel doubles it. It equals the amount of data that the
+/// guest may send ahead, so that the VMM does not buffer data.
 const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
-/// Failure to open a stream to the guest.
+/// Error of opening a stream to the guest.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No socket pair.
-    #[error("cannot make a socket pair: {0}")]
+    /// Creating the socket pair failed.
+    #[error("cannot create a socket pair: {0}")]
     Host(#[from] io::Error),
-    /// The VMM takes no requests.
-    #[error("the sandbox's VMM took no connection within {} s", CONNECT_TIMEOUT.as_secs())]
+    /// The VMM did not accept the request in time.
+    #[error("the sandbox's VMM did not accept a connection within {} s", CONNECT_TIMEOUT.as_secs())]
     Busy,
-    /// The VMM is gone.
-    #[error("the sandbox is gone: {0}")]
+    /// The VMM has exited.
+    #[error("the sandbox has ended: {0}")]
     Gone(#[from] ChannelError),
 }
 
-/// Opener of streams to one guest.
+/// Connector for streams to one guest.
 #[derive(Debug, Clone)]
 pub struct Connector {
     pub(super) link: Arc<ControlSocket>,
     pub(super) gate: ConnectGate,
 }
 
-/// Held shut while the guest is put back to a snapshot: it forgets all streams when it runs again,
-/// without a word to whoever has opened one meanwhile and waits for an answer.
+/// Write-locked during a rollback. The rolled-back guest drops all earlier streams without notice,
+/// so a stream opened during the rollback would wait forever.
 pub(crate) type ConnectGate = Arc<RwLock<()>>;
 
 impl Connector {
-    /// Opens a stream to vsock `port` in the guest. A refused connection reads as closed. Waits for
-    /// a VMM that is busy with other connections, and for the end of a rollback.
+    /// Opens a stream to vsock `port` in the guest. If the guest rejects the connection, reads
+    /// return the end of the stream. Waits for a VMM that is busy with other connections, and for
+    /// the end of a rollback.
     pub async fn connect(&self, port: u32) -> Result<UnixStream, ConnectError> {
         let opened = async {
             let _open = self.gate.read().await;
@@ -58,10 +59,10 @@ impl Connector {
     }
 
     async fn open(&self, port: u32) -> Result<UnixStream, ConnectError> {
-        // The VMM sets the mode of its own end.
+        // The VMM sets the mode of its end itself.
         let (ours, theirs) = BlockingStream::pair()?;
         for end in [&ours, &theirs] {
-            // As far as the host allows; with less, streams are slower.
+            // Ignore the error: with a smaller buffer, streams are only slower.
             let _ = setsockopt(end, sockopt::SndBuf, &SEND_BUFFER_BYTES);
         }
         let request = Request::Connect { port };

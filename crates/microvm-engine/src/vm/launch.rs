@@ -1,4 +1,4 @@
-//! Start of a VMM, and of the task that drives it.
+//! Starts a VMM and the task that drives it.
 
 use super::{ConnectGate, MicroVm, VmmRequests};
 use crate::boot_error::BootError;
@@ -9,7 +9,7 @@ use crate::vmm::Vmm;
 use crate::vmm_driver::VmmDriver;
 use crate::vmm_launcher::FreshVmm;
 use crate::vmm_limits::VmmLimits;
-use crate::vmm_process::{KeptSocket, VmmProcess};
+use crate::vmm_process::{DetachedSocket, VmmProcess};
 use jiffy_engine_api::{BootMode, BootReport};
 use jiffy_proto::agent::Identity;
 use jiffy_proto::console::ConsoleRing;
@@ -20,54 +20,54 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, mpsc, watch};
 
-/// Parts of a [`MicroVm`].
+/// Components of a [`MicroVm`].
 pub(crate) struct MicroVmParts {
     pub link: ControlSocket,
     pub vmm: Vmm,
     pub process: VmmProcess,
     pub pid: u32,
-    pub kept: KeptSocket,
+    pub detached_socket: DetachedSocket,
     pub console: ConsoleRing,
     pub overlay: File,
     /// Parent snapshot.
     pub parent: Option<(String, Hold)>,
-    /// True if it has a network interface.
+    /// True if the VM has a network interface.
     pub net: bool,
-    /// Checksum of the image with its kernel's modules, if it has one.
+    /// Checksum of the image with the kernel modules. `None` without modules.
     pub modules: Option<String>,
-    /// None: assigned later.
+    /// `None` if the identity is assigned later.
     pub identity: Option<Identity>,
     pub report: BootReport,
-    /// Requests that its VMM knows.
+    /// Optional requests that the VMM supports.
     pub knows: VmmRequests,
-    /// Receives the steps of its boot; none if it is up.
+    /// Receives the steps of the boot. `None` if the guest is running.
     pub steps: Option<mpsc::Sender<BootStep>>,
 }
 
-/// Differences between a boot and a restore.
+/// Values that differ between a boot and a restore.
 pub(crate) struct LaunchSpec<'a> {
     pub vmm: &'a Vmm,
     pub limits: VmmLimits,
-    /// None: assigned later.
+    /// `None` if the identity is assigned later.
     pub identity: Option<Identity>,
     pub mode: BootMode,
-    /// Snapshot that it is restored from.
+    /// Snapshot from which the VM is restored.
     pub parent: Option<(String, Hold)>,
-    /// True if it has a network interface.
+    /// True if the VM has a network interface.
     pub net: bool,
-    /// Checksum of the image with its kernel's modules, if it has one.
+    /// Checksum of the image with the kernel modules. `None` without modules.
     pub modules: Option<String>,
 }
 
 pub(crate) fn console_ring() -> Result<ConsoleRing, BootError> {
     ConsoleRing::create().map_err(|e| BootError::Host {
-        what: "console ring",
+        what: "cannot create the console ring",
         source: e.into(),
     })
 }
 
 impl MicroVm {
-    /// Starts a VMM and sends its first request.
+    /// Starts a VMM and sends the first request to it.
     pub(crate) fn launch(
         launch: LaunchSpec<'_>,
         request: &Request,
@@ -81,8 +81,8 @@ impl MicroVm {
             limit_task,
         } = launch.vmm.fresh(launch.limits)?;
         let pid = child.id().unwrap_or(0);
-        let kept = KeptSocket::default();
-        let process = VmmProcess::child(child, kept.clone());
+        let detached_socket = DetachedSocket::default();
+        let process = VmmProcess::child(child, detached_socket.clone());
         channel.send(request, fds)?;
         let (step_sender, steps) = mpsc::channel(4);
         let mut vm = Self::assemble(MicroVmParts {
@@ -90,7 +90,7 @@ impl MicroVm {
             vmm: launch.vmm.clone(),
             process,
             pid,
-            kept,
+            detached_socket,
             console,
             overlay,
             parent: launch.parent,
@@ -112,7 +112,7 @@ impl MicroVm {
         Ok((vm, steps))
     }
 
-    /// Starts the driver of a VMM.
+    /// Creates the VM and starts the driver of its VMM.
     pub(crate) fn assemble(parts: MicroVmParts) -> Self {
         let link = Arc::new(parts.link);
         let console = Arc::new(parts.console);
@@ -128,7 +128,7 @@ impl MicroVm {
             vmm: parts.vmm,
             pid: parts.pid,
             process: parts.process,
-            kept: parts.kept.clone(),
+            detached_socket: parts.detached_socket.clone(),
             console: console.clone(),
             identity: identity_receiver,
             restored: parts.steps.is_none() || parts.report.mode != BootMode::Cold,
@@ -150,7 +150,7 @@ impl MicroVm {
             kill,
             report: parts.report,
             pid: parts.pid,
-            kept: parts.kept,
+            detached_socket: parts.detached_socket,
             context: Arc::new(Mutex::new(SnapshotContext::new(
                 replies,
                 parts.overlay,

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
 impl MicroVm {
-    /// Pauses all vCPUs; returns the microseconds until the last one had stopped.
+    /// Pauses all vCPUs. Returns the time until the last one stopped, in microseconds.
     pub async fn pause(&self) -> Result<u64, SaveError> {
         let mut context = self.context.lock().await;
         self.link.send(&Request::Pause, &[])?;
@@ -27,8 +27,8 @@ impl MicroVm {
         context.reply(resumed).await
     }
 
-    /// Disk space of the guest's writes since its last snapshot, in bytes; none while a snapshot is
-    /// being taken.
+    /// Returns the disk space of the guest's writes since its last snapshot, in bytes. `None` while
+    /// a snapshot is taken.
     pub fn overlay_bytes(&self) -> Option<u64> {
         let context = self.context.try_lock().ok()?;
         let metadata = context.overlay.metadata().ok()?;
@@ -36,7 +36,7 @@ impl MicroVm {
         Some(metadata.blocks() * 512)
     }
 
-    /// Counters since the VMM started.
+    /// Returns the counters of the VMM since its start.
     pub async fn stats(&self) -> Result<VmStats, SaveError> {
         let mut context = self.context.lock().await;
         self.link.send(&Request::Stats, &[])?;
@@ -47,13 +47,13 @@ impl MicroVm {
         context.reply(stats).await
     }
 
-    /// Records the memory that a VM restored with [`crate::MemoryPolicy::Map`] has touched, in new
-    /// nameless files in `store`.
+    /// Records the memory that a VM restored with [`crate::MemoryPolicy::Map`] has touched. The
+    /// result is stored in new unnamed files in `store`.
     pub async fn working_set(&self, store: &Store) -> Result<WorkingSet, SaveError> {
         let mut context = self.context.lock().await;
         let host = |what| move |source| SaveError::Host { what, source };
         let pagemap = File::open(format!("/proc/{}/pagemap", self.vmm_pid()))
-            .map_err(host("opening the VMM's pagemap"))?;
+            .map_err(host("cannot open the VMM's pagemap"))?;
         let (touched, written) = (store.overlay()?, store.overlay()?);
         let mut fds = Vec::new();
         let request = Request::WorkingSet {
@@ -69,7 +69,7 @@ impl MicroVm {
             })
             .await?;
         let none =
-            || SaveError::Refused("this host does not tell which pages are present".to_owned());
+            || SaveError::Refused("this host does not report which pages are present".to_owned());
         Ok(WorkingSet {
             chunks: chunks.ok_or_else(none)?,
             touched,
