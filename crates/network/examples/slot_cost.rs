@@ -1,7 +1,7 @@
-//! Cost of network slots: processor time (of this process and of programs that it starts) and
-//! duration per slot made and removed.
+//! Measures the cost of network slots: processor time (of this process and of programs that it
+//! starts) and duration per slot created and removed.
 //!
-//! In a network and a `/run` of its own, so that nothing of the host is touched:
+//! Run in new network and mount namespaces with a private `/run`, so that the host is not changed:
 //!
 //! ```text
 //! cargo build --example slot_cost -p jiffy-network
@@ -14,10 +14,10 @@ use nix::sys::time::TimeValLike;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-/// Pause between looks at what the background work has done.
-const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+/// Interval between checks of the background work.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Processor time of this process and of its children that have ended, in microseconds.
+/// Returns the processor time of this process and its exited children, in microseconds.
 fn processor_time() -> nix::Result<i64> {
     let mut time = 0;
     for who in [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN] {
@@ -27,7 +27,7 @@ fn processor_time() -> nix::Result<i64> {
     Ok(time)
 }
 
-/// Processor time and duration of `work`, each in milliseconds per slot.
+/// Returns processor time and duration of `work`, each in milliseconds per slot.
 fn per_slot(slots: u32, work: impl FnOnce()) -> nix::Result<(f64, f64)> {
     let (time, began) = (processor_time()?, Instant::now());
     work();
@@ -52,20 +52,20 @@ fn main() -> Result<(), Box<dyn Error>> {
             config.ready = slots as usize + 1;
             config.nic = nic;
             let began = Instant::now();
-            // With a first slot.
+            // Includes the creation of the first slot.
             let network = Network::open(&config)?;
             let opened = began.elapsed();
-            let made = per_slot(slots, || {
+            let created = per_slot(slots, || {
                 while network.slots().0 < config.ready {
-                    std::thread::sleep(LOOK_INTERVAL);
+                    std::thread::sleep(POLL_INTERVAL);
                 }
             })?;
             let removed = per_slot(slots + 1, || network.close())?;
             std::fs::remove_dir(&home)?;
             println!(
-                "{nic:?}: open {opened:.1?}; per slot: made in {:.2} ms of a processor, {:.2} ms; \
+                "{nic:?}: open {opened:.1?}; per slot: created in {:.2} ms of a processor, {:.2} ms; \
                  removed in {:.2} ms of a processor, {:.2} ms",
-                made.0, made.1, removed.0, removed.1
+                created.0, created.1, removed.0, removed.1
             );
         }
     }

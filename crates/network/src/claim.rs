@@ -1,8 +1,8 @@
 //! Claims of address ranges by the data directories of this machine. Several daemons may share a
-//! host, those of tests for example.
+//! host, for example in tests.
 //!
-//! A claim is a file, and a blackhole route of the range in the host: other programs that look for
-//! a free range see it, and packets to a sandbox that is gone do not leave the host.
+//! A claim is a file and a blackhole route of the range in the host. The route marks the range as
+//! used for other programs, and drops packets to removed sandboxes.
 
 use crate::NetError;
 use crate::namespace;
@@ -20,14 +20,14 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// First candidates: reserved for benchmarks of networks (RFC 2544), so in use nowhere.
+/// Preferred candidates: reserved for benchmarks of networks (RFC 2544), so not used by real
+/// networks.
 const PREFERRED_RANGE: (Ipv4Addr, u8) = (Ipv4Addr::new(198, 18, 0, 0), 15);
-/// Candidates if all of those are taken.
+/// Candidates if all preferred ranges are taken.
 const FALLBACK_RANGE: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 224, 0, 0), 11);
 
 sockopt_impl!(
-    /// Identity of a socket's network namespace, which no other has until the next boot
-    /// (Linux 5.14).
+    /// Cookie of a socket's network namespace, unique until the next boot (Linux 5.14).
     NetnsCookie,
     GetOnly,
     libc::SOL_SOCKET,
@@ -35,22 +35,22 @@ sockopt_impl!(
     u64
 );
 
-/// That identity of this thread's namespace; none on an older kernel.
+/// Returns the cookie of this thread's network namespace. `None` on older kernels.
 fn netns_cookie() -> Option<u64> {
     let (family, kind) = (AddressFamily::Unix, SockType::Datagram);
     let any = socket(family, kind, SockFlag::SOCK_CLOEXEC, None).ok()?;
     getsockopt(&any, NetnsCookie).ok()
 }
 
-/// Lock held while claims are made and released. One directory for each network namespace in which
-/// daemons run, as long as there is something in it.
+/// Lock that must be held while claims are created and released. Each network namespace in which
+/// daemons run has its own directory, which exists while it contains claims.
 pub(crate) struct RangeClaims {
     directory: PathBuf,
     _lock: Flock<File>,
 }
 
 const LOCK_FILE: &str = "lock";
-/// File with the identity of the namespace whose claims these are.
+/// File with the cookie of the namespace that the claims belong to.
 const IDENTITY_FILE: &str = "identity";
 
 /// Claim of one data directory.
@@ -67,7 +67,7 @@ pub(crate) struct RangeClaim {
 }
 
 impl RangeClaim {
-    /// Claim of `range` by this process for `home`.
+    /// Creates the claim of `range` by this process for `home`.
     fn new(home: &Path, range: Ipv4Net) -> Self {
         Self {
             home: fs::canonicalize(home).unwrap_or_else(|_| home.to_owned()),
@@ -76,8 +76,8 @@ impl RangeClaim {
         }
     }
 
-    /// Returns whether the data directory was removed. A path says nothing about another mount
-    /// namespace, where a daemon may run: such a claim is valid while a process is there.
+    /// Returns whether the data directory was removed. In another mount namespace, the path may
+    /// exist unseen: such a claim is valid while a process is in that namespace.
     pub fn is_gone(&self) -> bool {
         if !matches!(self.home.try_exists(), Ok(false)) {
             return false;
@@ -90,13 +90,13 @@ impl RangeClaim {
     }
 }
 
-/// Identity of the mount namespace of a thread, given by its path below `/proc`.
+/// Returns the inode of a thread's mount namespace. `thread` is a path below `/proc`.
 fn mount_namespace(thread: &str) -> Option<u64> {
     let data = fs::metadata(format!("/proc/{thread}/ns/mnt")).ok()?;
     Some(data.ino())
 }
 
-/// Returns true if a thread is in the mount namespace `mounts`, or if that cannot be determined.
+/// Returns true if a thread is in the mount namespace `mounts`, or if this cannot be determined.
 fn is_used(mounts: u64) -> bool {
     let numbers = |directory: &str| {
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
@@ -112,7 +112,7 @@ fn is_used(mounts: u64) -> bool {
         })
 }
 
-/// Six hexadecimal digits that identify a data directory.
+/// Returns six hexadecimal digits that identify a data directory.
 pub(crate) fn tag(home: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let home = fs::canonicalize(home).unwrap_or_else(|_| home.to_owned());
@@ -121,10 +121,10 @@ pub(crate) fn tag(home: &Path) -> String {
 }
 
 impl RangeClaims {
-    /// Takes the lock, after its present holder.
+    /// Waits for the lock and acquires it.
     pub fn lock() -> Result<Self, NetError> {
         let failed =
-            |what: &Path| NetError::host(format!("claims on addresses in {}", what.display()));
+            |path: &Path| NetError::host(format!("claiming addresses in {}", path.display()));
         let namespace = Path::new("/proc/thread-self/ns/net");
         let inode = fs::metadata(namespace).map_err(failed(namespace))?.ino();
         let directory = namespace::base_dir().join(inode.to_string());
@@ -140,7 +140,8 @@ impl RangeClaims {
         Ok(claims)
     }
 
-    /// Returns true if nothing is claimed, and nothing noted beside; false if that cannot be read.
+    /// Returns true if no claims or other files exist. Returns false if the directory is
+    /// unreadable.
     fn is_empty(&self) -> bool {
         let is_own = |entry: io::Result<fs::DirEntry>| {
             let name = entry.map(|entry| entry.file_name());
@@ -149,13 +150,13 @@ impl RangeClaims {
         fs::read_dir(&self.directory).is_ok_and(|mut entries| entries.all(is_own))
     }
 
-    /// Removes what was claimed in an earlier namespace: the kernel gives its number to another
-    /// when it is gone.
+    /// Removes the claims of an earlier namespace: the kernel reuses the inode number of a removed
+    /// namespace.
     fn remove_stale(&self, cookie: u64) -> io::Result<()> {
         let file = self.file(IDENTITY_FILE);
         let cookie = cookie.to_string();
         match fs::read_to_string(&file) {
-            Ok(known) if known == cookie => return Ok(()),
+            Ok(owner) if owner == cookie => return Ok(()),
             Ok(_) => {
                 for entry in fs::read_dir(&self.directory)? {
                     let entry = entry?;
@@ -167,13 +168,13 @@ impl RangeClaims {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(e),
         }
-        // Whole or not at all: a part of it would pass for another namespace.
+        // Write atomically: a partial cookie would look like another namespace.
         let draft = self.file("identity.new");
         fs::write(&draft, cookie)?;
         fs::rename(draft, file)
     }
 
-    /// All claims, by tag.
+    /// Returns all claims with their tags.
     pub fn all(&self) -> Vec<(String, RangeClaim)> {
         let Ok(entries) = fs::read_dir(&self.directory) else {
             return Vec::new();
@@ -191,7 +192,7 @@ impl RangeClaims {
         self.directory.join(format!("{tag}.json"))
     }
 
-    /// Another file beside the claims.
+    /// Returns the path of another file in the directory of the claims.
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -200,7 +201,7 @@ impl RangeClaims {
         serde_json::from_slice(&fs::read(self.path(tag)).ok()?).ok()
     }
 
-    /// Claims a range for `tag`, the former one if it has the required length.
+    /// Claims a range for `tag`. Retains the previous range if its length is sufficient.
     pub fn make(
         &self,
         tag: &str,
@@ -214,9 +215,9 @@ impl RangeClaims {
                 None => before.range.prefix_len() <= length,
             };
             if fits {
-                // The route may have vanished together with the file.
+                // The route may have been removed although the file exists.
                 let _ = program::ip(&[blackhole("add", before.range)]);
-                // This process may be in another mount namespace than the former daemon.
+                // This process may be in another mount namespace than the previous daemon.
                 let claim = RangeClaim::new(home, before.range);
                 if claim != before {
                     self.write(tag, &claim)?;
@@ -225,6 +226,7 @@ impl RangeClaims {
             }
             self.release(tag);
         }
+        // Routes without a claim would make candidates appear to be taken.
         self.remove_stray_routes();
         let routes = routes()?;
         let taken = |range: &Ipv4Net| routes.iter().find(|r| overlap(r, range));
@@ -254,7 +256,7 @@ impl RangeClaims {
         written.map_err(NetError::host(format!("writing {}", path.display())))
     }
 
-    /// Removes routes of claims whose file is gone: their ranges would be taken forever.
+    /// Removes routes of claims without a file, whose ranges would otherwise remain taken.
     fn remove_stray_routes(&self) {
         let text = program::run("ip", &["-4", "route", "show", "type", "blackhole"], "");
         let claimed: Vec<Ipv4Net> = self.all().iter().map(|(_, claim)| claim.range).collect();
@@ -262,16 +264,16 @@ impl RangeClaims {
             let own = line.trim_end().ends_with(&format!("metric {METRIC}"));
             let stray = destination(line).filter(|range| own && !claimed.contains(range));
             if let Some(range) = stray {
-                // A route that vanished meanwhile is no error.
+                // Ignore the error: the route may have been removed concurrently.
                 let _ = program::ip(&[blackhole("del", range)]);
             }
         }
     }
 
-    /// Releases the claim of `tag`; nothing may be left in its range.
+    /// Releases the claim of `tag`. The range must be unused.
     pub fn release(&self, tag: &str) {
         if let Some(claim) = self.read(tag) {
-            // A route that is gone is no error.
+            // Ignore the error: the route may not exist.
             let _ = program::ip(&[blackhole("del", claim.range)]);
         }
         let _ = fs::remove_file(self.path(tag));
@@ -279,10 +281,10 @@ impl RangeClaims {
 }
 
 impl Drop for RangeClaims {
-    /// Removes the directory, with the lock still held, if nothing is left in it.
+    /// Removes the directory while holding the lock if no claims or other files are left.
     fn drop(&mut self) {
         if self.is_empty() {
-            // One that is not there any more is no error.
+            // Ignore errors: the files may not exist.
             for name in [IDENTITY_FILE, LOCK_FILE] {
                 let _ = fs::remove_file(self.file(name));
             }
@@ -291,21 +293,21 @@ impl Drop for RangeClaims {
     }
 }
 
-/// Makes and locks the file `path` in `directory`. Its former holder may have removed both.
+/// Creates and locks the file `path` in `directory`. The previous holder may have removed both.
 fn lock_file(directory: &Path, path: &Path) -> io::Result<Flock<File>> {
     loop {
         match fs::create_dir_all(directory) {
-            // Another holder removed it, or made it again, between the attempt to create it and the
-            // check of what is in the way.
+            // Another holder removed or recreated the directory between the failed creation and
+            // this check.
             Err(e)
                 if e.kind() == io::ErrorKind::AlreadyExists
-                    && fs::symlink_metadata(directory).map_or(true, |there| there.is_dir()) =>
+                    && fs::symlink_metadata(directory).map_or(true, |entry| entry.is_dir()) =>
             {
                 continue;
             }
-            made => made?,
+            created => created?,
         }
-        // A link that leads nowhere is an error, not a file that was removed.
+        // Fail on a dangling symbolic link instead of treating it as a removed file.
         let file = File::options()
             .create(true)
             .truncate(false)
@@ -318,14 +320,14 @@ fn lock_file(directory: &Path, path: &Path) -> io::Result<Flock<File>> {
         };
         let own = file.metadata()?.ino();
         let lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| e)?;
-        if fs::metadata(path).is_ok_and(|there| there.ino() == own) {
+        if fs::metadata(path).is_ok_and(|current| current.ino() == own) {
             return Ok(lock);
         }
     }
 }
 
-/// Metric of the blackhole routes: any other route is preferred, and no other program's has this
-/// metric.
+/// Metric of the blackhole routes. All other routes are preferred, and it identifies the routes of
+/// this program.
 const METRIC: u32 = 4_294_967;
 
 fn blackhole(verb: &str, range: Ipv4Net) -> String {
@@ -336,7 +338,7 @@ fn overlap(a: &Ipv4Net, b: &Ipv4Net) -> bool {
     a.contains(b) || b.contains(a)
 }
 
-/// Ranges of that prefix length, in order of preference.
+/// Returns the candidate ranges with the given prefix length, in order of preference.
 fn candidates(length: u8) -> impl Iterator<Item = Ipv4Net> {
     [PREFERRED_RANGE, FALLBACK_RANGE]
         .into_iter()
@@ -346,14 +348,13 @@ fn candidates(length: u8) -> impl Iterator<Item = Ipv4Net> {
         })
 }
 
-/// Destinations of the host's routes, in all its tables; the default route covers every address and
-/// does not count.
+/// Returns the destinations of the host's routes in all tables, except default routes.
 fn routes() -> Result<Vec<Ipv4Net>, NetError> {
     let text = program::run("ip", &["-4", "route", "show", "table", "all"], "")?;
     Ok(text.lines().filter_map(destination).collect())
 }
 
-/// The destination in a line of `ip route`, which may begin with the route's type.
+/// Returns the destination in a line of `ip route`, which may start with the type of the route.
 fn destination(line: &str) -> Option<Ipv4Net> {
     let mut words = line.split_whitespace();
     words
@@ -408,7 +409,7 @@ mod tests {
             _lock: lock,
         };
         let claim = r#"{"home":"/","range":"198.18.0.0/19"}"#;
-        // Those of a version of Jiffy that wrote no identity stay.
+        // Claims of a version of Jiffy that wrote no cookie remain.
         fs::write(claims.path("abcdef"), claim).unwrap();
         claims.remove_stale(7).unwrap();
         assert_eq!(claims.all().len(), 1);
@@ -443,7 +444,7 @@ mod tests {
                 others.into_iter().for_each(|other| other.join().unwrap());
             });
             assert!(!directory.exists(), "{}", directory.display());
-            // A note beside claims outlives its writer.
+            // Another file in the directory prevents its removal.
             let claims = RangeClaims::lock().unwrap();
             let note = claims.file("forwarding");
             fs::write(&note, "").unwrap();
@@ -452,7 +453,7 @@ mod tests {
             fs::remove_file(&note).unwrap();
             drop(RangeClaims::lock().unwrap());
             assert!(!directory.exists(), "{}", directory.display());
-            // One that cannot be used is told, and waited for by nobody.
+            // An unusable lock file results in an error instead of endless waiting.
             fs::create_dir(&directory).unwrap();
             symlink("nowhere/lock", directory.join(LOCK_FILE)).unwrap();
             assert!(RangeClaims::lock().is_err());

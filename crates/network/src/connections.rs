@@ -1,9 +1,13 @@
-//! Record of every guest's connections and attempts.
+//! Record of each guest's connections and attempted connections.
 //!
-//! Its sources: the kernel's connection tracking of the slot (deleted connections, and a dump of
-//! the open ones on request); the slot's table for packets that it refused; the DNS server and the
-//! proxy for their requests. No packet is delayed by it, and a guest that makes more of them than
-//! are read loses lines of its own record, which are counted.
+//! The record has three sources:
+//! - the kernel's connection tracking in the slot: deleted connections, and a dump of the open ones
+//!   on request;
+//! - the slot's table, which logs rejected packets;
+//! - the DNS server and the proxy, which report their requests.
+//!
+//! Recording delays no packet. A guest that creates entries faster than they are read loses lines
+//! of its own record, and the lost lines are counted.
 
 mod connection_sockets;
 mod conntrack_delete;
@@ -27,11 +31,11 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::AbortHandle;
 
-/// Pause after reading the kernel's messages: it bounds the cost of a flood to the size of the
-/// sockets' buffers.
+/// Pause after reading the kernel's messages. During a flood, it limits the cost to reading one
+/// socket buffer per pause.
 const READ_PAUSE: Duration = Duration::from_millis(100);
 
-/// Tasks that read the kernel's messages about one slot, until this is dropped.
+/// Tasks that read the kernel's messages about one slot. Dropping this value stops them.
 #[derive(Debug)]
 pub(crate) struct RecordReader(Vec<AbortHandle>);
 
@@ -49,8 +53,9 @@ impl RecordReader {
     ) -> io::Result<Self> {
         let all = [&sockets.flows, &sockets.refused];
         let tasks = all.into_iter().flatten().map(|socket| {
-            // SAFETY: an `OwnedFd` stays open and the same until its last owner is gone, and the
-            // `AsyncFd` is one of them.
+            // SAFETY: an `OwnedFd` refers to the same open descriptor until its last owner is
+            // dropped, and
+            // the `AsyncFd` is one of the owners.
             let socket =
                 unsafe { AsyncFd::register_with_interest(socket.0.clone(), Interest::READABLE)? };
             Ok(tokio::spawn(listen(socket, record.clone())).abort_handle())

@@ -1,16 +1,18 @@
-//! Shares of sandboxes in the host's connection tracking table (conntrack).
+//! Limits of sandboxes in the host's connection tracking table (conntrack).
 //!
-//! Every connection of a sandbox is an entry in the table of its own namespace and, because the
-//! host translates its address, one in the host's. The limit `net.netfilter.nf_conntrack_max` is
-//! the host's, and each namespace is held against it by itself: the table that can be filled is the
-//! host's, and then no program on the host gets a new connection. The host therefore counts for
-//! itself, by the device that a connection comes from: the host may still have an entry that a slot
-//! has dropped (for example if a reset is lost on the way).
+//! Every connection of a sandbox has an entry in the table of its own namespace. It has another one
+//! in the host's table, because the host translates its address. The limit
+//! `net.netfilter.nf_conntrack_max` applies to each namespace separately. Therefore a sandbox could
+//! fill the host's table, and then no program on the host could open a connection.
 //!
-//! The share of a sandbox depends on how full the table is: the kernel counts against three limits
-//! at once, and enforces those whose chain is filled, so no count is ever lost. Connections that
-//! have ended stay in the table for a while and are not counted any more: for them there is a rate
-//! limit of new connections, and shorter timeouts than the kernel's.
+//! The host counts connections by their incoming device, independently of the slot. The host may
+//! still have an entry that the slot has dropped, for example if a reset was lost.
+//!
+//! The limit per sandbox depends on the fill level of the table. The kernel counts against three
+//! limits at once and enforces the limits whose chains have rules, so that no count is lost when
+//! the level changes. Closed connections remain in the table for a while without being counted. A
+//! rate limit of new connections and timeouts shorter than the kernel's defaults bound their
+//! number.
 
 use crate::NetError;
 use crate::program;
@@ -21,47 +23,48 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Time between two checks of the table. A guest makes some thousand connections meanwhile.
+/// Interval between checks of the table. A guest can open a few thousand connections in it.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 const MAXIMUM: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
-/// Devices that are counted at the same time: those of present slots and of some that are being
-/// removed.
+/// Maximum number of counted devices: the devices of all slots and of slots that are being removed.
 const MAX_COUNTED_DEVICES: u32 = 16_384;
-/// Seconds in which a sandbox may make as many connections as its share; as many at once after a
-/// pause.
+/// Seconds in which a sandbox may open as many connections as its limit. After a pause, it may open
+/// this number at once.
 const REFILL_SECONDS: u32 = 10;
-/// Timeouts in seconds of sandboxes' TCP connections that are not open yet or not any more, if the
-/// kernel supports them. Its own are up to 120.
+/// Timeouts in seconds of sandboxes' TCP connections before they are established and after they are
+/// closed, if the kernel supports them. The kernel's defaults are up to 120.
 const ENDED_TIMEOUTS: &str =
     "syn_sent: 30, syn_recv: 30, fin_wait: 30, last_ack: 10, time_wait: 10, close: 5";
-/// Fewest connections of a sandbox under any limit.
+/// Minimum limit of connections of a sandbox.
 const MIN_CONNECTIONS: u32 = 8;
 
-/// Limits of all sandboxes of a host.
+/// Limits for all sandboxes of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConntrackLimits {
-    /// Most connections of one sandbox.
+    /// Maximum number of connections of one sandbox.
     pub per_sandbox: u32,
-    /// Entries of the host's table beyond which sandboxes get hardly any new ones; none: three
-    /// quarters of the table.
+    /// Number of entries of the host's table above which sandboxes get hardly any new ones.
+    /// Defaults to three quarters of the table.
     pub total: Option<u32>,
 }
 
-/// Fill level of the host's table, for sandboxes.
+/// Fill level of the host's table in relation to the total for sandboxes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum TablePressure {
-    /// Each may have all of its connections.
+    /// Each sandbox may use its full limit.
     #[default]
     None,
-    /// Half of the total is in use: a sixteenth of them.
+    /// Half of the total is in use: the limit is a sixteenth.
     High,
-    /// Three quarters of the total are in use: so few that also the last newcomer has some.
+    /// Three quarters of the total are in use: the limit is so low that new sandboxes still get
+    /// connections.
     Full,
 }
 
 impl TablePressure {
-    /// The next level, if the table has `count` entries of `total`. It falls later than it rises.
+    /// Returns the next level if the table has `count` entries of `total`. Uses hysteresis when
+    /// falling.
     fn after(self, count: u64, total: u64) -> Self {
         let eighths = count.saturating_mul(8) / total.max(1);
         match (self, eighths) {
@@ -76,13 +79,13 @@ impl TablePressure {
 }
 
 impl ConntrackLimits {
-    /// Most connections of one sandbox under each pressure.
+    /// Returns the maximum number of connections of one sandbox under each pressure.
     pub fn tiers(self) -> [u32; 3] {
         let all = self.per_sandbox;
         [all, all / 16, all / 256].map(|limit| limit.max(MIN_CONNECTIONS).min(all))
     }
 
-    /// Entries of the host's table at the full level; none: there is no limit, or no table.
+    /// Returns the total for sandboxes in the host's table. `None` without a limit or a table.
     fn total(self) -> Option<u64> {
         let maximum = number(MAXIMUM).filter(|maximum| *maximum > 0);
         self.total
@@ -91,7 +94,7 @@ impl ConntrackLimits {
             .filter(|total| *total > 0)
     }
 
-    /// Rule that refuses connections beyond the rate of a tier.
+    /// Returns the rule that rejects connections beyond the rate of a tier.
     fn pace(limit: u32, name: &str) -> String {
         let rate = (limit / REFILL_SECONDS).max(1);
         format!(
@@ -99,7 +102,7 @@ impl ConntrackLimits {
         )
     }
 
-    /// Sets and chains of the host's table; new connections jump to `counted`.
+    /// Returns sets and chains of the host's table. New connections jump to `counted`.
     pub fn chains(self) -> String {
         let [all, high, full] = self.tiers();
         let set = format!("{{ type ifname; size {MAX_COUNTED_DEVICES}; flags dynamic; }}");
@@ -132,7 +135,7 @@ impl ConntrackLimits {
     }
 }
 
-/// Enforces the shares of `pressure` in table `table`.
+/// Activates the limits of `pressure` in table `table`.
 fn enforce(table: &str, limits: ConntrackLimits, pressure: TablePressure) -> Result<(), NetError> {
     let [_, high, full] = limits.tiers();
     let chain = |name: &str, rule: &str, on: bool| {
@@ -154,8 +157,8 @@ fn enforce(table: &str, limits: ConntrackLimits, pressure: TablePressure) -> Res
     )
 }
 
-/// Objects that shorten the timeouts of ended connections, and rules that apply them to new
-/// connections from devices `slots`.
+/// Returns objects with short timeouts for closed connections, and rules that apply them to new
+/// connections.
 fn ended() -> (String, &'static str) {
     let of = |version: &str| {
         format!(
@@ -167,7 +170,7 @@ fn ended() -> (String, &'static str) {
     (of("ip") + &of("ip6"), rules)
 }
 
-/// Same, if this kernel supports it (`nft --check` asks it and changes nothing); empty otherwise.
+/// Like [`ended`]. Empty if the kernel does not support timeouts, as tested with `nft --check`.
 pub(crate) fn ended_if_known() -> (String, &'static str) {
     let (objects, rules) = ended();
     let script = format!("table inet jiffy_probe {{\n{objects}  chain probe {{\n{rules}  }}\n}}\n");
@@ -175,7 +178,7 @@ pub(crate) fn ended_if_known() -> (String, &'static str) {
         Ok(_) => (objects, rules),
         Err(e) => {
             tracing::debug!(
-                "connections that have ended are kept as long as the kernel has it: {e}"
+                error = %e, "cannot shorten timeouts of closed connections"
             );
             (String::new(), "")
         }
@@ -186,7 +189,7 @@ fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The level in force, for requests on behalf of sandboxes.
+/// Current level.
 #[derive(Debug, Default)]
 pub(crate) struct PressureGauge(AtomicU8);
 
@@ -204,7 +207,7 @@ impl PressureGauge {
     }
 }
 
-/// Watches the table of this thread's network namespace until it is dropped.
+/// Thread that monitors the table of this thread's network namespace. Dropping this value stops it.
 #[derive(Debug)]
 pub(crate) struct ConntrackWatcher {
     stop: Option<Sender<()>>,
@@ -221,7 +224,7 @@ impl Drop for ConntrackWatcher {
 }
 
 impl ConntrackWatcher {
-    /// Starts it; `table` is the host's, with the chains of `limits`.
+    /// Starts the thread. `table` is the host's table with the chains of `limits`.
     pub fn start(
         table: String,
         limits: ConntrackLimits,
@@ -232,7 +235,7 @@ impl ConntrackWatcher {
             .name("conntrack".to_owned())
             .spawn(move || {
                 while stopped.recv_timeout(CHECK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                    look(&table, limits, &gauge);
+                    check(&table, limits, &gauge);
                 }
             })?;
         Ok(Self {
@@ -242,7 +245,7 @@ impl ConntrackWatcher {
     }
 }
 
-fn look(table: &str, limits: ConntrackLimits, gauge: &PressureGauge) {
+fn check(table: &str, limits: ConntrackLimits, gauge: &PressureGauge) {
     let (Some(count), Some(total)) = (number(COUNT), limits.total()) else {
         return;
     };
@@ -253,17 +256,20 @@ fn look(table: &str, limits: ConntrackLimits, gauge: &PressureGauge) {
     }
     match enforce(table, limits, now) {
         Ok(()) => gauge.set(now),
-        Err(e) => return tracing::warn!("limits of connections stay as they are: {e}"),
+        Err(e) => return tracing::warn!(error = %e, "cannot change the limits of connections"),
     }
     let limit = limits.tiers()[now as usize];
     if now > before {
         tracing::warn!(
-            "the host's table of connections has {count} entries of {total} that sandboxes may fill: \
-             new connections are refused to sandboxes with more than {limit} \
+            count,
+            total,
+            limit,
+            "the host's connection tracking table is filling up: sandboxes with more connections than \
+             the limit cannot open new ones \
              (see `jiffy doctor --security`)"
         );
     } else {
-        tracing::info!("sandboxes may have {limit} connections each again");
+        tracing::info!(limit, "raised the limit of connections per sandbox");
     }
 }
 
@@ -297,7 +303,7 @@ mod tests {
         };
         let usual = tiers(4096);
         assert_eq!(usual, [4096, 256, 16]);
-        // The table of a host with 8 GiB or more: three quarters of three quarters of it.
+        // The table of a host with at least 8 GiB: three quarters of three quarters of it.
         let table = 262_144;
         assert!(table / 4 * 3 / 4 * 3 + 4096 * usual[2] < table);
         assert_eq!(tiers(64), [64, 8, 8]);

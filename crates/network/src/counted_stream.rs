@@ -1,4 +1,4 @@
-//! A stream whose bytes are counted.
+//! Stream that counts its bytes.
 
 use crate::connections::CarriedBytes;
 use std::io;
@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// The guest's end of a proxied connection: bytes read from it are outgoing, bytes written are
+/// Guest's end of a proxied connection. Bytes read from it are outgoing, bytes written to it are
 /// incoming.
 pub(crate) struct CountedStream {
     stream: TcpStream,

@@ -1,4 +1,4 @@
-//! Network devices of the network namespace of this thread.
+//! Network devices in the network namespace of this thread.
 
 use crate::NetError;
 use crate::rtnetlink::RouteBatch;
@@ -24,7 +24,7 @@ mod calls {
 }
 
 fn request(name: &str) -> io::Result<libc::ifreq> {
-    // SAFETY: an all-zero `ifreq` is valid: it is plain integers and a union of them.
+    // SAFETY: an all-zero `ifreq` is valid: it consists of integers and a union of them.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if name.len() >= request.ifr_name.len() {
         return Err(Errno::ENAMETOOLONG.into());
@@ -35,8 +35,8 @@ fn request(name: &str) -> io::Result<libc::ifreq> {
     Ok(request)
 }
 
-/// Makes a tap of that name in the network namespace of this thread, with the flags that the VMM
-/// needs. It ends with its descriptor.
+/// Creates a tap with this name in the network namespace of this thread, with the flags that the
+/// VMM requires. Closing its descriptor removes it.
 pub(crate) fn tap(name: &str) -> io::Result<File> {
     let file = File::options()
         .read(true)
@@ -44,23 +44,23 @@ pub(crate) fn tap(name: &str) -> io::Result<File> {
         .open("/dev/net/tun")?;
     let mut request = request(name)?;
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-    // The three fit the field (if_tun.h).
+    // The three flags fit the field (if_tun.h).
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
     // SAFETY: TUNSETIFF reads one `ifreq`, which `request` is.
     unsafe { calls::set_iff(file.as_raw_fd(), &request) }?;
     Ok(file)
 }
 
-/// Closes a tap that goes with its network namespace, which has no name any more. Without this the
-/// last close removes the device, and waits for that.
-pub(crate) fn leave_to_namespace(tap: File) {
+/// Closes a tap whose unnamed network namespace is about to be removed. The tap is made persistent
+/// first: otherwise the close would remove the device and wait for the removal.
+pub(crate) fn close_with_namespace(tap: File) {
     // SAFETY: TUNSETPERSIST takes a number, here 1 for a device that outlives its descriptors.
     if let Err(e) = unsafe { calls::set_persist(tap.as_raw_fd(), 1) } {
-        tracing::debug!("a tap is removed by itself: {e}");
+        tracing::debug!(error = %e, "cannot make a tap persistent");
     }
 }
 
-/// Switches a device of this thread's namespace on or off.
+/// Switches a device of this thread's network namespace on or off.
 pub(crate) fn switch(name: &str, on: bool) -> io::Result<()> {
     let socket = UdpSocket::bind(("127.0.0.1", 0))?;
     let mut request = request(name)?;
@@ -75,7 +75,7 @@ pub(crate) fn switch(name: &str, on: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Largest packet that a device of this thread's namespace carries, in bytes.
+/// Returns the MTU in bytes of a device in this thread's network namespace.
 pub(crate) fn mtu(name: &str) -> io::Result<u32> {
     let socket = UdpSocket::bind(("127.0.0.1", 0))?;
     let mut request = request(name)?;
@@ -86,7 +86,7 @@ pub(crate) fn mtu(name: &str) -> io::Result<u32> {
     Ok(u32::try_from(mtu).unwrap_or(0))
 }
 
-/// Names of the devices of this thread's namespace.
+/// Returns the names of the devices in this thread's network namespace.
 pub(crate) fn names() -> io::Result<Vec<String>> {
     let devices = nix::net::if_::if_nameindex()?;
     let names = devices
@@ -95,24 +95,25 @@ pub(crate) fn names() -> io::Result<Vec<String>> {
     Ok(names.collect())
 }
 
-/// Returns true if this thread's namespace has a device of that name.
+/// Returns true if this thread's network namespace has a device with this name.
 pub(crate) fn exists(name: &str) -> bool {
     nix::net::if_::if_nametoindex(name).is_ok()
 }
 
-/// Index of the device of that name in this thread's namespace.
+/// Returns the index of the device with this name in this thread's network namespace.
 pub(crate) fn index(name: &str) -> io::Result<u32> {
     Ok(nix::net::if_::if_nametoindex(name)?)
 }
 
-/// Removes a device of this thread's namespace.
+/// Removes a device of this thread's network namespace.
 pub(crate) fn remove(name: &str) -> Result<(), NetError> {
     let index = index(name).map_err(NetError::host(format!("finding {name}")))?;
     remove_all(&[index], 0)
 }
 
-/// Removes devices of this thread's namespace by their indices: several at once, as `group`, which
-/// no other device is in. The kernel waits for its readers once for each removal.
+/// Removes devices of this thread's network namespace by their indices. Several devices are removed
+/// together as `group`, which must have no other members: the kernel waits for its readers once per
+/// removal.
 pub(crate) fn remove_all(indices: &[u32], group: u32) -> Result<(), NetError> {
     let mut changes = RouteBatch::default();
     match indices {

@@ -1,7 +1,7 @@
-//! DNS server of a guest: it forwards questions, within the guest's rules.
+//! DNS server of a guest. It forwards questions that the guest's rules permit.
 //!
-//! Its sockets are in the guest's namespace, so the socket identifies the guest, and no other can
-//! ask. Its own questions leave from the host's namespace.
+//! Its sockets are in the guest's network namespace, so that the socket identifies the guest and no
+//! other guest can reach it. Forwarded questions leave from the host's namespace.
 
 use crate::connections::ConnectionRecorder;
 use crate::guest::GATEWAY;
@@ -23,31 +23,31 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 
 const PORT: u16 = 53;
-/// Most questions of one guest in flight; further ones are dropped, and resolvers repeat them.
+/// Maximum number of questions of one guest in flight. Further ones are dropped, and resolvers
+/// repeat them.
 const MAX_QUESTIONS: usize = 64;
-/// Questions of one guest that are forwarded at once after a pause; the others wait.
+/// Number of questions of one guest that are forwarded without delay after a pause.
 const BURST: u32 = 256;
-/// Time between two questions, by how full the host's table of connections is. Each is an entry
-/// there for half a minute at least.
+/// Minimum interval between questions by fill level of the host's connection tracking table. Each
+/// question has an entry in that table for at least half a minute.
 const INTERVALS: [Duration; 3] = [
     Duration::from_millis(10),
     Duration::from_millis(50),
     Duration::from_millis(500),
 ];
-/// Time between two questions of one guest that are read, after a burst of as many: what comes
-/// faster stays in the kernel's buffer, which drops what it has no room for, and takes no processor
-/// time that others want.
+/// Minimum interval between reads of one guest's questions after a burst. The kernel buffers or
+/// drops faster questions, so that they consume no processor time.
 const READ_INTERVAL: Duration = Duration::from_millis(2);
-/// Most TCP connections of one guest at the same time.
+/// Maximum number of concurrent TCP connections of one guest.
 const MAX_CONNECTIONS: usize = 16;
-/// Time for which a connection may be idle (RFC 7766 6.2.3).
+/// Idle timeout of a connection (RFC 7766 6.2.3).
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Seconds for which resolvers may remember the address of the control plane's name.
+/// TTL in seconds of the address of the control plane's name.
 const API_HOST_TTL_S: u32 = 60;
-/// Longest question over UDP that is parsed; real ones have some dozens of bytes.
+/// Maximum size of a parsed UDP question. Real questions have some dozens of bytes.
 const MAX_QUESTION_BYTES: usize = 4096;
 
-/// Sockets at the gateway's address, before the server runs.
+/// Sockets at the gateway's address, before the server starts.
 #[derive(Debug)]
 pub(crate) struct DnsSockets {
     udp: net::UdpSocket,
@@ -55,7 +55,7 @@ pub(crate) struct DnsSockets {
 }
 
 impl DnsSockets {
-    /// Opens them in the network namespace of this thread.
+    /// Opens the sockets in the network namespace of this thread.
     pub fn open() -> io::Result<Self> {
         let udp = net::UdpSocket::bind((GATEWAY, PORT))?;
         let tcp = net::TcpListener::bind((GATEWAY, PORT))?;
@@ -65,10 +65,10 @@ impl DnsSockets {
     }
 }
 
-/// Settings of the server of one slot.
+/// State of the server of one slot.
 #[derive(Debug)]
 struct DnsRules {
-    /// None: the guest has no identity yet.
+    /// `None` if the guest has no identity yet.
     policy: watch::Receiver<Option<EgressPolicy>>,
     host: Arc<Upstreams>,
     record: Arc<ConnectionRecorder>,
@@ -76,7 +76,7 @@ struct DnsRules {
     intake: RateLimiter,
 }
 
-/// The server of one slot; it ends with this.
+/// DNS server of one slot. Dropping this value stops it.
 #[derive(Debug)]
 pub(crate) struct DnsServer {
     #[cfg(test)]
@@ -91,7 +91,7 @@ impl Drop for DnsServer {
 }
 
 impl DnsServer {
-    /// Starts answering; everything is refused until there is a policy. Must be called inside a
+    /// Starts the server. It refuses all questions until a policy is set. Must be called inside a
     /// tokio runtime.
     pub fn start(
         sockets: DnsSockets,
@@ -129,7 +129,8 @@ impl DnsRules {
         }
     }
 
-    /// Name servers for `name`, and whether it can be reached over IPv6; none: it is refused.
+    /// Returns the name servers for `name` and whether IPv6 is reachable. Empty if the name is
+    /// refused.
     fn upstreams(&self, name: &str) -> (Vec<SocketAddr>, bool) {
         let policy = self.policy.borrow().clone();
         match policy.filter(|policy| policy.answers(name)) {
@@ -138,25 +139,26 @@ impl DnsRules {
         }
     }
 
-    /// Answers `question`; none: it is malformed.
+    /// Answers `question`. `None` if the question is malformed.
     async fn answer(&self, question: &[u8], over: upstream::DnsTransport) -> Option<Vec<u8>> {
-        let asked = Message::from_vec(question).ok()?;
-        if asked.metadata.message_type != MessageType::Query {
+        let message = Message::from_vec(question).ok()?;
+        if message.metadata.message_type != MessageType::Query {
             return None;
         }
         let refuse = |code| {
-            let (id, op) = (asked.metadata.id, asked.metadata.op_code);
+            let (id, op) = (message.metadata.id, message.metadata.op_code);
             let mut refusal = Message::error_msg(id, op, code);
-            refusal.add_queries(asked.queries.iter().cloned());
+            refusal.add_queries(message.queries.iter().cloned());
             refusal.to_vec().ok()
         };
-        let (OpCode::Query, [query]) = (asked.metadata.op_code, asked.queries.as_slice()) else {
+        let (OpCode::Query, [query]) = (message.metadata.op_code, message.queries.as_slice())
+        else {
             return refuse(ResponseCode::NotImp);
         };
         let name = query.name().to_ascii();
         let kind = query.query_type().to_string();
         if is_api_host(&name) {
-            return self.answer_api_host(&asked, query, &name, kind);
+            return self.answer_api_host(&message, query, &name, kind);
         }
         let (upstreams, ipv6) = self.upstreams(&name);
         let refusal = upstreams.is_empty().then_some(RefusalReason::Rules);
@@ -164,23 +166,23 @@ impl DnsRules {
         if upstreams.is_empty() {
             return refuse(ResponseCode::Refused);
         }
-        // An empty answer: programs would try addresses without a route.
+        // Return an empty answer: otherwise programs would try addresses without a route.
         if query.query_type() == RecordType::AAAA && !ipv6 {
             return refuse(ResponseCode::NoError);
         }
         let interval = INTERVALS[self.host.gauge.get() as usize];
         tokio::time::sleep(self.pace.delay(Instant::now(), interval)).await;
-        match upstream::ask(question, &asked, &upstreams, over).await {
+        match upstream::resolve(question, &message, &upstreams, over).await {
             Some(answer) => Some(answer),
             None => refuse(ResponseCode::ServFail),
         }
     }
 
-    /// Answers for the control plane's name, about which no other server is asked: it leads to the
-    /// gateway, from where connections to port 80 go to the proxy.
+    /// Answers questions for the control plane's name without forwarding them. The answer is the
+    /// gateway's address, from which connections to port 80 are redirected to the proxy.
     fn answer_api_host(
         &self,
-        asked: &Message,
+        message: &Message,
         query: &Query,
         name: &str,
         kind: String,
@@ -189,12 +191,13 @@ impl DnsRules {
         let is_reached = policy.is_some_and(|policy| policy.control_plane().is_some());
         let refusal = (!is_reached).then_some(RefusalReason::Rules);
         self.record.question(name, kind, refusal);
-        let code = match is_reached {
-            true => ResponseCode::NoError,
-            false => ResponseCode::Refused,
+        let code = if is_reached {
+            ResponseCode::NoError
+        } else {
+            ResponseCode::Refused
         };
-        let mut answer = Message::error_msg(asked.metadata.id, OpCode::Query, code);
-        answer.metadata.recursion_desired = asked.metadata.recursion_desired;
+        let mut answer = Message::error_msg(message.metadata.id, OpCode::Query, code);
+        answer.metadata.recursion_desired = message.metadata.recursion_desired;
         answer.metadata.recursion_available = true;
         answer.add_query(query.clone());
         if is_reached && query.query_type() == RecordType::A {
@@ -215,7 +218,7 @@ async fn datagrams(socket: Arc<UdpSocket>, rules: Arc<DnsRules>) {
     loop {
         rules.wait_for_intake().await;
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
-            // An error of the socket from the guest's reaction to an earlier answer.
+            // The socket reports an ICMP error, for example a closed port, of an earlier answer.
             tokio::task::yield_now().await;
             continue;
         };
@@ -236,7 +239,7 @@ async fn datagrams(socket: Arc<UdpSocket>, rules: Arc<DnsRules>) {
 async fn connections(listener: TcpListener, rules: Arc<DnsRules>) {
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        // Further connections wait for a free permit.
+        // Further connections wait in the backlog for a permit.
         let Ok(permit) = permits.clone().acquire_owned().await else {
             return;
         };
@@ -244,18 +247,18 @@ async fn connections(listener: TcpListener, rules: Arc<DnsRules>) {
             Ok((stream, _)) => {
                 let rules = rules.clone();
                 tokio::spawn(async move {
-                    // The guest sees any end as a close.
+                    // Ignore the error: the guest sees a closed connection.
                     let _ = connection(stream, &rules).await;
                     drop(permit);
                 });
             }
-            // For example, no descriptor is left.
+            // For example, the process has no free descriptors.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }
 
-/// Answers one question after the other (RFC 1035 4.2.2).
+/// Answers the questions of a connection in order (RFC 1035 4.2.2).
 async fn connection(mut stream: TcpStream, rules: &DnsRules) -> io::Result<()> {
     loop {
         rules.wait_for_intake().await;

@@ -10,7 +10,7 @@ fn record() -> Arc<ConnectionRecorder> {
     Arc::new(ConnectionRecorder::new("nobody".to_owned(), sockets, true))
 }
 
-/// A server at a loopback address, whose name servers are those of a file.
+/// Starts a server at a loopback address that uses the name servers in `resolv_conf`.
 async fn server(resolv_conf: &str, policy: Option<EgressPolicy>) -> (DnsServer, SocketAddr) {
     let sockets = DnsSockets {
         udp: net::UdpSocket::bind("127.0.0.1:0").unwrap(),
@@ -70,7 +70,7 @@ async fn malformed_questions_are_not_forwarded() {
     let answer = ask(at, &none.to_vec().unwrap()).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::NotImp);
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    // Neither noise nor an answer is answered; the next question is.
+    // Neither garbage nor an answer is answered; the next question is.
     for noise in [&b"x"[..], &[0xff; 300], &[]] {
         socket.send_to(noise, at).await.unwrap();
     }
@@ -130,9 +130,10 @@ async fn the_control_planes_name_is_answered_here_and_only_where_rules_name_it()
         let answer = ask(at, &api(RecordType::A)).await;
         assert_eq!((answer.metadata.id, answer.queries.len()), (78, 1));
         let addresses: Vec<_> = answer.answers.iter().map(|r| r.data.clone()).collect();
-        match is_reached {
-            true => assert_eq!(addresses, [RData::A(A(GATEWAY))]),
-            false => assert_eq!(answer.metadata.response_code, ResponseCode::Refused),
+        if is_reached {
+            assert_eq!(addresses, [RData::A(A(GATEWAY))])
+        } else {
+            assert_eq!(answer.metadata.response_code, ResponseCode::Refused)
         }
         assert_eq!(addresses.is_empty(), !is_reached);
         let answer = ask(at, &api(RecordType::AAAA)).await;
@@ -161,7 +162,7 @@ async fn a_flood_of_questions_is_read_no_faster_than_others_can_bear() {
         .iter()
         .map(|q| q.times)
         .sum();
-    // The burst, and one each 2 ms; some were read before a late timer.
-    let most = u64::from(BURST) + 500 / 2 + 100;
-    assert!((10..=most).contains(&asked), "{asked}");
+    // The burst, and one question per 2 ms. Some were read before a late timer.
+    let maximum = u64::from(BURST) + 500 / 2 + 100;
+    assert!((10..=maximum).contains(&asked), "{asked}");
 }

@@ -2,10 +2,10 @@
 
 use std::io;
 
-/// Error of making or changing a network.
+/// Error while creating or changing a network.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    /// This machine or this user lacks a requirement.
+    /// The machine or the user does not meet a requirement.
     #[error("{0}")]
     Unable(String),
     /// A system call failed.
@@ -16,7 +16,7 @@ pub enum NetError {
         /// The cause.
         source: io::Error,
     },
-    /// A program failed.
+    /// A program failed. The error has the first line of its output.
     #[error("{program} failed: {said}")]
     Program {
         /// Its name.
@@ -29,17 +29,17 @@ pub enum NetError {
     Rules(#[from] crate::RulesError),
     /// No range of addresses is free.
     #[error(
-        "no range of addresses for sandboxes is free beside the routes of this host: name one with --network-range"
+        "every candidate address range for sandboxes overlaps with a route of this host: choose a range with --network-range"
     )]
     NoRange,
-    /// The requested range is taken.
+    /// The requested range overlaps with an existing route.
     #[error(
-        "the network range {range} overlaps with {with}, which this host has a route to: choose another"
+        "the network range {range} overlaps with this host's route to {with}: choose another range"
     )]
     RangeTaken {
         /// The requested range.
         range: String,
-        /// The route in the way.
+        /// Destination of the overlapping route.
         with: String,
     },
     /// All slots are in use.

@@ -1,4 +1,4 @@
-//! IP forwarding of the host: for sandboxes, and, if it was off before, for no others.
+//! IP forwarding of the host. If it was off before, only sandboxes are forwarded.
 
 use crate::NetError;
 use crate::claim::RangeClaims;
@@ -7,7 +7,7 @@ use crate::program;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A version of IP.
+/// IP version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IpVersion {
     V4,
@@ -16,7 +16,7 @@ pub(crate) enum IpVersion {
 
 const FORWARD_V4: &str = "/proc/sys/net/ipv4/ip_forward";
 const CONF_V6: &str = "/proc/sys/net/ipv6/conf";
-/// Enables IPv6 forwarding of one device and changes nothing else about it (Linux 6.17).
+/// Setting that enables IPv6 forwarding of a single device without other effects (Linux 6.17).
 const FORCE: &str = "force_forwarding";
 
 impl IpVersion {
@@ -27,7 +27,7 @@ impl IpVersion {
         }
     }
 
-    /// Table that keeps a host that did not forward before from forwarding for others.
+    /// Returns the name of the table that prevents forwarding between other devices of the host.
     fn table(self) -> &'static str {
         match self {
             Self::V4 => "jiffy_no_router",
@@ -35,8 +35,8 @@ impl IpVersion {
         }
     }
 
-    /// File with the former values of the settings that this changed: a path and the value on each
-    /// line.
+    /// Returns the path of the file with the original values of the changed settings. Each line has
+    /// a path and a value.
     fn note(self, claims: &RangeClaims) -> PathBuf {
         claims.file(match self {
             Self::V4 => "forwarding",
@@ -44,7 +44,7 @@ impl IpVersion {
         })
     }
 
-    /// That table, if it exists.
+    /// Returns the listing of that table, if it exists.
     fn listed(self) -> Option<String> {
         program::run("nft", &["list", "table", "inet", self.table()], "").ok()
     }
@@ -58,7 +58,8 @@ impl IpVersion {
         Ok(value.trim() != "0")
     }
 
-    /// Settings and their values. The host's default route is through `uplink`.
+    /// Returns the required settings with their values. `uplink` is the device of the host's
+    /// default route.
     fn settings(self, uplink: &str, devices: &[String]) -> Vec<(String, &'static str)> {
         let of = |device: &str, name: &str| format!("{CONF_V6}/{device}/{name}");
         if self == Self::V4 {
@@ -68,7 +69,7 @@ impl IpVersion {
             return vec![(of(uplink, FORCE), "1")];
         }
         // A router ignores router advertisements unless it is configured to accept them, and would
-        // lose the default route that it has learned.
+        // lose its learned default route.
         let learning = devices.iter().map(|device| of(device, "accept_ra"));
         let learning =
             learning.filter(|path| fs::read_to_string(path).is_ok_and(|value| value.trim() == "1"));
@@ -78,7 +79,7 @@ impl IpVersion {
     }
 }
 
-/// Device of the host's route into the IPv6 internet, if there is one.
+/// Returns the device of the host's default IPv6 route, if the host has one.
 pub(crate) fn uplink6() -> Option<String> {
     let off = fs::read_to_string(format!("{CONF_V6}/all/disable_ipv6")).ok()?;
     if off.trim() != "0" {
@@ -92,8 +93,8 @@ pub(crate) fn uplink6() -> Option<String> {
     device.map(str::to_owned)
 }
 
-/// Enables IPv6 forwarding of a slot's device in the host, if that is a setting of devices.
-pub(crate) fn let_forward6(device: &str) -> Result<(), NetError> {
+/// Enables IPv6 forwarding of a slot's device in the host, if the kernel has a setting per device.
+pub(crate) fn enable_forwarding6(device: &str) -> Result<(), NetError> {
     let path = format!("{CONF_V6}/{device}/{FORCE}");
     if !Path::new(&path).exists() {
         return Ok(());
@@ -103,28 +104,29 @@ pub(crate) fn let_forward6(device: &str) -> Result<(), NetError> {
 
 fn devices() -> Result<Vec<String>, NetError> {
     let mut names = device::names().map_err(NetError::host("listing network devices"))?;
-    // Devices of slots that are gone may still be in the list.
+    // The list may still contain devices of removed slots.
     names.retain(|name| !name.starts_with("jf"));
     Ok(names)
 }
 
-/// Enables forwarding. If it was off, the present devices still do not forward from one to another.
+/// Enables forwarding. If it was off, the host's existing devices still do not forward to each
+/// other.
 pub(crate) fn start(
     claims: &RangeClaims,
     version: IpVersion,
     uplink: &str,
 ) -> Result<(), NetError> {
     let note = version.note(claims);
-    // A file without the table that was made with it is stale.
+    // A file without the table that was created with it is stale.
     let ours = note.exists() && version.listed().is_some();
     if version.is_on()? && !ours {
         return Ok(());
     }
     let devices = devices()?;
     let settings = version.settings(uplink, &devices);
-    // An earlier daemon's table and file hold the original values.
+    // The table and file of an earlier daemon hold the original values.
     if !ours {
-        keep_others_from_it(version, &devices)?;
+        block_other_devices(version, &devices)?;
         let mut before = String::new();
         for (path, _) in &settings {
             let value =
@@ -135,12 +137,12 @@ pub(crate) fn start(
     }
     for (path, value) in &settings {
         fs::write(path, value).map_err(NetError::host(format!("setting {path}")))?;
-        tracing::info!("{path} is {value} from now on, for sandboxes only");
+        tracing::info!(path, value, "enabled forwarding for sandboxes");
     }
     Ok(())
 }
 
-fn keep_others_from_it(version: IpVersion, devices: &[String]) -> Result<(), NetError> {
+fn block_other_devices(version: IpVersion, devices: &[String]) -> Result<(), NetError> {
     let names: Vec<String> = devices
         .iter()
         .filter(|name| !name.contains('"'))
@@ -160,24 +162,24 @@ table inet {table} {{
     ))
 }
 
-/// Restores the former values if this changed them and no other program has come to rely on
-/// forwarding: containers bring devices of their own.
+/// Restores the original values if this program changed them and no new devices exist. New devices,
+/// for example of containers, may rely on forwarding.
 pub(crate) fn stop(claims: &RangeClaims, version: IpVersion) {
     let note = version.note(claims);
-    let (Ok(before), Some(known)) = (fs::read_to_string(&note), version.listed()) else {
+    let (Ok(before), Some(table)) = (fs::read_to_string(&note), version.listed()) else {
         return;
     };
     let others = devices().is_ok_and(|devices| {
         devices
             .iter()
-            .any(|name| !known.contains(&format!("\"{name}\"")))
+            .any(|name| !table.contains(&format!("\"{name}\"")))
     });
     if others {
-        // The table stays: without it the host would forward for everyone.
-        tracing::info!("forwarding stays on: devices came that may need it");
+        // Leave the table in place: without it, the host would forward for all devices.
+        tracing::info!("left forwarding enabled: new network devices may need it");
         return;
     }
-    // In reverse order: a host that does not forward accepts router advertisements again.
+    // In reverse order: disable forwarding before restoring `accept_ra`.
     for line in before.lines().rev() {
         let Some((path, value)) = line.split_once(' ') else {
             continue;
@@ -186,7 +188,7 @@ pub(crate) fn stop(claims: &RangeClaims, version: IpVersion) {
             continue;
         }
         if let Err(e) = fs::write(path, value) {
-            tracing::warn!("cannot set {path} back to {value}: {e}");
+            tracing::warn!(path, value, error = %e, "cannot restore a setting");
             return;
         }
     }

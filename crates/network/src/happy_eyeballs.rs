@@ -5,12 +5,12 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-/// Time for all attempts together.
+/// Timeout of all attempts together.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time after which the next address is tried beside those that have not answered (RFC 8305 5).
+/// Delay after which the next address is tried in parallel (RFC 8305 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// Maximum number of addresses of one name. The number that is tried in [`CONNECT_TIMEOUT`] if none
-/// of them answers.
+/// Maximum number of addresses of one name: the number tried within [`CONNECT_TIMEOUT`] if no
+/// server responds.
 const MAX_ADDRESSES: usize = 40;
 
 /// Returns `addresses` with `port`, alternating between IP versions and starting with IPv4.
@@ -26,8 +26,8 @@ pub(crate) fn in_turns(addresses: &[IpAddr], port: u16) -> Vec<SocketAddr> {
     all
 }
 
-/// Connects to the first of `addresses` that answers. The next address is tried when an attempt has
-/// failed, or has not ended within 250 ms. Returns `None` if all attempts fail, or after 10 s.
+/// Connects to the first of `addresses` that responds. Tries the next address when an attempt fails
+/// or takes longer than 250 ms. Returns `None` if all attempts fail, or after 10 s.
 pub(crate) async fn first<T, F>(
     addresses: Vec<SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,

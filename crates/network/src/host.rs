@@ -1,4 +1,4 @@
-//! The host's own nftables table, and exceptions in firewalls that drop forwarded packets.
+//! The host's nftables table, and exceptions in firewalls that drop forwarded packets.
 
 use crate::NetError;
 use crate::claim::RangeClaims;
@@ -13,12 +13,12 @@ use crate::slot_layout::{prefix, range6, table};
 use ipnet::{Ipv4Net, Ipv6Net};
 use jiffy_engine_api::RefusalReason;
 
-/// Packet size that fits any path.
+/// Minimum MTU that is assumed for the uplink.
 const SMALLEST_USUAL_MTU: u32 = 1280;
 
-/// Lets sandboxes with addresses in `range` out, and to no address of this host. Replaces the rules
-/// of an earlier daemon. Also over IPv6, if the host has a route there, through `uplink6`. If the
-/// host is beyond a router, `own` are its addresses.
+/// Permits sandboxes with addresses in `range` to reach other hosts, but not the addresses of this
+/// host. Replaces the rules of an earlier daemon. IPv6 is included if the host has a route through
+/// `uplink6`. `own` has the host's addresses if the host is behind a router (rootless mode).
 pub(crate) fn set_up(
     claims: &RangeClaims,
     tag: &str,
@@ -32,27 +32,27 @@ pub(crate) fn set_up(
     forwarding::start(claims, IpVersion::V4, "")?;
     if let (Some(uplink), Some(range)) = (uplink6, range6) {
         forwarding::start(claims, IpVersion::V6, uplink)?;
-        // Packets to a sandbox that is gone do not leave the host.
+        // Drop packets to removed sandboxes instead of sending them to other hosts.
         program::ip(&[format!("route replace blackhole {range}")])?;
     }
     pass_firewall(tag, true);
     Ok(())
 }
 
-/// Removes the rules, and namespaces that were left.
+/// Removes the rules and remaining namespaces.
 pub(crate) fn tear_down(claims: &RangeClaims, tag: &str) {
     let prefix = prefix(tag);
     for name in namespace::list(&prefix) {
         namespace::remove(&name);
     }
-    // Also devices whose namespace has lost its name.
+    // Also remove devices whose namespace is no longer named.
     for name in device::names().unwrap_or_default() {
         if name.starts_with(&prefix) {
             let _ = program::ip(&[format!("link del {name}")]);
         }
     }
     pass_firewall(tag, false);
-    // A missing route is no error.
+    // Ignore the error: the route may not exist.
     let _ = program::ip(&[format!("route del blackhole {}", range6(tag))]);
     let table = table(tag);
     let _ = program::nft(&format!("table inet {table}\ndelete table inet {table}\n"));
@@ -83,9 +83,9 @@ fn script(
     let leaving6 = range6.map_or_else(String::new, |range| {
         format!("\n    ip6 saddr {range} oifname != {slots} masquerade")
     });
-    // "jf*": of any data directory. Before any DNAT: a port published at an address of this host is
-    // a service of it, too. Packets of no connection that the host knows would leave without their
-    // address being translated.
+    // "jf*" matches slots of all data directories. The chain runs before DNAT, because a published
+    // port of this host is a service of this host, too. Packets in state invalid would leave
+    // without address translation.
     format!(
         r#"table inet {table}
 delete table inet {table}
@@ -124,18 +124,18 @@ table inet {table} {{
     )
 }
 
-/// Docker drops forwarded packets unless a rule of its own chain accepts them, and a separate table
-/// cannot accept what another drops: so two rules go into the chain that it reserves for others, or
-/// into FORWARD if that drops.
-fn pass_firewall(tag: &str, wanted: bool) {
+/// Adds or removes rules that accept the forwarded packets of sandboxes. Docker drops forwarded
+/// packets unless a rule in its own chains accepts them, and a separate table cannot override that.
+/// Therefore two rules are added to `DOCKER-USER`, or to `FORWARD` if its policy is to drop.
+fn pass_firewall(tag: &str, enable: bool) {
     for program in ["iptables", "ip6tables"] {
         if program::find(program).is_some() {
-            pass_tables(program, tag, wanted);
+            pass_tables(program, tag, enable);
         }
     }
 }
 
-fn pass_tables(program: &'static str, tag: &str, wanted: bool) {
+fn pass_tables(program: &'static str, tag: &str, enable: bool) {
     let tables = |args: &[&str]| program::run(program, &[&["-w", "5"][..], args].concat(), "");
     let devices = format!("{}+", prefix(tag));
     for chain in ["DOCKER-USER", "FORWARD"] {
@@ -145,35 +145,37 @@ fn pass_tables(program: &'static str, tag: &str, wanted: bool) {
         for direction in ["-i", "-o"] {
             let rule = [chain, direction, &devices, "-j", "ACCEPT"];
             let with = |verb| [&[verb], &rule[..]].concat();
-            let there = listed.contains(&format!("{direction} {devices} -j ACCEPT"));
+            let exists = listed.contains(&format!("{direction} {devices} -j ACCEPT"));
             let drops = chain == "DOCKER-USER" || listed.contains("-P FORWARD DROP");
-            let verb = match (wanted, there) {
+            let verb = match (enable, exists) {
                 (true, false) if drops => "-I",
                 (false, true) => "-D",
                 _ => continue,
             };
             if let Err(e) = tables(&with(verb)) {
-                tracing::warn!("sandboxes may be cut off by the firewall: {e}");
+                tracing::warn!(error = %e, "cannot change firewall rules: sandboxes may lack network access");
             }
         }
-        if wanted && chain == "DOCKER-USER" {
+        if enable && chain == "DOCKER-USER" {
             return;
         }
     }
 }
 
-/// Returns true if rules can log the packets that they refuse (`nft --check` asks the kernel, and
-/// changes nothing).
+/// Returns true if rules can log rejected packets, as tested with `nft --check`, which changes
+/// nothing.
 pub(crate) fn logs_refusals() -> bool {
     let rule = connections::statement(RefusalReason::Rules);
     let script = format!("table inet jiffy_probe {{\n chain refuse {{\n {rule}\n }}\n}}\n");
-    let tells = program::run("nft", &["--check", "-f", "-"], &script);
-    tells
-        .inspect_err(|e| tracing::warn!("refused connections of sandboxes are not recorded: {e}"))
+    let check = program::run("nft", &["--check", "-f", "-"], &script);
+    check
+        .inspect_err(
+            |e| tracing::warn!(error = %e, "refused connections of sandboxes cannot be recorded"),
+        )
         .is_ok()
 }
 
-/// Largest packet on the host's default route, in bytes; at most 1500.
+/// Returns the MTU in bytes of the host's default route, at most 1500.
 pub(crate) fn mtu_out() -> u32 {
     let usual = u32::from(crate::guest::MTU);
     let routes = program::run("ip", &["-4", "route", "show", "default"], "").unwrap_or_default();

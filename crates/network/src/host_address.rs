@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
-/// Returns true if `address` is one of this host's own: then it is also the source address for it.
-/// Sends no packet.
+/// Returns true if `address` belongs to this host: then connecting a socket to it selects it as the
+/// source address as well. Sends no packet.
 pub(crate) fn is_own_address(address: IpAddr) -> bool {
     let any: IpAddr = match address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

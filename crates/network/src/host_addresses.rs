@@ -1,9 +1,9 @@
-//! Addresses of the host, kept from the sandboxes of an ordinary user.
+//! Addresses of the host, which sandboxes in rootless mode must not reach.
 //!
-//! Root's packets to an address of the host are known by the host's own routes. Those of an
-//! ordinary user leave through a program that opens connections for them, and to that program the
-//! host is an address like any other: so the table of the router has the host's addresses, and
-//! changes with them.
+//! With root, the host's routes identify packets to addresses of the host. In rootless mode,
+//! packets leave through a program that opens connections on behalf of sandboxes. For that program,
+//! the host's addresses are like any other. Therefore the table of the router contains the host's
+//! addresses and is updated when they change.
 
 use crate::NetError;
 use crate::device;
@@ -24,30 +24,30 @@ use std::thread;
 /// Multicast groups of address changes (`RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV6_IFADDR`, rtnetlink(7)).
 const ADDRESS_GROUPS: u32 = 0x10 | 0x100;
 
-/// The host's addresses.
+/// Addresses of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct HostAddresses(BTreeSet<IpAddr>);
 
 impl HostAddresses {
-    /// Reads those of the network namespace of this thread.
+    /// Reads the addresses of this thread's network namespace.
     fn read() -> Result<Self, NetError> {
-        let found = getifaddrs().map_err(|e| NetError::host("listing addresses")(e.into()))?;
-        let addresses = found.filter_map(|one| {
-            let address = one.address?;
+        let interfaces = getifaddrs().map_err(|e| NetError::host("listing addresses")(e.into()))?;
+        let addresses = interfaces.filter_map(|interface| {
+            let address = interface.address?;
             let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
             v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
         });
         Ok(Self(addresses.collect()))
     }
 
-    /// Elements of a set of one IP version, in the language of `nft`.
+    /// Returns the elements of the set of one IP version, in the language of `nft`.
     fn elements(&self, ipv6: bool) -> Option<String> {
         let of = self.0.iter().filter(|address| address.is_ipv6() == ipv6);
         let words: Vec<String> = of.map(IpAddr::to_string).collect();
         (!words.is_empty()).then(|| format!("{{ {} }}", words.join(", ")))
     }
 
-    /// Sets for a table that refuses the addresses.
+    /// Returns the sets for a table that rejects packets to the addresses.
     pub fn sets(&self) -> String {
         let set = |name: &str, kind: &str, elements: Option<String>| {
             let elements = elements.map_or(String::new(), |e| format!(" elements = {e};"));
@@ -57,12 +57,12 @@ impl HostAddresses {
             + &set("own6", "ipv6_addr", self.elements(true))
     }
 
-    /// Rules that use these sets.
+    /// Returns the rules that use these sets.
     pub fn rules() -> &'static str {
         "    ip daddr @own4 goto refuse\n    ip6 daddr @own6 goto refuse\n"
     }
 
-    /// Replaces the sets' elements in the table of `tag`.
+    /// Returns the script that replaces the sets' elements in the table of `tag`.
     fn script(&self, tag: &str) -> String {
         let table = table(tag);
         let mut text = String::new();
@@ -79,12 +79,12 @@ impl HostAddresses {
     }
 }
 
-/// Socket that receives address changes.
+/// Socket that receives notifications of address changes.
 #[derive(Debug)]
 pub(crate) struct AddressChanges(OwnedFd);
 
 impl AddressChanges {
-    /// Subscribes in the network namespace of this thread, and reads its present addresses.
+    /// Subscribes in the network namespace of this thread and reads its current addresses.
     pub fn subscribe() -> Result<(Self, HostAddresses), NetError> {
         let failed = |e: Errno| NetError::host("listening for changes of addresses")(e.into());
         let socket = socket(
@@ -98,7 +98,7 @@ impl AddressChanges {
         Ok((Self(socket), HostAddresses::read()?))
     }
 
-    /// Starts a thread that updates the table of `tag`, which contains `known`.
+    /// Starts a thread that updates the table of `tag`, which currently contains `known`.
     pub fn follow(self, tag: &str, known: HostAddresses) -> Result<AddressFollower, NetError> {
         let failed = || NetError::host("following changes of addresses");
         let (stop, stopped) = UnixStream::pair().map_err(failed())?;
@@ -122,12 +122,12 @@ impl AddressChanges {
                 revents: 0,
             };
             let mut fds = [fd(self.0.as_raw_fd()), fd(stopped.as_raw_fd())];
-            // SAFETY: two elements, which live through the call.
+            // SAFETY: the array has two elements and lives through the call.
             let count = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
             if fds[1].revents != 0 || (count < 0 && Errno::last() != Errno::EINTR) {
                 return;
             }
-            // The content does not matter, nor do lost messages: addresses are read again.
+            // Neither the content nor lost messages matter: the addresses are read again.
             while recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok_and(|n| n > 0)
             {
             }
@@ -143,9 +143,9 @@ impl AddressChanges {
                 Ok(now) => known = now,
                 Err(e) => {
                     tracing::error!(
-                        "sandboxes are cut off, the host's addresses cannot be refused: {e}"
+                        error = %e, "cannot block the host's addresses: disconnecting sandboxes"
                     );
-                    let _ = namespace::outside(cut_off);
+                    let _ = namespace::outside(disconnect);
                     return;
                 }
             }
@@ -153,8 +153,8 @@ impl AddressChanges {
     }
 }
 
-/// Switches off every uplink of this thread's network namespace that is not a slot's.
-fn cut_off() -> Result<(), NetError> {
+/// Switches off all uplinks of this thread's network namespace, but not the devices of slots.
+fn disconnect() -> Result<(), NetError> {
     let names = device::names().map_err(NetError::host("listing network devices"))?;
     for name in names
         .iter()
@@ -165,7 +165,7 @@ fn cut_off() -> Result<(), NetError> {
     Ok(())
 }
 
-/// A thread that updates the table; it ends with this.
+/// Thread that updates the table. Dropping this value stops it.
 #[derive(Debug)]
 pub(crate) struct AddressFollower {
     stop: Option<UnixStream>,

@@ -1,16 +1,16 @@
-//! Host names that a sandbox may reach.
+//! Patterns of host names that a sandbox may reach.
 
-/// Host names and `*.domain`, in lower case.
+/// Host names and wildcards (`*.domain`), in lower case.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct HostNames(Vec<String>);
 
-/// A name for comparison: in lower case, without the root's dot.
+/// Normalizes a name: lower case, without a trailing dot.
 fn normalize(name: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
 }
 
 impl HostNames {
-    /// Adds a name or `*.domain`; returns false for other text, such as an address.
+    /// Adds a name or wildcard. Returns false for invalid text, such as an address.
     pub fn add(&mut self, text: &str) -> bool {
         let name = normalize(text);
         let labels = name.strip_prefix("*.").unwrap_or(&name);
@@ -30,11 +30,12 @@ impl HostNames {
         self.0.is_empty()
     }
 
-    /// Returns true if `name` is one of them or below one with `*`.
+    /// Returns true if `name` matches a name or wildcard.
     pub fn contains(&self, name: &str) -> bool {
         let name = normalize(name);
         self.0.iter().any(|own| match own.strip_prefix('*') {
-            // With its dot: a name that merely ends in the domain's letters is another domain.
+            // The suffix includes the dot, so that "evilexample.com" does not match
+            // "*.example.com".
             Some(domain) => name.len() > domain.len() && name.ends_with(domain),
             None => *own == name,
         })

@@ -1,8 +1,8 @@
-//! Networks of sandboxes: slots made in advance, their egress rules and DNS, and connection
+//! Networks of sandboxes: network slots created in advance, egress rules, DNS and connection
 //! records.
 //!
-//! [`Network`] has the slots of one data directory, [`SlotLease`] is one that a guest uses,
-//! [`EgressPolicy`] is what that guest may reach.
+//! [`Network`] manages the slots of one data directory, [`SlotLease`] is a slot in use by a guest,
+//! and [`EgressPolicy`] has the rules for that guest.
 
 mod claim;
 mod connections;

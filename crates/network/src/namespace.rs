@@ -1,8 +1,8 @@
-//! Named network namespaces, in a directory of the daemon's own.
+//! Named network namespaces, in a directory of the daemon.
 //!
-//! Not in the one of `ip netns`: the first `ip netns add` of any program on the host mounts that
-//! directory over itself. The earlier names are then out of reach below it, and can neither be used
-//! again nor removed until the host is restarted.
+//! The directory of `ip netns` is unsuitable: the first `ip netns add` of any program on the host
+//! mounts that directory over itself. Earlier names are then hidden below the mount, and can
+//! neither be used nor removed until the host reboots.
 
 use crate::NetError;
 use nix::errno::Errno;
@@ -17,22 +17,22 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 
-/// Directory of claims and names, if this process is root of the host.
+/// Directory of claims and names if this process is root of the host.
 const BASE_DIR: &str = "/run/jiffy-net";
-/// Directory of names in it: a mount of its own, which is unmounted with the last of them.
+/// Subdirectory of names: a separate mount, which is unmounted with the last name.
 const NAMES_DIR: &str = "netns";
 /// Directory of names in earlier versions, whose guests may still run.
 const FORMER_NAMES_DIR: &str = "/run/netns";
-/// File there that is locked while the directory is mounted or unmounted, or while a name is added.
+/// Lock file in the base directory, held while mounting, unmounting or adding a name.
 const LOCK_FILE: &str = "netns.lock";
-/// Mounts on one name that are taken off before it counts as pinned.
+/// Maximum number of stacked mounts that are removed from a name before giving up.
 const MAX_STACKED_MOUNTS: usize = 16;
-/// File system of namespaces (`linux/magic.h`).
+/// File system type of namespaces (`linux/magic.h`).
 const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
-/// The namespace of the thread that opens it.
+/// Network namespace of the thread that opens the path.
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// Directory of claims and names.
+/// Returns the directory of claims and names.
 pub(crate) fn base_dir() -> &'static Path {
     jiffy_rootless::current().map_or(Path::new(BASE_DIR), |own| own.directory())
 }
@@ -41,8 +41,8 @@ fn directory() -> PathBuf {
     base_dir().join(NAMES_DIR)
 }
 
-/// Runs `work` in the network to which slots lead: the host's, or the router of an ordinary user.
-/// Threads that it starts are there, too.
+/// Runs `work` in the network that slots are connected to: the host's network, or the router's in
+/// rootless mode. Threads that `work` starts are in this network, too.
 pub(crate) fn outside<T: Send>(
     work: impl FnOnce() -> Result<T, NetError> + Send,
 ) -> Result<T, NetError> {
@@ -52,7 +52,7 @@ pub(crate) fn outside<T: Send>(
     }
 }
 
-/// Path of namespace `name`, which need not exist.
+/// Returns the path of namespace `name`, which need not exist.
 pub(crate) fn path(name: &str) -> PathBuf {
     let [own, former] = paths(name);
     if !own.exists() && former.exists() {
@@ -68,13 +68,13 @@ fn paths(name: &str) -> [PathBuf; 2] {
     ]
 }
 
-/// Returns whether `name` leads to a network namespace. The file may be missing, or no longer be a
-/// mount.
-pub(crate) fn is_there(name: &str) -> bool {
-    statfs(&path(name)).is_ok_and(|found| found.filesystem_type() == NSFS_MAGIC)
+/// Returns whether `name` refers to a network namespace. The file may be missing or no longer
+/// mounted.
+pub(crate) fn exists(name: &str) -> bool {
+    statfs(&path(name)).is_ok_and(|stat| stat.filesystem_type() == NSFS_MAGIC)
 }
 
-/// Names that begin with `prefix`.
+/// Returns the names that start with `prefix`.
 pub(crate) fn list(prefix: &str) -> Vec<String> {
     let entries = [directory(), FORMER_NAMES_DIR.into()]
         .map(fs::read_dir)
@@ -87,14 +87,14 @@ pub(crate) fn list(prefix: &str) -> Vec<String> {
     names.into_iter().collect()
 }
 
-/// Makes namespace `name` and runs `work` on a thread in it. Removes it again on failure.
+/// Creates namespace `name` and runs `work` on a thread in it. Removes the namespace on failure.
 pub(crate) fn create<T: Send>(
     name: &str,
     work: impl FnOnce() -> Result<T, NetError> + Send,
 ) -> Result<T, NetError> {
     on_thread(|| {
         unshare(CloneFlags::CLONE_NEWNET)
-            .map_err(|e| NetError::host("making a network namespace")(e.into()))?;
+            .map_err(|e| NetError::host("creating a network namespace")(e.into()))?;
         give_name(name)?;
         work().inspect_err(|_| {
             remove(name);
@@ -122,29 +122,29 @@ fn enter_at<T: Send>(
     })
 }
 
-/// The network namespace of this thread.
+/// Opens the network namespace of this thread.
 pub(crate) fn current() -> Result<File, NetError> {
     File::open(OWN_NAMESPACE).map_err(NetError::host(format!("opening {OWN_NAMESPACE}")))
 }
 
-/// Removes its name: the namespace ends with the last process, descriptor or device in it. Returns
-/// true if the name can be used again.
+/// Removes a name. The namespace ends with its last process, descriptor or device. Returns true if
+/// the name is free for reuse.
 pub(crate) fn remove(name: &str) -> bool {
     let [own, former] = paths(name);
-    // One of an earlier version may be pinned there for good, which does no harm.
+    // Ignore the result: a name of an earlier version may be permanently hidden, which is harmless.
     remove_at(&former);
     remove_at(&own)
 }
 
 fn remove_at(path: &Path) -> bool {
-    // A name that is no mount is a leftover file; one that is mounted twice was mounted over by
+    // A name that is not mounted is a leftover file. A name with stacked mounts was mounted over by
     // another program.
     for _ in 0..MAX_STACKED_MOUNTS {
         if umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).is_err() {
             break;
         }
     }
-    // Also detaches copies of the mount in other mount namespaces (Linux 3.18).
+    // Removing the file also detaches its mounts in other mount namespaces (Linux 3.18).
     match fs::remove_file(path) {
         Ok(()) => true,
         Err(e) => matches!(
@@ -167,15 +167,15 @@ fn lock() -> Result<Flock<File>, NetError> {
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| failed()(e.into()))
 }
 
-/// Returns true if the directory is mounted as it should be.
+/// Returns true if the directory is a mount.
 fn is_mounted() -> bool {
     let device = |path: &Path| fs::metadata(path).map(|data| data.dev()).ok();
     let above = device(base_dir());
     device(&directory()).is_some_and(|own| Some(own) != above)
 }
 
-/// Mounts the directory, with the lock held: a file system of its own, whose mounts neither
-/// propagate nor follow a bind of `/run`.
+/// Mounts a tmpfs on the directory. Its mounts do not propagate, and a bind mount of `/run` does
+/// not include it. The caller must hold the lock.
 fn prepare() -> Result<(), NetError> {
     if is_mounted() {
         return Ok(());
@@ -202,10 +202,11 @@ fn prepare() -> Result<(), NetError> {
     })
 }
 
-/// Unmounts the directory if no name of any data directory is left in it.
+/// Unmounts the directory if no names remain.
 ///
-/// The directory itself stays. A daemon in another mount namespace may have a mount of its own on
-/// it, which this process does not see: the kernel would detach that mount, with all names in it.
+/// Does not remove the directory itself: in another mount namespace, a daemon may have its own
+/// mount on it, which this process does not see. Removing the directory would detach that mount
+/// with all its names.
 pub(crate) fn release() {
     let Ok(_lock) = lock() else {
         return;
@@ -213,7 +214,7 @@ pub(crate) fn release() {
     let directory = directory();
     let empty = fs::read_dir(&directory).is_ok_and(|mut names| names.next().is_none());
     if empty && is_mounted() {
-        // One that is in use stays until the next call.
+        // If the directory is in use, a later call unmounts it.
         let _ = umount2(&directory, MntFlags::UMOUNT_NOFOLLOW);
     }
 }
@@ -245,7 +246,7 @@ fn on_thread<T: Send>(work: impl FnOnce() -> Result<T, NetError> + Send) -> Resu
             .map_err(NetError::host("starting a thread"))?;
         thread.join().unwrap_or_else(|_| {
             Err(NetError::host("a thread in a network namespace")(
-                io::Error::other("it died"),
+                io::Error::other("the thread panicked"),
             ))
         })
     })

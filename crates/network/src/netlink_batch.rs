@@ -1,7 +1,7 @@
-//! Requests to the kernel over netlink: several in one piece, and dumps.
+//! Netlink requests: batches and dumps.
 //!
-//! The kernel works on requests of the kinds here before `send` returns, so its answers are in the
-//! socket by then, and nothing waits for them.
+//! The kernel processes requests of these kinds before `send` returns. Its answers are then already
+//! in the socket, and reading does not block.
 
 use crate::NetError;
 use netlink_packet_core::{
@@ -16,34 +16,35 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Bytes of `nlmsghdr` and of the error number after it.
+/// Sizes in bytes of `nlmsghdr` and of the error number after it.
 const HEADER_BYTES: usize = 16;
 const CODE_BYTES: usize = 4;
-/// Most bytes of one datagram: the kernel fills those of dumps up to this length (af_netlink.c).
+/// Maximum size in bytes of a datagram: the kernel fills the datagrams of dumps up to this size
+/// (af_netlink.c).
 const MAX_DATAGRAM_BYTES: usize = 32 * 1024;
-/// Most bytes of one dump.
+/// Maximum size in bytes of a dump.
 const MAX_DUMP_BYTES: usize = 4 << 20;
-/// Size of the receive buffer, in bytes of the kernel's memory; it doubles the number.
+/// Requested receive buffer size in bytes. The kernel doubles it.
 const RECEIVE_BUFFER_BYTES: usize = 256 * 1024;
-/// Flags of an answer to a request (linux/netlink.h): a dump that changed meanwhile; the request is
-/// left out; attributes with a message follow.
+/// Flags of an answer (linux/netlink.h): the dump changed while it was read; the request is
+/// omitted; attributes with a message follow.
 const DUMP_INTERRUPTED: u16 = 0x10;
 const CAPPED: u16 = 0x100;
 const EXTENDED: u16 = 0x200;
-/// Attribute with a message.
+/// Attribute with an error message.
 const MESSAGE: u16 = 1;
 
-/// Requests that are sent in one piece.
+/// Requests that are sent in one datagram.
 #[derive(Debug, Default)]
 pub(crate) struct NetlinkBatch {
     bytes: Vec<u8>,
-    /// Description of each request, and its need of an acknowledgement.
+    /// Description of each request, and whether it must be acknowledged.
     requests: Vec<(String, bool)>,
 }
 
 impl NetlinkBatch {
-    /// Adds a request. `what` describes it in an error. With [`NLM_F_ACK`] in `flags` it has to be
-    /// acknowledged.
+    /// Adds a request. `what` describes the operation in errors. With [`NLM_F_ACK`] in `flags`, a
+    /// missing acknowledgement is an error.
     pub fn push(&mut self, what: impl Into<String>, kind: u16, flags: u16, body: &[u8]) {
         let sequence = u32::try_from(self.requests.len()).unwrap_or(u32::MAX);
         let request = request(kind, flags, sequence, body);
@@ -51,8 +52,8 @@ impl NetlinkBatch {
         self.requests.push((what.into(), flags & NLM_F_ACK != 0));
     }
 
-    /// Sends the requests in the network namespace of this thread. The error is that of the first
-    /// request that failed; those after it may have been done.
+    /// Sends the requests in the network namespace of this thread. Returns the error of the first
+    /// failed request. Later requests may have succeeded.
     pub fn send(&self, protocol: SockProtocol) -> Result<(), NetError> {
         let failed = || NetError::host("changing a network by netlink");
         let socket = open(protocol).map_err(failed())?;
@@ -86,43 +87,43 @@ fn request(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
     bytes.extend(kind.to_ne_bytes());
     bytes.extend((NLM_F_REQUEST | flags).to_ne_bytes());
     bytes.extend(sequence.to_ne_bytes());
-    // The kernel's own port.
+    // Destination port of the kernel.
     bytes.extend([0; 4]);
     bytes.extend(body);
     bytes.resize(length.next_multiple_of(4), 0);
     bytes
 }
 
-/// The kernel's answer to a request.
+/// Answer of the kernel to a request.
 #[derive(Debug)]
 struct Answer {
-    /// An error number; 0: done.
+    /// Error number, or 0 on success.
     code: i32,
-    /// More about it.
-    said: Option<String>,
+    /// Error message of the kernel.
+    message: Option<String>,
 }
 
 impl Answer {
     fn parse(flags: u16, payload: &[u8]) -> Option<Self> {
         let code = payload.get(..CODE_BYTES)?.try_into().ok();
         let code = code.map(i32::from_ne_bytes)?.saturating_neg();
-        let said = (flags & EXTENDED != 0)
-            .then(|| said(flags, payload))
+        let message = (flags & EXTENDED != 0)
+            .then(|| error_message(flags, payload))
             .flatten();
-        Some(Self { code, said })
+        Some(Self { code, message })
     }
 
     fn error(&self) -> io::Error {
         let error = io::Error::from_raw_os_error(self.code);
-        match &self.said {
+        match &self.message {
             None => error,
-            Some(said) => io::Error::new(error.kind(), format!("{error} ({said})")),
+            Some(message) => io::Error::new(error.kind(), format!("{error} ({message})")),
         }
     }
 }
 
-/// The message in the attributes after the request, or its header, that an answer repeats.
-fn said(flags: u16, payload: &[u8]) -> Option<String> {
+/// Returns the message in the attributes after the repeated request or its header.
+fn error_message(flags: u16, payload: &[u8]) -> Option<String> {
     let repeated = match flags & CAPPED {
         0 => {
             let length = payload.get(CODE_BYTES..CODE_BYTES + 4)?.try_into().ok();
@@ -146,10 +147,10 @@ fn open(protocol: SockProtocol) -> io::Result<OwnedFd> {
         protocol,
     )?;
     setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES)?;
-    // Without these, errors have no message and repeat the request.
+    // Without these options, errors have no message and repeat the whole request.
     for option in [libc::NETLINK_EXT_ACK, libc::NETLINK_CAP_ACK] {
         let on: libc::c_int = 1;
-        // SAFETY: the kernel reads one `int` of the given length at `on`, and keeps no pointer.
+        // SAFETY: the kernel reads one `int` of the given length at `on` and retains no pointer.
         unsafe {
             libc::setsockopt(
                 socket.as_raw_fd(),
@@ -164,9 +165,8 @@ fn open(protocol: SockProtocol) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Reads one datagram that is in the socket into `buffer`, and passes the type, flags and sequence
-/// number of each
-/// message and its payload to `each`. Returns false if there is none.
+/// Reads an available datagram into `buffer`. Passes type, flags, sequence number and payload of
+/// each message to `each`. Returns false if no datagram is available.
 fn read(
     socket: &OwnedFd,
     buffer: &mut [u8],
@@ -190,7 +190,8 @@ fn read(
     Ok(true)
 }
 
-/// Answers that are in the socket, by the requests' sequence numbers: of several, the first error.
+/// Returns the available answers by sequence number. Of several answers to a request, the first
+/// error is retained.
 fn answers(socket: &OwnedFd) -> io::Result<HashMap<u32, Answer>> {
     let mut answers: HashMap<u32, Answer> = HashMap::new();
     let mut buffer = vec![0; MAX_DATAGRAM_BYTES];
@@ -205,7 +206,7 @@ fn answers(socket: &OwnedFd) -> io::Result<HashMap<u32, Answer>> {
     Ok(answers)
 }
 
-/// Passes the type and payload of each message of a dump, in the network namespace of this thread,
+/// Requests a dump in the network namespace of this thread. Passes type and payload of each message
 /// to `each`.
 pub(crate) fn dump(
     protocol: SockProtocol,
@@ -231,13 +232,13 @@ pub(crate) fn dump(
             }
         })?;
         if !more && end.is_none() {
-            return Err(io::Error::other("the kernel's dump has no end"));
+            return Err(io::Error::other("the kernel's dump is incomplete"));
         }
     }
     match end {
         Some(code) if code != 0 => Err(io::Error::from_raw_os_error(code)),
-        _ if changed => Err(io::Error::other("it changed while it was read")),
-        _ if bytes > MAX_DUMP_BYTES => Err(io::Error::other("it is too long")),
+        _ if changed => Err(io::Error::other("the dump changed while it was read")),
+        _ if bytes > MAX_DUMP_BYTES => Err(io::Error::other("the dump is too long")),
         _ => Ok(()),
     }
 }

@@ -2,7 +2,7 @@
 use super::*;
 use netlink_packet_core::NLM_F_CREATE;
 
-/// An answer with a message, with the whole request or its header only.
+/// Returns an answer with a message. It repeats the whole request, or only its header if `capped`.
 fn answer(capped: bool) -> (u16, Vec<u8>) {
     let code = (-libc::EINVAL).to_ne_bytes();
     let request = request(1, NLM_F_ACK, 7, &[1, 2, 3, 4, 5, 6]);
@@ -22,7 +22,7 @@ fn an_answer_tells_the_kernels_message() {
         let (flags, payload) = answer(capped);
         let read = Answer::parse(flags, &payload).unwrap();
         assert_eq!(
-            (read.code, read.said.as_deref()),
+            (read.code, read.message.as_deref()),
             (libc::EINVAL, Some("unwell"))
         );
         assert!(read.error().to_string().ends_with("(unwell)"));
@@ -50,7 +50,7 @@ fn truncated_and_lying_answers_do_no_harm() {
 #[test]
 fn an_error_names_the_request_that_failed() {
     let mut batch = NetlinkBatch::default();
-    // No address is that short (RTM_NEWADDR).
+    // The address is too short (RTM_NEWADDR).
     let (kind, flags) = (20, NLM_F_ACK | NLM_F_CREATE);
     batch.push("adding an address", kind, flags, &[0]);
     batch.push("adding another", kind, flags, &[0]);

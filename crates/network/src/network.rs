@@ -1,4 +1,4 @@
-//! Network of one data directory's sandboxes: slots, some of them made in advance.
+//! Network of one data directory's sandboxes, with slots created in advance.
 
 use crate::NetError;
 use crate::claim::{self, RangeClaims};
@@ -34,37 +34,38 @@ use std::thread;
 use std::time::Instant;
 use tokio::sync::watch;
 
-/// Default limit of the connections of one sandbox at the same time.
+/// Default maximum number of concurrent connections of one sandbox.
 const DEFAULT_CONNECTIONS: u32 = 4096;
-/// Most slots made in advance after a burst: each takes 0.4 MiB of the kernel's memory.
+/// Maximum number of slots created in advance after a burst. Each uses 0.4 MiB of kernel memory.
 const MAX_AFTER_BURST: usize = 32;
 
 /// Configuration of a network.
 #[derive(Debug, Clone)]
 pub struct NetworkConfig {
-    /// The data directory whose sandboxes it serves.
+    /// Data directory whose sandboxes use the network.
     pub home: PathBuf,
-    /// Addresses between the host and slots, two for each; none: a range that is free.
+    /// Addresses between the host and slots, two per slot. Defaults to a free range.
     pub range: Option<Ipv4Net>,
-    /// Most slots, 1 to 4096.
+    /// Maximum number of slots, 1 to 4096.
     pub slots: u32,
-    /// Number of slots made in advance.
+    /// Number of slots created in advance.
     pub ready: usize,
-    /// Kind of network interface of these.
+    /// Kind of network interface of the slots created in advance.
     pub nic: NicKind,
     /// Private ranges that sandboxes may reach.
     pub granted: Vec<IpNet>,
-    /// Most connections of one sandbox at the same time.
+    /// Maximum number of concurrent connections of one sandbox.
     pub connections: u32,
-    /// Entries of the host's table of connections beyond which sandboxes get hardly any; none:
-    /// three quarters of it.
+    /// Number of entries of the host's connection tracking table above which sandboxes get hardly
+    /// any. Defaults to three quarters of the table.
     pub connections_total: Option<u32>,
-    /// Way to the control plane, for sandboxes whose rules name it; none: it is not reached.
+    /// Connector to the control plane, for sandboxes whose rules name it. `None` if it is
+    /// unreachable.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
 }
 
 impl NetworkConfig {
-    /// Default configuration for `home`.
+    /// Returns the default configuration for `home`.
     pub fn new(home: &Path) -> Self {
         Self {
             home: home.to_owned(),
@@ -80,18 +81,18 @@ impl NetworkConfig {
     }
 }
 
-/// Network of one data directory's sandboxes. Clones share it.
+/// Network of one data directory's sandboxes. Clones share the state.
 #[derive(Clone)]
 pub struct Network(Arc<NetworkState>);
 
-/// Checks that this process can make networks with such interfaces.
+/// Checks that this process can create networks with this kind of interface.
 fn check_requirements(nic: NicKind) -> Result<(), NetError> {
     let unable = |why: &str| Err(NetError::Unable(why.to_owned()));
     match jiffy_rootless::current().map(|own| own.uplink()) {
         Some(Err(why)) => return unable(why),
         None if !nix::unistd::Uid::effective().is_root() => {
             return unable(
-                "only root can make network namespaces and rules, here not even of its own: see `jiffy doctor`",
+                "cannot create network namespaces and rules: root or user namespaces are required, see `jiffy doctor`",
             );
         }
         _ => {}
@@ -100,13 +101,12 @@ fn check_requirements(nic: NicKind) -> Result<(), NetError> {
         program::require(name)?;
     }
     if nic == NicKind::Tap && !Path::new("/dev/net/tun").exists() {
-        return unable("there is no /dev/net/tun: load the kernel module `tun`");
+        return unable("/dev/net/tun does not exist: load the kernel module `tun`");
     }
     Ok(())
 }
 
-/// Removes networks of data directories that are gone, and so have no process of their own to do
-/// it.
+/// Removes networks of removed data directories, which have no daemon to do so.
 fn remove_unowned(claims: &RangeClaims, except: &str) {
     for (tag, claim) in claims.all() {
         if tag != except && claim.is_gone() {
@@ -116,20 +116,20 @@ fn remove_unowned(claims: &RangeClaims, except: &str) {
 }
 
 impl Network {
-    /// Removes the remains of networks whose data directories are gone.
+    /// Removes networks whose data directories no longer exist.
     pub fn remove_dead() -> Result<(), NetError> {
         remove_unowned(&RangeClaims::lock()?, "");
         Ok(())
     }
 
-    /// Sets the host up, checks it with a first slot, and starts to make the others. Namespaces of
-    /// an earlier daemon stay until [`Network::reclaim`].
+    /// Sets up the host, tests the setup by creating the first slot, and starts creating the
+    /// others. Namespaces of an earlier daemon remain until [`Network::reclaim`].
     pub fn open(config: &NetworkConfig) -> Result<Self, NetError> {
         check_requirements(config.nic)?;
         let Some(_) = jiffy_rootless::current() else {
             return Self::open_here(config, None);
         };
-        // Here, in the network that has the host's addresses.
+        // In this network namespace, which has the host's addresses.
         let (changes, own) = AddressChanges::subscribe()?;
         let network = namespace::outside(|| Self::open_here(config, Some(&own)))?;
         let follower = changes.follow(&network.0.config.tag, own)?;
@@ -177,8 +177,8 @@ impl Network {
             slot_layout::table(&slot_config.tag),
             limits,
             upstreams.gauge.clone(),
-        );
-        let watcher = watcher.map_err(NetError::host("starting a thread"))?;
+        )
+        .map_err(NetError::host("starting a thread"))?;
         let network = Self(Arc::new(NetworkState {
             config: slot_config,
             claim: config.home.clone(),
@@ -202,11 +202,11 @@ impl Network {
             .make(config.nic)
             .inspect_err(|_| network.0.tear_down_if_unused())?;
         network.0.ready.lock().push_back(first);
-        network.begin(inbox)?;
+        network.start_worker(inbox)?;
         Ok(network)
     }
 
-    fn begin(&self, inbox: Receiver<()>) -> Result<(), NetError> {
+    fn start_worker(&self, inbox: Receiver<()>) -> Result<(), NetError> {
         let state = self.0.clone();
         let worker = thread::Builder::new()
             .name("slots".to_owned())
@@ -217,24 +217,24 @@ impl Network {
         Ok(())
     }
 
-    /// Addresses between the host and slots.
+    /// Returns the range of addresses between the host and slots.
     pub fn range(&self) -> Ipv4Net {
         self.0.config.range
     }
 
-    /// Description of its addresses and of sandboxes' IPv6 route, for people.
+    /// Returns a readable description of its addresses and of the sandboxes' IPv6 route.
     pub fn description(&self) -> String {
         let six = if self.0.reach.ipv6 { "with" } else { "without" };
         format!("addresses in {}, {six} IPv6", self.range())
     }
 
-    /// Number of slots in use or ready, and its limit.
+    /// Returns the number of slots in use or ready, and their maximum.
     pub fn slots(&self) -> (usize, u32) {
         let numbers = self.0.numbers.lock();
-        (numbers.in_use(), numbers.most())
+        (numbers.in_use(), numbers.limit())
     }
 
-    /// Policy of a slot without rules of its own, and the name servers of the host.
+    /// Returns the policy of a slot without rules of its own, and the name servers of the host.
     pub(crate) fn usual(&self) -> (&EgressPolicy, &Upstreams) {
         (&self.0.config.usual, &self.0.upstreams)
     }
@@ -244,9 +244,9 @@ impl Network {
         EgressPolicy::new(rules, &self.0.reach)
     }
 
-    /// Takes a slot for a guest with such an interface, closed until [`SlotLease::open`]. One that
-    /// was made in advance is handed out at once; without one, it is made now. Must be called
-    /// inside a tokio runtime.
+    /// Leases a slot with this kind of interface for a guest. The slot is blocked until
+    /// [`SlotLease::open`]. Prefers a slot that was created in advance, otherwise creates one. Must
+    /// be called inside a tokio runtime.
     pub async fn take(&self, nic: NicKind) -> Result<SlotLease, NetError> {
         let (ready, left) = self.0.take_ready(nic);
         self.0.bursts.lock().note_use(Instant::now(), left);
@@ -258,13 +258,13 @@ impl Network {
                 let state = self.0.clone();
                 blocking(move || PendingSlot::make(state, nic))
                     .await?
-                    .taken()?
+                    .into_slot()?
             }
         };
         self.lease(slot.number, slot.tap, slot.sockets)
     }
 
-    /// Adopts the slot of a guest that an earlier daemon kept, with the rules in force there.
+    /// Adopts the slot of a guest that an earlier daemon left running, and enforces `rules`.
     pub async fn adopt(&self, number: u32, rules: &NetworkRules) -> Result<SlotLease, NetError> {
         self.0.numbers.lock().enter(number);
         let config = self.0.config.clone();
@@ -272,8 +272,7 @@ impl Network {
         let sockets = sockets.inspect_err(|_| self.0.release(ReleasedSlot::new(number)))?;
         let lease = self.lease(number, None, sockets)?;
         lease.keep();
-        // The rules are enforced again: the owner of the host may have changed the private ranges
-        // since.
+        // Enforce the rules again: the operator may have changed the permitted private ranges.
         *lease.enforced.lock().await = None;
         lease.replace(rules).await?;
         Ok(lease)
@@ -285,7 +284,7 @@ impl Network {
         tap: Option<File>,
         sockets: SlotSockets,
     ) -> Result<SlotLease, NetError> {
-        let (policy, told) = watch::channel(None);
+        let (policy, policy_receiver) = watch::channel(None);
         let kernel = Arc::new(sockets.connections);
         let name = self.0.config.name(number);
         let record = Arc::new(ConnectionRecorder::new(
@@ -294,7 +293,7 @@ impl Network {
             self.0.config.logs_refusals,
         ));
         let upstreams = self.0.upstreams.clone();
-        let dns = DnsServer::start(sockets.dns, told, upstreams, record.clone());
+        let dns = DnsServer::start(sockets.dns, policy_receiver, upstreams, record.clone());
         let both = dns.and_then(|dns| Ok((dns, RecordReader::start(&kernel, &record)?)));
         let (dns, watch) = both
             .map_err(NetError::host("listening in a slot"))
@@ -315,14 +314,14 @@ impl Network {
         })
     }
 
-    /// Removes every slot of an earlier daemon with such an interface whose number is not among
-    /// `known`.
-    pub fn reclaim(&self, nic: NicKind, known: &[u32]) {
-        let known: HashSet<u32> = known.iter().copied().collect();
+    /// Removes all slots of an earlier daemon with this kind of interface whose numbers are not in
+    /// `retained`.
+    pub fn reclaim(&self, nic: NicKind, retained: &[u32]) {
+        let retained: HashSet<u32> = retained.iter().copied().collect();
         let ready: HashSet<u32> = self.0.ready.lock().iter().map(|s| s.number).collect();
         for number in self.0.config.numbers() {
             if self.0.config.nic(number) == nic
-                && !known.contains(&number)
+                && !retained.contains(&number)
                 && !ready.contains(&number)
                 && self.0.numbers.lock().is_unclaimed(number)
             {
@@ -331,10 +330,11 @@ impl Network {
         }
     }
 
-    /// Removes unused slots and, if no guest is left, all rules in the host. Returns when that is
-    /// done.
+    /// Removes unused slots and, if no guest remains, all rules in the host. Returns after the
+    /// removal.
     pub fn close(&self) {
-        // Queued requests are still done; later ones are done by their callers.
+        // The worker still processes queued requests. Later requests are processed by their
+        // callers.
         drop(self.0.wake.lock().take());
         drop(self.0.watcher.lock().take());
         drop(self.0.follower.lock().take());
@@ -344,7 +344,7 @@ impl Network {
     }
 }
 
-/// A slot for a waiting caller. If the caller is gone meanwhile the slot is removed.
+/// Slot for a waiting caller. Dropping this value removes the slot if the caller did not take it.
 struct PendingSlot {
     state: Arc<NetworkState>,
     slot: Option<Slot>,
@@ -356,9 +356,9 @@ impl PendingSlot {
         Ok(Self { state, slot })
     }
 
-    fn taken(mut self) -> Result<Slot, NetError> {
+    fn into_slot(mut self) -> Result<Slot, NetError> {
         let slot = self.slot.take();
-        slot.ok_or_else(|| NetError::Unable("the slot is gone".to_owned()))
+        slot.ok_or_else(|| NetError::Unable("the slot was removed".to_owned()))
     }
 }
 

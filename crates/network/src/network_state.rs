@@ -1,4 +1,4 @@
-//! Shared state of a network, and the making of its slots.
+//! Shared state of a network, and creation of its slots.
 
 use crate::NetError;
 use crate::conntrack::ConntrackWatcher;
@@ -18,7 +18,7 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Instant;
 
-/// State that the clones of a network, and its leases, share.
+/// State shared by the clones of a network and its leases.
 pub(crate) struct NetworkState {
     pub config: SlotConfig,
     pub claim: PathBuf,
@@ -29,23 +29,23 @@ pub(crate) struct NetworkState {
     pub numbers: Mutex<SlotNumbers>,
     /// Slots to be removed.
     pub released: Mutex<VecDeque<ReleasedSlot>>,
-    /// Held while slots are removed.
+    /// Held while slots are being removed.
     pub removal: Mutex<()>,
-    /// Last use of the network; none: there was none.
+    /// Last use of the network. `None` if it was not used yet.
     pub last_use: Mutex<Option<Instant>>,
-    /// Wakes the thread that makes and removes slots; none: the network is closed.
+    /// Wakes the thread that creates and removes slots. `None` if the network is closed.
     pub wake: Mutex<Option<Sender<()>>>,
     pub upstreams: Arc<Upstreams>,
-    /// Way to the control plane, for sandboxes whose rules name it.
+    /// Connector to the control plane, for sandboxes whose rules name it.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
-    /// Limits the sandboxes' share of the host's table of connections.
+    /// Thread that limits the sandboxes' share of the host's connection tracking table.
     pub watcher: Mutex<Option<ConntrackWatcher>>,
-    /// Keeps the host's own addresses from sandboxes if the host is beyond a router.
+    /// Thread that blocks the host's own addresses in rootless mode.
     pub follower: Mutex<Option<AddressFollower>>,
     pub worker: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
-/// Runs blocking work, such as programs and changes of namespaces.
+/// Runs blocking work, such as programs and changes of namespaces, on a blocking thread.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, NetError> + Send + 'static,
 ) -> Result<T, NetError> {
@@ -56,8 +56,8 @@ pub(crate) async fn blocking<T: Send + 'static>(
 }
 
 impl NetworkState {
-    /// Takes a slot that was made in advance. Returns it with the number of those that are left.
-    /// Slots whose namespaces another program has removed are replaced.
+    /// Takes a slot that was created in advance. Returns the slot and the number of remaining ones.
+    /// Replaces slots whose namespaces were removed by another program.
     pub fn take_ready(&self, nic: NicKind) -> (Option<Slot>, Option<usize>) {
         loop {
             let (slot, left) = {
@@ -75,7 +75,7 @@ impl NetworkState {
             let name = self.config.name(slot.number);
             tracing::warn!(
                 slot = name,
-                "replaced a network slot whose namespace is gone"
+                "replaced a network slot whose namespace was removed"
             );
             self.release(ReleasedSlot {
                 tap: slot.tap,
@@ -84,28 +84,29 @@ impl NetworkState {
         }
     }
 
+    /// Creates a slot.
     pub fn make(&self, nic: NicKind) -> Result<Slot, NetError> {
         let number = self.number()?;
         slot::make(&self.config, number, nic).inspect_err(|_| self.numbers.lock().give_back(number))
     }
 
-    /// Returns a free number, if need be that of a slot whose removal is deferred.
+    /// Returns a free number, if necessary by completing the removal of released slots.
     fn free_number(&self) -> Result<u32, NetError> {
         loop {
             let free = self.numbers.lock().take();
             if let Some(number) = free {
                 return Ok(number);
             }
-            // Also waits for a removal that is under way.
+            // This also waits for a removal in progress.
             if !self.remove_released() {
                 let mut numbers = self.numbers.lock();
-                let most = numbers.most();
-                return numbers.take().ok_or(NetError::Full(most));
+                let limit = numbers.limit();
+                return numbers.take().ok_or(NetError::Full(limit));
             }
         }
     }
 
-    /// Returns a free number: remains of a crash are removed, and numbers whose remains cannot be
+    /// Returns a free number. Remains of a crash are removed first. Numbers whose remains cannot be
     /// removed are skipped.
     fn number(&self) -> Result<u32, NetError> {
         loop {
@@ -113,7 +114,7 @@ impl NetworkState {
             match slot::clear(&self.config, number) {
                 Ok(()) => return Ok(number),
                 Err(what) => {
-                    tracing::warn!("network slot {number} is left out: {what} cannot be removed");
+                    tracing::warn!(number, remains = %what, "skipped a network slot: cannot remove its remains");
                     self.numbers.lock().block(number);
                 }
             }

@@ -1,4 +1,4 @@
-//! Egress rules of a sandbox, checked and in the language of `nft`.
+//! Egress policy of a sandbox: validated rules and their `nft` scripts.
 
 use crate::connections;
 use crate::guest::GATEWAY;
@@ -12,12 +12,12 @@ use jiffy_proto::internal::is_api_host;
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
-/// Reachability from the host, and the private ranges that its owner granted.
+/// Reachability from the host, and the private ranges that its operator permits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostReachability {
     /// Private ranges that sandboxes may reach.
     pub granted: Vec<IpNet>,
-    /// The host has a route into the IPv6 internet.
+    /// True if the host has a default IPv6 route.
     pub ipv6: bool,
 }
 
@@ -27,25 +27,25 @@ pub enum RulesError {
     /// Neither an address nor a name.
     #[error("`allowOut`: `{0}` is neither an address, a CIDR, a name nor `*.name`")]
     Name(String),
-    /// A range that only the host's owner can allow.
+    /// A private range that only the host's operator can permit.
     #[error(
         "`allowOut`: `{0}` is in a private or special-purpose range, which the owner of this host has not opened to sandboxes (see `jiffy serve --allow-private`)"
     )]
     Private(String),
-    /// There is no IPv6 route.
-    #[error("`allowOut`: `{0}`: this host has no IPv6, so it cannot be reached")]
+    /// The host has no IPv6 route.
+    #[error("`allowOut`: `{0}` is unreachable: this host has no IPv6 route")]
     NoIpv6(String),
     /// Neither an address nor a CIDR.
     #[error("`{0}` is neither an address nor a CIDR")]
     Malformed(String),
-    /// A name server in a private range, or of an IP version that the host does not have.
+    /// A name server in a private range, or with an IP version that the host cannot reach.
     #[error(
         "`dnsServers`: `{0}` is in a private or special-purpose range, which the owner of this host has not opened to sandboxes (see `jiffy serve --allow-private`), or this host has no route to its IP version; name a public server"
     )]
     NameServer(IpAddr),
 }
 
-/// Checked rules.
+/// Validated rules of one sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressPolicy {
     internet: bool,
@@ -56,12 +56,12 @@ pub struct EgressPolicy {
     name_servers: Vec<IpAddr>,
     /// Rate limit in bytes per second.
     pace: Option<u64>,
-    /// API key as whose sandbox the control plane can be reached; none: it cannot.
+    /// API key of the sandbox's owner for access to the control plane. `None` if access is denied.
     control_plane: Option<String>,
 }
 
-/// Parses an address or a CIDR; `0.0.0.0/0` stands for both IP versions, because clients know no
-/// other form.
+/// Parses an address or a CIDR. `0.0.0.0/0` stands for both IP versions, because clients use it for
+/// "all addresses".
 fn parse(text: &str) -> Option<Vec<IpNet>> {
     let net = text.parse::<IpNet>().ok();
     let net = net
@@ -84,13 +84,13 @@ fn ipv6(net: &IpNet) -> bool {
 }
 
 impl EgressPolicy {
-    /// Checks `rules` on a host that has `reach`.
+    /// Validates `rules` on a host with `reach`.
     pub fn new(rules: &NetworkRules, reach: &HostReachability) -> Result<Self, RulesError> {
         let special = special_ranges::ranges();
         let (mut allowed, mut names) = (Vec::new(), HostNames::default());
         let mut control_plane = None;
         for text in &rules.allow_out {
-            // Nothing else leads there: it is no name of the internet, and below no `*.name`.
+            // Only this name permits access: it is not a public name and matches no wildcard.
             if is_api_host(text) {
                 control_plane.clone_from(&rules.owner);
                 continue;
@@ -100,7 +100,7 @@ impl EgressPolicy {
                 None if names.add(text) => continue,
                 None => return Err(RulesError::Name(text.clone())),
             };
-            // A wider range allows its public part.
+            // A wider range permits its public part only.
             let inside = |nets: &[IpNet], net| nets.iter().any(|n| n.contains(net));
             match nets.as_slice() {
                 [net] if inside(special, net) && !inside(&reach.granted, net) => {
@@ -129,8 +129,8 @@ impl EgressPolicy {
             pace: rules.egress_mbps.map(|mbps| u64::from(mbps) * 125_000),
             control_plane,
         };
-        // The host sends the questions, and only those for names that the rules allow: naming a
-        // server permits it, also under rules that deny its address to the guest itself.
+        // The host sends the questions, and only for names that the rules permit. Therefore a name
+        // server in `dnsServers` is permitted even if the rules deny its address to the guest.
         let out_of_reach = |server: &&IpAddr| !policy.permits_by_name(**server);
         match policy.name_servers.iter().find(out_of_reach) {
             Some(server) => Err(RulesError::NameServer(*server)),
@@ -144,55 +144,56 @@ impl EgressPolicy {
             && (holds(&self.allowed, address) || (self.internet && !holds(&self.denied, address)))
     }
 
-    /// Returns true if anything can be reached, so that names are of use.
+    /// Returns true if any address can be reached, so that resolving names is useful.
     pub(crate) fn reaches_anything(&self) -> bool {
         !self.allowed.is_empty() || !self.names.is_empty() || self.has_internet()
     }
 
-    /// Returns true if addresses outside of all lists can be reached.
+    /// Returns true if addresses outside all lists can be reached.
     fn has_internet(&self) -> bool {
         let all = |net: &IpNet| net.prefix_len() == 0;
         self.internet && !self.denied.iter().any(all)
     }
 
-    /// Returns true if names decide about some connections.
+    /// Returns true if names decide on some connections.
     pub(crate) fn has_names(&self) -> bool {
         !self.names.is_empty() || self.control_plane.is_some()
     }
 
-    /// API key as whose sandbox the control plane can be reached; none: it cannot.
+    /// Returns the API key for access to the control plane. `None` if access is denied.
     pub(crate) fn control_plane(&self) -> Option<&str> {
         self.control_plane.as_deref()
     }
 
     /// Returns true if connections to `name` pass, regardless of its addresses.
     pub(crate) fn allows_name(&self, name: &str) -> bool {
-        match is_api_host(name) {
-            true => self.control_plane.is_some(),
-            false => self.names.contains(name),
+        if is_api_host(name) {
+            self.control_plane.is_some()
+        } else {
+            self.names.contains(name)
         }
     }
 
-    /// Returns true if an allowed name may lead to `address`: private ranges stay private under any
-    /// name.
+    /// Returns true if a permitted name may resolve to `address`. Private ranges are denied under
+    /// any name.
     pub(crate) fn permits_by_name(&self, address: IpAddr) -> bool {
         (address.is_ipv4() || self.ipv6())
             && (!special_ranges::contains(address) || holds(&self.reach.granted, address))
     }
 
-    /// Returns true if anything can be reached over IPv6.
+    /// Returns true if IPv6 addresses can be reached.
     pub(crate) fn ipv6(&self) -> bool {
         self.reach.ipv6
     }
 
-    /// Returns true if `name` may be resolved. If only names can be reached, other questions could
-    /// only carry data out.
+    /// Returns true if `name` may be resolved. If only names can be reached, questions for other
+    /// names could only exfiltrate data.
     pub(crate) fn answers(&self, name: &str) -> bool {
         let only_names = !self.names.is_empty() && self.allowed.is_empty() && !self.has_internet();
         self.reaches_anything() && (!only_names || self.allows_name(name))
     }
 
-    /// Returns the name servers for its questions, which the host sends.
+    /// Returns the name servers for the guest's questions, which the host sends.
     pub(crate) fn upstreams(&self, host: &Upstreams) -> Vec<SocketAddr> {
         match self.name_servers.as_slice() {
             [] => host.get(),
@@ -200,21 +201,24 @@ impl EgressPolicy {
         }
     }
 
-    /// The slot's table that enforces it, replacing the present one. Every packet is judged, also
-    /// of present connections: so a change cuts them. `most` limits connections at once; refusals
-    /// are logged if `logs_refusals`.
-    pub(crate) fn script(&self, most: u32, logs_refusals: bool) -> String {
-        let tell = |why| match logs_refusals {
-            true => format!("    {}\n", connections::statement(why)),
-            false => String::new(),
+    /// Returns the script of the slot's table, which replaces an existing table. The rules apply to
+    /// every packet, so that a change also affects open connections. `max_connections` limits
+    /// concurrent connections. Rejected packets are logged if `logs_refusals`.
+    pub(crate) fn script(&self, max_connections: u32, logs_refusals: bool) -> String {
+        let log = |why| {
+            if logs_refusals {
+                format!("    {}\n", connections::statement(why))
+            } else {
+                String::new()
+            }
         };
-        let (rules, limit) = (tell(RefusalReason::Rules), tell(RefusalReason::Limit));
+        let (rules, limit) = (log(RefusalReason::Rules), log(RefusalReason::Limit));
         let (by_name, pace) = (self.by_name(), self.pace());
         let (out, back) = (
             self.verdict("daddr", "goto refuse"),
             self.verdict("saddr", "drop"),
         );
-        // There is no route either, so programs get an error at once.
+        // A route does not exist either, so programs get an error immediately.
         let ipv6 = if self.ipv6() {
             ""
         } else {
@@ -236,13 +240,13 @@ table inet jiffy {{
   }}
   chain out {{
     tcp flags & (fin | syn | rst | ack) != syn ct state new reject with tcp reset
-    ct state new ct count over {most} goto crowded
+    ct state new ct count over {max_connections} goto crowded
 {out}  }}
   chain back {{
 {back}  }}
   chain forward {{
     type filter hook forward priority filter; policy drop;
-{ipv6}    # What belongs to no connection would leave under the guest's own address, which no host knows.
+{ipv6}    # Packets without a connection would leave with the guest's address, untranslated.
     ct state invalid drop
     iifname "{TAP}" oifname "{UPLINK}" goto out
     iifname "{UPLINK}" oifname "{TAP}" ct state related accept
@@ -253,8 +257,8 @@ table inet jiffy {{
         )
     }
 
-    /// Drops packets beyond the rate limit, also those of the proxy. The kernel passes one second's
-    /// worth at once.
+    /// Returns a chain that drops packets beyond the rate limit, including packets of the proxy.
+    /// The kernel permits a burst of one second's bytes.
     fn pace(&self) -> String {
         let Some(pace) = self.pace else {
             return String::new();
@@ -265,8 +269,9 @@ table inet jiffy {{
         )
     }
 
-    /// Redirects connections that no address allows, and a name may, to the proxy, and those to the
-    /// control plane, whose name leads to the gateway's address.
+    /// Returns a chain that redirects connections to the proxy. It matches connections that no
+    /// address rule permits but a name may. It also matches connections to the control plane,
+    /// whose name resolves to the gateway.
     fn by_name(&self) -> String {
         let is_open = self.internet && self.denied.is_empty();
         let has_names = !self.names.is_empty() && !is_open;
@@ -290,7 +295,7 @@ table inet jiffy {{
             text += "    meta nfproto ipv6 return\n";
         }
         let mut rule = |matches: String| text += &format!("    {matches}return\n");
-        // Granted ranges are private, too, and are judged by the lists like the rest.
+        // Granted ranges are private, too, and subject to the lists.
         if self.reach.granted.is_empty() {
             among("daddr", "", special_ranges::ranges())
                 .into_iter()
@@ -320,11 +325,11 @@ table inet jiffy {{
         text + "  }\n"
     }
 
-    /// Rules that judge by a field of the IP header.
+    /// Returns the rules that decide by a field of the IP header.
     fn verdict(&self, field: &str, refuse: &str) -> String {
         let mut text = String::new();
         let mut rule = |matches: &str, verdict: &str| {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "    {matches}{verdict}");
         };
         for never in among(field, "", special_ranges::ranges()) {
@@ -346,8 +351,8 @@ table inet jiffy {{
     }
 }
 
-/// Matches packets with one of `nets` (or, with `!= `, with none of them) in a field of their
-/// header: the start of a rule for each IP version in `nets`.
+/// Returns the beginning of a rule for each IP version in `nets`. It matches packets with an
+/// address of `nets` in the field or, with `!= `, without.
 fn among(field: &str, not: &str, nets: &[IpNet]) -> Vec<String> {
     let of = |six: bool, family: &str| {
         let nets = nets.iter().filter(|net| ipv6(net) == six);

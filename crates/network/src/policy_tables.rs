@@ -1,5 +1,5 @@
-//! Tables that enforce policies: compiled by `nft` once for each policy, recorded, and replayed for
-//! further sandboxes with it.
+//! Tables that enforce policies. `nft` compiles the table of a policy once. The result is recorded
+//! and replayed for other sandboxes with the same policy.
 
 use crate::NetError;
 use crate::program;
@@ -9,45 +9,45 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Name of the table of a policy, see [`crate::policy::EgressPolicy::script`].
+/// Name of the table of a policy. See [`crate::policy::EgressPolicy::script`].
 const TABLE: &str = "jiffy";
-/// Most policies that are recorded: those used last.
+/// Maximum number of recorded policies, the most recently used ones.
 const MAX_RECORDED_POLICIES: usize = 16;
-/// Length of the longest script whose table is recorded.
+/// Maximum size in bytes of a script whose table is recorded.
 const MAX_RECORDED_SCRIPT_BYTES: usize = 64 * 1024;
 
-/// Recordings of the tables of the policies used last.
+/// Recordings of the tables of recently used policies.
 #[derive(Debug, Default)]
 pub(crate) struct PolicyTables {
-    /// The one used last is the last.
+    /// Ordered by use, the most recent last.
     recorded: Mutex<VecDeque<RecordedTable>>,
-    /// Tables of this kernel cannot be replayed.
-    useless: AtomicBool,
+    /// True if this kernel's tables cannot be replayed.
+    is_disabled: AtomicBool,
 }
 
 #[derive(Debug, Clone)]
 struct RecordedTable {
-    /// In the language of `nft`.
+    /// Script in the language of `nft`.
     script: Arc<str>,
     table: Arc<RecordedRuleset>,
-    /// The table of a slot where it was replayed is the same.
-    proven: bool,
+    /// True if a replayed table was compared with the recording.
+    is_verified: bool,
 }
 
 impl PolicyTables {
-    /// Replaces the table in the network namespace of this thread by that of `script`, as a whole
-    /// or not at all.
+    /// Atomically replaces the table in the network namespace of this thread by the table of
+    /// `script`.
     pub fn enforce(&self, script: &str) -> Result<(), NetError> {
-        if let Some(known) = self.find(script) {
-            match replay(&known) {
+        if let Some(table) = self.find(script) {
+            match replay(&table) {
                 Ok(()) => {
                     self.remember(RecordedTable {
-                        proven: true,
-                        ..known
+                        is_verified: true,
+                        ..table
                     });
                     return Ok(());
                 }
-                Err(why) => self.give_up(&why),
+                Err(why) => self.disable(&why),
             }
         }
         program::nft(script)?;
@@ -57,14 +57,14 @@ impl PolicyTables {
 
     fn find(&self, script: &str) -> Option<RecordedTable> {
         let mut recorded = self.recorded.lock();
-        let at = recorded.iter().position(|known| *known.script == *script)?;
+        let at = recorded.iter().position(|table| *table.script == *script)?;
         recorded.remove(at)
     }
 
     fn remember(&self, table: RecordedTable) {
         let mut recorded = self.recorded.lock();
-        // Another thread may have recorded it as well.
-        recorded.retain(|known| known.script != table.script);
+        // Another thread may have recorded the table as well.
+        recorded.retain(|other| other.script != table.script);
         recorded.push_back(table);
         if recorded.len() > MAX_RECORDED_POLICIES {
             recorded.pop_front();
@@ -72,38 +72,44 @@ impl PolicyTables {
     }
 
     fn record(&self, script: &str) {
-        if self.useless.load(Ordering::Relaxed) || script.len() > MAX_RECORDED_SCRIPT_BYTES {
+        if self.is_disabled.load(Ordering::Relaxed) || script.len() > MAX_RECORDED_SCRIPT_BYTES {
             return;
         }
         match RecordedRuleset::read(RulesetScope::InetTable(TABLE)) {
             Ok(table) => self.remember(RecordedTable {
                 script: script.into(),
                 table: Arc::new(table),
-                proven: false,
+                is_verified: false,
             }),
-            Err(e) => self.give_up(&e.to_string()),
+            Err(e) => self.disable(&e.to_string()),
         }
     }
 
-    fn give_up(&self, why: &str) {
+    fn disable(&self, why: &str) {
         tracing::warn!(
-            "egress rules cannot be replayed here, so `nft` is run for each sandbox with rules of \
-             its own: {why}"
+            error = why,
+            "cannot replay egress rules: `nft` is run for each sandbox with rules of \
+             its own"
         );
-        self.useless.store(true, Ordering::Relaxed);
+        self.is_disabled.store(true, Ordering::Relaxed);
         self.recorded.lock().clear();
     }
 }
 
-fn replay(known: &RecordedTable) -> Result<(), String> {
-    known.table.apply(Some(TABLE)).map_err(|e| e.to_string())?;
-    if known.proven {
+fn replay(recorded: &RecordedTable) -> Result<(), String> {
+    recorded
+        .table
+        .apply(Some(TABLE))
+        .map_err(|e| e.to_string())?;
+    if recorded.is_verified {
         return Ok(());
     }
-    let there = RecordedRuleset::read(RulesetScope::InetTable(TABLE)).map_err(|e| e.to_string())?;
-    match there == *known.table {
-        true => Ok(()),
-        false => Err("the rules that are in force then are others".to_owned()),
+    let replayed =
+        RecordedRuleset::read(RulesetScope::InetTable(TABLE)).map_err(|e| e.to_string())?;
+    if replayed == *recorded.table {
+        Ok(())
+    } else {
+        Err("the replayed rules differ from the recorded ones".to_owned())
     }
 }
 

@@ -3,7 +3,7 @@ use super::*;
 use crate::test_slot::{in_slot, list, policy};
 use jiffy_engine_api::NetworkRules;
 
-/// Scripts of policies of every kind.
+/// Returns scripts of policies of every kind.
 fn scripts() -> Vec<String> {
     let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     let only = |allow: &[&str]| NetworkRules {
@@ -55,7 +55,7 @@ fn replayed_policies_are_those_that_nft_makes() {
         };
         for _ in 0..3 {
             let enforced = in_slot(|| {
-                // It replaces one that was there.
+                // The new table replaces an existing one.
                 program::nft("table inet jiffy { set s { type ipv4_addr; }\n chain c { }\n }")
                     .unwrap();
                 tables.enforce(&script).unwrap();
@@ -64,9 +64,9 @@ fn replayed_policies_are_those_that_nft_makes() {
             assert_eq!(enforced.as_ref(), Some(&by_nft), "{script}");
         }
         let known = tables.recorded.lock().back().cloned().unwrap();
-        assert!(known.proven && *known.script == *script, "{script}");
+        assert!(known.is_verified && *known.script == *script, "{script}");
     }
-    assert!(!tables.useless.load(Ordering::Relaxed));
+    assert!(!tables.is_disabled.load(Ordering::Relaxed));
 }
 
 #[test]
@@ -88,16 +88,16 @@ fn a_policy_that_cannot_be_replayed_is_enforced_by_nft() {
     let tables = PolicyTables::default();
     tables.remember(RecordedTable {
         script: scripts[0].as_str().into(),
-        // Without any object, so that it is refused.
+        // A table without objects is rejected.
         table: Arc::new(other),
-        proven: true,
+        is_verified: true,
     });
     let enforced = in_slot(|| {
         tables.enforce(&scripts[0]).unwrap();
         list()
     });
     assert_eq!(enforced, Some(expected));
-    assert!(tables.useless.load(Ordering::Relaxed) && tables.recorded.lock().is_empty());
+    assert!(tables.is_disabled.load(Ordering::Relaxed) && tables.recorded.lock().is_empty());
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn the_policies_used_last_are_recorded() {
         tables.remember(RecordedTable {
             script: number.to_string().into(),
             table: table.clone(),
-            proven: true,
+            is_verified: true,
         });
     };
     (0..MAX_RECORDED_POLICIES).for_each(remember);

@@ -84,7 +84,7 @@ fn only_the_hosts_owner_opens_private_ranges() {
     assert!(!denied.allows(ip("10.5.1.1")));
     let outside = EgressPolicy::new(&rules(&["10.6.1.0/24"], &[], true), &granted);
     assert_eq!(outside, Err(RulesError::Private("10.6.1.0/24".into())));
-    // A wider range allows its public part.
+    // A wider range permits its public part.
     let all = EgressPolicy::new(
         &rules(&["0.0.0.0/0"], &[], false),
         &HostReachability::default(),
@@ -123,7 +123,7 @@ fn rules_that_cannot_be_enforced_are_refused() {
 
 #[test]
 fn naming_a_name_server_permits_questions_to_it_and_nothing_else() {
-    // The example in the documentation of E2B's SDKs.
+    // This example is in the documentation of E2B's SDKs.
     let named = NetworkRules {
         dns_servers: vec![ip("1.1.1.1")],
         ..rules(&["api.example.com"], &["0.0.0.0/0"], true)
@@ -161,7 +161,7 @@ fn names_decide_if_addresses_do_not() {
     );
     let policy = policy.unwrap();
     assert!(policy.allows_name("a.example.com") && !policy.allows_name("example.com"));
-    // An address may be resolved by any name.
+    // Any name may be resolved, because addresses are permitted, too.
     assert!(policy.answers("other.example") && !policy.allows(ip("8.8.8.8")));
     let script = policy.script(10, true);
     assert!(
@@ -174,12 +174,12 @@ fn names_decide_if_addresses_do_not() {
     )
     .unwrap();
     assert!(only.answers("A.example.") && !only.answers("secret.evil.example"));
-    // Under any name.
+    // Under any permitted name.
     assert!(only.permits_by_name(ip("8.8.8.8")));
     for never in ["10.0.0.1", "169.254.169.254", "fd00::1", "2600::1"] {
         assert!(!only.permits_by_name(ip(never)));
     }
-    // If everything may be reached there is nothing to decide.
+    // If all addresses are permitted, names need not be checked.
     let open = EgressPolicy::new(
         &rules(&["a.example"], &[], true),
         &HostReachability::default(),

@@ -1,5 +1,5 @@
-//! `ip`, `nft` and `iptables`, as programs: their languages are more stable than the kernel's, and
-//! their commands can be repeated by hand.
+//! Runs `ip`, `nft` and `iptables` as programs: their languages are more stable than the kernel's
+//! interfaces, and operators can repeat their commands.
 
 use crate::NetError;
 use nix::sys::prctl::set_pdeathsig;
@@ -9,10 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Directories beyond the search path, which often omits those of the administrator.
+/// Directories searched after `PATH`, which often omits the administrative ones.
 const SEARCH_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
-/// Path at which `name` is installed.
+/// Returns the path of program `name`.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let named = std::env::split_paths(&path);
@@ -20,7 +20,7 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
     places.find_map(|place| Some(place.join(name)).filter(|path| path.is_file()))
 }
 
-/// Path at which `name` is installed. The error names its Debian package.
+/// Returns the path of program `name`. The error has the Debian package to install.
 pub(crate) fn require(name: &str) -> Result<PathBuf, NetError> {
     let package = match name {
         "ip" => "iproute2",
@@ -34,7 +34,7 @@ pub(crate) fn require(name: &str) -> Result<PathBuf, NetError> {
     })
 }
 
-/// Runs a program in the network namespace of this thread, with `input`; returns its output.
+/// Runs a program with `input` in the network namespace of this thread. Returns its output.
 pub(crate) fn run(program: &'static str, args: &[&str], input: &str) -> Result<String, NetError> {
     let path = require(program)?;
     let failed = || NetError::host(format!("running {}", path.display()));
@@ -45,12 +45,13 @@ pub(crate) fn run(program: &'static str, args: &[&str], input: &str) -> Result<S
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // It must not outlive a killed process: clean-up would miss what it makes a moment later.
-    // SAFETY: one system call between fork and exec.
+    // The child must not outlive a killed process: clean-up would miss objects that it creates
+    // later.
+    // SAFETY: the closure makes one system call between fork and exec.
     unsafe { command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?)) };
     let mut child = command.spawn().map_err(failed())?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read to the end reports the reason when it ends.
+        // If the program exits without reading its input, its error output has the reason.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().map_err(failed())?;
@@ -58,17 +59,17 @@ pub(crate) fn run(program: &'static str, args: &[&str], input: &str) -> Result<S
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    // The first line names the fault, the others repeat the input.
-    let said = said.lines().next().unwrap_or("it said nothing").to_owned();
+    // The first line states the error, the others repeat the input.
+    let said = said.lines().next().unwrap_or("no error message").to_owned();
     Err(NetError::Program { program, said })
 }
 
-/// Runs a script of `nft`, which is applied as a whole or not at all.
+/// Runs an `nft` script, which is applied atomically.
 pub(crate) fn nft(script: &str) -> Result<(), NetError> {
     run("nft", &["-f", "-"], script).map(drop)
 }
 
-/// Runs a list of `ip` commands; it stops at the first that fails.
+/// Runs a list of `ip` commands. Stops at the first failure.
 pub(crate) fn ip(commands: &[String]) -> Result<(), NetError> {
     run("ip", &["-batch", "-"], &commands.join("\n")).map(drop)
 }

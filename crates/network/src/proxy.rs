@@ -1,9 +1,9 @@
-//! Connections that are allowed by name.
+//! Proxy for connections that are permitted by name.
 //!
-//! If rules name hosts, the slot's table redirects connections to ports 80 and 443 that no address
-//! allows to here. The host name is sniffed from their first bytes; the daemon resolves it and
-//! connects to the result, from the slot. So neither an address that the guest chose nor its own
-//! name resolution counts.
+//! If rules contain host names, the slot's table redirects connections to ports 80 and 443 that no
+//! address rule permits to this proxy. The proxy sniffs the host name from the first bytes,
+//! resolves it and connects to the result, from the slot. The address that the guest chose and the
+//! guest's own name resolution are ignored.
 
 use crate::NetError;
 use crate::connections::ConnectionRecorder;
@@ -30,17 +30,17 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 
-/// Maximum number of connections by name of one sandbox at the same time. Further ones are reset.
-/// Each costs the daemon two descriptors and 16 KiB.
+/// Maximum number of concurrent proxied connections of one sandbox. Further ones are reset. Each
+/// connection costs the daemon two descriptors and 16 KiB.
 const MAX_CONNECTIONS: usize = 1024;
-/// Time for a client to send its host name.
+/// Timeout for receiving the host name from the client.
 const SNIFF_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Listening sockets, before the proxy runs.
+/// Listening sockets, before the proxy starts.
 pub(crate) struct ProxyListeners(Vec<(net::TcpListener, SniffProtocol)>);
 
 impl ProxyListeners {
-    /// Opens them in the network namespace of this thread.
+    /// Opens the sockets in the network namespace of this thread.
     pub fn open() -> Result<Self, NetError> {
         let open = |address: IpAddr| {
             let both = PROXY_PORTS
@@ -57,7 +57,7 @@ impl ProxyListeners {
         let mut listeners = open(GATEWAY.into()).map_err(failed(IpAddr::from(GATEWAY)))?;
         match open(GATEWAY6.into()) {
             Ok(more) => listeners.extend(more),
-            // A kernel without IPv6, or a slot of a daemon that did not support it.
+            // The kernel has no IPv6, or the slot is of an older daemon without IPv6 support.
             Err(e)
                 if e.kind() == io::ErrorKind::AddrNotAvailable
                     || e.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
@@ -67,33 +67,34 @@ impl ProxyListeners {
     }
 }
 
-/// Route of a connection: slot, policy and record.
+/// Context of the proxied connections of one slot.
 pub(crate) struct ProxyRoute {
     /// Namespace of the slot.
     pub slot: String,
     pub policy: watch::Receiver<Option<EgressPolicy>>,
     pub host: Arc<Upstreams>,
     pub record: Arc<ConnectionRecorder>,
-    /// Way to the control plane; none: there is no daemon.
+    /// Connector to the control plane. `None` if it is unreachable.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
 }
 
-/// Connection to a server, or to the control plane.
+/// Connection to a server or to the control plane.
 trait ServerStream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> ServerStream for T {}
 
-/// Reason for not carrying a connection on.
+/// Reason for closing a connection.
 enum ProxyRefusal {
-    /// The rules.
+    /// The rules do not permit the connection.
     Forbidden,
-    /// The server does not answer.
+    /// The server does not respond.
     Silent,
 }
 
-/// Server that is reached, with its address.
-type Reached = Result<(Box<dyn ServerStream>, Option<SocketAddr>), ProxyRefusal>;
+/// Server connection with the server's address.
+type ConnectResult = Result<(Box<dyn ServerStream>, Option<SocketAddr>), ProxyRefusal>;
 
-/// The proxy of one slot; it ends with this, and its connections with the rules that allowed them.
+/// Proxy of one slot. Dropping this value stops it. Its connections are closed when the rules no
+/// longer permit them.
 #[derive(Debug)]
 pub(crate) struct NameProxy(Vec<AbortHandle>);
 
@@ -104,18 +105,22 @@ impl Drop for NameProxy {
 }
 
 impl NameProxy {
-    /// Starts accepting. Must be called inside a tokio runtime.
+    /// Starts accepting connections. Must be called inside a tokio runtime.
     pub fn start(listeners: ProxyListeners, route: ProxyRoute) -> io::Result<Self> {
         Self::start_with(listeners, route, MAX_CONNECTIONS)
     }
 
-    fn start_with(listeners: ProxyListeners, route: ProxyRoute, most: usize) -> io::Result<Self> {
+    fn start_with(
+        listeners: ProxyListeners,
+        route: ProxyRoute,
+        max_connections: usize,
+    ) -> io::Result<Self> {
         let route = Arc::new(route);
-        let places = Arc::new(Semaphore::new(most));
+        let permits = Arc::new(Semaphore::new(max_connections));
         let tasks = listeners.0.into_iter().map(|(listener, protocol)| {
             let listener = TcpListener::from_std(listener)?;
-            let (route, places) = (route.clone(), places.clone());
-            Ok(tokio::spawn(accept(listener, protocol, route, places)).abort_handle())
+            let (route, permits) = (route.clone(), permits.clone());
+            Ok(tokio::spawn(accept(listener, protocol, route, permits)).abort_handle())
         });
         tasks.collect::<io::Result<_>>().map(Self)
     }
@@ -125,35 +130,36 @@ async fn accept(
     listener: TcpListener,
     protocol: SniffProtocol,
     route: Arc<ProxyRoute>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 ) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let route = route.clone();
-                let Ok(place) = places.clone().try_acquire_owned() else {
+                let Ok(permit) = permits.clone().try_acquire_owned() else {
                     route.reset(&stream);
                     continue;
                 };
                 tokio::spawn(async move {
-                    // Both sides see any end as a close.
+                    // Ignore the error: both peers see a closed connection.
                     let _ = route.carry(stream, protocol).await;
-                    drop(place);
+                    drop(permit);
                 });
             }
-            // For example, no descriptor is left.
+            // For example, the process has no free descriptors.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }
 
 impl ProxyRoute {
-    /// Resets a connection beyond the limit when it is dropped: programs get an error at once.
+    /// Sets up a connection beyond the limit to be reset when it is dropped, so that programs get
+    /// an error immediately.
     fn reset(&self, client: &TcpStream) {
         let dialled = original_destination(client);
         self.record
             .refused_by_name(dialled, None, RefusalReason::Limit);
-        // Without the option the connection is closed, which programs notice as well.
+        // If the option fails, the connection is closed normally, which programs detect as well.
         let _ = client.set_zero_linger();
     }
 
@@ -163,14 +169,15 @@ impl ProxyRoute {
             (self.record).refused_by_name(dialled, name, RefusalReason::Rules);
         };
         let greeting = tokio::time::timeout(SNIFF_TIMEOUT, sniff_host(&mut client, protocol));
-        let heard = greeting.await.map_err(io::Error::from).flatten();
-        let Some((name, head)) = heard.inspect_err(|_| refused(None))? else {
+        let sniffed = greeting.await.map_err(io::Error::from).flatten();
+        let Some((name, head)) = sniffed.inspect_err(|_| refused(None))? else {
             refused(None);
             return refuse(client, protocol).await;
         };
-        let reached = match is_api_host(&name) {
-            true => self.enter(protocol, dialled),
-            false => self.connect(&name, protocol).await,
+        let reached = if is_api_host(&name) {
+            self.connect_control_plane(protocol, dialled)
+        } else {
+            self.connect(&name, protocol).await
         };
         let (mut server, address) = match reached {
             Ok(reached) => reached,
@@ -190,21 +197,26 @@ impl ProxyRoute {
         let mut policy = self.policy.clone();
         let allowed =
             |policy: &Option<EgressPolicy>| policy.as_ref().is_some_and(|p| p.allows_name(&name));
-        // The key as whose sandbox it is does not change.
+        // The API key of a sandbox does not change, so it is not checked again.
         tokio::select! {
             _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
-            // The policy changed, or the slot is gone.
+            // The policy changed, or the slot was removed.
             _ = policy.wait_for(|policy| !allowed(policy)) => {}
         }
         Ok(())
     }
 
-    /// Connects to the control plane, if the rules name it.
-    fn enter(&self, protocol: SniffProtocol, dialled: Option<SocketAddr>) -> Reached {
+    /// Connects to the control plane if the rules name it.
+    fn connect_control_plane(
+        &self,
+        protocol: SniffProtocol,
+        dialled: Option<SocketAddr>,
+    ) -> ConnectResult {
         let policy = self.policy.borrow().clone();
         let key = policy.and_then(|policy| policy.control_plane().map(str::to_owned));
-        let key = key.filter(|_| protocol == SniffProtocol::Http);
-        let key = key.ok_or(ProxyRefusal::Forbidden)?;
+        let key = key
+            .filter(|_| protocol == SniffProtocol::Http)
+            .ok_or(ProxyRefusal::Forbidden)?;
         let connector = self.control_plane.as_ref().ok_or(ProxyRefusal::Silent)?;
         let pair = || -> io::Result<(UnixStream, StdUnixStream)> {
             let (ours, theirs) = StdUnixStream::pair()?;
@@ -213,27 +225,29 @@ impl ProxyRoute {
             Ok((UnixStream::from_std(ours)?, theirs))
         };
         let (ours, theirs) = pair().map_err(|_| ProxyRefusal::Silent)?;
-        // The place among the proxy's connections is held by its own end.
-        match connector.connect(InternalOrigin::Sandbox { key }, theirs, Box::new(())) {
-            true => Ok((Box::new(ours), dialled)),
-            false => Err(ProxyRefusal::Silent),
+        // This end of the pair already holds a permit, so the other end needs none.
+        if connector.connect(InternalOrigin::Sandbox { key }, theirs, Box::new(())) {
+            Ok((Box::new(ours), dialled))
+        } else {
+            Err(ProxyRefusal::Silent)
         }
     }
 
-    /// Connects to `name`, if it is allowed and has an address that is.
-    async fn connect(&self, name: &str, protocol: SniffProtocol) -> Reached {
+    /// Connects to `name` if the name and one of its addresses are permitted.
+    async fn connect(&self, name: &str, protocol: SniffProtocol) -> ConnectResult {
         let policy = self.policy.borrow().clone();
         let allows = |policy: &EgressPolicy| policy.allows_name(name);
         let policy = policy.filter(allows).ok_or(ProxyRefusal::Forbidden)?;
         let servers = policy.upstreams(&self.host);
-        let found = upstream::addresses(name, &servers, policy.ipv6()).await;
+        let resolved = upstream::addresses(name, &servers, policy.ipv6()).await;
         let port = match protocol {
             SniffProtocol::Http => 80,
             SniffProtocol::Tls => 443,
         };
+        // A permitted name must not lead to a private address (DNS rebinding).
         let permitted = |ip: &IpAddr| policy.permits_by_name(*ip);
-        let reachable: Vec<IpAddr> = found.iter().copied().filter(permitted).collect();
-        if reachable.is_empty() && !found.is_empty() {
+        let reachable: Vec<IpAddr> = resolved.iter().copied().filter(permitted).collect();
+        if reachable.is_empty() && !resolved.is_empty() {
             return Err(ProxyRefusal::Forbidden);
         }
         let connect = |address: SocketAddr| connect_from(self.slot.clone(), address);
@@ -248,7 +262,7 @@ impl ProxyRoute {
     }
 }
 
-/// Connects from a slot: so the host's own table judges the connection like others from there.
+/// Connects from a slot, so that the host's table applies to the connection.
 async fn connect_from(slot: String, address: SocketAddr) -> Option<TcpStream> {
     let open = move || {
         namespace::enter(&slot, || {
@@ -263,7 +277,7 @@ async fn connect_from(slot: String, address: SocketAddr) -> Option<TcpStream> {
     socket.connect(address).await.ok()
 }
 
-/// The address that the guest chose, before the slot's table redirected its connection.
+/// Returns the address that the guest chose before the slot's table redirected its connection.
 fn original_destination(client: &TcpStream) -> Option<SocketAddr> {
     if client.local_addr().ok()?.is_ipv4() {
         let address = getsockopt(client, sockopt::OriginalDst).ok()?;
@@ -275,7 +289,8 @@ fn original_destination(client: &TcpStream) -> Option<SocketAddr> {
     Some((ip, u16::from_be(address.sin6_port)).into())
 }
 
-/// Sniffs the host name, and returns it with the bytes read so far; none: there is none.
+/// Sniffs the host name. Returns the name and all bytes read so far. `None` if the client sent no
+/// name.
 async fn sniff_host(
     client: &mut TcpStream,
     protocol: SniffProtocol,
@@ -293,10 +308,10 @@ async fn sniff_host(
     }
 }
 
-/// Answers with the reason, for people who read a program's output.
+/// Closes a rejected connection. Over HTTP, sends the reason for the user first.
 async fn refuse(mut client: TcpStream, protocol: SniffProtocol) -> io::Result<()> {
     if protocol == SniffProtocol::Http {
-        let text = "this host is not allowed by the rules of this sandbox, or not there\n";
+        let text = "this host is not allowed by the rules of this sandbox, or unreachable\n";
         let answer = format!(
             "HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
             text.len()
@@ -335,7 +350,7 @@ mod tests {
         let [(a, http), (b, tls)] = [listener(), listener()];
         let listeners = ProxyListeners(vec![(a, SniffProtocol::Http), (b, SniffProtocol::Tls)]);
         let _proxy = NameProxy::start_with(listeners, route, 2).unwrap();
-        // All of the limit can be used, whichever listeners the connections are of.
+        // All listeners share the limit.
         let mut first = TcpStream::connect(http).await.unwrap();
         let mut second = TcpStream::connect(http).await.unwrap();
         for address in [http, tls] {
@@ -345,11 +360,11 @@ mod tests {
             assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
         }
         let lines = record.read().list;
-        // They differ in their address, if the kernel knows it.
+        // The lines differ in their address if the kernel reports the original destination.
         let is_limit = |line: &ConnectionRecord| line.refused == Some(RefusalReason::Limit);
         let times: u64 = lines.iter().map(|line| line.times).sum();
         assert!(lines.iter().all(is_limit) && times == 2, "{lines:?}");
-        // A connection that ends makes room for another.
+        // A closed connection frees its permit.
         first
             .write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             .await

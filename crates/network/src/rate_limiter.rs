@@ -1,4 +1,4 @@
-//! Rate limit of one guest: so many per second, with a burst after a pause.
+//! Rate limiter of one guest, with bursts after a pause.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Rate limiter (generic cell rate algorithm).
 #[derive(Debug)]
 pub(crate) struct RateLimiter {
-    /// Size of a burst.
+    /// Maximum size of a burst.
     burst: u32,
     /// Time at which the burst is fully available again.
     next: Mutex<Option<Instant>>,
@@ -20,7 +20,7 @@ impl RateLimiter {
         }
     }
 
-    /// Counts one more at `now`, and returns its delay, with one in each `interval`.
+    /// Registers an event at `now` and returns its delay, for a rate of one event per `interval`.
     pub fn delay(&self, now: Instant, interval: Duration) -> Duration {
         let mut next = self.next.lock();
         let due = next.map_or(now, |next| next.max(now));
@@ -43,9 +43,9 @@ mod tests {
             all.collect()
         };
         assert_eq!(delays(5, now), [0, 0, 0, 10, 20]);
-        // After a pause the burst is available again, and no more than it.
+        // After a pause, one burst is available again.
         assert_eq!(delays(4, now + Duration::from_secs(1)), [0, 0, 0, 10]);
-        // A longer interval applies at once.
+        // A longer interval applies immediately.
         let slow = Duration::from_secs(1);
         let later = now + Duration::from_secs(60);
         for _ in 0..3 {

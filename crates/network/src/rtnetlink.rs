@@ -1,4 +1,4 @@
-//! Links, addresses, neighbours and routes, by rtnetlink: what `ip` does, without a program.
+//! Changes of links, addresses, neighbours and routes over rtnetlink, in place of running `ip`.
 
 use crate::NetError;
 use crate::netlink_batch::NetlinkBatch;
@@ -22,11 +22,11 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Index of the loopback device of every network namespace.
 pub(crate) const LOOPBACK_INDEX: u32 = 1;
 
-/// One end of a veth pair.
+/// End of a veth pair.
 #[derive(Debug)]
 pub(crate) struct VethEnd<'a> {
     pub name: &'a str,
-    /// None: a random one.
+    /// `None` for a random address.
     pub mac: Option<[u8; 6]>,
     pub mtu: u32,
 }
@@ -36,8 +36,8 @@ impl VethEnd<'_> {
         let mut attributes = vec![
             LinkAttribute::IfName(self.name.to_owned()),
             LinkAttribute::Mtu(self.mtu),
-            // Without these the kernel makes queues for each processor, with files and memory for
-            // each; it sends through a pair without locks, so one carries as much.
+            // Otherwise the kernel creates queues for each processor, with files and memory. A pair
+            // sends without locks, so a single queue has the same throughput.
             LinkAttribute::NumTxQueues(1),
             LinkAttribute::NumRxQueues(1),
         ];
@@ -50,14 +50,14 @@ impl VethEnd<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct LinkChange {
     pub mac: Option<[u8; 6]>,
-    /// Largest packet, in bytes.
+    /// MTU in bytes.
     pub mtu: Option<u32>,
-    /// It gets no link-local IPv6 address from the kernel.
+    /// True to prevent the kernel from assigning a link-local IPv6 address.
     pub no_link_local: bool,
     pub up: bool,
 }
 
-/// Changes of links, addresses, neighbours and routes that are sent in one piece.
+/// Changes of links, addresses, neighbours and routes that are sent in one datagram.
 #[derive(Debug, Default)]
 pub(crate) struct RouteBatch(NetlinkBatch);
 
@@ -69,8 +69,8 @@ fn family(address: IpAddr) -> AddressFamily {
 }
 
 impl RouteBatch {
-    /// Makes the changes in the network namespace of this thread. Each is acknowledged; the error
-    /// is that of the first that failed.
+    /// Makes the changes in the network namespace of this thread. Each change must be acknowledged.
+    /// Returns the error of the first failed change.
     pub fn send(&self) -> Result<(), NetError> {
         self.0.send(SockProtocol::NetlinkRoute)
     }
@@ -86,7 +86,7 @@ impl RouteBatch {
         self.push(what, NLM_F_CREATE | NLM_F_EXCL, message);
     }
 
-    /// Changes the link of that index.
+    /// Changes the link with this index.
     pub fn set_link(&mut self, index: u32, change: &LinkChange) {
         let mut attributes: Vec<LinkAttribute> = Vec::new();
         attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
@@ -104,8 +104,8 @@ impl RouteBatch {
             self.push(format!("changing link {index}"), 0, &message);
         }
         if change.up {
-            // By itself: in one request the kernel switches the link on first, and gives it a
-            // link-local address then.
+            // In a separate request: in a combined one, the kernel switches the link on first and
+            // then assigns a link-local address.
             let mut message = LinkMessage::default();
             message.header.index = index;
             message.header.flags = LinkFlags::Up;
@@ -115,8 +115,8 @@ impl RouteBatch {
         }
     }
 
-    /// Makes a veth pair: `own`, of that index, in the namespace of this thread, and `peer` in
-    /// another.
+    /// Creates a veth pair: `own`, with index `index`, in the namespace of this thread, and `peer`
+    /// in `peer_namespace`.
     pub fn add_veth(
         &mut self,
         index: u32,
@@ -135,11 +135,12 @@ impl RouteBatch {
             LinkInfo::Kind(InfoKind::Veth),
             LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
         ]));
-        let what = format!("making the veth pair {} and {}", own.name, peer.name);
+        let what = format!("creating the veth pair {} and {}", own.name, peer.name);
         self.add(what, &RouteNetlinkMessage::NewLink(message));
     }
 
-    /// Adds an address to a link; an IPv6 address is in use at once.
+    /// Adds an address to a link. An IPv6 address is usable immediately (no duplicate address
+    /// detection).
     pub fn add_address(&mut self, index: u32, address: IpAddr, prefix_length: u8) {
         let mut message = AddressMessage::default();
         message.header.family = family(address);
@@ -156,7 +157,7 @@ impl RouteBatch {
         self.add(what, &RouteNetlinkMessage::NewAddress(message));
     }
 
-    /// Adds a neighbour that needs no resolution.
+    /// Adds a permanent neighbour, which needs no resolution.
     pub fn add_neighbour(&mut self, index: u32, address: IpAddr, mac: [u8; 6]) {
         let mut message = NeighbourMessage::default();
         message.header.family = family(address);
@@ -189,7 +190,7 @@ impl RouteBatch {
         self.add(what, &RouteNetlinkMessage::NewRoute(message));
     }
 
-    /// Puts a link into the group of that number.
+    /// Sets the group of a link.
     pub fn set_group(&mut self, index: u32, group: u32) {
         let mut message = LinkMessage::default();
         message.header.index = index;
@@ -198,7 +199,7 @@ impl RouteBatch {
         self.push(format!("putting link {index} into a group"), 0, &message);
     }
 
-    /// Removes all links of that group at once.
+    /// Removes all links of a group at once.
     pub fn delete_group(&mut self, group: u32) {
         let mut message = LinkMessage::default();
         message.attributes = vec![LinkAttribute::Group(group)];

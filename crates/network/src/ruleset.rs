@@ -1,9 +1,9 @@
-//! A recorded ruleset: what the kernel has of tables, chains, sets and rules in one network
-//! namespace, in a form that can be put in force in another without `nft`.
+//! Recorded rulesets: tables, chains, sets and rules of one network namespace, which can be applied
+//! to another namespace without `nft`.
 //!
-//! The kernel describes each object with the attributes that make it, and some of its own (numbers,
-//! counters), which are left out. Only known attributes are recorded: a ruleset that has others is
-//! not recorded at all.
+//! The kernel describes each object with the attributes that create the object and with internal
+//! ones (numbers, counters), which are omitted. Only known attributes are recorded: recording a
+//! ruleset with unknown attributes fails.
 
 mod objects;
 
@@ -14,16 +14,16 @@ use nix::sys::socket::SockProtocol;
 use objects::{ObjectKind, RulesetObject, SetReference};
 use std::io;
 
-/// Number of nftables among the subsystems of netfilter (linux/netfilter/nfnetlink.h).
+/// Netlink subsystem number of nftables (linux/netfilter/nfnetlink.h).
 const SUBSYSTEM: u8 = 10;
-/// Messages around those that are done as a whole or not at all.
+/// Messages at the beginning and end of a transaction.
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 /// Request for the elements of a set (linux/netfilter/nf_tables.h).
 const GET_ELEMENTS: u8 = 13;
 /// Request that removes a table.
 const DELETE_TABLE: u8 = 2;
-/// Most objects of a ruleset that are recorded.
+/// Maximum number of objects in a recorded ruleset.
 const MAX_OBJECTS: usize = 4096;
 
 /// Part of a namespace's ruleset.
@@ -34,10 +34,10 @@ pub(crate) enum RulesetScope<'a> {
     InetTable(&'a str),
 }
 
-/// A recorded ruleset.
+/// Recorded ruleset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RecordedRuleset {
-    /// In an order in which they can be made.
+    /// Ordered such that each object follows the objects it depends on.
     objects: Vec<RulesetObject>,
 }
 
@@ -45,14 +45,14 @@ fn kind(message: u8) -> u16 {
     u16::from_be_bytes([SUBSYSTEM, message])
 }
 
-/// Header of netfilter's messages (`nfgenmsg`).
+/// Returns the header of netfilter messages (`nfgenmsg`).
 fn header(family: u8, resource: u16) -> Vec<u8> {
     let [high, low] = resource.to_be_bytes();
     vec![family, 0, high, low]
 }
 
 impl RecordedRuleset {
-    /// Records that of the network namespace of this thread.
+    /// Records the ruleset of the network namespace of this thread.
     pub fn read(scope: RulesetScope<'_>) -> io::Result<Self> {
         let mut objects = Vec::new();
         for of in [ObjectKind::Table, ObjectKind::Chain, ObjectKind::Set] {
@@ -71,20 +71,20 @@ impl RecordedRuleset {
         Ok(Self { objects })
     }
 
-    /// Puts it in force in the network namespace of this thread, as a whole or not at all. There it
-    /// replaces the `inet` table named `replaced`, if there is one.
+    /// Atomically applies the ruleset in the network namespace of this thread. Replaces the `inet`
+    /// table named `replaced`, if it exists.
     pub fn apply(&self, replaced: Option<&str>) -> Result<(), NetError> {
         if self.objects.is_empty() {
             return Err(NetError::Unable("the recorded ruleset is empty".to_owned()));
         }
         let mut batch = NetlinkBatch::default();
         let edge = header(0, SUBSYSTEM.into());
-        batch.push("beginning a transaction", BATCH_BEGIN, 0, &edge);
+        batch.push("starting a transaction", BATCH_BEGIN, 0, &edge);
         if let Some(table) = replaced {
             let table = [header(objects::INET, 0), objects::table_name(table)].concat();
-            // Making it first is no error where it is, and lets the removal succeed where not.
-            let make = kind(ObjectKind::Table.making_message());
-            batch.push("making a table", make, NLM_F_CREATE, &table);
+            // Create the table first, so that its removal succeeds even if it did not exist.
+            let make = kind(ObjectKind::Table.creation_message());
+            batch.push("creating a table", make, NLM_F_CREATE, &table);
             batch.push("removing a table", kind(DELETE_TABLE), 0, &table);
         }
         let mut objects = self.objects.iter().zip(1_u32..).peekable();
@@ -94,13 +94,13 @@ impl RecordedRuleset {
                 ObjectKind::Elements => NLM_F_CREATE,
                 _ => NLM_F_CREATE | NLM_F_EXCL,
             };
-            // The kernel answers after the whole.
+            // The kernel acknowledges the whole transaction with its last request.
             let last = objects.peek().is_none();
             let flags = if last { flags | NLM_F_ACK } else { flags };
             let body = [header(object.family, 0), object.request(id)].concat();
             batch.push(
                 object.to_string(),
-                kind(object.kind.making_message()),
+                kind(object.kind.creation_message()),
                 flags,
                 &body,
             );
@@ -121,7 +121,7 @@ fn read_into(
     let mut fault = None;
     let protocol = SockProtocol::NetlinkNetFilter;
     dump(protocol, kind(get), body, |message, payload| {
-        if message != kind(of.making_message()) || fault.is_some() {
+        if message != kind(of.creation_message()) || fault.is_some() {
             return;
         }
         match RulesetObject::parse(of, payload) {

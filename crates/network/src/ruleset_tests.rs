@@ -2,7 +2,7 @@
 use super::objects::{INET, ObjectKind, RulesetObject, SetReference, table_name};
 use super::*;
 
-/// An attribute with a text.
+/// Returns an attribute with a string.
 fn text(kind: u16, value: &str) -> Vec<u8> {
     attribute(kind, &[value.as_bytes(), b"\0"].concat())
 }
@@ -25,12 +25,12 @@ fn the_kernels_own_attributes_are_left_out_and_unknown_ones_are_refused() {
     let payload = message(&[text(1, "jiffy"), own]);
     let table = RulesetObject::parse(ObjectKind::Table, &payload).unwrap();
     assert_eq!(table.request(1), table_name("jiffy"));
-    assert_eq!(table.to_string(), "making table jiffy");
+    assert_eq!(table.to_string(), "creating table jiffy");
     assert!(table.is_in(RulesetScope::InetTable("jiffy")));
     assert!(!table.is_in(RulesetScope::InetTable("other")));
     let unknown = message(&[text(1, "jiffy"), attribute(7, &[0; 4])]);
     let why = RulesetObject::parse(ObjectKind::Table, &unknown).unwrap_err();
-    assert_eq!(why, "attribute 7 of Table is not known");
+    assert_eq!(why, "attribute 7 of Table is unknown");
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn elements_have_one_order_whatever_that_of_the_kernel() {
     assert_eq!(collected(&ascending), collected(&descending));
     let many: Vec<Vec<u8>> = (0..2000).map(|_| element(3, false)).collect();
     assert!(collected(&many).len() > 1);
-    // One with a timeout.
+    // An element with a timeout.
     let list = attribute(3, &attribute(1, &attribute(4, &[0; 8])));
     let payload = message(&[list]);
     let dumped = RulesetObject::parse(ObjectKind::Elements, &payload).unwrap();
@@ -92,7 +92,7 @@ fn truncated_and_lying_messages_do_no_harm() {
         }
     }
     let rule = RulesetObject::parse(ObjectKind::Rule, &payload).unwrap();
-    // Without the flags of the option that is written.
+    // The flags of the written option are omitted.
     assert_eq!(
         rule.request(1).len(),
         payload.len() - header(INET, 0).len() - 8

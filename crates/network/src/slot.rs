@@ -1,15 +1,15 @@
-//! A slot: a network namespace with one guest's device, and an uplink through the host.
+//! Slot: a network namespace with the device of one guest, and an uplink through the host.
 //!
 //! ```text
 //! guest eth0 -- tap0 [ namespace: guard, policy, NAT, DNS ] up0
 //!     -- jfTAG-N [ host: table, NAT ] -- the world
 //! ```
-//! For a guest without a VMM `tap0` is one end of a veth pair; the other is its `eth0`, in a
-//! namespace of its own (`veth.rs`).
+//! For a guest without a VMM, `tap0` is one end of a veth pair. The other end is the guest's `eth0`
+//! in a separate namespace (`veth.rs`).
 //!
-//! No packet passes until the host's end of the pair is switched on. A slot is used once: its
-//! namespace is removed with everything in it - devices, connections, neighbours, rules, counters -
-//! and the next slot has a new one.
+//! No packet passes until the host's end of the uplink is switched on. A slot is used once: its
+//! namespace is removed with all its devices, connections, neighbours, rules and counters, and the
+//! next slot has a new namespace.
 
 use crate::connections;
 use crate::device;
@@ -22,7 +22,7 @@ use crate::policy::EgressPolicy;
 use crate::policy_tables::PolicyTables;
 use crate::proxy::ProxyListeners;
 use crate::rtnetlink::{LOOPBACK_INDEX, LinkChange, RouteBatch, VethEnd};
-use crate::slot_layout::{self, IPV6_SYSCTL_DIR, TAP, UPLINK, knows_ipv6, prefix, range6, set};
+use crate::slot_layout::{self, IPV6_SYSCTL_DIR, TAP, UPLINK, prefix, range6, set, supports_ipv6};
 use crate::slot_rules::SlotRules;
 use crate::used_versions::UsedVersions;
 use crate::veth;
@@ -33,73 +33,74 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// MAC addresses of the uplink, in the namespace and in the host: neither has to resolve the
-/// other's.
+/// MAC addresses of the uplink's ends, in the namespace and in the host. They are fixed, so that
+/// neither end has to resolve the other's address.
 const PAIR_MAC: [[u8; 6]; 2] = [
     [0x02, 0x4a, 0x49, 0x46, 0x46, 0x03],
     [0x02, 0x4a, 0x49, 0x46, 0x46, 0x04],
 ];
 
-/// Lengths of the prefixes of the uplink's addresses.
+/// Prefix lengths of the uplink's addresses.
 const PAIR_PREFIX: u8 = 31;
 const PAIR_PREFIX6: u8 = 127;
 
 /// Kind of a guest's network interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NicKind {
-    /// A tap, whose descriptor a VMM holds.
+    /// Tap whose descriptor a VMM holds.
     #[default]
     Tap,
-    /// A veth pair: the guest's end is `eth0` in a network namespace of its own.
+    /// Veth pair: the guest's end is `eth0` in a separate network namespace.
     Veth,
 }
 
 /// Configuration shared by the slots of one daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct SlotConfig {
-    /// Six digits that identify the data directory on this host.
+    /// Six hexadecimal digits that identify the data directory on this host.
     pub tag: String,
-    /// Addresses of the pairs.
+    /// Addresses of the uplinks.
     pub range: Ipv4Net,
-    /// Largest packet on the uplink.
+    /// MTU in bytes of the uplink.
     pub mtu: u32,
-    /// Most connections of one sandbox.
+    /// Maximum number of concurrent connections of one sandbox.
     pub connections: u32,
     /// Policy of a new slot.
     pub usual: EgressPolicy,
-    /// Its table logs refusals.
+    /// True if its table logs rejected packets.
     pub logs_refusals: bool,
     /// Rules of a new slot.
     pub rules: Arc<SlotRules>,
-    /// Tables of policies that are not the usual one.
+    /// Recorded tables of policies other than the usual one.
     pub policies: Arc<PolicyTables>,
 }
 
 impl SlotConfig {
-    /// Prefix of the names of this daemon's namespaces and devices.
+    /// Returns the prefix of the names of this daemon's namespaces and devices.
     pub fn prefix(&self) -> String {
         prefix(&self.tag)
     }
 
-    /// Namespace of slot `number`, and its device in the host.
+    /// Returns the name of slot `number`'s namespace and of its device in the host.
     pub fn name(&self, number: u32) -> String {
         format!("{}{number}", self.prefix())
     }
 
-    /// Namespace of the guest's own interface in slot `number`, if it has one.
+    /// Returns the name of the namespace of the guest's interface in slot `number`, if it has one.
     pub fn guest_name(&self, number: u32) -> String {
         format!("{}g", self.name(number))
     }
 
-    /// Kind of interface of the existing slot `number`.
+    /// Returns the kind of interface of the existing slot `number`.
     pub fn nic(&self, number: u32) -> NicKind {
-        match namespace::path(&self.guest_name(number)).exists() {
-            true => NicKind::Veth,
-            false => NicKind::Tap,
+        if namespace::path(&self.guest_name(number)).exists() {
+            NicKind::Veth
+        } else {
+            NicKind::Tap
         }
     }
 
-    /// Numbers of existing slots.
+    /// Returns the numbers of existing slots.
     pub fn numbers(&self) -> BTreeSet<u32> {
         let number = |name: &String| -> Option<u32> {
             let number = name.strip_prefix(&self.prefix())?;
@@ -109,24 +110,24 @@ impl SlotConfig {
         names.iter().filter_map(number).collect()
     }
 
-    /// The table that enforces `policy`.
+    /// Returns the script of the table that enforces `policy`.
     fn script(&self, policy: &EgressPolicy) -> String {
         policy.script(self.connections, self.logs_refusals)
     }
 
-    /// Addresses of the host's end and of the namespace's.
+    /// Returns the addresses of the host's end and of the namespace's end.
     fn pair(&self, number: u32) -> (Ipv4Addr, Ipv4Addr) {
         let host = u32::from(self.range.network()) + 2 * number;
         (host.into(), (host + 1).into())
     }
 
-    /// IPv6 addresses of the host's end and of the namespace's.
+    /// Returns the IPv6 addresses of the host's end and of the namespace's end.
     fn pair6(&self, number: u32) -> (Ipv6Addr, Ipv6Addr) {
         let host = u128::from(range6(&self.tag).network()) + 2 * u128::from(number);
         (host.into(), (host + 1).into())
     }
 
-    /// Addresses by which the host may know connections of slots of these numbers.
+    /// Returns the addresses under which the host may have connections of these slots.
     pub fn used_addresses(&self, numbers: &[u32]) -> Vec<IpAddr> {
         let of_slot = |&number| {
             let used = namespace::enter(&self.name(number), || Ok(UsedVersions::here()));
@@ -136,34 +137,34 @@ impl SlotConfig {
         numbers.iter().flat_map(of_slot).collect()
     }
 
-    /// Number of the group of devices that are removed at once.
+    /// Returns the number of the group of devices that are removed together.
     fn device_group(&self) -> u32 {
         slot_layout::device_group(&self.tag)
     }
 
-    /// Returns true if slots have a route over IPv6.
+    /// Returns true if slots have an IPv6 route.
     fn ipv6(&self) -> bool {
         self.usual.ipv6()
     }
 }
 
-/// An unused slot.
+/// Unused slot.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub number: u32,
-    /// None: its guest has a namespace.
+    /// `None` if the guest's interface is in a namespace.
     pub tap: Option<File>,
     pub sockets: SlotSockets,
 }
 
 impl Slot {
-    /// Returns whether the names of its namespaces still lead there.
+    /// Returns whether the names of its namespaces still refer to namespaces.
     pub fn is_complete(&self, config: &SlotConfig) -> bool {
-        namespace::is_there(&config.name(self.number))
-            && (self.nic() == NicKind::Tap || namespace::is_there(&config.guest_name(self.number)))
+        namespace::exists(&config.name(self.number))
+            && (self.nic() == NicKind::Tap || namespace::exists(&config.guest_name(self.number)))
     }
 
-    /// Kind of its guest's interface.
+    /// Returns the kind of its guest's interface.
     pub fn nic(&self) -> NicKind {
         match self.tap {
             Some(_) => NicKind::Tap,
@@ -175,14 +176,14 @@ impl Slot {
 /// The daemon's sockets in a slot.
 #[derive(Debug)]
 pub(crate) struct SlotSockets {
-    /// Sockets for the guest's questions.
+    /// Sockets for the guest's DNS questions.
     pub dns: dns::DnsSockets,
     /// Sockets for the kernel's messages.
     pub connections: connections::ConnectionSockets,
 }
 
 impl SlotSockets {
-    /// Opens them in the network namespace of this thread, whose table is in force.
+    /// Opens the sockets in the network namespace of this thread. The slot's table must be active.
     fn open() -> Result<Self, NetError> {
         let dns = dns::DnsSockets::open();
         Ok(Self {
@@ -192,9 +193,9 @@ impl SlotSockets {
     }
 }
 
-/// Makes slot `number`. Removes it again on failure.
+/// Creates slot `number`. Removes it again on failure.
 pub(crate) fn make(config: &SlotConfig, number: u32, nic: NicKind) -> Result<Slot, NetError> {
-    // That of this thread: it is in the namespace of the host's end.
+    // The namespace of this thread, which will have the host's end of the uplink.
     let here = namespace::current()?;
     let name = config.name(number);
     let inside = || make_inside(config, number, nic, here.as_fd());
@@ -216,7 +217,7 @@ fn make_inside(
     forward(config)?;
     match nic {
         NicKind::Tap => {
-            let tap = device::tap(TAP).map_err(NetError::host("making a tap"))?;
+            let tap = device::tap(TAP).map_err(NetError::host("creating a tap"))?;
             configure(config, number, host)?;
             Ok((Some(tap), SlotSockets::open()?))
         }
@@ -237,8 +238,8 @@ fn make_inside(
 /// Makes the namespace of this thread a router.
 fn forward(config: &SlotConfig) -> Result<(), NetError> {
     set("/proc/sys/net/ipv4/ip_forward", "1")?;
-    if knows_ipv6() {
-        // The uplink has no IPv6 without a route; a namespace may start with any value.
+    if supports_ipv6() {
+        // Without a route, the uplink has no IPv6. A new namespace may have either value.
         let off = if config.ipv6() { "0" } else { "1" };
         set(&format!("{IPV6_SYSCTL_DIR}/conf/default/disable_ipv6"), off)?;
     }
@@ -248,15 +249,15 @@ fn forward(config: &SlotConfig) -> Result<(), NetError> {
     Ok(())
 }
 
-/// Configures the guest's device and the uplink in the namespace of this thread. The uplink's other
-/// end is made in `host`.
+/// Configures the guest's device and the uplink in the namespace of this thread. Creates the other
+/// end of the uplink in `host`.
 fn configure(config: &SlotConfig, number: u32, host: BorrowedFd<'_>) -> Result<(), NetError> {
-    let knows6 = knows_ipv6();
-    if knows6 {
+    let has_ipv6 = supports_ipv6();
+    if has_ipv6 {
         set(&format!("{IPV6_SYSCTL_DIR}/conf/{TAP}/disable_ipv6"), "0")?;
     }
     let tap = device::index(TAP).map_err(NetError::host(format!("finding {TAP}")))?;
-    // The tap is the newest device here, and the kernel counts.
+    // The tap is the newest device in this namespace, and the kernel assigns consecutive indices.
     let uplink = tap + 1;
     let mut changes = RouteBatch::default();
     let lo = LinkChange {
@@ -267,15 +268,15 @@ fn configure(config: &SlotConfig, number: u32, host: BorrowedFd<'_>) -> Result<(
     let change = LinkChange {
         mac: Some(GATEWAY_MAC),
         mtu: Some(MTU.into()),
-        no_link_local: knows6,
+        no_link_local: has_ipv6,
         up: true,
     };
     changes.set_link(tap, &change);
     changes.add_address(tap, GATEWAY.into(), PREFIX);
     // The guest's address needs no resolution.
     changes.add_neighbour(tap, ADDRESS.into(), MAC);
-    if knows6 {
-        // Also if the host has no IPv6 route: a guest that tries one gets an error at once.
+    if has_ipv6 {
+        // Also without an IPv6 route of the host, so that a guest gets an error immediately.
         changes.add_address(tap, GATEWAY6.into(), PREFIX6);
         changes.add_neighbour(tap, ADDRESS6.into(), MAC);
     }
@@ -284,7 +285,7 @@ fn configure(config: &SlotConfig, number: u32, host: BorrowedFd<'_>) -> Result<(
     config.rules.apply()
 }
 
-/// Adds the uplink, which gets the index `uplink`; its other end is made in `host`.
+/// Adds the uplink with the index `uplink`. Its other end is created in `host`.
 fn add_uplink(
     changes: &mut RouteBatch,
     config: &SlotConfig,
@@ -302,7 +303,7 @@ fn add_uplink(
     let (gateway, address) = config.pair(number);
     changes.add_address(uplink, address.into(), PAIR_PREFIX);
     let change = LinkChange {
-        no_link_local: knows_ipv6(),
+        no_link_local: supports_ipv6(),
         up: true,
         ..LinkChange::default()
     };
@@ -316,12 +317,12 @@ fn add_uplink(
     }
 }
 
-/// Configures the uplink's other end in the namespace of this thread.
+/// Configures the other end of the uplink in the namespace of this thread.
 fn outside(config: &SlotConfig, number: u32) -> Result<(), NetError> {
     let name = config.name(number);
     let index = device::index(&name).map_err(NetError::host(format!("finding {name}")))?;
     let mut changes = RouteBatch::default();
-    if knows_ipv6() {
+    if supports_ipv6() {
         let change = LinkChange {
             no_link_local: true,
             ..LinkChange::default()
@@ -339,7 +340,7 @@ fn outside(config: &SlotConfig, number: u32) -> Result<(), NetError> {
     if config.ipv6() {
         // Last: a write of this setting tries again without a pause while another thread of the
         // kernel holds the lock of network devices, for which the changes above sleep.
-        forwarding::let_forward6(&name)?;
+        forwarding::enable_forwarding6(&name)?;
     }
     Ok(())
 }
@@ -354,14 +355,14 @@ pub(crate) fn enforce(
     namespace::enter(&config.name(number), || config.policies.enforce(&script))
 }
 
-/// Opens the uplink of slot `number`; only the host's end is switched, so the state in the
-/// namespace stays.
+/// Opens the uplink of slot `number`. Only switches the host's end, so that the state in the
+/// namespace is preserved.
 pub(crate) fn open(config: &SlotConfig, number: u32) -> Result<(), NetError> {
     let name = config.name(number);
     device::switch(&name, true).map_err(NetError::host(format!("switching {name} on")))
 }
 
-/// Removes the connections of slot `number` from its table and the host's.
+/// Removes the connections of slot `number` from the tables of the slot and of the host.
 pub(crate) fn forget_connections(config: &SlotConfig, number: u32) -> Result<(), NetError> {
     let name = config.name(number);
     let failed = || NetError::host(format!("removing connections of {name}"));
@@ -382,13 +383,13 @@ pub(crate) fn listen_for_names(
     namespace::enter(&config.name(number), ProxyListeners::open)
 }
 
-/// Opens new sockets in slot `number`, whose guest ran on without a daemon.
+/// Opens new sockets in slot `number`, whose guest continued to run without a daemon.
 pub(crate) fn listen(config: &SlotConfig, number: u32) -> Result<SlotSockets, NetError> {
     namespace::enter(&config.name(number), SlotSockets::open)
 }
 
-/// Removes remains of a crash in the way of the unused slot `number`: namespaces and a device. The
-/// error names what cannot be removed.
+/// Removes remains of a crash that block the unused slot `number`: namespaces and a device. The
+/// error names the object that cannot be removed.
 pub(crate) fn clear(config: &SlotConfig, number: u32) -> Result<(), String> {
     let name = config.name(number);
     for namespace in [config.guest_name(number), name.clone()] {
@@ -397,7 +398,7 @@ pub(crate) fn clear(config: &SlotConfig, number: u32) -> Result<(), String> {
         }
     }
     if device::exists(&name) {
-        // The kernel may remove it at the same moment, with its namespace.
+        // The kernel may be removing the device together with its namespace.
         let removed = device::remove(&name);
         if device::exists(&name) {
             let why = removed.err().map(|e| format!(" ({e})")).unwrap_or_default();
@@ -413,14 +414,14 @@ pub(crate) fn destroy(config: &SlotConfig, numbers: &[u32]) {
     for &number in numbers {
         let name = config.name(number);
         namespace::remove(&name);
-        // Last: by it the slot is recognised as one with a veth pair.
+        // Removed last, because this namespace identifies a slot with a veth pair.
         namespace::remove(&config.guest_name(number));
-        // The kernel removes it with its namespace, but later, and not while a guest's VMM holds
-        // the tap. One that the kernel has removed is no error.
+        // The kernel would remove the device with the namespace, but later, and not while a VMM
+        // holds the tap. Ignore devices that are already removed.
         devices.extend(device::index(&name));
     }
     if let Err(e) = device::remove_all(&devices, config.device_group()) {
-        tracing::warn!("removing the devices of network slots: {e}");
+        tracing::warn!(error = %e, "cannot remove devices of network slots");
     }
 }
 

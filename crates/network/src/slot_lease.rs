@@ -1,4 +1,4 @@
-//! A slot that a guest uses.
+//! Lease of a slot by a guest.
 
 use crate::NetError;
 use crate::connections::{ConnectionRecorder, RecordReader};
@@ -18,94 +18,98 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::watch;
 
-/// A slot in use. Dropping it removes the slot, unless it is kept.
+/// Slot in use. Dropping this value removes the slot, unless [`Self::keep`] was called.
 pub struct SlotLease {
     pub(crate) state: Arc<NetworkState>,
     pub(crate) number: u32,
-    /// None: its guest has a namespace, or is an earlier daemon's.
+    /// `None` if the guest's interface is in a namespace, or the slot was adopted.
     pub(crate) tap: Option<File>,
     pub(crate) is_tap_taken: bool,
     pub(crate) record: Arc<ConnectionRecorder>,
-    /// Run as long as the lease.
+    /// Tasks that run as long as the lease exists.
     pub(crate) _dns: DnsServer,
     pub(crate) _watch: RecordReader,
-    /// Proxy for connections that are allowed by name; none: there were no such rules.
+    /// Proxy for connections that are permitted by name. `None` until rules contain names.
     pub(crate) proxy: Mutex<Option<NameProxy>>,
-    /// Policy enforced in its namespace, if that is known.
+    /// Policy enforced by the slot's table. `None` if unknown.
     pub(crate) enforced: tokio::sync::Mutex<Option<EgressPolicy>>,
-    /// Policy of DNS and proxy; none: the guest has no identity yet.
+    /// Policy of the DNS server and the proxy. `None` if the guest has no identity yet.
     pub(crate) policy: watch::Sender<Option<EgressPolicy>>,
-    /// The daemon's own connections to its guest.
+    /// Open connections of the daemon to the guest.
     pub(crate) to_guest: GuestConnections,
     pub(crate) kept: AtomicBool,
 }
 
 impl SlotLease {
-    /// The record of its guest's connections; it can be read after the slot is gone.
+    /// Returns the record of its guest's connections, which remains readable after the slot's
+    /// removal.
     pub fn connections(&self) -> Arc<dyn ConnectionLog> {
         self.record.clone()
     }
 
-    /// Its number, by which a later daemon adopts it.
+    /// Returns its number, with which a later daemon can adopt the slot.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Bytes that its guest sent and received, from the counters of the host's end.
+    /// Returns the numbers of bytes that its guest sent and received, from the counters of the
+    /// host's end.
     pub fn traffic(&self) -> Option<(u64, u64)> {
         let device = self.state.config.name(self.number);
-        let count = |what: &str| -> Option<u64> {
-            let file = format!("/sys/class/net/{device}/statistics/{what}");
+        let count = |counter: &str| -> Option<u64> {
+            let file = format!("/sys/class/net/{device}/statistics/{counter}");
             std::fs::read_to_string(file).ok()?.trim().parse().ok()
         };
         Some((count("rx_bytes")?, count("tx_bytes")?))
     }
 
-    /// Takes the tap, for the VMM; once.
+    /// Takes the tap for the VMM. `None` on later calls.
     pub fn take_tap(&mut self) -> Option<File> {
-        // The lease keeps one, see `ReleasedSlot::tap`.
+        // The lease retains a descriptor: see `ReleasedSlot::tap`.
         let tap = self.tap.as_ref().filter(|_| !self.is_tap_taken)?;
         let copy = tap.try_clone().ok();
         self.is_tap_taken = copy.is_some();
         copy.or_else(|| self.tap.take())
     }
 
-    /// Network namespace with the guest's `eth0`; none: it has a tap.
+    /// Returns the path of the network namespace with the guest's `eth0`. `None` if the guest has a
+    /// tap.
     pub fn namespace(&self) -> Option<PathBuf> {
         let name = self.state.config.guest_name(self.number);
         Some(namespace::path(&name)).filter(|path| path.exists())
     }
 
-    /// Name of the network namespace with the guest's `eth0`, if it has no tap.
+    /// Returns the name of the network namespace with the guest's `eth0`, if the guest has no tap.
     pub(crate) fn guest_name(&self) -> String {
         self.state.config.guest_name(self.number)
     }
 
-    /// Opens the uplink for its guest.
+    /// Opens the uplink for the guest.
     pub fn open(&self) -> Result<(), NetError> {
         self.state.note_use();
         namespace::outside(|| slot::open(&self.state.config, self.number))
     }
 
-    /// Connects to TCP `port` of its guest. None: nothing takes connections there in time.
+    /// Connects to TCP `port` of the guest. `None` if no server accepts the connection in time.
     pub async fn connect(&self, port: u16) -> Option<GuestStream> {
         let name = self.state.config.name(self.number);
         self.to_guest.connect(name, port).await
     }
 
-    /// Ends the connections of [`Self::connect`]: its guest is gone, or goes back.
+    /// Aborts the connections of [`Self::connect`], because the guest was terminated or rolled
+    /// back.
     pub fn end_connections(&self) {
-        self.to_guest.end_all();
+        self.to_guest.abort_all();
     }
 
-    /// Removes the entries of its guest's connections from both connection tracking tables: the
-    /// guest that made them is no more. What the other ends still send is answered with a reset.
+    /// Removes the entries of the guest's connections from both connection tracking tables, after
+    /// the guest was replaced. Peers that still send receive a reset.
     pub async fn forget_connections(&self) -> Result<(), NetError> {
         let (config, number) = (self.state.config.clone(), self.number);
         blocking(move || slot::forget_connections(&config, number)).await
     }
 
-    /// Replaces the rules in force, also for present connections.
+    /// Replaces the active rules, also for open connections.
     pub async fn replace(&self, rules: &NetworkRules) -> Result<(), NetError> {
         let policy = EgressPolicy::new(rules, &self.state.reach)?;
         let mut enforced = self.enforced.lock().await;
@@ -122,7 +126,7 @@ impl SlotLease {
         Ok(())
     }
 
-    /// Starts the proxy for connections by name, unless it runs. Not called concurrently.
+    /// Starts the proxy for connections by name unless it runs. Must not be called concurrently.
     async fn start_proxy(&self) -> Result<(), NetError> {
         if self.proxy.lock().is_some() {
             return Ok(());
@@ -138,16 +142,16 @@ impl SlotLease {
             control_plane: self.state.control_plane.clone(),
         };
         let proxy = NameProxy::start(listeners, route);
-        *self.proxy.lock() = Some(proxy.map_err(NetError::host("carrying connections by name"))?);
+        *self.proxy.lock() = Some(proxy.map_err(NetError::host("starting the proxy"))?);
         Ok(())
     }
 
-    /// From now on the slot outlives this process, like its guest.
+    /// Retains the slot when this process exits, like its guest.
     pub fn keep(&self) {
         self.kept.store(true, Ordering::Release);
     }
 
-    /// Its guest is gone: dropping it removes the slot.
+    /// Marks the guest as terminated: dropping the lease removes the slot.
     pub fn release(&self) {
         self.kept.store(false, Ordering::Release);
     }

@@ -1,25 +1,25 @@
-//! Numbers of slots.
+//! Allocation of slot numbers.
 
 use std::collections::BTreeSet;
 
-/// Numbers in use. Released ones are reused as late as possible: peers may still send to the
-/// former guest.
+/// Allocated numbers. Released numbers are reused as late as possible, because peers may still send
+/// packets to the previous guest.
 #[derive(Debug)]
 pub(crate) struct SlotNumbers {
-    most: u32,
+    limit: u32,
     next: u32,
     used: BTreeSet<u32>,
-    /// Of those, the unclaimed ones of an earlier daemon.
+    /// Subset of the used numbers: unclaimed slots of an earlier daemon.
     unclaimed: BTreeSet<u32>,
-    /// Free, but blocked by remains of another program.
+    /// Numbers that are free but blocked by remains of a crash.
     blocked: BTreeSet<u32>,
 }
 
 impl SlotNumbers {
-    /// Numbers below `most`.
-    pub fn new(most: u32) -> Self {
+    /// Creates an allocator of the numbers below `limit`.
+    pub fn new(limit: u32) -> Self {
         Self {
-            most,
+            limit,
             next: 0,
             used: BTreeSet::new(),
             unclaimed: BTreeSet::new(),
@@ -27,31 +27,31 @@ impl SlotNumbers {
         }
     }
 
-    pub fn most(&self) -> u32 {
-        self.most
+    pub fn limit(&self) -> u32 {
+        self.limit
     }
 
     pub fn in_use(&self) -> usize {
         self.used.len()
     }
 
-    /// Takes a free number.
+    /// Allocates a free number.
     pub fn take(&mut self) -> Option<u32> {
-        let mut tried = (0..self.most).map(|i| (self.next + i) % self.most);
+        let mut tried = (0..self.limit).map(|i| (self.next + i) % self.limit);
         let free =
             tried.find(|number| !self.used.contains(number) && !self.blocked.contains(number))?;
-        self.next = (free + 1) % self.most;
+        self.next = (free + 1) % self.limit;
         self.used.insert(free);
         Some(free)
     }
 
-    /// Returns a number that cannot be used, and is not tried again.
+    /// Releases an unusable number and excludes it from allocation.
     pub fn block(&mut self, number: u32) {
         self.give_back(number);
         self.blocked.insert(number);
     }
 
-    /// Enters a number that an earlier daemon used; a second call claims it.
+    /// Registers a number that an earlier daemon used. A second call claims it.
     pub fn enter(&mut self, number: u32) {
         if self.used.insert(number) {
             self.unclaimed.insert(number);
@@ -60,7 +60,7 @@ impl SlotNumbers {
         }
     }
 
-    /// Returns true if an earlier daemon used it and it is unclaimed.
+    /// Returns true if the number belongs to an earlier daemon's slot and is unclaimed.
     pub fn is_unclaimed(&self, number: u32) -> bool {
         self.unclaimed.contains(&number)
     }
@@ -82,7 +82,7 @@ mod tests {
         numbers.give_back(0);
         assert_eq!([numbers.take(), numbers.take()], [Some(2), Some(0)]);
         assert_eq!(numbers.take(), None);
-        assert_eq!((numbers.in_use(), numbers.most()), (3, 3));
+        assert_eq!((numbers.in_use(), numbers.limit()), (3, 3));
     }
 
     #[test]

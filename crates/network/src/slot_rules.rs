@@ -1,4 +1,5 @@
-//! Rules of new slots: compiled by `nft` once, recorded, and replayed in each further slot.
+//! Rules of new slots. `nft` compiles them once; the result is recorded and replayed in further
+//! slots.
 
 use crate::NetError;
 use crate::connections::statement;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 /// Rules of new slots.
 #[derive(Debug)]
 pub(crate) struct SlotRules {
-    /// In the language of `nft`.
+    /// Script in the language of `nft`.
     script: String,
     recording: Mutex<Recording>,
 }
@@ -22,50 +23,54 @@ pub(crate) struct SlotRules {
 /// Recording of the rules.
 #[derive(Debug, Clone)]
 enum Recording {
-    /// No slot has the rules yet.
-    Awaited,
-    /// That of the first slot.
-    Made {
+    /// The rules were not applied to a slot yet.
+    Pending,
+    /// Recording of the first slot.
+    Recorded {
         ruleset: Arc<RecordedRuleset>,
-        /// The ruleset of a slot where it was replayed is the same.
-        proven: bool,
+        /// True if a replayed ruleset was compared with the recording.
+        is_verified: bool,
     },
     /// This kernel's rulesets cannot be replayed.
-    Useless,
+    Unsupported,
 }
 
 impl SlotRules {
-    /// Rules of slots with the policy `usual`, at most so many connections, and a log of refusals.
+    /// Creates the rules of slots with the policy `usual` and at most `connections` connections.
+    /// Rejected packets are logged if `logs_refusals`.
     pub fn new(usual: &EgressPolicy, connections: u32, logs_refusals: bool) -> Self {
         let script = script(logs_refusals, connections) + &usual.script(connections, logs_refusals);
         Self {
             script,
-            recording: Mutex::new(Recording::Awaited),
+            recording: Mutex::new(Recording::Pending),
         }
     }
 
-    /// Puts them in force in the network namespace of this thread, which has no rules yet.
+    /// Applies the rules in the network namespace of this thread, which has no rules yet.
     pub fn apply(&self) -> Result<(), NetError> {
         let recording = self.recording.lock().clone();
         match recording {
-            Recording::Awaited => {
+            Recording::Pending => {
                 program::nft(&self.script)?;
                 self.record();
                 Ok(())
             }
-            Recording::Made { ruleset, proven } => match replay(&ruleset, proven) {
+            Recording::Recorded {
+                ruleset,
+                is_verified,
+            } => match replay(&ruleset, is_verified) {
                 Ok(()) => {
-                    if let Recording::Made { proven, .. } = &mut *self.recording.lock() {
-                        *proven = true;
+                    if let Recording::Recorded { is_verified, .. } = &mut *self.recording.lock() {
+                        *is_verified = true;
                     }
                     Ok(())
                 }
                 Err(why) => {
-                    self.give_up(&why);
+                    self.disable(&why);
                     program::nft(&format!("flush ruleset\n{}", self.script))
                 }
             },
-            Recording::Useless => program::nft(&self.script),
+            Recording::Unsupported => program::nft(&self.script),
         }
     }
 
@@ -73,33 +78,38 @@ impl SlotRules {
         match RecordedRuleset::read(RulesetScope::Everything) {
             Ok(ruleset) => {
                 let ruleset = Arc::new(ruleset);
-                let proven = false;
-                *self.recording.lock() = Recording::Made { ruleset, proven };
+                let is_verified = false;
+                *self.recording.lock() = Recording::Recorded {
+                    ruleset,
+                    is_verified,
+                };
             }
-            Err(e) => self.give_up(&e.to_string()),
+            Err(e) => self.disable(&e.to_string()),
         }
     }
 
-    fn give_up(&self, why: &str) {
+    fn disable(&self, why: &str) {
         tracing::warn!(
-            "rules of network slots cannot be replayed here, so `nft` is run for each slot: {why}"
+            error = why,
+            "cannot replay the rules of network slots: `nft` is run for each slot"
         );
-        *self.recording.lock() = Recording::Useless;
+        *self.recording.lock() = Recording::Unsupported;
     }
 }
 
-/// Rules of every slot, whatever its policy: packets from the guest's interface must have its own
-/// addresses; of the namespace itself they reach DNS only, and the kernel does not track that:
-/// every question would be an entry in a table for a while.
+/// Returns the rules of every slot, independently of its policy. Packets from the guest's interface
+/// must have the guest's addresses. In the namespace itself, they reach only DNS. DNS questions are
+/// not tracked: each would occupy an entry in a connection tracking table for a while.
 fn script(logs_refusals: bool, connections: u32) -> String {
     let mac = guest::text(MAC);
     let [http, tls] = PROXY_PORTS;
-    let tell = match logs_refusals {
-        true => format!(
+    let log = if logs_refusals {
+        format!(
             "    iifname \"{TAP}\" {}\n",
             statement(RefusalReason::Rules)
-        ),
-        false => String::new(),
+        )
+    } else {
+        String::new()
     };
     format!(
         r#"table netdev jiffy_guard {{
@@ -124,7 +134,7 @@ table inet jiffy_slot {{
   }}
   chain input {{
     type filter hook input priority filter; policy drop;
-    # Answers to the daemon's own connections.
+    # Replies to the daemon's own connections.
     iifname "{TAP}" ct direction reply ct state established accept
     iifname "{TAP}" ct state new ct count over {connections} drop
     iifname "{TAP}" ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport 53 accept
@@ -132,7 +142,7 @@ table inet jiffy_slot {{
     iifname "{TAP}" icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
     iifname "{TAP}" ct status dnat tcp dport {{ {http}, {tls} }} accept
     iifname "{UPLINK}" ct state established accept
-{tell}    iifname "{TAP}" meta l4proto tcp reject with tcp reset
+{log}    iifname "{TAP}" meta l4proto tcp reject with tcp reset
     iifname "{TAP}" reject with icmpx type admin-prohibited
   }}
   chain clamp {{
@@ -148,15 +158,16 @@ table inet jiffy_slot {{
     )
 }
 
-fn replay(ruleset: &RecordedRuleset, proven: bool) -> Result<(), String> {
+fn replay(ruleset: &RecordedRuleset, is_verified: bool) -> Result<(), String> {
     ruleset.apply(None).map_err(|e| e.to_string())?;
-    if proven {
+    if is_verified {
         return Ok(());
     }
-    let there = RecordedRuleset::read(RulesetScope::Everything).map_err(|e| e.to_string())?;
-    match there == *ruleset {
-        true => Ok(()),
-        false => Err("the rules that are in force then are others".to_owned()),
+    let replayed = RecordedRuleset::read(RulesetScope::Everything).map_err(|e| e.to_string())?;
+    if replayed == *ruleset {
+        Ok(())
+    } else {
+        Err("the replayed rules differ from the recorded ones".to_owned())
     }
 }
 

@@ -8,10 +8,13 @@ fn usual(ipv6: bool) -> SlotRules {
     SlotRules::new(&policy(&NetworkRules::default(), ipv6), 4096, true)
 }
 
-fn is_proven(rules: &SlotRules) -> bool {
+fn is_verified(rules: &SlotRules) -> bool {
     matches!(
         &*rules.recording.lock(),
-        Recording::Made { proven: true, .. }
+        Recording::Recorded {
+            is_verified: true,
+            ..
+        }
     )
 }
 
@@ -26,10 +29,10 @@ fn replayed_rules_are_those_that_nft_makes() {
         let Some(by_nft) = in_slot(apply) else {
             return;
         };
-        assert!(by_nft.contains("jiffy_guard") && !is_proven(&rules));
+        assert!(by_nft.contains("jiffy_guard") && !is_verified(&rules));
         for _ in 0..3 {
             let replayed = in_slot(apply).unwrap();
-            assert!(is_proven(&rules), "{:?}", rules.recording);
+            assert!(is_verified(&rules), "{:?}", rules.recording);
             assert_eq!(by_nft, replayed);
         }
     }
@@ -51,7 +54,8 @@ fn rules_that_cannot_be_replayed_are_made_by_nft() {
             RecordedRuleset::read(RulesetScope::Everything).unwrap()
         })
     };
-    // Of a device that slots do not have, so that it is refused; and one that is not all there is.
+    // The first chain has a device that slots do not have and is rejected. The second is
+    // incomplete.
     for chain in [
         "table netdev other { chain c { type filter hook ingress device \"other0\" priority 0; }; }",
         "table inet other { chain c { counter; }; }",
@@ -60,16 +64,19 @@ fn rules_that_cannot_be_replayed_are_made_by_nft() {
         let ruleset = others(&script);
         let rules = usual(true);
         let ruleset = Arc::new(ruleset.unwrap());
-        let proven = false;
-        *rules.recording.lock() = Recording::Made { ruleset, proven };
-        // As if another kernel had made something else of it.
-        let made = in_slot(|| {
+        let is_verified = false;
+        *rules.recording.lock() = Recording::Recorded {
+            ruleset,
+            is_verified,
+        };
+        // Simulate another kernel whose result differs.
+        let ruleset = in_slot(|| {
             program::nft("table inet before { chain c { }; }").unwrap();
             rules.apply().unwrap();
             list()
         });
-        assert_eq!(made.unwrap(), expected, "{:?}", rules.recording);
-        assert!(matches!(&*rules.recording.lock(), Recording::Useless));
+        assert_eq!(ruleset.unwrap(), expected, "{:?}", rules.recording);
+        assert!(matches!(&*rules.recording.lock(), Recording::Unsupported));
         let again = in_slot(|| {
             rules.apply().unwrap();
             list()

@@ -6,7 +6,7 @@ use jiffy_engine_api::NetworkRules;
 use serde_json::Value;
 use std::thread;
 
-/// A configuration of slots with such addresses.
+/// Returns a configuration of slots, with IPv6 if `ipv6`.
 fn config(ipv6: bool) -> SlotConfig {
     let usual = crate::test_slot::policy(&NetworkRules::default(), ipv6);
     SlotConfig {
@@ -25,7 +25,7 @@ fn ip(commands: &str) {
     program::run("ip", &["-batch", "-"], commands).unwrap();
 }
 
-/// Runs `work` in a further network namespace.
+/// Runs `work` in another network namespace.
 fn in_another<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let inside = || {
@@ -36,7 +36,7 @@ fn in_another<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Everything that `ip` shows, without what differs from one pair to the next or in time.
+/// Returns the output of `ip` without random and time-dependent values.
 fn shown() -> Vec<Value> {
     let show = |what: &[&str]| {
         let output = program::run("ip", &[&["-d", "-j"], what].concat(), "").unwrap();
@@ -46,13 +46,13 @@ fn shown() -> Vec<Value> {
             for name in ["ifindex", "link_index", "link_netnsid", "link", "operstate"] {
                 entry.remove(name);
             }
-            // The kernel looks at carriers later.
+            // The kernel updates carrier flags later.
             if let Some(flags) = entry.get_mut("flags").and_then(Value::as_array_mut) {
                 let later = ["NO-CARRIER", "LOWER_UP", "linkdown"];
                 flags.retain(|flag| !later.iter().any(|name| flag == name));
             }
         }
-        // Neighbours come in the order of a hash table with a random seed.
+        // Neighbours are listed in the order of a hash table with a random seed.
         if let Some(entries) = value.as_array_mut() {
             entries.sort_by_key(Value::to_string);
         }
@@ -67,7 +67,7 @@ fn shown() -> Vec<Value> {
     ]
 }
 
-/// Commands for `ip` that make the same slot, in its namespace and outside.
+/// Returns `ip` commands that create the same slot, in its namespace and outside.
 fn commands(config: &SlotConfig, number: u32, outside: i32) -> (String, String) {
     let (host, own) = config.pair(number);
     let name = config.name(number);
@@ -105,13 +105,13 @@ fn commands(config: &SlotConfig, number: u32, outside: i32) -> (String, String) 
 
 #[test]
 fn a_slot_made_by_netlink_is_as_one_that_ip_makes() {
-    if !knows_ipv6() {
+    if !supports_ipv6() {
         eprintln!("skipped: this kernel has no IPv6");
         return;
     }
     for ipv6 in [false, true] {
         let config = config(ipv6);
-        // Each in the namespace of a slot, with another as the host's.
+        // Each slot has its own namespace, with another one as the host's.
         let by_ip = in_slot(|| {
             forward(&config).unwrap();
             set(&format!("{IPV6_SYSCTL_DIR}/conf/{TAP}/disable_ipv6"), "0").unwrap();
@@ -158,7 +158,7 @@ fn pretty(value: &Value) -> String {
     serde_json::to_string_pretty(value).unwrap()
 }
 
-/// Runs `work` on a thread in that namespace.
+/// Runs `work` on a thread in the given namespace.
 fn in_namespace<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let inside = || {
@@ -171,15 +171,15 @@ fn in_namespace<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> T
 
 #[test]
 fn a_slot_that_cannot_be_made_names_what_failed() {
-    let said = in_slot(|| {
+    let message = in_slot(|| {
         let mut changes = RouteBatch::default();
         changes.add_default_route(LOOPBACK_INDEX, GATEWAY.into());
         changes.send().unwrap_err().to_string()
     });
-    if let Some(said) = said {
+    if let Some(message) = message {
         assert!(
-            said.starts_with("adding a default route via 169.254.0.22 on link 1: "),
-            "{said}"
+            message.starts_with("adding a default route via 169.254.0.22 on link 1: "),
+            "{message}"
         );
     }
 }

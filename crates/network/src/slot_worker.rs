@@ -1,9 +1,9 @@
-//! The thread that makes slots in advance and removes released ones, when that holds up no request.
+//! Thread that creates slots in advance and removes released ones while no requests are waiting.
 //!
-//! The kernel makes and removes devices under one lock of the host, which opening a slot takes as
-//! well; and a request that is answered meanwhile shares its processors with that work. So the
-//! thread works in pauses between requests, one slot or one batch of removals at a time. It has the
-//! usual priority: one with a lower priority would keep that lock while others run.
+//! The kernel creates and removes devices under a host-wide lock, which opening a slot needs as
+//! well. The work would also compete with requests for processors. Therefore the thread works in
+//! pauses between requests, one slot or one batch of removals at a time. The thread has normal
+//! priority: with a lower one, it would hold the lock while other threads run.
 
 use crate::NetError;
 use crate::claim::RangeClaims;
@@ -18,27 +18,28 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Time without a use of the network after which its slots are worked on.
+/// Time since the last use of the network after which the thread starts to work.
 const QUIET_TIME: Duration = Duration::from_millis(40);
-/// Longest time that this work is deferred.
+/// Maximum time for which the work is deferred.
 const MAX_DEFERRAL: Duration = Duration::from_secs(1);
-/// Most slots that are removed at once.
+/// Maximum number of slots removed together.
 const MAX_REMOVALS_AT_ONCE: usize = 64;
-/// Part of the usual slots below which they are made without deferral.
+/// Divisor of the usual number of ready slots. If fewer slots than the quotient are ready, slots are
+/// created without deferral.
 const LOW_WATER_DIVISOR: usize = 4;
 
-/// A slot whose guest is gone, or that has none.
+/// Slot to be removed.
 pub(crate) struct ReleasedSlot {
     pub number: u32,
-    /// Completed before the slot is removed.
+    /// Record that is completed before the slot is removed.
     pub record: Option<Arc<ConnectionRecorder>>,
-    /// The daemon's descriptor of the tap. Closing the last one waits for the removal of the
-    /// device: if that were a VMM's, it would end later.
+    /// The daemon's descriptor of the tap. Closing the last descriptor waits for the removal of the
+    /// device: if the VMM held the last one, its exit would be delayed.
     pub tap: Option<File>,
 }
 
 impl ReleasedSlot {
-    /// One without a record.
+    /// Creates a value without record and tap.
     pub fn new(number: u32) -> Self {
         Self {
             number,
@@ -48,29 +49,32 @@ impl ReleasedSlot {
     }
 }
 
-/// Moment at which work is due that was asked for then, after that last use of the network.
-fn due(asked: Instant, last_use: Option<Instant>) -> Instant {
-    last_use.map_or(asked, |used| (used + QUIET_TIME).min(asked + MAX_DEFERRAL))
+/// Returns the time at which work requested at `requested` is due, given the last use of the
+/// network.
+fn due(requested: Instant, last_use: Option<Instant>) -> Instant {
+    last_use.map_or(requested, |used| {
+        (used + QUIET_TIME).min(requested + MAX_DEFERRAL)
+    })
 }
 
 impl NetworkState {
-    /// Notes a use of the network: work on slots is deferred.
+    /// Records a use of the network, which defers work on slots.
     pub fn note_use(&self) {
         *self.last_use.lock() = Some(Instant::now());
     }
 
-    /// Has slots made, if some are missing.
+    /// Wakes the thread, which creates missing slots.
     pub fn wake(&self) {
         if let Some(wake) = &*self.wake.lock() {
-            // Without a thread the network is closed.
+            // If the thread has exited, the network is closed.
             let _ = wake.send(());
         }
     }
 
-    /// Has a slot removed, at a quiet time.
+    /// Queues a slot for removal.
     pub fn release(&self, slot: ReleasedSlot) {
         self.note_use();
-        let left = match &*self.wake.lock() {
+        let unqueued = match &*self.wake.lock() {
             Some(wake) => {
                 self.released.lock().push_back(slot);
                 wake.send(())
@@ -79,9 +83,9 @@ impl NetworkState {
             }
             None => Some(slot),
         };
-        // A guest may outlive the open network for a moment.
-        if let Some(slot) = left {
-            // Errors are ignored: remains do no harm.
+        // A guest may briefly outlive the open network: remove its slot here.
+        if let Some(slot) = unqueued {
+            // Ignore errors: remains are harmless.
             let _ = namespace::outside(|| {
                 self.remove(vec![slot], false);
                 self.tear_down_if_unused();
@@ -90,26 +94,28 @@ impl NetworkState {
         }
     }
 
-    /// Makes and removes slots, until the network is closed and all is removed.
+    /// Thread function: creates and removes slots until the network is closed and all slots are
+    /// removed.
     pub fn work(&self, inbox: &Receiver<()>) {
-        let mut asked: Option<Instant> = None;
+        let mut requested: Option<Instant> = None;
         let mut is_able = true;
         loop {
-            let remembered = self.bursts.lock().remembered_for(Instant::now());
-            let woken = match (asked, remembered) {
+            let burst_memory = self.bursts.lock().remembered_for(Instant::now());
+            let woken = match (requested, burst_memory) {
                 (None, None) => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 (None, Some(rest)) => inbox.recv_timeout(rest),
-                (Some(asked), _) => {
-                    let due = due(asked, *self.last_use.lock());
+                (Some(requested), _) => {
+                    let due = due(requested, *self.last_use.lock());
                     inbox.recv_timeout(due.saturating_duration_since(Instant::now()))
                 }
             };
-            let wanted = self.bursts.lock().target(Instant::now());
+            let target = self.bursts.lock().target(Instant::now());
             match woken {
                 Err(RecvTimeoutError::Disconnected) => break,
                 Ok(()) => {
+                    // One pass serves all wake-ups that are pending.
                     inbox.try_iter().for_each(drop);
-                    asked.get_or_insert_with(Instant::now);
+                    requested.get_or_insert_with(Instant::now);
                     is_able = true;
                     let low_water = self.bursts.lock().usual().div_ceil(LOW_WATER_DIVISOR);
                     while is_able && self.ready.lock().len() < low_water {
@@ -117,11 +123,11 @@ impl NetworkState {
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    if is_able && self.ready.lock().len() < wanted {
+                    if is_able && self.ready.lock().len() < target {
                         is_able = self.make_in_advance();
-                    // The opening of the network makes one, also where none is wanted.
-                    } else if !self.remove_surplus(wanted.max(1)) && !self.remove_released() {
-                        asked = None;
+                    // The opening of the network creates one slot, even if the target is 0.
+                    } else if !self.remove_surplus(target.max(1)) && !self.remove_released() {
+                        requested = None;
                     }
                 }
             }
@@ -131,13 +137,13 @@ impl NetworkState {
         self.tear_down_if_unused();
     }
 
-    /// Removes slots that were made for a burst which is forgotten, all but `wanted`. Returns true
-    /// if there were any.
-    fn remove_surplus(&self, wanted: usize) -> bool {
+    /// Removes ready slots except `target` of them, after the end of a burst. Returns true if slots
+    /// were removed.
+    fn remove_surplus(&self, target: usize) -> bool {
         let surplus: Vec<Slot> = {
             let mut ready = self.ready.lock();
-            let kept = wanted.min(ready.len());
-            ready.drain(kept..).collect()
+            let retained = target.min(ready.len());
+            ready.drain(retained..).collect()
         };
         let any = !surplus.is_empty();
         let surplus = surplus.into_iter().map(|slot| ReleasedSlot {
@@ -148,7 +154,7 @@ impl NetworkState {
         any
     }
 
-    /// Makes one slot in advance. Returns true if that succeeded.
+    /// Creates one slot in advance. Returns true on success.
     fn make_in_advance(&self) -> bool {
         if self.wake.lock().is_none() {
             return false;
@@ -158,17 +164,17 @@ impl NetworkState {
                 self.ready.lock().push_back(slot);
                 true
             }
-            // The caller that needs a slot gets the error.
+            // Ignore the error: a caller that needs a slot gets it.
             Err(NetError::Full(_)) => false,
             Err(e) => {
-                tracing::warn!("a network slot could not be made in advance: {e}");
+                tracing::warn!(error = %e, "cannot create a network slot in advance");
                 false
             }
         }
     }
 
-    /// Removes some of the released slots, after removals that are under way. Returns true if there
-    /// were any.
+    /// Removes a batch of released slots, after removals in progress. Returns true if slots were
+    /// removed.
     pub fn remove_released(&self) -> bool {
         let _one = self.removal.lock();
         let released: Vec<ReleasedSlot> = {
@@ -181,7 +187,7 @@ impl NetworkState {
         any
     }
 
-    /// Removes slots, whose guests are gone, or that had none.
+    /// Removes slots of terminated guests, or unused slots.
     fn remove(&self, slots: Vec<ReleasedSlot>, unused: bool) {
         if slots.is_empty() {
             return;
@@ -189,20 +195,20 @@ impl NetworkState {
         let records = slots.iter().filter_map(|slot| slot.record.as_ref());
         records.for_each(|record| record.close());
         let numbers: Vec<u32> = slots.iter().map(|slot| slot.number).collect();
-        // Unused slots have no connections; each removal costs a walk through the table.
+        // Unused slots have no connections: avoid walking the connection tracking table.
         let used: &[u32] = if unused { &[] } else { &numbers };
         let addresses = self.config.used_addresses(used);
         slot::destroy(&self.config, &numbers);
         let taps = slots.into_iter().filter_map(|slot| slot.tap);
-        taps.for_each(device::leave_to_namespace);
+        taps.for_each(device::close_with_namespace);
         if let Err(e) = connections::delete(&addresses) {
-            tracing::warn!("connections of sandboxes that are gone stay in the host's table: {e}");
+            tracing::warn!(error = %e, "cannot remove connections of terminated sandboxes");
         }
         let mut own = self.numbers.lock();
         numbers.iter().for_each(|&number| own.give_back(number));
     }
 
-    /// Removes the host's rules if no slot is left.
+    /// Removes the host's rules if no slots remain.
     pub fn tear_down_if_unused(&self) {
         if self.numbers.lock().in_use() > 0 {
             return;
@@ -210,8 +216,9 @@ impl NetworkState {
         match RangeClaims::lock() {
             Ok(claims) => host::tear_down(&claims, &self.config.tag),
             Err(e) => tracing::warn!(
-                "the network of {} could not be removed: {e}",
-                self.claim.display()
+                path = %self.claim.display(),
+                error = %e,
+                "cannot remove the network of a data directory",
             ),
         }
     }
@@ -223,12 +230,12 @@ mod tests {
 
     #[test]
     fn work_waits_for_a_pause_but_not_for_long() {
-        let asked = Instant::now();
-        assert_eq!(due(asked, None), asked);
-        assert_eq!(due(asked, Some(asked)), asked + QUIET_TIME);
-        let long_after = asked + Duration::from_millis(500);
-        assert_eq!(due(asked, Some(long_after)), long_after + QUIET_TIME);
-        let later = asked + Duration::from_secs(5);
-        assert_eq!(due(asked, Some(later)), asked + MAX_DEFERRAL);
+        let requested = Instant::now();
+        assert_eq!(due(requested, None), requested);
+        assert_eq!(due(requested, Some(requested)), requested + QUIET_TIME);
+        let long_after = requested + Duration::from_millis(500);
+        assert_eq!(due(requested, Some(long_after)), long_after + QUIET_TIME);
+        let later = requested + Duration::from_secs(5);
+        assert_eq!(due(requested, Some(later)), requested + MAX_DEFERRAL);
     }
 }

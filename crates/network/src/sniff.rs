@@ -1,11 +1,11 @@
-//! Sniffing: the host name in the first bytes of a connection (SNI, `Host`).
+//! Sniffing of the host name in the first bytes of a connection (SNI, `Host`).
 
 use httparse::Status;
 use rustls::server::Acceptor;
 use std::io;
 
-/// Maximum number of bytes that are read for it. A request may have a longer head if its `Host` is
-/// among them.
+/// Maximum number of bytes read. The head of a request may be longer if the `Host` header is within
+/// them.
 pub(crate) const MAX_HEAD_BYTES: usize = 16 * 1024;
 
 /// Protocol of a connection.
@@ -18,11 +18,11 @@ pub(crate) enum SniffProtocol {
 /// Result of sniffing.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SniffResult {
-    /// More bytes are needed.
+    /// More bytes are required.
     Incomplete,
     /// The host name.
     Name(String),
-    /// No host name, or another protocol.
+    /// The client sent no host name, or uses another protocol.
     NoName,
 }
 
@@ -62,7 +62,7 @@ fn http(head: &[u8]) -> SniffResult {
     if head.len() < MAX_HEAD_BYTES {
         return http_host(head);
     }
-    // The head may be longer than what is read of it. Its complete lines decide.
+    // The head may be longer than the maximum: parse its complete lines.
     let lines = head
         .iter()
         .rposition(|&b| b == b'\n')
@@ -72,11 +72,11 @@ fn http(head: &[u8]) -> SniffResult {
     http_host(&whole)
 }
 
-/// Returns the host that the head of a request names.
+/// Returns the host in the head of a request.
 fn http_host(head: &[u8]) -> SniffResult {
-    // Each header has a line.
-    let most = head.iter().filter(|&&b| b == b'\n').count();
-    let mut headers = vec![httparse::EMPTY_HEADER; most];
+    // Each header has a line, so the number of lines is an upper bound.
+    let max_headers = head.iter().filter(|&&b| b == b'\n').count();
+    let mut headers = vec![httparse::EMPTY_HEADER; max_headers];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(head) {
         Ok(Status::Partial) => return SniffResult::Incomplete,
@@ -87,11 +87,11 @@ fn http_host(head: &[u8]) -> SniffResult {
         .headers
         .iter()
         .filter(|h| h.name.eq_ignore_ascii_case("host"));
-    // Several are ambiguous: each reader would choose its own.
+    // Several `Host` headers are ambiguous: servers may choose different ones.
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
         return SniffResult::NoName;
     };
-    // A request to a proxy names its target elsewhere.
+    // A request to a proxy has its target in the request line.
     if !request.path.is_some_and(|p| p.starts_with('/') || p == "*") {
         return SniffResult::NoName;
     }
@@ -109,7 +109,7 @@ fn http_host(head: &[u8]) -> SniffResult {
 mod tests {
     use super::*;
 
-    /// A ClientHello (RFC 8446 4.1.2) with or without a server name.
+    /// Returns a ClientHello (RFC 8446 4.1.2) with or without a server name.
     fn hello(name: Option<&str>) -> Vec<u8> {
         let mut extensions = Vec::new();
         if let Some(name) = name {
@@ -122,8 +122,8 @@ mod tests {
             extensions.extend(n.to_be_bytes());
             extensions.extend(name.as_bytes());
         }
-        // supported_groups, signature_algorithms and supported_versions, without which it is no
-        // ClientHello.
+        // supported_groups, signature_algorithms and supported_versions, which a ClientHello must
+        // have.
         extensions.extend([
             0, 10, 0, 4, 0, 2, 0, 29, 0, 13, 0, 4, 0, 2, 4, 3, 0, 43, 0, 3, 2, 3, 4,
         ]);
@@ -189,7 +189,7 @@ mod tests {
             sniff(SniffProtocol::Http, late.as_bytes()),
             SniffResult::NoName
         );
-        // Two names, of which the second is incomplete.
+        // The second of two host names is incomplete.
         let two = "GET / HTTP/1.1\r\nHost: a.example\r\nHost: b.exa".to_owned();
         assert_eq!(
             sniff(SniffProtocol::Http, two.as_bytes()),

@@ -1,17 +1,16 @@
-//! Addresses that are no servers of the internet: one table, for the rules of slots and for the
-//! results of name resolution.
+//! Addresses that do not belong to public servers. The table is used for the rules of slots and for
+//! the results of name resolution.
 //!
-//! Source: IANA's registries of special-purpose addresses (RFC 6890, RFC 8190), row by row, also
-//! the rows that are globally reachable: those are anycast services, the nearest of which may be
-//! one of the host's own network. Beyond the registries: multicast, IPv6 outside of 2000::/3 (the
-//! only part that is global unicast, RFC 4291), and addresses of clouds' own services that look
-//! public.
+//! Source: IANA's registries of special-purpose addresses (RFC 6890, RFC 8190), row by row.
+//! Globally reachable rows are included: those anycast services may be provided by the host's own
+//! network. Additions: multicast, IPv6 outside 2000::/3 (the only global unicast part, RFC 4291),
+//! and public-looking addresses of cloud providers' internal services.
 
 use ipnet::IpNet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::LazyLock;
 
-/// A range that sandboxes do not reach unless the host's owner opens it.
+/// Range that sandboxes cannot reach unless the host's operator permits it.
 #[derive(Debug, Clone, Copy)]
 struct SpecialRange {
     address: IpAddr,
@@ -45,7 +44,7 @@ const TABLE: [SpecialRange; 40] = [
     v4([127, 0, 0, 0], 8, "Loopback, RFC 1122"),
     v4([169, 254, 0, 0], 16, "Link local, RFC 3927"),
     v4([172, 16, 0, 0], 12, "Private use, RFC 1918"),
-    // With DS-Lite, NAT64 discovery and the anycast addresses of PCP and TURN.
+    // Includes DS-Lite, NAT64 discovery and the anycast addresses of PCP and TURN.
     v4([192, 0, 0, 0], 24, "IETF protocol assignments, RFC 6890"),
     v4([192, 0, 2, 0], 24, "Documentation (TEST-NET-1), RFC 5737"),
     v4([192, 31, 196, 0], 24, "AS112-v4, RFC 7535"),
@@ -66,7 +65,7 @@ const TABLE: [SpecialRange; 40] = [
     v4([203, 0, 113, 0], 24, "Documentation (TEST-NET-3), RFC 5737"),
     v4([240, 0, 0, 0], 4, "Reserved, RFC 1112"),
     v4([255, 255, 255, 255], 32, "Limited broadcast, RFC 919"),
-    // Beyond it.
+    // Additions to the registry.
     v4([224, 0, 0, 0], 4, "Multicast, RFC 5771"),
     v4([168, 63, 129, 16], 32, "Wire server, DHCP and DNS of Azure"),
     // IPv6 outside of 2000::/3: loopback, mapped and translated IPv4 (::ffff:0:0/96, 64:ff9b::/96,
@@ -84,8 +83,8 @@ const TABLE: [SpecialRange; 40] = [
     v6([0xfe80, 0, 0, 0], 10, "Link local, RFC 4291"),
     v6([0xfec0, 0, 0, 0], 10, "Deprecated site local, RFC 3879"),
     v6([0xff00, 0, 0, 0], 8, "Multicast, RFC 4291"),
-    // IPv6 registry within 2000::/3. The first has Teredo, benchmarking, AMT, AS112-v6, ORCHID and
-    // drone identifiers.
+    // IPv6 registry within 2000::/3. The first row includes Teredo, benchmarking, AMT, AS112-v6,
+    // ORCHID and drone identifiers.
     v6([0x2001, 0, 0, 0], 23, "IETF protocol assignments, RFC 2928"),
     v6([0x2001, 0xdb8, 0, 0], 32, "Documentation, RFC 3849"),
     v6([0x2002, 0, 0, 0], 16, "6to4, RFC 3056"),
@@ -95,9 +94,9 @@ const TABLE: [SpecialRange; 40] = [
         "Direct delegation AS112, RFC 7534",
     ),
     v6([0x3fff, 0, 0, 0], 20, "Documentation, RFC 9637"),
-    // Returned to IANA and not assigned.
+    // Returned to IANA and unassigned.
     v6([0x3ffe, 0, 0, 0], 16, "6bone, RFC 3701"),
-    // IPv4 within IPv6, in the form of sockets.
+    // IPv4-mapped addresses, as sockets use them.
     SpecialRange {
         address: IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0)),
         length: 96,
@@ -106,18 +105,18 @@ const TABLE: [SpecialRange; 40] = [
     v6([0, 0, 0, 0], 128, "Unspecified, RFC 4291"),
 ];
 
-/// The table's ranges, disjoint and in order, as sets of nftables require.
+/// Ranges of the table, disjoint and sorted, as nftables sets require.
 static RANGES: LazyLock<Vec<IpNet>> = LazyLock::new(|| {
     let nets = TABLE.map(|row| IpNet::new_assert(row.address, row.length));
     IpNet::aggregate(&nets.to_vec())
 });
 
-/// Ranges that sandboxes do not reach unless the host's owner opens them.
+/// Returns the ranges that sandboxes cannot reach unless the host's operator permits them.
 pub(crate) fn ranges() -> &'static [IpNet] {
     &RANGES
 }
 
-/// Returns true if `address` is in one of them.
+/// Returns true if `address` is in one of the ranges.
 pub(crate) fn contains(address: IpAddr) -> bool {
     RANGES.iter().any(|net| net.contains(&address))
 }
@@ -131,8 +130,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// First and last addresses of every row of both registries, of the additions to them, and
-    /// metadata services of clouds.
+    /// First and last addresses of all rows of both registries and of the additions, and metadata
+    /// services of cloud providers.
     #[test]
     fn special_purpose_ranges_are_not_public() {
         let all = "0.0.0.0 0.255.255.255 10.0.0.0 10.255.255.255 100.64.0.0 100.127.255.255 \

@@ -1,4 +1,4 @@
-//! Network namespaces for tests of what is in a slot.
+//! Network namespaces for tests of slots.
 #![allow(clippy::unwrap_used)]
 
 use crate::device;
@@ -9,8 +9,8 @@ use jiffy_engine_api::NetworkRules;
 use nix::sched::{CloneFlags, unshare};
 use std::thread;
 
-/// Runs `work` on a thread in a network namespace of its own with the devices of a slot, if this
-/// machine and user can make one.
+/// Runs `work` on a thread in a new network namespace with the devices of a slot. `None` if the
+/// machine or user does not permit that.
 pub(crate) fn in_slot<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     let able = nix::unistd::Uid::effective().is_root() && program::find("nft").is_some();
     if !able {
@@ -27,7 +27,7 @@ pub(crate) fn in_slot<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     })
 }
 
-/// A policy of these rules, on a host with or without IPv6.
+/// Returns a policy with these rules, on a host with or without IPv6.
 pub(crate) fn policy(rules: &NetworkRules, ipv6: bool) -> EgressPolicy {
     let reach = HostReachability {
         ipv6,
@@ -36,7 +36,7 @@ pub(crate) fn policy(rules: &NetworkRules, ipv6: bool) -> EgressPolicy {
     EgressPolicy::new(rules, &reach).unwrap()
 }
 
-/// The ruleset as `nft` lists it, without the numbers that differ from slot to slot.
+/// Returns the ruleset as listed by `nft`, without handles, which differ between slots.
 pub(crate) fn list() -> String {
     let list = program::run("nft", &["-j", "list", "ruleset"], "").unwrap();
     let mut value: serde_json::Value = serde_json::from_str(&list).unwrap();

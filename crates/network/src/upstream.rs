@@ -1,4 +1,4 @@
-//! Questions to the host's name servers.
+//! Forwarding of questions to name servers.
 
 use crate::conntrack::PressureGauge;
 use hickory_proto::op::{Message, MessageType, OpCode, Query};
@@ -11,17 +11,18 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
-/// Time for one server to answer; resolvers in guests ask again after 5 s.
+/// Timeout of one server. Resolvers in guests repeat a question after 5 s.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Number of attempts with all servers.
+/// Maximum number of passes over all servers.
 const MAX_ATTEMPTS: usize = 2;
 
-/// The name servers of the host.
+/// Name servers of the host.
 #[derive(Debug)]
 pub(crate) struct Upstreams {
-    /// `resolv.conf` of the host, read for every question: it changes with the network of a laptop.
+    /// `resolv.conf` of the host. It is read for every question, because it changes with a laptop's
+    /// network.
     file: PathBuf,
-    /// Fill level of the host's table of connections: every question makes an entry there.
+    /// Fill level of the host's connection tracking table, in which every question has an entry.
     pub gauge: Arc<PressureGauge>,
 }
 
@@ -33,7 +34,7 @@ impl Upstreams {
         }
     }
 
-    /// Name servers in the format of resolv.conf(5); without any it is the host itself.
+    /// Returns the name servers in the file (resolv.conf(5)). Defaults to the host itself.
     pub fn get(&self) -> Vec<SocketAddr> {
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
         let mut servers = parse(&text);
@@ -63,17 +64,17 @@ pub(crate) enum DnsTransport {
     Tcp,
 }
 
-/// Forwards `question`, which parses to `asked`, to the first server that answers.
-pub(crate) async fn ask(
+/// Forwards `question`, whose parsed form is `message`, and returns the first server's answer.
+pub(crate) async fn resolve(
     question: &[u8],
-    asked: &Message,
+    message: &Message,
     servers: &[SocketAddr],
     over: DnsTransport,
 ) -> Option<Vec<u8>> {
     for server in (0..MAX_ATTEMPTS).flat_map(|_| servers) {
         let answer = async {
             match over {
-                DnsTransport::Udp => over_udp(question, asked, *server).await,
+                DnsTransport::Udp => over_udp(question, message, *server).await,
                 DnsTransport::Tcp => over_tcp(question, *server).await,
             }
         };
@@ -87,14 +88,15 @@ pub(crate) async fn ask(
 /// Returns the addresses of `name`: IPv4 first, then IPv6 if `ipv6` is set.
 pub(crate) async fn addresses(name: &str, servers: &[SocketAddr], ipv6: bool) -> Vec<IpAddr> {
     let v6 = async {
-        match ipv6 {
-            true => of_type(name, RecordType::AAAA, servers).await,
-            false => Vec::new(),
+        if ipv6 {
+            of_type(name, RecordType::AAAA, servers).await
+        } else {
+            Vec::new()
         }
     };
-    let (mut found, v6) = tokio::join!(of_type(name, RecordType::A, servers), v6);
-    found.extend(v6);
-    found
+    let (mut addresses, v6) = tokio::join!(of_type(name, RecordType::A, servers), v6);
+    addresses.extend(v6);
+    addresses
 }
 
 async fn of_type(name: &str, wanted: RecordType, servers: &[SocketAddr]) -> Vec<IpAddr> {
@@ -102,32 +104,32 @@ async fn of_type(name: &str, wanted: RecordType, servers: &[SocketAddr]) -> Vec<
         return Vec::new();
     };
     name.set_fqdn(true);
-    let mut asked = Message::new(0, MessageType::Query, OpCode::Query);
-    asked.metadata.recursion_desired = true;
-    asked.add_query(Query::query(name, wanted));
-    let Ok(question) = asked.to_vec() else {
+    let mut message = Message::new(0, MessageType::Query, OpCode::Query);
+    message.metadata.recursion_desired = true;
+    message.add_query(Query::query(name, wanted));
+    let Ok(question) = message.to_vec() else {
         return Vec::new();
     };
     let over = async |transport| {
-        let answer = ask(&question, &asked, servers, transport).await?;
+        let answer = resolve(&question, &message, servers, transport).await?;
         Message::from_vec(&answer).ok()
     };
     let mut answer = over(DnsTransport::Udp).await;
     if answer.as_ref().is_some_and(|a| a.metadata.truncation) {
-        // The whole answer does not fit into a datagram. Its part is better than nothing.
+        // Repeat a truncated answer over TCP. If that fails, use the truncated one.
         answer = over(DnsTransport::Tcp).await.or(answer);
     }
     let records = answer.map(|answer| answer.answers).unwrap_or_default();
-    let found = records.iter().filter_map(|record| match &record.data {
+    let addresses = records.iter().filter_map(|record| match &record.data {
         RData::A(address) => Some(IpAddr::V4(address.0)),
         RData::AAAA(address) => Some(IpAddr::V6(address.0)),
         _ => None,
     });
-    found.collect()
+    addresses.collect()
 }
 
-/// Uses a random port and a random id, which the guest cannot guess, either (RFC 5452).
-async fn over_udp(question: &[u8], asked: &Message, server: SocketAddr) -> io::Result<Vec<u8>> {
+/// Sends a question from a random port with a random id, which guests cannot guess (RFC 5452).
+async fn over_udp(question: &[u8], sent: &Message, server: SocketAddr) -> io::Result<Vec<u8>> {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -144,10 +146,10 @@ async fn over_udp(question: &[u8], asked: &Message, server: SocketAddr) -> io::R
         let fits = Message::from_vec(answer).is_ok_and(|a| {
             a.metadata.message_type == MessageType::Response
                 && a.metadata.id == u16::from_be_bytes(number)
-                && (a.queries.is_empty() || a.queries == asked.queries)
+                && (a.queries.is_empty() || a.queries == sent.queries)
         });
         if fits {
-            return Ok(with_id(answer, asked.metadata.id.to_be_bytes()));
+            return Ok(with_id(answer, sent.metadata.id.to_be_bytes()));
         }
     }
 }
@@ -186,7 +188,7 @@ mod tests {
         assert_eq!(servers, ["10.0.0.1:53", "[::1]:53"]);
     }
 
-    /// An answer with `count` addresses, truncated if `truncated`.
+    /// Returns an answer with `count` addresses, truncated if `truncated`.
     fn answer(question: &[u8], count: u8, truncated: bool) -> Vec<u8> {
         let mut answer = Message::from_vec(question).unwrap();
         answer.metadata.message_type = MessageType::Response;
@@ -199,7 +201,8 @@ mod tests {
         answer.to_vec().unwrap()
     }
 
-    /// A name server that answers over UDP in part, and over TCP as a whole if `with_tcp`.
+    /// Starts a name server that answers over UDP with truncated messages, and over TCP completely
+    /// if `with_tcp`.
     fn truncating_server(with_tcp: bool) -> SocketAddr {
         let tcp = net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = tcp.local_addr().unwrap();
@@ -229,7 +232,7 @@ mod tests {
     async fn a_truncated_answer_is_fetched_over_tcp() {
         let servers = [truncating_server(true)];
         assert_eq!(addresses("many.example", &servers, false).await.len(), 60);
-        // Without TCP the part that arrived is used.
+        // Without TCP, the truncated answer is used.
         let servers = [truncating_server(false)];
         assert_eq!(addresses("many.example", &servers, false).await.len(), 2);
     }

@@ -1,7 +1,7 @@
-//! Versions of IP that a network namespace has used, by the kernel's counters.
+//! IP versions that a network namespace has used, according to the kernel's counters.
 //!
-//! To delete connections from a table of the kernel costs a walk through all of it, of IPv6
-//! milliseconds, and most sandboxes that end never sent a packet.
+//! Deleting connections requires a walk over the kernel's whole table, which takes milliseconds for
+//! IPv6. The walk can be skipped for sandboxes that never sent a packet, which are the majority.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,8 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 const COUNTERS: &str = "/proc/thread-self/net/snmp";
 const COUNTERS6: &str = "/proc/thread-self/net/snmp6";
 
-/// Versions of which a packet was forwarded or sent to one receiver, or for which that is not
-/// known.
+/// IP versions of which a unicast packet was forwarded or sent. True if this is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UsedVersions {
     v4: bool,
@@ -24,14 +23,14 @@ impl Default for UsedVersions {
 }
 
 impl UsedVersions {
-    /// Those of the network namespace of this thread.
+    /// Returns the versions used in the network namespace of this thread.
     pub fn here() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         Self::parse(&read(COUNTERS), &read(COUNTERS6))
     }
 
     fn parse(counters: &str, counters6: &str) -> Self {
-        // A line of names, and one of numbers.
+        // The file has a line of names and a line of numbers.
         let mut lines = counters.lines().filter(|line| line.starts_with("Ip: "));
         let [names, numbers] = [lines.next(), lines.next()].map(Option::unwrap_or_default);
         let columns = names.split_whitespace().zip(numbers.split_whitespace());
@@ -41,7 +40,7 @@ impl UsedVersions {
             Some((words.next()?, words.next()?))
         });
         let v6 = |wanted: &str| find(rows.clone(), wanted);
-        // Every device of IPv6 tells groups of itself.
+        // Subtract multicast: every IPv6 device announces its group memberships.
         let sent6 = || Some(v6("Ip6OutRequests")?.saturating_sub(v6("Ip6OutMcastPkts")?));
         let any = |counts: [Option<u64>; 2]| counts.iter().any(|count| *count != Some(0));
         Self {
@@ -50,7 +49,7 @@ impl UsedVersions {
         }
     }
 
-    /// Those of an address of each version that were used.
+    /// Returns the addresses whose version was used.
     pub fn of(self, v4: Ipv4Addr, v6: Ipv6Addr) -> Vec<IpAddr> {
         let v4 = self.v4.then_some(IpAddr::V4(v4));
         v4.into_iter()

@@ -1,27 +1,27 @@
-//! The guest's end of a slot whose guest has no virtual machine: a network namespace with `lo` and
-//! `eth0`, which is one end of a veth pair. An engine with a network stack of its own reads the
-//! configuration of its interface there.
+//! Guest's end of a slot for guests without a virtual machine: a network namespace with `lo` and
+//! `eth0`, one end of a veth pair. Engines with their own network stack read the interface's
+//! configuration there.
 
 use crate::error::NetError;
 use crate::guest::{ADDRESS, ADDRESS6, GATEWAY, GATEWAY_MAC, GATEWAY6, MAC, MTU, PREFIX, PREFIX6};
 use crate::namespace;
 use crate::rtnetlink::{LOOPBACK_INDEX, LinkChange, RouteBatch, VethEnd};
-use crate::slot_layout::{IPV6_SYSCTL_DIR, TAP, knows_ipv6, set};
+use crate::slot_layout::{IPV6_SYSCTL_DIR, TAP, set, supports_ipv6};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 
-/// The guest's interface, named as in a virtual machine.
+/// Name of the guest's interface, as in a virtual machine.
 const GUEST_INTERFACE: &str = "eth0";
-/// Its index: beyond those of devices that a kernel makes in every namespace.
+/// Index of the interface, higher than the indices that a kernel assigns in a new namespace.
 const GUEST_INDEX: u32 = 100;
 
-/// Makes namespace `name` with an interface whose other end is in the namespace of this thread.
-/// Removes it again on failure.
+/// Creates namespace `name` with an interface whose peer is in the namespace of this thread.
+/// Removes the namespace again on failure.
 pub(crate) fn make(name: &str) -> Result<(), NetError> {
     let slot = namespace::current()?;
     namespace::create(name, || {
-        if knows_ipv6() {
-            // A namespace may start with any value; the host configures the addresses.
+        if supports_ipv6() {
+            // A new namespace may have any values. The host configures the addresses.
             for (path, value) in [
                 ("all/disable_ipv6", "0"),
                 ("default/accept_ra", "0"),
@@ -41,7 +41,7 @@ pub(crate) fn make(name: &str) -> Result<(), NetError> {
     })
 }
 
-/// Gives the interface in namespace `name` its addresses and default route; its other end is on.
+/// Assigns addresses and default routes to the interface in namespace `name`. Its peer must be on.
 pub(crate) fn configure(name: &str) -> Result<(), NetError> {
     namespace::enter(name, || {
         let mut changes = RouteBatch::default();
@@ -51,7 +51,7 @@ pub(crate) fn configure(name: &str) -> Result<(), NetError> {
         };
         changes.set_link(LOOPBACK_INDEX, &lo);
         let change = LinkChange {
-            no_link_local: knows_ipv6(),
+            no_link_local: supports_ipv6(),
             up: true,
             ..LinkChange::default()
         };
@@ -59,7 +59,7 @@ pub(crate) fn configure(name: &str) -> Result<(), NetError> {
         let v4 = (IpAddr::from(ADDRESS), PREFIX, IpAddr::from(GATEWAY));
         let v6 = (IpAddr::from(ADDRESS6), PREFIX6, IpAddr::from(GATEWAY6));
         for (address, prefix_length, gateway) in
-            std::iter::once(v4).chain(knows_ipv6().then_some(v6))
+            std::iter::once(v4).chain(supports_ipv6().then_some(v6))
         {
             changes.add_address(GUEST_INDEX, address, prefix_length);
             // The host's address needs no resolution.

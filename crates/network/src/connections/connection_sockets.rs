@@ -4,7 +4,7 @@ use super::netlink::NetlinkSocket;
 use super::{flow, refused_packet};
 use std::io;
 
-/// Sources that the kernel of this host lacks.
+/// Sources that the host's kernel does not support.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct MissingSources {
     pub connections: bool,
@@ -13,10 +13,10 @@ pub(crate) struct MissingSources {
 }
 
 impl MissingSources {
-    /// Adds refusals if the table does not log them.
-    pub fn with_refusals(self, untold: bool) -> Self {
+    /// Marks refusals as missing if the table does not log them.
+    pub fn with_refusals(self, unlogged: bool) -> Self {
         Self {
-            refusals: self.refusals || untold,
+            refusals: self.refusals || unlogged,
             ..self
         }
     }
@@ -31,8 +31,8 @@ impl MissingSources {
     }
 }
 
-/// Sockets for the kernel's messages about a slot. A kernel without them leaves a sandbox
-/// its network, and the record says so.
+/// Sockets for the kernel's messages about a slot. Without kernel support, the sandbox has a
+/// network all the same, and the record lists the missing sources.
 #[derive(Debug)]
 pub(crate) struct ConnectionSockets {
     pub(super) flows: Option<NetlinkSocket>,
@@ -41,15 +41,16 @@ pub(crate) struct ConnectionSockets {
 }
 
 impl ConnectionSockets {
-    /// Opens them in the network namespace of this thread, whose table is in force.
+    /// Opens the sockets in the network namespace of this thread. The slot's table must be active.
     pub fn open() -> Self {
-        let here = |what: &str, socket: io::Result<NetlinkSocket>| {
-            let failed = |e: &io::Error| tracing::debug!("no record of {what}: {e}");
+        let optional = |source: &str, socket: io::Result<NetlinkSocket>| {
+            let failed =
+                |e: &io::Error| tracing::debug!(source, error = %e, "connections are not recorded");
             socket.inspect_err(failed).ok()
         };
         let bytes = !flow::count();
-        let flows = here("connections", flow::listen());
-        let refused = here("refused packets", refused_packet::listen());
+        let flows = optional("connections", flow::listen());
+        let refused = optional("refused packets", refused_packet::listen());
         let missing = MissingSources {
             connections: flows.is_none(),
             bytes,
@@ -62,7 +63,7 @@ impl ConnectionSockets {
         }
     }
 
-    /// No sockets.
+    /// Creates a value without sockets.
     #[cfg(test)]
     pub fn none() -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Removal of entries of sandboxes that are gone from the host's connection tracking table.
+//! Removal of entries of removed sandboxes from the host's connection tracking table.
 
 use super::flow::{CONNTRACK, DELETE, GET, entries, source_of};
 use super::netlink::{NetlinkSocket, encode};
@@ -17,8 +17,8 @@ const BY_SOURCE: u32 = 1;
 /// Flag of an attribute that contains others.
 const NESTED: u16 = 0x8000;
 
-/// Removes the connections that began at one of `addresses` from the table of this thread's network
-/// namespace: a silent server would keep them there for days.
+/// Removes the connections that were opened from `addresses` from the table of this thread's
+/// network namespace. Otherwise, connections to an unresponsive server would remain for days.
 pub(crate) fn delete(addresses: &[IpAddr]) -> io::Result<()> {
     let socket = NetlinkSocket::open(0)?;
     if addresses.is_empty() || entries(&socket)? == 0 {
@@ -27,17 +27,18 @@ pub(crate) fn delete(addresses: &[IpAddr]) -> io::Result<()> {
     let mut listed = Vec::new();
     for address in addresses {
         match address {
-            // Kernels that delete by a whole tuple only refuse this.
+            // Fails on kernels that only delete by a complete tuple.
             IpAddr::V4(v4) if by_filter(&socket, *v4).is_ok() => {}
-            // Linux compares addresses of IPv6 the wrong way round in this filter (6.18,
-            // ctnetlink_filter_match_tuple): it deletes the connections of everybody else.
+            // For IPv6 addresses, Linux inverts the comparison in this filter (6.18,
+            // ctnetlink_filter_match_tuple) and would delete the connections of all other
+            // addresses.
             _ => listed.push(*address),
         }
     }
     let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = listed.into_iter().partition(IpAddr::is_ipv4);
     for (family, of_family) in [(libc::AF_INET, v4), (libc::AF_INET6, v6)] {
         if !of_family.is_empty() && entries(&socket)? > 0 {
-            // Both fit (linux/socket.h).
+            // Both constants fit (linux/socket.h).
             one_by_one(&socket, family as u8, &of_family)?;
         }
     }
@@ -75,7 +76,7 @@ fn one_by_one(socket: &NetlinkSocket, family: u8, addresses: &[IpAddr]) -> io::R
         true
     })?;
     for tuple in tuples {
-        // An entry that vanished meanwhile is no error.
+        // Ignore the error: the entry may have been removed concurrently.
         let _ = socket.command_for(family, CONNTRACK, DELETE, 0, &tuple, |_| {});
     }
     Ok(())

@@ -7,7 +7,7 @@ use std::net::UdpSocket;
 const OWN: [&str; 2] = ["198.18.0.1", "fd6a::1"];
 const OTHER: [&str; 2] = ["198.18.0.3", "fd6a::3"];
 
-/// Sources of all connections in this network namespace, in order.
+/// Returns the sources of all connections in this network namespace, sorted.
 fn sources() -> Vec<String> {
     let socket = NetlinkSocket::open(0).unwrap();
     let mut all = Vec::new();
@@ -21,7 +21,7 @@ fn sources() -> Vec<String> {
     all
 }
 
-/// Makes two connections from each address.
+/// Opens two connections from each address.
 fn connect() {
     let addresses = OWN.iter().chain(&OTHER);
     let added = addresses
@@ -38,7 +38,7 @@ fn connect() {
     .unwrap();
     for address in addresses {
         let socket = UdpSocket::bind((*address, 0)).unwrap();
-        // An address of IPv6 has no route to itself at once.
+        // An IPv6 address is not immediately routable from itself.
         let to = if address.contains(':') {
             "::1"
         } else {

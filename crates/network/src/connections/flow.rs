@@ -1,4 +1,4 @@
-//! Connections as the kernel's connection tracking reports them
+//! Connections as reported by the kernel's connection tracking
 //! (linux/netfilter/nfnetlink_conntrack.h).
 
 use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, long, word};
@@ -7,28 +7,28 @@ use jiffy_engine_api::{ConnectionProtocol, ConnectionRecord};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The subsystem, its requests, and its message for a deleted connection.
+/// Netlink subsystem, its requests, and its message about a deleted connection.
 pub(super) const CONNTRACK: u8 = 1;
 pub(super) const GET: u8 = 1;
 pub(super) const DELETE: u8 = 2;
 const COUNT: u8 = 5;
-/// Bit of the group that gets messages of deleted connections (NFNLGRP_CONNTRACK_DESTROY).
+/// Bit of the multicast group for deleted connections (NFNLGRP_CONNTRACK_DESTROY).
 const DESTROY_GROUP: u32 = 1 << 2;
-/// Most connections of one dump.
+/// Maximum number of connections in a dump.
 const MAX_FLOWS: usize = 16 * 1024;
-/// Settings of a namespace by which connections are counted and timed.
+/// Sysctls of a namespace that enable counting and timing of connections.
 const SETTINGS: [&str; 3] = [
     "nf_conntrack_acct",
     "nf_conntrack_timestamp",
     "nf_conntrack_events",
 ];
 
-/// A connection of the guest beyond its slot.
+/// Connection from the guest to an address outside its slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ConntrackFlow {
-    /// The kernel's id, which it may reuse.
+    /// Id assigned by the kernel, which may reuse it.
     pub id: u32,
-    /// Milliseconds since 1970; none: not timed.
+    /// Start in milliseconds since 1970. `None` if the kernel recorded no time.
     pub began_ms: Option<u64>,
     protocol: ConnectionProtocol,
     address: IpAddr,
@@ -37,8 +37,8 @@ pub(super) struct ConntrackFlow {
 }
 
 impl ConntrackFlow {
-    /// Parses the attributes of one. None: it is not the guest's own, or leads to its gateway: DNS
-    /// and connections by name are recorded by the server and the proxy.
+    /// Parses the attributes of a connection. `None` if the guest did not open it, or if it leads
+    /// to the gateway: the DNS server and the proxy record such connections.
     pub fn read(attributes: &[u8]) -> Option<Self> {
         let (from, address, protocol, port) = tuple(attribute(attributes, 1)?)?;
         let (answers, ..) = tuple(attribute(attributes, 2)?)?;
@@ -58,7 +58,7 @@ impl ConntrackFlow {
         })
     }
 
-    /// The connection as a line of the record; `now_ms` if it was not timed.
+    /// Converts the connection to a line of the record, with the time `now_ms` if it has none.
     pub fn line(self, now_ms: u64) -> ConnectionRecord {
         ConnectionRecord {
             at_ms: self.began_ms.unwrap_or(now_ms),
@@ -74,10 +74,10 @@ impl ConntrackFlow {
     }
 }
 
-/// Source, destination, protocol and the destination's port of one direction.
+/// Returns source, destination, protocol and destination port of one direction.
 fn tuple(tuple: &[u8]) -> Option<(IpAddr, IpAddr, ConnectionProtocol, Option<u16>)> {
     let ip = attribute(tuple, 1)?;
-    // IPv6 addresses have types of their own, in the same order.
+    // IPv6 addresses have separate attribute types in the same order.
     let address = |kind| match attribute(ip, kind) {
         Some(v4) => Some(IpAddr::V4(Ipv4Addr::from(word(v4)?))),
         None => {
@@ -98,23 +98,23 @@ fn tuple(tuple: &[u8]) -> Option<(IpAddr, IpAddr, ConnectionProtocol, Option<u16
     ))
 }
 
-/// Address at which the connection with these attributes began, and its tuple.
+/// Returns the source address of the connection with these attributes, and its tuple.
 pub(super) fn source_of(attributes: &[u8]) -> Option<(IpAddr, &[u8])> {
     let original = attribute(attributes, 1)?;
     let (from, ..) = tuple(original)?;
     Some((from, original))
 }
 
-/// Opens a socket for messages of deleted connections, in the network namespace of this thread.
+/// Opens a socket for messages about deleted connections, in the network namespace of this thread.
 pub(super) fn listen() -> io::Result<NetlinkSocket> {
     let socket = NetlinkSocket::open(DESTROY_GROUP)?;
-    // A kernel that has it as a module loads it now.
+    // The request makes the kernel load the module.
     entries(&socket)?;
     Ok(socket)
 }
 
-/// Number of connections. A dump of them makes the kernel walk through a table of the whole host,
-/// which takes milliseconds also if there are none.
+/// Returns the number of connections. Check it before a dump: for a dump, the kernel walks the
+/// host-wide table, which takes milliseconds even without connections.
 pub(super) fn entries(socket: &NetlinkSocket) -> io::Result<u32> {
     let mut count = 0;
     socket.command(CONNTRACK, COUNT, 0, &[], |attributes| {
@@ -123,22 +123,23 @@ pub(super) fn entries(socket: &NetlinkSocket) -> io::Result<u32> {
     Ok(count)
 }
 
-/// Enables counting and timing of connections in this thread's network namespace; returns true if
-/// they are counted.
+/// Enables counting and timing of connections in this thread's network namespace. Returns true if
+/// bytes are counted.
 pub(super) fn count() -> bool {
     let write = |name| std::fs::write(format!("/proc/sys/net/netfilter/{name}"), "1").is_ok();
     SETTINGS.map(write)[0]
 }
 
-/// The flow in a message of a deletion.
-pub(super) fn gone(message: &NetlinkMessage<'_>) -> Option<ConntrackFlow> {
+/// Returns the flow in a message about a deletion.
+pub(super) fn deleted(message: &NetlinkMessage<'_>) -> Option<ConntrackFlow> {
     match message {
         NetlinkMessage::Of(CONNTRACK, DELETE, _, attributes) => ConntrackFlow::read(attributes),
         _ => None,
     }
 }
 
-/// Present connections in the network namespace of this thread, and true if these are all.
+/// Returns the connections in the network namespace of this thread, and true if the list is
+/// complete.
 pub(super) fn all() -> io::Result<(Vec<ConntrackFlow>, bool)> {
     let mut seen = 0;
     let mut flows = Vec::new();

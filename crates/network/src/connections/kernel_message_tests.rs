@@ -1,13 +1,13 @@
-//! Messages of a kernel (6.18, x86-64) about a guest's connections, byte for byte.
+//! Captured messages of a kernel (6.18, x86-64) about a guest's connections.
 #![allow(clippy::unwrap_used)]
 
-use super::flow::{ConntrackFlow, gone};
+use super::flow::{ConntrackFlow, deleted};
 use super::netlink::{NetlinkMessage, messages};
 use super::refused_packet::RefusedPacket;
 use jiffy_engine_api::{ConnectionProtocol, ConnectionRecord, RefusalReason};
 use std::net::Ipv4Addr;
 
-/// A TCP connection that is over, in a dump.
+/// Dump entry of a closed TCP connection.
 const LISTED: &str = "\
     1c01000000012200000000004b5328ec02000000340001801400018008000100a9fe001508000200c00002011c0002800500\
     01000600000006000200ae5500000600030000500000340002801400018008000100c000020108000200a9fe00151c000280\
@@ -15,14 +15,14 @@ const LISTED: &str = "\
     0b0000000001080007000000003b300004802c0001800500010005000000050002000a000000050003000a00000006000400\
     2300000006000500270000001c0009800c00010000000000000000050c00020000000000000001111c000a800c0001000000\
     0000000000040c00020000000000000004c0100014800c00010018ea588d8dab03ab";
-/// A datagram without an answer, when its entry was deleted.
+/// Deletion of the entry of a datagram without an answer.
 const GONE: &str = "\
     ec00000002010000000000000000000002000000340001801400018008000100a9fe001508000200c00002011c0002800500\
     010011000000060002009c4200000600030000530000340002801400018008000100c000020108000200a9fe00151c000280\
     05000100110000000600020000530000060003009c42000008000c00d37e693a08000300000002081c0009800c0001000000\
     0000000000010c000200000000000000001f1c000a800c00010000000000000000000c00020000000000000000001c001480\
     0c00010018ea588da08f5e490c00020018ea588ddc29ccdd0c001b0018ea58924cf16f8d";
-/// Two packets that were refused, by rules and at the limit, and the end of their batch.
+/// Two rejected packets, by rules and at the limit, and the end of their batch.
 const REFUSED: &str = "\
     880000000004000000000000000000000200000108000100080003000a000a0072756c657300000008000500000000010800\
     0b000000000008000e000000000008000c0000000000400009004500003c4e32400040068075a9fe0015c00002019c410051\
@@ -68,7 +68,10 @@ fn a_connection_has_its_time_and_its_bytes() {
         (began, Some((0x111, 0x4c0)), None)
     );
     let datagram = bytes(GONE);
-    let line = messages(&datagram).find_map(|m| gone(&m)).unwrap().line(5);
+    let line = messages(&datagram)
+        .find_map(|m| deleted(&m))
+        .unwrap()
+        .line(5);
     to(ConnectionProtocol::Udp, 83, &line);
     assert_eq!(line.bytes, Some((31, 0)));
     assert_eq!(listed(&datagram), None);
@@ -85,8 +88,8 @@ fn connections_of_others_and_to_the_gateway_are_left_out() {
         listed(&datagram)
     };
     let (guest, world) = ([169, 254, 0, 21], [192, 0, 2, 1]);
-    // The slot's own address, as of the proxy; and a connection that the table redirected to the
-    // proxy.
+    // A connection from the slot's own address, as the proxy opens, and a connection that the table
+    // redirected to the proxy.
     assert_eq!(changed(guest, [198, 18, 0, 1], 0), None);
     assert_eq!(changed(world, [169, 254, 0, 22], 1), None);
     assert!(changed(world, [192, 0, 2, 9], 1).is_some());
@@ -130,6 +133,6 @@ fn damaged_messages_do_no_harm() {
 fn read(datagram: &[u8]) {
     let _ = listed(datagram);
     for message in messages(datagram) {
-        let _ = (gone(&message), RefusedPacket::read(&message));
+        let _ = (deleted(&message), RefusedPacket::read(&message));
     }
 }

@@ -1,38 +1,38 @@
-//! Bounded list of the lines of one sort.
+//! Bounded list of the lines of one category.
 
 use jiffy_engine_api::ConnectionRecord;
 use std::collections::VecDeque;
 
-/// The newest lines of one sort. Dropped ones are counted.
+/// Newest lines of one category, with a count of the dropped ones.
 #[derive(Debug)]
 pub(super) struct LineRing {
-    /// Lines, with the kernel's id if it has one.
+    /// Lines, with the kernel's id if the line has one.
     lines: VecDeque<(Option<u32>, ConnectionRecord)>,
-    most: usize,
+    capacity: usize,
     /// Number of dropped lines.
-    pub gone: u64,
+    pub dropped: u64,
 }
 
 impl LineRing {
-    pub fn new(most: usize) -> Self {
+    pub fn new(capacity: usize) -> Self {
         Self {
             lines: VecDeque::new(),
-            most,
-            gone: 0,
+            capacity,
+            dropped: 0,
         }
     }
 
-    /// Adds a connection of its own.
+    /// Adds a line without merging it with equal lines.
     pub fn push(&mut self, id: Option<u32>, line: ConnectionRecord) {
-        if self.lines.len() >= self.most
+        if self.lines.len() >= self.capacity
             && let Some((_, old)) = self.lines.pop_front()
         {
-            self.gone = self.gone.saturating_add(old.times);
+            self.dropped = self.dropped.saturating_add(old.times);
         }
         self.lines.push_back((id, line));
     }
 
-    /// Adds a line, or counts it with an equal one.
+    /// Adds a line, or merges it with an equal line and its count.
     pub fn count(&mut self, mut line: ConnectionRecord) {
         let alike = |(_, old): &(_, ConnectionRecord)| {
             old.address == line.address
@@ -42,7 +42,7 @@ impl LineRing {
                 && old.host == line.host
                 && old.question == line.question
         };
-        // The latest are the likeliest.
+        // Search from the end: recent lines are most likely to match.
         if let Some(at) = self.lines.iter().rposition(alike)
             && let Some((_, old)) = self.lines.remove(at)
         {
@@ -51,7 +51,7 @@ impl LineRing {
         self.push(None, line);
     }
 
-    /// Returns true if it has the connection of that id and time.
+    /// Returns true if the list contains the connection with this id and time.
     pub fn has(&self, id: u32, at_ms: u64) -> bool {
         let mut lines = self.lines.iter().rev();
         lines.any(|(own, line)| *own == Some(id) && line.at_ms == at_ms)

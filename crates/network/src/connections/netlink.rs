@@ -1,8 +1,8 @@
-//! Netfilter's netlink messages. Every length is checked when parsing, since their contents derive
-//! from a guest's packets.
+//! Netlink messages of netfilter. The parser checks every length, because the contents derive from
+//! packets of a guest.
 //!
-//! The crates for netlink lack counters and times of connections, and make a tree of every message;
-//! here few fields of very many messages are needed.
+//! The existing netlink crates lack counters and times of connections and build a tree for each
+//! message. This module extracts a few fields of very many messages.
 
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -14,30 +14,31 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// Flags and types of requests, and of messages that end a dump or report an error
+/// Flags and types of requests, and types of messages that end a dump or report an error
 /// (linux/netlink.h).
 const REQUEST: u16 = 1;
 const ACKNOWLEDGE: u16 = 4;
-/// Flag of a dump of a table.
+/// Flag for a dump of a table.
 const DUMP: u16 = 0x300;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
 /// Lengths of the two headers (`nlmsghdr`, `nfgenmsg`).
 const NLMSG_HEADER_BYTES: usize = 16;
 const NFGEN_HEADER_BYTES: usize = 4;
-/// Types of attributes carry two flags.
+/// Mask for attribute types, without their two flag bits.
 const TYPE_BITS: u16 = 0x3fff;
-/// Most bytes of one datagram: the kernel fills those of dumps up to this length (af_netlink.c).
+/// Maximum size in bytes of a datagram: the kernel fills the datagrams of dumps up to this size
+/// (af_netlink.c).
 const MAX_DATAGRAM_BYTES: usize = 32 * 1024;
-/// Size of the receive buffer, in bytes of the kernel's memory; it doubles the number.
+/// Requested receive buffer size in bytes. The kernel doubles it.
 const RECEIVE_BUFFER_BYTES: usize = 128 * 1024;
 
-/// One message of a datagram.
+/// Message in a datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NetlinkMessage<'a> {
-    /// Subsystem and type in it, resource id, and attributes.
+    /// Subsystem, message type, resource id and attributes.
     Of(u8, u8, u16, &'a [u8]),
-    /// End of a dump, or result of a request: none, or an error number.
+    /// End of a dump or result of a request: 0 or a negative error number.
     End(i32),
 }
 
@@ -45,7 +46,7 @@ fn number(bytes: &[u8], at: usize) -> Option<[u8; 2]> {
     bytes.get(at..at + 2)?.try_into().ok()
 }
 
-/// The messages of a datagram; a truncated one is skipped.
+/// Iterates over the messages of a datagram. Stops at a truncated message.
 pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
@@ -63,11 +64,11 @@ pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkMessage<'
             }
             DONE => Some(NetlinkMessage::End(0)),
             kind => {
-                let [subsystem, what] = kind.to_be_bytes();
+                let [subsystem, message_type] = kind.to_be_bytes();
                 let resource = u16::from_be_bytes(number(body, 2)?);
                 Some(NetlinkMessage::Of(
                     subsystem,
-                    what,
+                    message_type,
                     resource,
                     body.get(NFGEN_HEADER_BYTES..)?,
                 ))
@@ -76,7 +77,7 @@ pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkMessage<'
     })
 }
 
-/// Types and values of attributes; truncated ones are skipped.
+/// Iterates over types and values of attributes. Stops at a truncated attribute.
 pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -88,24 +89,24 @@ pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The value of the attribute of type `kind` among `bytes`.
+/// Returns the value of the attribute of type `kind` in `bytes`.
 pub(super) fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes).find(|(k, _)| *k == kind).map(|(_, v)| v)
 }
 
-/// A number of eight bytes in network byte order.
+/// Decodes eight bytes in network byte order.
 pub(super) fn long(value: &[u8]) -> Option<u64> {
     value.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// A number of four bytes in network byte order.
+/// Decodes four bytes in network byte order.
 pub(super) fn word(value: &[u8]) -> Option<u32> {
     value.try_into().ok().map(u32::from_be_bytes)
 }
 
 /// Encodes an attribute.
 pub(super) fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
-    // Values sent here have a few bytes.
+    // All values sent here have a few bytes.
     let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
     let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
     bytes.extend(value);
@@ -113,7 +114,7 @@ pub(super) fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Address family of requests for every family.
+/// Address family of requests for all families.
 const ANY_FAMILY: u8 = libc::AF_UNSPEC as u8;
 
 fn request(
@@ -129,7 +130,7 @@ fn request(
     let mut bytes = length.to_ne_bytes().to_vec();
     bytes.extend(u16::from_be_bytes([subsystem, what]).to_ne_bytes());
     bytes.extend((REQUEST | flags).to_ne_bytes());
-    // Neither a sequence number nor a port id is needed with one request at a time.
+    // With one request at a time, sequence number and port id are not needed.
     bytes.extend([0; 8]);
     bytes.extend([family, 0]);
     bytes.extend(resource.to_be_bytes());
@@ -137,13 +138,13 @@ fn request(
     bytes
 }
 
-/// A netfilter socket of one network namespace.
+/// Netfilter socket of one network namespace.
 #[derive(Debug)]
 pub(super) struct NetlinkSocket(pub Arc<OwnedFd>);
 
 impl NetlinkSocket {
-    /// Opens one in the network namespace of this thread, for the multicast groups of the bits in
-    /// `groups`.
+    /// Opens a socket in the network namespace of this thread and joins the multicast groups of the
+    /// bits in `groups`.
     pub fn open(groups: u32) -> io::Result<Self> {
         let fd = socket(
             AddressFamily::Netlink,
@@ -152,13 +153,13 @@ impl NetlinkSocket {
             SockProtocol::NetlinkNetFilter,
         )?;
         setsockopt(&fd, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES)?;
-        // The kernel answers at once or, without memory for the answer, never.
+        // The kernel answers immediately or, if it has no memory for the answer, never.
         setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(2))?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
         Ok(Self(Arc::new(fd)))
     }
 
-    /// Sends a request and waits for its result; further messages are passed to `each`.
+    /// Sends a request and waits for its result. Passes the attributes of other messages to `each`.
     pub fn command(
         &self,
         subsystem: u8,
@@ -170,7 +171,7 @@ impl NetlinkSocket {
         self.command_for(ANY_FAMILY, subsystem, what, resource, attributes, each)
     }
 
-    /// Like [`Self::command`], for one address family.
+    /// Like [`Self::command`], for a single address family.
     pub fn command_for(
         &self,
         family: u8,
@@ -183,8 +184,8 @@ impl NetlinkSocket {
         let request = request(family, subsystem, what, ACKNOWLEDGE, resource, attributes);
         send(self.0.as_raw_fd(), &request, MsgFlags::empty())?;
         self.answer(|message| {
-            if let NetlinkMessage::Of(from, told, _, attributes) = message
-                && (*from, *told) == (subsystem, what)
+            if let NetlinkMessage::Of(from, message_type, _, attributes) = message
+                && (*from, *message_type) == (subsystem, what)
             {
                 each(attributes);
             }
@@ -192,12 +193,12 @@ impl NetlinkSocket {
         })
     }
 
-    /// Passes all entries of a table to `each`, until that returns false.
+    /// Passes all entries of a table to `each` until `each` returns false.
     pub fn list(&self, subsystem: u8, what: u8, each: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
         self.list_for(ANY_FAMILY, subsystem, what, each)
     }
 
-    /// Like [`Self::list`], of one address family.
+    /// Like [`Self::list`], for a single address family.
     pub fn list_for(
         &self,
         family: u8,
@@ -213,8 +214,7 @@ impl NetlinkSocket {
         })
     }
 
-    /// Passes received messages to `each`, until the end of the answer, or until `each` returns
-    /// false.
+    /// Passes received messages to `each` until the answer ends or `each` returns false.
     fn answer(&self, mut each: impl FnMut(&NetlinkMessage<'_>) -> bool) -> io::Result<()> {
         let mut end = None;
         while end.is_none() {
@@ -230,12 +230,12 @@ impl NetlinkSocket {
         }
     }
 
-    /// Reads at most `most` available datagrams; returns true if there may be more.
-    pub fn drain(&self, most: usize, mut each: impl FnMut(NetlinkMessage<'_>)) -> bool {
-        for _ in 0..most {
+    /// Reads at most `max_datagrams` available datagrams. Returns true if more may be available.
+    pub fn drain(&self, max_datagrams: usize, mut each: impl FnMut(NetlinkMessage<'_>)) -> bool {
+        for _ in 0..max_datagrams {
             match self.receive(MsgFlags::MSG_DONTWAIT, &mut each) {
                 Ok(()) => {}
-                // Some were lost, which [`Self::lost`] counts.
+                // Datagrams were lost, which [`Self::lost`] counts.
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {}
                 Err(_) => return false,
             }
@@ -250,13 +250,13 @@ impl NetlinkSocket {
         Ok(())
     }
 
-    /// Number of datagrams lost since it was opened, because they were not read in time.
+    /// Returns the number of datagrams lost because they were not read in time.
     pub fn lost(&self) -> u64 {
-        // The last of nine numbers is that of datagrams (linux/sock_diag.h, SK_MEMINFO_DROPS).
+        // The last of nine numbers counts dropped datagrams (linux/sock_diag.h, SK_MEMINFO_DROPS).
         let mut numbers = [0_u32; 9];
         let mut length = size_of_val(&numbers) as libc::socklen_t;
-        // SAFETY: the kernel writes at most `length` bytes to `numbers`, which has as many, and the
-        // length to `length`.
+        // SAFETY: the kernel writes at most `length` bytes, the size of `numbers`, to `numbers`,
+        // and the actual length to `length`.
         let result = unsafe {
             libc::getsockopt(
                 self.0.as_raw_fd(),
@@ -309,7 +309,7 @@ mod tests {
             body[..2].copy_from_slice(&lie.to_ne_bytes());
             assert_eq!(attributes(&body).count(), 0, "{lie}");
         }
-        // Every prefix, and every byte changed.
+        // Test every prefix, and changes of every byte.
         for at in 0..sent.len() {
             for value in [0, 1, 4, 0x7f, 0xff] {
                 let mut sent = sent.clone();

@@ -15,19 +15,20 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Most lines of each sort (passed, refused, DNS questions), so that none displaces others.
+/// Maximum number of lines per category (passed, refused, DNS questions). No category displaces
+/// another.
 const MAX_LINES: [usize; 3] = [500, 250, 250];
-/// Most datagrams that are read at once from each socket.
+/// Maximum number of datagrams read per pass from each socket.
 const MAX_DATAGRAMS: usize = 256;
-/// Longest recorded name (RFC 1035 2.3.4).
+/// Maximum length of a recorded name (RFC 1035 2.3.4).
 const MAX_NAME_CHARS: usize = 253;
 
-/// The record of one guest's connections.
+/// Record of one guest's connections.
 #[derive(Debug)]
 pub(crate) struct ConnectionRecorder {
     since_ms: u64,
     missing: MissingSources,
-    /// Namespace of the slot and sockets there, while it exists.
+    /// Namespace of the slot and its sockets, while the slot exists.
     source: Mutex<Option<(String, Arc<ConnectionSockets>)>>,
     lines: Mutex<RecordLines>,
 }
@@ -37,31 +38,31 @@ struct RecordLines {
     passed: LineRing,
     refused: LineRing,
     questions: LineRing,
-    /// Open connections of the proxy by a running number, with their bytes.
+    /// Open connections of the proxy by serial number, with their byte counters.
     carried: HashMap<u64, (ConnectionRecord, Arc<CarriedBytes>)>,
     next: u64,
-    /// Number of packets reported so far, and of those lost in between.
-    told: u32,
-    untold: u64,
-    /// Number of deleted connections whose messages were lost.
-    missed: u64,
+    /// Next expected sequence number of rejected packets, and number of lost messages about them.
+    next_refusal: u32,
+    lost_refusals: u64,
+    /// Number of lost messages about deleted connections.
+    lost_deletions: u64,
 }
 
-/// Bytes of a connection that the proxy carries.
+/// Byte counters of a connection that the proxy forwards.
 #[derive(Debug, Default)]
 pub(crate) struct CarriedBytes {
     pub out: AtomicU64,
     pub back: AtomicU64,
 }
 
-/// A connection that the proxy carries; it has ended when this is dropped.
+/// Connection that the proxy forwards. Dropping this value records its end.
 pub(crate) struct CarriedConnection {
     record: Arc<ConnectionRecorder>,
     number: u64,
     pub bytes: Arc<CarriedBytes>,
 }
 
-/// A name for the record: printable characters only, and bounded.
+/// Returns a name for the record: bounded, with only printable characters.
 fn printable(name: &str) -> String {
     let shown = |c: char| if c.is_ascii_graphic() { c } else { '?' };
     let name = name.strip_suffix('.').unwrap_or(name);
@@ -99,13 +100,13 @@ fn line_to(
 }
 
 impl ConnectionRecorder {
-    /// An empty record of the guest in the slot with that namespace; `tells` if its table logs
-    /// refusals.
-    pub fn new(namespace: String, sockets: Arc<ConnectionSockets>, tells: bool) -> Self {
+    /// Creates the record of the guest in the slot with this namespace. `logs_refusals` states
+    /// whether the slot's table logs rejected packets.
+    pub fn new(namespace: String, sockets: Arc<ConnectionSockets>, logs_refusals: bool) -> Self {
         let [passed, refused, questions] = MAX_LINES.map(LineRing::new);
         Self {
             since_ms: now_ms(),
-            missing: sockets.missing.with_refusals(!tells),
+            missing: sockets.missing.with_refusals(!logs_refusals),
             source: Mutex::new(Some((namespace, sockets))),
             lines: Mutex::new(RecordLines {
                 passed,
@@ -113,9 +114,9 @@ impl ConnectionRecorder {
                 questions,
                 carried: HashMap::new(),
                 next: 0,
-                told: 0,
-                untold: 0,
-                missed: 0,
+                next_refusal: 0,
+                lost_refusals: 0,
+                lost_deletions: 0,
             }),
         }
     }
@@ -129,7 +130,7 @@ impl ConnectionRecorder {
         self.lines.lock().questions.count(question);
     }
 
-    /// Records a connection to `to` with the name `name` that the proxy refused.
+    /// Records a connection to `to` with the name `name` that the proxy rejected.
     pub fn refused_by_name(
         &self,
         to: Option<SocketAddr>,
@@ -140,7 +141,7 @@ impl ConnectionRecorder {
         self.lines.lock().refused.count(line);
     }
 
-    /// Records a connection to `to` for `name` that the proxy carries.
+    /// Records a connection to `to` for `name` that the proxy forwards.
     pub fn carry(self: &Arc<Self>, to: Option<SocketAddr>, name: &str) -> CarriedConnection {
         let bytes = Arc::<CarriedBytes>::default();
         let mut lines = self.lines.lock();
@@ -155,7 +156,7 @@ impl ConnectionRecorder {
         }
     }
 
-    /// Reads the kernel's messages; returns true if there may be more.
+    /// Reads the kernel's messages. Returns true if more may be available.
     pub fn read_messages(&self) -> bool {
         let source = self.source.lock().clone();
         source.is_some_and(|(_, sockets)| self.drain(&sockets))
@@ -166,18 +167,18 @@ impl ConnectionRecorder {
         let mut lines = self.lines.lock();
         if let Some(socket) = &sockets.flows {
             more |= socket.drain(MAX_DATAGRAMS, |message| {
-                if let Some(flow) = flow::gone(&message) {
+                if let Some(flow) = flow::deleted(&message) {
                     lines.passed.push(Some(flow.id), flow.line(now_ms));
                 }
             });
-            lines.missed = socket.lost();
+            lines.lost_deletions = socket.lost();
         }
         if let Some(socket) = &sockets.refused {
             more |= socket.drain(MAX_DATAGRAMS, |message| {
                 if let Some(packet) = refused_packet::RefusedPacket::read(&message) {
-                    let gap = packet.number.wrapping_sub(lines.told);
-                    lines.untold = lines.untold.saturating_add(gap.into());
-                    lines.told = packet.number.wrapping_add(1);
+                    let gap = packet.number.wrapping_sub(lines.next_refusal);
+                    lines.lost_refusals = lines.lost_refusals.saturating_add(gap.into());
+                    lines.next_refusal = packet.number.wrapping_add(1);
                     lines.refused.count(packet.line(now_ms));
                 }
             });
@@ -185,15 +186,16 @@ impl ConnectionRecorder {
         more
     }
 
-    /// Open connections; none: they cannot be read.
+    /// Returns the open connections. `None` if they cannot be read.
     fn open(&self, namespace: &str) -> Option<(Vec<flow::ConntrackFlow>, bool)> {
         let all = namespace::enter(namespace, || {
             flow::all().map_err(NetError::host("listing connections"))
         });
-        all.inspect_err(|e| tracing::debug!("{e}")).ok()
+        all.inspect_err(|e| tracing::debug!(error = %e, "cannot list open connections"))
+            .ok()
     }
 
-    /// Records open connections as ended, before the slot is removed.
+    /// Records open connections as closed, before the slot is removed.
     pub fn close(&self) {
         let Some((namespace, sockets)) = self.source.lock().take() else {
             return;
@@ -222,7 +224,8 @@ impl ConnectionLog for ConnectionRecorder {
         let mut open = Vec::new();
         let mut missing = 0;
         if let Some((namespace, sockets)) = source {
-            // In this order: a connection that ends in between is seen twice rather than never.
+            // In this order, a connection that ends in between is listed twice rather than not at
+            // all.
             match self.open(&namespace) {
                 Some((flows, true)) => open = flows,
                 Some((flows, false)) => (open, missing) = (flows, 1),
@@ -244,8 +247,11 @@ impl ConnectionLog for ConnectionRecorder {
         let mut list: Vec<ConnectionRecord> = open.map(|flow| flow.line(now_ms)).collect();
         list.extend(carried);
         list.extend(rings.iter().flat_map(|ring| ring.lines()));
-        let gone = rings.iter().map(|ring| ring.gone);
-        let missing = gone.fold(missing + lines.untold + lines.missed, u64::saturating_add);
+        let dropped = rings.iter().map(|ring| ring.dropped);
+        let missing = dropped.fold(
+            missing + lines.lost_refusals + lines.lost_deletions,
+            u64::saturating_add,
+        );
         drop(lines);
         mark_host_addresses(&mut list);
         let mut all = ConnectionRecords::default();
@@ -259,14 +265,14 @@ impl ConnectionLog for ConnectionRecorder {
     }
 }
 
-/// Marks connections that the slot passed and the host refused: those to its own addresses.
+/// Marks connections to the host's own addresses: the slot passed them and the host rejected them.
 fn mark_host_addresses(list: &mut [ConnectionRecord]) {
-    let mut known: HashMap<IpAddr, bool> = HashMap::new();
+    let mut own_addresses: HashMap<IpAddr, bool> = HashMap::new();
     for line in list.iter_mut().filter(|line| line.refused.is_none()) {
         let Some(address) = line.address else {
             continue;
         };
-        let is_host = *known
+        let is_host = *own_addresses
             .entry(address)
             .or_insert_with(|| host_address::is_own_address(address));
         if is_host {
@@ -276,7 +282,7 @@ fn mark_host_addresses(list: &mut [ConnectionRecord]) {
 }
 
 impl CarriedBytes {
-    /// Bytes that the guest sent and received.
+    /// Returns the numbers of bytes that the guest sent and received.
     fn now(&self) -> (u64, u64) {
         let count = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
         (count(&self.out), count(&self.back))

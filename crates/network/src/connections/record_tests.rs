@@ -32,7 +32,7 @@ fn equal_connections_are_one_line_and_dropped_lines_are_counted() {
     let read = record.read();
     assert_eq!(read.list.len(), MAX_LINES[1] + 1);
     assert_eq!(read.missing, 2003 - MAX_LINES[1] as u64);
-    // Refused ones displace no question.
+    // Refused connections do not displace questions.
     assert!(read.list.iter().any(|line| line.question.is_some()));
     assert_eq!(read.list.last().unwrap().port, Some(2000));
 }

@@ -1,4 +1,4 @@
-//! Packets that a slot's table refused, as the kernel logs them (linux/netfilter/nfnetlink_log.h).
+//! Packets that a slot's table rejected, as logged by the kernel (linux/netfilter/nfnetlink_log.h).
 
 use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, encode, word};
 use jiffy_engine_api::{ConnectionProtocol, ConnectionRecord, RefusalReason};
@@ -8,19 +8,19 @@ use std::net::{IpAddr, Ipv6Addr};
 const LOG: u8 = 4;
 const PACKET: u8 = 0;
 const CONFIGURE: u8 = 1;
-/// Log group of the slot's table; no other user of it is in a slot's namespace.
+/// Log group of the slot's table. A slot's namespace has no other user of it.
 pub(crate) const LOG_GROUP: u16 = 1;
-/// Bytes of a packet that are copied: the longest IPv4 header, and the ports behind it.
+/// Number of copied bytes per packet: the longest IPv4 header and the ports after it.
 const COPIED_BYTES: u32 = 64;
-/// Most packets of one batch, and the time after which a smaller one is sent, in hundredths of a
-/// second.
+/// Maximum number of packets per batch, and the time in hundredths of a second after which the
+/// kernel sends an incomplete batch.
 const MAX_BATCH: u32 = 50;
 const BATCH_TIMEOUT_CS: u32 = 10;
 
-/// A packet that was refused.
+/// Rejected packet.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RefusedPacket {
-    /// Sequence number of the refusal since the socket was opened.
+    /// Sequence number since the socket was opened.
     pub number: u32,
     protocol: ConnectionProtocol,
     address: IpAddr,
@@ -28,24 +28,24 @@ pub(super) struct RefusedPacket {
     why: RefusalReason,
 }
 
-/// Statement of `nft` that logs a packet with the reason.
+/// Returns the `nft` statement that logs a packet with the reason.
 pub(crate) fn statement(why: RefusalReason) -> String {
     format!("log prefix \"{}\" group {LOG_GROUP}", why.name())
 }
 
-/// Opens a socket for refused packets, in the network namespace of this thread.
+/// Opens a socket for rejected packets, in the network namespace of this thread.
 pub(super) fn listen() -> io::Result<NetlinkSocket> {
     let socket = NetlinkSocket::open(0)?;
     let mut mode = COPIED_BYTES.to_be_bytes().to_vec();
-    // Copy packets (NFULNL_COPY_PACKET), and a byte of padding.
+    // NFULNL_COPY_PACKET and a byte of padding.
     mode.extend([2, 0]);
     let settings = [
-        // Bind (NFULNL_CFG_CMD_BIND).
+        // NFULNL_CFG_CMD_BIND.
         encode(1, &[1]),
         encode(2, &mode),
         encode(4, &BATCH_TIMEOUT_CS.to_be_bytes()),
         encode(5, &MAX_BATCH.to_be_bytes()),
-        // With a number each (NFULNL_CFG_F_SEQ).
+        // NFULNL_CFG_F_SEQ: number the packets.
         encode(6, &1_u16.to_be_bytes()),
     ];
     socket.command(LOG, CONFIGURE, LOG_GROUP, &settings.concat(), |_| {})?;
@@ -53,7 +53,7 @@ pub(super) fn listen() -> io::Result<NetlinkSocket> {
 }
 
 impl RefusedPacket {
-    /// Parses the packet in a message.
+    /// Parses the packet in a message. `None` for other messages.
     pub fn read(message: &NetlinkMessage<'_>) -> Option<Self> {
         let NetlinkMessage::Of(LOG, PACKET, _, attributes) = message else {
             return None;
@@ -75,7 +75,7 @@ impl RefusedPacket {
         })
     }
 
-    /// The packet as a line of the record.
+    /// Converts the packet to a line of the record.
     pub fn line(self, now_ms: u64) -> ConnectionRecord {
         ConnectionRecord {
             at_ms: now_ms,
@@ -91,7 +91,7 @@ impl RefusedPacket {
     }
 }
 
-/// Protocol, destination and its port, from the headers of the guest's packet.
+/// Returns protocol, destination and destination port from the headers of the guest's packet.
 fn header(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
     match packet.first()? >> 4 {
         4 => header4(packet),
@@ -100,7 +100,7 @@ fn header(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
     }
 }
 
-/// RFC 791 3.1.
+/// Parses an IPv4 header (RFC 791 3.1).
 fn header4(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
     let length = usize::from(packet.first()? & 15) * 4;
     if length < 20 {
@@ -113,8 +113,8 @@ fn header4(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
     Some((protocol, address.into(), port(protocol, rest)))
 }
 
-/// RFC 8200 3. A port behind further headers is not parsed; multicast to neighbours is no attempt
-/// to connect.
+/// Parses an IPv6 header (RFC 8200 3) without extension headers. `None` for multicast, which
+/// neighbour discovery uses.
 fn header6(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
     let protocol = ConnectionProtocol::of(*packet.get(6)?);
     let address: [u8; 16] = packet.get(24..40)?.try_into().ok()?;
@@ -123,7 +123,7 @@ fn header6(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
     (!address.is_multicast()).then_some((protocol, address.into(), port))
 }
 
-/// The destination port, from the bytes after the IP header.
+/// Returns the destination port from the bytes after the IP header.
 fn port(protocol: ConnectionProtocol, rest: Option<&[u8]>) -> Option<u16> {
     match protocol {
         ConnectionProtocol::Tcp | ConnectionProtocol::Udp => {
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
-    /// UDP to port 53 of 192.0.2.1, as a guest writes it.
+    /// Returns a UDP packet of the guest to port 53 of 192.0.2.1.
     fn packet() -> Vec<u8> {
         let mut packet = vec![
             0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 169, 254, 0, 21, 192, 0, 2, 1,

@@ -1,4 +1,4 @@
-//! Objects of a ruleset, as their attributes (linux/netfilter/nf_tables.h).
+//! Objects of a ruleset as attributes (linux/netfilter/nf_tables.h).
 
 mod expressions;
 
@@ -11,25 +11,25 @@ use std::io;
 pub(super) const INET: u8 = 1;
 /// Bytes of the header of netfilter's messages (`nfgenmsg`).
 const HEADER_BYTES: usize = 4;
-/// Attributes of every kind: the table, and the name of the object or of what it belongs to.
+/// Attribute common to all kinds: the name of the table.
 const TABLE: u16 = 1;
-/// Name of a table's own attribute.
+/// Attribute of a table's own name.
 const TABLE_NAME: u16 = 1;
 const CHAIN_NAME: u16 = 3;
 const RULE_CHAIN: u16 = 2;
 const SET_NAME: u16 = 2;
 const SET_ID: u16 = 10;
-/// Elements of a set, in a message about them, and one of those.
+/// Attribute with the elements of a set, and attribute of a single element.
 const ELEMENTS: u16 = 3;
 const ELEMENT: u16 = 1;
 const ELEMENT_KEY: u16 = 1;
 const ELEMENT_FLAGS: u16 = 3;
-/// Attributes of an element that are recorded: key, data, flags, user data, end of the key. Others
-/// are of elements with a state or a timeout.
+/// Recorded attributes of an element: key, data, flags, user data, end of the key. The others
+/// belong to elements with a state or a timeout.
 const RECORDED_OF_ELEMENT: [u16; 5] = [1, 2, 3, 6, 10];
-/// Attributes of an element that are left out: padding.
+/// Omitted attributes of an element: padding.
 const OMITTED_OF_ELEMENT: [u16; 1] = [8];
-/// Most bytes of elements in one message: an attribute has at most 64 KiB.
+/// Maximum number of bytes of elements per message: an attribute has at most 64 KiB.
 const MAX_ELEMENTS_BYTES: usize = 16 * 1024;
 
 /// Kind of an object.
@@ -44,8 +44,8 @@ pub(super) enum ObjectKind {
 }
 
 impl ObjectKind {
-    /// Message that makes one, or describes one.
-    pub fn making_message(self) -> u8 {
+    /// Returns the message type that creates or describes an object of this kind.
+    pub fn creation_message(self) -> u8 {
         match self {
             Self::Table => 0,
             Self::Chain => 3,
@@ -55,12 +55,12 @@ impl ObjectKind {
         }
     }
 
-    /// Request for a dump.
+    /// Returns the message type that requests a dump.
     pub fn listing_message(self) -> u8 {
-        self.making_message() + 1
+        self.creation_message() + 1
     }
 
-    /// Attributes that are recorded.
+    /// Returns the recorded attributes.
     fn recorded(self) -> &'static [u16] {
         match self {
             // Name, flags, user data.
@@ -76,7 +76,7 @@ impl ObjectKind {
         }
     }
 
-    /// Attributes that are the kernel's own, and left out.
+    /// Returns the omitted attributes, which are internal to the kernel.
     fn omitted(self) -> &'static [u16] {
         match self {
             // References, handle, padding.
@@ -92,7 +92,7 @@ impl ObjectKind {
     }
 }
 
-/// An object of a ruleset.
+/// Object of a ruleset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RulesetObject {
     pub kind: ObjectKind,
@@ -101,7 +101,7 @@ pub(super) struct RulesetObject {
     attributes: Vec<u8>,
 }
 
-/// Types, with their flags, and values of attributes.
+/// Iterates over types (with their flags) and values of attributes.
 fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<(u16, &[u8]), String>> {
     NlasIterator::new(bytes).map(|attribute| {
         let attribute = attribute.map_err(|e| e.to_string())?;
@@ -109,7 +109,7 @@ fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<(u16, &[u8]), String>
     })
 }
 
-/// The value, for as long as the bytes are there.
+/// Returns the value with the lifetime of the underlying bytes.
 fn value<'a>(attribute: &NlaBuffer<&'a [u8]>) -> &'a [u8] {
     let bytes: &'a [u8] = attribute.into_inner();
     let length = usize::from(attribute.length());
@@ -117,7 +117,7 @@ fn value<'a>(attribute: &NlaBuffer<&'a [u8]>) -> &'a [u8] {
 }
 
 fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
-    // Values are those of attributes, or bounded.
+    // Values are shorter: they are taken from attributes or are bounded.
     let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
     let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
     bytes.extend(value);
@@ -125,28 +125,28 @@ fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The attribute with a table's name.
+/// Returns the attribute with a table's name.
 pub(super) fn table_name(name: &str) -> Vec<u8> {
     encode(TABLE_NAME, &[name.as_bytes(), b"\0"].concat())
 }
 
-/// Attributes of `bytes` that are among `recorded`, encoded. One that is in neither list is an
-/// error.
+/// Returns the attributes of `bytes` that are in `recorded`, encoded. Fails on an attribute that is
+/// in neither list.
 fn filter(bytes: &[u8], recorded: &[u16], omitted: &[u16], of: &str) -> Result<Vec<u8>, String> {
-    let mut kept = Vec::new();
+    let mut retained = Vec::new();
     for attribute in attributes(bytes) {
         let (kind, value) = attribute?;
         if recorded.contains(&kind) {
-            kept.extend(encode(kind, value));
+            retained.extend(encode(kind, value));
         } else if !omitted.contains(&kind) {
-            return Err(format!("attribute {kind} of {of} is not known"));
+            return Err(format!("attribute {kind} of {of} is unknown"));
         }
     }
-    Ok(kept)
+    Ok(retained)
 }
 
 impl RulesetObject {
-    /// Parses the payload of a message about an object of that kind.
+    /// Parses the payload of a message about an object of kind `kind`.
     pub fn parse(kind: ObjectKind, payload: &[u8]) -> Result<Self, String> {
         let family = *payload.first().ok_or("a message is too short")?;
         let body = payload
@@ -155,7 +155,7 @@ impl RulesetObject {
         let of = format!("{kind:?}");
         let attributes = filter(body, kind.recorded(), kind.omitted(), &of)?;
         let attributes = match kind {
-            ObjectKind::Rule => expressions::makeable(&attributes)?,
+            ObjectKind::Rule => expressions::without_read_only(&attributes)?,
             _ => attributes,
         };
         Ok(Self {
@@ -176,7 +176,7 @@ impl RulesetObject {
         text.trim_end_matches('\0').to_owned()
     }
 
-    /// Returns true if it belongs to that part of a ruleset.
+    /// Returns true if the object belongs to `scope`.
     pub fn is_in(&self, scope: RulesetScope<'_>) -> bool {
         match scope {
             RulesetScope::Everything => true,
@@ -184,7 +184,8 @@ impl RulesetObject {
         }
     }
 
-    /// Attributes of a request that makes it; `id` is a number of its own in the transaction.
+    /// Returns the attributes of a request that creates the object. `id` must be unique in the
+    /// transaction.
     pub fn request(&self, id: u32) -> Vec<u8> {
         let mut bytes = self.attributes.clone();
         if self.kind == ObjectKind::Set {
@@ -198,14 +199,14 @@ impl fmt::Display for RulesetObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let table = self.text(TABLE);
         match self.kind {
-            ObjectKind::Table => write!(f, "making table {table}"),
-            ObjectKind::Chain => write!(f, "making chain {table} {}", self.text(CHAIN_NAME)),
-            ObjectKind::Set => write!(f, "making set {table} {}", self.text(SET_NAME)),
+            ObjectKind::Table => write!(f, "creating table {table}"),
+            ObjectKind::Chain => write!(f, "creating chain {table} {}", self.text(CHAIN_NAME)),
+            ObjectKind::Set => write!(f, "creating set {table} {}", self.text(SET_NAME)),
             ObjectKind::Elements => write!(f, "filling set {table} {}", self.text(SET_NAME)),
             ObjectKind::Rule => {
                 write!(
                     f,
-                    "making a rule of chain {table} {}",
+                    "creating a rule of chain {table} {}",
                     self.text(RULE_CHAIN)
                 )
             }
@@ -213,7 +214,7 @@ impl fmt::Display for RulesetObject {
     }
 }
 
-/// A set, for requests of its elements.
+/// Reference to a set, for requests about its elements.
 #[derive(Debug)]
 pub(super) struct SetReference {
     pub family: u8,
@@ -223,7 +224,7 @@ pub(super) struct SetReference {
 }
 
 impl SetReference {
-    /// That of a set; none: the object is none.
+    /// Returns the reference to the set `object`. `None` if the object is not a set.
     pub fn of(object: &RulesetObject) -> Option<Self> {
         (object.kind == ObjectKind::Set).then_some(())?;
         Some(Self {
@@ -233,13 +234,13 @@ impl SetReference {
         })
     }
 
-    /// Attributes that name it in messages about elements.
+    /// Returns the attributes that identify the set in messages about elements.
     pub fn attributes(&self) -> Vec<u8> {
         [encode(TABLE, &self.table), encode(SET_NAME, &self.name)].concat()
     }
 
-    /// Its elements, in messages of `dumped`, in one order whatever that of the kernel: ascending,
-    /// and the end of an interval before the start of the next, as the kernel takes them.
+    /// Returns the elements in `dumped` as messages. The order is independent of the kernel's:
+    /// ascending, with the end of an interval before the start of the next, as the kernel requires.
     pub fn collect(&self, dumped: &[RulesetObject]) -> io::Result<Vec<RulesetObject>> {
         let mut elements = Vec::new();
         for list in dumped.iter().filter_map(|message| message.get(ELEMENTS)) {
@@ -272,7 +273,7 @@ impl SetReference {
     }
 }
 
-/// An element of a set; ordered by key, and ends of intervals before starts.
+/// Element of a set, ordered by key. The end of an interval precedes a start with the same key.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct SetElement {
     key: Vec<u8>,
@@ -284,7 +285,7 @@ impl SetElement {
     fn parse(element: Result<(u16, &[u8]), String>) -> Result<Self, String> {
         let (kind, value) = element?;
         if kind != ELEMENT {
-            return Err(format!("attribute {kind} among elements is not known"));
+            return Err(format!("attribute {kind} among elements is unknown"));
         }
         let of = "an element";
         let recorded = filter(value, &RECORDED_OF_ELEMENT, &OMITTED_OF_ELEMENT, of)?;
@@ -293,7 +294,7 @@ impl SetElement {
             all.find(|(kind, _)| *kind == wanted)
                 .map(|(_, value)| value)
         };
-        // The only flag of an element that sets here have is that of an interval's end.
+        // The only flag of elements in these sets marks the end of an interval.
         let is_end = find(ELEMENT_FLAGS).is_some_and(|flags| flags.iter().any(|byte| *byte != 0));
         Ok(Self {
             key: find(ELEMENT_KEY).unwrap_or_default().to_vec(),

@@ -1,25 +1,25 @@
-//! Expressions of a rule, in the form in which the kernel takes them.
+//! Expressions of a rule, converted to the form that the kernel accepts.
 
 use super::{attributes, encode};
 
-/// Attribute of a rule with its expressions; one of them; its name and its own attributes.
+/// Attribute of a rule with its expressions, attribute of an expression, and its name and data.
 const EXPRESSIONS: u16 = 4;
 const EXPRESSION: u16 = 1;
 const NAME: u16 = 1;
 const DATA: u16 = 2;
-/// Expression about options of a header, and attributes of it: flags, and the register that is
+/// Name of the header option expression, and its attributes: flags, and the register that is
 /// written to an option.
 const HEADER_OPTION: &[u8] = b"exthdr\0";
 const OPTION_FLAGS: u16 = 5;
 const OPTION_SOURCE: u16 = 7;
 
-/// A rule's attributes with expressions that can be made. The kernel describes flags of those that
-/// write an option of a header, and refuses flags of them.
-pub(super) fn makeable(rule: &[u8]) -> Result<Vec<u8>, String> {
+/// Removes the read-only attributes from the expressions of a rule. For expressions that write a
+/// header option, the kernel reports flags but rejects them in requests.
+pub(super) fn without_read_only(rule: &[u8]) -> Result<Vec<u8>, String> {
     map(rule, |kind, value| match kind {
         EXPRESSIONS => map(value, |kind, value| match kind {
             EXPRESSION => expression(value).map(Some),
-            _ => Err(format!("attribute {kind} among expressions is not known")),
+            _ => Err(format!("attribute {kind} among expressions is unknown")),
         })
         .map(Some),
         _ => Ok(Some(value.to_vec())),
@@ -47,7 +47,7 @@ fn expression(bytes: &[u8]) -> Result<Vec<u8>, String> {
     })
 }
 
-/// The attributes of `bytes` with values that `change` gives them; none: without that attribute.
+/// Maps the values of the attributes of `bytes` with `change`. `None` removes the attribute.
 fn map(
     bytes: &[u8],
     change: impl Fn(u16, &[u8]) -> Result<Option<Vec<u8>>, String>,
