@@ -29,7 +29,7 @@ struct CancelState {
     pullers: Vec<Pid>,
 }
 
-/// Reason for the end of a wait without an event.
+/// Reason why a wait ended without an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Interrupted {
     Cancelled,
@@ -37,7 +37,7 @@ pub(crate) enum Interrupted {
     Failed(Errno),
 }
 
-/// Cancels on drop.
+/// Cancels the import when it is dropped.
 #[derive(Debug)]
 pub struct CancelGuard(Cancel);
 
@@ -48,7 +48,7 @@ impl Drop for CancelGuard {
 }
 
 impl Cancel {
-    /// Creates a handle. Fails without a free descriptor.
+    /// Creates a handle. Fails if no descriptor is available.
     pub fn new() -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let state = Mutex::default();
@@ -65,16 +65,16 @@ impl Cancel {
         let mut state = self.state();
         state.cancelled = true;
         for puller in &state.pullers {
-            // A puller leaves the list before it is waited for, so that its process id is never
-            // another process.
+            // A puller is removed from the list before it is waited for, so that its process id
+            // cannot refer to another process.
             let _ = kill(*puller, Signal::SIGKILL);
         }
         drop(state);
-        // A full counter is readable as well.
+        // If the write fails because the counter is full, the event is already readable.
         let _ = self.0.event.write(1);
     }
 
-    /// Tells if it was cancelled.
+    /// Returns true if the import was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.state().cancelled
     }
@@ -91,7 +91,7 @@ impl Cancel {
         self.state().pullers.retain(|p| *p != puller);
     }
 
-    /// Waits for events of a descriptor.
+    /// Waits for events of a descriptor, a cancellation or the deadline.
     pub(crate) fn wait(
         &self,
         fd: BorrowedFd<'_>,
@@ -102,12 +102,12 @@ impl Cancel {
             if self.is_cancelled() {
                 return Err(Interrupted::Cancelled);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Err(Interrupted::Deadline);
             }
             // Rounded up, so that no wait ends just before the deadline.
-            let millis = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
+            let millis = i32::try_from(remaining.as_millis() + 1).unwrap_or(i32::MAX);
             let timeout = PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
             let event = self.0.event.as_fd();
             let mut fds = [

@@ -21,12 +21,13 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens the connections of one puller:
 ///
-/// 1. to registries that the host's owner allows (`--registry-allow`), or whose image the owner
-///    pulls, from the host's network, to exactly that host and port;
-/// 2. all others from a network slot of this puller, under the sandboxes' egress rules: to the
-///    public internet, not to the host, other sandboxes, or private and link-local ranges;
-/// 3. without slots, the host's owner reaches the public internet from the host's network, under
-///    the same list of ranges, and a key reaches nothing.
+/// 1. To registries that the host's owner allows (`--registry-allow`), and to the registry of an
+///    image that the owner pulls: from the host's network, to exactly this host and port.
+/// 2. To other hosts: from a network slot of this puller, under the sandboxes' egress rules. The
+///    public internet is reachable, but not the host, other sandboxes, or private and link-local
+///    ranges.
+/// 3. To other hosts without network slots: the host's owner reaches the public internet from the
+///    host's network, under the same list of ranges. Connections for API keys are rejected.
 pub struct ConnectionGate {
     named: Vec<RegistryAddress>,
     by_key: bool,
@@ -39,19 +40,22 @@ impl ConnectionGate {
     /// Creates the gate of an import from `registry` (`host` or `host:port`).
     pub fn new(pull: &PullSettings, registry: &str) -> Result<Self, PullError> {
         let registries = &pull.registries;
-        let asked: Option<RegistryAddress> = registry.parse().ok();
+        let requested: Option<RegistryAddress> = registry.parse().ok();
         let mut named = registries.allowed.clone();
-        let known = asked.as_ref().is_some_and(|asked| named.contains(asked));
+        let is_allowed = requested
+            .as_ref()
+            .is_some_and(|registry| named.contains(registry));
         match pull.by_key {
-            true if registries.network.is_none() && !known => {
+            true if registries.network.is_none() && !is_allowed => {
                 return Err(PullError::NoNetwork(registry.to_owned()));
             }
             true => {}
-            false => named.extend(asked),
+            false => named.extend(requested),
         }
-        let proxy = match pull.by_key {
-            true => None,
-            false => HttpProxy::from_environment(),
+        let proxy = if pull.by_key {
+            None
+        } else {
+            HttpProxy::from_environment()
         };
         Ok(Self {
             named,
@@ -62,7 +66,7 @@ impl ConnectionGate {
         })
     }
 
-    /// Connects; an error is a message for the host's owner.
+    /// Opens a connection. The error is a message for the host's owner.
     pub(crate) fn connect(
         &mut self,
         host: &str,
@@ -80,14 +84,16 @@ impl ConnectionGate {
                 let (network, handle) = (network.clone(), handle.clone());
                 self.through_slot(&network, &handle, host, port, cancel)
             }
-            None if self.by_key => Err(format!("{host}:{port} is not named by --registry-allow")),
+            None if self.by_key => Err(format!(
+                "{host}:{port} is not allowed: add it to --registry-allow"
+            )),
             None => {
                 let reach = HostReachability {
                     granted: Vec::new(),
                     ipv6: true,
                 };
-                let policy = EgressPolicy::new(&NetworkRules::default(), &reach);
-                let policy = policy.map_err(|e| e.to_string())?;
+                let policy = EgressPolicy::new(&NetworkRules::default(), &reach)
+                    .map_err(|e| e.to_string())?;
                 let own = own_addresses();
                 let public = |ip: IpAddr| policy.allows(ip) && !own.contains(&ip);
                 direct(host, port, &public, cancel)
@@ -104,24 +110,25 @@ impl ConnectionGate {
         cancel: &Cancel,
     ) -> Result<TcpStream, String> {
         if self.lease.is_none() {
-            let lease = handle.block_on(network.take(NicKind::Veth));
-            let lease = lease.map_err(|e| format!("no network slot: {e}"))?;
+            let lease = handle
+                .block_on(network.take(NicKind::Veth))
+                .map_err(|e| format!("no network slot: {e}"))?;
             lease.open().map_err(|e| format!("no network slot: {e}"))?;
             self.lease = Some(lease);
         }
         let lease = self.lease.as_ref().ok_or("no network slot")?;
-        let found = match host.parse::<IpAddr>() {
+        let addresses = match host.parse::<IpAddr>() {
             Ok(address) => vec![address],
             Err(_) => handle
                 .block_on(async {
                     tokio::time::timeout(LOOKUP_TIMEOUT, network.lookup(host)).await
                 })
-                .map_err(|_| format!("no name server answers about {host}"))?,
+                .map_err(|_| format!("timed out looking up {host}"))?,
         };
         let socket = |ipv6| lease.tcp_socket(ipv6).map_err(|e| e.to_string());
-        // The rules of slot and host filter the packets; this check only fails early.
+        // The rules of slot and host filter the packets. This check only fails early.
         let permitted = |ip: IpAddr| network.permits(ip);
-        to_one_of(host, port, &found, &permitted, &socket, cancel)
+        to_one_of(host, port, &addresses, &permitted, &socket, cancel)
     }
 }
 
@@ -141,28 +148,30 @@ pub(crate) fn direct(
     permitted: &dyn Fn(IpAddr) -> bool,
     cancel: &Cancel,
 ) -> Result<TcpStream, String> {
-    let found = (host, port).to_socket_addrs();
-    let found = found.map_err(|e| format!("cannot look up {host}: {e}"))?;
-    let found: Vec<IpAddr> = found.map(|a| a.ip()).collect();
+    let addresses = (host, port)
+        .to_socket_addrs()
+        .map_err(|e| format!("cannot look up {host}: {e}"))?;
+    let addresses: Vec<IpAddr> = addresses.map(|a| a.ip()).collect();
     let socket = |ipv6| open(ipv6).map_err(|e| e.to_string());
-    to_one_of(host, port, &found, permitted, &socket, cancel)
+    to_one_of(host, port, &addresses, permitted, &socket, cancel)
 }
 
 fn to_one_of(
     host: &str,
     port: u16,
-    found: &[IpAddr],
+    addresses: &[IpAddr],
     permitted: &dyn Fn(IpAddr) -> bool,
     socket: &dyn Fn(bool) -> Result<std::os::fd::OwnedFd, String>,
     cancel: &Cancel,
 ) -> Result<TcpStream, String> {
-    let reachable = found.iter().copied().filter(|ip| permitted(*ip));
+    let reachable = addresses.iter().copied().filter(|ip| permitted(*ip));
     let reachable: Vec<IpAddr> = reachable.take(MAX_ADDRESSES).collect();
-    let mut last = match found.is_empty() {
-        true => format!("{host} has no address"),
-        false => format!(
-            "{host}:{port} is not in the public internet; the host's owner can name it with --registry-allow"
-        ),
+    let mut last = if addresses.is_empty() {
+        format!("{host} has no address")
+    } else {
+        format!(
+            "{host}:{port} is not in the public internet; the host's owner can allow it with --registry-allow"
+        )
     };
     for address in reachable {
         if cancel.is_cancelled() {
@@ -177,7 +186,7 @@ fn to_one_of(
     Err(last)
 }
 
-/// Addresses of this host.
+/// Returns the addresses of this host.
 fn own_addresses() -> Vec<IpAddr> {
     let interfaces = getifaddrs().into_iter().flatten();
     let addresses = interfaces.filter_map(|interface| {
@@ -212,7 +221,7 @@ mod tests {
         let mut gate = gate(true, &[&at], &at).unwrap();
         let cancel = Cancel::new().unwrap();
         assert!(gate.connect("127.0.0.1", port, &cancel).is_ok());
-        // The same socket under another name is not allowed.
+        // The same socket is not allowed under another name.
         for other in ["localhost", "127.0.0.2", "0.0.0.0", "169.254.169.254"] {
             let refused = gate.connect(other, port, &cancel).unwrap_err();
             assert!(refused.contains("--registry-allow"), "{refused}");
@@ -235,7 +244,7 @@ mod tests {
     #[test]
     fn an_unanswered_connection_ends_with_the_cancellation() {
         let cancel = Cancel::new().unwrap();
-        // A full backlog: the kernel answers no further connection.
+        // Fill the backlog: the kernel then answers no further connection.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(1).unwrap()).unwrap();
         let address = listener.local_addr().unwrap();

@@ -3,46 +3,46 @@
 use serde::{Deserialize, Serialize};
 use std::io;
 
-/// Failure reported by a puller. Texts are bounded and without control characters.
+/// Failure reported by a puller. The texts are bounded and contain no control characters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum PullFault {
-    /// Unknown image, manifest or blob.
+    /// The image, manifest or blob does not exist.
     #[error("not found")]
     NotFound,
-    /// Missing or wrong credentials.
+    /// The credentials are missing or wrong.
     #[error("not authorized")]
     Unauthorized,
-    /// Too many requests.
+    /// The registry limits the rate of requests.
     #[error("too many requests")]
     RateLimit,
-    /// Another status.
+    /// The registry responded with another error status.
     #[error("status {0}: {1}")]
     Status(u16, String),
-    /// No connection, no TLS, or no HTTP.
+    /// The connection failed, or the peer does not support TLS or HTTP.
     #[error("{0}")]
     Unreachable(String),
-    /// Redirect or token realm that is not followed.
+    /// A redirect or token realm is not allowed.
     #[error("{0}")]
     Refused(String),
-    /// The answer is longer than the bound.
+    /// The response exceeds its maximum length.
     #[error("longer than {0} bytes")]
     TooLong(u64),
-    /// The connection ended in the middle of an answer.
-    #[error("the connection broke off: {0}")]
+    /// The connection was closed during a response.
+    #[error("the connection was closed early: {0}")]
     Broken(String),
     /// The puller could not confine itself.
-    #[error("the puller cannot be confined: {0}")]
+    #[error("cannot confine the puller: {0}")]
     Confinement(String),
 }
 
 impl PullFault {
-    /// A text as it may be shown: one line of at most 300 characters.
+    /// Returns text for display: one line of at most 300 characters.
     pub(crate) fn text(text: &str) -> String {
         let shown = text.chars().map(|c| if c.is_control() { ' ' } else { c });
         shown.take(300).collect()
     }
 
-    /// Bounds the texts, since the puller is not trusted.
+    /// Bounds the texts, because the puller is not trusted.
     pub(crate) fn bounded(self) -> Self {
         match self {
             Self::Status(code, text) => Self::Status(code, Self::text(&text)),
@@ -59,26 +59,26 @@ impl PullFault {
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
     /// The puller process could not be started.
-    #[error("cannot start the process that asks registries: {0}")]
+    #[error("cannot start the puller process: {0}")]
     Start(io::Error),
     /// The import was cancelled.
     #[error("the import was cancelled")]
     Cancelled,
     /// No network slot is available, and the host's owner does not allow the registry.
     #[error(
-        "this host has no network for images of keys, and its owner has not named {0} with --registry-allow"
+        "this host has no network slots for pulls of API keys, and its owner has not allowed {0} with --registry-allow"
     )]
     NoNetwork(String),
-    /// Timeout, or too low a rate.
+    /// The pull timed out, or its rate was too low.
     #[error("{0}")]
     Slow(String),
-    /// The puller reports a failure.
+    /// The puller reported a failure.
     #[error("{0}")]
     Fault(#[from] PullFault),
-    /// The puller ended: by a resource limit or an error.
-    #[error("the process that asks registries ended: {0}")]
+    /// The puller process exited, because of a resource limit or an error.
+    #[error("the puller process exited: {0}")]
     Died(String),
-    /// Error of the receiver of the bytes.
-    #[error("cannot write what was downloaded: {0}")]
+    /// The receiver of the data failed.
+    #[error("cannot write the downloaded data: {0}")]
     Sink(io::Error),
 }

@@ -1,11 +1,11 @@
 //! Pulling of images from registries by an unprivileged process.
 //!
-//! Everything that a registry sends is untrusted: TLS, HTTP, tokens, redirects. A puller process
-//! reads it ([`process`]): it has a user of its own, empty namespaces, no files, and no system call
-//! that opens a file or socket. The parent opens its connections ([`ConnectionGate`]): in a network
-//! slot with the sandboxes' egress rules, or to a registry that the host's owner allows. The parent
-//! receives bounded frames, enforces deadlines and rates, writes and verifies the bytes, and kills
-//! the process at a limit or a cancellation.
+//! All data from a registry is untrusted: TLS, HTTP, tokens, redirects. A puller process
+//! ([`process`]) parses this data. The process has its own user, empty namespaces and no files, and
+//! cannot open files or sockets. Its parent opens the connections ([`ConnectionGate`]): in a
+//! network slot with the sandboxes' egress rules, or to a registry that the host's owner allows.
+//! The parent receives bounded frames, enforces deadlines and rates, and writes and verifies the
+//! data. It kills the process at a limit or a cancellation.
 
 mod cancel;
 mod connection_gate;

@@ -19,13 +19,13 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use tokio::runtime::{Builder, Runtime};
 
-/// First argument of a program that is to run as a puller.
+/// First argument of a program that runs as a puller.
 pub const PULLER_ARGUMENT: &str = "--as-puller";
 /// Environment variables that a puller inherits: locations of TLS authorities.
 pub const INHERITED_VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 
 /// Main function of a puller process, whose standard input is the socket to the parent. Must be
-/// called before another thread exists.
+/// called while the process is single-threaded.
 pub fn main() -> ExitCode {
     // SAFETY: descriptor 0 is open for as long as the process runs, and nothing else owns it.
     let socket = unsafe { OwnedFd::from_raw_fd(0) };
@@ -45,19 +45,20 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Reads the files that are needed, then confines the process.
+/// Reads the required files, then confines the process.
 fn prepare() -> io::Result<(Runtime, RootCertStore)> {
-    // SAFETY: nothing in this process owns a descriptor above standard error yet.
+    // SAFETY: no code in this process owns a descriptor above standard error yet.
     unsafe { jiffy_confinement::close_descriptors(3) }?;
     let roots = authorities();
     confine::limit_resources()?;
     confine::leave_everything()?;
+    // Create the event loop before the filter denies its system calls.
     let runtime = Builder::new_current_thread().enable_io().build()?;
     seccomp::enter()?;
     Ok((runtime, roots))
 }
 
-/// TLS authorities of this host.
+/// Returns the TLS authorities of this host.
 fn authorities() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -117,7 +118,7 @@ fn serve(runtime: &Runtime, control: &Rc<ParentSocket>, roots: RootCertStore) ->
                 PullRequest::Has { digest, size } => {
                     client.has(digest, *size).await.map(PullResponse::Has)
                 }
-                _ => Err(PullFault::Refused("no such order".to_owned())),
+                _ => Err(PullFault::Refused("unknown request".to_owned())),
             }
         });
         control.report(&done.unwrap_or_else(PullResponse::Failed))?;

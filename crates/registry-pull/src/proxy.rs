@@ -1,4 +1,4 @@
-//! Proxy of the host's environment (`HTTPS_PROXY`), for imports of the host's owner.
+//! HTTP proxy from the environment (`HTTPS_PROXY`), for imports of the host's owner.
 
 use crate::cancel::Cancel;
 use crate::connection_gate::direct;
@@ -14,7 +14,7 @@ const PROXY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum length of a proxy's response in bytes.
 const MAX_RESPONSE_BYTES: usize = 8 << 10;
 
-/// A proxy for TCP connections (RFC 9110 9.3.6).
+/// Proxy for TCP connections (RFC 9110 9.3.6).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HttpProxy {
     host: String,
@@ -24,7 +24,7 @@ pub(crate) struct HttpProxy {
 }
 
 impl HttpProxy {
-    /// Proxy of `HTTPS_PROXY` or `ALL_PROXY`, in either case.
+    /// Returns the proxy in `HTTPS_PROXY` or `ALL_PROXY`, in upper or lower case.
     pub fn from_environment() -> Option<Self> {
         let var = |name: &str| {
             let value = env::var(name).or_else(|_| env::var(name.to_ascii_lowercase()));
@@ -53,7 +53,7 @@ impl HttpProxy {
         })
     }
 
-    /// Tells if a connection uses the proxy: TLS to hosts that are not excepted.
+    /// Returns true if a connection uses the proxy: TLS to hosts that are not in `NO_PROXY`.
     pub fn applies_to(&self, host: &str, port: u16) -> bool {
         let local = host == "localhost"
             || host
@@ -68,13 +68,14 @@ impl HttpProxy {
     /// Connects through the proxy.
     pub fn connect(&self, host: &str, port: u16, cancel: &Cancel) -> Result<TcpStream, String> {
         let stream = direct(&self.host, self.port, &|_| true, cancel)?;
-        let asked = self.ask(&stream, host, port, cancel);
+        let tunnel = self.open_tunnel(&stream, host, port, cancel);
         let failed = |e| format!("the proxy {}:{}: {e}", self.host, self.port);
-        asked.map_err(failed)?;
+        tunnel.map_err(failed)?;
         Ok(stream)
     }
 
-    fn ask(
+    /// Sends a `CONNECT` request and reads the response.
+    fn open_tunnel(
         &self,
         mut stream: &TcpStream,
         host: &str,
@@ -82,18 +83,20 @@ impl HttpProxy {
         cancel: &Cancel,
     ) -> io::Result<()> {
         let deadline = Instant::now() + PROXY_TIMEOUT;
-        let at = match host.contains(':') {
-            true => format!("[{host}]:{port}"),
-            false => format!("{host}:{port}"),
+        let at = if host.contains(':') {
+            format!("[{host}]:{port}")
+        } else {
+            format!("{host}:{port}")
         };
         let request = format!("CONNECT {at} HTTP/1.1\r\nHost: {at}\r\n\r\n");
-        // Shorter than the send buffer of a new connection.
+        // The request is shorter than the send buffer of a new connection, so the write does not
+        // block.
         stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         while !answer.ends_with(b"\r\n\r\n") {
             let waited = cancel.wait(stream.as_fd(), PollFlags::POLLIN, deadline);
             waited.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
-            // Byte by byte, since the bytes after the head belong to the connection.
+            // Read byte by byte, because the bytes after the head belong to the connection.
             let mut byte = [0];
             match stream.read(&mut byte) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -102,13 +105,13 @@ impl HttpProxy {
                 Err(e) => return Err(e),
             }
             if answer.len() > MAX_RESPONSE_BYTES {
-                return Err(io::Error::other("its answer is too long"));
+                return Err(io::Error::other("the response is too long"));
             }
         }
         let text = String::from_utf8_lossy(&answer);
         match text.split(' ').nth(1) {
             Some(status) if status.starts_with('2') => Ok(()),
-            _ => Err(io::Error::other("it does not connect")),
+            _ => Err(io::Error::other("the proxy rejected the request")),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A puller process and its parent's requests.
+//! Puller process, and the parent's requests to it.
 
 use crate::cancel::Cancel;
 use crate::connection_gate::ConnectionGate;
@@ -17,7 +17,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Timeout until a puller is confined.
+/// Timeout until a puller is confined and ready.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of connections of one puller.
 const MAX_CONNECTIONS: usize = 4096;
@@ -25,7 +25,7 @@ const MAX_CONNECTIONS: usize = 4096;
 /// Program that pullers run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PullerProgram {
-    /// This program, which calls [`crate::process::main`] when its first argument is
+    /// This program, which must call [`crate::process::main`] if its first argument is
     /// [`PULLER_ARGUMENT`].
     #[default]
     Own,
@@ -62,7 +62,7 @@ pub struct PullTarget {
     pub credentials: Option<Credentials>,
 }
 
-/// Puller process for one repository, killed on drop.
+/// Puller process for one repository. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct Puller {
     running: PullerBackend,
@@ -83,7 +83,7 @@ enum PullerBackend {
 }
 
 impl Puller {
-    /// Starts a puller; its connections go through `gate`.
+    /// Starts a puller whose connections are opened by `gate`.
     pub fn start(
         program: PullerProgram,
         setup: PullTarget,
@@ -114,7 +114,7 @@ impl Puller {
             refused: None,
         };
         let deadline = Instant::now() + START_TIMEOUT;
-        let deadline = (deadline, "the puller does not start".to_owned());
+        let deadline = (deadline, "the puller did not start in time".to_owned());
         let first = puller.link.receive(&deadline, cancel);
         match first.map_err(|e| puller.ended(e))? {
             PullerMessage::Response(PullResponse::Ready) => {}
@@ -133,7 +133,7 @@ impl Puller {
         Ok(puller)
     }
 
-    /// Returns a manifest by tag or digest, at most `most` bytes, unverified.
+    /// Returns a manifest by tag or digest, at most `most` bytes. The manifest is not verified.
     pub fn manifest(&mut self, reference: &str, most: u64) -> Result<Vec<u8>, PullError> {
         let order = PullRequest::Manifest {
             reference: reference.to_owned(),
@@ -142,7 +142,7 @@ impl Puller {
         self.document(&order, most)
     }
 
-    /// Returns a blob of at most `most` bytes, unverified.
+    /// Returns a blob of at most `most` bytes. The blob is not verified.
     pub fn small_blob(&mut self, digest: &str, most: u64) -> Result<Vec<u8>, PullError> {
         let order = PullRequest::Blob {
             digest: digest.to_owned(),
@@ -155,12 +155,13 @@ impl Puller {
     fn document(&mut self, order: &PullRequest, most: u64) -> Result<Vec<u8>, PullError> {
         let mut bytes = Vec::new();
         let mut pace = ResponseDeadlines::document();
-        let mut take = |chunk: &[u8]| match bytes.len() as u64 + chunk.len() as u64 <= most {
-            true => {
+        let mut take = |chunk: &[u8]| {
+            if bytes.len() as u64 + chunk.len() as u64 <= most {
                 bytes.extend_from_slice(chunk);
                 Ok(())
+            } else {
+                Err(PullFault::TooLong(most).into())
             }
-            false => Err(PullFault::TooLong(most).into()),
         };
         match self.exchange(order, &mut pace, &mut take)? {
             PullResponse::Done => Ok(bytes),
@@ -168,13 +169,13 @@ impl Puller {
         }
     }
 
-    /// Starts the deadlines of a layer, and with the first one that of all layers.
+    /// Starts the deadlines of a layer. The first call also starts the deadline of all layers.
     pub fn layer(&mut self) -> LayerPull {
         let first = *self.first_layer.get_or_insert_with(Instant::now);
         LayerPull(ResponseDeadlines::layer(first))
     }
 
-    /// Streams a layer from `offset`; offset and bytes are at most `most`.
+    /// Streams a layer from `offset`. Offset and data together are at most `most` bytes.
     pub fn blob(
         &mut self,
         layer: &mut LayerPull,
@@ -191,8 +192,8 @@ impl Puller {
         self.stream(layer, &request, offset, most, sink)
     }
 
-    /// Streams the file at a path and query of the host from `offset`; offset and bytes are at most
-    /// `most`.
+    /// Streams the file at a path and query of the host from `offset`. Offset and data together are
+    /// at most `most` bytes.
     pub fn file(
         &mut self,
         layer: &mut LayerPull,
@@ -217,10 +218,10 @@ impl Puller {
         most: u64,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), PullError> {
-        let mut left = most.saturating_sub(offset);
+        let mut remaining = most.saturating_sub(offset);
         let mut take = |chunk: &[u8]| {
-            let rest = left.checked_sub(chunk.len() as u64);
-            left = rest.ok_or(PullFault::TooLong(most))?;
+            let rest = remaining.checked_sub(chunk.len() as u64);
+            remaining = rest.ok_or(PullFault::TooLong(most))?;
             sink(chunk).map_err(PullError::Sink)
         };
         match self.exchange(request, &mut layer.0, &mut take)? {
@@ -229,7 +230,7 @@ impl Puller {
         }
     }
 
-    /// Tells if the registry has a blob of this size.
+    /// Returns true if the registry has a blob of this size.
     pub fn has(&mut self, digest: &str, size: u64) -> Result<bool, PullError> {
         let order = PullRequest::Has {
             digest: digest.to_owned(),
@@ -242,7 +243,7 @@ impl Puller {
         }
     }
 
-    /// Sends a request and serves the puller's connections until it answers.
+    /// Sends a request and opens connections for the puller until it responds.
     fn exchange(
         &mut self,
         order: &PullRequest,
@@ -274,6 +275,7 @@ impl Puller {
     }
 
     fn connect(&mut self, host: &str, port: u16) -> Result<(), PullError> {
+        // The puller is not trusted and could request connections without end.
         self.connections += 1;
         if self.connections > MAX_CONNECTIONS {
             return Err(nonsense());
@@ -292,7 +294,7 @@ impl Puller {
         }
     }
 
-    /// Exit status of the process, if it has ended.
+    /// Replaces the error by the exit status of the process if the process has exited.
     fn ended(&mut self, error: PullError) -> PullError {
         if self.cancel.is_cancelled() {
             return PullError::Cancelled;
@@ -302,7 +304,7 @@ impl Puller {
                 if let Some(pid) = pid(child) {
                     self.cancel.unregister(pid);
                 }
-                // The socket is closed, so the process has ended or is killed on drop.
+                // The socket is closed, so the process has exited or can be killed.
                 let _ = child.kill();
                 match child.wait() {
                     Ok(status) => PullError::Died(status.to_string()),
@@ -350,7 +352,7 @@ fn pid(child: &Child) -> Option<Pid> {
 }
 
 fn nonsense() -> PullError {
-    PullError::Died("it does not keep to the protocol".to_owned())
+    PullError::Died("protocol violation".to_owned())
 }
 
 /// Deadlines of a layer's download over all attempts.

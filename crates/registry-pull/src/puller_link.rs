@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Timeout until a puller reads a request.
+/// Timeout of sending a request to a puller.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Parent's end of the socket. Its input is not trusted.
@@ -57,7 +57,7 @@ impl PullerLink {
         let (mut rest, mut descriptor) = (&frame[..], descriptor);
         while !rest.is_empty() {
             let ready = cancel.wait(self.0.as_fd(), PollFlags::POLLOUT, deadline);
-            ready.map_err(interrupted("the puller does not listen"))?;
+            ready.map_err(interrupted("the puller does not read requests"))?;
             let raw = descriptor.map(|d| [d.as_raw_fd()]);
             let rights = raw.as_ref().map(|fds| ControlMessage::ScmRights(fds));
             let sent = sendmsg::<()>(
@@ -77,7 +77,7 @@ impl PullerLink {
         Ok(())
     }
 
-    /// Receives the next message; `deadline` is an instant and the error text for it.
+    /// Receives the next message. `deadline` has the time and the message of the timeout error.
     pub fn receive(
         &self,
         deadline: &(Instant, String),
@@ -85,7 +85,7 @@ impl PullerLink {
     ) -> Result<PullerMessage, PullError> {
         let mut head = [0; HEADER_BYTES];
         self.fill(&mut head, deadline, cancel)?;
-        let nonsense = || PullError::Died("it does not keep to the protocol".to_owned());
+        let nonsense = || PullError::Died("protocol violation".to_owned());
         let (kind, length) = wire::parse_header(head).ok_or_else(nonsense)?;
         let mut payload = vec![0; length];
         self.fill(&mut payload, deadline, cancel)?;
@@ -108,7 +108,7 @@ impl PullerLink {
         while !buffer.is_empty() {
             let ready = cancel.wait(self.0.as_fd(), PollFlags::POLLIN, deadline.0);
             ready.map_err(interrupted(&deadline.1))?;
-            // Without a control buffer the kernel drops descriptors from the puller.
+            // Without a control buffer, the kernel discards descriptors sent by the puller.
             match recv(self.0.as_raw_fd(), buffer, MsgFlags::empty()) {
                 Ok(0) => return Err(PullError::Died(String::new())),
                 Ok(n) => buffer = buffer.get_mut(n..).unwrap_or_default(),

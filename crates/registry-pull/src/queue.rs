@@ -10,20 +10,20 @@ const MAX_PULLS_PER_KEY: usize = 2;
 /// Maximum number of concurrent pulls.
 const MAX_PULLS: usize = 8;
 
-/// Permits for pulls: bounded in total, and per key. A key waits for its own permit first, so it
-/// never has more than [`MAX_PULLS_PER_KEY`] waiters for the total.
+/// Permits for pulls, limited in total and per key. A pull first waits for a permit of its key, so
+/// that a key never has more than [`MAX_PULLS_PER_KEY`] pulls waiting for the total.
 #[derive(Debug)]
 pub struct PullQueue {
     all: Arc<Semaphore>,
     keys: Mutex<HashMap<Option<String>, Weak<Semaphore>>>,
 }
 
-/// Permit of a pull, released on drop.
+/// Permit of a pull. Dropping this value releases it.
 #[derive(Debug)]
 pub struct PullPermit {
     _all: OwnedSemaphorePermit,
     _key: OwnedSemaphorePermit,
-    /// Kept while a permit of the key is held or awaited.
+    /// Keeps the key's semaphore alive while a permit of the key is held or awaited.
     _own: Arc<Semaphore>,
 }
 
@@ -37,7 +37,7 @@ impl Default for PullQueue {
 }
 
 impl PullQueue {
-    /// Waits for a permit of a key; none: the host's owner.
+    /// Waits for a permit of a key. `None` for the host's owner.
     pub async fn acquire(&self, key: Option<&str>) -> Option<PullPermit> {
         let own = self.own(key);
         let key = own.clone().acquire_owned().await.ok()?;
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(permits.iter().flatten().count(), MAX_PULLS_PER_KEY);
         let mut other = Box::pin(queue.acquire(Some("alice")));
         assert!(ready(&mut other).is_some());
-        // A released permit admits one more.
+        // A released permit admits one more pull.
         *permits.first_mut().unwrap() = None;
         let next: Vec<_> = greedy.iter_mut().skip(2).filter_map(ready).collect();
         assert_eq!(next.len(), 1);

@@ -13,14 +13,14 @@ pub struct Registries {
     pub plain_http: Vec<String>,
     /// Registries in the host's own network that may be reached.
     pub allowed: Vec<RegistryAddress>,
-    /// Network with slots for pullers, and its event loop; none: no slots.
+    /// Network with slots for pullers, and its event loop. `None` if network slots are unavailable.
     pub network: Option<(Network, Handle)>,
     /// Program that pullers run.
     pub program: PullerProgram,
 }
 
 impl Registries {
-    /// Settings of one import's pull.
+    /// Returns the settings of one import's pull.
     pub fn pull(&self, by_key: bool, cancel: &Cancel) -> PullSettings {
         PullSettings {
             registries: self.clone(),
@@ -35,7 +35,7 @@ impl Registries {
 pub struct PullSettings {
     /// Rules of the host.
     pub registries: Registries,
-    /// Requested by a key, not by the host's owner.
+    /// True if an API key requested the pull, false if the host's owner did.
     pub by_key: bool,
     /// Cancels the import.
     pub cancel: Cancel,

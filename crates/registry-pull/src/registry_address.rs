@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A registry: `host` or `host:port`. Without a port: those of HTTPS and HTTP.
+/// Registry as `host` or `host:port`. Without a port, it has the ports of HTTPS and HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistryAddress {
     host: String,
@@ -11,7 +11,7 @@ pub struct RegistryAddress {
 }
 
 impl RegistryAddress {
-    /// Tells if the destination is this host and port.
+    /// Returns true if the destination is this host and port.
     pub fn is(&self, host: &str, port: u16) -> bool {
         let same_port = match self.port {
             Some(own) => own == port,
@@ -30,7 +30,7 @@ impl FromStr for RegistryAddress {
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = || format!("`{text}` is not HOST or HOST:PORT, as in localhost:5000");
         let (host, port) = match text.rsplit_once(':') {
-            // Brackets enclose the colons of IPv6 addresses.
+            // Colons of IPv6 addresses are in brackets.
             Some((host, port)) if !port.contains(']') => {
                 (host, Some(port.parse().map_err(|_| bad())?))
             }
@@ -42,12 +42,13 @@ impl FromStr for RegistryAddress {
             Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
             None => !host.is_empty() && host.chars().all(plain),
         };
-        match good {
-            true => Ok(Self {
+        if good {
+            Ok(Self {
                 host: bare.unwrap_or(host).to_ascii_lowercase(),
                 port,
-            }),
-            false => Err(bad()),
+            })
+        } else {
+            Err(bad())
         }
     }
 }

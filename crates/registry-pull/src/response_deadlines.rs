@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-/// Timeout between bytes of a response.
+/// Maximum time between bytes of a response.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout of a document.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time before the minimum rate of a layer applies.
+/// Time after which the minimum rate of a layer applies.
 const RATE_GRACE: Duration = Duration::from_secs(60);
 /// Minimum average rate of a layer in bytes per second.
 const MIN_RATE: u64 = 64 << 10;
@@ -17,7 +17,7 @@ const LAYERS_TIMEOUT: Duration = Duration::from_secs(7200);
 #[derive(Debug, Clone)]
 pub(crate) struct ResponseDeadlines {
     began: Instant,
-    /// Deadline of the response, and its length.
+    /// Deadline of the response, and the corresponding timeout.
     end: Instant,
     total: Duration,
     rate: bool,
@@ -25,7 +25,7 @@ pub(crate) struct ResponseDeadlines {
 }
 
 impl ResponseDeadlines {
-    /// Deadlines of a document or another short response.
+    /// Starts the deadlines of a document or another short response.
     pub fn document() -> Self {
         let began = Instant::now();
         Self {
@@ -37,7 +37,8 @@ impl ResponseDeadlines {
         }
     }
 
-    /// Deadlines of a layer with its retries; `first` is the start of the image's first layer.
+    /// Starts the deadlines of a layer with its retries. `first` is the start of the image's first
+    /// layer.
     pub fn layer(first: Instant) -> Self {
         Self {
             end: first + LAYERS_TIMEOUT,
@@ -51,13 +52,13 @@ impl ResponseDeadlines {
         self.received = self.received.saturating_add(bytes as u64);
     }
 
-    /// Next deadline, and the error text for it.
+    /// Returns the next deadline and the message of its timeout error.
     pub fn next(&self) -> (Instant, String) {
         let idle = Instant::now() + IDLE_TIMEOUT;
-        let idle = (idle, format!("no answer for {} s", IDLE_TIMEOUT.as_secs()));
+        let idle = (idle, format!("no data for {} s", IDLE_TIMEOUT.as_secs()));
         let end = (
             self.end,
-            format!("not done after {} s", self.total.as_secs()),
+            format!("incomplete after {} s", self.total.as_secs()),
         );
         let mut first = if end.0 < idle.0 { end } else { idle };
         if self.rate {
@@ -83,9 +84,9 @@ mod tests {
         let (due, text) = pace.next();
         assert!(due <= Instant::now() + Duration::from_secs(10), "{text}");
         assert!(text.contains("64 KiB/s"), "{text}");
-        // The minimum rate allows ten more seconds: the idle timeout comes first.
+        // The minimum rate permits ten more seconds, so the idle timeout comes first.
         pace.count(30 * 64 * 1024);
-        assert!(pace.next().1.contains("no answer for 30 s"));
+        assert!(pace.next().1.contains("no data for 30 s"));
     }
 
     #[test]
@@ -95,7 +96,7 @@ mod tests {
         pace.count(1 << 30);
         let (due, text) = pace.next();
         assert!(due <= Instant::now() + Duration::from_secs(5), "{text}");
-        assert!(text.contains("not done after 7200 s"), "{text}");
+        assert!(text.contains("incomplete after 7200 s"), "{text}");
     }
 
     #[test]
@@ -105,6 +106,6 @@ mod tests {
         pace.count(4 << 20);
         let (due, text) = pace.next();
         assert!(due <= Instant::now() + Duration::from_secs(1), "{text}");
-        assert!(text.contains("not done after 60 s"), "{text}");
+        assert!(text.contains("incomplete after 60 s"), "{text}");
     }
 }

@@ -17,9 +17,10 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens a nonblocking TCP socket in the network namespace of this thread.
 pub(crate) fn open(ipv6: bool) -> io::Result<OwnedFd> {
-    let family = match ipv6 {
-        true => AddressFamily::Inet6,
-        false => AddressFamily::Inet,
+    let family = if ipv6 {
+        AddressFamily::Inet6
+    } else {
+        AddressFamily::Inet
     };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     Ok(socket(family, SockType::Stream, flags, SockProtocol::Tcp)?)

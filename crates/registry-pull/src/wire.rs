@@ -1,8 +1,8 @@
-//! Frames between a puller and its parent: length, kind, payload.
+//! Frames between a puller and its parent.
 //!
-//! A frame has four bytes of payload length (big endian), one byte of kind, and the payload.
-//! Requests and responses are JSON; data is bytes of the registry. The descriptor of a connection
-//! is attached to the frame [`PullRequest::Connected`].
+//! A frame consists of four bytes of payload length (big endian), one byte of kind, and the
+//! payload. Requests and responses are JSON; data frames contain data of the registry. The
+//! descriptor of a connection is attached to the frame [`PullRequest::Connected`].
 
 use crate::error::PullFault;
 use serde::{Deserialize, Serialize};
@@ -29,50 +29,52 @@ pub(crate) enum PullRequest {
         /// User name and password.
         credentials: Option<(String, String)>,
     },
-    /// Manifest by tag or digest; answered with data and [`PullResponse::Done`].
+    /// Requests a manifest by tag or digest. Answered with data and [`PullResponse::Done`].
     Manifest { reference: String, most: u64 },
-    /// Blob from `offset`; `most` bounds offset and data together.
+    /// Requests a blob from `offset`. `most` limits offset and data together.
     Blob {
         digest: String,
         offset: u64,
         most: u64,
     },
-    /// File at a path and query of the host, from `offset`; `most` bounds offset and data together.
+    /// Requests the file at a path and query of the host from `offset`. `most` limits offset and
+    /// data together.
     File {
         target: String,
         offset: u64,
         most: u64,
     },
-    /// Asks if the registry has a blob of this size; answered with [`PullResponse::Has`].
+    /// Checks whether the registry has a blob of this size. Answered with [`PullResponse::Has`].
     Has { digest: String, size: u64 },
-    /// Answer to [`PullResponse::Connect`], with the connection attached.
+    /// Response to [`PullResponse::Connect`], with the connection attached.
     Connected,
-    /// Answer to [`PullResponse::Connect`]: no connection.
+    /// Response to [`PullResponse::Connect`] if the connection failed.
     NotConnected,
 }
 
 /// Response of a puller.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum PullResponse {
-    /// Confined and ready for requests.
+    /// The puller is confined and ready for requests.
     Ready,
-    /// Asks for a TCP connection.
+    /// Requests a TCP connection.
     Connect { host: String, port: u16 },
     /// All data was sent.
     Done,
-    /// Answer to [`PullRequest::Has`].
+    /// Response to [`PullRequest::Has`].
     Has(bool),
     /// The request failed.
     Failed(PullFault),
 }
 
-/// Frame header of a payload.
+/// Returns the frame header of a payload.
 pub(crate) fn header(kind: u8, length: usize) -> [u8; HEADER_BYTES] {
     let [a, b, c, d] = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
     [a, b, c, d, kind]
 }
 
-/// Kind and length of a payload; none if it is too long.
+/// Parses a frame header. Returns kind and length of the payload. `None` if the payload is too
+/// long.
 pub(crate) fn parse_header(header: [u8; HEADER_BYTES]) -> Option<(u8, usize)> {
     let [a, b, c, d, kind] = header;
     let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).ok()?;

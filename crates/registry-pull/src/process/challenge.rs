@@ -1,12 +1,12 @@
-//! Authentication challenges of registries (RFC 9110 11.6.1, and the token protocol of the
-//! distribution project).
+//! Authentication challenges of registries (RFC 9110 11.6.1, and the distribution project's token
+//! protocol).
 
 use std::collections::BTreeMap;
 
 /// Maximum length of a challenge in bytes.
 const MAX_CHALLENGE: usize = 8 << 10;
 
-/// Authentication that a registry requests.
+/// Authentication method requested by a registry.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Challenge {
     /// User and password.
@@ -20,7 +20,7 @@ pub(super) enum Challenge {
 }
 
 impl Challenge {
-    /// Parses a `WWW-Authenticate` header; none if it has no supported scheme.
+    /// Parses a `WWW-Authenticate` header. `None` if its scheme is not supported.
     pub fn parse(header: &str) -> Option<Self> {
         if header.len() > MAX_CHALLENGE {
             return None;
@@ -43,7 +43,7 @@ impl Challenge {
 
 /// Parses `name=value` and `name="value"`, separated by commas.
 fn parameters(text: &str) -> BTreeMap<String, String> {
-    let mut found = BTreeMap::new();
+    let mut parameters = BTreeMap::new();
     let mut rest = text;
     while let Some((name, after)) = rest.split_once('=') {
         let name = name.trim_matches([' ', ',', '\t']).to_ascii_lowercase();
@@ -55,12 +55,12 @@ fn parameters(text: &str) -> BTreeMap<String, String> {
                 (value.trim().to_owned(), rest)
             }
         };
-        found.insert(name, value);
+        parameters.insert(name, value);
     }
-    found
+    parameters
 }
 
-/// Parses a quoted string without its opening quote; returns it and the rest.
+/// Parses a quoted string after its opening quote. Returns the string and the remaining text.
 fn unquoted(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut characters = text.char_indices();

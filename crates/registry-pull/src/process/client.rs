@@ -33,7 +33,7 @@ const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, \
 const AGENT: &str = concat!("jiffy/", env!("CARGO_PKG_VERSION"));
 /// Maximum number of redirects per request.
 const MAX_REDIRECTS: usize = 5;
-/// Maximum length of responses of token servers, and of error responses, in bytes.
+/// Maximum length in bytes of a token server's response, and of an error response.
 const MAX_TOKEN: usize = 64 << 10;
 const MAX_ERROR: usize = 16 << 10;
 /// Buffer size for the head of a response in bytes.
@@ -52,7 +52,7 @@ pub(super) struct RegistryClient {
     /// `Authorization` header for the registry.
     authorization: Option<String>,
     logged_in: bool,
-    /// Latest connection, if it is still open.
+    /// Last used connection, if it is still open.
     idle: Option<(UrlOrigin, RequestSender)>,
 }
 
@@ -106,12 +106,13 @@ impl RegistryClient {
         })
     }
 
-    /// Creates a client for a repository of `registry` (`host` or `host:port`).
+    /// Configures a repository of `registry` (`host` or `host:port`).
     pub fn of(mut self, registry: &str, repository: &str) -> Result<Self, PullFault> {
         let plain = RequestUrl::parse(&format!("http://{registry}/"))?.origin;
-        self.registry = match plain.is_among(&self.plain_http) {
-            true => plain,
-            false => RequestUrl::parse(&format!("https://{registry}/"))?.origin,
+        self.registry = if plain.is_among(&self.plain_http) {
+            plain
+        } else {
+            RequestUrl::parse(&format!("https://{registry}/"))?.origin
         };
         self.repository = repository.to_owned();
         Ok(self)
@@ -120,8 +121,8 @@ impl RegistryClient {
     /// Streams a manifest to the parent.
     pub async fn manifest(&mut self, reference: &str, most: u64) -> Result<(), PullFault> {
         let target = format!("/v2/{}/manifests/{reference}", self.repository);
-        let answer = self.ask(&Method::GET, target, None).await?;
-        self.pass_on(answer, 0, 0, most).await
+        let answer = self.request(&Method::GET, target, None).await?;
+        self.forward_body(answer, 0, 0, most).await
     }
 
     /// Streams a blob from `offset` to the parent.
@@ -133,26 +134,26 @@ impl RegistryClient {
     /// Streams the file at a path and query from `offset` to the parent.
     pub async fn file(&mut self, target: &str, offset: u64, most: u64) -> Result<(), PullFault> {
         let range = (offset > 0).then(|| format!("bytes={offset}-"));
-        let answer = self.ask(&Method::GET, target.to_owned(), range).await?;
+        let answer = self.request(&Method::GET, target.to_owned(), range).await?;
         let skip = match answer.status() {
             StatusCode::PARTIAL_CONTENT => {
                 let range = header(answer.headers(), CONTENT_RANGE).unwrap_or_default();
                 if !range.starts_with(&format!("bytes {offset}-")) {
-                    let text = "it sends another part than was asked for";
+                    let text = "the response has another range than requested";
                     return Err(PullFault::Broken(text.to_owned()));
                 }
                 0
             }
-            // Without support for ranges the blob starts at 0 again.
+            // The server does not support ranges and sends the blob from its beginning.
             _ => offset,
         };
-        self.pass_on(answer, skip, offset, most).await
+        self.forward_body(answer, skip, offset, most).await
     }
 
-    /// Tells if the registry has a blob of this size.
+    /// Returns true if the registry has a blob of this size.
     pub async fn has(&mut self, digest: &str, size: u64) -> Result<bool, PullFault> {
         let target = format!("/v2/{}/blobs/{digest}", self.repository);
-        match self.ask(&Method::HEAD, target, None).await {
+        match self.request(&Method::HEAD, target, None).await {
             Ok(answer) => {
                 let length = header(answer.headers(), CONTENT_LENGTH);
                 Ok(length.and_then(|l| l.parse().ok()) == Some(size))
@@ -162,24 +163,25 @@ impl RegistryClient {
         }
     }
 
-    async fn pass_on(
+    /// Streams the body of a response to the parent, without its first `skip` bytes.
+    async fn forward_body(
         &mut self,
         answer: Response<Incoming>,
         mut skip: u64,
         offset: u64,
         most: u64,
     ) -> Result<(), PullFault> {
-        let mut left = most.saturating_sub(offset);
+        let mut remaining = most.saturating_sub(offset);
         let mut body = answer.into_body();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|e| PullFault::Broken(chain(&e)))?;
             let Ok(bytes) = frame.into_data() else {
                 continue;
             };
-            let known = usize::try_from(skip).unwrap_or(usize::MAX).min(bytes.len());
-            skip -= known as u64;
-            let bytes = bytes.get(known..).unwrap_or_default();
-            left = left
+            let skipped = usize::try_from(skip).unwrap_or(usize::MAX).min(bytes.len());
+            skip -= skipped as u64;
+            let bytes = bytes.get(skipped..).unwrap_or_default();
+            remaining = remaining
                 .checked_sub(bytes.len() as u64)
                 .ok_or(PullFault::TooLong(most))?;
             let sent = self.control.data(bytes);
@@ -188,8 +190,9 @@ impl RegistryClient {
         Ok(())
     }
 
-    /// Sends a request to the registry; fails unless the response is a success.
-    async fn ask(
+    /// Sends a request to the registry, following redirects and challenges. Fails unless the
+    /// response is a success.
+    async fn request(
         &mut self,
         method: &Method,
         target: String,
@@ -201,6 +204,7 @@ impl RegistryClient {
         let (mut redirects, mut challenged) = (0, false);
         loop {
             let own = url.origin == self.registry;
+            // Never send credentials to the target of a redirect.
             let authorization = self.authorization.clone().filter(|_| own);
             let answer = self
                 .send(method, &url, range.as_deref(), authorization)
@@ -221,11 +225,11 @@ impl RegistryClient {
             {
                 redirects += 1;
                 if redirects > MAX_REDIRECTS {
-                    let text = format!("it redirects more than {MAX_REDIRECTS} times");
+                    let text = format!("the registry redirects more than {MAX_REDIRECTS} times");
                     return Err(PullFault::Refused(text));
                 }
                 let next = url.join(&location)?;
-                self.may(&url.origin, &next.origin)?;
+                self.check_transport(&url.origin, &next.origin)?;
                 url = next;
                 continue;
             }
@@ -233,8 +237,8 @@ impl RegistryClient {
         }
     }
 
-    /// With credentials, authenticates before the first request: some registries report private
-    /// images as missing otherwise.
+    /// Authenticates before the first request if there are credentials, because some registries
+    /// report private images as missing otherwise.
     async fn log_in(&mut self) -> Result<(), PullFault> {
         if self.logged_in || self.credentials.is_none() {
             return Ok(());
@@ -251,18 +255,19 @@ impl RegistryClient {
         }
     }
 
-    /// Plain HTTP is for listed hosts only, and never after TLS.
-    fn may(&self, from: &UrlOrigin, to: &UrlOrigin) -> Result<(), PullFault> {
-        match to.tls || (!from.tls && to.is_among(&self.plain_http)) {
-            true => Ok(()),
-            false => Err(PullFault::Refused(format!(
-                "it leads to {} without TLS",
+    /// Permits plain HTTP only to listed hosts, and never after TLS.
+    fn check_transport(&self, from: &UrlOrigin, to: &UrlOrigin) -> Result<(), PullFault> {
+        if to.tls || (!from.tls && to.is_among(&self.plain_http)) {
+            Ok(())
+        } else {
+            Err(PullFault::Refused(format!(
+                "the registry refers to {} without TLS",
                 to.authority()
-            ))),
+            )))
         }
     }
 
-    /// Answers a challenge with the credentials or with a token of its server.
+    /// Answers a challenge with the credentials or with a token of the token server.
     async fn authenticate(&mut self, headers: &HeaderMap) -> Result<(), PullFault> {
         self.authorization = None;
         let challenges = headers.get_all(WWW_AUTHENTICATE).iter();
@@ -284,7 +289,7 @@ impl RegistryClient {
             None => return Err(PullFault::Unauthorized),
         };
         let mut url = RequestUrl::parse(&realm)?;
-        self.may(&self.registry, &url.origin)?;
+        self.check_transport(&self.registry, &url.origin)?;
         let scope = scope.unwrap_or_else(|| format!("repository:{}:pull", self.repository));
         for (name, value) in [("service", service), ("scope", Some(scope))] {
             if let Some(value) = value {
@@ -304,8 +309,9 @@ impl RegistryClient {
         let token: Option<Token> = serde_json::from_slice(&body).ok();
         let token = token.and_then(|t| t.token.or(t.access_token));
         let token = token.filter(|t| !t.is_empty() && t.bytes().all(|b| b.is_ascii_graphic()));
-        let token =
-            token.ok_or_else(|| PullFault::Refused("its token cannot be read".to_owned()))?;
+        let token = token.ok_or_else(|| {
+            PullFault::Refused("the token of the registry is malformed".to_owned())
+        })?;
         self.authorization = Some(format!("Bearer {token}"));
         Ok(())
     }
@@ -336,18 +342,20 @@ impl RegistryClient {
             let request = request.body(Empty::<Bytes>::new());
             request.map_err(|e| PullFault::Refused(PullFault::text(&e.to_string())))
         };
-        let kept = self.idle.take().filter(|(at, _)| *at == url.origin);
-        if let Some((origin, mut sender)) = kept
+        let idle = self.idle.take().filter(|(at, _)| *at == url.origin);
+        if let Some((origin, mut sender)) = idle
             && sender.ready().await.is_ok()
             && let Ok(answer) = sender.send_request(request()?).await
         {
             self.idle = Some((origin, sender));
             return Ok(answer);
         }
-        // The server may have closed the idle connection.
+        // The server may have closed the idle connection: use a new one.
         let mut sender = self.connect(&url.origin).await?;
-        let answer = sender.send_request(request()?).await;
-        let answer = answer.map_err(|e| PullFault::Unreachable(PullFault::text(&chain(&e))))?;
+        let answer = sender
+            .send_request(request()?)
+            .await
+            .map_err(|e| PullFault::Unreachable(PullFault::text(&chain(&e))))?;
         self.idle = Some((url.origin.clone(), sender));
         Ok(answer)
     }
@@ -379,13 +387,13 @@ impl RegistryClient {
     }
 }
 
-/// Value of a header as text.
+/// Returns the value of a header as text.
 fn header(headers: &HeaderMap, name: hyper::header::HeaderName) -> Option<String> {
     let value = headers.get(name)?.to_str().ok()?;
     Some(value.to_owned())
 }
 
-async fn bounded(answer: Response<Incoming>, most: usize) -> Result<Vec<u8>, PullFault> {
+async fn bounded(answer: Response<Incoming>, limit: usize) -> Result<Vec<u8>, PullFault> {
     let mut bytes = Vec::new();
     let mut body = answer.into_body();
     while let Some(frame) = body.frame().await {
@@ -393,8 +401,8 @@ async fn bounded(answer: Response<Incoming>, most: usize) -> Result<Vec<u8>, Pul
         if let Ok(data) = frame.into_data() {
             bytes.extend_from_slice(&data);
         }
-        if bytes.len() > most {
-            return Err(PullFault::TooLong(most as u64));
+        if bytes.len() > limit {
+            return Err(PullFault::TooLong(limit as u64));
         }
     }
     Ok(bytes)
@@ -420,7 +428,7 @@ async fn refusal(answer: Response<Incoming>) -> PullFault {
     PullFault::Status(status.as_u16(), PullFault::text(&text))
 }
 
-/// Escapes a query value (RFC 3986 2.3).
+/// Percent-encodes a query value (RFC 3986 2.3).
 fn encoded(text: &str) -> String {
     const ESCAPED: AsciiSet = NON_ALPHANUMERIC
         .remove(b'-')
@@ -433,7 +441,7 @@ fn encoded(text: &str) -> String {
     utf8_percent_encode(text, &ESCAPED).to_string()
 }
 
-/// Message of an error with its causes.
+/// Returns the message of an error with its causes.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -5,11 +5,11 @@ use nix::sys::resource::Resource;
 use nix::unistd::Uid;
 use std::io;
 
-/// Limit of the address space in bytes.
+/// Maximum size of the address space in bytes.
 const MAX_MEMORY: u64 = 512 << 20;
-/// Limit of open descriptors: the parent's socket, the event loop's, and connections.
+/// Maximum number of open descriptors: the parent's socket, the event loop's, and connections.
 const MAX_DESCRIPTORS: u64 = 64;
-/// Limit of processor time in seconds.
+/// Maximum processor time in seconds.
 const MAX_CPU_S: u64 = 3600;
 
 pub(super) fn limit_resources() -> io::Result<()> {
@@ -24,16 +24,16 @@ pub(super) fn limit_resources() -> io::Result<()> {
     ])
 }
 
-/// Leaves the host's namespaces, files, user and privileges. Without root, only what an
-/// unprivileged process can.
+/// Leaves the host's namespaces, files, user and privileges. Without root, only applies
+/// restrictions that an unprivileged process can apply.
 pub(super) fn leave_everything() -> io::Result<()> {
     if Uid::effective().is_root() {
         confinement::leave_host(jiffy_rootless::is_host_root())?;
     }
-    confinement::seal()?;
-    // Set last, since a change of user clears it. A parent that has ended closes the socket as
-    // well.
+    confinement::forbid_inspection()?;
+    // Set last, because a change of user clears it. If the parent has already exited, the socket is
+    // closed as well.
     confinement::end_with_parent()?;
-    // No further tasks.
+    // No further tasks can be created.
     confinement::set_limit(Resource::RLIMIT_NPROC, 0)
 }

@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-/// Blocking socket: a puller has no other work while its parent is busy.
+/// Blocking socket to the parent: a puller has no other work while its parent is busy.
 pub(super) struct ParentSocket(UnixStream);
 
 impl ParentSocket {
@@ -19,7 +19,7 @@ impl ParentSocket {
         Self(socket)
     }
 
-    /// Receives the next request, with its descriptor.
+    /// Receives the next request and the descriptor attached to it, if any.
     pub fn order(&self) -> io::Result<(PullRequest, Option<OwnedFd>)> {
         let mut descriptor = None;
         let mut head = [0; HEADER_BYTES];
@@ -44,7 +44,7 @@ impl ParentSocket {
         chunks.try_for_each(|chunk| self.send(KIND_DATA, chunk))
     }
 
-    /// TCP connection that the parent opens.
+    /// Returns a TCP connection that the parent opens.
     pub fn connect(&self, host: &str, port: u16) -> Result<TcpStream, PullFault> {
         let lost = |e: io::Error| PullFault::Broken(e.to_string());
         let host = host.to_owned();

@@ -1,10 +1,10 @@
-//! Seccomp filter of a puller, which opens no path and no socket, starts no process, and sends no
-//! signal to another.
+//! Seccomp filter of a puller. It denies opening files and sockets, starting processes, and
+//! signalling other processes.
 
 use jiffy_confinement::{AllowedCalls, equals, equals_unsigned};
 use std::io;
 
-/// Calls of the event loop, of existing sockets, of the allocator, and of exit.
+/// System calls of the event loop, existing sockets, the allocator and exit.
 const ALLOWED: &[libc::c_long] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -44,8 +44,8 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_writev,
 ];
 
-/// Commands of fcntl: flags and copies of descriptors. Commands that choose the receiver of a
-/// signal are missing.
+/// Permitted fcntl commands: flags and copies of descriptors. Commands that choose the receiver of
+/// a signal are excluded.
 const DESCRIPTOR_COMMANDS: [libc::c_int; 5] = [
     libc::F_GETFD,
     libc::F_SETFD,
@@ -54,10 +54,10 @@ const DESCRIPTOR_COMMANDS: [libc::c_int; 5] = [
     libc::F_DUPFD_CLOEXEC,
 ];
 
-/// Requests of ioctl: whether reads wait.
+/// Permitted ioctl request: non-blocking mode.
 const DESCRIPTOR_REQUESTS: [libc::Ioctl; 1] = [libc::FIONBIO];
 
-/// Options of sockets, by level, that the client of a registry sets.
+/// Socket options, by level, that the client of a registry sets.
 const SOCKET_OPTIONS: [(libc::c_int, libc::c_int); 5] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::IPPROTO_TCP, libc::TCP_NODELAY),
@@ -66,7 +66,7 @@ const SOCKET_OPTIONS: [(libc::c_int, libc::c_int); 5] = [
     (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
 ];
 
-/// Installs the filter; other calls fail with EPERM.
+/// Installs the filter. Other system calls fail with EPERM.
 pub(super) fn enter() -> io::Result<()> {
     let mut calls = AllowedCalls::new(ALLOWED);
     let commands = DESCRIPTOR_COMMANDS.map(|command| vec![equals(1, command)]);
@@ -75,7 +75,7 @@ pub(super) fn enter() -> io::Result<()> {
     calls.allow_if(libc::SYS_ioctl, requests)?;
     let options = SOCKET_OPTIONS.map(|(level, option)| vec![equals(1, level), equals(2, option)]);
     calls.allow_if(libc::SYS_setsockopt, options)?;
-    // A program that aborts signals itself.
+    // Allows the process to send SIGABRT to itself when it aborts.
     let own_pid = equals_unsigned(0, std::process::id().into());
     calls.allow_if(libc::SYS_tgkill, [vec![own_pid, equals(2, libc::SIGABRT)]])?;
     calls.enforce()
@@ -87,12 +87,12 @@ mod tests {
     use nix::sys::wait::{WaitStatus, waitpid};
     use nix::unistd::{ForkResult, fork};
 
-    /// Makes `call` in a process under the filter. Returns its error number, 0 if it succeeds.
+    /// Makes `call` in a process under the filter. Returns its error number, or 0 on success.
     fn attempt(call: impl Fn() -> libc::c_long) -> i32 {
         // SAFETY: the child makes system calls and exits.
         match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
-                // SAFETY: no pointer is passed; a filter without it would not install.
+                // SAFETY: no pointer is passed. A filter cannot be installed without this setting.
                 unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
                 let code = match enter() {
                     Err(_) => 255,
@@ -101,7 +101,7 @@ mod tests {
                         .unwrap_or(254),
                     Ok(()) => 0,
                 };
-                // SAFETY: ends the child without anything of the test's.
+                // SAFETY: exits the child without running any code of the test.
                 unsafe { libc::_exit(code) }
             }
             ForkResult::Parent { child } => match waitpid(child, None).unwrap() {
@@ -120,7 +120,7 @@ mod tests {
             std::os::fd::AsRawFd::as_raw_fd(&tcp),
         );
         let one = 1i32;
-        // SAFETY: each call is on open descriptors with arguments of the right kind.
+        // SAFETY: each call uses open descriptors and arguments of the right kind.
         let set = |level, option| unsafe {
             let value = (&raw const one).cast();
             libc::c_long::from(libc::setsockopt(tcp, level, option, value, 4))
@@ -130,7 +130,7 @@ mod tests {
         // SAFETY: as above.
         let fcntl =
             |command, value: i32| unsafe { libc::c_long::from(libc::fcntl(fd, command, value)) };
-        // SAFETY: signal 0 sends nothing.
+        // SAFETY: signal 0 is not delivered.
         let signal =
             |pid: i32, signal: i32| unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, signal) };
         let parent = i32::try_from(std::process::id()).unwrap();
@@ -145,7 +145,7 @@ mod tests {
             attempt(|| fcntl(libc::F_SETOWN, parent)),
             attempt(|| signal(parent, 0)),
             attempt(|| signal(parent, libc::SIGABRT)),
-            // Not even itself, with another signal.
+            // Not even to itself with another signal.
             attempt(|| signal(i32::try_from(std::process::id()).unwrap(), 0)),
         ] {
             assert_eq!(denied, libc::EPERM);

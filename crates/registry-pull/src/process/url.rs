@@ -3,7 +3,7 @@
 use crate::error::PullFault;
 use hyper::Uri;
 
-/// An `http` or `https` URL.
+/// `http` or `https` URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RequestUrl {
     pub origin: UrlOrigin,
@@ -20,7 +20,7 @@ pub(super) struct UrlOrigin {
 }
 
 impl UrlOrigin {
-    /// `host` or `host:port`.
+    /// Returns `host` or `host:port`.
     pub fn authority(&self) -> String {
         match (self.tls, self.port) {
             (true, 443) | (false, 80) => self.host.clone(),
@@ -28,7 +28,7 @@ impl UrlOrigin {
         }
     }
 
-    /// Tells if it is one of `hosts` (`host` or `host:port`).
+    /// Returns true if it is one of `hosts` (`host` or `host:port`).
     pub fn is_among(&self, hosts: &[String]) -> bool {
         let full = format!("{}:{}", self.host, self.port);
         let short = self.authority();
@@ -39,7 +39,7 @@ impl UrlOrigin {
 
 impl RequestUrl {
     pub fn parse(text: &str) -> Result<Self, PullFault> {
-        let bad = || PullFault::Refused(format!("`{}` is no address", PullFault::text(text)));
+        let bad = || PullFault::Refused(format!("`{}` is not a URL", PullFault::text(text)));
         // Fragments are not sent.
         let text = text.split('#').next().unwrap_or_default();
         let uri: Uri = text.parse().map_err(|_| bad())?;
@@ -64,7 +64,7 @@ impl RequestUrl {
         })
     }
 
-    /// Resolves a `location` relative to this URL (RFC 3986 5.2, as far as registries need it).
+    /// Resolves a `location` relative to this URL (RFC 3986 5.2, as far as registries use it).
     pub fn join(&self, location: &str) -> Result<Self, PullFault> {
         if location.contains("://") {
             return Self::parse(location);
