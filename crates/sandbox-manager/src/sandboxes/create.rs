@@ -354,7 +354,7 @@ impl Sandboxes {
             }
         }
         let mut step = steps::begin("keep");
-        let handle = match guest.keep().await {
+        let handle = match guest.detach().await {
             Ok(handle) => handle,
             Err(e) => {
                 guest.stop().await;

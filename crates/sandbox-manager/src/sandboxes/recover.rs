@@ -11,7 +11,7 @@ use super::snapshot_index::SnapshotIndex;
 use crate::journal::{Journal, JournalChange, OpenedJournal};
 use crate::records::{BoxedRecords, SandboxRecord, SnapshotRecord};
 use jiffy_api_types::{SandboxState, SnapshotPurpose};
-use jiffy_engine_api::{Engines, KeptGuest, MICROVM, now_ms};
+use jiffy_engine_api::{Engines, DetachedGuest, MICROVM, now_ms};
 use smol_str::SmolStr;
 use std::collections::{BTreeMap, HashMap};
 use std::panic::resume_unwind;
@@ -40,7 +40,7 @@ pub(super) struct Orphan {
     pub sandbox: String,
     /// Name of its engine.
     pub engine: String,
-    pub guest: KeptGuest,
+    pub guest: DetachedGuest,
 }
 
 /// Sandboxes by id.
@@ -179,7 +179,7 @@ pub(super) fn recover(
                     sandbox: sandbox.id.clone(),
                     // Records of versions that had only this engine do not name it.
                     engine: sandbox.engine.clone().unwrap_or_else(|| MICROVM.to_owned()),
-                    guest: KeptGuest {
+                    guest: DetachedGuest {
                         handle,
                         snapshot,
                         network: sandbox.settings.rules(),

@@ -6,8 +6,9 @@ use super::guest::{FakeGuest, UnassignedFakeGuest};
 use super::world::World;
 use async_trait::async_trait;
 use jiffy_engine_api::{
-    Capabilities, Engine, EngineDescription, EngineError, Engines, Guest, GuestHandle, KeptGuest,
-    MICROVM, SandboxIdentity, SandboxSize, SnapshotFiles, Startup, TemplateState, UnassignedGuest,
+    Capabilities, DetachedGuest, Engine, EngineDescription, EngineError, Engines, Guest,
+    GuestHandle, MICROVM, SandboxIdentity, SandboxSize, SnapshotFiles, Startup, TemplateState,
+    UnassignedGuest,
 };
 use jiffy_proto::agent::SiteSettings;
 use std::fs;
@@ -108,7 +109,7 @@ impl Engine for FakeEngine {
         Ok(Box::new(UnassignedFakeGuest(self.0.clone(), Some(body))))
     }
 
-    async fn adopt(&self, orphan: &KeptGuest) -> Result<Arc<dyn Guest>, EngineError> {
+    async fn adopt(&self, orphan: &DetachedGuest) -> Result<Arc<dyn Guest>, EngineError> {
         let at: usize = orphan.handle.0.parse().map_err(EngineError::failed)?;
         let body = self.0.world.guests.lock().unwrap()[at].clone();
         if let Err(e) = self.0.world.step("adopt").await {

@@ -95,7 +95,7 @@ impl Guest for FakeGuest {
         self.0.engine
     }
 
-    async fn keep(&self) -> Result<GuestHandle, EngineError> {
+    async fn detach(&self) -> Result<GuestHandle, EngineError> {
         self.1.world.step("keep").await?;
         self.0.kept.store(true, Ordering::Relaxed);
         self.1.world.step("kept").await?;
