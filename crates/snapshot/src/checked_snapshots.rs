@@ -1,4 +1,4 @@
-//! Snapshots that were read and checked, so that lineages that are used again are not read again.
+//! Cache of snapshots whose files were read and checked. A lineage in the cache is not read again.
 
 use crate::SnapshotError;
 use crate::manifest::Manifest;
@@ -10,10 +10,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Most snapshots that are remembered.
+/// Maximum number of cached snapshots.
 const MAX_REMEMBERED: usize = 1024;
 
-/// Attributes that a file keeps until it is written to or another is put in its place.
+/// Attributes of a file that change when the file is written or replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileStamp {
     file: (u64, u64),
@@ -23,7 +23,7 @@ pub(crate) struct FileStamp {
 }
 
 impl FileStamp {
-    /// Stamp of a file.
+    /// Returns the stamp of a file.
     pub fn of(path: &Path) -> Result<Self, SnapshotError> {
         let metadata = fs::metadata(path).map_err(SnapshotError::io(path))?;
         Ok(Self {
@@ -35,12 +35,12 @@ impl FileStamp {
     }
 }
 
-/// Stamps of the files that make up a snapshot.
+/// Stamps of all files of a snapshot.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotStamps(Vec<FileStamp>);
 
 impl SnapshotStamps {
-    /// Stamps of the files that `manifest` has in the directory `path`.
+    /// Returns the stamps of the files of `manifest` in the directory `path`.
     pub fn of(path: &Path, manifest: &Manifest) -> Result<Self, SnapshotError> {
         let stamp = |name: &str| FileStamp::of(&path.join(name));
         let mut stamps = vec![
@@ -56,7 +56,7 @@ impl SnapshotStamps {
         Ok(Self(stamps))
     }
 
-    /// True if the manifest was not replaced since its stamp was `before`.
+    /// Returns whether the manifest's stamp is still `before`: the manifest was not replaced.
     pub fn is_of_manifest(&self, before: FileStamp) -> bool {
         self.0.first() == Some(&before)
     }
@@ -69,7 +69,7 @@ struct CheckedSnapshot {
     last_use: u64,
 }
 
-/// Snapshots of one directory by id.
+/// Checked snapshots of one directory, by id.
 #[derive(Debug, Default)]
 pub(crate) struct CheckedSnapshots(Mutex<Remembered>);
 
@@ -80,11 +80,11 @@ struct Remembered {
 }
 
 impl CheckedSnapshots {
-    /// Manifest of the snapshot `id` in the directory `path`, if its files are those that were
-    /// checked.
+    /// Returns the manifest of snapshot `id` in the directory `path`. `None` if its files have
+    /// changed since they were checked.
     pub fn find(&self, id: &str, path: &Path) -> Option<Arc<Manifest>> {
-        let known = self.0.lock().by_id.get(id)?.manifest.clone();
-        let stamps = SnapshotStamps::of(path, &known).ok()?;
+        let manifest = self.0.lock().by_id.get(id)?.manifest.clone();
+        let stamps = SnapshotStamps::of(path, &manifest).ok()?;
         let mut remembered = self.0.lock();
         remembered.uses += 1;
         let now = remembered.uses;
@@ -96,8 +96,8 @@ impl CheckedSnapshots {
         Some(snapshot.manifest.clone())
     }
 
-    /// Remembers a snapshot whose files had `stamps` before they were read. Forgets the one that
-    /// was used longest ago if there are too many.
+    /// Adds a snapshot whose files had `stamps` before they were read. Removes the least recently
+    /// used snapshot if the cache is full.
     pub fn insert(&self, manifest: Arc<Manifest>, stamps: SnapshotStamps) {
         let mut remembered = self.0.lock();
         remembered.uses += 1;
@@ -117,7 +117,7 @@ impl CheckedSnapshots {
         }
     }
 
-    /// Forgets a snapshot that is removed.
+    /// Forgets a removed snapshot.
     pub fn forget(&self, id: &str) {
         self.0.lock().by_id.remove(id);
     }
@@ -159,7 +159,7 @@ mod tests {
             assert_eq!(snapshots.find("s", path).as_deref(), Some(&*known));
             assert_eq!(snapshots.find("other", path), None);
             let file = path.join(name);
-            // Another file, of the same length.
+            // Another file of the same length.
             fs::write(path.join("new"), b"b").unwrap();
             fs::rename(path.join("new"), &file).unwrap();
             assert_eq!(snapshots.find("s", path), None, "{name}");
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_snapshots_the_one_that_was_used_longest_ago_is_forgotten() {
+    fn the_least_recently_used_snapshot_is_forgotten_first() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path();
         for name in [MANIFEST, STATE, MEMORY_LAYER, MEMORY_INDEX] {

@@ -1,4 +1,4 @@
-//! Checksums of a snapshot, to find damage and, chunk by chunk, for a store that shares equal
+//! Checksums of a snapshot. They detect damage, and identify equal chunks for a store that shares
 //! chunks.
 
 use crate::SnapshotError;
@@ -13,17 +13,17 @@ use std::os::unix::fs::FileExt;
 pub(crate) const CHECKSUMS_FILE: &str = "seal.json";
 const MAX_CHECKSUMS_BYTES: u64 = 256 << 20;
 const MAX_SMALL_FILE_BYTES: u64 = 128 << 20;
-/// Chunks hashed between two checks that the snapshot still exists.
+/// Number of chunks that are hashed between two checks that the snapshot still exists.
 const CHUNKS_PER_CHECK: usize = 256;
 
 /// Content of `seal.json`: BLAKE3 hashes in hexadecimal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Checksums {
-    /// Hashes of small files, whole.
+    /// Hashes of small files.
     pub files: BTreeMap<String, String>,
-    /// Hashes of layers by file and number of the 64 KiB chunk. Only chunks with stored units have
-    /// one; in a chunk of a disk, blocks that the layer does not hold count as zeroes.
+    /// Hashes of 64 KiB chunks, by layer file and chunk number. Only chunks with stored units have
+    /// a hash. In a chunk of a disk, blocks that the layer does not store are hashed as zeroes.
     pub chunks: BTreeMap<String, BTreeMap<u64, String>>,
 }
 
@@ -32,7 +32,7 @@ pub struct Checksums {
 pub struct DamagedChunk {
     /// File in the snapshot's directory.
     pub file: String,
-    /// Number of the 64 KiB chunk; none for a file hashed as a whole.
+    /// Number of the 64 KiB chunk. `None` if the whole file is hashed.
     pub chunk: Option<u64>,
 }
 
@@ -40,17 +40,18 @@ pub struct DamagedChunk {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VerifyResult {
-    /// The snapshot has no checksums to compare with.
+    /// The snapshot has no checksums.
     #[serde(rename = "unsealed")]
     NoChecksums,
     /// All checksums match.
     #[serde(rename = "sound")]
     Intact,
-    /// Chunks and files that differ.
+    /// Chunks and files that differ from their checksums.
     Damaged(Vec<DamagedChunk>),
 }
 
-/// Computes all checksums. Stops when `still_exists` returns false: the snapshot is being removed.
+/// Computes all checksums. Stops if `still_exists` returns `false` because the snapshot was
+/// removed.
 fn compute(
     snapshot: &Snapshot,
     dir: &SnapshotDir<'_>,
@@ -72,14 +73,15 @@ fn compute(
         let index = LayerIndex::decode_any(&whole(&index)?).map_err(SnapshotError::index(&path))?;
         let path = dir.path(&layer);
         let file = dir.open(&layer)?;
-        let hashes = hash_layer(&file, &index, still_exists).map_err(SnapshotError::io(&path))?;
-        let hashes = hashes.ok_or_else(|| SnapshotError::Missing(snapshot.id().to_owned()))?;
+        let hashes = hash_layer(&file, &index, still_exists)
+            .map_err(SnapshotError::io(&path))?
+            .ok_or_else(|| SnapshotError::Missing(snapshot.id().to_owned()))?;
         chunks.insert(layer, hashes);
     }
     Ok(Checksums { files, chunks })
 }
 
-/// Hashes the stored chunks of a layer; returns none if stopped.
+/// Hashes the stored chunks of a layer. `None` if stopped.
 fn hash_layer(
     file: &File,
     index: &LayerIndex,
@@ -116,7 +118,7 @@ fn hash_layer(
 }
 
 pub(crate) fn write(snapshot: &Snapshot) -> Result<(), SnapshotError> {
-    // The open directory, not its path: a merge replaces the directory.
+    // Use the open directory, not its path: a merge replaces the directory at the path.
     let dir = SnapshotDir::at(snapshot.path())?;
     if dir.find(CHECKSUMS_FILE)?.is_some() {
         return Ok(());
@@ -128,7 +130,7 @@ pub(crate) fn write(snapshot: &Snapshot) -> Result<(), SnapshotError> {
     dir.create_once(CHECKSUMS_FILE, &text)
 }
 
-/// Reads the checksums of a snapshot, if it has some.
+/// Reads the checksums of a snapshot. `None` if it has none.
 fn recorded(dir: &SnapshotDir<'_>) -> Result<Option<Checksums>, SnapshotError> {
     if dir.find(CHECKSUMS_FILE)?.is_none() {
         return Ok(None);
@@ -139,7 +141,7 @@ fn recorded(dir: &SnapshotDir<'_>) -> Result<Option<Checksums>, SnapshotError> {
     recorded.map_err(|e| SnapshotError::damaged(&path, e))
 }
 
-/// Compares the small files of a snapshot with its checksums, if it has some.
+/// Compares the small files of a snapshot with its checksums, if it has checksums.
 pub(crate) fn verify_small_files(snapshot: &Snapshot) -> Result<(), SnapshotError> {
     let dir = SnapshotDir::at(snapshot.path())?;
     let Some(recorded) = recorded(&dir)? else {
@@ -148,7 +150,7 @@ pub(crate) fn verify_small_files(snapshot: &Snapshot) -> Result<(), SnapshotErro
     for (name, hash) in recorded.files {
         let bytes = dir.read(&name, MAX_SMALL_FILE_BYTES)?;
         if *blake3::hash(&bytes).to_hex() != *hash {
-            let reason = "it differs from its checksum";
+            let reason = "the checksum differs";
             return Err(SnapshotError::damaged(&dir.path(&name), reason));
         }
     }
@@ -162,9 +164,10 @@ pub(crate) fn verify(snapshot: &Snapshot) -> Result<VerifyResult, SnapshotError>
     };
     let now = compute(snapshot, &dir, &|| dir.is_still_named())?;
     let damages = compare(&recorded, &now);
-    Ok(match damages.is_empty() {
-        true => VerifyResult::Intact,
-        false => VerifyResult::Damaged(damages),
+    Ok(if damages.is_empty() {
+        VerifyResult::Intact
+    } else {
+        VerifyResult::Damaged(damages)
     })
 }
 
@@ -190,7 +193,7 @@ fn compare(recorded: &Checksums, now: &Checksums) -> Vec<DamagedChunk> {
     damages
 }
 
-/// Keys whose values differ, or that only one of the maps has, ascending.
+/// Returns the keys that only one map contains or whose values differ, in ascending order.
 fn differing<'a, K: Ord>(
     a: &'a BTreeMap<K, String>,
     b: &'a BTreeMap<K, String>,

@@ -1,21 +1,21 @@
-//! Damage that shows without reading layers.
+//! Detection of damage that does not require reading layers.
 
 use crate::{SnapshotError, Store, checksums};
 use nix::libc::EIO;
 use std::io;
 
 impl Store {
-    /// Looks for damage of snapshot `id`: files that are missing, have another size, or are small
-    /// and differ from their checksums. Layers are not read, and ancestors not looked at.
+    /// Checks snapshot `id` for damage: missing files, files of unexpected size, and small files
+    /// that differ from their checksums. Layers are not read, and ancestors are not checked.
     pub fn find_damage(&self, id: &str) -> Option<SnapshotError> {
-        let looked = self.get(id);
-        let looked = looked.and_then(|snapshot| checksums::verify_small_files(&snapshot));
-        looked.err().filter(SnapshotError::is_damage)
+        let snapshot = self.get(id);
+        let checked = snapshot.and_then(|snapshot| checksums::verify_small_files(&snapshot));
+        checked.err().filter(SnapshotError::is_damage)
     }
 }
 
 impl SnapshotError {
-    /// Returns true if files of a snapshot are missing, unreadable or not as they were written.
+    /// Returns whether files of a snapshot are missing, unreadable or have unexpected content.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Missing(_) | Self::Damaged { .. } => true,

@@ -1,5 +1,5 @@
-//! Snapshot that is being written. It is published when it is complete; dropped before that, it
-//! leaves nothing, unless it is captured: then a later process can publish or discard it.
+//! Unpublished snapshot. A complete draft is published. A draft that is dropped earlier is removed,
+//! unless it is captured: a later process can then publish or discard it.
 
 use crate::SnapshotError;
 use crate::manifest::Manifest;
@@ -16,19 +16,19 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes reserved for the manifest.
+/// Space reserved for the manifest, in bytes.
 const MANIFEST_RESERVED_BYTES: i64 = 4096;
 
-/// Attempts to remove a directory to which something is being added.
+/// Maximum number of attempts to remove a directory to which a concurrent writer adds files.
 const REMOVAL_ATTEMPTS: usize = 4;
 
-/// Durability of a published snapshot in a crash of the host.
+/// Durability of a published snapshot if the host crashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// Written back by the kernel at some time: for a snapshot that only serves this run of the
-    /// host, like a fork's.
+    /// The kernel writes the files back later. For snapshots that are only used until the host
+    /// reboots, such as the snapshot of a fork.
     PageCache,
-    /// Every file and the directories are synced before it is published.
+    /// All files and directories are synced before the snapshot is published.
     Storage,
 }
 
@@ -38,17 +38,17 @@ pub struct SnapshotDraft {
     index: Arc<StoreIndex>,
     root: PathBuf,
     dir: PathBuf,
-    /// File for the state.
+    /// File for the state of vCPUs and devices.
     pub state: File,
-    /// File for chunks of memory.
+    /// File for the memory layer.
     pub memory: File,
-    /// File for their index.
+    /// File for the index of the memory layer.
     pub memory_index: File,
-    /// Files for the indexes of the disks' layers.
+    /// Files for the indexes of the disk layers.
     pub disk_indexes: Vec<File>,
     manifest: File,
     finished: bool,
-    /// A later process finds it.
+    /// True if the draft remains for a later process when it is dropped.
     captured: bool,
 }
 
@@ -83,7 +83,7 @@ impl SnapshotDraft {
                 .map_err(SnapshotError::io(&path))
         };
         let manifest = new(MANIFEST)?;
-        // A full disk is found before the guest is paused. Not every file system can preallocate.
+        // Detect a full disk before the guest is paused. Some file systems cannot preallocate.
         match posix_fallocate(&manifest, 0, MANIFEST_RESERVED_BYTES) {
             Err(Errno::EOPNOTSUPP | Errno::EINVAL) | Ok(()) => {}
             Err(e) => return Err(SnapshotError::io(&dir.join(MANIFEST))(e.into())),
@@ -104,7 +104,7 @@ impl SnapshotDraft {
         })
     }
 
-    /// Opens the draft in the directory `dir` of a process that captured it.
+    /// Opens the draft in the directory `dir`, which another process captured.
     pub(crate) fn reopen(
         index: &Arc<StoreIndex>,
         root: &Path,
@@ -135,9 +135,13 @@ impl SnapshotDraft {
         Ok((draft, all(disk_layer)?))
     }
 
-    /// Moves the draft to `dir`, with the disks' frozen overlays, where [`Self::reopen`] finds it
-    /// after this process.
-    pub(crate) fn keep_at(&mut self, dir: PathBuf, overlays: &[File]) -> Result<(), SnapshotError> {
+    /// Moves the draft to `dir` together with the frozen overlays of its disks. A later process can
+    /// open it with [`Self::reopen`].
+    pub(crate) fn persist_at(
+        &mut self,
+        dir: PathBuf,
+        overlays: &[File],
+    ) -> Result<(), SnapshotError> {
         self.add_overlays(overlays)?;
         fs::rename(&self.dir, &dir).map_err(SnapshotError::io(&dir))?;
         self.dir = dir;
@@ -145,8 +149,8 @@ impl SnapshotDraft {
         Ok(())
     }
 
-    /// Has a captured draft leave nothing when it is dropped.
-    pub fn give_up(&mut self) {
+    /// Makes sure that a captured draft is removed when it is dropped.
+    pub fn remove_on_drop(&mut self) {
         self.captured = false;
     }
 
@@ -158,21 +162,21 @@ impl SnapshotDraft {
         Ok(())
     }
 
-    /// Opens [`Self::memory`] again with `O_DIRECT`; none if the file system refuses that.
+    /// Opens [`Self::memory`] again with `O_DIRECT`. `None` if the file system does not support it.
     pub fn memory_direct(&self) -> Option<File> {
         let mut options = File::options();
         options.write(true).custom_flags(nix::libc::O_DIRECT);
         options.open(self.dir.join(MEMORY_LAYER)).ok()
     }
 
-    /// Directory that it is being written to.
+    /// Returns the draft's directory.
     pub(crate) fn path(&self) -> &Path {
         &self.dir
     }
 
-    /// Publishes the snapshot under its id. `overlays` are the disks' frozen overlays: those made
-    /// by [`crate::Store::overlay`] are linked, others are copied. A failed call (disk full, for
-    /// example) can be repeated.
+    /// Publishes the snapshot under its id. `overlays` are the frozen overlays of the disks.
+    /// Overlays created by [`crate::Store::overlay`] are linked, others are copied. A failed call
+    /// (for example because the disk is full) can be repeated.
     pub fn publish(
         &mut self,
         manifest: &Manifest,
@@ -187,7 +191,7 @@ impl SnapshotDraft {
         let path = self.dir.join(MANIFEST);
         let text =
             serde_json::to_vec_pretty(manifest).map_err(|e| SnapshotError::damaged(&path, e))?;
-        // Overwritten in place, so that its reserved block is kept.
+        // Overwrite the file in place, so that its reserved block is used.
         self.manifest
             .write_all_at(&text, 0)
             .and_then(|()| self.manifest.set_len(text.len() as u64))
@@ -221,13 +225,13 @@ impl Drop for SnapshotDraft {
     }
 }
 
-/// Removes the directory of a draft, or of a snapshot that a merge has replaced: checksums may be
-/// added to that one until it is gone.
+/// Removes the directory of a draft, or of a snapshot that a merge has replaced. Checksums may be
+/// added to the replaced snapshot during the removal.
 pub(crate) fn remove_draft(dir: &Path) {
     for _ in 0..REMOVAL_ATTEMPTS {
         match fs::remove_dir_all(dir) {
             Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => {}
-            // Otherwise a later process removes what is left.
+            // On other errors, garbage collection removes the remaining files.
             _ => return,
         }
     }
@@ -240,11 +244,11 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Links a nameless file to `path`, or copies it where that fails.
+/// Links an unnamed file to `path`, or copies it if linking fails.
 fn link_or_copy(file: &File, path: &Path) -> io::Result<()> {
-    if let Ok(still_exists) = fs::metadata(path) {
+    if let Ok(existing) = fs::metadata(path) {
         let ours = file.metadata()?;
-        if (still_exists.dev(), still_exists.ino()) == (ours.dev(), ours.ino()) {
+        if (existing.dev(), existing.ino()) == (ours.dev(), ours.ino()) {
             return Ok(());
         }
         // Incomplete copy of an earlier attempt.
@@ -264,7 +268,7 @@ fn link_or_copy(file: &File, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Copies data and keeps holes.
+/// Copies the data and preserves holes.
 fn copy_data(from: &mut File, to: &mut File, length: u64) -> io::Result<()> {
     use nix::unistd::{Whence, lseek};
     to.set_len(length)?;

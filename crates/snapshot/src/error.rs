@@ -1,10 +1,10 @@
-//! Error of reading, writing and removing snapshots.
+//! Errors of reading, writing and removing snapshots.
 
 use jiffy_proto::layer::IndexError;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Failure of an operation on a snapshot.
+/// Error of an operation on a snapshot.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// A file could not be read or written.
@@ -15,41 +15,41 @@ pub enum SnapshotError {
         /// Cause.
         source: io::Error,
     },
-    /// No such snapshot.
-    #[error("there is no snapshot {0}")]
+    /// The snapshot does not exist.
+    #[error("snapshot {0} does not exist")]
     Missing(String),
     /// The id is in use.
-    #[error("snapshot {0} exists already")]
+    #[error("snapshot {0} already exists")]
     Exists(String),
     /// The id is invalid.
-    #[error("{0:?} is no snapshot id: it has 1 to 64 lower-case letters and digits")]
+    #[error("invalid snapshot id {0:?}: use 1 to 64 lower-case letters and digits")]
     Id(String),
     /// A file is damaged.
     #[error("{path} is damaged: {reason}; remove the snapshot, or restore it from a copy")]
     Damaged {
         /// Path of the file.
         path: PathBuf,
-        /// Damage.
+        /// Kind of damage.
         reason: String,
     },
-    /// The snapshot has another format.
+    /// The format of the snapshot is not supported.
     #[error(
-        "snapshot {id} has format {found} and this jiffy reads format {loaded}: use the version of \
-         jiffy that made it, or build its template anew"
+        "snapshot {id} has format {format}, but this version of jiffy reads format {supported}: use the \
+         version of jiffy that took it, or build its template again"
     )]
     Format {
         /// Id of the snapshot.
         id: String,
         /// Format of the snapshot.
-        found: u32,
-        /// Format of this program.
-        loaded: u32,
+        format: u32,
+        /// Supported format.
+        supported: u32,
     },
-    /// Chunks of its memory have not arrived on this host.
-    #[error("the memory of snapshot {0} has not all arrived on this host: have it fetched first")]
+    /// Part of the snapshot's memory is not stored on this host.
+    #[error("the memory of snapshot {0} is not completely stored on this host: fetch it first")]
     Incomplete(String),
     /// The parent is missing.
-    #[error("snapshot {child} needs its parent {parent}, which is gone")]
+    #[error("snapshot {child} needs its parent {parent}, which does not exist")]
     Orphan {
         /// Id of the child.
         child: String,
@@ -61,18 +61,18 @@ pub enum SnapshotError {
     Lineage {
         /// Id of the snapshot.
         id: String,
-        /// Damage.
+        /// Inconsistency.
         problem: String,
     },
-    /// A running sandbox uses it.
-    #[error("snapshot {0} is in use by a running sandbox: stop that first")]
+    /// A running sandbox uses the snapshot.
+    #[error("snapshot {0} is in use by a running sandbox: stop the sandbox first")]
     InUse(String),
-    /// Another snapshot is its child.
-    #[error("snapshot {id} is the parent of {child}: remove that first")]
+    /// Another snapshot is a child of the snapshot.
+    #[error("snapshot {id} is the parent of {child}: remove {child} first")]
     HasChild {
         /// Id of the snapshot.
         id: String,
-        /// One of its children.
+        /// Id of a child.
         child: String,
     },
 }

@@ -1,19 +1,19 @@
-//! Fold of a snapshot's parent into the snapshot, which reclaims what the snapshot has superseded.
+//! Fold of a snapshot's parent into the snapshot, which releases superseded data.
 //!
-//! A sandbox that takes a snapshot at each step and removes the previous one would otherwise leave
-//! every version of its memory and disk behind: the files of a removed snapshot stay as long as its
-//! child needs them. A fold copies the units that only the lower snapshot stores into the layer
-//! files of the upper snapshot, at offsets that the upper index does not claim. It then replaces
-//! the indexes and the manifest of the upper snapshot in one step. The lower snapshot can be
-//! removed afterwards.
+//! The files of a removed snapshot must remain while a child needs them. Without folds, a sandbox
+//! that takes a snapshot at each step and removes the previous one would therefore retain every
+//! version of its memory and disk. A fold copies the units that only the lower snapshot stores into
+//! the layer files of the upper snapshot, at offsets that the upper index does not claim. It then
+//! replaces the indexes and the manifest of the upper snapshot atomically. The lower snapshot can
+//! be removed afterwards.
 //!
-//! - A reader with the old indexes reads the same as before, because no claimed offset is written.
-//!   So guests, restores and uploads go on during a fold.
-//! - A process that is killed at any step leaves either the old or the new snapshot. Bytes that
-//!   were copied before the last step lie at unclaimed offsets; the next fold writes them again.
-//! - The copy is at most as large as the content of the upper snapshot, or as a limit of the
-//!   caller. With a small limit, content that is never superseded is copied a logarithmic number
-//!   of times, and a chain of folded snapshots takes at most twice the space of its content.
+//! - A reader with the old indexes reads the same content as before, because no claimed offset is
+//!   written. Guests, restores and uploads therefore continue during a fold.
+//! - If the process is killed at any time, either the old or the new snapshot remains. Bytes copied
+//!   before the commit are at unclaimed offsets, and the next fold writes them again.
+//! - The copy is at most as large as the content of the upper snapshot, or as the caller's limit.
+//!   With a small limit, content that is never superseded is copied a logarithmic number of times.
+//!   A chain of folded snapshots then takes at most twice the space of its content.
 
 use crate::checked_snapshots::FileStamp;
 use crate::checksums::CHECKSUMS_FILE;
@@ -33,17 +33,18 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes copied between two calls of the caller's pace function. A piece ends at a multiple of
-/// them: the page cache then holds whole huge pages, which guests are mapped in.
+/// Number of bytes copied between two calls of the caller's pace function. Each piece ends at a
+/// multiple of this size, so that the page cache contains whole huge pages, which can be mapped
+/// into guests.
 const PIECE_BYTES: u64 = 2 << 20;
-/// Bytes of a piece that become a hole if all of them are zero.
+/// Granularity of holes in bytes: a block of this size is punched out if it contains only zeroes.
 const HOLE_BYTES: usize = MEMORY_CHUNK as usize;
 
-/// Called after each copied piece with its length in bytes; `Break` cancels the fold.
+/// Called after each copied piece with its length in bytes. `Break` cancels the fold.
 pub type FoldPace<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
 
-/// Prepared fold of a snapshot's parent into the snapshot. Dropped before [`Self::commit`], it
-/// leaves both snapshots as they were.
+/// Prepared fold of a snapshot's parent into the snapshot. If it is dropped before
+/// [`Self::commit`], both snapshots remain unchanged.
 #[derive(Debug)]
 pub struct Fold {
     store: Store,
@@ -51,16 +52,16 @@ pub struct Fold {
     parent: String,
     grandparent: Option<String>,
     draft: FoldDraft,
-    /// Manifests of the snapshot and of its parent when the fold was prepared.
+    /// Stamps of the manifests of the snapshot and its parent at the time of preparation.
     stamps: [FileStamp; 2],
     files: FoldedLayers,
 }
 
-/// Directory with the files of the snapshot after the fold. Its layers are those of the snapshot.
+/// Directory with the files of the folded snapshot. Its layer files are links to the snapshot's.
 #[derive(Debug)]
 struct FoldDraft {
     path: PathBuf,
-    /// Copied units, which are removed again if the fold is not committed.
+    /// Copied units. They are removed from the layers if the fold is not committed.
     copied: Vec<(File, UnitSet, u32)>,
     is_committed: bool,
 }
@@ -69,18 +70,18 @@ impl Drop for FoldDraft {
     fn drop(&mut self) {
         if !self.is_committed {
             for (file, units, unit) in &self.copied {
-                // After a failure the bytes are not claimed, and take space until the next fold.
+                // Ignore the error: the bytes are unclaimed, and occupy space until the next fold.
                 let _ = each_run(units, *unit, |start, end| punch(file, start, end));
             }
         }
-        // After the commit the path leads to the files that were replaced.
+        // After the commit, the path refers to the replaced files.
         remove_draft(&self.path);
     }
 }
 
-/// Change of one layer.
+/// Fold of one layer.
 struct LayerFold {
-    /// Name of the layer's file, and of its index.
+    /// File names of the layer and of its index.
     names: [String; 2],
     upper: SnapshotLayer,
     lower: SnapshotLayer,
@@ -88,7 +89,7 @@ struct LayerFold {
     copied: UnitSet,
     /// Index of the upper layer after the fold.
     index: LayerIndex,
-    /// Bytes that the upper layer holds now.
+    /// Number of bytes that the upper layer stores before the fold.
     upper_bytes: u64,
 }
 
@@ -126,13 +127,13 @@ impl LayerFold {
 }
 
 impl Store {
-    /// Prepares the fold of the parent of snapshot `id` into `id`: copies the units that only the
-    /// parent stores. Returns `None` if `id` has no parent, if the parent has other children, if
-    /// the copy would be larger than both `max_copy` bytes and the content of `id`, or if `pace`
-    /// cancels.
+    /// Prepares the fold of the parent of snapshot `id` into `id` by copying the units that only
+    /// the parent stores. Returns `None` if `id` has no parent, if the parent has other children,
+    /// or if `pace` cancels the fold. Also returns `None` if the copy would be larger than both
+    /// `max_copy` bytes and the content of `id`.
     ///
-    /// The caller must not let another fold, merge or import of the two snapshots begin before the
-    /// fold is committed or dropped.
+    /// The caller must prevent other folds, merges and imports of both snapshots until the fold is
+    /// committed or dropped.
     pub fn prepare_fold(
         &self,
         id: &str,
@@ -251,12 +252,13 @@ fn folded_manifest(
 }
 
 impl Fold {
-    /// Id of the snapshot that is folded into its child, and not needed after the commit.
+    /// Returns the id of the snapshot that is folded into its child. It is not needed after the
+    /// commit.
     pub fn parent(&self) -> &str {
         &self.parent
     }
 
-    /// Fills the draft and copies the units that the upper layers lack.
+    /// Creates the files of the draft and copies the units that the upper layers lack.
     fn fill(
         &mut self,
         upper: &Snapshot,
@@ -273,7 +275,8 @@ impl Fold {
         };
         link_files(upper.path(), &draft, is_replaced)?;
         for (name, _) in SET_FILES {
-            // Hints: the newest of a lineage counts, and without them restores are only slower.
+            // Ignore the error: these files are hints, and restores are only slower without them.
+            // The newest file in a lineage is used.
             let _ = fs::hard_link(lower.join(name), draft.join(name));
         }
         let path = draft.join(MANIFEST);
@@ -292,10 +295,14 @@ impl Fold {
             let file = File::options().write(true).open(&path).map_err(failed)?;
             let to = file.try_clone().map_err(SnapshotError::io(&path))?;
             let unit = layer.index.unit;
-            // Before the copy: a copy that fails half-way is undone, too.
+            // Record the units before the copy, so that an incomplete copy is undone as well.
             self.draft.copied.push((file, layer.copied.clone(), unit));
-            let bytes = layer.lower.file.metadata();
-            let bytes = bytes.map_err(SnapshotError::io(upper.path()))?.len();
+            let bytes = layer
+                .lower
+                .file
+                .metadata()
+                .map_err(SnapshotError::io(upper.path()))?
+                .len();
             let mut cancelled = ControlFlow::Continue(());
             each_run(&layer.copied, unit, |start, end| {
                 if cancelled.is_continue() {
@@ -311,8 +318,8 @@ impl Fold {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Replaces the snapshot by the folded one, in one step. Its parent is not needed afterwards,
-    /// and its checksums have to be written anew. Returns the files that became one.
+    /// Replaces the snapshot by the folded snapshot atomically. The parent is no longer needed, and
+    /// new checksums must be written. Returns the identities of the merged files.
     pub fn commit(mut self) -> Result<FoldedLayers, SnapshotError> {
         let place = self.store.root().join(&self.id);
         let parent = self.store.root().join(&self.parent);
@@ -341,7 +348,7 @@ impl Fold {
     }
 }
 
-/// Links the files of `from` into `to`, except files that are replaced.
+/// Links the files of `from` into `to`, except for replaced files.
 fn link_files(
     from: &Path,
     to: &Path,
@@ -359,7 +366,8 @@ fn link_files(
     Ok(())
 }
 
-/// Calls `work` with the first byte and the end of each run of `units`, of `unit` bytes each.
+/// Calls `work` with the start and end offset of each run of `units`. `unit` is the size of a unit
+/// in bytes.
 fn each_run(
     units: &UnitSet,
     unit: u32,
@@ -399,9 +407,10 @@ fn copy(
             let mut offset = at;
             for part in buffer.chunks(HOLE_BYTES) {
                 let next = offset + part.len() as u64;
-                match is_zero(part) {
-                    true => punch(to, offset, next)?,
-                    false => to.write_all_at(part, offset)?,
+                if is_zero(part) {
+                    punch(to, offset, next)?
+                } else {
+                    to.write_all_at(part, offset)?
                 }
                 offset = next;
             }

@@ -1,4 +1,4 @@
-//! Import of a snapshot that another host made. Its files are as hostile as their origin.
+//! Import of a snapshot from another host. Its files are untrusted.
 
 use crate::draft::remove_draft;
 use crate::manifest::{Manifest, check_id};
@@ -15,19 +15,19 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Writable disks of an imported snapshot.
+/// Maximum number of writable disks of an imported snapshot.
 const MAX_DISKS: usize = 64;
 
-/// Treatment of a snapshot that has the id already.
+/// Handling of an existing snapshot with the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImportMode {
-    /// [`SnapshotError::Exists`].
+    /// Fail with [`SnapshotError::Exists`].
     New,
-    /// The import takes its place; guests that run from it keep its files.
+    /// Replace the existing snapshot. Running guests continue to use its files.
     Replace,
 }
 
-/// Directory that goes when it was not published.
+/// Directory that is removed when it is dropped, unless it was published.
 struct ImportDraft(PathBuf);
 
 impl Drop for ImportDraft {
@@ -36,7 +36,7 @@ impl Drop for ImportDraft {
     }
 }
 
-/// Checks the manifest of a snapshot that is to be imported.
+/// Checks the manifest of a snapshot that will be imported.
 pub fn check_manifest(
     bytes: &[u8],
     id: &str,
@@ -52,16 +52,16 @@ pub fn check_manifest(
         return Err(SnapshotError::damaged(path, "it has too many disks"));
     }
     if manifest.parent.as_deref() != parent {
-        let reason = "its parent is not the one of its lineage";
+        let reason = "its parent differs from the parent in its lineage";
         return Err(SnapshotError::damaged(path, reason));
     }
     Ok(manifest)
 }
 
 impl Store {
-    /// Publishes snapshot `id` with the files that `fill` puts into the directory that it is given.
-    /// Afterwards it is checked and on storage, or does not exist. With `missing` the memory layer
-    /// has holes, and `fill` makes [`crate::PIN_FILE`] as well.
+    /// Publishes snapshot `id`. `fill` creates its files in the given directory. On return, the
+    /// snapshot is either checked and durable, or does not exist. If `missing` is given, the memory
+    /// layer has holes, and `fill` must also create [`crate::PIN_FILE`].
     pub fn import(
         &self,
         id: &str,
@@ -100,31 +100,32 @@ impl Store {
         self.index.insert(id, parent);
         let synced = File::open(self.root()).and_then(|root| root.sync_all());
         synced.map_err(SnapshotError::io(self.root()))?;
-        // The draft's path leads to nothing now, or to the files that were replaced.
+        // The path of the draft now refers to nothing, or to the replaced files.
         drop(draft);
         self.get(id)
     }
 }
 
 impl Lineage {
-    /// Checks that a snapshot with `manifest` can be based on the newest one.
+    /// Checks that a snapshot with `manifest` can be a child of the newest snapshot.
     fn check_child(&self, manifest: &Manifest) -> Result<(), SnapshotError> {
         let sizes = |m: &Manifest| {
             let disks: Vec<u64> = m.disks.iter().map(|disk| disk.bytes).collect();
             (m.memory.bytes, disks)
         };
         let below = self.newest().map(|parent| sizes(parent.manifest()));
-        match below == Some(sizes(manifest)) {
-            true => Ok(()),
-            false => Err(SnapshotError::Lineage {
+        if below == Some(sizes(manifest)) {
+            Ok(())
+        } else {
+            Err(SnapshotError::Lineage {
                 id: manifest.id.clone(),
-                problem: "changes its sizes between the snapshot and its parent".to_owned(),
-            }),
+                problem: "has different sizes in the snapshot and its parent".to_owned(),
+            })
         }
     }
 }
 
-/// Checks that the directory has the files of `manifest` and no others.
+/// Checks that the directory contains exactly the files of `manifest`.
 fn check_files(dir: &Path, manifest: &Manifest, pinned: bool) -> Result<(), SnapshotError> {
     let mut allowed: BTreeSet<String> = [
         MANIFEST,
@@ -143,19 +144,20 @@ fn check_files(dir: &Path, manifest: &Manifest, pinned: bool) -> Result<(), Snap
     for entry in fs::read_dir(dir).map_err(SnapshotError::io(dir))? {
         let entry = entry.map_err(SnapshotError::io(dir))?;
         let name = entry.file_name();
-        let known = name.to_str().is_some_and(|name| allowed.contains(name));
+        let is_expected = name.to_str().is_some_and(|name| allowed.contains(name));
         let kind = entry
             .file_type()
             .map_err(SnapshotError::io(&entry.path()))?;
-        if !known || !kind.is_file() {
-            let reason = "a snapshot has no such file";
+        if !is_expected || !kind.is_file() {
+            let reason = "it is not a file of a snapshot";
             return Err(SnapshotError::damaged(Path::new(&name), reason));
         }
     }
     Ok(())
 }
 
-/// Puts files on storage. A layer with holes tells itself which chunks are.
+/// Syncs the files. A layer with holes is not synced: its presence file records which chunks are
+/// durable.
 fn sync(dir: &Path, has_holes: bool) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;

@@ -1,25 +1,25 @@
-//! Snapshots on disk. A snapshot is a directory whose content never changes once it is published. A
-//! merge ([`Store::merge`]) or a fold ([`Store::prepare_fold`]) replaces its files by others with
-//! the same content:
+//! Snapshots on disk. A snapshot is a directory whose content does not change after it is
+//! published. A merge ([`Store::merge`]) or a fold ([`Store::prepare_fold`]) replaces its files by
+//! files with equal content:
 //!
 //! - `manifest.json`: id, parent, origin and sizes ([`Manifest`]).
-//! - `state.bin`: vCPUs and devices, for `jiffy-vmm` only.
+//! - `state.bin`: state of vCPUs and devices, read only by `jiffy-vmm`.
 //! - `memory.layer`, `memory.index`: 64 KiB chunks of memory that differ from the parent
 //!   ([`jiffy_proto::layer`]).
 //! - `disk0.layer`, `disk0.index`, ...: blocks that the guest wrote since the parent.
-//! - `seal.json`: BLAKE3 hash of every chunk, added later ([`Snapshot::write_checksums`]).
-//! - `working-set.index`: chunks of memory that a restored guest touches first, added later
-//!   ([`Snapshot::put_working_set`], [`Snapshot::put_touched`]) and read ahead of it
-//!   ([`Lineage::read_ahead`]).
-//! - `missing.json`, `memory.present`: there while chunks of `memory.layer` are missing on this
-//!   host ([`Snapshot::missing`]); `prefetch` beside them: all are wanted.
-//! - `written-pages.index`, `first-use-pages.index`: pages that it writes up to the end of a first
-//!   command, and up to that of its first use ([`Snapshot::put_written_pages`],
+//! - `seal.json`: BLAKE3 hashes of all chunks, added later ([`Snapshot::write_checksums`]).
+//! - `working-set.index`: chunks of memory that a restored guest touches first. The file is added
+//!   later ([`Snapshot::put_working_set`], [`Snapshot::put_touched`]). The chunks are read ahead of
+//!   a restore ([`Lineage::read_ahead`]).
+//! - `missing.json`, `memory.present`: exist while chunks of `memory.layer` are missing on this
+//!   host ([`Snapshot::missing`]). An additional file `prefetch` requests all of them.
+//! - `written-pages.index`, `first-use-pages.index`: pages that a guest writes until the end of its
+//!   first command, and until the end of its first use ([`Snapshot::put_written_pages`],
 //!   [`Snapshot::put_first_use_pages`]).
 //!
-//! A [`Store`] is a directory of snapshots. A snapshot is written to a [`SnapshotDraft`] and
-//! published when it is complete. A user of a snapshot holds it ([`Snapshot::hold`]). Its chain of
-//! parents is its [`Lineage`].
+//! A [`Store`] is a directory of snapshots. A snapshot is written as a [`SnapshotDraft`] and
+//! published when it is complete. Users of a snapshot must hold it ([`Snapshot::hold`]). Its chain
+//! of parents is its [`Lineage`].
 
 mod checked_snapshots;
 mod checksums;

@@ -1,14 +1,14 @@
-//! Snapshot with its chain of parents.
+//! A snapshot with its chain of parents.
 
 use crate::checked_snapshots::CheckedSnapshots;
 use crate::{Snapshot, SnapshotError, SnapshotLayer};
 use std::path::Path;
 
-/// Longest lineage that can be opened. A restore needs a much shorter one: see
+/// Maximum length of a lineage that can be opened. Fast restores need much shorter lineages: see
 /// [`crate::Store::merge`].
 const MAX_LINEAGE: usize = 4096;
 
-/// Snapshots from the oldest ancestor to the one that was opened.
+/// Snapshots from the oldest ancestor to the opened snapshot.
 #[derive(Debug, Clone)]
 pub struct Lineage(Vec<Snapshot>);
 
@@ -26,7 +26,7 @@ impl Lineage {
         while let Some(parent) = row.last().and_then(|s| s.manifest().parent.clone()) {
             let child = row.last().map_or(id, Snapshot::id).to_owned();
             if row.iter().any(|s| s.id() == parent) {
-                return Err(problem(format!("goes in a circle at {parent}")));
+                return Err(problem(format!("has a cycle at {parent}")));
             }
             if row.len() >= MAX_LINEAGE {
                 return Err(problem(format!("is longer than {MAX_LINEAGE} snapshots")));
@@ -44,7 +44,7 @@ impl Lineage {
             };
             if upper.map(sizes) != Some(sizes(lower)) {
                 return Err(problem(format!(
-                    "changes its sizes between {parent} and {child}"
+                    "has different sizes in {parent} and {child}"
                 )));
             }
             row.push(below);
@@ -53,46 +53,48 @@ impl Lineage {
         Ok(Self(row))
     }
 
-    /// The snapshots, oldest first.
+    /// Returns the snapshots, oldest first.
     pub fn snapshots(&self) -> &[Snapshot] {
         &self.0
     }
 
-    /// False if snapshots of this one were merged when `later` was opened.
+    /// Returns whether `later` has the same snapshots. It has not if a merge happened between both
+    /// opens.
     pub fn is_same(&self, later: &Self) -> bool {
         let later = later.0.iter().map(Snapshot::id);
         self.0.iter().map(Snapshot::id).eq(later)
     }
 
-    /// Snapshot that was opened.
+    /// Returns the snapshot that was opened.
     pub fn newest(&self) -> Option<&Snapshot> {
         self.0.last()
     }
 
-    /// Number of the oldest snapshot with which the newest can be merged so that at most
-    /// `max_bytes` are copied. The oldest of all stays: others lie on it, too.
+    /// Returns the index of the oldest snapshot with which the newest one can be merged so that at
+    /// most `max_bytes` are copied. The first snapshot of a lineage is never merged: other lineages
+    /// share it.
     pub fn oldest_to_merge(&self, max_bytes: u64) -> usize {
-        let mut left = max_bytes;
+        let mut remaining = max_bytes;
         let mut oldest = self.0.len().saturating_sub(1);
         for (at, snapshot) in self.0.iter().enumerate().skip(1).rev() {
             match snapshot
                 .bytes()
                 .ok()
-                .and_then(|bytes| left.checked_sub(bytes))
+                .and_then(|bytes| remaining.checked_sub(bytes))
             {
-                Some(rest) => (left, oldest) = (rest, at),
+                Some(rest) => (remaining, oldest) = (rest, at),
                 None => break,
             }
         }
         oldest
     }
 
-    /// Memory layers, oldest first.
+    /// Opens the memory layers, oldest first.
     pub fn memory(&self) -> Result<Vec<SnapshotLayer>, SnapshotError> {
         self.0.iter().map(Snapshot::memory).collect()
     }
 
-    /// Layers of writable disk `number`, oldest first.
+    /// Opens the layers of writable disk `number`, oldest first.
     pub fn disk(&self, number: usize) -> Result<Vec<SnapshotLayer>, SnapshotError> {
         self.0.iter().map(|s| s.disk(number)).collect()
     }

@@ -11,36 +11,36 @@ pub const SNAPSHOT_FORMAT: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`SNAPSHOT_FORMAT`] of the program that wrote it.
+    /// Format of the snapshot: [`SNAPSHOT_FORMAT`] of the program that wrote it.
     pub format: u32,
     /// Id: 1 to 64 lower-case letters and digits.
     pub id: String,
-    /// Parent, the snapshot that its layers are based on.
+    /// Parent: the snapshot on which the layers are based. `None` if the snapshot is independent.
     pub parent: Option<String>,
     /// Template of the sandbox.
     pub template: String,
-    /// Time of creation in milliseconds since 1970.
+    /// Time of creation, in milliseconds since 1970.
     pub created_ms: u64,
-    /// Versions of the programs that made it.
+    /// Versions of the programs with which the snapshot was taken.
     pub versions: Versions,
-    /// Processor features, as `jiffy-vmm` names them. For information: a restore compares those in
-    /// the state.
+    /// Processor features in the format of `jiffy-vmm`. Informative only: a restore compares the
+    /// features in `state.bin`.
     pub cpu: String,
     /// Number of vCPUs.
     pub vcpus: u8,
-    /// Memory and its layer.
+    /// Sizes of the memory and its layer.
     pub memory: MemorySizes,
-    /// Writable disks and their layers, in guest order.
+    /// Sizes of the writable disks and their layers, in guest order.
     pub disks: Vec<DiskSizes>,
     /// True if the guest has a network interface.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub net: bool,
-    /// SHA-256 of the image with the kernel's modules that the guest has mounted, if it has one.
+    /// SHA-256 of the mounted image with kernel modules. `None` without modules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modules: Option<String>,
 }
 
-/// Versions of the programs that made a snapshot.
+/// Versions of the programs with which a snapshot was taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Versions {
@@ -56,11 +56,11 @@ pub struct Versions {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemorySizes {
-    /// Guest memory in bytes.
+    /// Size of the guest's memory, in bytes.
     pub bytes: u64,
-    /// Chunks that the layer holds.
+    /// Number of chunks that the layer stores.
     pub stored: u64,
-    /// Chunks that it makes zero.
+    /// Number of chunks that the layer marks as zero.
     pub zero: u64,
 }
 
@@ -68,9 +68,9 @@ pub struct MemorySizes {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskSizes {
-    /// The disk in bytes.
+    /// Size of the disk, in bytes.
     pub bytes: u64,
-    /// Blocks of 4 KiB that the layer holds.
+    /// Number of 4 KiB blocks that the layer stores.
     pub stored: u64,
 }
 
@@ -91,14 +91,14 @@ impl Manifest {
         struct Format {
             format: u32,
         }
-        // The format first, because the other fields depend on it.
+        // Check the format first, because the other fields depend on it.
         let Format { format } =
             serde_json::from_slice(bytes).map_err(|e| SnapshotError::damaged(path, e))?;
         if format != SNAPSHOT_FORMAT {
             return Err(SnapshotError::Format {
                 id: id.to_owned(),
-                found: format,
-                loaded: SNAPSHOT_FORMAT,
+                format,
+                supported: SNAPSHOT_FORMAT,
             });
         }
         let manifest: Self =

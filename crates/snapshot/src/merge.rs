@@ -1,9 +1,9 @@
 //! Merge of a snapshot with its ancestors, or with the nearest of them.
 //!
-//! A sandbox that is snapshotted often has a long lineage, and every layer slows a restore down. A
-//! merged snapshot holds the content of several layers under the same id, and its parent is the
-//! ancestor below them, if there is one. A sandbox that runs from the old files keeps them open;
-//! their content is the same.
+//! A sandbox with many snapshots has a long lineage, and every layer slows a restore down. A merged
+//! snapshot has the content of several layers under the same id. Its parent is the ancestor below
+//! these layers, if any. A sandbox that uses the old files keeps them open: their content is the
+//! same.
 
 use crate::draft::SnapshotDraft;
 use crate::manifest::Manifest;
@@ -16,14 +16,14 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Most bytes copied by one call, which ends at a multiple of them: the page cache then holds what
-/// guests read in huge pages, as a VMM's own writes do.
+/// Maximum number of bytes copied by one call. Each call ends at a multiple of this size, so that
+/// the page cache contains whole huge pages, which can be mapped into guests.
 const COPY_BYTES: u64 = 4 << 20;
 
 impl Store {
-    /// Merges snapshot `id` with its ancestors down to number `oldest` of its lineage, 0 being the
-    /// oldest of all; does nothing if there are none. If the process is killed meanwhile, either
-    /// the old or the new snapshot remains.
+    /// Merges snapshot `id` with its ancestors, down to index `oldest` in its lineage (0 is the
+    /// oldest ancestor). Does nothing if there are no such ancestors. If the process is killed,
+    /// either the old or the new snapshot remains.
     pub fn merge(&self, id: &str, oldest: usize) -> Result<Snapshot, SnapshotError> {
         let lineage = self.lineage(id)?;
         let newest = self.get(id)?;
@@ -85,11 +85,11 @@ fn replace(draft: SnapshotDraft, manifest: &Manifest, place: &Path) -> Result<()
         RenameFlags::RENAME_EXCHANGE,
     )
     .map_err(|e| SnapshotError::io(place)(e.into()))
-    // The draft's path now leads to the old files, which are removed with it.
+    // The draft's path now refers to the old files, which are removed when the draft is dropped.
 }
 
-/// Combines `layers`, oldest first, of `bytes` bytes into `to`, which has layers below it if it
-/// `is_based`.
+/// Combines `layers` (oldest first, each of `bytes` bytes) into `to`. `is_based` states whether
+/// `to` has layers below it.
 fn combine(
     layers: &[SnapshotLayer],
     is_based: bool,
@@ -103,7 +103,7 @@ fn combine(
         .collect::<io::Result<_>>()?;
     let mut merged = LayerIndex::empty(unit, bytes);
     to.set_len(bytes)?;
-    // Runs of units from the same layer are copied together.
+    // Copy runs of units from the same layer together.
     let mut run_id: Option<(usize, u64, u64)> = None;
     let flush = |run_id: Option<(usize, u64, u64)>| match run_id {
         Some((layer, first, end)) => {
@@ -122,7 +122,7 @@ fn combine(
             .rev()
             .find(|&at| indexes[at].decides(number));
         let Some(layer) = top.filter(|&at| indexes[at].stored.contains(number)) else {
-            // Without layers below a zero unit is a hole, which reads as zero.
+            // Without layers below, a hole represents a zero unit.
             if is_based && top.is_some() {
                 merged.zero.insert(number);
             }
@@ -143,7 +143,8 @@ fn combine(
     Ok(merged)
 }
 
-/// Units that any of `indexes` decides: few of a large disk.
+/// Returns the units that any of `indexes` stores or marks as zero. Only few units of a large disk
+/// are.
 fn decided(indexes: &[LayerIndex], units: u64) -> UnitSet {
     let mut all = UnitSet::empty(units);
     for index in indexes {

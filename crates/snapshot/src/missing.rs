@@ -1,6 +1,6 @@
-//! Memory layer of a snapshot that has not all arrived on this host: its file has holes where
-//! chunks are missing. A guest can be restored from it by one who gets them; everything else that
-//! reads the layer refuses ([`SnapshotError::Incomplete`]).
+//! Memory layers that are not completely stored on this host: the file has holes in place of
+//! missing chunks. A guest can be restored from such a snapshot if the caller provides a source of
+//! the chunks. All other readers of the layer fail with [`SnapshotError::Incomplete`].
 
 use crate::snapshot::read;
 use crate::snapshot_dir::SnapshotDir;
@@ -9,25 +9,25 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// File that says that chunks are missing.
+/// Name of the file that marks a snapshot with missing chunks.
 pub const MISSING_FILE: &str = "missing.json";
-/// File by which the importer keeps what it has of the layer, until nothing is missing.
+/// Name of the file that keeps the available chunks in the importer's cache until none is missing.
 pub const PIN_FILE: &str = "memory.present";
 
-/// Longest [`MISSING_FILE`] in bytes.
+/// Maximum size of [`MISSING_FILE`], in bytes.
 const MAX_MISSING_BYTES: u64 = 64 << 10;
-/// File that asks for all chunks.
+/// Name of the file that requests all missing chunks.
 const PREFETCH_FILE: &str = "prefetch";
 
-/// Missing chunks of a memory layer.
+/// Origin of the missing chunks of a memory layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MissingMemory {
-    /// Their place, in the importer's words.
+    /// Location of the chunks, in the format of the importer.
     pub origin: String,
 }
 
-/// Returns true if no file of another host's snapshot has this name.
+/// Returns whether `name` is reserved on this host: no imported file may have this name.
 pub fn is_reserved(name: &str) -> bool {
     [MISSING_FILE, PIN_FILE, PREFETCH_FILE].contains(&name)
 }
@@ -41,7 +41,7 @@ impl MissingMemory {
 }
 
 impl Snapshot {
-    /// Missing chunks of the memory layer; none: all of it is here.
+    /// Returns the origin of the missing chunks. `None` if no chunks are missing.
     pub fn missing(&self) -> Result<Option<MissingMemory>, SnapshotError> {
         let path = self.path().join(MISSING_FILE);
         if !path.exists() {
@@ -54,14 +54,14 @@ impl Snapshot {
             .map_err(|e| SnapshotError::damaged(&path, e))
     }
 
-    /// Path of [`PIN_FILE`].
+    /// Returns the path of [`PIN_FILE`].
     pub fn pin(&self) -> PathBuf {
         self.path().join(PIN_FILE)
     }
 
-    /// Notes that nothing is missing any more. What has arrived must be on storage.
+    /// Records that no chunks are missing. All chunks must be durable.
     pub fn set_complete(&self) -> Result<(), SnapshotError> {
-        // The pin last: as long as something counts as missing, there is one.
+        // Remove the pin last: it must exist while chunks count as missing.
         for name in [MISSING_FILE, PREFETCH_FILE, PIN_FILE] {
             let path = self.path().join(name);
             match fs::remove_file(&path) {
@@ -74,37 +74,38 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Asks that all missing chunks be got while a guest runs from it.
-    pub fn want_all(&self) -> Result<(), SnapshotError> {
+    /// Requests that all missing chunks are fetched while a guest runs from the snapshot.
+    pub fn request_all(&self) -> Result<(), SnapshotError> {
         match self.missing()? {
             Some(_) => SnapshotDir::at(self.path())?.create_once(PREFETCH_FILE, b""),
             None => Ok(()),
         }
     }
 
-    /// Returns true if all missing chunks are to be got.
-    pub fn wants_all(&self) -> bool {
+    /// Returns whether all missing chunks were requested.
+    pub fn is_all_requested(&self) -> bool {
         self.path().join(PREFETCH_FILE).exists()
     }
 
     /// Fails if chunks are missing.
     pub(crate) fn check_complete(&self) -> Result<(), SnapshotError> {
-        match self.path().join(MISSING_FILE).exists() {
-            true => Err(SnapshotError::Incomplete(self.id().to_owned())),
-            false => Ok(()),
+        if self.path().join(MISSING_FILE).exists() {
+            Err(SnapshotError::Incomplete(self.id().to_owned()))
+        } else {
+            Ok(())
         }
     }
 }
 
 impl Store {
-    /// Returns true if chunks of snapshot `id` are missing: a look for one file.
+    /// Returns whether chunks of snapshot `id` are missing. Checks the existence of one file.
     pub fn is_incomplete(&self, id: &str) -> bool {
         self.root().join(id).join(MISSING_FILE).exists()
     }
 }
 
 impl Lineage {
-    /// Returns true if no layer has missing chunks.
+    /// Returns whether no layer has missing chunks.
     pub fn is_complete(&self) -> bool {
         self.snapshots().iter().all(|s| s.check_complete().is_ok())
     }

@@ -1,4 +1,4 @@
-//! Files of a snapshot and the chunks that its ancestors have, for other hosts.
+//! Files of a snapshot for other hosts, with the chunks that its ancestors provide.
 
 use crate::manifest::Manifest;
 use crate::missing::MISSING_FILE;
@@ -16,13 +16,13 @@ use std::ops::Range;
 /// File of a snapshot.
 #[derive(Debug)]
 pub struct SnapshotPart {
-    /// Name.
+    /// File name.
     pub name: String,
-    /// The file, open for reading.
+    /// Open file, readable.
     pub file: File,
     /// Kind.
     pub kind: PartKind,
-    /// Ranges of chunks of 64 KiB that the layers below it decide, ascending and apart.
+    /// Ranges of 64 KiB chunks that lower layers provide, in ascending order and not adjacent.
     pub inherited: Vec<Range<u64>>,
 }
 
@@ -31,7 +31,7 @@ pub struct SnapshotPart {
 pub enum PartKind {
     /// Memory layer.
     Memory,
-    /// Layer of this writable disk.
+    /// Layer of the writable disk with this index.
     Disk(u32),
     /// State of vCPUs and devices.
     State,
@@ -40,8 +40,8 @@ pub enum PartKind {
 }
 
 impl Store {
-    /// Opens all files of snapshot `id` but its checksums, which each host makes itself. The
-    /// manifest is that of the files, also if a merge replaces the snapshot meanwhile.
+    /// Opens all files of snapshot `id` except its checksums, which each host computes itself. The
+    /// manifest belongs to the opened files even if a merge replaces the snapshot concurrently.
     pub fn parts(&self, id: &str) -> Result<(Manifest, Vec<SnapshotPart>), SnapshotError> {
         crate::manifest::check_id(id)?;
         let path = self.root().join(id);
@@ -49,7 +49,7 @@ impl Store {
             return Err(SnapshotError::Missing(id.to_owned()));
         }
         let dir = SnapshotDir::at(&path)?;
-        // Opened first: what is complete stays so.
+        // Check this file first: a complete snapshot never becomes incomplete.
         if dir.find(MISSING_FILE)?.is_some() {
             return Err(SnapshotError::Incomplete(id.to_owned()));
         }
@@ -91,7 +91,7 @@ fn plain(name: &str, file: File) -> SnapshotPart {
     }
 }
 
-/// A layer and its index.
+/// Opens a layer and its index.
 fn layer(
     dir: &SnapshotDir<'_>,
     name: &str,
@@ -109,7 +109,7 @@ fn layer(
     Ok([layer, index])
 }
 
-/// Ranges of chunks in which the layer decides nothing.
+/// Returns the ranges of chunks in which the layer neither stores nor zeroes any unit.
 fn inherited(index: &LayerIndex) -> Vec<Range<u64>> {
     let per_chunk = u64::from((MEMORY_CHUNK / index.unit.max(1)).max(1));
     let mut decided = UnitSet::empty(index.units().div_ceil(per_chunk));

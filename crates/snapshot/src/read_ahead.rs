@@ -1,4 +1,4 @@
-//! Reads of a lineage's working set into the page cache, in large pieces.
+//! Reads the working set of a lineage into the page cache, in large pieces.
 
 use crate::snapshot::read_index;
 use crate::{Lineage, SnapshotError, SnapshotLayer};
@@ -12,13 +12,14 @@ use std::os::unix::fs::FileExt;
 
 const CHUNK: u64 = MEMORY_CHUNK as u64;
 const CHUNK_PAGES: u64 = CHUNK / MEMORY_PAGE as u64;
-/// Runs of a layer that are looked up in the page cache to tell whether the layer has to be read.
+/// Number of runs per layer that are looked up in the page cache to decide whether to read the
+/// layer.
 const SAMPLED_RUNS: usize = 8;
 
-/// Chunks that a layer has, and that no layer above it hides.
+/// Index of a layer, and a range of its chunks that no higher layer overrides.
 type LayerRun = (usize, Range<u64>);
 
-/// Open layers of memory with their indexes, oldest first.
+/// Open memory layers with their indexes, oldest first.
 struct IndexedLayers(Vec<(SnapshotLayer, LayerIndex)>);
 
 impl IndexedLayers {
@@ -31,14 +32,17 @@ impl IndexedLayers {
         layers.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Places of the chunks of `set`, newest layer first.
+    /// Returns the locations of the chunks of `set`, newest layer first.
     fn runs(&self, set: &UnitSet) -> Vec<LayerRun> {
-        let mut left = set.clone();
+        let mut remaining = set.clone();
         let mut runs: Vec<LayerRun> = Vec::new();
         for (number, (_, index)) in self.0.iter().enumerate().rev() {
-            let decided: Vec<u64> = left.iter().filter(|&chunk| index.decides(chunk)).collect();
+            let decided: Vec<u64> = remaining
+                .iter()
+                .filter(|&chunk| index.decides(chunk))
+                .collect();
             for chunk in decided {
-                left.remove(chunk);
+                remaining.remove(chunk);
                 if !index.stored.contains(chunk) {
                     continue;
                 }
@@ -51,7 +55,7 @@ impl IndexedLayers {
         runs
     }
 
-    /// Asks for `runs`; returns their bytes.
+    /// Requests the kernel to read `runs`. Returns their size in bytes.
     fn request(&self, runs: &[LayerRun]) -> u64 {
         let mut bytes = 0;
         for (layer, run) in runs {
@@ -59,14 +63,14 @@ impl IndexedLayers {
             bytes += length;
             if let (Ok(offset), Ok(length)) = (offset.try_into(), length.try_into()) {
                 let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
-                // On failure the chunks are read when they are touched.
+                // Ignore the error: the chunks are read when they are touched.
                 let _ = posix_fadvise(&self.0[*layer].0.file, offset, length, advice);
             }
         }
         bytes
     }
 
-    /// Layers of `runs` that are not in the page cache, by samples.
+    /// Returns which layers of `runs` are not in the page cache, according to samples.
     fn cold(&self, runs: &[LayerRun]) -> Vec<bool> {
         let cold = |(number, (layer, _)): (usize, &(SnapshotLayer, LayerIndex))| {
             let own: Vec<u64> = runs
@@ -82,16 +86,16 @@ impl IndexedLayers {
     }
 }
 
-/// Returns true if the page at `offset` is in the page cache. Not by a read that may not wait: that
-/// one asks for the page, and a quick disk has it there in time.
+/// Returns whether the page at `offset` is in the page cache. A non-blocking read is not suitable:
+/// it starts to read the page, and a fast disk completes this in time.
 fn is_cached(file: &File, offset: u64) -> bool {
     let Ok(offset) = offset.try_into() else {
         return false;
     };
     let length = MEMORY_PAGE as usize;
     let mut state = 0u8;
-    // SAFETY: a read-only mapping of one page, which nothing reads and which ends here; mincore
-    // writes one byte for it.
+    // SAFETY: maps one page read-only, does not access it, and unmaps it again. mincore writes one
+    // byte.
     unsafe {
         let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
         let page = libc::mmap(
@@ -111,7 +115,7 @@ fn is_cached(file: &File, offset: u64) -> bool {
     }
 }
 
-/// Chunks in which `pages` lie.
+/// Returns the chunks that contain `pages`.
 fn chunks_of(pages: &UnitSet, chunks: u64) -> UnitSet {
     let mut set = UnitSet::empty(chunks);
     pages.iter().for_each(|page| set.insert(page / CHUNK_PAGES));
@@ -119,9 +123,10 @@ fn chunks_of(pages: &UnitSet, chunks: u64) -> UnitSet {
 }
 
 impl Lineage {
-    /// Asks the kernel to read the working set into the page cache, and does not wait for it. The
-    /// chunks of pages that a restored guest writes first, which a VMM copies before the guest
-    /// runs, come first. Returns the bytes asked for: none of layers that are in the page cache.
+    /// Requests the kernel to read the working set into the page cache, without waiting. Chunks
+    /// with pages that a restored guest writes first are requested first, because a VMM copies
+    /// these pages before the guest runs. Layers in the page cache are skipped. Returns the number
+    /// of requested bytes.
     pub fn read_ahead(&self) -> Result<u64, SnapshotError> {
         let Some((set, _)) = self.working_set()? else {
             return Ok(0);
@@ -146,8 +151,8 @@ impl Lineage {
         Ok(bytes)
     }
 
-    /// Reads the working set (or all memory, if it is not recorded) into the page cache, where it
-    /// counts as recently used. Returns the number of bytes.
+    /// Reads the working set, or all memory if no working set is recorded, into the page cache and
+    /// marks it as recently used. Returns the number of bytes.
     pub fn prefetch(&self) -> Result<u64, SnapshotError> {
         let layers = IndexedLayers::open(self)?;
         let Some((_, newest)) = layers.0.last() else {
@@ -158,7 +163,7 @@ impl Lineage {
             None => UnitSet::full(newest.units()),
         };
         let runs = layers.runs(&set);
-        // Requests all chunks first, so that a storage device can queue them.
+        // Request all chunks first, so that the storage device can queue them.
         layers.request(&runs);
         let mut buffer = vec![0; MEMORY_CHUNK as usize];
         let mut prefetched = 0;

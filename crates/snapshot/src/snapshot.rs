@@ -1,4 +1,4 @@
-//! Snapshot, checked when it is opened.
+//! A published snapshot, which is checked when it is opened.
 
 use crate::checked_snapshots::{CheckedSnapshots, FileStamp, SnapshotStamps};
 use crate::manifest::{Manifest, check_id};
@@ -11,12 +11,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Longest manifest in bytes.
+/// Maximum size of a manifest, in bytes.
 pub(crate) const MAX_MANIFEST_BYTES: u64 = 1 << 20;
-/// Longest index in bytes: that of a disk of 1 TiB.
+/// Maximum size of an index in bytes, sufficient for a disk of 1 TiB.
 const MAX_INDEX_BYTES: u64 = 65 << 20;
 
-/// Maximum number of replacements of a snapshot's files that an open of it follows.
+/// Maximum number of concurrent replacements of a snapshot after which an open is retried.
 const MAX_REPLACEMENTS: usize = 8;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
@@ -31,7 +31,7 @@ pub struct Snapshot {
     manifest: Arc<Manifest>,
 }
 
-/// A layer file and its index, opened for reading.
+/// Layer file and its index, open for reading.
 #[derive(Debug)]
 pub struct SnapshotLayer {
     /// File with the chunks or blocks.
@@ -40,7 +40,7 @@ pub struct SnapshotLayer {
     pub index: File,
 }
 
-/// Guard: the snapshot is not removed while it exists.
+/// Guard that prevents the removal of a snapshot.
 #[derive(Debug)]
 pub struct Hold(#[allow(dead_code)] Flock<File>);
 
@@ -53,8 +53,8 @@ pub(crate) fn disk_index(number: usize) -> String {
 }
 
 impl Snapshot {
-    /// Opens snapshot `id` in the directory `root` and checks its files against its manifest, if
-    /// they are not those that were checked before.
+    /// Opens snapshot `id` in the directory `root`. Checks its files against its manifest, unless
+    /// the same files were checked before.
     pub(crate) fn open(
         root: &Path,
         id: &str,
@@ -69,8 +69,8 @@ impl Snapshot {
         loop {
             let before = FileStamp::of(&path.join(MANIFEST));
             match Self::open_unchecked(root, id, &path, &before, checked) {
-                // A merge or a fold replaces all files at once: a manifest and an index that were
-                // read before and after it do not belong together.
+                // A merge or a fold replaces all files at once. A manifest read before it does not
+                // match an index read after it.
                 Err(_)
                     if attempts < MAX_REPLACEMENTS
                         && before.is_ok()
@@ -118,7 +118,7 @@ impl Snapshot {
             if (index.stored.count(), index.zero.count()) == (stored, zero) {
                 return Ok(());
             }
-            let reason = "its numbers are not the manifest's";
+            let reason = "it does not match the manifest";
             Err(SnapshotError::damaged(&self.path.join(name), reason))
         };
         agree(MEMORY_INDEX, &index, memory.stored, memory.zero)?;
@@ -147,9 +147,9 @@ impl Snapshot {
     ) -> Result<LayerIndex, SnapshotError> {
         let path = self.path.join(layer);
         let length = fs::metadata(&path).map_err(SnapshotError::io(&path))?.len();
-        // A mapping beyond the end of the file would kill a VMM that uses it.
+        // A mapping beyond the end of the file would kill the VMM when it accesses it.
         if length != bytes {
-            let reason = format!("{length} bytes instead of {bytes}");
+            let reason = format!("its size is {length} bytes instead of {bytes}");
             return Err(SnapshotError::damaged(&path, reason));
         }
         let path = self.path.join(index);
@@ -161,24 +161,23 @@ impl Snapshot {
         index.of(unit, bytes).map_err(SnapshotError::index(&path))
     }
 
-    /// Manifest.
+    /// Returns the manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Id.
+    /// Returns the id.
     pub fn id(&self) -> &str {
         &self.manifest.id
     }
 
-    /// Path of its directory.
+    /// Returns the path of the snapshot's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Disk space of its layers, their indexes and its state in bytes, without its ancestors: the
-    /// blocks that the file system has allocated. A layer with missing chunks counts as if it were
-    /// complete.
+    /// Returns the disk space in bytes that the file system has allocated for layers, indexes and
+    /// state, without ancestors. A layer with missing chunks counts as complete.
     pub fn bytes(&self) -> Result<u64, SnapshotError> {
         let mut files = vec![
             STATE.to_owned(),
@@ -228,12 +227,12 @@ impl Snapshot {
         })
     }
 
-    /// Keeps the snapshot from being removed. Fails if the removal has started.
+    /// Prevents the removal of the snapshot. Fails if the removal has started.
     pub fn hold(&self) -> Result<Hold, SnapshotError> {
         let missing = || SnapshotError::Missing(self.id().to_owned());
         let file = self.file(MANIFEST).map_err(|_| missing())?;
         let lock = Flock::lock(file, FlockArg::LockSharedNonblock).map_err(|_| missing())?;
-        // It may have been removed between opening and locking.
+        // The snapshot may have been removed between opening and locking.
         if self.path.join(MANIFEST).exists() {
             Ok(Hold(lock))
         } else {
@@ -241,8 +240,8 @@ impl Snapshot {
         }
     }
 
-    /// Writes the checksum of every chunk for [`Self::verify`]. Reads the whole snapshot; a second
-    /// call does nothing. The snapshot may be removed meanwhile.
+    /// Writes the checksums of all chunks for [`Self::verify`]. Reads the whole snapshot. Does
+    /// nothing if checksums exist. The snapshot may be removed meanwhile.
     pub fn write_checksums(&self) -> Result<(), SnapshotError> {
         checksums::write(self)
     }
@@ -253,7 +252,7 @@ impl Snapshot {
     }
 }
 
-/// Reads an index from the beginning of its file.
+/// Reads an index from the start of its file.
 pub fn read_index(file: &File) -> io::Result<LayerIndex> {
     Ok(LayerIndex::read(file, MAX_INDEX_BYTES)?)
 }

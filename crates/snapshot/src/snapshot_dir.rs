@@ -1,4 +1,4 @@
-//! Directory of a snapshot, held open independently of its name.
+//! Open directory of a snapshot, which does not depend on its path.
 
 use crate::SnapshotError;
 use nix::errno::Errno;
@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Open directory, and the path that it was opened by.
+/// Open directory, and the path by which it was opened.
 pub(crate) struct SnapshotDir<'a> {
     dir: File,
     name: &'a Path,
@@ -24,12 +24,13 @@ impl<'a> SnapshotDir<'a> {
         Ok(Self { dir, name })
     }
 
-    /// Path of a file in it, for messages.
+    /// Returns the path of a file in the directory, for messages.
     pub fn path(&self, file: &str) -> PathBuf {
         self.name.join(file)
     }
 
-    /// Returns true if its path still leads to it: it was neither removed nor replaced by a merge.
+    /// Returns whether the path still refers to the directory: it was neither removed nor replaced
+    /// by a merge.
     pub fn is_still_named(&self) -> bool {
         match (fs::metadata(self.name), self.dir.metadata()) {
             (Ok(named), Ok(ours)) => (named.dev(), named.ino()) == (ours.dev(), ours.ino()),
@@ -37,7 +38,7 @@ impl<'a> SnapshotDir<'a> {
         }
     }
 
-    /// Opens a file for reading; none if there is no such file.
+    /// Opens a file for reading. `None` if the file does not exist.
     pub fn find(&self, file: &str) -> Result<Option<File>, SnapshotError> {
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         match openat(&self.dir, file, flags, Mode::empty()) {
@@ -65,7 +66,7 @@ impl<'a> SnapshotDir<'a> {
         }
     }
 
-    /// Creates a complete file atomically; an existing one of that name stays as it is.
+    /// Creates a complete file atomically. An existing file of this name is not changed.
     pub fn create_once(&self, file: &str, bytes: &[u8]) -> Result<(), SnapshotError> {
         let put = || -> std::io::Result<()> {
             let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;

@@ -1,4 +1,4 @@
-//! Directory of snapshots.
+//! Store of snapshots in a directory.
 
 use crate::manifest::{Manifest, check_id};
 use crate::snapshot::MANIFEST;
@@ -14,15 +14,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-/// Prefixes of unpublished, removed and captured snapshots: a dot, which no id starts with.
+/// Prefixes of unpublished, removed and captured snapshots. Ids contain no dot.
 const DRAFT_PREFIX: &str = ".draft-";
 const TRASH_PREFIX: &str = ".trash-";
 const CAPTURED_PREFIX: &str = ".captured-";
 
-/// Age at which a removal, or a captured draft, counts as abandoned; none takes this long.
+/// Age above which an incomplete removal or a captured draft is abandoned. No operation takes this
+/// long.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
-/// Store of snapshots by id.
+/// Snapshots of one directory, by id.
 #[derive(Debug, Clone)]
 pub struct Store {
     root: PathBuf,
@@ -30,24 +31,24 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the directory, creating it if needed.
+    /// Opens the directory, and creates it if it does not exist.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, SnapshotError> {
         let root = root.into();
         fs::create_dir_all(&root).map_err(SnapshotError::io(&root))?;
-        // Closed to other users, even if the directory above is open.
+        // Make it inaccessible to other users, even if its parent directory is accessible.
         fs::set_permissions(&root, Permissions::from_mode(0o700))
             .map_err(SnapshotError::io(&root))?;
         let index = StoreIndex::of(&root).map_err(SnapshotError::io(&root))?;
         Ok(Self { root, index })
     }
 
-    /// Path of the directory.
+    /// Returns the path of the directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Creates an empty, nameless file for a disk's writes, which a later snapshot links without
-    /// copying.
+    /// Creates an empty, unnamed file for the writes of a disk. A snapshot can link the file
+    /// instead of copying it.
     pub fn overlay(&self) -> Result<File, SnapshotError> {
         File::options()
             .read(true)
@@ -63,19 +64,19 @@ impl Store {
         SnapshotDraft::create(&self.index, &self.root, self.new_draft_path(), disks)
     }
 
-    /// Keeps the draft of snapshot `id` in place when this process ends: its memory is frozen in
-    /// another one, which writes it. `overlays` are the disks' frozen overlays.
-    pub fn keep_captured(
+    /// Makes the draft of snapshot `id` outlive this process: its memory is frozen in a VMM
+    /// process, which writes it. `overlays` are the frozen overlays of the disks.
+    pub fn persist_captured(
         &self,
         id: &str,
         draft: &mut SnapshotDraft,
         overlays: &[File],
     ) -> Result<(), SnapshotError> {
-        draft.keep_at(self.captured_path(id)?, overlays)
+        draft.persist_at(self.captured_path(id)?, overlays)
     }
 
-    /// Opens the draft of a snapshot that an earlier process captured, with `disks` writable disks,
-    /// and their frozen overlays.
+    /// Opens the draft of a snapshot with `disks` writable disks that an earlier process captured.
+    /// Returns the draft and the frozen overlays of the disks.
     pub fn captured(
         &self,
         id: &str,
@@ -84,7 +85,7 @@ impl Store {
         SnapshotDraft::reopen(&self.index, &self.root, &self.captured_path(id)?, disks)
     }
 
-    /// Removes the draft of a snapshot that an earlier process captured, if there is one.
+    /// Removes the draft of a snapshot that an earlier process captured, if it exists.
     pub fn discard_captured(&self, id: &str) -> Result<(), SnapshotError> {
         crate::draft::remove_draft(&self.captured_path(id)?);
         Ok(())
@@ -95,7 +96,7 @@ impl Store {
         Ok(self.root.join(format!("{CAPTURED_PREFIX}{id}")))
     }
 
-    /// Path of a directory for a snapshot that is being made, which is not there yet.
+    /// Returns an unused path for the directory of a new draft.
     pub(crate) fn new_draft_path(&self) -> PathBuf {
         let (own, pid) = (unique_name(), std::process::id());
         self.root.join(format!("{DRAFT_PREFIX}{pid}-{own}"))
@@ -108,32 +109,32 @@ impl Store {
 
     /// Opens and checks a snapshot and its ancestors.
     ///
-    /// Their files are opened by their users, from a path: if one is not there then, a merge may
-    /// have made it unneeded meanwhile, and a lineage that is opened anew tells it
-    /// ([`Lineage::is_same`]).
+    /// Callers open the files later, by path. If a file is missing then, a concurrent merge may
+    /// have removed it: open the lineage again and compare both ([`Lineage::is_same`]).
     pub fn lineage(&self, id: &str) -> Result<Lineage, SnapshotError> {
         let open = || Lineage::open(&self.root, id, &self.index.checked);
-        // Again where ancestors that were looked for have been merged into others and removed.
+        // Retry: an ancestor may have been merged and removed while the lineage was opened.
         open().or_else(|_| open()).or_else(|_| open())
     }
 
-    /// Reads the manifest of a snapshot. Its files are not checked: see [`Self::get`].
+    /// Reads the manifest of a snapshot without checking its files: see [`Self::get`].
     pub fn manifest(&self, id: &str) -> Result<Manifest, SnapshotError> {
         store_index::manifest(&self.root, id)
     }
 
-    /// Ids of all snapshots, sorted; [`Self::get`] checks each.
+    /// Returns the ids of all snapshots, sorted. The snapshots are not checked.
     pub fn ids(&self) -> Result<Vec<String>, SnapshotError> {
         store_index::ids(&self.root)
     }
 
-    /// Returns true if a snapshot has no parent. Reads its manifest.
+    /// Returns whether a snapshot has no parent. Reads its manifest.
     pub fn is_independent(&self, id: &str) -> Result<bool, SnapshotError> {
         Ok(self.manifest(id)?.parent.is_none())
     }
 
-    /// Removes a snapshot without users and children, also a damaged one. The first removal waits
-    /// until all manifests are read; the cost of others does not depend on the number of snapshots.
+    /// Removes a snapshot that has no users and no children, even if it is damaged. The first
+    /// removal waits until all manifests are read. The cost of further removals does not depend on
+    /// the number of snapshots.
     pub fn remove(&self, id: &str) -> Result<(), SnapshotError> {
         check_id(id)?;
         let path = self.root.join(id);
@@ -161,10 +162,10 @@ impl Store {
                 let id = id.to_owned();
                 return Err(SnapshotError::HasChild { id, child });
             }
-            // The child's files were removed by hand.
+            // The child's files were removed manually.
             lineages.remove(&child);
         }
-        // Removed atomically for all users; the files follow.
+        // Rename first: the snapshot disappears atomically, before its files are removed.
         fs::rename(&path, &trash).map_err(SnapshotError::io(&path))?;
         if let Some(lineages) = index.tree() {
             lineages.remove(id);
@@ -172,16 +173,16 @@ impl Store {
         drop((index, lock));
         self.index.checked.forget(id);
         let removed = match fs::remove_dir_all(&trash) {
-            // A concurrent writer of checksums may have added its file, which happens at most once.
+            // A concurrent writer may have added the checksums, which happens at most once.
             Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => fs::remove_dir_all(&trash),
             other => other,
         };
         removed.map_err(SnapshotError::io(&trash))
     }
 
-    /// Ids of the snapshots, in no order, read from the directory as they are taken. Removes drafts
-    /// and incomplete removals that it comes by if they are of dead processes, and removals older
-    /// than an hour at `now`, while others use the store.
+    /// Iterates over the ids of the snapshots in no particular order, reading the directory lazily.
+    /// Removes drafts and incomplete removals of exited processes, and removals older than an hour
+    /// at `now`. Other processes may use the store meanwhile.
     pub fn walk(&self, now: SystemTime) -> Result<StoreWalk, SnapshotError> {
         let entries = fs::read_dir(&self.root).map_err(SnapshotError::io(&self.root))?;
         Ok(StoreWalk {
@@ -192,7 +193,7 @@ impl Store {
     }
 }
 
-/// Ids of the snapshots of a store ([`Store::walk`]).
+/// Iterator over the ids of a store's snapshots ([`Store::walk`]).
 #[derive(Debug)]
 pub struct StoreWalk {
     root: PathBuf,
@@ -215,27 +216,27 @@ impl Iterator for StoreWalk {
                 return Some(Ok(name.into_owned()));
             }
             if is_abandoned(&entry, &name, self.now) {
-                // Remains are found again by the next walk.
+                // Ignore the error: the next walk tries again.
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
     }
 }
 
-/// True for a draft or an incomplete removal of a dead process, and for a removal or a captured
-/// draft older than an hour.
+/// Returns whether an entry is a draft or an incomplete removal of an exited process, or a removal
+/// or captured draft older than an hour.
 fn is_abandoned(entry: &DirEntry, name: &str, now: SystemTime) -> bool {
     let modified = entry.metadata().and_then(|m| m.modified());
     let age = modified.ok().and_then(|m| now.duration_since(m).ok());
     let old = age.is_some_and(|age| age > ABANDONED_AFTER);
-    let Some(pid) = maker_pid(name) else {
-        // Those of guests that are lost were discarded already.
+    let Some(pid) = creator_pid(name) else {
+        // Captured drafts whose guests are lost were discarded earlier.
         return old && name.starts_with(CAPTURED_PREFIX);
     };
     match name.contains(run_id()) {
-        // A draft of this process is in use as long as it exists.
+        // A draft of this process is in use while it exists.
         true => old && name.starts_with(TRASH_PREFIX),
-        // Of an earlier process, whose id may be this one's by now.
+        // Created by an earlier process, whose id may have been reused for this process.
         false => {
             let own = pid == std::process::id().to_string();
             old || own || !Path::new("/proc").join(pid).exists()
@@ -243,22 +244,21 @@ fn is_abandoned(entry: &DirEntry, name: &str, now: SystemTime) -> bool {
     }
 }
 
-/// Random id of this run: the process id may have been another process's before, in a container for
-/// example.
+/// Returns the random id of this run. A process id alone is not unique, for example in containers.
 fn run_id() -> &'static str {
     static RUN: OnceLock<String> = OnceLock::new();
     RUN.get_or_init(|| format!("{:016x}", RandomState::new().build_hasher().finish()))
 }
 
-/// Unique part of a directory's name.
+/// Returns a unique part of a directory name.
 fn unique_name() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("{}-{}", run_id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Id of the process that made a draft (`.draft-PID-...`) or trash (`.trash-...-PID`); none for
-/// other names.
-fn maker_pid(name: &str) -> Option<&str> {
+/// Returns the id of the process that created a draft (`.draft-PID-...`) or a removal
+/// (`.trash-...-PID`). `None` for other names.
+fn creator_pid(name: &str) -> Option<&str> {
     let pid = match name.strip_prefix(DRAFT_PREFIX) {
         Some(rest) => rest.split('-').next(),
         None => name.strip_prefix(TRASH_PREFIX)?.rsplit('-').next(),
@@ -275,7 +275,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let own = std::process::id();
-        // Beyond the largest process id (pid_max, proc(5)).
+        // Above the maximum process id (pid_max, proc(5)).
         let dead = 4_194_305;
         let draft = store.draft(1).unwrap();
         let foreign = ".draft-1-0".to_owned();
@@ -283,7 +283,7 @@ mod tests {
         for name in [
             &foreign,
             &removing,
-            // Of an earlier process with the same id.
+            // Created by an earlier process with the same id.
             &format!(".draft-{own}-0"),
             &format!(".draft-{dead}-3"),
             &format!(".trash-abc-{dead}"),

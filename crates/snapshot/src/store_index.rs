@@ -1,7 +1,7 @@
 //! In-memory index of parents and children of the snapshots in one directory.
 //!
-//! The manifests are read once, at the first query; from then on every published or removed
-//! snapshot updates the index. One process at a time writes to a directory; its stores of the same
+//! All manifests are read once, at the first query. Afterwards, every published or removed snapshot
+//! updates the index. Only one process at a time writes to a directory; all its stores of this
 //! directory share one index.
 
 use crate::SnapshotError;
@@ -19,18 +19,18 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Manifests that are read without a pause: a lookup holds the directory's lock, for which others
-/// wait that publish snapshots.
+/// Number of manifests that are read without a pause. Each read holds the lock of the directory,
+/// for which other threads wait to publish snapshots.
 const MANIFESTS_WITHOUT_PAUSE: usize = 64;
-/// Pause after them, in times of how long they took, and the longest: on a busy host most of that
-/// is waiting.
+/// Length of the pause as a multiple of the time that these reads took, and its maximum. On a busy
+/// host most of that time was spent waiting.
 const SCAN_PAUSES: u32 = 3;
 const MAX_SCAN_PAUSE: Duration = Duration::from_millis(10);
 
-/// Device and inode of a directory.
+/// Device and inode number of a directory.
 type DirId = (u64, u64);
 
-/// Indexes of this process.
+/// Indexes of all directories used by this process.
 static STORE_INDEXES: OnceLock<Mutex<HashMap<DirId, Weak<StoreIndex>>>> = OnceLock::new();
 
 /// Index of one directory.
@@ -38,26 +38,26 @@ static STORE_INDEXES: OnceLock<Mutex<HashMap<DirId, Weak<StoreIndex>>>> = OnceLo
 pub(crate) struct StoreIndex {
     root: PathBuf,
     state: Mutex<IndexState>,
-    /// Told when the manifests were read, or could not be.
+    /// Notified when the manifests were read or could not be read.
     scanned: Condvar,
-    /// Snapshots that were read and checked.
+    /// Cache of checked snapshots.
     pub checked: CheckedSnapshots,
 }
 
-/// Lineages as far as they are known.
+/// State of the index.
 #[derive(Debug, Default)]
 pub(crate) enum IndexState {
-    /// Nothing asked for them yet.
+    /// No query has requested the index yet.
     #[default]
     Unknown,
-    /// The manifests are being read. What is published meanwhile is noted, with its parent.
+    /// The manifests are being read. Snapshots published meanwhile are recorded with their parents.
     Scanning(Vec<(String, Option<String>)>),
-    /// Known.
+    /// The index is complete.
     Known(LineageTree),
 }
 
 impl IndexState {
-    /// The lineages, if they are known.
+    /// Returns the tree. `None` unless the index is complete.
     pub fn tree(&mut self) -> Option<&mut LineageTree> {
         match self {
             Self::Known(tree) => Some(tree),
@@ -66,7 +66,7 @@ impl IndexState {
     }
 }
 
-/// Parents by child, and children by parent. Snapshots without a parent are not in it.
+/// Parent by child, and children by parent. Snapshots without a parent have no entry.
 #[derive(Debug, Default)]
 pub(crate) struct LineageTree {
     parents: HashMap<String, String>,
@@ -84,7 +84,7 @@ impl LineageTree {
         }
     }
 
-    /// Removes `id`. Its children stay.
+    /// Removes `id`. Its children remain.
     pub fn remove(&mut self, id: &str) {
         let Some(parent) = self.parents.remove(id) else {
             return;
@@ -97,20 +97,20 @@ impl LineageTree {
         }
     }
 
-    /// Returns true if `child` is the only child of `id`.
+    /// Returns whether `child` is the only child of `id`.
     pub fn is_only_child(&self, id: &str, child: &str) -> bool {
         let children = self.children.get(id);
         children.is_some_and(|children| children.len() == 1 && children.contains(child))
     }
 
-    /// One of the children of `id`.
+    /// Returns one of the children of `id`.
     pub fn child(&self, id: &str) -> Option<&str> {
         let children = self.children.get(id)?;
         children.first().map(String::as_str)
     }
 }
 
-/// Locked index. No snapshot is removed while it is held.
+/// Locked index. No snapshot is removed while the lock is held.
 pub(crate) type LockedIndex<'a> = MutexGuard<'a, IndexState>;
 
 impl StoreIndex {
@@ -134,8 +134,8 @@ impl StoreIndex {
         Ok(index)
     }
 
-    /// Locks the index, and reads the manifests first if it is not known. Meanwhile others publish
-    /// snapshots.
+    /// Locks the index. Reads the manifests first if necessary; the lock is released meanwhile, so
+    /// that other threads can publish snapshots.
     pub fn loaded(&self) -> Result<LockedIndex<'_>, SnapshotError> {
         let mut state = self.state.lock();
         loop {
@@ -159,8 +159,8 @@ impl StoreIndex {
         }
     }
 
-    /// Notes that `parent` was folded into `id`, which lies on `grandparent` now. The parent is
-    /// removed soon, and does not count as lying on anything until then.
+    /// Records that `parent` was folded into `id`, whose parent is now `grandparent`. The folded
+    /// snapshot will be removed, so it no longer counts as a child.
     pub fn fold(&self, id: &str, parent: &str, grandparent: Option<&str>) {
         self.insert(id, grandparent);
         if let Some(tree) = self.state.lock().tree() {
@@ -171,7 +171,7 @@ impl StoreIndex {
     /// Adds the published snapshot `id` with its parent.
     pub fn insert(&self, id: &str, parent: Option<&str>) {
         match &mut *self.state.lock() {
-            // It is read from the directory later.
+            // The snapshot will be read from the directory.
             IndexState::Unknown => {}
             IndexState::Scanning(published) => {
                 published.push((id.to_owned(), parent.map(str::to_owned)));
@@ -181,14 +181,14 @@ impl StoreIndex {
     }
 }
 
-/// Ids of the snapshots in `root`, sorted.
+/// Returns the ids of the snapshots in `root`, sorted.
 pub(crate) fn ids(root: &Path) -> Result<Vec<String>, SnapshotError> {
     let mut ids = names(root)?.collect::<Result<Vec<String>, _>>()?;
     ids.sort_unstable();
     Ok(ids)
 }
 
-/// Ids of the snapshots in `root`, in no order.
+/// Iterates over the ids of the snapshots in `root`, in no particular order.
 fn names(
     root: &Path,
 ) -> Result<impl Iterator<Item = Result<String, SnapshotError>>, SnapshotError> {
@@ -201,12 +201,12 @@ fn names(
     }))
 }
 
-/// Reads every manifest. A snapshot with a damaged manifest has no parent: it cannot be used, only
+/// Reads all manifests. A snapshot with a damaged manifest counts as independent: it can only be
 /// removed.
 fn scan(root: &Path) -> Result<LineageTree, SnapshotError> {
     let mut lineages = LineageTree::default();
     let mut began = Instant::now();
-    // Not sorted: there may be very many.
+    // The names are not sorted because the directory may contain very many.
     for (at, id) in (1..).zip(names(root)?) {
         let id = id?;
         let manifest = manifest(root, &id).ok();
@@ -246,7 +246,7 @@ mod tests {
         );
         lineages.remove("b");
         assert_eq!(lineages.child("a"), Some("c"));
-        // As after a merge.
+        // The same state as after a merge.
         lineages.insert("c", None);
         assert_eq!(lineages.child("a"), None);
         lineages.remove("a");
@@ -265,7 +265,7 @@ mod tests {
             panic!("it was known");
         };
         assert_eq!(published, [("meanwhile".to_owned(), Some("a".to_owned()))]);
-        // The first is on the disk, where it is not in this test.
+        // The first snapshot would be on disk, but is missing in this test.
         assert_eq!(index.loaded().unwrap().tree().unwrap().child("a"), None);
         index.insert("after", Some("a"));
         let mut known = index.loaded().unwrap();

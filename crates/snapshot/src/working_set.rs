@@ -1,6 +1,7 @@
-//! Working set: chunks of memory that a restored guest touches first, and the pages that it writes.
+//! Working sets: chunks of memory that a restored guest touches first, and the pages that it
+//! writes.
 //!
-//! It is a hint: without it, or with a wrong one, restores are only slower. So it has no checksum.
+//! A working set is a hint without a checksum: if it is missing or wrong, restores are only slower.
 
 use crate::snapshot::read_index;
 use crate::snapshot_dir::SnapshotDir;
@@ -12,41 +13,41 @@ use std::path::Path;
 pub(crate) const WORKING_SET_FILE: &str = "working-set.index";
 pub(crate) const WRITTEN_PAGES_FILE: &str = "written-pages.index";
 pub(crate) const FIRST_USE_PAGES_FILE: &str = "first-use-pages.index";
-/// Files of sets, each with its unit in bytes.
+/// Files of recorded sets with their units, in bytes.
 pub(crate) const SET_FILES: [(&str, u32); 3] = [
     (WORKING_SET_FILE, MEMORY_CHUNK),
     (WRITTEN_PAGES_FILE, MEMORY_PAGE),
     (FIRST_USE_PAGES_FILE, MEMORY_PAGE),
 ];
-/// Largest index read: pages of 32 GiB.
+/// Maximum size of an index in bytes, sufficient for the pages of 32 GiB.
 const MAX_INDEX_BYTES: u64 = 4 << 20;
 
-/// Most chunks of a working set that is recorded at a pause: 64 MiB. A guest that has touched more
-/// since its restore has done more than the next one begins with.
+/// Maximum number of chunks of a working set recorded at a pause: 64 MiB. A guest that has touched
+/// more memory since its restore has done more than a restored guest does first.
 const MAX_TOUCHED_CHUNKS: u64 = 1024;
 
-/// A set and the file that holds it.
+/// Recorded set, and the file that contains it.
 type RecordedSet = (UnitSet, File);
 
 /// Indexes of the pages that a restored guest writes first.
 #[derive(Debug)]
 pub struct WrittenPages {
-    /// Up to the end of a first command.
+    /// Pages written until the end of the first command.
     pub first_command: File,
-    /// Up to the end of the first use, if the template tells one.
+    /// Pages written until the end of the first use. `None` if the template defines no first use.
     pub first_use: Option<File>,
 }
 
 impl Snapshot {
-    /// Adds `index`, an index of memory whose `stored` are the touched chunks. An existing working
-    /// set stays.
+    /// Stores the working set. The `stored` units of `index` are the touched chunks. An existing
+    /// working set is not replaced.
     pub fn put_working_set(&self, index: &File) -> Result<(), SnapshotError> {
         self.put_set(WORKING_SET_FILE, MEMORY_CHUNK, index)
     }
 
-    /// Adds `index`, an index of the chunks that a guest had touched when it was paused, as the
-    /// working set; one that is empty or has more than 1,024 chunks (64 MiB) is left out. Returns
-    /// true if the snapshot has a working set of its own then.
+    /// Stores the chunks that a guest touched until it was paused as the working set. An index that
+    /// is empty or has more than 1,024 chunks (64 MiB) is ignored. Returns whether the snapshot has
+    /// a working set of its own afterwards.
     pub fn put_touched(&self, index: &File) -> Result<bool, SnapshotError> {
         let path = self.path().join(WORKING_SET_FILE);
         let length = index.metadata().map_err(SnapshotError::io(&path))?.len();
@@ -63,19 +64,19 @@ impl Snapshot {
         self.put_working_set(index).map(|()| true)
     }
 
-    /// Adds `index`, an index of memory whose `stored` are the pages written up to the end of a
-    /// first command. An existing one stays.
+    /// Stores the pages written until the end of the first command: the `stored` units of `index`.
+    /// An existing index is not replaced.
     pub fn put_written_pages(&self, index: &File) -> Result<(), SnapshotError> {
         self.put_set(WRITTEN_PAGES_FILE, MEMORY_PAGE, index)
     }
 
-    /// Adds `index`, an index of memory whose `stored` are the pages written up to the end of the
-    /// first use. An existing one stays.
+    /// Stores the pages written until the end of the first use: the `stored` units of `index`. An
+    /// existing index is not replaced.
     pub fn put_first_use_pages(&self, index: &File) -> Result<(), SnapshotError> {
         self.put_set(FIRST_USE_PAGES_FILE, MEMORY_PAGE, index)
     }
 
-    /// Reads the touched chunks; returns them with their file, if recorded.
+    /// Returns the touched chunks and the file that contains them. `None` if not recorded.
     pub fn working_set(&self) -> Result<Option<RecordedSet>, SnapshotError> {
         self.read_set(WORKING_SET_FILE, MEMORY_CHUNK)
     }
@@ -106,21 +107,18 @@ impl Snapshot {
         if index.unit == unit && index.units() == units {
             return Ok(());
         }
-        Err(SnapshotError::damaged(
-            path,
-            "it is of memory of another size",
-        ))
+        Err(SnapshotError::damaged(path, "its memory has another size"))
     }
 }
 
 impl Lineage {
-    /// Working set of the newest snapshot that has one. Chunks keep their numbers in a lineage, so
-    /// an ancestor's working set still covers most of a descendant's.
+    /// Returns the working set of the newest snapshot that has one. Chunk numbers are the same in
+    /// all snapshots of a lineage, so an ancestor's working set covers most of a descendant's.
     pub fn working_set(&self) -> Result<Option<RecordedSet>, SnapshotError> {
         self.recorded(WORKING_SET_FILE, MEMORY_CHUNK)
     }
 
-    /// Written pages of the newest snapshot that has any.
+    /// Returns the written pages of the newest snapshot that has recorded them.
     pub fn written_pages(&self) -> Result<Option<WrittenPages>, SnapshotError> {
         for snapshot in self.snapshots().iter().rev() {
             if let Some((_, first_command)) = snapshot.read_set(WRITTEN_PAGES_FILE, MEMORY_PAGE)? {
@@ -134,14 +132,14 @@ impl Lineage {
         Ok(None)
     }
 
-    /// Pages that a guest writes up to the end of its first command.
+    /// Returns the pages that a guest writes until the end of its first command.
     pub(crate) fn written_page_set(&self) -> Result<Option<UnitSet>, SnapshotError> {
-        let found = self.recorded(WRITTEN_PAGES_FILE, MEMORY_PAGE)?;
-        Ok(found.map(|(set, _)| set))
+        let recorded = self.recorded(WRITTEN_PAGES_FILE, MEMORY_PAGE)?;
+        Ok(recorded.map(|(set, _)| set))
     }
 
-    /// Copies the working set and the written pages, as far as they are recorded, to the directory
-    /// `dir` of a snapshot without parents. They are hints: a failure leaves them out.
+    /// Copies the recorded working set and written pages to the directory `dir` of a snapshot
+    /// without parents. Errors are ignored because they are hints.
     pub(crate) fn copy_working_set(&self, dir: &Path) {
         for (name, unit) in SET_FILES {
             if let Ok(Some((set, _))) = self.recorded(name, unit)
@@ -159,8 +157,8 @@ impl Lineage {
 
     fn recorded(&self, name: &str, unit: u32) -> Result<Option<RecordedSet>, SnapshotError> {
         for snapshot in self.snapshots().iter().rev() {
-            if let Some(found) = snapshot.read_set(name, unit)? {
-                return Ok(Some(found));
+            if let Some(recorded) = snapshot.read_set(name, unit)? {
+                return Ok(Some(recorded));
             }
         }
         Ok(None)

@@ -1,4 +1,4 @@
-//! Removal: its cost does not depend on the number of snapshots.
+//! The cost of a removal does not depend on the number of snapshots.
 #![allow(clippy::unwrap_used)]
 
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
@@ -53,7 +53,7 @@ fn manifest(id: &str, parent: Option<&str>) -> Manifest {
     }
 }
 
-/// Creates the manifest only, which is all that a search for children reads.
+/// Creates only a manifest, which is sufficient for a search for children.
 fn fabricate(store: &Store, id: &str, parent: &str) {
     let directory = store.root().join(id);
     fs::create_dir(&directory).unwrap();
@@ -61,13 +61,13 @@ fn fabricate(store: &Store, id: &str, parent: &str) {
     fs::write(directory.join("manifest.json"), text).unwrap();
 }
 
-/// Counter of opened files of snapshots (inotify(7)).
+/// Counter of opened snapshot files (inotify(7)).
 struct OpenedFiles(File);
 
 impl OpenedFiles {
-    /// Watches all snapshots in `store` but `except`.
+    /// Watches all snapshots in `store` except `except`.
     fn of_all_but(store: &Store, except: &str) -> Self {
-        // SAFETY: no pointers; the kernel has made the descriptor for us.
+        // SAFETY: the call has no pointer arguments, and the descriptor has no other owner.
         let events = unsafe {
             let fd = libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC);
             assert!(fd >= 0);
@@ -76,7 +76,7 @@ impl OpenedFiles {
         for id in store.ids().unwrap().iter().filter(|id| *id != except) {
             let path = store.root().join(id).into_os_string().into_encoded_bytes();
             let path = CString::new(path).unwrap();
-            // SAFETY: a path that ends in zero and lives as long as the call.
+            // SAFETY: the path is null-terminated and outlives the call.
             let watch = unsafe {
                 libc::inotify_add_watch(events.as_raw_fd(), path.as_ptr(), libc::IN_OPEN)
             };
@@ -85,7 +85,7 @@ impl OpenedFiles {
         Self(events)
     }
 
-    /// Bytes of events; 0 if no file was opened.
+    /// Returns the number of bytes of events: 0 if no file was opened.
     fn seen(&mut self) -> usize {
         let mut buffer = vec![0; 1 << 20];
         match self.0.read(&mut buffer) {
@@ -104,7 +104,7 @@ fn a_removal_opens_no_file_of_any_other_snapshot() {
         for number in 0..others {
             fabricate(&store, &format!("other{number}"), "root");
         }
-        // The first removal reads the manifests, once.
+        // The first removal reads all manifests once.
         put(&store, "first", None);
         store.remove("first").unwrap();
         put(&store, "leaf", Some("root"));
@@ -113,7 +113,7 @@ fn a_removal_opens_no_file_of_any_other_snapshot() {
         assert_eq!(opens.seen(), 0, "beside {others} others");
         let refused = store.remove("root");
         assert!(matches!(refused, Err(SnapshotError::HasChild { .. })));
-        // The watch works: the manifest that was locked is seen.
+        // Check that the watch works: it must report the locked manifest.
         assert_ne!(opens.seen(), 0);
     }
 }
@@ -132,7 +132,7 @@ fn a_child_is_known_to_a_store_that_was_opened_before_it_was_made_and_after() {
     };
     assert!(refused(&before));
     drop(before);
-    // Like the next process.
+    // Simulates the next process.
     let after = Store::open(dir.path()).unwrap();
     assert!(refused(&after));
     after.merge("b", 0).unwrap();

@@ -1,4 +1,4 @@
-//! Promises of the look for damage.
+//! Detection of damage.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Folds: content stays, space is reclaimed, and no step loses anything when the process is killed.
+//! Folds preserve content and reclaim space, and are safe if the process is killed at any step.
 
 use super::*;
 use jiffy_proto::layer::UnitSet;
@@ -14,10 +14,10 @@ const BLOCKS: u64 = 256;
 const FOLD_MEMORY: u64 = CHUNKS * MEMORY_CHUNK as u64;
 const FOLD_DISK: u64 = BLOCKS * DISK_BLOCK as u64;
 
-/// Content of one layer: the value that fills each unit; 0 makes it zero.
+/// Content of a layer: units with the value that fills them. 0 marks a unit as zero.
 type Units = Vec<(u64, u8)>;
 
-/// Publishes a snapshot whose layers hold `memory` and `disk`.
+/// Publishes a snapshot whose layers contain `memory` and `disk`.
 fn publish(store: &Store, id: &str, parent: Option<&str>, memory: &Units, disk: &Units) {
     let mut draft = store.draft(1).unwrap();
     draft.state.write_all_at(id.as_bytes(), 0).unwrap();
@@ -64,8 +64,8 @@ fn publish(store: &Store, id: &str, parent: Option<&str>, memory: &Units, disk: 
         .unwrap();
 }
 
-/// Content that a guest sees through `layers`, oldest first: the first byte of each unit, after a
-/// check that the whole unit is filled with it.
+/// Returns the content that a guest sees through `layers`, oldest first: the first byte of each
+/// unit. Checks that the whole unit has this value.
 fn view(layers: &[(SnapshotLayer, LayerIndex)], units: u64, unit: u32) -> Vec<u8> {
     let mut buffer = vec![0; unit as usize];
     (0..units)
@@ -85,7 +85,7 @@ fn view(layers: &[(SnapshotLayer, LayerIndex)], units: u64, unit: u32) -> Vec<u8
         .collect()
 }
 
-/// Files and indexes of memory and disk of a lineage, opened now.
+/// Opens the files and indexes of memory and disk of a lineage.
 fn open(store: &Store, id: &str) -> [Vec<(SnapshotLayer, LayerIndex)>; 2] {
     let lineage = store.lineage(id).unwrap();
     let with_index = |layers: Vec<SnapshotLayer>| {
@@ -114,7 +114,7 @@ fn fold(store: &Store, id: &str) -> Option<Fold> {
         .unwrap()
 }
 
-/// Disk space of all snapshots, in bytes.
+/// Returns the disk space of all snapshots, in bytes.
 fn allocated(store: &Store) -> u64 {
     let mut bytes = 0;
     for snapshot in fs::read_dir(store.root()).unwrap() {
@@ -125,7 +125,7 @@ fn allocated(store: &Store) -> u64 {
     bytes
 }
 
-/// A sequence of numbers below a limit, the same for the same seed.
+/// Pseudorandom numbers, reproducible for a seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -164,7 +164,7 @@ fn folds_keep_the_content_of_every_snapshot_above() {
         }
         let held = open(&store, "d");
         let expected = seen(&held);
-        // Any order of folds; `t` is a template and stays.
+        // Fold in random order. The template `t` remains.
         let mut left = vec!["b", "c", "d"];
         while !left.is_empty() {
             let at = numbers.below(left.len() as u64) as usize;
@@ -172,7 +172,7 @@ fn folds_keep_the_content_of_every_snapshot_above() {
             if store.get(id).is_err() {
                 continue;
             }
-            // Folded into another one already, or lies on the template.
+            // Already folded, or a child of the template.
             let Some(fold) = fold(&store, id).filter(|fold| fold.parent() != "t") else {
                 continue;
             };
@@ -182,7 +182,7 @@ fn folds_keep_the_content_of_every_snapshot_above() {
             assert_ne!(folded.lower.memory, folded.upper.memory);
             assert_eq!(before, [expected.clone(), expected.clone()], "seed {seed}");
             assert_eq!(seen(&open(&store, "d")), expected, "seed {seed}");
-            // Files that were opened before read the same.
+            // Files that were opened earlier have the same content.
             assert_eq!(seen(&held), expected, "seed {seed}");
             store.remove(&parent).unwrap();
         }
@@ -198,7 +198,7 @@ fn a_chain_of_removed_snapshots_takes_the_space_of_its_content() {
     let mut parent = "t".to_owned();
     for round in 1..=50u8 {
         let id = format!("s{round}");
-        // 16 chunks and 32 blocks that are written each time, and one of each that is new.
+        // Each round writes 16 chunks and 32 blocks again, and one new chunk and block.
         let mut memory: Units = (8..24).map(|chunk| (chunk, round)).collect();
         memory.push((u64::from(round) % 40 + 24, round));
         let mut disk: Units = (0..32).map(|block| (block, round)).collect();
@@ -208,7 +208,7 @@ fn a_chain_of_removed_snapshots_takes_the_space_of_its_content() {
         if round % 10 != 0 {
             continue;
         }
-        // Removed behind the folds, as a host does.
+        // Remove the parents after the folds, like a host.
         let mut removed = Vec::new();
         while let Some(fold) = fold(&store, &id).filter(|fold| fold.parent() != "t") {
             removed.push(fold.parent().to_owned());
@@ -217,7 +217,8 @@ fn a_chain_of_removed_snapshots_takes_the_space_of_its_content() {
         assert!(removed.len() >= 9, "{removed:?}");
         removed.iter().for_each(|id| store.remove(id).unwrap());
     }
-    // The template, the newest, and those that hold more than what lies on them.
+    // The template, the newest snapshot, and snapshots with more content than their children
+    // remain.
     let length = store.lineage("s50").unwrap().snapshots().len();
     assert!((2..=4).contains(&length), "{length} snapshots");
     let [memory, disk] = seen(&open(&store, "s50"));
@@ -225,10 +226,10 @@ fn a_chain_of_removed_snapshots_takes_the_space_of_its_content() {
         (memory[8], memory[24 + 10], disk[0], disk[41]),
         (50, 50, 50, 1)
     );
-    // 57 chunks and 82 blocks are 4 MiB, and 50 rounds wrote 61 MiB.
+    // 57 chunks and 82 blocks are 4 MiB; 50 rounds wrote 61 MiB.
     let bytes = allocated(&store);
     assert!((3 << 20..7 << 20).contains(&bytes), "{bytes} bytes");
-    // The reported sizes are those on the disk.
+    // The reported sizes are the sizes on disk.
     let lineage = store.lineage("s50").unwrap();
     let reported = lineage.snapshots().iter().map(|s| s.bytes().unwrap());
     let reported: u64 = reported.sum();
@@ -262,7 +263,7 @@ fn a_fold_is_refused_or_cancelled_without_a_trace() {
     assert!(with_limit(0).is_none() && with_limit(4 << 20).is_none());
     assert!(with_limit(5 << 20).is_some());
     assert_eq!(trace(&store), before);
-    // No parent.
+    // The snapshot has no parent.
     assert!(fold(&store, "t").is_none());
     publish(&store, "sibling", Some("large"), &filled(0..60, 4), &vec![]);
     publish(
@@ -272,7 +273,7 @@ fn a_fold_is_refused_or_cancelled_without_a_trace() {
         &filled(20..64, 5),
         &vec![],
     );
-    // Its parent has another child.
+    // The parent has another child.
     assert!(fold(&store, "sibling").is_none());
     let with_others = trace(&store);
     let cancelled = store.prepare_fold("equal", 0, &mut |_| ControlFlow::Break(()));
@@ -282,7 +283,7 @@ fn a_fold_is_refused_or_cancelled_without_a_trace() {
     assert_eq!(trace(&store), with_others);
     assert_ne!(before, with_others);
 
-    // A snapshot that was replaced meanwhile stays as it is.
+    // A snapshot that was replaced meanwhile remains unchanged.
     let prepared = fold(&store, "equal").unwrap();
     store.merge("equal", 1).unwrap();
     let merged = store.manifest("equal").unwrap();
@@ -309,12 +310,12 @@ fn a_folded_snapshot_reports_the_files_that_a_guest_has_open() {
     assert_eq!(folded.upper.memory, identity(&held[0][2].0));
     assert_eq!(folded.lower.disks, [identity(&held[1][1].0)]);
     assert_eq!(folded.upper.disks, [identity(&held[1][2].0)]);
-    // The snapshot's files are the same ones.
+    // The identities are the identities of the snapshot's files.
     assert_eq!(folded.upper.memory, identity(&open(&store, "b")[0][1].0));
 }
 
-/// Variable with the directory of [`a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot`]
-/// and the step at which its child kills itself.
+/// Environment variable with the step at which the child of
+/// [`a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot`] kills itself, and its directory.
 const KILL_AT: &str = "JIFFY_TEST_FOLD_KILL_AT";
 
 #[test]
@@ -346,12 +347,12 @@ fn a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot() {
             .status;
         survived += u32::from(status.signal() != Some(libc::SIGKILL));
 
-        // As the next process finds it.
+        // Simulates the next process.
         let store = Store::open(store.root()).unwrap();
         assert_eq!(seen(&open(&store, "b")), expected, "step {step}");
         assert_eq!(seen(&held), expected, "step {step}");
         assert_eq!(store.find_damage("b").map(|e| e.to_string()), None);
-        // The fold is made again, unless it was complete.
+        // Repeat the fold, unless it was complete.
         if store.manifest("b").unwrap().parent.as_deref() == Some("a") {
             fold(&store, "b").unwrap().commit().unwrap();
         }
@@ -360,18 +361,18 @@ fn a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot() {
         assert_eq!(store.walk(SystemTime::now()).unwrap().count(), 2);
         assert_eq!(names(&store).len(), 2, "step {step}");
     }
-    // The last steps are beyond the end, so that every step was reached.
+    // The last steps are not reached, so all steps were tested.
     assert!((1..8).contains(&survived), "{survived} of 8");
 }
 
-/// Folds `a` into `b` in the directory of `order` and dies at its step: pieces of the copy, then
-/// before the commit, after it, and at the end.
+/// Folds `a` into `b` in the directory of `order`, and kills this process at the given step. Steps
+/// are the pieces of the copy, and the moments before the commit, after it, and at the end.
 fn fold_and_die(order: &str) {
     let (step, root) = order.split_once(' ').unwrap();
     let mut left: u32 = step.parse().unwrap();
     let mut step = move || {
         if left == 0 {
-            // SAFETY: ends this process at once.
+            // SAFETY: kills this process immediately.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
         left -= 1;

@@ -1,10 +1,10 @@
-//! Promises of snapshots that other hosts made.
+//! Imports of snapshots from other hosts.
 
 use super::*;
 use jiffy_snapshot::{ImportMode, MissingMemory, PIN_FILE};
 use std::io;
 
-/// Copies the files of snapshot `id` of `from` into the directory that it is given.
+/// Returns a function that copies the files of snapshot `id` in `from` to a given directory.
 fn copy_of<'a>(from: &'a Store, id: &'a str) -> impl Fn(&Path) -> io::Result<()> + 'a {
     move |dir| {
         for file in fs::read_dir(from.root().join(id))? {
@@ -22,7 +22,7 @@ fn an_imported_snapshot_is_what_it_was_on_its_host() {
     put(&there, "c", Some("p")).unwrap();
     there.get("c").unwrap().write_checksums().unwrap();
     let import = |id, parent| here.import(id, parent, ImportMode::New, None, copy_of(&there, id));
-    // Its parent comes first.
+    // The parent must be imported first.
     assert!(matches!(
         import("c", Some("p")),
         Err(SnapshotError::Missing(_))
@@ -36,7 +36,7 @@ fn an_imported_snapshot_is_what_it_was_on_its_host() {
         here.get("c").unwrap().verify().unwrap(),
         VerifyResult::Intact
     );
-    // Removal knows its children.
+    // Removals consider imported children.
     assert!(matches!(
         here.remove("p"),
         Err(SnapshotError::HasChild { .. })
@@ -117,7 +117,7 @@ fn a_damaged_snapshot_is_replaced_by_its_import() {
     assert_eq!(again.verify().unwrap(), VerifyResult::Intact);
     assert_eq!(names(&here), ["a"]);
     drop(hold);
-    // One whose files are gone altogether.
+    // A snapshot without any files.
     fs::remove_dir_all(here.root().join("a")).unwrap();
     let copy = copy_of(&there, "a");
     here.import("a", None, ImportMode::Replace, None, copy)
@@ -136,7 +136,7 @@ fn a_snapshot_whose_memory_has_not_all_arrived_is_only_restored() {
         copy_of(&there, "a")(dir)?;
         std::fs::write(dir.join(PIN_FILE), "")
     };
-    // Without holes there is nothing to pin.
+    // Without holes, no pin is needed.
     let import = here.import("a", None, ImportMode::New, None, pinned);
     assert!(import.is_err());
     here.import("a", None, ImportMode::New, Some(&missing), pinned)
@@ -150,11 +150,11 @@ fn a_snapshot_whose_memory_has_not_all_arrived_is_only_restored() {
     assert!(incomplete(here.parts("a").unwrap_err()));
     assert!(incomplete(a.write_checksums().unwrap_err()));
     assert!(!here.lineage("b").unwrap().is_complete());
-    assert!(!a.wants_all());
-    a.want_all().unwrap();
-    assert!(a.wants_all());
+    assert!(!a.is_all_requested());
+    a.request_all().unwrap();
+    assert!(a.is_all_requested());
     a.set_complete().unwrap();
     assert!(here.lineage("b").unwrap().is_complete());
-    assert!(!a.wants_all() && !a.pin().exists());
+    assert!(!a.is_all_requested() && !a.pin().exists());
     here.merge("b", 0).unwrap();
 }

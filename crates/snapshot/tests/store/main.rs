@@ -1,4 +1,4 @@
-//! Promises of the store.
+//! Tests of the store.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod damage;
@@ -106,7 +106,7 @@ fn an_abandoned_draft_leaves_nothing() {
     assert!(names(&store).is_empty());
     std::mem::forget(store.draft(1).unwrap());
     assert!(store.ids().unwrap().is_empty());
-    // As of a process with an id that does not exist (pid_max, proc(5)).
+    // Simulates a process with an id that does not exist (pid_max, proc(5)).
     let left = store.root().join(&names(&store)[0]);
     fs::rename(left, store.root().join(".draft-4194305-0")).unwrap();
     assert_eq!(store.walk(SystemTime::now()).unwrap().count(), 0);
@@ -250,7 +250,7 @@ fn another_format_is_refused_with_a_remedy() {
     edit(snapshot.path(), "\"format\": 1", "\"format\": 2");
     let error = store.get("a").unwrap_err().to_string();
     assert!(
-        error.contains("format 2") && error.contains("build its template anew"),
+        error.contains("format 2") && error.contains("build its template again"),
         "{error}"
     );
 }
@@ -295,7 +295,7 @@ fn a_flipped_byte_of_a_snapshot_with_checksums_is_found_and_named() {
         flip(name, at);
     }
     assert_eq!(snapshot.verify().unwrap(), VerifyResult::Intact);
-    // Holes of a layer are not checked.
+    // Holes of a layer are not verified.
     flip("memory.layer", 5);
     assert_eq!(snapshot.verify().unwrap(), VerifyResult::Intact);
 }
@@ -310,7 +310,7 @@ fn a_snapshot_may_be_removed_or_merged_while_its_checksums_are_written() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 start.wait();
-                // Succeeds if it is fast enough; otherwise the snapshot is gone.
+                // Fails if the snapshot was removed before the checksums were written.
                 let _ = snapshot.write_checksums();
             });
             start.wait();
@@ -334,7 +334,7 @@ fn a_snapshot_may_be_removed_or_merged_while_its_checksums_are_written() {
     }
 }
 
-/// Snapshots of every released format must load, or be refused by a release that says so.
+/// Snapshots of every released format must load, or be rejected by a release that announces it.
 #[test]
 fn golden_snapshots_keep_loading() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/format1");
@@ -348,7 +348,7 @@ fn golden_snapshots_keep_loading() {
     );
 }
 
-/// Writes the golden snapshots of the current format; run once per format.
+/// Writes the golden snapshots of the current format. Run once per format.
 #[test]
 #[ignore = "writes test data"]
 fn make_golden_snapshots() {
@@ -365,7 +365,8 @@ fn make_golden_snapshots() {
         .unwrap();
 }
 
-/// Puts a snapshot whose memory chunk `chunk` is full of `byte`, and whose chunk `zeroed` is zero.
+/// Publishes a snapshot whose memory chunk `chunk` is filled with `byte`, and whose chunk `zeroed`
+/// is zero.
 fn put_chunk(store: &Store, id: &str, parent: Option<&str>, (chunk, byte, zeroed): (u64, u8, u64)) {
     let mut draft = store.draft(1).unwrap();
     draft.state.write_all_at(id.as_bytes(), 0).unwrap();
@@ -413,12 +414,12 @@ fn a_merged_snapshot_has_the_same_content_without_its_ancestors() {
     let bytes: Vec<u8> = (0..4)
         .map(|n| byte(&memory.file, (n + 1) * u64::from(MEMORY_CHUNK) - 1))
         .collect();
-    // Chunk 0 was written by `a` and made zero by `b`; chunk 1 was written by `b` and again by `d`.
+    // Chunk 0 was written by `a` and zeroed by `b`. Chunk 1 was written by `b` and again by `d`.
     assert_eq!(bytes, [0, 4, 3, 0]);
     assert_eq!(merged.manifest().memory.stored, 2);
     let disk = merged.disk(0).unwrap();
     assert_eq!([0, 1, 2].map(|n| byte(&disk.file, n * 4096)), [1, 4, 3]);
-    // Open old files are still readable, the ancestors can be removed, and nothing else is left.
+    // Old open files remain readable, the ancestors can be removed, and no other file remains.
     assert_eq!(byte(&before.file, u64::from(MEMORY_CHUNK)), 4);
     for id in ["c", "b", "a"] {
         store.remove(id).unwrap();
@@ -453,7 +454,7 @@ fn a_snapshot_merged_with_the_nearest_of_its_ancestors_has_the_same_content_abov
             .collect()
     };
     assert_eq!(ids("d"), ["a", "d"]);
-    // Chunk 0 was written by `a` and made zero by `b`: it must not show again.
+    // Chunk 0 was written by `a` and zeroed by `b`: the old content must not reappear.
     let index = jiffy_snapshot::read_index(&merged.memory().unwrap().index).unwrap();
     assert_eq!(index.stored.iter().collect::<Vec<_>>(), [1, 2]);
     assert!(index.zero.contains(0) && merged.manifest().memory.zero == index.zero.count());
@@ -466,7 +467,7 @@ fn a_snapshot_merged_with_the_nearest_of_its_ancestors_has_the_same_content_abov
     assert_eq!([1, 2].map(|n| byte(&disk.file, n * 4096)), [4, 3]);
     let index = jiffy_snapshot::read_index(&disk.index).unwrap();
     assert_eq!(index.stored.iter().collect::<Vec<_>>(), [1, 2]);
-    // The snapshots between them can be removed, and the one below cannot.
+    // The merged ancestors can be removed, the remaining ancestor cannot.
     for id in ["c", "b"] {
         store.remove(id).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Lineages that were opened before they were merged.
+//! Lineages that were opened before a merge.
 
 use super::{put_chunk, store};
 use jiffy_snapshot::SnapshotError;

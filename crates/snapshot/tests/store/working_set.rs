@@ -26,7 +26,7 @@ fn a_working_set_stays_with_its_snapshot_and_serves_its_descendants() {
     assert!(lineage().working_set().unwrap().is_none());
     root.put_working_set(&working_set(&[1], MEMORY_BYTES))
         .unwrap();
-    // The first one stays.
+    // An existing working set is not replaced.
     root.put_working_set(&working_set(&[2], MEMORY_BYTES))
         .unwrap();
     let (set, _) = lineage().working_set().unwrap().unwrap();
@@ -53,13 +53,13 @@ fn a_working_set_stays_with_its_snapshot_and_serves_its_descendants() {
     assert_eq!(root.verify().unwrap(), VerifyResult::Intact);
 }
 
-/// Number of pages of `file` in the page cache.
+/// Returns the number of pages of `file` in the page cache.
 fn cached(file: &fs::File) -> usize {
     let length = usize::try_from(file.metadata().unwrap().len()).unwrap();
     let mut pages = vec![0u8; length / 4096];
     let fd = std::os::fd::AsRawFd::as_raw_fd(file);
-    // SAFETY: a read-only mapping of the file that is unmapped before this returns, and a vector as
-    // long as it has pages.
+    // SAFETY: a read-only mapping of the file that is unmapped before this function returns, and a
+    // vector with one byte per page.
     unsafe {
         let map = libc::mmap(
             std::ptr::null_mut(),
@@ -76,7 +76,7 @@ fn cached(file: &fs::File) -> usize {
     pages.iter().filter(|&page| page & 1 == 1).count()
 }
 
-/// Takes `layer` out of the page cache; returns false if its file system keeps files in memory.
+/// Removes `layer` from the page cache. Returns `false` if its file system stores files in memory.
 fn reclaim(layer: &fs::File) -> bool {
     layer.sync_all().unwrap();
     let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
@@ -100,7 +100,7 @@ fn a_reclaimed_working_set_is_prefetched_again() {
         eprintln!("SKIPPED {test}: this file system keeps files in memory");
         return;
     }
-    // Chunk 1 is in the set and stored, chunk 2 only in the set.
+    // Chunk 1 is in the set and stored; chunk 2 is only in the set.
     assert_eq!(store.lineage("root").unwrap().prefetch().unwrap(), 65536);
     assert_eq!(cached(&layer), 16);
 }
@@ -127,7 +127,7 @@ fn a_working_set_is_read_ahead_from_the_layers_that_are_not_in_memory() {
         }
         assert_eq!(cached(layer), 16);
     };
-    // One chunk of each layer is stored; the others are zero.
+    // One chunk of each layer is stored; the other chunks are zero.
     assert_eq!(lineage.read_ahead().unwrap(), 2 * 65536);
     layers.iter().for_each(arrived);
     assert_eq!(lineage.read_ahead().unwrap(), 0);
@@ -140,7 +140,7 @@ fn a_working_set_is_read_ahead_from_the_layers_that_are_not_in_memory() {
 fn a_pause_keeps_what_its_guest_touched_unless_that_says_nothing() {
     let (_dir, store) = store();
     let root = put(&store, "root", None).unwrap();
-    // Earlier VMMs leave the file empty, and this guest did much more than wake.
+    // Earlier VMMs leave the file empty. The last set belongs to a guest that did more than resume.
     let all: Vec<u64> = (0..1025).collect();
     for none in [
         tempfile::tempfile().unwrap(),
