@@ -154,6 +154,7 @@ impl Backend {
                 () = clock.stalled() => return Err(last),
                 () = clock.attempt_stalled() => (generic("no response in time"), true),
             };
+            // Release the permit before the backoff, so that other requests can run.
             drop(permit);
             let error = classify(key, number, &failure);
             let again = error.is_unavailable() && is_passing(&failure);
@@ -162,6 +163,7 @@ impl Backend {
             }
             tracing::debug!(key, error = %failure, "retrying a request to the store");
             add(&self.counters.retries, 1);
+            // Retain the store's own error, in case later attempts time out.
             if !silent {
                 last = error;
             }
@@ -197,6 +199,7 @@ impl Backend {
                 while let Some(piece) = pieces.try_next().await? {
                     clock.tick(time_of(piece.len() as u64, MIN_DOWNLOAD_BYTES_PER_SECOND));
                     add(&self.counters.bytes_read, piece.len() as u64);
+                    // Never buffer more than the announced length.
                     if (bytes.len() + piece.len()) as u64 > length {
                         return Err(generic("the response is longer than its stated length"));
                     }
@@ -225,11 +228,13 @@ impl Backend {
             let answer = self.store.get_opts(&path, GetOptions::default()).await?;
             let size = answer.meta.size;
             if size > limit {
+                // The inner error is final: only outer errors are retried.
                 return Ok(Err(size));
             }
             let tags = (answer.meta.e_tag.clone(), answer.meta.version.clone());
             let since = Instant::now();
             self.throttle(size).await;
+            // Waiting for the bandwidth limit is not a stall of the store.
             clock.excuse(since.elapsed());
             let bytes = self.body(answer, size, clock).await?;
             Ok(Ok((bytes, tags)))
@@ -293,6 +298,7 @@ impl Backend {
             add(&self.counters.hedges, 1);
             let second = self.read_range(&path, &range, clock);
             tokio::pin!(second);
+            // The first successful response is used, and the other request is dropped.
             match futures_util::future::select(first, second).await {
                 futures_util::future::Either::Left((Ok(bytes), _))
                 | futures_util::future::Either::Right((Ok(bytes), _)) => Ok(bytes),

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Notify;
 
 pub(crate) use presence::ChunkLocks;
-use presence::{BootId, Presence, Settling};
+use presence::{BootId, PersistTask, Presence};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Attempts at opening a layer that is concurrently evicted.
@@ -113,6 +113,8 @@ impl LayerCache {
         };
         let file = open(&path)?;
         let present = Flock::lock(file, FlockArg::LockShared).map_err(|(_, e)| e)?;
+        // The layer may have been evicted between opening and locking the file. Then the lock is on
+        // an unlinked file, and the path refers to no file or another one.
         let named = fs::metadata(&path).ok();
         let ours = present.metadata()?;
         if named.is_none_or(|named| (named.dev(), named.ino()) != (ours.dev(), ours.ino())) {
@@ -223,6 +225,7 @@ fn evict(data: &Path) -> io::Result<bool> {
     let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
         return Ok(false);
     };
+    // A second hard link is a pin.
     if lock.metadata()?.nlink() > 1 {
         return Ok(false);
     }
@@ -278,8 +281,10 @@ impl CachedLayer {
     }
 
     /// Like [`Self::present`], limited to persisted chunks.
-    pub fn settled(&self) -> Result<Vec<u8>, StoreError> {
-        self.presence.settled().map_err(StoreError::io(&self.path))
+    pub fn persisted(&self) -> Result<Vec<u8>, StoreError> {
+        self.presence
+            .persisted()
+            .map_err(StoreError::io(&self.path))
     }
 
     /// Marks the chunks of `layer` that read as zeroes and need not be fetched. `layer` must
@@ -336,20 +341,21 @@ impl CachedLayer {
     }
 
     /// Persists the written chunks, so that they survive a reboot of the host.
-    pub fn settle(&self) -> Result<(), StoreError> {
+    pub fn persist(&self) -> Result<(), StoreError> {
         let present = self.path.with_extension("present");
-        Settling::new(&self.data, &present, self.bytes)
-            .and_then(Settling::run)
+        PersistTask::new(&self.data, &present, self.bytes)
+            .and_then(PersistTask::run)
             .map_err(StoreError::io(&self.path))
     }
 
-    /// Like [`Self::settle`], in a background thread that does not protect the layer from eviction.
-    pub(crate) fn settle_later(&self) {
+    /// Like [`Self::persist`], in a background thread that does not protect the layer from
+    /// eviction.
+    pub(crate) fn persist_in_background(&self) {
         let present = self.path.with_extension("present");
         let path = self.path.clone();
-        let settling = Settling::new(&self.data, &present, self.bytes);
+        let task = PersistTask::new(&self.data, &present, self.bytes);
         tokio::task::spawn_blocking(move || {
-            if let Err(e) = settling.and_then(Settling::run) {
+            if let Err(e) = task.and_then(PersistTask::run) {
                 tracing::warn!(path = %path.display(), error = %e, "cannot persist chunks of a cached layer");
             }
         });
@@ -360,7 +366,7 @@ impl CachedLayer {
     pub fn clone_to(&self, layer: &Layer, to: &Path) -> Result<bool, StoreError> {
         let failed = StoreError::io(to);
         let new = File::options().write(true).create_new(true).open(to);
-        let made = new.and_then(|new| {
+        let cloned = new.and_then(|new| {
             if reflink(&self.data, &new) {
                 return Ok(true);
             }
@@ -374,7 +380,7 @@ impl CachedLayer {
             }
             Ok(false)
         });
-        made.map_err(|e| {
+        cloned.map_err(|e| {
             if e.kind() != io::ErrorKind::AlreadyExists {
                 let _ = fs::remove_file(to);
             }

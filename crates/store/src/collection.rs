@@ -189,6 +189,7 @@ impl Collector<'_> {
 
     async fn run(&self) -> Result<GcReport, StoreError> {
         let (store, tenant) = (self.store, self.tenant);
+        // Objects that are condemned by this collection are removed by a later one at the earliest.
         let before = store.condemned(tenant).await?;
         // List leases before manifests: a push that ends in between is then seen as a lease, a
         // manifest or both.

@@ -131,6 +131,7 @@ pub(crate) fn seal(
     context: &[u8],
     bytes: &[u8],
 ) -> Result<Vec<u8>, FormatError> {
+    // Nonces of XChaCha20 are long enough to be chosen at random.
     let nonce: [u8; NONCE_BYTES] = random()?;
     let payload = Payload {
         msg: bytes,

@@ -15,7 +15,7 @@ const MIN_RANGE_BYTES: u64 = 256 << 10;
 
 /// Requested chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct ChunkRequest {
     pub number: u64,
     pub hash: Hash,
     pub location: Location,
@@ -39,7 +39,7 @@ pub(crate) struct PlannedRange {
 }
 
 /// Plans the ranges of `wanted`. Packs are ordered by their first requested chunk.
-pub(crate) fn plan(wanted: &[Wanted]) -> Vec<PlannedRange> {
+pub(crate) fn plan(wanted: &[ChunkRequest]) -> Vec<PlannedRange> {
     let mut order: Vec<PackId> = Vec::new();
     let mut packs: HashMap<PackId, BTreeMap<u32, PlannedFrame>> = HashMap::new();
     for chunk in wanted {
@@ -114,13 +114,13 @@ fn joins(range: &PlannedRange, start: u64, end: u64) -> bool {
 mod tests {
     use super::*;
 
-    fn wanted(number: u64, pack: u8, offset: u32, length: u32) -> Wanted {
+    fn wanted(number: u64, pack: u8, offset: u32, length: u32) -> ChunkRequest {
         let location = Location {
             pack: [pack; 16],
             offset,
             length,
         };
-        Wanted {
+        ChunkRequest {
             number,
             hash: Hash([0; 32]),
             location,
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_read_together_and_ranges_have_a_limit() {
-        let frames: Vec<Wanted> = (0..200)
+        let frames: Vec<ChunkRequest> = (0..200)
             .map(|n| wanted(n.into(), 1, 64 + n * 60_000, 60_000))
             .collect();
         let ranges = plan(&frames);

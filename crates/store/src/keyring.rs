@@ -217,7 +217,7 @@ impl Keyring {
             // The broker supports no other verb.
             return match verb {
                 "unwrap" => broker.unwrap(tenant, key, input).await,
-                _ => Err(failed(format!("this process does not support {verb}"))),
+                _ => Err(failed(format!("this process cannot {verb}"))),
             };
         }
         let (program, arguments) = self
@@ -231,6 +231,7 @@ impl Keyring {
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::null())
+                // On a timeout, the future and the child are dropped.
                 .kill_on_drop(true)
                 .spawn()?;
             if let Some(mut stdin) = child.stdin.take() {
@@ -239,6 +240,7 @@ impl Keyring {
             let mut output = Zeroizing::new(Vec::with_capacity(MAX_WRAPPED_BYTES + 1));
             if let Some(stdout) = child.stdout.take() {
                 stdout
+                    // One byte more than the maximum, to detect oversized output.
                     .take(MAX_WRAPPED_BYTES as u64 + 1)
                     .read_to_end(&mut output)
                     .await?;

@@ -55,6 +55,8 @@ impl SharedStore {
     /// Fails if the lease has expired or may expire soon.
     pub(crate) async fn check_lease(&self, lease: &Lease) -> Result<(), StoreError> {
         let ended = || StoreError::LeaseEnded(lease.id.clone());
+        // Half of the lifetime leaves a margin for differences between the clocks of host and
+        // store.
         if lease.since.elapsed() > LEASE_TIME / 2 {
             return Err(ended());
         }

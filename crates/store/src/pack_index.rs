@@ -124,6 +124,7 @@ impl SharedStore {
         let read = self.backend.get_range(&key, from..size).await?;
         let end = read.len().saturating_sub(TRAILER_BYTES);
         let trailer = Trailer::decode(&read[end..], size).map_err(short)?;
+        // The first read contains the whole index.
         if trailer.offset >= from {
             return Ok(read[(trailer.offset - from) as usize..].to_vec());
         }

@@ -5,7 +5,7 @@ mod fill;
 pub use fill::CachedPart;
 
 use crate::cache::{CachedLayer, LayerCache};
-use crate::fetch_plan::Wanted;
+use crate::fetch_plan::ChunkRequest;
 use crate::layer::{Layer, LayerKind};
 use crate::remote::RemoteSnapshot;
 use crate::tenant::SharedStore;
@@ -63,7 +63,7 @@ impl RemoteSnapshot {
     }
 
     /// Returns the stored chunks of part `number` with their locations.
-    pub(crate) fn wanted(&self, number: usize) -> Vec<Wanted> {
+    pub(crate) fn wanted(&self, number: usize) -> Vec<ChunkRequest> {
         let before: usize = self
             .manifest
             .parts
@@ -79,7 +79,7 @@ impl RemoteSnapshot {
             .flat_map(Layer::stored);
         let located = stored.zip(self.locations.0.iter().skip(before));
         located
-            .map(|((number, hash), &location)| Wanted {
+            .map(|((number, hash), &location)| ChunkRequest {
                 number,
                 hash,
                 location,
@@ -92,9 +92,9 @@ impl RemoteSnapshot {
 fn select(
     snapshot: &RemoteSnapshot,
     number: usize,
-    all: &[Wanted],
+    all: &[ChunkRequest],
     selection: Selection<'_>,
-) -> Vec<Wanted> {
+) -> Vec<ChunkRequest> {
     let find = |chunk: u64| {
         let position = all.binary_search_by_key(&chunk, |wanted| wanted.number);
         position.ok().map(|at| all[at])

@@ -217,6 +217,7 @@ impl SharedStore {
             if reused.iter().all(|key| !lost_now.contains(key)) {
                 return Ok((index, reused));
             }
+            // Some of the packs are condemned: choose again without them.
             lost = lost_now;
         }
     }
@@ -272,6 +273,7 @@ impl SharedStore {
                 .map_or(1, usize::from)
                 .min(MAX_BUILDERS),
         };
+        // The channel is bounded, so that few finished packs are in memory.
         let (sender, mut receiver) = mpsc::channel(1);
         for part in missing.chunks(missing.len().div_ceil(builders).max(1)) {
             let builder = PackBuilder {
@@ -284,6 +286,7 @@ impl SharedStore {
             };
             tokio::task::spawn_blocking(move || builder.run());
         }
+        // The stream ends when all builders have dropped their senders.
         drop(sender);
         let built = futures_util::stream::poll_fn(move |context| receiver.poll_recv(context));
         let send = |built: Result<BuiltPack, StoreError>| async {
@@ -337,6 +340,7 @@ impl SharedStore {
         let locations: Option<Vec<Location>> = locations.collect();
         let unplaced = || StoreError::Source("one of its chunks was not written".to_owned());
         let locations = Locations(locations.ok_or_else(unplaced)?);
+        // Write the locations before the manifest: a manifest must not exist without them.
         let encoded = locations
             .encode(keys, tenant.id(), root)
             .map_err(unwritable)?;
@@ -348,6 +352,8 @@ impl SharedStore {
             .iter()
             .filter(|name| name.scope == Scope::Shared)
         {
+            // Refer to shared ancestors before the manifest exists, so that they are protected in
+            // time.
             self.refer(tenant, &ancestor.root, &root).await?;
         }
         let key = tenant.manifest_key(&root);

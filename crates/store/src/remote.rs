@@ -91,6 +91,7 @@ impl SharedStore {
         root: &Hash,
     ) -> Result<(), StoreError> {
         let shared = self.tenant(SHARED_TENANT).await?;
+        // Write the reference before checking the ancestor: a later collection then finds it.
         let key = shared.reference_key(ancestor, tenant, root);
         self.backend
             .put(&key, bytes::Bytes::from_static(b"needed"))

@@ -183,6 +183,7 @@ impl SharedStore {
         };
         let mut buffer = vec![0; CHUNK_BYTES as usize];
         for (frame, part, hash) in damaged.hashes() {
+            // Another damaged snapshot shares the chunk.
             if rewriter.moved.contains_key(&hash) {
                 continue;
             }

@@ -2,7 +2,7 @@
 
 use crate::collection::OnProgress;
 use crate::data_keys::Hash;
-use crate::fetch_plan::{PlannedRange, Wanted, plan};
+use crate::fetch_plan::{ChunkRequest, PlannedRange, plan};
 use crate::pack::{PackId, decode_frame};
 use crate::pack_index::{decode_tail, pack_id};
 use crate::remote::RemoteSnapshot;
@@ -95,7 +95,7 @@ struct CheckedFrames {
 }
 
 impl CheckedFrames {
-    fn defect(&self, frame: &Wanted) -> Option<Option<FormatError>> {
+    fn defect(&self, frame: &ChunkRequest) -> Option<Option<FormatError>> {
         let frames = self.frames.lock();
         let key = (frame.location.pack, frame.location.offset);
         frames.get(&key).cloned()

@@ -31,6 +31,7 @@ impl Backend {
     pub(crate) async fn check_conditions(&self) -> Result<(), StoreError> {
         let content = Bytes::from_static(b"conditions");
         let is_new = self.create(CHECKED, content.clone()).await?;
+        // A second creation must fail. A store that ignores the condition reports success.
         if is_new && self.create(CHECKED, content).await? {
             return Err(StoreError::NoConditions {
                 object: CHECKED.to_owned(),

@@ -64,6 +64,7 @@ impl Presence {
             content.fill(0);
             data.set_len(bytes)?;
         }
+        // New layer or new boot: replace the second bitmap by the first one.
         if content[..HEADER_BYTES] != header {
             content[..HEADER_BYTES].copy_from_slice(&header);
             content.copy_within(HEADER_BYTES..HEADER_BYTES + length, HEADER_BYTES + length);
@@ -118,7 +119,7 @@ impl Presence {
     }
 
     /// Reads the first bitmap.
-    pub fn settled(&self) -> io::Result<Vec<u8>> {
+    pub fn persisted(&self) -> io::Result<Vec<u8>> {
         let mut read = vec![0; self.bits().len()];
         self.file.read_exact_at(&mut read, HEADER_BYTES as u64)?;
         Ok(read)
@@ -148,6 +149,7 @@ impl Presence {
         let _lock = RangeLock::wait(&self.file, BITMAPS_LOCK)?;
         let mut read = vec![0; marked.len()];
         self.file.read_exact_at(&mut read, offset)?;
+        // Other processes may have set bits in the same bytes.
         join(&mut marked, &read);
         self.file.write_all_at(&marked, offset)?;
         join(&mut bits[first..=last], &marked);
@@ -157,13 +159,13 @@ impl Presence {
 
 /// Persists the written chunks: syncs the data, then sets their bits in the first bitmap.
 #[derive(Debug)]
-pub(super) struct Settling {
+pub(super) struct PersistTask {
     data: File,
     present: File,
     bytes: u64,
 }
 
-impl Settling {
+impl PersistTask {
     /// Prepares the layer of `bytes` bytes in `data`, which the caller must have locked.
     pub fn new(data: &File, present: &Path, bytes: u64) -> io::Result<Self> {
         Ok(Self {
@@ -183,6 +185,7 @@ impl Settling {
         if stored == written {
             return Ok(());
         }
+        // The chunks must be on storage before their bits are set.
         self.data.sync_data()?;
         let _lock = RangeLock::wait(&self.present, BITMAPS_LOCK)?;
         let mut stored = vec![0; length];

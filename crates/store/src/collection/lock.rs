@@ -42,8 +42,8 @@ impl SharedStore {
     pub(super) async fn store_time(&self, tenant: &Tenant) -> Result<i64, StoreError> {
         let probe = tenant.key("gc/clock");
         self.backend.put(&probe, random_content(&probe)?).await?;
-        let found = self.backend.head(&probe).await?;
-        Ok(found.ok_or(StoreError::Gone(probe))?.modified_ms)
+        let current = self.backend.head(&probe).await?;
+        Ok(current.ok_or(StoreError::Gone(probe))?.modified_ms)
     }
 
     /// Acquires the lock. Takes over a lock that was not renewed for `lock_time`.
@@ -61,15 +61,17 @@ impl SharedStore {
         let renewed = Instant::now();
         let version = match self.backend.get_versioned(&key, LOCK_BYTES as u64).await? {
             None => self.create_lock(&key, content).await?,
-            Some(found) => {
+            Some(current) => {
                 let held = self.backend.head(&key).await?;
                 let is_recent =
                     held.is_some_and(|held| now - held.modified_ms < super::millis(lock_time));
-                if found.bytes != FREE.as_slice() && is_recent {
+                if current.bytes != FREE.as_slice() && is_recent {
                     None
                 } else {
                     // The lock is free, or its holder exited without releasing it.
-                    self.backend.replace(&key, content, &found.version).await?
+                    self.backend
+                        .replace(&key, content, &current.version)
+                        .await?
                 }
             }
         };
@@ -93,10 +95,10 @@ impl SharedStore {
         // Ignore whether the object exists: an earlier attempt may have created it. Compare its
         // content.
         self.backend.create(key, content.clone()).await?;
-        let found = self.backend.get_versioned(key, LOCK_BYTES as u64).await?;
-        Ok(found
-            .filter(|found| found.bytes == content)
-            .map(|found| found.version))
+        let current = self.backend.get_versioned(key, LOCK_BYTES as u64).await?;
+        Ok(current
+            .filter(|current| current.bytes == content)
+            .map(|current| current.version))
     }
 
     /// Fails if another process holds the lock or may soon take it over. Renews the lock when
@@ -104,6 +106,7 @@ impl SharedStore {
     pub(crate) async fn check_lock(&self, lock: &CollectionLock) -> Result<(), StoreError> {
         let held = lock.held().clone();
         let age = held.renewed.elapsed();
+        // Stop long before another host may take over the lock: clocks may run at different rates.
         if age > GC_LOCK_TIME / 2 {
             return Err(StoreError::Collecting(GC_LOCK_TIME));
         }

@@ -99,6 +99,7 @@ impl Collector<'_> {
             ..Marked::default()
         });
         let mut seen = HashSet::new();
+        // Traverse the lineages breadth-first. `seen` prevents repeated visits.
         while !needed.is_empty() {
             let wave: Vec<Hash> = std::mem::take(&mut needed)
                 .into_iter()

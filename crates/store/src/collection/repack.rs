@@ -8,7 +8,7 @@
 use super::mark::{Leases, Marked, PackUse};
 use super::{Collector, GcReport};
 use crate::data_keys::{DataKeys, Hash};
-use crate::fetch_plan::{PlannedRange, Wanted, plan};
+use crate::fetch_plan::{ChunkRequest, PlannedRange, plan};
 use crate::lease::Condemned;
 use crate::locations::Location;
 use crate::pack::{MAX_FRAME_BYTES, PackId, PackWriter, decode_frame};
@@ -125,6 +125,7 @@ impl Collector<'_> {
             let live = used.frames.values().map(|&length| u64::from(length)).sum();
             let percent = u64::from(self.options.repack_percent);
             let is_worth_it = live * 100 < object.bytes * percent || distrusted.contains(key);
+            // A push in progress may refer to young and protected packs.
             let is_free = object.modified_ms < young && !leases.protected.contains(key);
             if is_worth_it && is_free && used.roots.is_disjoint(&broken) {
                 candidates.push(Candidate {
@@ -181,7 +182,7 @@ impl Collector<'_> {
         &self,
         roots: &BTreeSet<Hash>,
         ids: &HashSet<PackId>,
-    ) -> Result<Vec<Wanted>, StoreError> {
+    ) -> Result<Vec<ChunkRequest>, StoreError> {
         let mut frames: BTreeMap<(PackId, u32), (Hash, Location)> = BTreeMap::new();
         for &root in roots {
             let (keys, manifest) = self.store.manifest(self.tenant, root).await?;
@@ -195,7 +196,7 @@ impl Collector<'_> {
         }
         let wanted = (0..).zip(frames.into_values());
         Ok(wanted
-            .map(|(number, (hash, location))| Wanted {
+            .map(|(number, (hash, location))| ChunkRequest {
                 number,
                 hash,
                 location,
@@ -206,7 +207,7 @@ impl Collector<'_> {
     async fn write_packs(
         &self,
         keys: &DataKeys,
-        frames: &[Wanted],
+        frames: &[ChunkRequest],
         moved: &mut Moved,
     ) -> Result<(), StoreError> {
         let begin = || PackWriter::new(keys, self.tenant.id()).map_err(full);

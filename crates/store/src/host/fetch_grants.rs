@@ -136,6 +136,7 @@ impl GrantDirectory {
                 .mode(0o600)
                 .open(&new)?;
             io::Write::write_all(&mut file, &text)?;
+            // The rename makes the complete grant visible and triggers the fetcher's inotify watch.
             fs::rename(&new, &path)
         };
         write().map_err(RemoteError::io(&path))
@@ -264,11 +265,11 @@ mod tests {
     fn what_a_killed_daemon_left_is_removed_and_grants_stay() {
         let run = tempfile::tempdir().unwrap();
         let grants = GrantDirectory::open(run.path()).unwrap();
-        let (kept, _orphan) = (grants.listen().unwrap(), grants.listen().unwrap());
-        grants.write(&kept, &grant()).unwrap();
+        let (granted, _orphan) = (grants.listen().unwrap(), grants.listen().unwrap());
+        grants.write(&granted, &grant()).unwrap();
         fs::write(grants.path().join("a.new"), "{").unwrap();
         grants.remove_unfinished().unwrap();
         assert_eq!(fs::read_dir(grants.path()).unwrap().count(), 2);
-        assert!(grants.connect(&kept.id).unwrap().is_some());
+        assert!(grants.connect(&granted.id).unwrap().is_some());
     }
 }

@@ -130,6 +130,7 @@ impl ModuleBook {
             fs::rename(&new, &path)
         };
         write().map_err(RemoteError::io(&path))?;
+        // Update the map after the file, so that a failed write changes neither.
         insert(&mut self.held(), module);
         Ok(())
     }

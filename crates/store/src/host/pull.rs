@@ -190,7 +190,7 @@ impl RemoteStore {
         let ancestors: Vec<RemoteSnapshot> =
             opening.buffered(MANIFESTS_AT_ONCE).try_collect().await?;
         let scopes = names.iter().map(|name| name.scope == Scope::Shared);
-        let mut found = vec![FoundSnapshot {
+        let mut snapshots = vec![FoundSnapshot {
             id: id.to_owned(),
             parent: None,
             shared: false,
@@ -198,34 +198,34 @@ impl RemoteStore {
         }];
         for (remote, shared) in ancestors.into_iter().zip(scopes) {
             let parent = remote.manifest.attributes.id.clone();
-            if let Some(child) = found.last_mut() {
+            if let Some(child) = snapshots.last_mut() {
                 child.parent = Some(parent.clone());
             }
-            found.push(FoundSnapshot {
+            snapshots.push(FoundSnapshot {
                 id: parent,
                 parent: None,
                 shared,
                 remote,
             });
         }
-        check_lineage(id, &found)?;
-        Ok(Some(found))
+        check_lineage(id, &snapshots)?;
+        Ok(Some(snapshots))
     }
 
     /// Reads part `name`, a document of at most [`MAX_DOCUMENT_BYTES`]. `None` if the snapshot has
     /// no such part.
     pub async fn document(
         &self,
-        found: &FoundSnapshot,
+        snapshot: &FoundSnapshot,
         name: &str,
     ) -> Result<Option<Vec<u8>>, RemoteError> {
-        match found.remote.part(name) {
+        match snapshot.remote.part(name) {
             None => Ok(None),
             Some((_, part)) if part.bytes > MAX_DOCUMENT_BYTES => {
-                Err(damaged(&found.id, "has an oversized document"))
+                Err(damaged(&snapshot.id, "has an oversized document"))
             }
             Some((number, _)) => self
-                .pull_part(found, number, MemoryPull::All, "")
+                .pull_part(snapshot, number, MemoryPull::All, "")
                 .await?
                 .0
                 .read()
@@ -238,20 +238,20 @@ impl RemoteStore {
     pub async fn pull(
         &self,
         owner: Option<&str>,
-        found: &FoundSnapshot,
+        snapshot: &FoundSnapshot,
         memory: MemoryPull<'_>,
     ) -> Result<(Vec<PulledFile>, PullReport), RemoteError> {
-        let parts = found.remote.manifest.parts.iter().enumerate();
+        let parts = snapshot.remote.manifest.parts.iter().enumerate();
         let wanted = parts.filter(|(_, part)| part.name != RECORD_PART);
         let wanted: Vec<usize> = wanted.map(|(number, _)| number).collect();
-        let tenant = if found.shared {
+        let tenant = if snapshot.shared {
             SHARED_TENANT
         } else {
             owner.unwrap_or(LOCAL_TENANT)
         };
         let pulling = wanted
             .into_iter()
-            .map(|number| self.pull_part(found, number, memory, tenant));
+            .map(|number| self.pull_part(snapshot, number, memory, tenant));
         let mut pulling = futures_util::stream::iter(pulling).buffer_unordered(PARTS_AT_ONCE);
         let (mut files, mut total) = (Vec::new(), PullReport::default());
         while let Some((file, report)) = pulling.try_next().await? {
@@ -270,12 +270,12 @@ impl RemoteStore {
     /// damaged.
     pub(crate) async fn pull_part(
         &self,
-        found: &FoundSnapshot,
+        snapshot: &FoundSnapshot,
         number: usize,
         memory: MemoryPull<'_>,
         tenant: &str,
     ) -> Result<(PulledFile, PullReport), RemoteError> {
-        let (id, remote) = (found.id.as_str(), &found.remote);
+        let (id, remote) = (snapshot.id.as_str(), &snapshot.remote);
         let part = remote.manifest.parts.get(number).cloned();
         let part = part.ok_or_else(|| damaged(id, "has no such part"))?;
         let selection = match (part.kind, memory) {
@@ -329,8 +329,8 @@ impl RemoteStore {
 }
 
 /// Checks that the lineages of all ancestors agree and that no id occurs twice.
-fn check_lineage(id: &str, found: &[FoundSnapshot]) -> Result<(), RemoteError> {
-    let Some((newest, ancestors)) = found.split_first() else {
+fn check_lineage(id: &str, snapshots: &[FoundSnapshot]) -> Result<(), RemoteError> {
+    let Some((newest, ancestors)) = snapshots.split_first() else {
         return Ok(());
     };
     let names = &newest.remote.manifest.lineage;
@@ -346,8 +346,11 @@ fn check_lineage(id: &str, found: &[FoundSnapshot]) -> Result<(), RemoteError> {
             return Err(damaged(id, "has inconsistent ancestors"));
         }
     }
-    let ids: HashSet<&str> = found.iter().map(|found| found.id.as_str()).collect();
-    if ids.len() == found.len() {
+    let ids: HashSet<&str> = snapshots
+        .iter()
+        .map(|snapshot| snapshot.id.as_str())
+        .collect();
+    if ids.len() == snapshots.len() {
         Ok(())
     } else {
         Err(damaged(id, "is its own ancestor"))

@@ -201,8 +201,8 @@ mod tests {
     fn a_store_is_opened_with_keys_that_stay() {
         let dir = tempfile::tempdir().unwrap();
         let settings = settings(dir.path());
-        let made = RemoteStore::open(&settings).unwrap();
-        let keys = made.made_keys().unwrap().to_owned();
+        let remote = RemoteStore::open(&settings).unwrap();
+        let keys = remote.made_keys().unwrap().to_owned();
         assert!(RemoteStore::open(&settings).unwrap().made_keys().is_none());
         let other = RemoteSettings {
             keyring: Some(keys),

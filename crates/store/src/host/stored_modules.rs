@@ -105,6 +105,7 @@ impl StoredModules {
         let root = shared.root(tenant, &source).await?;
         let former = self.book.find(tenant.name(), digest);
         if let Some(former) = former.filter(|former| former.root != root) {
+            // The root has changed, for example after a rotation of keys: release the former one.
             let released = shared.release_module(tenant, digest, former.root, &self.book.host);
             released.await?;
         }
@@ -135,6 +136,7 @@ impl StoredModules {
         let Some(mut module) = self.book.find(name, digest) else {
             return Ok(());
         };
+        // If the release fails, the record remains, and a later release removes it.
         module.stored = false;
         let root = module.root;
         self.book.write(module)?;
@@ -178,7 +180,7 @@ impl StoredModules {
         let Some(root) = shared.module(&tenant, digest).await? else {
             return Ok(None);
         };
-        let found = FoundSnapshot {
+        let snapshot = FoundSnapshot {
             id: id(digest),
             parent: None,
             shared: false,
@@ -188,12 +190,14 @@ impl StoredModules {
             id: id(digest),
             reason,
         };
-        let part = found.remote.part(MODULE_PART);
+        let part = snapshot.remote.part(MODULE_PART);
         let (number, part) = part.ok_or_else(|| damaged("has no file"))?;
         if part.bytes > max_bytes {
             return Err(damaged("exceeds the maximum size of a module"));
         }
-        let pulling = self.remote.pull_part(&found, number, MemoryPull::All, name);
+        let pulling = self
+            .remote
+            .pull_part(&snapshot, number, MemoryPull::All, name);
         pulling.await?.0.file().map(Some)
     }
 }
@@ -287,8 +291,8 @@ mod tests {
         // Neither another owner nor another digest finds the module.
         assert_eq!(fetched(&two, None).await, None);
         assert!(two.fetch(OWNER, "d2", LIMIT).await.unwrap().is_none());
-        let known = stored(&two).await;
-        assert!(known.existed && known.new_chunks == 0, "{known:?}");
+        let again = stored(&two).await;
+        assert!(again.existed && again.new_chunks == 0, "{again:?}");
         assert!(two.is_stored(OWNER, "d1") && !two.is_stored(None, "d1"));
 
         one.release(OWNER, "d1").await.unwrap();

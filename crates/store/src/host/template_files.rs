@@ -62,8 +62,8 @@ impl RemoteStore {
                 continue;
             };
             if let Some(root) = self.shared.named(&tenant, &id_of(name)).await? {
-                let found = self.shared.open(&tenant, root).await?;
-                return Ok(Some(StoredTemplate(found)));
+                let snapshot = self.shared.open(&tenant, root).await?;
+                return Ok(Some(StoredTemplate(snapshot)));
             }
         }
         Ok(None)

@@ -3,7 +3,7 @@
 
 use super::{PullReport, Selection, select};
 use crate::cache::{CachedLayer, ChunkLocks, LayerCache};
-use crate::fetch_plan::{PlannedRange, Wanted, plan};
+use crate::fetch_plan::{ChunkRequest, PlannedRange, plan};
 use crate::pack::decode_frame;
 use crate::remote::RemoteSnapshot;
 use crate::tenant::SharedStore;
@@ -39,7 +39,7 @@ pub struct CachedPart {
 #[derive(Debug)]
 struct Source {
     snapshot: RemoteSnapshot,
-    wanted: Vec<Wanted>,
+    wanted: Vec<ChunkRequest>,
 }
 
 /// Result of fetching a range.
@@ -148,7 +148,7 @@ impl SharedStore {
             .await?;
         let fetched = part.stragglers.fetch_add(1, Ordering::Relaxed) + 1;
         if fetched.is_multiple_of(STRAGGLERS_PER_SYNC) {
-            part.layer.settle_later();
+            part.layer.persist_in_background();
         }
         Ok(true)
     }
@@ -174,7 +174,7 @@ impl SharedStore {
             let urgent =
                 matches!(selection, Selection::Chunks(chunks) if chunks.len() <= MAX_STRAGGLERS);
             let filled = self.fill_numbers(part, missing, urgent, &mut report).await;
-            part.layer.settle_later();
+            part.layer.persist_in_background();
             filled?;
         }
         report.seconds = start.elapsed().as_secs_f64();
@@ -207,6 +207,7 @@ impl SharedStore {
                 }
                 other => return other,
             }
+            // Retry only the chunks that are still absent.
             missing.retain(|&number| !part.layer.knows(number));
         }
     }
@@ -246,6 +247,7 @@ impl SharedStore {
                 urgent,
                 anyway: since.elapsed() > patience,
             };
+            // Register before checking the chunks, so that no notification is lost.
             let arrived = part.layer.arrived().notified();
             let before = missing.len();
             let mut busy = self
@@ -255,6 +257,7 @@ impl SharedStore {
             if busy.is_empty() {
                 return Ok(());
             }
+            // Other fills make progress: restart the timeout.
             if busy.len() < before {
                 since = tokio::time::Instant::now();
             }

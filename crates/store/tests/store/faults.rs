@@ -347,7 +347,10 @@ async fn a_source_that_changes_during_its_push_is_refused() {
     });
     let options = PushOptions::new(dir.path().join("index"));
     let failed = store.push(&tenant, &source, &options).await.unwrap_err();
-    assert!(failed.to_string().contains("changed meanwhile"), "{failed}");
+    assert!(
+        failed.to_string().contains("changed during the push"),
+        "{failed}"
+    );
     assert_eq!(store.snapshots(&tenant).await.unwrap(), []);
 }
 

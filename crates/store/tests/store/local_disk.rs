@@ -158,11 +158,11 @@ async fn clone_within(dir: &Path, place: &Path) -> (bool, u64) {
     let cache = Arc::new(LayerCache::open(place.join("cache"), u64::MAX).unwrap());
     let pulled = store.pull(&remote, 0, Selection::All, &cache).await;
     let (layer, _) = pulled.unwrap();
-    layer.settle().unwrap();
-    let before = room(place);
+    layer.persist().unwrap();
+    let before = free_bytes(place);
     let to = place.join("clone");
     let shares = layer.clone_to(&remote.manifest.parts[0], &to).unwrap();
-    let taken = before.saturating_sub(room(place));
+    let taken = before.saturating_sub(free_bytes(place));
     let wanted = content(&source, 0);
     assert!(std::fs::read(&to).unwrap() == wanted);
     // Writes to the clone do not change the cached file.

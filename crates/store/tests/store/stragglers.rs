@@ -130,7 +130,7 @@ async fn a_boot_of_the_host_keeps_what_was_on_storage_and_nothing_else() {
     let part = |cache: &Arc<LayerCache>| store.cached_part(&remote, 0, cache).unwrap();
     let first = part(&boot(1));
     store.fetch_chunk(&first, 3).await.unwrap();
-    first.layer().settle().unwrap();
+    first.layer().persist().unwrap();
     store.fetch_chunk(&first, 4).await.unwrap();
     drop(first);
     // The exit of a process loses no chunk.
@@ -185,9 +185,9 @@ async fn a_pinned_layer_stays_and_tells_what_is_on_storage() {
     let layer = part.layer().clone();
     layer.mark_holes(&remote.manifest.parts[0]).unwrap();
     assert_eq!(layer.present().unwrap()[..2], [0, 1 << 1]);
-    assert!(layer.settled().unwrap().iter().all(|byte| *byte == 0));
-    layer.settle().unwrap();
-    assert_eq!(layer.settled().unwrap(), layer.present().unwrap());
+    assert!(layer.persisted().unwrap().iter().all(|byte| *byte == 0));
+    layer.persist().unwrap();
+    assert_eq!(layer.persisted().unwrap(), layer.present().unwrap());
     let pin = dir.path().join("pin");
     layer.pin(&pin).unwrap();
     assert!(layer.is_pinned_by(&pin).unwrap());

@@ -86,6 +86,7 @@ impl VmmService {
                 }
                 () = &mut whole, if self.prefetch && !complete => {
                     complete = true;
+                    // The chunk number is a placeholder: the answer concerns the whole layer.
                     for &layer in self.layers.keys() {
                         let request = FetchRequest { layer, chunk: 0 };
                         let outcome = FetchOutcome::Complete;
@@ -111,8 +112,10 @@ impl VmmService {
     }
 
     async fn fetch(&self, request: FetchRequest) -> Result<(), RemoteError> {
-        let layer = self.layers.get(&request.layer);
-        let layer = layer.ok_or(RemoteError::NotGranted)?;
+        let layer = self
+            .layers
+            .get(&request.layer)
+            .ok_or(RemoteError::NotGranted)?;
         let _permit = self.fetches.acquire().await;
         let part = self.parts.open(&layer.slot, &layer.origin).await?;
         // A chunk that is not stored is a hole of the file, as is a chunk beyond the file's end.

@@ -104,8 +104,8 @@ impl RemoteStore {
         let part = self.open_part(&tenant, origin).await?;
         self.shared.fill(&part, Selection::All).await?;
         let layer = part.layer().clone();
-        let settled = tokio::task::spawn_blocking(move || layer.settle()).await;
-        settled.map_err(|e| StoreError::Source(e.to_string()))??;
+        let persisted = tokio::task::spawn_blocking(move || layer.persist()).await;
+        persisted.map_err(|e| StoreError::Source(e.to_string()))??;
         Ok(())
     }
 }

@@ -119,12 +119,12 @@ impl TestHost {
     }
 
     async fn wait_for_no_grant(&self) {
-        let gone = async {
+        let wait = async {
             while !self.grants.ids().unwrap().is_empty() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(TIMEOUT, gone).await.unwrap();
+        tokio::time::timeout(TIMEOUT, wait).await.unwrap();
     }
 }
 
@@ -202,15 +202,15 @@ async fn a_vmm_that_asks_for_all_at_once_gets_all_of_it() {
     let service = host.serve();
     let socket = host.grant(false);
     let vmm = TestVmm::accept(&socket).await;
-    let asked = 2 * jiffy_proto::fetch::MAX_OPEN_REQUESTS as u64;
+    let count = 2 * jiffy_proto::fetch::MAX_OPEN_REQUESTS as u64;
     let asking = TestVmm(vmm.0.try_clone().unwrap());
     let asking = tokio::task::spawn_blocking(move || {
-        for number in 0..asked {
+        for number in 0..count {
             asking.ask(2, number % CHUNKS);
         }
     });
     // The socket buffers some requests, the fetcher serves some, and the others wait.
-    for _ in 0..asked {
+    for _ in 0..count {
         let answer = vmm.answer().await.unwrap();
         assert_eq!(answer.outcome, FetchOutcome::Present);
     }
