@@ -1,5 +1,4 @@
-//! Direct boot of an ELF kernel in 64-bit mode: content of guest memory before the first
-//! instruction.
+//! Direct boot of an ELF kernel in 64-bit mode: writes guest memory before the first instruction.
 
 mod mapped_file;
 mod mptable;
@@ -17,16 +16,16 @@ use std::fs::File;
 use std::io::Cursor;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
 
-/// Top of the boot stack; the kernel leaves it at once.
+/// Top of the boot stack, which the kernel uses only briefly.
 pub const BOOT_STACK: u64 = 0x8ff0;
-/// Lowest address that kernels are linked to; memory from 1 MiB on is free of firmware tables.
+/// Minimum load address of kernels. Memory from 1 MiB on contains no firmware tables.
 const HIGH_MEMORY: u64 = 0x10_0000;
-/// Largest kernel image in bytes.
+/// Maximum size of a kernel image, in bytes.
 const MAX_KERNEL_BYTES: u64 = 256 << 20;
-/// Largest initial RAM file system in bytes.
+/// Maximum size of an initial RAM file system, in bytes.
 const MAX_INITRD_BYTES: u64 = 256 << 20;
 
-/// Loads everything and returns the address of the kernel's 64-bit entry.
+/// Loads kernel, initrd and boot tables. Returns the address of the kernel's 64-bit entry point.
 pub fn load(
     memory: &GuestMemory,
     kernel: &File,
@@ -47,7 +46,7 @@ pub fn load(
     Ok(loaded.kernel_load.raw_value())
 }
 
-/// Puts the initial RAM file system at the end of low memory; returns (address, length).
+/// Copies the initial RAM file system to the end of low memory. Returns its address and length.
 fn load_initrd(memory: &GuestMemory, file: &File, kernel_end: u64) -> Result<(u64, u64), VmmError> {
     let content = MappedFile::new(file, MAX_INITRD_BYTES, "initrd")?;
     let length = u64::try_from(content.bytes().len()).unwrap_or(u64::MAX);

@@ -1,30 +1,29 @@
-//! Threads that are started and confined before there is work for them: a filter of system calls is
-//! compiled by its thread and again by the kernel, which takes longer than anything else of a
-//! thread's start.
+//! Threads that are started and confined before their work is available. Compiling a system call
+//! filter, first in the thread and then in the kernel, takes most of the time of starting a thread.
 
 use crate::error::VmmError;
 use crate::seccomp;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{Builder, JoinHandle};
 
-/// Stack of each.
+/// Stack size of each thread, in bytes.
 const STACK_BYTES: usize = 256 * 1024;
 
 type Work = Box<dyn FnOnce(Result<(), VmmError>) + Send>;
 
-/// Thread that waits for its work. Dropped before it has any, it ends.
+/// Thread that waits for its work. It exits if it is dropped before that.
 pub struct ConfinedThread {
     work: Sender<Work>,
     handle: JoinHandle<()>,
 }
 
 impl ConfinedThread {
-    /// Starts one for vCPU `id`.
+    /// Starts a thread for vCPU `id`.
     pub fn for_vcpu(id: usize) -> Result<Self, VmmError> {
         Self::start(format!("vcpu{id}"), seccomp::confine_vcpu)
     }
 
-    /// Starts one for the disks.
+    /// Starts a thread for the disks.
     pub fn for_disks() -> Result<Self, VmmError> {
         Self::start("disks".to_owned(), seccomp::confine_disks)
     }
@@ -38,20 +37,21 @@ impl ConfinedThread {
             }
         };
         let thread = Builder::new().name(name).stack_size(STACK_BYTES);
-        let handle = thread.spawn(main);
-        let handle = handle.map_err(|e| VmmError::host("starting a thread", e))?;
+        let handle = thread
+            .spawn(main)
+            .map_err(|e| VmmError::host("starting a thread", e))?;
         Ok(Self { work: give, handle })
     }
 
-    /// Gives it its work, which is told whether the thread could be confined.
+    /// Gives the thread its work. The argument of `work` is the result of confining the thread.
     pub fn run(self, work: impl FnOnce(Result<(), VmmError>) + Send + 'static) -> JoinHandle<()> {
-        // The thread waits for it as long as `self` lives.
+        // Ignore the error: the thread waits as long as `self` exists.
         let _ = self.work.send(Box::new(work));
         self.handle
     }
 }
 
-/// Threads of a machine that is not known yet.
+/// Threads for a machine whose configuration is not known yet.
 #[derive(Default)]
 pub struct ThreadsAhead {
     vcpus: Vec<ConfinedThread>,
@@ -59,7 +59,8 @@ pub struct ThreadsAhead {
 }
 
 impl ThreadsAhead {
-    /// Starts those of a machine with `vcpus` vCPUs, as far as they can be.
+    /// Starts the threads of a machine with `vcpus` vCPUs. Threads that cannot be started are left
+    /// out.
     pub fn start(vcpus: usize) -> Self {
         Self {
             vcpus: (0..vcpus)
@@ -69,7 +70,7 @@ impl ThreadsAhead {
         }
     }
 
-    /// Takes the threads of `count` vCPUs; others end.
+    /// Takes the threads of `count` vCPUs. Other threads exit.
     pub fn take_vcpus(&mut self, count: usize) -> Result<Vec<ConfinedThread>, VmmError> {
         let mut threads = std::mem::take(&mut self.vcpus);
         threads.truncate(count);
@@ -117,12 +118,12 @@ mod tests {
         assert_eq!(threads.take_vcpus(1).unwrap().len(), 1);
     }
 
-    /// True if a thread of this process with that name has a filter of system calls.
+    /// Returns whether the thread with this name has a system call filter.
     fn has_filter(name: &str) -> bool {
         let mut tasks = std::fs::read_dir("/proc/self/task").unwrap();
         tasks.any(|task| {
-            let status = std::fs::read_to_string(task.unwrap().path().join("status"));
-            let status = status.unwrap_or_default();
+            let status =
+                std::fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();
             let has = |line: &str| status.lines().any(|l| l == line);
             has(&format!("Name:\t{name}")) && has("Seccomp:\t2")
         })

@@ -1,8 +1,7 @@
-//! Control socket of a process, and the namespaces that it is to enter, at the numbers where it
-//! looks for them.
+//! Moves the control socket and the namespaces of the jail to their fixed descriptor numbers.
 //!
-//! They come as standard input and over it: the starter has nothing to do between a fork and the
-//! program, and needs no fork.
+//! The control socket arrives as standard input, and the namespaces arrive over it. The starter
+//! then has no work to do between fork and exec, and can use vfork.
 
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::vm::CONTROL_FD;
@@ -14,33 +13,34 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Failure to place them.
+/// Error of receiving the descriptors.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptorError {
-    /// Standard input is something else.
+    /// Standard input is not a socket.
     #[error("standard input is no control socket; it is started by `jiffy`, not by hand")]
     NoSocket,
-    /// System call.
+    /// A system call failed.
     #[error("placing descriptors: {0}")]
     Host(#[from] io::Error),
-    /// No message with the namespaces.
+    /// The message with the namespaces was not received.
     #[error("receiving the namespaces: {0}")]
     Channel(#[from] ChannelError),
-    /// A starter of another version.
+    /// The number of namespaces differs: the starter has another version.
     #[error("{0} namespaces instead of {wanted}", wanted = NAMESPACES.len())]
     Count(usize),
 }
 
-/// Moves the control socket from standard input to [`CONTROL_FD`], and places the namespaces that
-/// come over it if the process is `jailed`. Must come before any other descriptor is opened: what
-/// has their numbers is closed.
+/// Moves the control socket from standard input to [`CONTROL_FD`]. If `jailed`, also receives the
+/// namespaces and moves them to their numbers. Must be called before any other descriptor is
+/// opened: descriptors with these numbers are closed.
 pub fn place(jailed: bool) -> Result<(), DescriptorError> {
     if getsockopt(&io::stdin(), SockType).is_err() {
         return Err(DescriptorError::NoSocket);
     }
     duplicate(io::stdin().as_fd(), CONTROL_FD)?;
     if jailed {
-        // SAFETY: opened above, and not closed here: its owner takes it by its number.
+        // SAFETY: the descriptor was opened above, and is not closed here: its owner uses the
+        // number later.
         let control = unsafe { OwnedFd::from_raw_fd(CONTROL_FD) };
         place_namespaces(&ManuallyDrop::new(Channel::new(control)))?;
     }
@@ -53,7 +53,7 @@ fn place_namespaces(control: &Channel) -> Result<(), DescriptorError> {
     if namespaces.len() != NAMESPACES.len() {
         return Err(DescriptorError::Count(namespaces.len()));
     }
-    // Away from the numbers that they get.
+    // Move the namespaces away from the range of their final numbers.
     let above = FIRST_FD + RawFd::try_from(NAMESPACES.len()).unwrap_or(RawFd::MAX);
     let moved: io::Result<Vec<OwnedFd>> = namespaces.iter().map(|n| move_up(n, above)).collect();
     let moved = moved?;
@@ -64,19 +64,19 @@ fn place_namespaces(control: &Channel) -> Result<(), DescriptorError> {
     Ok(())
 }
 
-/// A duplicate with a number from `first` on.
+/// Returns a duplicate with a number of at least `first`.
 fn move_up(fd: &OwnedFd, first: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
+    // SAFETY: the call has no pointer arguments.
     match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, first) } {
-        // SAFETY: just made, and nothing else owns it.
+        // SAFETY: the descriptor was just created and has no other owner.
         duplicate if duplicate >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(duplicate) }),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Makes `number` a duplicate of `fd`. Nothing in this process may own it.
+/// Makes `number` a duplicate of `fd`. No value in this process may own the descriptor `number`.
 fn duplicate(fd: BorrowedFd<'_>, number: RawFd) -> io::Result<()> {
-    // SAFETY: no pointers.
+    // SAFETY: the call has no pointer arguments.
     match unsafe { libc::dup2(fd.as_raw_fd(), number) } {
         0.. => Ok(()),
         _ => Err(io::Error::last_os_error()),

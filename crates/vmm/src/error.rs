@@ -1,45 +1,45 @@
-//! Error of building and running a VM.
+//! Errors of building and running a VM.
 
 use jiffy_proto::vm::StopCause;
 use std::fmt::Display;
 
-/// Failure to build a VM, or the reason that it had to end.
+/// Error of building a VM, or the reason why a VM had to end.
 #[derive(Debug, thiserror::Error)]
 pub enum VmmError {
-    /// The configuration asks for something this VMM does not do.
+    /// The configuration is not supported.
     #[error("{0}")]
     Config(String),
-    /// KVM or the host refused.
+    /// An operation of KVM or the host failed.
     #[error("{what}: {reason}")]
     Host {
-        /// Attempted operation.
+        /// Failed operation.
         what: &'static str,
-        /// Answer of the host.
+        /// Error message.
         reason: String,
     },
     /// The snapshot would be larger than its limit.
-    #[error("the snapshot would have {needed} bytes, more than the {most} that it may have")]
+    #[error("the snapshot would need {needed} bytes, but at most {most} are allowed")]
     SnapshotTooLarge {
-        /// Upper bound of its size in bytes.
+        /// Upper bound of the snapshot's size, in bytes.
         needed: u64,
-        /// Limit in bytes.
+        /// Limit, in bytes.
         most: u64,
     },
-    /// A part of memory could not be fetched in time.
-    #[error("its store did not answer for {seconds} s{reason}")]
+    /// Part of the memory was not fetched in time.
+    #[error("the store did not answer for {seconds} s{reason}")]
     Store {
-        /// Time limit.
+        /// Timeout, in seconds.
         seconds: f64,
-        /// Last failure in parentheses, after a space; may be empty.
+        /// Last error, in parentheses after a space. May be empty.
         reason: String,
     },
-    /// The guest did something that no VM can continue after.
+    /// The guest reached a state in which the VM cannot continue.
     #[error("{0}")]
     Guest(String),
 }
 
 impl VmmError {
-    /// A refusal by the host while doing `what`.
+    /// Returns the error of an operation of the host. `what` names the operation.
     pub fn host(what: &'static str, reason: impl Display) -> Self {
         Self::Host {
             what,

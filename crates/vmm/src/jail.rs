@@ -1,9 +1,9 @@
 //! Confinement of a VMM process before it reads any input: user, capabilities, file systems,
 //! network and the view of other processes.
 //!
-//! The starter makes the namespaces in advance with [`make_namespaces`], once for all of its VMMs:
-//! they are empty and stay so. Each VMM has a PID namespace of its own. Seccomp follows when the
-//! threads start ([`crate::seccomp`]).
+//! The starter creates the namespaces in advance with [`make_namespaces`], once for all of its
+//! VMMs. They are and remain empty. Each VMM has a PID namespace of its own. Seccomp filters are
+//! installed when the threads start ([`crate::seccomp`]).
 
 use crate::error::VmmError;
 use jiffy_confinement as confinement;
@@ -17,15 +17,14 @@ use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::process::ExitCode;
 
-/// Threads and processes of one VMM at a time: its vCPUs, its event loop, and the writers of its
-/// snapshots.
+/// Maximum number of threads and processes of one VMM: vCPUs, event loop and snapshot writers.
 const MAX_TASKS: u64 = 64;
 
-/// Confines this process, which must have one thread only. With [`ENTER_ARGUMENT`] it applies the
-/// whole jail; without, what an unprivileged process can do to itself.
+/// Confines this process, which must be single-threaded. With [`ENTER_ARGUMENT`], the whole jail is
+/// applied. Without, only the restrictions that an unprivileged process can apply to itself.
 pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
-    // A terminal's signals are for the command in the guest. In the starter's session the kernel
-    // would also kill a stopped VMM when the starter ends (orphaned process group).
+    // Signals from the terminal must reach only the command in the guest. In the starter's session,
+    // the kernel would also kill a stopped VMM when the starter exits (orphaned process group).
     let _ = setsid();
     limit_resources().map_err(failed("setting resource limits"))?;
     match argument {
@@ -52,30 +51,31 @@ fn failed<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> VmmError {
 
 fn close_fds_from(first: i32) -> Result<(), VmmError> {
     let first = u32::try_from(first).unwrap_or(u32::MAX);
-    // SAFETY: nothing in this process owns a descriptor above the control socket yet.
+    // SAFETY: no value in this process owns a descriptor above the control socket yet.
     unsafe { confinement::close_descriptors(first) }.map_err(failed("closing descriptors"))
 }
 
-/// Raises the limit of open files to the hard limit: every vsock connection is a descriptor, and a
-/// shell's 1024 do not hold the machine's own and
-/// [`MAX_CONNECTIONS`](crate::virtio::vsock::MAX_CONNECTIONS).
+/// Raises the limit of open files to the hard limit. Every vsock connection uses a descriptor, and
+/// the common limit of 1024 is too low for
+/// [`MAX_CONNECTIONS`](crate::virtio::vsock::MAX_CONNECTIONS) and the machine's own descriptors.
 fn limit_resources() -> io::Result<()> {
     confinement::raise_descriptor_limit()?;
-    // A core file would hold the guest's memory.
+    // A core file would contain the guest's memory.
     confinement::set_limit(Resource::RLIMIT_CORE, 0)
 }
 
-/// Limits the files that this process writes to `bytes`: an overlay is as long as its disk, a
-/// memory layer as memory. A longer write fails with `EFBIG`, like one to a full disk.
+/// Limits files that this process writes to `bytes`. An overlay is as long as its disk, and a
+/// memory layer as long as memory. A longer write fails with `EFBIG`, similar to a write to a full
+/// disk.
 pub fn limit_file_size(bytes: u64) -> Result<(), VmmError> {
     let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
-    // SAFETY: no handler is installed that could run.
+    // SAFETY: no signal handler is installed.
     unsafe { sigaction(Signal::SIGXFSZ, &ignore) }.map_err(failed("ignoring SIGXFSZ"))?;
     confinement::set_limit(Resource::RLIMIT_FSIZE, bytes)
         .map_err(failed("limiting the size of files"))
 }
 
-/// Process id in the host's PID namespace. In the process's own namespace it is 1.
+/// Returns the process id in the host's PID namespace. In the process's own namespace the id is 1.
 fn process_id() -> Result<u32, VmmError> {
     let failed = |e: &dyn std::fmt::Display| VmmError::host("reading /proc/self", e);
     let link = std::fs::read_link("/proc/self").map_err(|e| failed(&e))?;
@@ -85,25 +85,25 @@ fn process_id() -> Result<u32, VmmError> {
 
 fn enter_namespaces() -> nix::Result<()> {
     for (fd, _) in (FIRST_FD..).zip(NAMESPACES) {
-        // SAFETY: the starter put the namespaces here; one that is not open is refused by the
-        // kernel.
+        // SAFETY: the starter placed the namespaces at these numbers. If a number is not open, the
+        // system call fails.
         let namespace = unsafe { BorrowedFd::borrow_raw(fd) };
         setns(namespace, CloneFlags::empty())?;
     }
-    // The root of the namespace, which is empty.
+    // The root directory of the namespace is empty.
     chdir("/")
 }
 
-/// Becomes user `id` of the user namespace, without groups and capabilities.
+/// Becomes user `id` of the user namespace, without supplementary groups and capabilities.
 fn drop_privileges(id: u32) -> io::Result<()> {
-    // Counted per user; this process is the only one of its user.
+    // The kernel counts per user, and this process is the only process of its user.
     confinement::set_limit(Resource::RLIMIT_NPROC, MAX_TASKS)?;
     confinement::switch_user(id)?;
     confinement::drop_capabilities()
 }
 
-/// Main function of the process that makes the namespaces. They live as long as it does, or as long
-/// as a descriptor of them is open.
+/// Main function of the process that creates the namespaces. They exist while this process runs or
+/// a descriptor refers to them.
 pub fn make_namespaces() -> ExitCode {
     match hold_namespaces() {
         Ok(()) => ExitCode::SUCCESS,
@@ -126,18 +126,19 @@ fn hold_namespaces() -> io::Result<()> {
     say.write_all(&[READY])?;
     say.flush()?;
     said.read_exact(&mut [0])?;
-    // The user map, now written, makes this root of the namespace and `nobody` of the host.
+    // According to the user map written now, this process is root of the namespace and `nobody` of
+    // the host.
     setresgid(Gid::from_raw(0), Gid::from_raw(0), Gid::from_raw(0))?;
     setresuid(Uid::from_raw(0), Uid::from_raw(0), Uid::from_raw(0))?;
     nix::unistd::sethostname("jail")?;
-    // A further namespace would give its maker capabilities again.
+    // A nested namespace would give its creator capabilities again.
     for kind in ["user", "mnt", "net", "ipc", "uts", "pid", "cgroup", "time"] {
         std::fs::write(format!("/proc/sys/user/max_{kind}_namespaces"), "0")?;
     }
     confinement::enter_empty_root()?;
     say.write_all(&[READY])?;
     say.flush()?;
-    // Holds the namespaces until the starter closes the pipe.
+    // Hold the namespaces until the starter closes the pipe.
     said.read_to_end(&mut Vec::new())?;
     Ok(())
 }

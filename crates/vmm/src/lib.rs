@@ -1,14 +1,16 @@
-//! `jiffy-vmm`: one process is one microVM. The binary is [`process::run`]; the rest is a library,
-//! so that every device can be tested and fuzzed without KVM.
+//! `jiffy-vmm`: each process is one microVM. The binary only calls [`process::run`]. The rest is a
+//! library, so that every device can be tested and fuzzed without KVM.
 
-/// Fails to compile when a state struct changes its size. Such a struct is part of the snapshot
-/// format. A change raises the version of its section in `snapshot/machine_state.rs`, keeps the old
-/// one readable or says in CHANGELOG.md that old snapshots are refused, adds a golden snapshot, and
-/// only then updates the size.
+/// Fails to compile if the size of a state struct changes. Such a struct is part of the snapshot
+/// format. A change requires the following steps:
+/// - Increase the version of its section in `snapshot/machine_state.rs`.
+/// - Keep the old version readable, or announce in CHANGELOG.md that old snapshots are rejected.
+/// - Add a golden snapshot.
+/// - Update the size last.
 #[macro_export]
 macro_rules! frozen_layout {
     ($state:ty, $bytes:expr) => {
-        // The compiler's message names both sizes.
+        // The compiler's error message contains both sizes.
         const _: [(); $bytes] = [(); std::mem::size_of::<$state>()];
     };
 }
@@ -27,5 +29,5 @@ pub mod seccomp;
 pub mod snapshot;
 pub mod virtio;
 
-/// Guest memory, the type that all devices use.
+/// Guest memory type of all devices.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;

@@ -1,5 +1,5 @@
-//! The `jiffy-vmm` process. Jiffy starts it with its control socket as standard input; it is not
-//! started by hand.
+//! The `jiffy-vmm` process. Jiffy starts it with its control socket as standard input. It is not
+//! intended to be started by users.
 
 fn main() -> std::process::ExitCode {
     jiffy_proto::panic::abort_at_panics();

@@ -16,29 +16,29 @@ use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use vm_memory::{GuestAddress, GuestRegionMmap, MmapRegion};
 
-/// Guest RAM below this address; the rest goes above 4 GiB.
+/// End of low guest RAM. The remaining RAM is above 4 GiB.
 pub const LOW_RAM_END: u64 = 3 << 30;
-/// First byte of RAM above the hole.
+/// Start of RAM above the hole.
 pub const HIGH_RAM_START: u64 = 4 << 30;
-/// First virtio-mmio page.
+/// Address of the first virtio-mmio page.
 pub const MMIO_START: u64 = 0xd000_0000;
-/// Bytes of each virtio-mmio device.
+/// Size of the register page of a virtio-mmio device, in bytes.
 pub const MMIO_STRIDE: u64 = 0x1000;
-/// Page that KVM is told of for moments in which no guest runs.
+/// Page that is registered with KVM for short periods in which no guest runs.
 pub const UNSEEN_PAGE_START: u64 = 0xe000_0000;
 /// I/O APIC registers (Intel 82093AA).
 pub const IOAPIC_START: u64 = 0xfec0_0000;
 /// Local APIC registers.
 pub const LAPIC_START: u64 = 0xfee0_0000;
-/// Three pages that KVM needs for itself on some processors.
+/// Three pages that KVM uses on some processors.
 pub const KVM_TSS_START: u64 = 0xfffb_d000;
-/// One page that KVM needs for itself on some processors.
+/// Page that KVM uses on some processors.
 pub const KVM_IDENTITY_MAP_START: u64 = 0xfffb_c000;
 
-/// Bytes of a huge page.
+/// Size of a huge page, in bytes.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// RAM ranges (start, length in bytes) of a guest with `mib` MiB.
+/// Returns the RAM ranges (start and length in bytes) of a guest with `mib` MiB.
 pub fn layout(mib: u32) -> Vec<(u64, u64)> {
     let total = u64::from(mib) << 20;
     let low = total.min(LOW_RAM_END);
@@ -49,16 +49,15 @@ pub fn layout(mib: u32) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// Maps fresh, zeroed memory of `mib` MiB, aligned and advised so that the host backs it with huge
-/// pages.
+/// Maps zeroed memory of `mib` MiB. Alignment and advice enable huge pages.
 pub fn allocate(mib: u32) -> Result<GuestMemory, VmmError> {
     let mut regions = Vec::new();
     for (start, length) in layout(mib) {
         let length = usize::try_from(length)
             .map_err(|_| VmmError::host("memory", "too large for this host"))?;
         let pointer = reserve(length)?;
-        // SAFETY: `pointer` starts a private anonymous mapping of `length` bytes that nothing else
-        // knows and that stays mapped until the process ends.
+        // SAFETY: `pointer` starts a private anonymous mapping of `length` bytes, which is not used
+        // elsewhere and is mapped until the process exits.
         let mapping = unsafe {
             MmapRegion::build_raw(
                 pointer.as_ptr().cast(),
@@ -77,8 +76,8 @@ pub fn allocate(mib: u32) -> Result<GuestMemory, VmmError> {
 
 fn reserve(length: usize) -> Result<NonNull<libc::c_void>, VmmError> {
     let padded = NonZeroUsize::new(length + HUGE_PAGE_BYTES)
-        .ok_or_else(|| VmmError::host("guest memory", "no memory asked for"))?;
-    // SAFETY: a new anonymous mapping at an address the kernel chooses.
+        .ok_or_else(|| VmmError::host("guest memory", "the configured size is 0"))?;
+    // SAFETY: a new anonymous mapping at an address chosen by the kernel.
     let raw = unsafe {
         mmap_anonymous(
             None,
@@ -89,12 +88,12 @@ fn reserve(length: usize) -> Result<NonNull<libc::c_void>, VmmError> {
     }
     .map_err(|e| VmmError::host("mmap of guest memory", e))?;
     let skip = raw.as_ptr().align_offset(HUGE_PAGE_BYTES);
-    // SAFETY: `skip` is below HUGE_PAGE_BYTES, so the result and `length` bytes after it lie in the
-    // padded mapping.
+    // SAFETY: `skip` is below HUGE_PAGE_BYTES, so the result and the following `length` bytes are
+    // inside the padded mapping.
     let aligned = unsafe { raw.byte_add(skip) };
-    // SAFETY: advice on a range inside our own mapping.
+    // SAFETY: advice for a range of a mapping owned by this function.
     if let Err(e) = unsafe { madvise(aligned, length, MmapAdvise::MADV_HUGEPAGE) } {
-        // Kernels without huge pages answer EINVAL, which costs speed only.
+        // Kernels without huge pages return EINVAL. Memory is only slower then.
         if e != nix::errno::Errno::EINVAL {
             return Err(VmmError::host("madvise of guest memory", e));
         }

@@ -1,35 +1,35 @@
-//! Epoll set of an event loop, with the owner of each descriptor.
+//! Epoll set of an event loop. It stores the owner of each descriptor.
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Most descriptors that are reported ready at once.
+/// Maximum number of ready descriptors per wait.
 const MAX_BATCH_EVENTS: usize = 64;
 
-/// Ready descriptor: its slot (a device or the VMM itself) and a token that the slot chose.
+/// Ready descriptor: its slot (a device or the VMM itself) and a token chosen by the slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadyEvent {
     /// Slot that registered the descriptor.
     pub slot: u32,
-    /// Token that the slot gave it.
+    /// Token chosen by the slot.
     pub token: u32,
-    /// Events that it is ready for.
+    /// Events for which the descriptor is ready.
     pub flags: EpollFlags,
 }
 
-/// Epoll set shared by the event loop and everything that registers descriptors with it.
+/// Epoll set shared by the event loop and all code that registers descriptors.
 #[derive(Debug, Clone)]
 pub struct Poller(Arc<Epoll>);
 
 impl Poller {
-    /// An empty set.
+    /// Creates an empty set.
     pub fn new() -> Result<Self, Errno> {
         Ok(Self(Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?)))
     }
 
-    /// A view that registers descriptors for one slot.
+    /// Returns a handle that registers descriptors for one slot.
     pub fn slot(&self, slot: u32) -> SlotPoller {
         SlotPoller {
             poller: self.clone(),
@@ -37,12 +37,12 @@ impl Poller {
         }
     }
 
-    /// Waits up to `timeout` for descriptors and hands each to `handle`.
+    /// Waits up to `timeout` and passes each ready descriptor to `handle`.
     pub fn wait(&self, timeout: EpollTimeout, handle: impl FnMut(ReadyEvent)) -> Result<(), Errno> {
         self.wait_batch(timeout, |batch| batch.copied().for_each(handle))
     }
 
-    /// Waits up to `timeout` for descriptors and hands those that are ready at once to `handle`.
+    /// Waits up to `timeout` and passes all ready descriptors to `handle` at once.
     pub fn wait_batch(
         &self,
         timeout: EpollTimeout,
@@ -64,7 +64,7 @@ impl Poller {
     }
 }
 
-/// Registers descriptors under one slot of a [`Poller`].
+/// Registers descriptors for one slot of a [`Poller`].
 #[derive(Debug, Clone)]
 pub struct SlotPoller {
     poller: Poller,
@@ -76,18 +76,18 @@ impl SlotPoller {
         EpollEvent::new(flags, u64::from(self.slot) << 32 | u64::from(token))
     }
 
-    /// Starts watching `fd`; readiness is reported with `token`. The caller removes it before
-    /// closing it.
+    /// Starts to watch `fd`. Readiness is reported with `token`. The caller must remove the
+    /// descriptor before closing it.
     pub fn add(&self, fd: BorrowedFd<'_>, token: u32, flags: EpollFlags) -> Result<(), Errno> {
         self.poller.0.add(fd, self.event(token, flags))
     }
 
-    /// Changes the events that a descriptor is watched for.
+    /// Changes the watched events of a descriptor.
     pub fn modify(&self, fd: BorrowedFd<'_>, token: u32, flags: EpollFlags) -> Result<(), Errno> {
         self.poller.0.modify(fd, &mut self.event(token, flags))
     }
 
-    /// Stops watching.
+    /// Stops watching a descriptor.
     pub fn remove(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
         self.poller.0.delete(fd)
     }

@@ -1,5 +1,5 @@
-//! Main function of the process: receives the configuration, builds the machine, serves it to its
-//! end.
+//! Main function of the process: receives the configuration, builds the machine, and serves it
+//! until the VM ends.
 
 mod batch;
 mod captured;
@@ -46,11 +46,12 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Bytes by which state and indexes of a small VM may exceed its memory and disk.
+/// Maximum size of state and indexes of a small VM in addition to its memory and disk, in bytes.
 const FILE_HEADROOM_BYTES: u64 = 16 << 20;
-/// Name of the process when it has its first request.
+/// Name of the process after its first request.
 const NAME: &str = "jiffy-vmm";
-/// Time that vCPUs have to leave the guest when the process ends, which ends them in any case.
+/// Maximum time for vCPUs to leave the guest when the process exits. The exit terminates them
+/// anyway.
 const LAST_PAUSE_TIMEOUT: Duration = Duration::from_millis(100);
 
 const SLOT_CONTROL: u32 = 0;
@@ -72,13 +73,13 @@ pub fn run() -> ExitCode {
         return ExitCode::from(2);
     }
     let confined = jail::confine(argument.as_deref());
-    // SAFETY: the descriptor is open (placed above) and nothing else in this process uses it.
+    // SAFETY: the descriptor was opened above and has no other owner.
     let control = Channel::new(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) });
     if let Err(e) = confined {
         return finish(&control, &e.into());
     }
     let before = began.elapsed();
-    // It may have been started long before a guest needs it.
+    // The process may have been started long before a guest needs it.
     name(SPARE_NAME);
     let mut first = control.recv::<Request>();
     let (mut ahead, mut threads) = (None, ThreadsAhead::default());
@@ -114,8 +115,8 @@ pub fn run() -> ExitCode {
                 vm.halt();
             }
             link.send(&Event::Stopped(cause), &[]);
-            // The kernel takes the memory of a process apart at once, and one mapping after the
-            // other while KVM knows it.
+            // Do not drop the VM: the kernel releases the memory of an exiting process at once, but
+            // only one mapping after the other while KVM uses it.
             std::mem::forget(vm);
         }
         Err(e) => {
@@ -125,7 +126,7 @@ pub fn run() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Sets the name that lists of processes show.
+/// Sets the name of the process in process lists.
 fn name(name: &str) {
     if let Ok(name) = CString::new(name) {
         let _ = prctl::set_name(&name);
@@ -141,7 +142,7 @@ fn micros(began: Instant) -> u64 {
     u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Control channel to the controller, if one is connected.
+/// Control channel to the controller. Empty if no controller is connected.
 #[derive(Clone)]
 struct ControlLink(Arc<Mutex<Option<Channel>>>);
 
@@ -150,8 +151,8 @@ impl ControlLink {
         Self(Arc::new(Mutex::new(Some(channel))))
     }
 
-    /// Sends a message without waiting; returns true if the controller's socket took it. A message
-    /// that does not fit now is lost.
+    /// Sends a message without waiting. Returns whether the controller's socket accepted it. A
+    /// message that does not fit into the socket's buffer is lost.
     fn send(&self, event: &Event, fds: &[BorrowedFd<'_>]) -> bool {
         lock(&self.0)
             .as_ref()
@@ -178,13 +179,13 @@ enum VmOrigin {
 struct Vm {
     machine: Machine,
     link: ControlLink,
-    /// Console ring; a later controller gets a copy.
+    /// Console ring. A later controller receives a duplicate.
     console: OwnedFd,
-    /// Socket for later controllers; none unless the VM is to outlive its controller.
+    /// Socket on which later controllers connect. `None` unless the VM is detached.
     listener: Option<OwnedFd>,
-    /// Connection of the agent's greeting; closing it would make the agent greet again.
+    /// Stream of the agent's greeting. If it were closed, the agent would send a new greeting.
     _greeting: Option<OwnedFd>,
-    /// Layers that a rollback has left, until it is finished.
+    /// Former layers of a rollback that is not finished.
     former_disks: Vec<DiskLayers>,
     vcpus: Vcpus,
     disks: DiskThread,
@@ -193,14 +194,14 @@ struct Vm {
     background_copy: Option<BackgroundCopy>,
     /// Complete snapshot that is neither committed nor aborted.
     prepared: Option<PreparedSnapshot>,
-    /// A new controller waits for the state of the VM.
+    /// True if a new controller waits for the state of the VM.
     reattach_pending: bool,
     /// Disks (by device number) whose overlays could not be joined after a failed snapshot.
     disks_to_thaw: Vec<usize>,
-    /// Layers to fold, of which a disk was in use at the time of the request.
+    /// Layers to fold whose disks were in use at the time of the request.
     unfolded: Vec<FoldedLayers>,
     cause: Option<StopCause>,
-    /// Why the guest has ended while a captured snapshot is being written.
+    /// Reason why the guest has ended while a captured snapshot is being written.
     ended_cause: Option<StopCause>,
 }
 
@@ -273,11 +274,11 @@ fn start(
     Ok(vm)
 }
 
-/// Ends the process from another thread than the event loop's, which may wait for ever.
+/// Exits the process from a thread other than the event loop, which may be blocked forever.
 fn end_process(link: &ControlLink, error: VmmError) {
     messages::report(&error);
     link.send(&Event::Stopped(error.into()), &[]);
-    // SAFETY: ends the process at once. There is nothing to put in order.
+    // SAFETY: exits the process immediately. No cleanup is required.
     unsafe { libc::_exit(0) }
 }
 
@@ -291,7 +292,7 @@ fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 impl Vm {
-    /// Size in bytes of the longest file that the VM ever writes.
+    /// Returns the maximum size of the files that the VM writes, in bytes.
     fn max_file_bytes(&self) -> Result<u64, VmmError> {
         let memory = LinearMemory::new(&self.machine.memory)?.bytes();
         let disks = self.machine.devices.iter();
@@ -368,7 +369,7 @@ impl Vm {
         match received {
             Ok((request, fds)) => self.on_request(request, fds),
             Err(ChannelError::Io(Errno::EAGAIN)) => {}
-            // A controller that breaks the protocol counts as gone.
+            // A controller that violates the protocol is treated as disconnected.
             Err(_) => self.on_controller_gone(),
         }
     }
@@ -380,14 +381,15 @@ impl Vm {
         }
     }
 
-    /// Stops the guest before the controller hears of its end. Streams to it end then, too: a
-    /// client that keeps one must not take it for one to the guest that is woken next.
+    /// Stops the guest before its end is reported to the controller, and closes all streams to it.
+    /// Otherwise a client could mistake an old stream for a stream to the next guest of the
+    /// sandbox.
     fn halt(&mut self) {
         if self.running {
             self.vcpus.pause_within(LAST_PAUSE_TIMEOUT);
         }
         for device in self.machine.devices_of_event_loop() {
-            // One that a vCPU did not leave in time is closed with the process.
+            // A device whose lock a vCPU did not release in time is closed with the process.
             if let Ok(mut device) = device.try_lock()
                 && device.device_ref(|_: &Vsock| ()).is_some()
             {
@@ -418,7 +420,7 @@ impl Vm {
                 if let Some(stream) = fds.into_iter().next() {
                     self.update_device(|vsock: &mut Vsock| match vsock.connect(port, stream) {
                         Err(VsockConnectError::Device(e)) => Err(e),
-                        // The holder of the other end sees the stream closed.
+                        // Ignore the error: the owner of the other end then sees a closed stream.
                         Ok(()) | Err(_) => Ok(()),
                     });
                 }
@@ -435,7 +437,7 @@ impl Vm {
                 let mut devices = self.machine.devices_of_event_loop().into_iter();
                 let actual = devices.find_map(|d| lock(&d).device_ref(actual));
                 stats.balloon_mib = actual.unwrap_or(0);
-                // The count is optional in the answer.
+                // Ignore the error: the number of exits is optional in the reply.
                 stats.exits = self.exits.read().ok().flatten();
                 self.link.send(&Event::Stats(stats), &[]);
             }

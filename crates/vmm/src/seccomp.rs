@@ -1,4 +1,4 @@
-//! System calls that VMM threads may make once the guest runs. Any other kills the process: a
+//! System calls that VMM threads may make while the guest runs. Any other call kills the process: a
 //! thread that makes an unlisted call is compromised.
 
 pub mod ioctl;
@@ -9,13 +9,13 @@ use jiffy_confinement::{AllowedCalls, SyscallFilter, equals_long, equals_unsigne
 use std::io;
 use std::sync::OnceLock;
 
-/// System call that threads of one kind may make.
+/// System call that a kind of thread may make.
 #[derive(Debug, Clone, Copy)]
 pub struct AllowedSyscall {
     constant: &'static str,
     number: libc::c_long,
-    /// Reason to allow a call that no test observes. `crates/jiffy/tests/seccomp.rs` observes all
-    /// others, and fails for one that no VMM makes.
+    /// Reason for allowing a call that no test observes. `crates/jiffy/tests/seccomp.rs` observes
+    /// all other calls, and fails if a call is never made.
     pub unobserved_reason: Option<&'static str>,
 }
 
@@ -39,7 +39,7 @@ macro_rules! calls {
 }
 
 const REASON_ALLOCATOR: &str =
-    "the allocator's: which of them it makes depends on sizes, and on what was allocated before";
+    "memory allocator: the calls depend on sizes and on earlier allocations";
 const REASON_THREAD_END: &str = "the end of a thread, which the end of the process may overtake";
 const REASON_CHANNELS: &str = "std's channels, while another thread is in the middle of sending";
 const REASON_LATE_RESET: &str = "a driver resets a device that has work left";
@@ -48,7 +48,7 @@ const REASON_RESTARTED_WAIT: &str =
 
 const REASON_LAZY: &str = "memory that has not arrived: `crates/vmm/tests/snapshot/lazy.rs`";
 
-/// The threads that run vCPUs.
+/// System calls of threads that run vCPUs.
 pub const VCPU_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_brk: REASON_ALLOCATOR,
     SYS_close,
@@ -73,7 +73,7 @@ pub const VCPU_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_write,
 ];
 
-/// The thread that serves the disks.
+/// System calls of the thread that serves the disks.
 pub const DISK_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_brk: REASON_ALLOCATOR,
     SYS_clock_gettime: "hosts whose clock cannot be read without the kernel",
@@ -99,7 +99,7 @@ pub const DISK_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_write,
 ];
 
-/// The thread that fills memory that has not arrived.
+/// System calls of the thread that fetches missing memory.
 pub const FAULT_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_accept4: REASON_LAZY,
     SYS_brk: REASON_ALLOCATOR,
@@ -126,8 +126,8 @@ pub const FAULT_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_write: REASON_LAZY,
 ];
 
-/// The event loop: devices and the control socket; and the processes that it forks to write
-/// snapshots.
+/// System calls of the event loop, which serves devices and the control socket, and of the snapshot
+/// writer processes that it forks.
 pub const MAIN_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_accept4,
     SYS_brk: REASON_ALLOCATOR,
@@ -173,9 +173,12 @@ pub const MAIN_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_writev,
 ];
 
-/// Index and value of a call's argument that is fixed. `clone` only forks snapshot writers, `prctl`
-/// only ties their life to the parent's, `tgkill` only kicks threads of this process, `dup3` only
-/// replaces standard error, and `statx` only looks at descriptors.
+/// Returns the index and the value of a call's fixed argument:
+/// - `clone` only forks snapshot writers.
+/// - `prctl` only ties the writers' lifetime to their parent.
+/// - `tgkill` only kicks threads of this process.
+/// - `dup3` only replaces standard error.
+/// - `statx` only queries descriptors.
 ///
 /// The event loop has pidfds only of processes that it forked.
 fn fixed_argument(call: libc::c_long) -> Option<(u8, u64)> {
@@ -195,20 +198,20 @@ pub fn confine_vcpu() -> Result<(), VmmError> {
     confine(VCPU_SYSCALLS, ioctl::VCPU_IOCTLS)
 }
 
-/// Confines the disks' thread.
+/// Confines the disk thread.
 pub fn confine_disks() -> Result<(), VmmError> {
     confine(DISK_SYSCALLS, &[])
 }
 
-/// Confines the thread that fills memory.
+/// Confines the thread that fetches missing memory.
 pub fn confine_faults() -> Result<(), VmmError> {
     confine(FAULT_SYSCALLS, ioctl::FAULT_IOCTLS)
 }
 
-/// Filter of the event loop's thread, if it was compiled ahead.
+/// Filter of the event loop's thread, if it was compiled in advance.
 static MAIN_FILTER: OnceLock<SyscallFilter> = OnceLock::new();
 
-/// Compiles the filter of the event loop's thread ahead.
+/// Compiles the filter of the event loop's thread in advance.
 pub fn compile_main() {
     if let Ok(filter) = compile(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS) {
         let _ = MAIN_FILTER.set(filter);
@@ -237,7 +240,7 @@ fn compile(calls: &[AllowedSyscall], requests: &[IoctlRequest]) -> Result<Syscal
     for call in numbers {
         let done = match (call, fixed_argument(call)) {
             (libc::SYS_ioctl, _) => {
-                // The kernel reads 32 bits of the request, so the filter compares 32.
+                // The kernel reads 32 bits of the request number, so the filter compares 32 bits.
                 let request = |r: &IoctlRequest| vec![equals_unsigned(1, r.number.into())];
                 allowed.allow_if(call, requests.iter().map(request))
             }
@@ -257,11 +260,11 @@ mod tests {
     use nix::unistd::{ForkResult, fork};
 
     fn in_child(work: impl FnOnce()) -> WaitStatus {
-        // SAFETY: the child only makes system calls and leaves by _exit.
+        // SAFETY: the child only makes system calls and exits with _exit.
         match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
                 work();
-                // SAFETY: ends the child at once.
+                // SAFETY: exits the child immediately.
                 unsafe { libc::_exit(0) }
             }
             ForkResult::Parent { child } => waitpid(child, None).unwrap(),
@@ -273,7 +276,7 @@ mod tests {
         for confine in [confine_main, confine_vcpu, confine_disks, confine_faults] {
             let status = in_child(|| {
                 confine().unwrap();
-                // SAFETY: a valid C string; the call is not expected to return.
+                // SAFETY: a valid C string. The call is not expected to return.
                 unsafe { libc::open(c"/etc/passwd".as_ptr(), libc::O_RDONLY) };
             });
             assert!(
@@ -288,7 +291,7 @@ mod tests {
         let replace = |which: libc::c_int| {
             in_child(|| {
                 confine_main().unwrap();
-                // SAFETY: the child's own descriptors.
+                // SAFETY: the descriptors belong to the child.
                 unsafe { libc::dup3(1, which, 0) };
             })
         };
@@ -317,9 +320,9 @@ mod tests {
             let request = |number: u64| {
                 in_child(|| {
                     confine().unwrap();
-                    // SAFETY: there is no such descriptor, so nothing is read or written.
+                    // SAFETY: the descriptor does not exist, so no memory is accessed.
                     unsafe { libc::ioctl(-1, number, 0) };
-                    // SAFETY: ends the child by the one call that its filter has for that.
+                    // SAFETY: exits the child with the only call that its filter allows for this.
                     unsafe { libc::syscall(exit, 0) };
                 })
             };

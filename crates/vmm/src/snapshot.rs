@@ -1,8 +1,11 @@
-//! Snapshots: a machine's state ([`machine_state`]), memory as layers ([`memory_layers`],
-//! [`linear_memory`], [`mod@map_layers`], [`mod@populate`]) to which it can be put back
-//! ([`mod@revert_memory`]), the search for changed chunks ([`pagemap_scan`]), and writing them
-//! ([`layer_writer`], [`layer_output`]) while the guest runs on ([`writer_process`]). Memory that
-//! has not all arrived is a [`lazy_memory`], which a [`fault_handler`] fills.
+//! Snapshots:
+//! - the state of a machine ([`machine_state`])
+//! - memory as layers ([`memory_layers`], [`linear_memory`], [`mod@map_layers`], [`mod@populate`]),
+//!   to which it can be reverted ([`mod@revert_memory`])
+//! - the search for changed chunks ([`pagemap_scan`])
+//! - writing changed chunks ([`layer_writer`], [`layer_output`]) while the guest runs
+//!   ([`writer_process`])
+//! - memory that is not stored on this host ([`lazy_memory`]), fetched by a [`fault_handler`]
 
 pub mod chunk_hashes;
 pub mod fault_handler;
@@ -24,7 +27,7 @@ pub mod written_pages;
 use crate::error::VmmError;
 use nix::errno::Errno;
 
-/// Error of one step of a snapshot.
+/// Returns a function that creates the error of a step of a snapshot.
 pub(crate) fn failed(what: &'static str) -> impl Fn(Errno) -> VmmError {
     move |e| VmmError::host(what, e)
 }

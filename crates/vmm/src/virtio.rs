@@ -1,6 +1,5 @@
 //! Virtio 1.2 devices and their common parts. A device never trusts a ring: addresses, lengths and
-//! chains are bounded and checked at use, and a broken one ends in [`DeviceError`], never in a
-//! panic.
+//! chains are checked when they are used. An invalid ring causes a [`DeviceError`], never a panic.
 
 pub mod balloon;
 pub mod blk;

@@ -1,4 +1,4 @@
-//! Attempts of a compromised VMM: test code takes its place in its jail.
+//! Simulates a compromised VMM: test code runs in a VMM's jail and attacks the host.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use jiffy_microvm_engine::Vmm;
@@ -21,7 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::{Child, Command};
 
-/// Targets on the host.
+/// Targets of the attacks on the host.
 struct Host {
     /// Process to attack.
     victim: Child,
@@ -65,12 +65,13 @@ fn is_root_or_skipped(test: &str) -> bool {
     false
 }
 
-/// Runs `work` in a process jailed like a VMM, as process 1 of a PID namespace; returns its output.
+/// Runs `work` in a process that is jailed like a VMM, as process 1 of a PID namespace. Returns its
+/// output.
 fn run_in_jail(work: impl FnOnce(&mut File)) -> String {
     let vmm = Vmm::new(env!("CARGO_BIN_EXE_jiffy-vmm").into(), true);
     let namespaces = vmm.namespaces().unwrap().unwrap();
     let (mut read, write) = std::io::pipe().unwrap();
-    // SAFETY: a child that works for itself only and leaves by _exit.
+    // SAFETY: the child shares no state with this process and exits with _exit.
     if let ForkResult::Child = unsafe { fork() }.unwrap() {
         unshare(CloneFlags::CLONE_NEWPID).unwrap();
         // SAFETY: as above.
@@ -78,10 +79,10 @@ fn run_in_jail(work: impl FnOnce(&mut File)) -> String {
             waitpid(child, None).unwrap();
             exit_now();
         }
-        // Descriptors are first moved above 100, then to their final numbers: the control socket,
-        // then the namespaces.
+        // Move the descriptors above 100 first, then to their final numbers: the control socket,
+        // followed by the namespaces.
         let high = |fd: i32| {
-            // SAFETY: no pointers.
+            // SAFETY: the call has no pointer arguments.
             let fd = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 100) };
             assert!(fd >= 100);
             fd
@@ -89,10 +90,10 @@ fn run_in_jail(work: impl FnOnce(&mut File)) -> String {
         let control = high(write.as_raw_fd());
         let namespaces: Vec<i32> = namespaces.iter().map(|n| high(n.as_raw_fd())).collect();
         for (to, from) in (CONTROL_FD..).zip(std::iter::once(control).chain(namespaces)) {
-            // SAFETY: descriptors of this process, which keeps none of the former ones.
+            // SAFETY: the descriptors belong to this process, which no longer uses the former ones.
             assert_eq!(unsafe { libc::dup2(from, to) }, to);
         }
-        // SAFETY: duplicated to this number above.
+        // SAFETY: the descriptor was duplicated to this number above.
         let mut report = unsafe { File::from(OwnedFd::from_raw_fd(CONTROL_FD)) };
         match jail::confine(Some(ENTER_ARGUMENT)) {
             Ok(()) => work(&mut report),
@@ -107,7 +108,7 @@ fn run_in_jail(work: impl FnOnce(&mut File)) -> String {
 }
 
 fn exit_now() -> ! {
-    // SAFETY: ends the child at once.
+    // SAFETY: exits the child immediately.
     unsafe { libc::_exit(0) }
 }
 
@@ -115,12 +116,12 @@ type JailAttempt<'a> = (&'a str, Box<dyn Fn() -> nix::Result<()> + 'a>);
 
 fn call(number: libc::c_long, arguments: [libc::c_long; 5]) -> nix::Result<()> {
     let [a, b, c, d, e] = arguments;
-    // SAFETY: each caller passes what the call expects.
+    // SAFETY: each caller passes valid arguments of the system call.
     Errno::result(unsafe { libc::syscall(number, a, b, c, d, e) }).map(drop)
 }
 
 fn open(path: &CStr, flags: libc::c_int) -> nix::Result<()> {
-    // SAFETY: a path, and flags that need no mode but this one.
+    // SAFETY: a valid path, and flags that need no other mode.
     Errno::result(unsafe { libc::open(path.as_ptr(), flags, 0o600) }).map(drop)
 }
 
@@ -128,7 +129,7 @@ fn new_socket(family: AddressFamily, kind: SockType) -> nix::Result<OwnedFd> {
     socket(family, kind, SockFlag::empty(), None)
 }
 
-/// Attempts that the jail alone refuses.
+/// Attempts that the jail alone prevents.
 fn jail_attempts(host: &Host) -> Vec<JailAttempt<'_>> {
     let port = host.tcp.local_addr().unwrap().port();
     let victim = host.victim();
@@ -255,7 +256,7 @@ fn jail_attempts(host: &Host) -> Vec<JailAttempt<'_>> {
     ]
 }
 
-/// Attempts that only the seccomp filter refuses.
+/// Attempts that only the seccomp filter prevents.
 fn filter_attempts() -> Vec<JailAttempt<'static>> {
     let key = || {
         let (kind, name) = (c"user".as_ptr(), c"mine".as_ptr());
@@ -328,7 +329,7 @@ fn an_unlisted_system_call_kills_the_vmm() {
     jail_attempts.extend(filter_attempts());
     let said = run_in_jail(|report| {
         for (name, attempt) in &jail_attempts {
-            // SAFETY: a child that tries one thing and leaves by _exit.
+            // SAFETY: the child makes one attempt and exits with _exit.
             let end = match unsafe { fork() } {
                 Ok(ForkResult::Child) => {
                     if seccomp::confine_main().is_ok() {
@@ -377,7 +378,7 @@ fn each_vmm_is_a_user_of_its_own_without_capabilities_in_an_empty_root() {
     let (one, other) = (look(), look());
     let (place, user) = one.rsplit_once(' ').unwrap();
     let (other_place, other_user) = other.rsplit_once(' ').unwrap();
-    // On kernels with Landlock even listing the empty root fails.
+    // With Landlock, even listing the empty root fails.
     let files = place.split(" rights").next().unwrap();
     assert!(
         files == "files Ok(0)" || files.starts_with("files Err"),
@@ -401,7 +402,7 @@ fn no_file_of_a_vmm_becomes_longer_than_it_may_and_it_lives_on() {
     }
     let said = run_in_jail(|report| {
         let limited = jail::limit_file_size(1 << 20);
-        // SAFETY: a name, and no flags.
+        // SAFETY: a valid name, and no flags.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"overlay".as_ptr(), 0)) };
         let within = file.write_all_at(&[1; 4096], (1 << 20) - 4096);
         let beyond = file.write_at(&[1], 1 << 20);

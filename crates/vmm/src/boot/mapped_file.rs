@@ -1,5 +1,5 @@
-//! File mapped into memory. The shared file offset is never used: a descriptor from the host may
-//! share it with other VMs that boot at the same time.
+//! File mapped into memory. The file offset is never used, because other VMs that boot at the same
+//! time may share the open file.
 
 use crate::error::VmmError;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
@@ -7,14 +7,14 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
-/// File mapped for reading. It must not shrink meanwhile: the host has verified it.
+/// File mapped for reading. The file must not shrink while it is mapped: the host has verified it.
 pub struct MappedFile {
     start: NonNull<libc::c_void>,
     length: NonZeroUsize,
 }
 
 impl MappedFile {
-    /// Maps a file of 1 to `limit` bytes; `what` names it in the error.
+    /// Maps a file of 1 to `limit` bytes. `what` names the file in errors.
     pub fn new(file: &File, limit: u64, what: &'static str) -> Result<Self, VmmError> {
         let bytes = file.metadata().map_err(|e| VmmError::host(what, e))?.len();
         let length = usize::try_from(bytes)
@@ -24,7 +24,7 @@ impl MappedFile {
             .ok_or_else(|| {
                 VmmError::Config(format!("{what} of {bytes} bytes: must be 1 to {limit}"))
             })?;
-        // SAFETY: a fresh private mapping at an address the kernel chooses.
+        // SAFETY: a new private mapping at an address chosen by the kernel.
         let start = unsafe {
             mmap(
                 None,
@@ -39,16 +39,16 @@ impl MappedFile {
         Ok(Self { start, length })
     }
 
-    /// Content of the file.
+    /// Returns the content of the file.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is readable, of this length, and lives as long as `self`.
+        // SAFETY: the mapping is readable, has this length, and exists as long as `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.length.get()) }
     }
 }
 
 impl Drop for MappedFile {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`, unmapped once.
+        // SAFETY: unmaps the mapping from `new` once.
         unsafe {
             let _ = munmap(self.start, self.length.get());
         }

@@ -18,7 +18,7 @@ const CPU_SIGNATURE: u32 = 0x600;
 const CPU_FEATURES_APIC_FPU: u32 = 0x201;
 const ISA_BUS: u8 = 0;
 
-/// Writes the floating pointer and the table behind it at the end of conventional memory.
+/// Writes the floating pointer, followed by the table, at the end of conventional memory.
 pub(super) fn write(memory: &GuestMemory, vcpus: u8) -> Result<(), VmmError> {
     let table_start = EBDA_START + 16;
     let mut bytes = floating_pointer(table_start)?;
@@ -28,7 +28,7 @@ pub(super) fn write(memory: &GuestMemory, vcpus: u8) -> Result<(), VmmError> {
         .map_err(|e| VmmError::host("placing the MP table", e))
 }
 
-/// Sets the byte at `at` so that the sum over all bytes is zero.
+/// Sets the byte at `at` so that the sum of all bytes is zero.
 fn set_checksum(bytes: &mut [u8], at: usize) {
     let sum = bytes.iter().fold(0u8, |sum, &b| sum.wrapping_add(b));
     bytes[at] = bytes[at].wrapping_sub(sum);
@@ -62,12 +62,12 @@ fn table(vcpus: u8) -> Vec<u8> {
     entries.extend([2, ioapic_id, IOAPIC_VERSION, 1]);
     entries.extend(low32(IOAPIC_START));
     count += 2;
-    // Every pin carries the ISA interrupt of its own number, edge-triggered as ISA interrupts are.
+    // Each pin carries the ISA interrupt with the same number, edge-triggered like ISA interrupts.
     for pin in 0..IOAPIC_PINS {
         entries.extend([3, 0, 0, 0, ISA_BUS, pin, ioapic_id, pin]);
         count += 1;
     }
-    // Local interrupts: LINT0 external, LINT1 NMI on every processor.
+    // Local interrupts of all processors: LINT0 is external, LINT1 is NMI.
     entries.extend([4, 3, 0, 0, ISA_BUS, 0, 0, 0]);
     entries.extend([4, 1, 0, 0, ISA_BUS, 0, 0xff, 1]);
     count += 2;

@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 /// Guest-physical address of the zero page.
 pub const ZERO_PAGE_START: u64 = 0x7000;
 const CMDLINE_START: u64 = 0x2_0000;
-/// End of conventional memory; the MP table lies behind it.
+/// End of conventional memory, followed by the MP table.
 pub(super) const EBDA_START: u64 = 0x9_fc00;
 const EBDA_LENGTH: u64 = 0x400;
 const HIGH_MEMORY: u64 = 0x10_0000;
@@ -22,7 +22,7 @@ const HEADER_MAGIC: u32 = 0x5372_6448;
 const LOADER_UNKNOWN: u8 = 0xff;
 const KERNEL_ALIGNMENT: u32 = 0x0100_0000;
 
-/// Writes command line and zero page.
+/// Writes the command line and the zero page.
 pub(super) fn write(
     memory: &GuestMemory,
     cmdline: &str,

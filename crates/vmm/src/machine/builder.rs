@@ -1,4 +1,4 @@
-//! Construction of a machine that is ready to run from its configuration.
+//! Construction of a runnable machine from its configuration.
 
 use super::bus::{Bus, SharedDevice, lock};
 use super::devices::{DeviceSet, attach, create_devices, device_cmdline, new_eventfd};
@@ -29,68 +29,70 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Machine before its first instruction.
 pub struct Machine {
-    /// All address spaces.
+    /// Address spaces of the machine.
     pub bus: Arc<Bus>,
-    /// virtio devices in guest order; the disks come first.
+    /// virtio devices in guest order. Disks come first.
     pub devices: Vec<SharedDevice>,
-    /// Number of disks among them.
+    /// Number of disks in `devices`.
     disks: usize,
     /// vCPUs in order of their ids.
     pub vcpus: Vec<VcpuFd>,
-    /// Descriptors of the event loop, those of all devices but the disks included.
+    /// Descriptors of the event loop, including the descriptors of all devices except disks.
     pub poller: Poller,
     /// Descriptors of the disk thread.
     pub disk_poller: Poller,
-    /// Fires when a device failed in the middle of a vCPU's access.
+    /// Signalled when a device fails during a vCPU's access.
     pub device_failed: EventFd,
     /// Guest memory.
     pub memory: GuestMemory,
-    /// Memory layers below it.
+    /// Layers below guest memory.
     pub layers: MemoryLayers,
-    /// Files that the layers are mapped from.
+    /// Files from which the layers are mapped.
     pub mapped: MappedFiles,
-    /// The guest's own pages when the newest of them was taken, if that was of this machine.
+    /// Guest's private pages at the time of the newest layer. `None` unless this machine wrote that
+    /// layer.
     pub captured: Option<CapturedPages>,
-    /// True if a fork has protected memory since it was last put back to a snapshot.
+    /// True if a fork has write-protected memory since the last rollback.
     pub protected: bool,
-    /// Pages that are copied when the guest is used.
+    /// Pages that are copied when the guest is first used.
     pub deferred_copies: DeferredCopies,
-    /// Memory, if it has not all arrived.
+    /// Lazily fetched memory. `None` if all memory is stored on this host.
     pub lazy: Option<Arc<LazyMemory>>,
-    /// Size and processor features, saved with its state.
+    /// Size and processor features, which are saved with the state.
     pub shape: MachineShape,
     /// MSRs that are part of a vCPU's state.
     pub msrs: Arc<Vec<u32>>,
-    /// KVM's handle.
+    /// KVM's VM descriptor.
     pub vm: Arc<VmFd>,
-    /// Kick descriptors of all queues; they live as long as the machine.
+    /// Kick descriptors of all queues. They exist as long as the machine.
     kicks: Vec<EventFd>,
 }
 
 impl Machine {
-    /// Devices that the event loop serves. It never takes a disk's lock, which is held while the
-    /// host's storage answers.
+    /// Returns the devices that the event loop serves. They exclude disks: a disk's lock is held
+    /// while the host's storage responds, so the event loop must never take it.
     pub fn devices_of_event_loop(&self) -> Vec<SharedDevice> {
         self.devices.get(self.disks..).unwrap_or_default().to_vec()
     }
 
-    /// Kicks the queues that their devices have to look at, as the guest would: the threads that
-    /// serve the devices do. Nothing may be running.
-    pub fn kick_owed_queues(&self) {
+    /// Kicks all queues with pending work, like the guest would. The threads that serve the devices
+    /// then process them. No vCPU or device may be running.
+    pub fn kick_pending_queues(&self) {
         let queues = self.devices.iter().flat_map(|device| {
             let queues = 0..lock(device).queue_count();
             queues.map(move |queue| (device, queue))
         });
         for ((device, queue), kick) in queues.zip(&self.kicks) {
-            if lock(device).owes_look(queue) {
-                // Fails only if the counter is full, and then the kick is pending already.
+            if lock(device).needs_check(queue) {
+                // Ignore the error: it only means that the counter is full, so a kick is already
+                // pending.
                 let _ = kick.write(1);
             }
         }
     }
 
-    /// Has KVM forget all that it derived from the contents of guest memory, which then may change
-    /// until a vCPU runs again. No vCPU may be running.
+    /// Makes KVM drop all state derived from guest memory. Guest memory may then be changed until a
+    /// vCPU runs again. No vCPU may be running.
     pub fn forget_shadows(&self) -> Result<(), VmmError> {
         memory_slots::drop_shadows(&self.vm, &self.memory)
     }
@@ -108,7 +110,7 @@ pub(super) struct MachineBuilder {
 }
 
 impl MachineBuilder {
-    /// Gives KVM the memory, and creates the devices.
+    /// Registers the memory with KVM and creates the devices.
     pub fn new(
         mut kvm: KvmVm,
         memory: GuestMemory,
@@ -152,7 +154,7 @@ impl MachineBuilder {
         Ok(irq)
     }
 
-    /// Adds vCPUs and legacy devices.
+    /// Adds vCPUs and legacy devices and completes the machine.
     pub fn finish(
         self,
         vcpus: Vec<VcpuFd>,
@@ -203,7 +205,7 @@ impl MachineBuilder {
 }
 
 /// Builds the machine. Opens no file: all descriptors come from `fds`. `ahead` is used if it was
-/// made and fits.
+/// created and fits the configuration.
 pub fn build(
     config: &VmConfig,
     fds: &mut ReceivedFds,

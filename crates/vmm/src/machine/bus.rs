@@ -1,4 +1,4 @@
-//! Address spaces of the machine. All vCPU threads access them; each device has its own lock.
+//! Address spaces of the machine. All vCPU threads access them. Each device has its own lock.
 
 use super::ioapic::{IoApic, IoApicState, KvmRoutes};
 use super::legacy_ports::{LegacyPorts, PortEffect, SerialPortState};
@@ -12,17 +12,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Virtio device shared by vCPU threads and the event loop.
 pub type SharedDevice = Arc<Mutex<MmioDevice>>;
 
-/// Takes a lock. No code path panics while holding one, so a poisoned lock is valid.
+/// Acquires a lock. No code panics while holding a lock, so the content of a poisoned lock is
+/// valid.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Effect of an access on the machine.
+/// Effect of an access on the whole machine.
 #[derive(Debug, PartialEq, Eq)]
 pub enum BusEffect {
-    /// Nothing.
+    /// No effect.
     None,
-    /// A reset.
+    /// The machine must be reset.
     Reset,
 }
 
@@ -33,12 +34,12 @@ pub struct Bus {
     ports: Mutex<LegacyPorts>,
     mmio_exits: AtomicU64,
     pio_exits: AtomicU64,
-    /// Called when a device may have failed in a vCPU's access, so that the event loop reports it.
+    /// Called when a device may have failed during a vCPU's access. The event loop then reports it.
     on_failure: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Bus {
-    /// Creates the bus; device `i` is at `MMIO_START + i * MMIO_STRIDE`.
+    /// Creates the bus. Device `i` is at `MMIO_START + i * MMIO_STRIDE`.
     pub fn new(
         devices: Vec<SharedDevice>,
         ioapic: IoApic<KvmRoutes>,
@@ -65,7 +66,7 @@ impl Bus {
         address.checked_sub(IOAPIC_START).filter(|&o| o < 0x1000)
     }
 
-    /// Memory read by the guest; an address without a device reads as ones.
+    /// Handles a memory read by the guest. An address without a device reads as all ones.
     pub fn mmio_read(&self, address: u64, data: &mut [u8]) {
         self.mmio_exits.fetch_add(1, Ordering::Relaxed);
         if let Some((device, offset)) = self.device(address) {
@@ -77,7 +78,7 @@ impl Bus {
         }
     }
 
-    /// Memory write by the guest; one to an address without a device is ignored.
+    /// Handles a memory write by the guest. A write to an address without a device is ignored.
     pub fn mmio_write(&self, address: u64, data: &[u8]) -> Result<(), VmmError> {
         self.mmio_exits.fetch_add(1, Ordering::Relaxed);
         if let Some((device, offset)) = self.device(address) {
@@ -94,13 +95,13 @@ impl Bus {
         Ok(())
     }
 
-    /// Port read.
+    /// Handles a port read.
     pub fn port_read(&self, port: u16, data: &mut [u8]) {
         self.pio_exits.fetch_add(1, Ordering::Relaxed);
         lock(&self.ports).read(port, data);
     }
 
-    /// Port write.
+    /// Handles a port write.
     pub fn port_write(&self, port: u16, data: &[u8]) -> BusEffect {
         self.pio_exits.fetch_add(1, Ordering::Relaxed);
         match lock(&self.ports).write(port, data) {
@@ -109,24 +110,24 @@ impl Bus {
         }
     }
 
-    /// Writes a line of the VMM into the console's output.
+    /// Writes a line of the VMM to the console output.
     pub fn log_to_console(&self, line: &str) {
         lock(&self.ports).log_to_console(line);
     }
 
-    /// State of interrupt pins and console port; no vCPU may be running.
+    /// Returns the state of interrupt pins and console port. No vCPU may be running.
     pub fn save(&self) -> (IoApicState, SerialPortState) {
         (lock(&self.ioapic).save(), lock(&self.ports).save())
     }
 
-    /// Puts interrupt pins and console port back; no vCPU may be running.
+    /// Restores interrupt pins and console port. No vCPU may be running.
     pub fn restore(&self, ioapic: &IoApicState, serial: &SerialPortState) -> Result<(), VmmError> {
         let routing = |e| VmmError::host("routing interrupts", e);
         lock(&self.ioapic).restore(ioapic).map_err(routing)?;
         lock(&self.ports).restore(serial).map_err(VmmError::Config)
     }
 
-    /// Exits to the VMM; the caller fills the other fields.
+    /// Returns the numbers of exits to the VMM. The caller sets the other fields.
     pub fn stats(&self) -> VmStats {
         VmStats {
             mmio_exits: self.mmio_exits.load(Ordering::Relaxed),

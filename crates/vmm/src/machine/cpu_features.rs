@@ -1,9 +1,10 @@
-//! Processor features as a name: a guest that was started with a feature must not be restored
+//! Processor features in text form. A guest that was started with a feature must not be restored
 //! without it.
 //!
-//! A name is the feature words in hexadecimal: the processor's, `/`, those that KVM offers. Both
-//! count, because a guest without hardware virtualization sees the processor's. The name of a guest
-//! of a level is the level, `:`, and the words that KVM offers it.
+//! The text consists of feature words in hexadecimal: the words of the processor, `/`, and the
+//! words that KVM offers. Both matter because a guest without hardware virtualization sees the
+//! processor's features. For a guest with a processor level, the text is the level, `:`, and the
+//! words that KVM offers.
 
 use super::cpu_level::feature_name;
 use crate::error::VmmError;
@@ -12,11 +13,11 @@ use kvm_bindings::CpuId;
 use std::arch::x86_64::__cpuid_count;
 use std::fmt::Write;
 
-/// Bits of leaf 1 ECX that depend on the operating system's settings, not on the processor:
-/// OSXSAVE.
+/// OSXSAVE: bit of leaf 1 ECX that depends on settings of the operating system, not on the
+/// processor.
 const OSXSAVE: u32 = 1 << 27;
-/// Leaves and subleaves that hold features, and the registers of eax, ebx, ecx, edx that do (Intel
-/// SDM volume 2A, CPUID).
+/// Leaves and subleaves that contain features, and which of the registers eax, ebx, ecx, edx
+/// contain them (Intel SDM volume 2A, CPUID).
 const FEATURE_LEAVES: [(u32, u32, [bool; 4]); 7] = [
     (1, 0, [true, false, true, true]),
     (7, 0, [false, true, true, true]),
@@ -26,12 +27,12 @@ const FEATURE_LEAVES: [(u32, u32, [bool; 4]); 7] = [
     (0x8000_0001, 0, [false, false, true, true]),
     (0x8000_0008, 0, [false, true, false, false]),
 ];
-/// Feature words of a name.
+/// Number of feature words.
 const WORDS: usize = 13;
-/// Features that a refusal names.
+/// Maximum number of features named in an error.
 const MAX_NAMED: usize = 8;
 
-/// Place of a feature word: leaf, subleaf, register.
+/// Location of a feature word: leaf, subleaf, register.
 type WordPlace = (u32, u32, usize);
 
 fn places() -> impl Iterator<Item = WordPlace> {
@@ -43,7 +44,7 @@ fn places() -> impl Iterator<Item = WordPlace> {
         })
 }
 
-/// Feature words of a processor whose leaves `read` gives.
+/// Returns the feature words of a processor. `read` returns the registers of a leaf and subleaf.
 fn words(read: impl Fn(u32, u32) -> [u32; 4]) -> Vec<u32> {
     let word = |(leaf, subleaf, register): WordPlace| {
         let volatile = match (leaf, register) {
@@ -65,13 +66,14 @@ fn offered(supported: &CpuId) -> Vec<u32> {
 
 fn hexadecimal(words: &[u32]) -> String {
     words.iter().fold(String::new(), |mut text, word| {
-        // Writing to a string does not fail.
+        // Ignore the result: writing to a string cannot fail.
         let _ = write!(text, "{word:08x}");
         text
     })
 }
 
-/// Name of the features of a guest of `level`, to which `supported` is offered.
+/// Returns the text form of the features of a guest with `level`. KVM offers the features
+/// `supported`.
 pub fn name_of(supported: &CpuId, level: CpuLevel) -> String {
     let kvm = hexadecimal(&offered(supported));
     if !level.is_host() {
@@ -84,8 +86,8 @@ pub fn name_of(supported: &CpuId, level: CpuLevel) -> String {
     format!("{}/{kvm}", hexadecimal(&processor))
 }
 
-/// Fails if a guest whose features are called `saved` cannot run here, and names those that are
-/// missing.
+/// Checks that a guest with the features `saved` can run on this host. The error names missing
+/// features.
 pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
     let here = name_of(supported, CpuLevel::Host);
     if saved == here {
@@ -94,7 +96,7 @@ pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
     let refused = |reason: String| {
         Err(VmmError::Config(format!(
             "the snapshot was taken on a host whose processor offers other features ({reason}): \
-             restore it on a host of the same kind, or build the template anew on this one"
+             restore it on a host of the same kind, or build the template again on this one"
         )))
     };
     if let Some((level, needed)) = saved.split_once(':') {
@@ -102,9 +104,10 @@ pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
             return refused("they cannot be read".to_owned());
         };
         let missing = missing(&needed, &offered(supported));
-        return match missing.is_empty() {
-            true => Ok(()),
-            false => refused(format!("level {level}; missing here: {missing}")),
+        return if missing.is_empty() {
+            Ok(())
+        } else {
+            refused(format!("level {level}; missing here: {missing}"))
         };
     }
     let both = |name: &str| {
@@ -116,9 +119,10 @@ pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
     };
     let lacked = |one: &(Vec<u32>, Vec<u32>), other: &(Vec<u32>, Vec<u32>)| {
         let by_processor = missing(&one.0, &other.0);
-        match by_processor.is_empty() {
-            true => missing(&one.1, &other.1),
-            false => by_processor,
+        if by_processor.is_empty() {
+            missing(&one.1, &other.1)
+        } else {
+            by_processor
         }
     };
     let (missing, more) = (lacked(&saved, &here), lacked(&here, &saved));
@@ -139,8 +143,8 @@ fn parse(text: &str) -> Option<Vec<u32>> {
     (words.len() == WORDS).then_some(words)
 }
 
-/// Names of the features of `needed` that `here` lacks. Family and model of the processor, in eax
-/// of leaf 1, are none.
+/// Returns the names of the features in `needed` that `here` lacks. Leaf 1 eax is ignored: it
+/// contains the processor's family and model.
 fn missing(needed: &[u32], here: &[u32]) -> String {
     let mut names = Vec::new();
     for ((leaf, subleaf, register), (needed, here)) in places().zip(needed.iter().zip(here)) {
@@ -191,7 +195,7 @@ mod tests {
         let saved = name_of(&host(1 << 28, 1 << 5), level);
         assert!(saved.starts_with("x86-64-v3:"));
         check(&saved, &host(1 << 28, 1 << 5)).unwrap();
-        // A host with more, or with another model.
+        // A host with more features, or with another model.
         check(&saved, &host(1 << 28 | 1 << 25, 1 << 5 | 1 << 16)).unwrap();
         let refused = check(&saved, &host(1 << 28, 0)).unwrap_err().to_string();
         assert!(

@@ -1,13 +1,13 @@
-//! Processor levels: CPUID of guests without the features that not every host of a level has.
+//! Processor levels: the CPUID of guests is reduced to features that all hosts of a level have.
 //!
-//! Beside a level's own features those stay that concern the kernel of the guest: its protection
-//! (SMEP, SMAP, NX), mitigations, and the virtual machine itself.
+//! In addition to a level's own features, features for the guest's kernel remain: protection (SMEP,
+//! SMAP, NX), mitigations, and virtualization.
 
 use crate::error::VmmError;
 use jiffy_proto::cpu_level::CpuLevel;
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
-/// Registers of a leaf: eax, ebx, ecx, edx.
+/// Index of a register in a leaf: eax, ebx, ecx, edx.
 const EAX: usize = 0;
 const EBX: usize = 1;
 const ECX: usize = 2;
@@ -44,7 +44,7 @@ const V4: [Feature; 5] = [
     ("avx512bw", 7, EBX, 30),
     ("avx512vl", 7, EBX, 31),
 ];
-/// Features of no level that programs ask for.
+/// Features that programs use and that belong to no level.
 const OTHERS: [Feature; 8] = [
     ("pclmulqdq", 1, ECX, 1),
     ("aes", 1, ECX, 25),
@@ -55,7 +55,7 @@ const OTHERS: [Feature; 8] = [
     ("sha_ni", 7, EBX, 29),
     ("pku", 7, ECX, 3),
 ];
-/// Bits that stay at every level: leaf, register, mask.
+/// Bits that are retained at every level: leaf, register, mask.
 const KEPT: [(u32, usize, u32); 9] = [
     (1, EAX, u32::MAX),
     (1, EBX, u32::MAX),
@@ -67,17 +67,17 @@ const KEPT: [(u32, usize, u32); 9] = [
     // MD_CLEAR, IBRS and IBPB, STIBP, L1D_FLUSH, ARCH_CAPABILITIES, SSBD.
     (7, EDX, 1 << 10 | 0xf << 26 | 1 << 31),
     (EXTENDED, EAX, u32::MAX),
-    // All but the extensions of AMD to MMX and FXSR, and 3DNow.
+    // All except AMD's extensions to MMX and FXSR, and 3DNow.
     (EXTENDED, EDX, !(1 << 22 | 1 << 25 | 1 << 30 | 1 << 31)),
     // IBPB, IBRS, STIBP, SSBD.
     (0x8000_0008, EBX, 1 << 12 | 1 << 14 | 1 << 15 | 1 << 24),
 ];
-/// Leaves whose features no level has: processor trace, AMX, AVX10.
+/// Leaves with features that belong to no level: processor trace, AMX, AVX10.
 const HIDDEN: [u32; 4] = [0x14, 0x1d, 0x1e, 0x24];
 const XSAVE: u32 = 0xd;
-/// Bytes of the state of x87 and SSE with the header of XSAVE.
+/// Size of the x87 and SSE state with the XSAVE header, in bytes.
 const XSAVE_LEGACY_BYTES: u32 = 576;
-/// Parts of the state that XSAVE stores: x87, SSE, AVX; and AVX-512.
+/// Components of the XSAVE state: x87, SSE, AVX; and with AVX-512.
 const AVX_STATE: u32 = 0x7;
 const AVX512_STATE: u32 = 0xe7;
 
@@ -88,7 +88,7 @@ fn features(level: CpuLevel) -> impl Iterator<Item = Feature> {
     V2.into_iter().chain(more)
 }
 
-/// Name of a feature; that of its bit if no level has it.
+/// Returns the name of a feature, or of its bit if the feature belongs to no level.
 pub(super) fn feature_name(leaf: u32, subleaf: u32, register: usize, bit: u32) -> String {
     let known = V2.into_iter().chain(V3).chain(V4).chain(OTHERS);
     let mut named =
@@ -111,8 +111,8 @@ fn registers(entry: &mut kvm_cpuid_entry2) -> [&mut u32; 4] {
     ]
 }
 
-/// Table for guests of `level` on a host that supports `supported`. Fails with the names of the
-/// features that the host lacks.
+/// Returns the CPUID of guests with `level` on a host that supports `supported`. If the host lacks
+/// features, the error names them.
 pub fn mask(supported: &CpuId, level: CpuLevel) -> Result<CpuId, VmmError> {
     let mut table = supported.clone();
     if level.is_host() {
@@ -138,7 +138,7 @@ pub fn mask(supported: &CpuId, level: CpuLevel) -> Result<CpuId, VmmError> {
     Ok(table)
 }
 
-/// Names of the features of `level` that a host lacks.
+/// Returns the names of the features of `level` that the host lacks.
 fn missing(supported: &CpuId, level: CpuLevel) -> Vec<&'static str> {
     let has = |(_, leaf, register, bit): &Feature| {
         let mut entries = supported.as_slice().iter();
@@ -179,7 +179,7 @@ fn states(level: CpuLevel) -> u32 {
     }
 }
 
-/// Bytes that XSAVE stores at most.
+/// Returns the maximum size of the XSAVE state, in bytes.
 fn xsave_bytes(supported: &CpuId, level: CpuLevel) -> u32 {
     let parts = supported.as_slice().iter().filter(|entry| {
         entry.function == XSAVE
@@ -212,7 +212,7 @@ fn clear(entry: &mut kvm_cpuid_entry2) {
 mod tests {
     use super::*;
 
-    /// A processor with every bit, and states of XSAVE as real ones have them.
+    /// Returns a processor with all feature bits, and realistic XSAVE states.
     fn full() -> Vec<kvm_cpuid_entry2> {
         let leaf = |function, index| kvm_cpuid_entry2 {
             function,
@@ -261,10 +261,10 @@ mod tests {
             assert_eq!(one.ecx >> 28 & 1 == 1, avx, "{level}");
             assert_eq!(seven.ebx >> 16 & 1 == 1, avx512, "{level}");
             assert_eq!(find(&masked, XSAVE, 0).ecx, bytes, "{level}");
-            // AES and SHA are of no level; SMEP stays.
+            // AES and SHA belong to no level; SMEP is retained.
             assert_eq!((one.ecx >> 25 & 1, seven.ebx >> 29 & 1), (0, 0));
             assert_eq!(seven.ebx >> 7 & 1, 1);
-            // Protection keys, and leaves of later processors.
+            // Protection keys, and leaves of newer processors.
             assert_eq!(seven.ecx, 0);
             for (leaf, index) in [(7, 1), (XSAVE, 1), (XSAVE, 9), (0x14, 0)] {
                 assert_eq!(find(&masked, leaf, index).eax, 0, "{leaf:x} {index}");

@@ -1,4 +1,4 @@
-//! Virtio devices of a machine: creation, and their interrupts, kicks and event-loop slots.
+//! Virtio devices of a machine: creation, interrupts, kicks and event loop slots.
 
 use super::bus::{Bus, SharedDevice, lock};
 use super::received_fds::ReceivedFds;
@@ -26,20 +26,20 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// First interrupt pin of a virtio device; the ones below belong to the PC.
+/// First interrupt pin of a virtio device. Lower pins belong to the PC.
 const FIRST_VIRTIO_PIN: u32 = 5;
-/// Event-loop slots per device.
+/// Number of event loop slots per device.
 pub const SLOT_STRIDE: u32 = 2;
 const FIRST_SLOT: u32 = 16;
-/// Longest index file in bytes: that of a disk of 1 TiB.
+/// Maximum size of an index file in bytes, sufficient for a disk of 1 TiB.
 const MAX_INDEX_BYTES: u64 = 65 << 20;
 
-/// Owner of an event-loop slot.
+/// Owner of an event loop slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventSlot {
     /// The VMM itself.
     Other(u32),
-    /// The guest kicked a queue (the token) of this device.
+    /// A queue of this device was kicked by the guest. The token is the queue.
     Queue(usize),
     /// A host descriptor of this device is ready.
     Host(usize),
@@ -70,11 +70,11 @@ pub(super) struct DeviceSet<'a> {
     pub net: Option<&'a NetConfig>,
     pub rng: bool,
     pub balloon: bool,
-    /// Guest memory that has not all arrived.
+    /// Lazily fetched guest memory. `None` if all memory is stored on this host.
     pub lazy: Option<Arc<LazyMemory>>,
 }
 
-/// Creates every device that `config` asks for, in the order in which the guest will find them.
+/// Creates all devices of `config` in guest order.
 pub(super) fn create_devices(
     config: &DeviceSet<'_>,
     fds: &mut ReceivedFds,
@@ -140,7 +140,7 @@ fn create_block(
         .map_err(|e| VmmError::Config(format!("disk {number}: {e}")))
 }
 
-/// Takes the layers of a disk.
+/// Takes the descriptors of a disk's layers.
 pub(super) fn take_disk_layers(
     layers: &[LayerFiles],
     fds: &mut ReceivedFds,
@@ -178,8 +178,8 @@ pub(super) fn read_layer_index(
     Ok(index)
 }
 
-/// Reads a whole small file. The file offset is shared with the sender of the descriptor, so it is
-/// not used.
+/// Reads a small file completely. Does not use the file offset, which is shared with the sender of
+/// the descriptor.
 pub(super) fn read_all(file: &File, limit: u64) -> io::Result<Vec<u8>> {
     let length = file.metadata()?.len();
     if length > limit {
@@ -192,7 +192,7 @@ pub(super) fn read_all(file: &File, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Gives device number `index` its register page, interrupt and kick eventfds.
+/// Connects device number `index` to its register page, interrupt and kick eventfds.
 pub(super) fn attach(
     vm: &VmFd,
     index: usize,
@@ -221,7 +221,7 @@ pub(super) fn attach(
         vm.register_ioevent(&kick, &notify, queue)
             .map_err(|e| VmmError::host("ioeventfd", e))?;
         queue_events
-            // Edge-triggered: the counter never needs to be read back.
+            // Edge-triggered, so that the counter need not be read.
             .add(
                 borrow_eventfd(&kick),
                 queue,
@@ -233,23 +233,23 @@ pub(super) fn attach(
     Ok(Arc::new(Mutex::new(device)))
 }
 
-/// Reports a failure of a device, and a warning about the host's files below it.
-pub(crate) fn report_device(device: &SharedDevice, bus: &Bus, tell: impl Fn(&Event)) {
+/// Reports a failure of a device, and a warning about the host's files that the device uses.
+pub(crate) fn report_device(device: &SharedDevice, bus: &Bus, report: impl Fn(&Event)) {
     let mut device = lock(device);
     if let Some(reason) = device.take_failure() {
         let device = device.name().to_owned();
-        tell(&Event::DeviceFailed { device, reason });
+        report(&Event::DeviceFailed { device, reason });
     }
     let warning = device.take_warning();
-    // A vCPU that holds the ports may wait for the device.
+    // Release the lock: a vCPU that holds the ports may wait for the device.
     drop(device);
     if let Some(warning) = warning {
         bus.log_to_console(&warning);
-        tell(&Event::DiskFailed { reason: warning });
+        report(&Event::DiskFailed { reason: warning });
     }
 }
 
-/// Kernel command line arguments for `count` devices.
+/// Returns the kernel command line arguments for `count` devices.
 pub(super) fn device_cmdline(count: usize) -> String {
     let mut words = String::new();
     for (base, pin) in (MMIO_START..)
@@ -262,12 +262,12 @@ pub(super) fn device_cmdline(count: usize) -> String {
     words
 }
 
-/// A non-blocking, close-on-exec eventfd.
+/// Creates a non-blocking, close-on-exec eventfd.
 pub(crate) fn new_eventfd() -> Result<EventFd, VmmError> {
     EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(|e| VmmError::host("eventfd", e))
 }
 
-/// Borrows an eventfd for the time of a call.
+/// Borrows an eventfd.
 pub(crate) fn borrow_eventfd(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the descriptor belongs to `event`, which lives as long as the borrow.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }

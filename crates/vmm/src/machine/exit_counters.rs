@@ -1,5 +1,5 @@
-//! Exits from the guest, counted by KVM (its binary statistics; Documentation/virt/kvm/api.rst,
-//! 4.133).
+//! Numbers of exits from the guest, counted by KVM (binary statistics;
+//! Documentation/virt/kvm/api.rst, 4.133).
 
 use crate::error::VmmError;
 use kvm_ioctls::VcpuFd;
@@ -11,17 +11,17 @@ use std::os::unix::fs::FileExt;
 
 /// `KVM_GET_STATS_FD` (include/uapi/linux/kvm.h).
 const KVM_GET_STATS_FD: libc::c_ulong = 0xaece;
-/// `struct kvm_stats_header`: flags, name size, descriptors, offsets of id, descriptors and data;
-/// all u32.
+/// Size of `struct kvm_stats_header`: flags, name size, number of descriptors, and the offsets of
+/// id, descriptors and data; all u32.
 const STATS_HEADER_BYTES: usize = 24;
-/// `struct kvm_stats_desc` before its name: flags u32, exponent i16, size u16, offset u32, bucket
-/// size u32.
+/// Size of `struct kvm_stats_desc` without its name: flags u32, exponent i16, size u16, offset u32,
+/// bucket size u32.
 const STATS_DESCRIPTOR_BYTES: usize = 16;
-/// More than any kernel has, in bytes.
+/// Maximum size of a name in bytes. No kernel has longer names.
 const MAX_STAT_NAME_BYTES: usize = 256;
 const MAX_STATS: u64 = 1024;
 
-/// Statistics file of every vCPU, and the offset of the exits in it.
+/// Statistics file of every vCPU, and the offset of the number of exits in it.
 #[derive(Debug)]
 pub struct ExitCounters {
     vcpus: Vec<File>,
@@ -29,13 +29,13 @@ pub struct ExitCounters {
 }
 
 impl ExitCounters {
-    /// Opens the statistics of vCPUs that do not run yet: a running one answers no such request.
-    /// Kernels before 5.14 have no counters.
+    /// Opens the statistics of vCPUs that are not running yet: a running vCPU does not handle the
+    /// request. Kernels before 5.14 have no counters.
     pub fn new(vcpus: &[VcpuFd]) -> Self {
         let open = |vcpu: &VcpuFd| {
             // SAFETY: this request takes no argument and returns a new descriptor.
             let fd = unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_GET_STATS_FD, 0) };
-            // SAFETY: the kernel has just made this descriptor for us.
+            // SAFETY: the kernel has just created this descriptor for this process.
             (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })
         };
         let vcpus: Option<Vec<File>> = vcpus.iter().map(open).collect();
@@ -45,7 +45,7 @@ impl ExitCounters {
         }
     }
 
-    /// All exits of all vCPUs so far; none if this kernel does not count them.
+    /// Returns the number of exits of all vCPUs so far. `None` if the kernel does not count exits.
     pub fn read(&mut self) -> Result<Option<u64>, VmmError> {
         let Some(first) = self.vcpus.first() else {
             return Ok(None);
@@ -53,7 +53,7 @@ impl ExitCounters {
         let failed = |e: io::Error| VmmError::host("statistics of KVM", e);
         let offset = match self.offset {
             Some(offset) => offset,
-            // The same for all vCPUs of a kernel.
+            // The offset is the same for all vCPUs.
             None => match find(first, b"exits").map_err(failed)? {
                 Some(offset) => *self.offset.insert(offset),
                 None => return Ok(None),
@@ -69,7 +69,7 @@ impl ExitCounters {
     }
 }
 
-/// Offset of the first value of the statistic called `wanted`.
+/// Returns the offset of the first value of the statistic `wanted`.
 fn find(statistics: &File, wanted: &[u8]) -> io::Result<Option<u64>> {
     let bad = || io::Error::from(Errno::EBADMSG);
     let mut header = [0; STATS_HEADER_BYTES];
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use vmm_sys_util::tempfile::TempFile;
 
-    /// Statistics as a kernel writes them.
+    /// Returns a statistics file in the kernel's format.
     fn statistics(names: &[&str], values: &[u64]) -> File {
         let name_size = 16u32;
         let count = u32::try_from(names.len()).unwrap();

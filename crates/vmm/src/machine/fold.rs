@@ -22,8 +22,8 @@ pub(crate) fn file_identity(file: &File) -> io::Result<FileIdentity> {
     })
 }
 
-/// Position of the lower of two adjacent files, oldest first. `None` if they are not adjacent, or
-/// cannot be identified.
+/// Returns the position of the lower of two adjacent files, oldest first. `None` if they are not
+/// adjacent or cannot be identified.
 pub(crate) fn adjacent<'a>(
     files: impl Iterator<Item = &'a File>,
     lower: FileIdentity,
@@ -36,8 +36,8 @@ pub(crate) fn adjacent<'a>(
 }
 
 impl Machine {
-    /// Folds the adjacent layers of memory and of all disks. Returns false while a disk is in use:
-    /// the caller repeats the call.
+    /// Folds the adjacent layers of memory and all disks. Returns `false` if a disk is in use: the
+    /// caller must repeat the call.
     pub fn fold_layers(&mut self, layers: &FoldedLayers) -> bool {
         let (lower, upper) = (&layers.lower, &layers.upper);
         self.layers.fold(lower.memory, upper.memory);
@@ -47,8 +47,8 @@ impl Machine {
             let Some(device) = self.devices.get(at) else {
                 continue;
             };
-            // The disk thread holds the lock while storage answers, and the event loop does not
-            // wait for that.
+            // The disk thread holds the lock while storage responds. The event loop must not wait
+            // for it.
             let mut device = match device.try_lock() {
                 Ok(device) => device,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

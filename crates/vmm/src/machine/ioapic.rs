@@ -1,8 +1,8 @@
-//! I/O APIC in user space (Intel 82093AA): 24 pins whose redirection entries become MSI routes of
+//! I/O APIC in user space (Intel 82093AA) with 24 pins. Redirection entries become MSI routes of
 //! KVM.
 //!
-//! All interrupts are edges on irqfds, so nothing here is on the path of an interrupt: the guest
-//! programs a pin once, and from then on the kernel delivers.
+//! All interrupts are edge-triggered through irqfds, so interrupts do not pass through this device.
+//! The guest programs a pin once, and the kernel then delivers its interrupts.
 
 use kvm_bindings::{
     KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_irq_routing_entry, kvm_irq_routing_entry__bindgen_ty_1,
@@ -23,13 +23,13 @@ const VERSION_REGISTER_VALUE: u32 = 0x11 | ((IOAPIC_PINS as u32 - 1) << 16);
 const ENTRY_MASKED: u64 = 1 << 16;
 const ENTRY_READ_ONLY_BITS: u64 = 1 << 12 | 1 << 14;
 
-/// Receiver of the I/O APIC's routes: KVM, or a test.
+/// Receiver of the routes: KVM, or a test.
 pub trait IoApicRouting: Send {
-    /// Replaces all routes. Pins that are not listed deliver nothing.
+    /// Replaces all routes. Pins without a route deliver no interrupts.
     fn set(&mut self, routes: &[IoApicRoute]) -> Result<(), String>;
 }
 
-/// One pin's message.
+/// MSI message of a pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoApicRoute {
     /// Pin, which is also the GSI.
@@ -59,7 +59,7 @@ pub struct IoApic<R> {
 }
 
 impl<R: IoApicRouting> IoApic<R> {
-    /// All pins masked, as after reset.
+    /// Creates the device with all pins masked, as after a reset.
     pub fn new(routes: R) -> Self {
         Self {
             routes,
@@ -69,7 +69,7 @@ impl<R: IoApicRouting> IoApic<R> {
         }
     }
 
-    /// Reads all registers.
+    /// Returns all registers.
     pub fn save(&self) -> IoApicState {
         IoApicState {
             select: self.select,
@@ -78,7 +78,7 @@ impl<R: IoApicRouting> IoApic<R> {
         }
     }
 
-    /// Sets all registers, and the routes that follow from them.
+    /// Sets all registers and the resulting routes.
     pub fn restore(&mut self, state: &IoApicState) -> Result<(), String> {
         self.select = state.select;
         self.id = state.id;
@@ -86,7 +86,7 @@ impl<R: IoApicRouting> IoApic<R> {
         self.set_routes()
     }
 
-    /// 32-bit read of a register.
+    /// Handles a 32-bit read of a register.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         let value = match offset {
             REG_SELECT => u32::from(self.select),
@@ -98,7 +98,7 @@ impl<R: IoApicRouting> IoApic<R> {
         }
     }
 
-    /// 32-bit write of a register.
+    /// Handles a 32-bit write of a register.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), String> {
         let mut bytes = [0u8; 4];
         for (to, from) in bytes.iter_mut().zip(data) {
@@ -162,8 +162,8 @@ impl<R: IoApicRouting> IoApic<R> {
     }
 }
 
-/// Converts a redirection entry to an MSI message (Intel SDM volume 3, 11.11): always an edge,
-/// which is all that the devices send.
+/// Converts a redirection entry to an MSI message (Intel SDM volume 3, 11.11). The message is
+/// always edge-triggered because all devices send edges.
 fn route(pin: u8, entry: u64) -> IoApicRoute {
     let [vector, mode, ..] = entry.to_le_bytes();
     let destination = entry.to_le_bytes()[7];

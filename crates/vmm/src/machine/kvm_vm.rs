@@ -1,4 +1,4 @@
-//! KVM's objects of a VM: made with its configuration, or before there is one.
+//! KVM objects of a VM, created with its configuration or in advance.
 
 use super::ioapic::IOAPIC_PINS;
 use super::{memory_slots, vcpu};
@@ -11,28 +11,28 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-/// vCPUs that are made ahead: as many as sandboxes have unless they ask for others.
+/// Number of vCPUs created in advance, the default of sandboxes.
 pub const VCPUS_AHEAD: usize = 2;
-/// Most memory that a VM is given ahead: the kernel's tables for it take a 400th of it.
+/// Maximum memory of a VM created in advance, in MiB. The kernel's tables take a 400th of it.
 const MAX_MEMORY_AHEAD_MIB: u32 = 4096;
 
-/// VM whose memory is empty, if it has any, and whose vCPUs have no state.
+/// VM with empty memory, if any, whose vCPUs have no state.
 pub struct KvmVm {
     pub vm: VmFd,
-    /// Features that KVM can give a vCPU.
+    /// Features that KVM offers to vCPUs.
     pub cpuid: CpuId,
     /// MSRs that are part of a vCPU's state.
     pub msrs: Vec<u32>,
     vcpus: Vec<VcpuFd>,
-    /// Memory that it has and nobody uses yet.
+    /// Registered memory that is not in use yet.
     unused_memory: Option<GuestMemory>,
     has_memory: bool,
 }
 
 impl KvmVm {
-    /// Makes one for a guest that is not known yet, but is likely to have `memory_mib` MiB of
-    /// memory (0: any). What it takes, an exit for each leaf of CPUID of a host that is itself a VM
-    /// for example, is not on the way of that guest then.
+    /// Creates a VM for a future guest that probably has `memory_mib` MiB of memory (0 if unknown).
+    /// This saves the guest's start the time of these steps, for example an exit for each CPUID
+    /// leaf if the host is itself a VM.
     pub fn ahead(kvm: OwnedFd, memory_mib: u32) -> Result<Self, VmmError> {
         let mut made = Self::new(kvm)?;
         made.add_vcpus(VCPUS_AHEAD as u64)?;
@@ -44,7 +44,7 @@ impl KvmVm {
         Ok(made)
     }
 
-    /// Returns empty memory of `mib` MiB for its guest.
+    /// Returns empty memory of `mib` MiB for the guest.
     pub fn take_memory(&mut self, mib: u32) -> Result<GuestMemory, VmmError> {
         let Some(memory) = self.unused_memory.take() else {
             return memory::allocate(mib);
@@ -60,7 +60,7 @@ impl KvmVm {
         memory::allocate(mib)
     }
 
-    /// Gives it the memory that [`Self::take_memory`] returned, unless it has it.
+    /// Registers the memory from [`Self::take_memory`] with KVM, unless it is registered.
     pub fn give_memory(&mut self, memory: &GuestMemory) -> Result<(), VmmError> {
         if !self.has_memory {
             memory_slots::give(&self.vm, memory)?;
@@ -69,7 +69,7 @@ impl KvmVm {
         Ok(())
     }
 
-    /// Returns `ahead` with `vcpus` vCPUs, or a new one if it has more.
+    /// Returns `ahead` if it has enough vCPUs, or else a new VM.
     pub fn with_vcpus(
         ahead: Option<Self>,
         kvm: OwnedFd,
@@ -78,7 +78,8 @@ impl KvmVm {
         let mut made = match ahead {
             Some(ahead) if ahead.vcpus.len() <= vcpus => ahead,
             Some(ahead) => {
-                // It stays as long as the process: its end would take milliseconds.
+                // The unused VM remains until the process exits: destroying it would take
+                // milliseconds.
                 std::mem::forget(ahead);
                 Self::new(kvm)?
             }
@@ -90,8 +91,7 @@ impl KvmVm {
     }
 
     fn new(kvm: OwnedFd) -> Result<Self, VmmError> {
-        // SAFETY: `kvm` is ours alone; that it is KVM is checked by the first ioctl, which fails
-        // on anything else.
+        // SAFETY: `kvm` is owned by this function. If it is not KVM, the first ioctl fails.
         let kvm = unsafe { Kvm::from_raw_fd(kvm.into_raw_fd()) };
         if kvm.get_api_version() != 12 {
             return Err(VmmError::host(
@@ -125,8 +125,10 @@ impl KvmVm {
 
     fn add_vcpus(&mut self, count: u64) -> Result<(), VmmError> {
         for id in self.vcpus.len() as u64..count {
-            let vcpu = self.vm.create_vcpu(id);
-            let vcpu = vcpu.map_err(|e| VmmError::host("KVM_CREATE_VCPU", e))?;
+            let vcpu = self
+                .vm
+                .create_vcpu(id)
+                .map_err(|e| VmmError::host("KVM_CREATE_VCPU", e))?;
             self.vcpus.push(vcpu);
         }
         Ok(())
@@ -170,7 +172,7 @@ mod tests {
             256 << 20
         );
         other.give_memory(&memory).unwrap();
-        // KVM refuses a slot of another size in the place of one that it has.
+        // KVM does not replace a slot by a slot of another size.
         let wrong = memory::allocate(128).unwrap();
         assert!(memory_slots::give(&other.vm, &wrong).is_err());
     }

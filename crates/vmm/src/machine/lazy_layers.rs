@@ -1,4 +1,5 @@
-//! Layers with holes of a restore: their descriptors, and the start of what fills memory from them.
+//! Incomplete layers of a restore: their descriptors, and the start of the thread that fetches
+//! missing memory.
 
 use super::devices::read_layer_index;
 use super::received_fds::ReceivedFds;
@@ -16,9 +17,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Layers with holes of one restore; may be empty.
+/// Incomplete layers of one restore. May be empty.
 pub(super) struct LazyLayerSet {
-    /// Chunks that are present, by number of the layer.
+    /// Present chunks, by layer number.
     present: BTreeMap<usize, UnitSet>,
     source: Option<LazySource>,
 }
@@ -39,8 +40,8 @@ impl LazyLayerSet {
         };
         for layer in &lazy.layers {
             let index = read_layer_index(fds, layer.present, "chunks present", MEMORY_CHUNK)?;
-            let number = usize::try_from(layer.layer);
-            let number = number.map_err(|e| VmmError::Config(e.to_string()))?;
+            let number =
+                usize::try_from(layer.layer).map_err(|e| VmmError::Config(e.to_string()))?;
             if number >= config.memory.len() {
                 let reason = format!("there is no memory layer {number}");
                 return Err(VmmError::Config(reason));
@@ -55,13 +56,13 @@ impl LazyLayerSet {
         Ok(Self { present, source })
     }
 
-    /// Returns true if the layer's file does not have the chunk yet.
+    /// Returns whether the layer's file lacks the chunk.
     pub fn is_absent(&self, layer: usize, chunk: u64) -> bool {
         let present = self.present.get(&layer);
         present.is_some_and(|present| !present.contains(chunk))
     }
 
-    /// Carries out the plan, and starts the thread that fills what is missing, if anything is.
+    /// Maps memory by the plan. If memory is missing, starts the thread that fetches it.
     pub fn map(
         mut self,
         plan: &MappingPlan,

@@ -1,4 +1,4 @@
-//! Legacy PC ports: the serial console, and the keyboard controller's reset line.
+//! Legacy PC ports: the serial console and the reset line of the keyboard controller.
 
 use jiffy_proto::console::ConsoleRing;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ const COM1_LAST: u16 = COM1 + 7;
 const SYSTEM_CONTROL: u16 = 0x61;
 const KEYBOARD_COMMAND: u16 = 0x64;
 const RESET_CPU: u8 = 0xfe;
-/// PIT channel 2 output is high, so a guest that polls it does not wait for ever.
+/// Output of PIT channel 2 is high, so that a guest polling it does not wait forever.
 const TIMER2_OUTPUT_HIGH: u8 = 0x20;
 
 #[derive(Clone)]
@@ -44,13 +44,13 @@ impl Write for ConsoleWriter {
 /// Effect of a port write.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PortEffect {
-    /// Nothing beyond the device.
+    /// No effect beyond the device.
     None,
-    /// The machine is to be reset.
+    /// The machine must be reset.
     Reset,
 }
 
-/// Registers of the console port, in the order of `vm_superio`'s state, and input not yet read.
+/// Registers of the console port in the order of `vm_superio`'s state, and unread input.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SerialPortState {
     registers: [u8; 9],
@@ -59,7 +59,7 @@ pub struct SerialPortState {
 
 crate::frozen_layout!(SerialPortState, 40);
 
-/// All port devices.
+/// All legacy port devices.
 pub struct LegacyPorts {
     serial: Serial<SerialIrq, NoEvents, ConsoleWriter>,
     console: ConsoleWriter,
@@ -67,7 +67,7 @@ pub struct LegacyPorts {
 }
 
 impl LegacyPorts {
-    /// Creates the ports; console output goes to `console`, the serial interrupt to `irq`.
+    /// Creates the ports. Console output goes to `console`, the serial interrupt to `irq`.
     pub fn new(console: ConsoleRing, irq: EventFd) -> Self {
         let (irq, console) = (SerialIrq(Arc::new(irq)), ConsoleWriter(Arc::new(console)));
         Self {
@@ -77,13 +77,13 @@ impl LegacyPorts {
         }
     }
 
-    /// Writes a line into the guest's output.
+    /// Writes a line to the guest's console output.
     pub fn log_to_console(&mut self, line: &str) {
-        // The ring takes everything.
+        // Ignore the result: writing to the ring cannot fail.
         let _ = writeln!(self.serial.writer_mut(), "\r\njiffy: {line}\r");
     }
 
-    /// Reads the registers.
+    /// Returns the registers.
     pub fn save(&self) -> SerialPortState {
         let state = self.serial.state();
         SerialPortState {
@@ -102,7 +102,7 @@ impl LegacyPorts {
         }
     }
 
-    /// Puts the registers back. A pending interrupt is raised at once.
+    /// Restores the registers. A pending interrupt is raised at once.
     pub fn restore(&mut self, saved: &SerialPortState) -> Result<(), String> {
         let r = saved.registers;
         let state = SerialState {
@@ -123,7 +123,7 @@ impl LegacyPorts {
         Ok(())
     }
 
-    /// Port read. A port without a device reads as ones.
+    /// Handles a port read. A port without a device reads as all ones.
     pub fn read(&mut self, port: u16, data: &mut [u8]) {
         data.fill(0xff);
         let [byte, ..] = data else { return };
@@ -135,11 +135,12 @@ impl LegacyPorts {
         }
     }
 
-    /// Port write.
+    /// Handles a port write.
     pub fn write(&mut self, port: u16, data: &[u8]) -> PortEffect {
         match (port, data) {
             (COM1..=COM1_LAST, [byte, ..]) => {
-                // Fails only when the interrupt's eventfd is full: then it is pending already.
+                // Ignore the error: it only means that the interrupt's eventfd is full, so an
+                // interrupt is pending.
                 let _ = self.serial.write(low_byte(port - COM1), *byte);
                 PortEffect::None
             }

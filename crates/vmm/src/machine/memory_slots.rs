@@ -1,4 +1,4 @@
-//! Guest memory as KVM knows it: slots.
+//! Registration of guest memory with KVM, as memory slots.
 
 use crate::GuestMemory;
 use crate::error::VmmError;
@@ -8,25 +8,26 @@ use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 
-/// Gives all guest memory to KVM. The kernel makes tables for it then: some 0.3 ms for 512 MiB.
+/// Registers all guest memory. The kernel creates tables for it, which takes 0.3 ms for 512 MiB.
 pub fn give(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
     set_all(vm, memory, true)
 }
 
-/// Takes it away.
+/// Unregisters all guest memory.
 pub fn take(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
     set_all(vm, memory, false)
 }
 
-/// Has KVM drop all shadows of guest page tables.
+/// Makes KVM drop all shadow page tables.
 ///
-/// Without hardware support for nested page tables, KVM shadows the guest's, and learns of changes
-/// by the guest's own writes only. It drops all shadows when any memory is taken from it
-/// (`KVM_X86_QUIRK_SLOT_ZAP_ALL`): of a page, which takes less time than taking all memory away and
-/// giving it back.
+/// Without hardware support for nested page tables, KVM shadows the guest's page tables. It detects
+/// only changes by the guest's own writes. KVM drops all shadows when any memory slot is removed
+/// (`KVM_X86_QUIRK_SLOT_ZAP_ALL`). Removing a slot of one page is faster than removing and adding
+/// all memory.
 pub fn drop_shadows(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
-    let page = memory.get_host_address(GuestAddress(0));
-    let page = page.map_err(|e| VmmError::host("guest memory", e))?;
+    let page = memory
+        .get_host_address(GuestAddress(0))
+        .map_err(|e| VmmError::host("guest memory", e))?;
     let slot = u32::try_from(memory.num_regions()).unwrap_or(u32::MAX);
     for bytes in [u64::from(MEMORY_PAGE), 0] {
         set(vm, slot, UNSEEN_PAGE_START, bytes, page)?;
@@ -45,7 +46,8 @@ fn set_all(vm: &VmFd, memory: &GuestMemory, present: bool) -> Result<(), VmmErro
     Ok(())
 }
 
-/// Gives KVM `bytes` bytes of guest memory that begin at `host`; 0: takes them away.
+/// Registers `bytes` bytes of guest memory at the host address `host`, or unregisters the slot if
+/// `bytes` is 0.
 fn set(vm: &VmFd, slot: u32, start: u64, bytes: u64, host: *mut u8) -> Result<(), VmmError> {
     let slot = kvm_userspace_memory_region {
         slot,
@@ -54,8 +56,8 @@ fn set(vm: &VmFd, slot: u32, start: u64, bytes: u64, host: *mut u8) -> Result<()
         userspace_addr: u64::try_from(host.addr()).unwrap_or(0),
         flags: 0,
     };
-    // SAFETY: the callers pass guest memory, which is mapped for as long as the process lives, and
-    // so longer than the VM.
+    // SAFETY: callers pass guest memory, which is mapped until the process exits, and thus longer
+    // than the VM exists.
     unsafe { vm.set_user_memory_region(slot) }
         .map_err(|e| VmmError::host("KVM_SET_USER_MEMORY_REGION", e))
 }

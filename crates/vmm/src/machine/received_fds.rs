@@ -1,4 +1,4 @@
-//! Descriptors that came with a request, each taken at most once.
+//! Descriptors received with a request. Each is taken at most once.
 
 use crate::error::VmmError;
 use jiffy_proto::vm::FdIndex;
@@ -9,12 +9,12 @@ use std::os::fd::OwnedFd;
 pub struct ReceivedFds(Vec<Option<OwnedFd>>);
 
 impl ReceivedFds {
-    /// Descriptors in the order in which they were sent.
+    /// Wraps descriptors in the order in which they were sent.
     pub fn new(fds: Vec<OwnedFd>) -> Self {
         Self(fds.into_iter().map(Some).collect())
     }
 
-    /// Takes a descriptor; `what` names it in the error.
+    /// Takes a descriptor. `what` names it in errors.
     pub fn take(&mut self, index: FdIndex, what: &str) -> Result<OwnedFd, VmmError> {
         self.0
             .get_mut(usize::from(index.0))
@@ -27,7 +27,7 @@ impl ReceivedFds {
             })
     }
 
-    /// Duplicates a descriptor that is to be taken later.
+    /// Duplicates a descriptor that will be taken later.
     pub fn copy(&self, index: FdIndex, what: &'static str) -> Result<OwnedFd, VmmError> {
         match self.0.get(usize::from(index.0)) {
             Some(Some(fd)) => fd.try_clone().map_err(|e| VmmError::host(what, e)),

@@ -1,4 +1,4 @@
-//! Construction of a machine that is ready to run on from a snapshot.
+//! Construction of a runnable machine from a snapshot.
 
 use super::builder::{MachineBuilder, console};
 use super::bus::lock;
@@ -24,8 +24,8 @@ use kvm_bindings::kvm_clock_data;
 use std::fs::File;
 
 /// Builds the machine. Opens no file: all descriptors come from `fds`. `ahead` is used if it was
-/// made and fits. `on_memory_failure` is called on another thread if memory that has not arrived
-/// cannot be got; it must end the process, because any thread may wait for that memory.
+/// created and fits. `on_memory_failure` is called on another thread if missing memory cannot be
+/// fetched. It must end the process because any thread may wait for that memory.
 pub fn restore(
     config: &RestoreConfig,
     fds: &mut ReceivedFds,
@@ -50,7 +50,8 @@ pub fn restore(
     let ahead = PagesAhead::take(config.populate, config.populate_later, fds)?;
     let mut deferred_copies = DeferredCopies::default();
     if let Some(ahead) = &ahead {
-        // KVM is told of no page that changes: it does not know the memory, or has mapped none.
+        // KVM need not be notified of changed pages: the memory is not registered, or no page is
+        // mapped.
         advise_huge_pages(&plan, ahead.all(), &linear);
         populate(&plan, &ahead.at_start, &linear);
         deferred_copies = ahead.deferred(&plan, None);
@@ -99,14 +100,14 @@ pub fn restore(
 
 /// Pages that a guest writes first.
 pub(super) struct PagesAhead {
-    /// Those that are copied before it runs.
+    /// Pages that are copied before the guest runs.
     pub at_start: UnitSet,
-    /// These and the others, and the moment from which on those are copied.
+    /// All pages, and the moment after which the remaining pages are copied.
     later: Option<(UnitSet, PopulateMoment)>,
 }
 
 impl PagesAhead {
-    /// Takes both sets; none: neither is known.
+    /// Takes both sets. Both may be absent.
     pub fn take(
         at_start: Option<FdIndex>,
         later: Option<LaterPages>,
@@ -131,13 +132,13 @@ impl PagesAhead {
         }))
     }
 
-    /// All of them.
+    /// Returns all pages.
     pub fn all(&self) -> &UnitSet {
         self.later.as_ref().map_or(&self.at_start, |(all, _)| all)
     }
 
-    /// Copies that are left to be made on memory that is mapped by `plan`, where `own` pages are
-    /// the guest's own already.
+    /// Returns the copies to make later on memory that is mapped by `plan`. `own` are pages that
+    /// are already private to the guest.
     pub fn deferred(&self, plan: &MappingPlan, own: Option<&UnitSet>) -> DeferredCopies {
         let Some((all, from)) = &self.later else {
             return DeferredCopies::default();
@@ -150,7 +151,7 @@ impl PagesAhead {
     }
 }
 
-/// Takes the memory layers of a VM of `bytes` bytes of memory.
+/// Takes the descriptors of the memory layers of a VM with `bytes` bytes of memory.
 pub(super) fn take_memory_layers(
     layers: &[LayerFiles],
     bytes: u64,
@@ -164,7 +165,7 @@ pub(super) fn take_memory_layers(
     MemoryLayers::new(layers.collect::<Result<Vec<_>, VmmError>>()?, bytes)
 }
 
-/// Takes the set of chunks that are read rather than mapped.
+/// Takes the set of chunks that are read instead of mapped.
 pub(super) fn take_eager_chunks(
     source: MemorySource,
     chunks: u64,

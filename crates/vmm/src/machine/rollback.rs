@@ -1,5 +1,5 @@
-//! Rollback of a machine in use to a snapshot: the snapshot is read and checked while the guest
-//! runs; then the machine is put back to it.
+//! Rollback of a machine in use to a snapshot. The snapshot is read and checked while the guest
+//! runs. Then the machine's state is replaced.
 
 use super::Machine;
 use super::bus::lock;
@@ -23,19 +23,19 @@ use kvm_bindings::kvm_clock_data;
 use std::fs::File;
 use std::sync::Arc;
 
-/// Snapshot that fits a machine in use.
+/// Checked snapshot that fits a machine in use.
 pub struct RollbackTarget {
     state: MachineState,
     vcpus: Vec<Arc<VcpuState>>,
     layers: MemoryLayers,
     plan: MappingPlan,
     ahead: Option<PagesAhead>,
-    /// Writable disks by device number.
+    /// Layers of writable disks, by device number.
     disks: Vec<(usize, DiskLayers)>,
 }
 
 impl RollbackTarget {
-    /// Reads and checks a snapshot. Changes nothing of the machine.
+    /// Reads and checks a snapshot. Does not change the machine.
     pub fn read(
         machine: &Machine,
         config: &RollbackConfig,
@@ -62,7 +62,7 @@ impl RollbackTarget {
         })
     }
 
-    /// Pauses the vCPUs, and checks that they can be put back.
+    /// Pauses the vCPUs, and checks that they can be reverted.
     pub fn pause_vcpus(&self, vcpus: &Vcpus) -> Result<(), VmmError> {
         vcpus.pause_and_check(&self.vcpus)
     }
@@ -110,7 +110,7 @@ fn open_disks(
 }
 
 impl Machine {
-    /// Device numbers of the disks that the guest can write.
+    /// Returns the device numbers of the disks that the guest can write.
     pub fn writable_disks(&self) -> Vec<usize> {
         let devices = self.devices.iter().enumerate();
         devices
@@ -119,8 +119,8 @@ impl Machine {
             .collect()
     }
 
-    /// Puts memory back; `private` are the guest's own pages. Nothing may be running, and after an
-    /// error nothing may run any more.
+    /// Reverts memory. `private` are the guest's private pages. No vCPU or device may be running.
+    /// After an error, the guest must not run again.
     pub fn revert_memory(
         &mut self,
         target: &mut RollbackTarget,
@@ -149,9 +149,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Puts vCPUs and devices back, after memory; a network interface drops all frames from then
-    /// on. Nothing may be running, and after an error nothing may run any more. Returns the disks'
-    /// former layers, which take some time to be dropped.
+    /// Reverts vCPUs and devices. Must be called after memory was reverted. A network interface
+    /// drops all frames from then on. No vCPU or device may be running. After an error, the guest
+    /// must not run again. Returns the disks' former layers, which take some time to drop.
     pub fn revert_state(
         &self,
         target: RollbackTarget,
@@ -178,9 +178,9 @@ impl Machine {
             device.device_mut(Net::close_gate);
             let reverted = device.revert(state);
             reverted.map_err(|e| VmmError::Config(e.to_string()))?;
-            device.interrupt_if_owed();
+            device.interrupt_if_needed();
         }
-        self.kick_owed_queues();
+        self.kick_pending_queues();
         Ok(former)
     }
 }

@@ -1,4 +1,4 @@
-//! State of a paused machine as a value.
+//! Saves the state of a paused machine.
 
 use super::Machine;
 use super::bus::lock;
@@ -7,13 +7,14 @@ use crate::error::VmmError;
 use crate::snapshot::machine_state::{ClockState, MachineState};
 
 impl Machine {
-    /// Reads everything but memory and disks; `vcpus` must be this machine's and paused.
+    /// Returns the whole state except memory and disks. `vcpus` must belong to this machine and be
+    /// paused.
     pub fn save(&self, vcpus: &Vcpus) -> Result<MachineState, VmmError> {
         let clock = self
             .vm
             .get_clock()
             .map_err(|e| VmmError::host("KVM_GET_CLOCK", e))?;
-        // Devices first: interrupts that they raised are then in the vCPUs' local APICs.
+        // Save the devices first: interrupts that they raised are then in the vCPUs' local APICs.
         let devices = self.devices.iter().map(|d| lock(d).save()).collect();
         let (ioapic, serial) = self.bus.save();
         Ok(MachineState {
@@ -26,7 +27,7 @@ impl Machine {
         })
     }
 
-    /// Makes every device process its queues and interrupt once, as after a restore.
+    /// Makes every device process its queues and raise its interrupt once, as after a restore.
     pub fn kick_devices(&self) {
         for device in &self.devices {
             lock(device).kick_queues();

@@ -28,7 +28,7 @@ const LVT_NMI: u32 = 0x400;
 const CPUID_HYPERVISOR: u32 = 1 << 31;
 const CPUID_TSC_DEADLINE: u32 = 1 << 24;
 
-/// CPUID of vCPU `id` of `vcpus`: the host's, with this machine's topology.
+/// Returns the CPUID of vCPU `id` of `vcpus`: the supported features with this machine's topology.
 pub fn cpuid(supported: &CpuId, id: u8, vcpus: u8) -> CpuId {
     let mut table = supported.clone();
     for entry in table.as_mut_slice() {
@@ -46,7 +46,7 @@ pub fn cpuid(supported: &CpuId, id: u8, vcpus: u8) -> CpuId {
     table
 }
 
-/// Sets a fresh vCPU to the state that the kernel expects of the boot CPU, or to wait for SIPI.
+/// Sets a new vCPU to the state that the kernel expects of the boot CPU, or to wait for SIPI.
 pub fn set_up(vcpu: &VcpuFd, id: u8, cpuid: &CpuId, entry: u64) -> Result<(), VmmError> {
     let failed = |e: kvm_ioctls::Error| VmmError::host("setting up a vCPU", e);
     vcpu.set_cpuid2(cpuid).map_err(failed)?;
@@ -56,7 +56,7 @@ pub fn set_up(vcpu: &VcpuFd, id: u8, cpuid: &CpuId, entry: u64) -> Result<(), Vm
         ..Default::default()
     }])
     .map_err(|e| VmmError::host("setting up a vCPU", format!("{e:?}")))?;
-    // Some hosts do not know this register; the guest runs without it.
+    // Ignore the error: some hosts do not support this register, and the guest runs without it.
     let _ = vcpu.set_msrs(&msrs);
     let fpu = kvm_fpu {
         fcw: 0x37f,

@@ -1,4 +1,4 @@
-//! The event loop, and events that are ready at once.
+//! The event loop, and batches of events that are ready at the same time.
 
 use super::Vm;
 use crate::error::VmmError;
@@ -9,13 +9,14 @@ use jiffy_proto::vm::StopCause;
 use nix::sys::epoll::EpollTimeout;
 
 impl Vm {
-    /// Serves until the VM ends; returns the cause.
+    /// Serves the machine until the VM ends. Returns the cause.
     pub(super) fn serve(&mut self) -> StopCause {
         let poller = self.machine.poller.clone();
         loop {
-            let timeout = match self.copies_are_due() {
-                true => EpollTimeout::ZERO,
-                false => EpollTimeout::NONE,
+            let timeout = if self.copies_are_due() {
+                EpollTimeout::ZERO
+            } else {
+                EpollTimeout::NONE
             };
             if let Err(e) = poller.wait_batch(timeout, |batch| self.dispatch_batch(batch)) {
                 return VmmError::host("epoll", e).into();
@@ -27,15 +28,15 @@ impl Vm {
         }
     }
 
-    /// Dispatches events in order. A device may put off what they cause to the end of those that
-    /// follow each other, but not beyond an event of the VM itself: a request of the controller
-    /// finds every device as if its events had come one by one.
+    /// Dispatches events in order. A device may defer the effects of consecutive events to the end
+    /// of the batch. An event of the VM itself ends the batch: a request of the controller must
+    /// find each device as if its events had been handled one by one.
     pub(super) fn dispatch_batch<'a>(
         &mut self,
         batch: impl ExactSizeIterator<Item = &'a ReadyEvent>,
     ) {
         let single = batch.len() == 1;
-        // Bit set of devices.
+        // Bit set of devices with deferred effects.
         let mut batched = 0;
         for ready in batch {
             match EventSlot::decode(ready.slot) {

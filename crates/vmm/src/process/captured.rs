@@ -1,15 +1,17 @@
-//! Captured snapshots: written to the end without a controller, and after the guest has ended.
+//! Captured snapshots, which are completed without a controller and after the guest has ended.
 
 use super::Vm;
 use jiffy_proto::snapshot::CapturedSnapshot;
 use jiffy_proto::vm::{Event, StopCause};
 
 impl Vm {
-    /// Captured snapshot that no controller has decided about.
+    /// Returns the captured snapshot whose fate no controller has decided.
     pub(super) fn captured_snapshot(&self) -> Option<Box<CapturedSnapshot>> {
         let writing = self.background_copy.as_ref().map(|copy| (&copy.id, None));
-        let prepared = self.prepared.as_ref();
-        let prepared = prepared.and_then(|s| Some((&s.id, Some(s.report.clone()?))));
+        let prepared = self
+            .prepared
+            .as_ref()
+            .and_then(|s| Some((&s.id, Some(s.report.clone()?))));
         writing.or(prepared).map(|(id, report)| {
             let id = id.clone();
             Box::new(CapturedSnapshot { id, report })
@@ -24,8 +26,8 @@ impl Vm {
         }
     }
 
-    /// The cause with which the VM ends now; none: it goes on. The process writes a captured
-    /// snapshot to its end first, with its guest stopped.
+    /// Returns the cause if the VM must end now. `None` if it must continue. While a captured
+    /// snapshot is being written, the process continues with a stopped guest.
     pub(super) fn ending(&mut self) -> Option<StopCause> {
         let cause = self.cause.take()?;
         if !self.background_copy.as_ref().is_some_and(|c| c.captured) {

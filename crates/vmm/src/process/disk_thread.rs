@@ -1,4 +1,4 @@
-//! Thread that serves a VM's disks, so that slow storage of the host blocks neither the guest's
+//! Thread that serves a VM's disks. Slow storage of the host then blocks neither the guest's
 //! network and streams nor the control socket.
 
 use super::ControlLink;
@@ -9,7 +9,7 @@ use crate::poll::ReadyEvent;
 use nix::sys::epoll::EpollTimeout;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// Gate that keeps the thread from starting a request while the machine is read.
+/// Gate that prevents the thread from starting a request while the machine is paused.
 #[derive(Default)]
 struct DiskGate {
     state: Mutex<DiskGateState>,
@@ -38,7 +38,8 @@ impl DiskGate {
         }
     }
 
-    /// Closes first and waits then: a thread that always has work would starve the caller.
+    /// Closes the gate before waiting: a thread with continuous work would otherwise starve the
+    /// caller.
     fn close(&self) {
         let mut state = lock(&self.state);
         state.closed = true;
@@ -54,7 +55,7 @@ impl DiskGate {
 /// Handle of the disk thread.
 pub(super) struct DiskThread(Arc<DiskGate>);
 
-/// Guard: no disk request is in flight, and none starts, until it is dropped.
+/// Guard. While it exists, no disk request is in flight or can start.
 pub(super) struct DisksPaused(Arc<DiskGate>);
 
 impl Drop for DisksPaused {
@@ -64,7 +65,7 @@ impl Drop for DisksPaused {
 }
 
 impl DiskThread {
-    /// Serves the disks of `machine` by `thread`.
+    /// Serves the disks of `machine` on `thread`.
     pub fn start(machine: &Machine, thread: ConfinedThread, link: ControlLink) -> Self {
         let gate = Arc::new(DiskGate::default());
         let poller = machine.disk_poller.clone();
@@ -93,16 +94,16 @@ impl DiskThread {
         };
         thread.run(move |confined| {
             if confined.is_err() {
-                // An unconfined thread must not serve; the guest notices at once.
+                // An unconfined thread must not serve the disks. The guest notices it at once.
                 return;
             }
-            // Fails only if the descriptor is no epoll set.
+            // Fails only if the descriptor is not an epoll set.
             while poller.wait(EpollTimeout::NONE, &serve).is_ok() {}
         });
         Self(gate)
     }
 
-    /// Waits for requests in flight and keeps further ones from starting.
+    /// Waits for requests in flight and prevents further requests.
     pub fn pause(&self) -> DisksPaused {
         self.0.close();
         DisksPaused(self.0.clone())
@@ -133,7 +134,7 @@ mod tests {
                     disks.0.leave();
                 }
             });
-            // The thread may begin late.
+            // The thread may start late.
             while count.load(Ordering::Acquire) == 0 {
                 thread::yield_now();
             }

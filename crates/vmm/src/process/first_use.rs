@@ -1,6 +1,6 @@
-//! Pages that a guest writes when it is first used: copied ahead in steps between events. From its
-//! start on, if it starts alone; its agent greets meanwhile. Otherwise from its first use on: that
-//! work would be on the way of others that start at the same time.
+//! Pages that a guest writes at its first use. They are copied ahead in steps, between events. If
+//! the guest starts alone, the copies begin at its start, while its agent greets. Otherwise they
+//! begin at the first use, because the work would delay other guests that are starting.
 
 use super::Vm;
 use crate::machine::bus::lock;
@@ -10,8 +10,8 @@ use crate::virtio::net::Net;
 use jiffy_proto::snapshot::PopulateMoment;
 
 impl Vm {
-    /// Notes a use of the guest if `device` is its network interface, which has an event. Frames
-    /// that come before the guest is handed out are the host's own.
+    /// Records a use of the guest if `device` is its network interface, which has an event. Frames
+    /// that arrive before the sandbox is handed out come from the host itself.
     pub(super) fn note_frames(&mut self, device: usize) {
         let frame = PopulateMoment::Frame;
         if self.listener.is_none() || !self.machine.deferred_copies.await_moment(frame) {
@@ -23,13 +23,13 @@ impl Vm {
         }
     }
 
-    /// True if there are copies to make now. A snapshot that is being written shares its pages with
-    /// the guest, and copies of them would be copied once more.
+    /// Returns whether copies must be made now. No copies are made during a background copy: pages
+    /// are then shared with the writer, so each copy would cause another copy.
     pub(super) fn copies_are_due(&self) -> bool {
         self.background_copy.is_none() && self.machine.deferred_copies.are_due()
     }
 
-    /// Makes some of them.
+    /// Makes some of the copies.
     pub(super) fn make_due_copies(&mut self) {
         if !self.copies_are_due() {
             return;

@@ -1,4 +1,4 @@
-//! Messages on standard error, which a controller that is gone still finds in its log.
+//! Messages on standard error. They are logged even if the controller has exited.
 
 use crate::error::VmmError;
 use std::io::{self, Write};
@@ -7,18 +7,18 @@ use std::sync::OnceLock;
 /// Id of the request that created the guest.
 static REQUEST_ID: OnceLock<String> = OnceLock::new();
 
-/// Sets the id that messages end with.
+/// Sets the id that is appended to messages.
 pub(super) fn set_request_id(id: Option<String>) {
     if let Some(id) = id {
-        // A guest is created once.
+        // Ignore the error: a guest is created only once.
         let _ = REQUEST_ID.set(id);
     }
 }
 
-/// Writes `error`.
+/// Writes `error` to standard error.
 pub(super) fn report(error: &VmmError) {
     let id = REQUEST_ID.get();
     let request = id.map_or_else(String::new, |id| format!(" request_id={id}"));
-    // Standard error may be gone.
+    // Ignore the error: standard error may be closed.
     let _ = writeln!(io::stderr(), "jiffy-vmm: {error}{request}");
 }

@@ -1,4 +1,4 @@
-//! VM that outlives its controller, and reattachment of the next controller.
+//! Detaching of the VM from its controller, and reattachment of the next controller.
 
 use super::snapshot::BackgroundCopy;
 use super::{SLOT_CONTROL, SLOT_LISTENER, Vm, watch};
@@ -27,7 +27,7 @@ impl Vm {
             let greeting = greeting.map(|fd| fds.take(fd, "greeting")).transpose()?;
             if let Some(log) = log {
                 let log = fds.take(log, "log")?;
-                // SAFETY: only a panic uses standard error while it is replaced.
+                // SAFETY: only a panic could use standard error while it is replaced.
                 let done = unsafe { libc::dup3(log.as_raw_fd(), libc::STDERR_FILENO, 0) };
                 Errno::result(done).map_err(|e| VmmError::host("log", e))?;
             }
@@ -39,7 +39,8 @@ impl Vm {
         };
         match detach() {
             Ok(()) => drop(self.link.send(&Event::Detached, &[])),
-            // The controller would believe in a detached VM that ends with it.
+            // Otherwise the controller would assume that the VM is detached, although it ends with
+            // the controller.
             Err(e) => self.cause = Some(e.into()),
         }
     }
@@ -49,11 +50,11 @@ impl Vm {
             self.cause = Some(StopCause::Requested);
         }
         self.drop_controller_requests();
-        // Dropping the channel closes the socket, which also takes it out of the event loop.
+        // Dropping the channel closes the socket, which also removes it from the event loop.
         lock(&self.link.0).take();
     }
 
-    /// Drops requests of the former controller that are not answered yet.
+    /// Drops unanswered requests of the former controller.
     fn drop_controller_requests(&mut self) {
         self.reattach_pending = false;
         if let Some(background_copy) = self.background_copy.as_ref().filter(|c| !c.captured) {
@@ -69,9 +70,9 @@ impl Vm {
         let Ok(raw) = accept4(listener.as_raw_fd(), flags) else {
             return;
         };
-        // SAFETY: accept4 has just made this descriptor for us.
+        // SAFETY: accept4 has just created this descriptor for this process.
         let socket = unsafe { OwnedFd::from_raw_fd(raw) };
-        // The newest controller wins: an older one is a replaced daemon.
+        // The newest controller replaces an older one, which belongs to a replaced daemon.
         let slot = self.machine.poller.slot(SLOT_CONTROL);
         if watch(&slot, socket.as_fd()).is_ok() {
             self.drop_controller_requests();
@@ -79,8 +80,8 @@ impl Vm {
         }
     }
 
-    /// Sends the state of the VM to the controller once no snapshot is being written that it would
-    /// have to wait for.
+    /// Sends the state of the VM to the controller as soon as no snapshot is being written, except
+    /// a captured one.
     pub(super) fn on_reattach(&mut self) {
         self.reattach_pending = true;
         self.send_reattach_state();
@@ -96,7 +97,7 @@ impl Vm {
             Ok(overlays) => {
                 let mut fds: Vec<BorrowedFd<'_>> = vec![self.console.as_fd()];
                 fds.extend(overlays.iter().map(AsFd::as_fd));
-                // One overlay per disk, after the console.
+                // One overlay per disk follows the console.
                 let index = |at: usize| FdIndex(u8::try_from(at).unwrap_or(u8::MAX));
                 let state = Event::Reattached {
                     protocol: CONTROL_PROTOCOL_VERSION,

@@ -1,4 +1,4 @@
-//! Rollback in the event loop: read the snapshot, stop the guest, put the machine back, go on.
+//! Rollback in the event loop: read the snapshot, stop the guest, revert the machine, resume.
 
 use super::disk_thread::DisksPaused;
 use super::{Vm, micros};
@@ -15,10 +15,10 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-/// Rollback that nothing refuses any more, of a guest that is paused.
+/// Checked rollback of a paused guest, which can no longer be rejected.
 struct CheckedRollback {
     target: RollbackTarget,
-    /// The guest's own pages.
+    /// Guest's private pages.
     private: UnitSet,
     paused_disks: DisksPaused,
     report: RollbackReport,
@@ -39,7 +39,7 @@ impl Vm {
                 return;
             }
         };
-        // From here on nothing of the guest is left.
+        // From here on, the state of the guest is lost.
         self.link.send(&Event::RollbackBegun, &[]);
         match self.roll_back(checked) {
             Ok(report) => drop(self.link.send(&Event::RolledBack(report), &[])),
@@ -56,7 +56,7 @@ impl Vm {
         self.former_disks.clear();
     }
 
-    /// Reads the snapshot and pauses the guest, which loses nothing.
+    /// Reads the snapshot and pauses the guest. The state of the guest is preserved.
     fn check_rollback(
         &mut self,
         config: &RollbackConfig,
@@ -75,13 +75,13 @@ impl Vm {
         let stopped = Instant::now();
         self.running = false;
         target.pause_vcpus(&self.vcpus)?;
-        // Requests in flight write into memory.
+        // Requests in flight write to memory.
         let paused_disks = self.disks.pause();
         report.pause_us = micros(stopped);
         let scanning = Instant::now();
         let linear = LinearMemory::new(&self.machine.memory)?;
         let private = scan_pages(&pagemap, &linear, PageFilter::Private)
-            .map_err(|e| VmmError::host("looking for written pages", e))?;
+            .map_err(|e| VmmError::host("searching for written pages", e))?;
         report.pages = private.count();
         report.scan_us = micros(scanning);
         Ok(CheckedRollback {
@@ -93,7 +93,7 @@ impl Vm {
         })
     }
 
-    /// Puts the machine back and runs it. After an error it must not run.
+    /// Reverts the machine and runs it. After an error, it must not run.
     fn roll_back(&mut self, checked: CheckedRollback) -> Result<RollbackReport, VmmError> {
         let CheckedRollback {
             mut target,

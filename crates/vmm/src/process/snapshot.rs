@@ -25,20 +25,20 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-/// Snapshot whose memory is being written while the guest runs on.
+/// Snapshot whose memory is being written while the guest runs.
 pub(super) struct BackgroundCopy {
     pub id: String,
-    /// Written to the end without a controller, and after the guest has ended.
+    /// True if the snapshot is completed without a controller and after the guest has ended.
     pub captured: bool,
     child: WriterProcess,
     files: MemoryFiles,
     report: SnapshotReport,
     began: Instant,
     disks: Vec<usize>,
-    /// Failure outside the writer process.
+    /// Error outside the writer process.
     failure: Option<VmmError>,
     hashes: Option<ChunkHashes>,
-    /// The guest's own pages when it stood still.
+    /// Guest's private pages at the time of the pause.
     own: Option<UnitSet>,
 }
 
@@ -52,19 +52,19 @@ impl BackgroundCopy {
 /// Complete snapshot that can still be aborted.
 pub(super) struct PreparedSnapshot {
     pub id: String,
-    /// Report of a captured snapshot, for a controller that has not seen it.
+    /// Report of a captured snapshot, for a controller that has not received it.
     pub report: Option<SnapshotReport>,
     disks: Vec<usize>,
 }
 
 struct MemoryFiles {
     layer: File,
-    /// The layer's file opened with `O_DIRECT`.
+    /// File of the layer opened with `O_DIRECT`.
     direct: Option<File>,
     index: File,
 }
 
-/// Files that a snapshot is written to, with a new overlay and an index per disk.
+/// Files to which a snapshot is written, with a new overlay and an index per disk.
 struct SnapshotOutputs {
     memory: MemoryFiles,
     state: File,
@@ -76,16 +76,16 @@ struct SnapshotOutputs {
 /// State of a paused machine.
 struct FrozenMachine {
     state: Vec<u8>,
-    /// The guest's own pages, if they were looked for.
+    /// Guest's private pages. `None` if they were not searched.
     own: Option<UnitSet>,
     /// Chunks that may differ from the layers below.
     candidates: UnitSet,
-    /// Disks by device number, with the index of their layer and its file.
+    /// Disks by device number, with the index and the file of their layer.
     disks: Vec<(usize, LayerIndex, File)>,
 }
 
 impl FrozenMachine {
-    /// Writes everything but memory.
+    /// Writes all state except memory.
     fn write(&self, state: &File) -> Result<(), VmmError> {
         let failed = |e: io::Error| VmmError::host("writing the snapshot's state", e);
         state.write_all_at(&self.state, 0).map_err(failed)?;
@@ -95,8 +95,8 @@ impl FrozenMachine {
         Ok(())
     }
 
-    /// Upper bound in bytes of layers, indexes and state: every chunk that may have changed counts
-    /// as stored.
+    /// Returns an upper bound for the size of layers, indexes and state, in bytes. Every chunk that
+    /// may have changed counts as stored.
     fn max_bytes(&self, chunks_of_memory: u64) -> u64 {
         let chunks = self.candidates.count().saturating_mul(MEMORY_CHUNK.into());
         let index = LayerIndex::encoded_len(chunks_of_memory) as u64;
@@ -146,7 +146,7 @@ impl Vm {
         self.link.send(&failed, &[]);
     }
 
-    /// Takes a snapshot; returns `None` if a background copy of memory has started.
+    /// Takes a snapshot. Returns `None` if a background copy of memory was started.
     fn snapshot(
         &mut self,
         config: &SnapshotConfig,
@@ -160,7 +160,7 @@ impl Vm {
 
         let stopped = Instant::now();
         self.pause();
-        // Held until memory is forked or written: devices, disks and memory are of one moment.
+        // Held until memory is forked or written, so that devices, disks and memory are consistent.
         let paused_disks = self.disks.pause();
         self.fold_layers();
         let mut report = SnapshotReport {
@@ -177,7 +177,7 @@ impl Vm {
         )?;
         report.candidates = frozen.candidates.count();
         if let Some((set, pagemap)) = files.working_set.as_ref().zip(files.pagemap.as_ref()) {
-            // A snapshot without it is as good, and slower to restore.
+            // Ignore the error: the snapshot is valid without this set, but slower to restore.
             let _ = write_touched(set, pagemap, &linear);
         }
         if let Some(most) = config.max_bytes {
@@ -189,12 +189,12 @@ impl Vm {
         }
 
         let background_copy = Instant::now();
-        // A VM that stops has no next snapshot to compare with.
+        // If the VM stops, no later snapshot will be compared.
         let goes_on = config.then == AfterSnapshot::Resume;
         let large = report.candidates >= LARGE_LAYER_CHUNKS;
         let direct = files.memory.direct.as_ref().filter(|_| large);
         let hashes = match direct {
-            // Without memory for hashes the next snapshot compares by reading.
+            // Without memory for hashes, the next snapshot compares by reading.
             Some(_) if goes_on => ChunkHashes::new(linear.chunks()).ok(),
             _ => None,
         };
@@ -315,8 +315,8 @@ impl Vm {
         })
     }
 
-    /// Reads the state of the paused machine and freezes its disks. On failure the disks are as
-    /// before.
+    /// Saves the state of the paused machine and freezes its disks. On failure, the disks are
+    /// unchanged.
     fn freeze(
         &mut self,
         disks: Vec<(File, File)>,
@@ -330,13 +330,13 @@ impl Vm {
         let scanning = Instant::now();
         let own = pagemap.map(|file| scan_pages(file, linear, PageFilter::Private));
         let own = own.transpose();
-        let own = own.map_err(|e| VmmError::host("looking for written pages", e))?;
+        let own = own.map_err(|e| VmmError::host("searching for written pages", e))?;
         let mut candidates = match &own {
             Some(pages) => pages.coarser(CHUNK_SIZE / u64::from(MEMORY_PAGE)),
             None => UnitSet::full(linear.chunks()),
         };
-        // After the search: what is missing now has no page that the search could have found. It is
-        // as in the layers below, and would read as zero in the process that writes memory.
+        // Check this after the search. Memory that is missing now had no page during the search. It
+        // equals the layers below, but would read as zero in the writer process.
         if let Some(lazy) = &self.machine.lazy {
             lazy.missing()
                 .iter()
@@ -366,7 +366,7 @@ impl Vm {
         Ok(frozen)
     }
 
-    /// Thaws `disks`, and those that could not be thawed before.
+    /// Thaws `disks`, and disks that could not be thawed before.
     fn thaw(&mut self, disks: Vec<usize>) -> Result<(), VmmError> {
         self.disks_to_thaw.extend(disks);
         while let Some(&at) = self.disks_to_thaw.last() {
@@ -383,12 +383,12 @@ impl Vm {
         Ok(())
     }
 
-    /// Completes or fails the snapshot whose writer process has ended.
+    /// Completes or fails the snapshot whose writer process has exited.
     pub(super) fn on_background_copy(&mut self) {
         let Some(background_copy) = self.background_copy.take() else {
             return;
         };
-        // Closing the descriptor also takes it out of the event loop.
+        // Closing the descriptor also removes it from the event loop.
         let written = background_copy.child.finish();
         let written = match background_copy.failure {
             Some(e) => Err(e),
@@ -399,7 +399,7 @@ impl Vm {
             Ok(index) => {
                 let (files, hashes) = (background_copy.files, background_copy.hashes);
                 let captured = |own| CapturedPages::new(&files.layer, own).ok();
-                // Without them a rollback maps more anew.
+                // Without these pages, a rollback maps more memory again.
                 self.machine.captured = background_copy.own.and_then(captured);
                 let report = self.complete(
                     background_copy.report,
@@ -416,19 +416,19 @@ impl Vm {
                 self.link.send(&Event::Snapshotted(report), &[]);
             }
             Err(e) => {
-                // Disks that cannot be thawed now are retried before the next snapshot; they work
-                // as they are.
+                // Ignore the error: disks that cannot be thawed are retried before the next
+                // snapshot. They work in this state.
                 let _ = self.thaw(background_copy.disks);
                 self.report_failure(&e);
             }
         }
         self.send_reattach_state();
-        // The guest ended before.
+        // The guest ended before the snapshot was complete.
         self.cause = self.cause.take().or_else(|| self.ended_cause.take());
     }
 
-    /// Commits the last snapshot, or aborts it. If aborting fails, the memory layers are as before
-    /// the snapshot, and the disks are thawed before the next one.
+    /// Commits or aborts the last snapshot. If aborting fails, the memory layers are as before the
+    /// snapshot, and the disks are thawed before the next one.
     pub(super) fn commit_or_abort(&mut self, decision: SnapshotDecision) -> Result<(), VmmError> {
         match self.prepared.take() {
             Some(snapshot) if decision == SnapshotDecision::Abort => {
@@ -469,7 +469,7 @@ impl Vm {
         report
     }
 
-    /// Writes the set of present chunks, and that of written pages; returns the number of chunks.
+    /// Writes the sets of present chunks and written pages. Returns the number of chunks.
     pub(super) fn working_set(
         &self,
         index: FdIndex,
@@ -488,7 +488,7 @@ impl Vm {
     }
 }
 
-/// Writes the index of the chunks with a present page to `file`; returns their number.
+/// Writes the index of the chunks with a present page to `file`. Returns their number.
 fn write_touched(file: &File, pagemap: &File, linear: &LinearMemory) -> io::Result<u64> {
     let set = LayerIndex {
         stored: scan_pagemap(pagemap, linear, PageFilter::Present)?,

@@ -1,8 +1,9 @@
 //! `ioctl` requests that confined threads of a VMM may make.
 //!
-//! Those that set something put a machine back to a snapshot: they reach the guest's own registers,
-//! interrupts, clock and memory, and no more. Other requests of KVM (new machines, vCPUs, devices,
-//! another CPUID) and all requests of other drivers, sockets and terminals kill the process.
+//! Requests that modify state are needed for rollbacks: they affect only the guest's registers,
+//! interrupts, clock and memory. All other requests kill the process. These include other requests
+//! of KVM (new machines, vCPUs, devices, another CPUID), and all requests of other drivers, sockets
+//! and terminals.
 
 use crate::snapshot::userfaultfd;
 use kvm_bindings::{
@@ -14,16 +15,16 @@ use kvm_bindings::{
 /// Type of KVM's requests (include/uapi/linux/kvm.h).
 const KVMIO: u8 = 0xae;
 
-/// Request that threads of one kind may make.
+/// Request that a kind of thread may make.
 #[derive(Debug, Clone, Copy)]
 pub struct IoctlRequest {
     /// Name of the constant in the kernel's headers.
     pub name: &'static str,
-    /// Number, of which the kernel reads 32 bits.
+    /// Request number, of which the kernel reads 32 bits.
     pub number: u32,
 }
 
-/// A request number from its parts: direction, type, number, size of its argument
+/// Builds a request number from direction, type, number and argument size
 /// (include/uapi/asm-generic/ioctl.h).
 const fn request(direction: u32, kind: u8, number: u8, size: usize) -> u32 {
     assert!(size < 1 << 14);
@@ -48,8 +49,8 @@ macro_rules! requests {
     };
 }
 
-/// Requests of the threads that run vCPUs. The filter compares in this order, and nearly all are
-/// the first.
+/// Requests of threads that run vCPUs. The filter compares in this order, and nearly all requests
+/// are the first.
 pub const VCPU_IOCTLS: &[IoctlRequest] = requests![
     "KVM_RUN" = DIRECTION_NONE, KVMIO, 0x80, 0;
     "KVM_KVMCLOCK_CTRL" = DIRECTION_NONE, KVMIO, 0xad, 0;
@@ -87,8 +88,7 @@ pub const MAIN_IOCTLS: &[IoctlRequest] = requests![
     "TUNSETOFFLOAD" = DIRECTION_WRITE, b'T', 208, size_of::<libc::c_uint>();
 ];
 
-/// Requests of the thread that fills memory that has not arrived. None changes a page that is
-/// there.
+/// Requests of the thread that fetches missing memory. No request changes a present page.
 pub const FAULT_IOCTLS: &[IoctlRequest] = &[
     IoctlRequest {
         name: "UFFDIO_COPY",

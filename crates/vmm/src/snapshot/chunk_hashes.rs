@@ -1,5 +1,5 @@
-//! Hashes of the chunks that a snapshot stored. The next snapshot compares with them instead of
-//! reading back from storage what bypassed the page cache.
+//! Hashes of the chunks that a snapshot stored. The next snapshot compares with the hashes, because
+//! data written with direct I/O would have to be read back from storage.
 
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -8,22 +8,22 @@ use std::ptr::NonNull;
 
 const HASH_BYTES: usize = 16;
 
-/// Hash of a chunk's bytes. Guests choose the bytes, so the hash function is collision-resistant.
+/// Hash of a chunk. The hash function is collision-resistant because guests choose the content.
 pub type ChunkHash = [u8; HASH_BYTES];
 
-/// One hash per chunk, in memory shared with the writer processes. Pages are allocated as they are
-/// filled.
+/// One hash per chunk, in memory shared with the writer processes. Pages are allocated when they
+/// are written.
 #[derive(Debug)]
 pub struct ChunkHashes {
     start: NonNull<ChunkHash>,
     chunks: usize,
 }
 
-// SAFETY: the mapping belongs to this value; processes that share it end before it is read.
+// SAFETY: the mapping belongs to this value. Processes that share it exit before it is read.
 unsafe impl Send for ChunkHashes {}
 
 impl ChunkHashes {
-    /// Hashes for a memory of `chunks` chunks.
+    /// Creates the hashes for a memory of `chunks` chunks.
     pub fn new(chunks: u64) -> Result<Self, Errno> {
         let chunks = usize::try_from(chunks).map_err(|_| Errno::EOVERFLOW)?;
         let bytes = chunks
@@ -31,7 +31,7 @@ impl ChunkHashes {
             .and_then(NonZeroUsize::new)
             .ok_or(Errno::EOVERFLOW)?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, which replaces none.
+        // SAFETY: a new mapping at an address chosen by the kernel.
         let start = unsafe { mmap_anonymous(None, bytes, protection, MapFlags::MAP_SHARED) }?;
         Ok(Self {
             start: start.cast(),
@@ -41,34 +41,35 @@ impl ChunkHashes {
 
     fn slot(&self, chunk: u64) -> Option<*mut ChunkHash> {
         let at = usize::try_from(chunk).ok().filter(|&at| at < self.chunks)?;
-        // SAFETY: below the number of hashes in the mapping.
+        // SAFETY: the index is below the number of hashes in the mapping.
         Some(unsafe { self.start.as_ptr().add(at) })
     }
 
-    /// Sets the hash of a chunk. Only one process sets each.
+    /// Sets the hash of a chunk. Only one process sets each hash.
     pub fn set(&self, chunk: u64, hash: ChunkHash) {
         if let Some(slot) = self.slot(chunk) {
-            // SAFETY: inside the mapping; bytes need no alignment; no other process accesses this
-            // hash now.
+            // SAFETY: the pointer is inside the mapping, bytes need no alignment, and no other
+            // process accesses this hash now.
             unsafe { slot.write(hash) };
         }
     }
 
-    /// The hash of a chunk that was stored.
+    /// Returns the hash of a stored chunk.
     pub fn get(&self, chunk: u64) -> Option<ChunkHash> {
-        // SAFETY: inside the mapping; the processes that wrote it have ended.
+        // SAFETY: the pointer is inside the mapping, and the processes that wrote the hash have
+        // exited.
         self.slot(chunk).map(|slot| unsafe { slot.read() })
     }
 }
 
 impl Drop for ChunkHashes {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `new` made, to which no reference is left. It cannot fail.
+        // SAFETY: unmaps the mapping from `new`, to which no references exist. This cannot fail.
         let _ = unsafe { munmap(self.start.cast(), self.chunks * HASH_BYTES) };
     }
 }
 
-/// The hash of `bytes`. Allocates nothing.
+/// Returns the hash of `bytes`. Does not allocate memory.
 pub fn hash_chunk(bytes: &[u8]) -> ChunkHash {
     let mut short = ChunkHash::default();
     let whole = blake3::hash(bytes);

@@ -1,8 +1,9 @@
-//! Thread that fills guest memory that has not arrived: it takes page faults, asks the fetcher for
-//! their chunks ([`jiffy_proto::fetch`]), and copies each from its layer's file.
+//! Thread that fills missing guest memory. It handles page faults, requests chunks from the fetcher
+//! ([`jiffy_proto::fetch`]), and copies each chunk from its layer's file.
 //!
-//! It touches no guest memory itself and waits for no other thread, so that any of them may wait
-//! for it: vCPUs, devices in the event loop, the kernel on their behalf.
+//! The thread accesses no guest memory itself and waits for no other thread. All other users of
+//! guest memory may therefore wait for it: vCPUs, devices in the event loop, and the kernel on
+//! their behalf.
 
 use super::lazy_memory::LazyMemory;
 use super::linear_memory::CHUNK_BYTES;
@@ -23,30 +24,30 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 const STACK_BYTES: usize = 256 << 10;
-/// Time between two looks at requests that are open.
+/// Interval between checks of open requests.
 const TICK: Duration = Duration::from_millis(100);
-/// Time after which a chunk that could not be fetched is asked for again.
+/// Delay before a chunk that could not be fetched is requested again.
 const RETRY_DELAY: Duration = Duration::from_millis(300);
 
-/// Layer that chunks are read from.
+/// Layer from which chunks are read.
 #[derive(Debug)]
 pub struct FaultLayer {
     /// The layer's file.
     pub file: File,
-    /// Chunks that are present; none: all of them.
+    /// Present chunks. `None` if all chunks are present.
     pub present: Option<UnitSet>,
 }
 
 /// Source of missing memory.
 #[derive(Debug)]
 pub struct FaultSource {
-    /// Layers by number.
+    /// Layers, by number.
     pub layers: Vec<FaultLayer>,
-    /// Missing runs, ascending: the layer and the chunks.
+    /// Missing runs in ascending order: layer and chunks.
     pub runs: Vec<(usize, Range<u64>)>,
     /// Socket to which the fetcher connects.
     pub listener: OwnedFd,
-    /// Time for which a guest waits for a chunk.
+    /// Timeout of a guest that waits for a chunk.
     pub timeout: Duration,
 }
 
@@ -58,7 +59,7 @@ impl FaultSource {
     }
 }
 
-/// Starts the confined thread. It calls `fail` and ends if the memory cannot be completed.
+/// Starts the confined thread. If memory cannot be completed, the thread calls `fail` and exits.
 pub fn start(
     memory: Arc<LazyMemory>,
     source: FaultSource,
@@ -85,12 +86,12 @@ pub fn start(
         .map_err(|e| VmmError::host("starting the thread that fills memory", e))
 }
 
-/// Request that is not answered.
+/// Unanswered request.
 #[derive(Debug)]
 struct OpenRequest {
     layer: usize,
     since: Instant,
-    /// Time to send it; none: it was sent.
+    /// Time to send the request. `None` if it was sent.
     send_at: Option<Instant>,
 }
 
@@ -98,9 +99,9 @@ struct FaultHandler {
     memory: Arc<LazyMemory>,
     source: FaultSource,
     fetcher: Option<OwnedFd>,
-    /// By chunk.
+    /// Open requests, by chunk.
     open: BTreeMap<u64, OpenRequest>,
-    /// Reason of the fetcher's last failure.
+    /// Reason of the fetcher's last error.
     last_failure: Option<String>,
     content: Box<[u8; CHUNK_BYTES]>,
 }
@@ -113,7 +114,7 @@ struct Ready {
 }
 
 impl FaultHandler {
-    /// Serves until something fails.
+    /// Serves page faults until an error occurs.
     fn serve(&mut self) -> Result<(), VmmError> {
         loop {
             let ready = self.wait().map_err(failed("waiting for page faults"))?;
@@ -144,9 +145,10 @@ impl FaultHandler {
         ];
         let fetcher = self.fetcher.as_ref();
         descriptors.extend(fetcher.map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
-        let timeout = match self.open.is_empty() {
-            true => PollTimeout::NONE,
-            false => PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO),
+        let timeout = if self.open.is_empty() {
+            PollTimeout::NONE
+        } else {
+            PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)
         };
         match poll(&mut descriptors, timeout) {
             Err(Errno::EINTR) => {}
@@ -160,13 +162,13 @@ impl FaultHandler {
         })
     }
 
-    /// Takes a new connection of the fetcher, which is asked for everything anew.
+    /// Accepts a new connection of the fetcher. All open requests are sent again.
     fn accept(&mut self) {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let Ok(raw) = accept4(self.source.listener.as_raw_fd(), flags) else {
             return;
         };
-        // SAFETY: accept4 has just made this descriptor for us.
+        // SAFETY: accept4 has just created this descriptor for this process.
         let fetcher = unsafe { OwnedFd::from_raw_fd(raw) };
         self.replace_fetcher(Some(fetcher));
         let now = Instant::now();
@@ -177,7 +179,8 @@ impl FaultHandler {
 
     fn replace_fetcher(&mut self, next: Option<OwnedFd>) {
         if let Some(former) = std::mem::replace(&mut self.fetcher, next) {
-            // Dropping it would make a further call in builds with assertions.
+            // In builds with assertions, dropping the descriptor would make an additional system
+            // call.
             let _ = nix::unistd::close(former);
         }
     }
@@ -187,7 +190,7 @@ impl FaultHandler {
             let Some(fetcher) = &self.fetcher else {
                 return Ok(());
             };
-            // One byte more, by which a message that is too long is noticed.
+            // One additional byte detects a message that is too long.
             let mut message = [0; MAX_ANSWER_BYTES + 1];
             let length = match recv(fetcher.as_raw_fd(), &mut message, MsgFlags::empty()) {
                 Err(Errno::EAGAIN) => return Ok(()),
@@ -197,7 +200,7 @@ impl FaultHandler {
             };
             match FetchAnswer::decode(message.get(..length).unwrap_or_default()) {
                 Ok(answer) => self.on_answer(answer)?,
-                // It ended, or it is of another version. Another connection may follow.
+                // The fetcher exited or has another version. Another connection may follow.
                 Err(_) => self.replace_fetcher(None),
             }
         }
@@ -229,7 +232,7 @@ impl FaultHandler {
         }
     }
 
-    /// Reads from the layer's file from now on, also what was asked for.
+    /// From now on, reads all chunks of the layer from its file, including requested ones.
     fn on_complete(&mut self, layer: u32) -> Result<(), VmmError> {
         let Ok(number) = usize::try_from(layer) else {
             return Ok(());
@@ -247,14 +250,18 @@ impl FaultHandler {
     }
 
     fn on_fault(&mut self, address: u64) -> Result<(), VmmError> {
-        let chunk = self.memory.chunk_of(address);
-        let chunk = chunk.ok_or_else(|| failed("serving a page fault")(Errno::EFAULT))?;
+        let chunk = self
+            .memory
+            .chunk_of(address)
+            .ok_or_else(|| failed("serving a page fault")(Errno::EFAULT))?;
         if !self.memory.is_missing(chunk) {
             let zeroed = self.memory.zero(address);
             return zeroed.map_err(failed("filling memory with zeroes"));
         }
-        let layer = self.source.layer_of(chunk);
-        let layer = layer.ok_or_else(|| failed("serving a page fault")(Errno::ENXIO))?;
+        let layer = self
+            .source
+            .layer_of(chunk)
+            .ok_or_else(|| failed("serving a page fault")(Errno::ENXIO))?;
         let present = |layer: &FaultLayer| match &layer.present {
             Some(present) => present.contains(chunk),
             None => true,
@@ -271,21 +278,25 @@ impl FaultHandler {
         Ok(())
     }
 
-    /// Copies a chunk from its layer's file, which has it now.
+    /// Copies a chunk from its layer's file, where it is present now.
     fn fill(&mut self, layer: usize, chunk: u64) -> Result<(), VmmError> {
         let reading = |e: &dyn std::fmt::Display| VmmError::host("reading a memory layer", e);
-        let layer = self.source.layers.get(layer);
-        let layer = layer.ok_or_else(|| reading(&Errno::ENXIO))?;
+        let layer = self
+            .source
+            .layers
+            .get(layer)
+            .ok_or_else(|| reading(&Errno::ENXIO))?;
         let bytes = u64::try_from(CHUNK_BYTES).map_err(|e| reading(&e))?;
         let read = layer
             .file
             .read_exact_at(self.content.as_mut_slice(), chunk * bytes);
         read.map_err(|e| reading(&e))?;
         let filled = self.memory.fill(chunk, &self.content);
-        filled.map_err(failed("filling memory that arrived"))
+        filled.map_err(failed("filling fetched memory"))
     }
 
-    /// Sends what is due. What the socket does not take now is sent later.
+    /// Sends the requests that are due. Requests that the socket does not accept now are sent
+    /// later.
     fn send(&mut self) {
         let Some(fetcher) = &self.fetcher else {
             return;

@@ -1,9 +1,8 @@
-//! Regions of mapped layers that a guest reads and does not write, as the text of its kernel: the
-//! host maps them in huge pages where its file system keeps them so.
+//! Regions of mapped layers that a guest reads but does not write, such as the text of its kernel.
+//! The host maps these regions in huge pages if its file system caches them so.
 //!
-//! KVM without nested page tables maps a guest's huge page in one exit where the host's page is
-//! huge, too, and in one exit for each 4 KiB otherwise. A page that is written to splits its
-//! region.
+//! Without nested page tables, KVM maps a guest's huge page in one exit if the host's page is also
+//! huge. Otherwise each 4 KiB page takes an exit. A written page splits its region.
 
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::map_layers::MappingPlan;
@@ -14,8 +13,8 @@ use std::ops::Range;
 const REGION_CHUNKS: u64 = HUGE_PAGE_BYTES as u64 / CHUNK_SIZE;
 const CHUNK_PAGES: u64 = CHUNK_SIZE / MEMORY_PAGE as u64;
 
-/// Asks for huge pages in the regions that `plan` maps from one file as a whole and that have none
-/// of the `written` pages. A hint: without huge pages the guest runs as well.
+/// Requests huge pages for regions that `plan` maps from one file and that contain none of the
+/// `written` pages. This is a hint: the guest also runs without huge pages.
 pub fn advise_huge_pages(plan: &MappingPlan, written: &UnitSet, linear: &LinearMemory) {
     for (_, run) in &plan.map {
         for (first, chunks, host) in linear.extents(run.clone()) {
@@ -23,7 +22,8 @@ pub fn advise_huge_pages(plan: &MappingPlan, written: &UnitSet, linear: &LinearM
                 let offset = usize::try_from((region.start - first) * CHUNK_SIZE);
                 let length = usize::try_from((region.end - region.start) * CHUNK_SIZE);
                 if let (Ok(offset), Ok(length)) = (offset, length) {
-                    // SAFETY: the range lies inside guest memory; the advice changes no content.
+                    // SAFETY: the range is inside guest memory, and the advice does not change its
+                    // content.
                     let _ = unsafe {
                         libc::madvise(host.add(offset).cast(), length, libc::MADV_HUGEPAGE)
                     };
@@ -33,7 +33,8 @@ pub fn advise_huge_pages(plan: &MappingPlan, written: &UnitSet, linear: &LinearM
     }
 }
 
-/// Runs of whole huge pages in `extent`, which begins at `host`, without `written` pages.
+/// Returns the runs of whole huge pages in `extent`, which starts at `host`, without `written`
+/// pages.
 fn unwritten_regions(extent: Range<u64>, host: *mut u8, written: &UnitSet) -> Vec<Range<u64>> {
     let skip = host.align_offset(HUGE_PAGE_BYTES) as u64 / CHUNK_SIZE;
     let mut regions: Vec<Range<u64>> = Vec::new();
@@ -61,8 +62,8 @@ mod tests {
     use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK};
     use vmm_sys_util::tempfile::TempFile;
 
-    /// Ranges of this process's memory that were advised to have huge pages and lie in `[start,
-    /// end)`, from the first byte, in MiB.
+    /// Returns the ranges of this process's memory inside `[start, end)` that were advised to have
+    /// huge pages. The ranges are relative to `start`, in MiB.
     fn advised(start: usize, end: usize) -> Vec<Range<usize>> {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut found = Vec::new();

@@ -1,8 +1,9 @@
-//! Output files of a memory layer: long runs bypass the page cache, short ones go through it.
+//! Output files of a memory layer. Long runs bypass the page cache, short runs are written through
+//! it.
 //!
-//! A large layer written through the page cache allocates as much page cache, which takes several
-//! times as long as writing to storage, and evicts useful pages. Short runs hold memory that a
-//! running system touches all the time, so restores find them in the page cache.
+//! Writing a large layer through the page cache allocates page cache of the same size. This takes
+//! several times as long as writing to storage, and evicts useful pages. Short runs contain memory
+//! that a running system uses all the time, so restores should find them in the page cache.
 
 use crate::memory::HUGE_PAGE_BYTES;
 use nix::errno::Errno;
@@ -13,21 +14,22 @@ use std::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous};
 
-/// Most bytes written by one call.
+/// Maximum number of bytes written by one call.
 pub const MAX_RUN_BYTES: usize = 4 << 20;
-/// Shortest run that bypasses the page cache: below it a call costs more than the pages it saves.
+/// Minimum size of a run that bypasses the page cache, in bytes. For a shorter run, the call costs
+/// more than the saved pages.
 const MIN_DIRECT_RUN_BYTES: usize = 256 << 10;
 
 /// File of a memory layer, opened once or twice.
 pub struct LayerOutput<'a> {
     file: &'a File,
-    /// The same file opened with `O_DIRECT`; none where that is refused or not worth it.
+    /// The same file opened with `O_DIRECT`. `None` if this is not supported or not worthwhile.
     direct: Option<&'a File>,
     buffer: Option<NonNull<u8>>,
 }
 
 impl<'a> LayerOutput<'a> {
-    /// `direct` is the same file, opened with `O_DIRECT`.
+    /// Creates the output. `direct` is the same file opened with `O_DIRECT`.
     pub fn new(file: &'a File, direct: Option<&'a File>) -> Self {
         Self {
             file,
@@ -36,15 +38,15 @@ impl<'a> LayerOutput<'a> {
         }
     }
 
-    /// Returns true if long runs bypass the page cache.
+    /// Returns whether long runs bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct.is_some()
     }
 
-    /// Copies long runs into a bounce buffer before writing them. For a process that shares guest
-    /// memory copy-on-write with its parent: the kernel would first copy each shared page before
-    /// storage may read it, and the copies would stay. Makes system calls only. Without memory for
-    /// the buffer everything goes through the page cache.
+    /// Copies long runs to a bounce buffer before writing them. Required in a process that shares
+    /// guest memory copy-on-write with its parent: the kernel would first copy each shared page for
+    /// direct I/O, and the copies would remain. Makes system calls only. If the buffer cannot be
+    /// allocated, all data goes through the page cache.
     pub fn enable_bounce_buffer(&mut self) {
         if self.direct.is_none() {
             return;
@@ -55,17 +57,17 @@ impl<'a> LayerOutput<'a> {
         }
     }
 
-    /// Makes the file `bytes` bytes long.
+    /// Sets the length of the file to `bytes` bytes.
     pub fn set_len(&self, bytes: u64) -> Result<(), Errno> {
         let bytes = i64::try_from(bytes).map_err(|_| Errno::EOVERFLOW)?;
-        // SAFETY: a call on an open descriptor that touches no memory of ours.
+        // SAFETY: a call on an open descriptor that accesses no memory of this process.
         if unsafe { libc::ftruncate(self.file.as_raw_fd(), bytes) } != 0 {
             return Err(Errno::last());
         }
         Ok(())
     }
 
-    /// Writes at most [`MAX_RUN_BYTES`] bytes, which are whole pages of guest memory.
+    /// Writes at most [`MAX_RUN_BYTES`] bytes, which must be whole pages of guest memory.
     pub fn write(&mut self, data: &[u8], offset: i64) -> Result<(), Errno> {
         let Some(direct) = self.direct.filter(|_| data.len() >= MIN_DIRECT_RUN_BYTES) else {
             return write(self.file, data, offset);
@@ -74,16 +76,16 @@ impl<'a> LayerOutput<'a> {
             None => write(direct, data, offset),
             Some(buffer) => {
                 let length = data.len().min(MAX_RUN_BYTES);
-                // SAFETY: the buffer has MAX_RUN_BYTES bytes, is mapped for as long as the process
-                // lives, and its address is known here only.
+                // SAFETY: the buffer has MAX_RUN_BYTES bytes, is mapped until the process exits,
+                // and is only used here.
                 let copy = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), length) };
                 copy.copy_from_slice(data.get(..length).ok_or(Errno::EOVERFLOW)?);
                 write(direct, copy, offset)
             }
         };
         match written {
-            // The file system opens with O_DIRECT but refuses to write, or needs a larger
-            // alignment.
+            // The file system permits opening with O_DIRECT, but does not support writing, or
+            // requires a larger alignment.
             Err(Errno::EINVAL | Errno::EOPNOTSUPP) => {
                 self.direct = None;
                 write(self.file, data, offset)
@@ -96,15 +98,15 @@ impl<'a> LayerOutput<'a> {
 fn huge_buffer() -> Option<NonNull<u8>> {
     let length = NonZeroUsize::new(MAX_RUN_BYTES + HUGE_PAGE_BYTES)?;
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a new private mapping, which replaces none.
+    // SAFETY: a new private mapping at an address chosen by the kernel.
     let mapping =
         unsafe { mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE) }.ok()?;
     let start = mapping.cast::<u8>();
     let skip = start.as_ptr().align_offset(HUGE_PAGE_BYTES);
-    // SAFETY: the mapping is longer than the buffer by what is skipped at most.
+    // SAFETY: the mapping exceeds the buffer by the maximum number of skipped bytes.
     let buffer = unsafe { start.add(skip.min(HUGE_PAGE_BYTES)) };
-    // Storage gets few long segments instead of many pages. Without huge pages it is slower.
-    // SAFETY: advice for a mapping of our own.
+    // With huge pages, storage receives few long segments instead of many pages.
+    // SAFETY: advice for a mapping owned by this function.
     let _ = unsafe { madvise(buffer.cast(), MAX_RUN_BYTES, MmapAdvise::MADV_HUGEPAGE) };
     Some(buffer)
 }

@@ -1,5 +1,5 @@
-//! Writes the chunks that differ from the layers below. Allocates nothing once created, because it
-//! may run in a process forked from a multi-threaded one.
+//! Writes the chunks that differ from the layers below. After its creation, the writer allocates no
+//! memory, because it may run in a process forked from a multi-threaded process.
 
 use super::chunk_hashes::{ChunkHashes, hash_chunk};
 use super::layer_output::{LayerOutput, MAX_RUN_BYTES, write};
@@ -11,18 +11,19 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-/// Candidates from which a layer is written by two processes and with direct I/O: 64 MiB.
+/// Minimum number of candidates for which two processes and direct I/O are used: 64 MiB.
 pub const LARGE_LAYER_CHUNKS: u64 = 1024;
 
 /// Input of a memory layer.
 pub struct LayerSource<'a> {
-    /// Guest memory, which must not change meanwhile.
+    /// Guest memory, which must not change while the layer is written.
     pub linear: &'a LinearMemory,
     /// The layers below.
     pub layers: &'a MemoryLayers,
-    /// Chunks that may differ from them.
+    /// Chunks that may differ from the layers.
     pub candidates: &'a UnitSet,
-    /// Receives the hashes of stored chunks, if the next snapshot is to compare with them.
+    /// Receives the hashes of stored chunks. `None` if the next snapshot will not compare with
+    /// them.
     pub hashes: Option<&'a ChunkHashes>,
 }
 
@@ -37,7 +38,7 @@ pub struct LayerWriter<'a> {
     run: PendingRun,
 }
 
-/// Bytes that are contiguous in memory and in the file, not yet written.
+/// Unwritten bytes that are contiguous in memory and in the file.
 struct PendingRun {
     host: *const u8,
     bytes: usize,
@@ -45,7 +46,7 @@ struct PendingRun {
 }
 
 impl<'a> LayerWriter<'a> {
-    /// Creates a writer to empty files.
+    /// Creates a writer. The files must be empty.
     pub fn new(source: LayerSource<'a>, output: LayerOutput<'a>, index_file: &'a File) -> Self {
         let linear = source.linear;
         Self {
@@ -63,19 +64,19 @@ impl<'a> LayerWriter<'a> {
         }
     }
 
-    /// Writes layer and index.
+    /// Writes the layer and its index.
     pub fn write(&mut self) -> Result<(), Errno> {
         self.set_len()?;
         self.write_range(0..self.source.linear.chunks())?;
         self.write_index()
     }
 
-    /// Makes the file as long as memory.
+    /// Sets the length of the file to the size of memory.
     pub fn set_len(&self) -> Result<(), Errno> {
         self.output.set_len(self.source.linear.bytes())
     }
 
-    /// Middle of the candidates, if there are enough of them for two processes.
+    /// Returns the middle of the candidates. `None` if there are too few for two processes.
     pub fn middle_chunk(&self) -> Option<u64> {
         let count = self.source.candidates.count();
         let half = usize::try_from(count / 2).ok()?;
@@ -84,7 +85,7 @@ impl<'a> LayerWriter<'a> {
         middle_chunk.flatten()
     }
 
-    /// Copies long runs before writing; see [`LayerOutput::enable_bounce_buffer`].
+    /// Copies long runs before writing them: see [`LayerOutput::enable_bounce_buffer`].
     pub fn enable_bounce_buffer(&mut self) {
         self.output.enable_bounce_buffer();
     }
@@ -101,8 +102,8 @@ impl<'a> LayerWriter<'a> {
 
     fn chunk(&mut self, chunk: u64) -> Result<(), Errno> {
         let host = self.source.linear.chunk(chunk).ok_or(Errno::EFAULT)?;
-        // SAFETY: a chunk is CHUNK_BYTES of mapped guest memory, which does not change now (see
-        // `LayerSource`).
+        // SAFETY: a chunk is CHUNK_BYTES of mapped guest memory, which does not change meanwhile
+        // (see `LayerSource`).
         let now = unsafe { std::slice::from_raw_parts(host.cast_const(), CHUNK_BYTES) };
         let offset =
             i64::try_from(chunk * u64::from(MEMORY_CHUNK)).map_err(|_| Errno::EOVERFLOW)?;
@@ -145,19 +146,19 @@ impl<'a> LayerWriter<'a> {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the run consists of whole chunks of guest memory, side by side in one mapping.
+        // SAFETY: the run consists of whole, contiguous chunks of guest memory in one mapping.
         let data = unsafe { std::slice::from_raw_parts(self.run.host, bytes) };
         self.run.host = std::ptr::null();
         self.output.write(data, self.run.offset)
     }
 
-    /// Words of this writer's index: bits of stored chunks, then bits of zero chunks.
+    /// Returns the words of this writer's index: bits of stored chunks, then bits of zero chunks.
     pub fn index_words(&self) -> impl Iterator<Item = u64> {
         let (stored, zero) = (&self.index.stored, &self.index.zero);
         stored.words().iter().chain(zero.words()).copied()
     }
 
-    /// Adds the index of another writer of the same memory.
+    /// Merges the index of another writer of the same memory.
     pub fn add_index_words(&mut self, words: impl Iterator<Item = u64>) {
         let count = self.index.stored.words().len();
         for (at, word) in (0..).zip(words) {
@@ -185,20 +186,20 @@ impl<'a> LayerWriter<'a> {
         write(self.index_file, &self.encoded, 0)
     }
 
-    /// Index of the written chunks.
+    /// Returns the index of the written chunks.
     pub fn index(self) -> LayerIndex {
         self.index
     }
 }
 
-/// Returns true where a run ends at `offset` of the file: at multiples of its length, so that the
-/// page cache keeps whole huge pages.
+/// Returns whether a run must end at `offset` of the file. Runs end at multiples of the maximum
+/// length, so that the page cache contains whole huge pages.
 fn ends_a_run(offset: i64) -> bool {
     usize::try_from(offset).is_ok_and(|offset| offset.is_multiple_of(MAX_RUN_BYTES))
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
-    // SAFETY: any bytes are valid u128.
+    // SAFETY: any bytes are a valid u128.
     let (head, words, tail) = unsafe { bytes.align_to::<u128>() };
     head.iter().chain(tail).all(|&b| b == 0)
         && words
@@ -335,7 +336,7 @@ mod tests {
         let index_file = TempFile::new().unwrap().into_file();
         let output = LayerOutput::new(&file, direct.as_ref());
         let mut writer = LayerWriter::new(source, output, &index_file);
-        // In two parts, as two forked processes do it.
+        // Two parts, as written by two forked processes.
         writer.enable_bounce_buffer();
         writer.set_len().unwrap();
         writer.write_range(100..u64::MAX).unwrap();
@@ -384,7 +385,7 @@ mod tests {
         let all = UnitSet::full(linear.chunks());
         let layers = MemoryLayers::default();
         let mut writer = writer(&linear, &layers, &all, &full, &full);
-        // /dev/full cannot be made longer either.
+        // The length of /dev/full cannot be changed either.
         assert!(writer.write().is_err());
     }
 }

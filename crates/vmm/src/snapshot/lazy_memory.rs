@@ -1,9 +1,9 @@
-//! Guest memory that has not all arrived.
+//! Guest memory that is fetched lazily.
 //!
-//! A chunk is missing or complete: its pages are filled in one step, under the lock. No page of a
-//! missing chunk is present, so the search for written pages never finds one, and a snapshot
-//! inherits it from the layers below. The process that writes a snapshot could not tell a missing
-//! page from a zero one.
+//! Each chunk is either missing or complete: its pages are filled in one step, under the lock. No
+//! page of a missing chunk is present, so the search for written pages never reports such a chunk,
+//! and a snapshot inherits it from the layers below. The process that writes a snapshot could not
+//! distinguish missing pages from zero pages.
 
 use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
 use super::map_layers::{ChunkExtent, ChunkSource, MappingPlan};
@@ -18,11 +18,11 @@ use std::sync::Mutex;
 const PAGE: u64 = MEMORY_PAGE as u64;
 const CHUNK_PAGES: u64 = CHUNK_SIZE / PAGE;
 
-/// Layers with holes, which are not mapped but registered.
+/// Incomplete layers. Their missing chunks are registered instead of mapped.
 pub struct LazyLayers<'a> {
     /// The layers.
     pub layers: &'a MemoryLayers,
-    /// Receives faults on chunks that are not there.
+    /// Receives faults on missing chunks.
     pub userfaultfd: &'a Userfaultfd,
 }
 
@@ -41,24 +41,24 @@ impl ChunkSource for LazyLayers<'_> {
     }
 }
 
-/// Memory in which chunks are missing.
+/// Memory with missing chunks.
 #[derive(Debug)]
 pub struct LazyMemory {
     userfaultfd: Userfaultfd,
     linear: LinearMemory,
-    arrivals: Mutex<Arrivals>,
+    state: Mutex<MissingMemoryState>,
 }
 
 #[derive(Debug)]
-struct Arrivals {
-    /// Chunks without any page.
+struct MissingMemoryState {
+    /// Chunks without any present page.
     missing: UnitSet,
-    /// Pages of missing chunks that the guest gave back: their content is not wanted any more.
+    /// Pages of missing chunks that the guest returned: their content is no longer needed.
     freed: UnitSet,
 }
 
 impl LazyMemory {
-    /// Memory after `plan` was carried out with [`LazyLayers`].
+    /// Creates the lazy memory. `plan` must have been executed with [`LazyLayers`].
     pub fn new(userfaultfd: Userfaultfd, linear: LinearMemory, plan: &MappingPlan) -> Self {
         let mut missing = UnitSet::empty(linear.chunks());
         for (_, run) in &plan.later {
@@ -68,39 +68,39 @@ impl LazyMemory {
         Self {
             userfaultfd,
             linear,
-            arrivals: Mutex::new(Arrivals { missing, freed }),
+            state: Mutex::new(MissingMemoryState { missing, freed }),
         }
     }
 
-    /// The chunks that are missing.
+    /// Returns the missing chunks.
     pub fn missing(&self) -> UnitSet {
-        lock(&self.arrivals).missing.clone()
+        lock(&self.state).missing.clone()
     }
 
-    /// Returns true if `chunk` is missing.
+    /// Returns whether `chunk` is missing.
     pub fn is_missing(&self, chunk: u64) -> bool {
-        lock(&self.arrivals).missing.contains(chunk)
+        lock(&self.state).missing.contains(chunk)
     }
 
-    /// Addresses of faults that wait.
+    /// Returns the addresses of pending faults.
     pub fn faults(&self) -> Result<Vec<u64>, Errno> {
         self.userfaultfd.faults()
     }
 
-    /// Chunk of the page at `address` in this process.
+    /// Returns the chunk of the page at `address` in this process.
     pub fn chunk_of(&self, address: u64) -> Option<u64> {
         self.linear.chunk_of(address)
     }
 
-    /// Fills a missing chunk; one that arrived before keeps its content.
+    /// Fills a missing chunk. A chunk that was filled before retains its content.
     pub fn fill(&self, chunk: u64, content: &[u8; CHUNK_BYTES]) -> Result<(), Errno> {
         let start = self.address(chunk)?;
-        let mut arrivals = lock(&self.arrivals);
-        if !arrivals.missing.contains(chunk) {
+        let mut state = lock(&self.state);
+        if !state.missing.contains(chunk) {
             return self.userfaultfd.wake(start, CHUNK_SIZE);
         }
         let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
-        let freed: Vec<u64> = arrivals.freed.iter_range(pages.clone()).collect();
+        let freed: Vec<u64> = state.freed.iter_range(pages.clone()).collect();
         let mut next = pages.start;
         for stop in freed.iter().copied().chain([pages.end]) {
             let offset = usize::try_from((next - pages.start) * PAGE);
@@ -113,37 +113,39 @@ impl LazyMemory {
             }
             next = stop + 1;
         }
-        arrivals.missing.remove(chunk);
-        freed.iter().for_each(|&page| arrivals.freed.remove(page));
-        // A wait for a page that was given back ends in a further fault, and that in a zero page.
-        match freed.is_empty() {
-            true => Ok(()),
-            false => self.userfaultfd.wake(start, CHUNK_SIZE),
+        state.missing.remove(chunk);
+        freed.iter().for_each(|&page| state.freed.remove(page));
+        // An access waiting for a returned page faults again and then receives a zero page.
+        if freed.is_empty() {
+            Ok(())
+        } else {
+            self.userfaultfd.wake(start, CHUNK_SIZE)
         }
     }
 
-    /// Serves a fault at `address` in a chunk that is not missing: its page was given back.
+    /// Handles a fault at `address` in a chunk that is not missing: the guest returned the page.
     pub fn zero(&self, address: u64) -> Result<(), Errno> {
         self.userfaultfd.zero(address / PAGE * PAGE)
     }
 
-    /// Drops the pages of a range of guest memory, which begins and ends at pages. They are zero
-    /// when they are touched again, also those that have not arrived.
+    /// Drops the pages of a range of guest memory, which must consist of whole pages. Their content
+    /// is zero afterwards, even if they were missing.
     pub fn discard(&self, host: *mut u8, bytes: usize) -> Result<(), Errno> {
         let start = u64::try_from(host.addr()).map_err(|_| Errno::EOVERFLOW)?;
         let pages = u64::try_from(bytes).map_err(|_| Errno::EOVERFLOW)? / PAGE;
-        let mut arrivals = lock(&self.arrivals);
-        // A range of guest memory lies in one region, in which chunks follow each other.
+        let mut state = lock(&self.state);
+        // A range of guest memory is inside one region, in which chunks are contiguous.
         if let Some(first) = self.linear.page_of(start) {
             for page in first..first + pages {
-                if arrivals.missing.contains(page / CHUNK_PAGES) {
-                    arrivals.freed.insert(page);
+                if state.missing.contains(page / CHUNK_PAGES) {
+                    state.freed.insert(page);
                 }
             }
         }
-        // Under the lock: a chunk must not be filled between the two.
-        // SAFETY: the range is guest memory, which is only reached through volatile accesses and
-        // system calls, so that its content may change at any time.
+        // This must happen under the lock: no chunk may be filled in between.
+        //
+        // SAFETY: the range is guest memory, which is only accessed through volatile accesses and
+        // system calls, so its content may change at any time.
         let result = unsafe { libc::madvise(host.cast(), bytes, libc::MADV_DONTNEED) };
         Errno::result(result).map(drop)
     }

@@ -7,11 +7,11 @@ use nix::errno::Errno;
 use std::ops::Range;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 
-/// Bytes per chunk.
+/// Size of a chunk, in bytes.
 pub const CHUNK_SIZE: u64 = MEMORY_CHUNK as u64;
 const PAGE: u64 = MEMORY_PAGE as u64;
 const CHUNK_PAGES: u64 = CHUNK_SIZE / PAGE;
-/// Bytes per chunk.
+/// Size of a chunk, in bytes.
 pub const CHUNK_BYTES: usize = MEMORY_CHUNK as usize;
 
 #[derive(Debug, Clone, Copy)]
@@ -21,21 +21,21 @@ struct LinearRegion {
     host: *mut u8,
 }
 
-/// Address of each chunk in the process. Valid as long as the memory, which is never unmapped.
+/// Addresses of chunks in the process. Guest memory is never unmapped, so they remain valid.
 #[derive(Debug, Clone)]
 pub struct LinearMemory {
     parts: Vec<LinearRegion>,
     chunks: u64,
 }
 
-// SAFETY: the pointers lead into guest memory, which lives as long as the process and is shared by
+// SAFETY: the pointers refer to guest memory, which exists until the process exits and is shared by
 // all threads.
 unsafe impl Send for LinearMemory {}
-// SAFETY: as above; its methods only compute addresses.
+// SAFETY: as above. The methods only compute addresses.
 unsafe impl Sync for LinearMemory {}
 
 impl LinearMemory {
-    /// Chunks of `memory`, whose regions must be whole chunks.
+    /// Creates the array for `memory`, whose regions must consist of whole chunks.
     pub fn new(memory: &GuestMemory) -> Result<Self, VmmError> {
         let mut parts = Vec::new();
         let mut chunks = 0;
@@ -44,7 +44,10 @@ impl LinearMemory {
                 .get_host_address(MemoryRegionAddress(0))
                 .map_err(|e| VmmError::host("guest memory", e))?;
             if region.len() % CHUNK_SIZE != 0 {
-                return Err(VmmError::host("guest memory", "no whole number of chunks"));
+                return Err(VmmError::host(
+                    "guest memory",
+                    "a region does not consist of whole chunks",
+                ));
             }
             let part = LinearRegion {
                 first: chunks,
@@ -57,17 +60,17 @@ impl LinearMemory {
         Ok(Self { parts, chunks })
     }
 
-    /// Number of chunks.
+    /// Returns the number of chunks.
     pub fn chunks(&self) -> u64 {
         self.chunks
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.chunks * CHUNK_SIZE
     }
 
-    /// First byte of a chunk. Allocates nothing.
+    /// Returns the address of a chunk. Does not allocate memory.
     pub fn chunk(&self, chunk: u64) -> Option<*mut u8> {
         self.parts.iter().find_map(|part| {
             let at = chunk.checked_sub(part.first).filter(|&n| n < part.chunks)?;
@@ -77,8 +80,8 @@ impl LinearMemory {
         })
     }
 
-    /// Does `work` with each contiguous part of `pages`: its offset in memory, its bytes, its
-    /// place.
+    /// Calls `work` for each contiguous part of `pages` with its offset in memory, its length in
+    /// bytes, and its address.
     pub fn each_extent_of_pages(
         &self,
         pages: Range<u64>,
@@ -96,7 +99,7 @@ impl LinearMemory {
         Ok(())
     }
 
-    /// Number of the page at `address` in this process, counted like chunks.
+    /// Returns the index of the page at `address` in this process, in the same order as chunks.
     pub fn page_of(&self, address: u64) -> Option<u64> {
         self.parts.iter().find_map(|part| {
             let start = u64::try_from(part.host.addr()).ok()?;
@@ -106,13 +109,13 @@ impl LinearMemory {
         })
     }
 
-    /// Chunk of the byte at `address` in this process.
+    /// Returns the chunk of the byte at `address` in this process.
     pub fn chunk_of(&self, address: u64) -> Option<u64> {
         let page = self.page_of(address)?;
         Some(page / (CHUNK_SIZE / u64::from(MEMORY_PAGE)))
     }
 
-    /// Splits a run of chunks at region boundaries: (first chunk, number of chunks, first byte).
+    /// Splits a run of chunks at region boundaries: first chunk, number of chunks, address.
     pub fn extents(&self, run: Range<u64>) -> impl Iterator<Item = (u64, u64, *mut u8)> {
         self.parts.iter().filter_map(move |part| {
             let start = run.start.max(part.first);

@@ -1,5 +1,5 @@
-//! State file of vCPUs and devices: magic, format version, then named sections, each with a version
-//! of its own, in postcard's encoding.
+//! State file of vCPUs and devices in postcard encoding: magic, format version, then named sections
+//! with a version each.
 
 use crate::error::VmmError;
 use crate::machine::ioapic::IoApicState;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 const STATE_MAGIC: [u8; 8] = *b"JIFFYVMS";
 /// Version of the container.
 pub const STATE_FORMAT: u32 = 1;
-/// Largest state file in bytes.
+/// Maximum size of a state file, in bytes.
 pub const MAX_STATE_BYTES: u64 = 16 << 20;
 
 /// Size and processor features of a machine.
@@ -20,16 +20,16 @@ pub const MAX_STATE_BYTES: u64 = 16 << 20;
 pub struct MachineShape {
     /// Number of vCPUs.
     pub vcpus: u8,
-    /// MiB of memory.
+    /// Size of memory, in MiB.
     pub memory_mib: u32,
-    /// Features of the processor; the state is restored only where they are the same.
+    /// Processor features. The state can only be restored on a host with compatible features.
     pub cpu: String,
 }
 
 /// KVM's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClockState {
-    /// Nanoseconds that the guest has seen pass.
+    /// Time in the guest, in nanoseconds.
     pub ns: u64,
 }
 
@@ -53,7 +53,7 @@ pub struct MachineState {
 crate::frozen_layout!(MachineShape, 32);
 crate::frozen_layout!(ClockState, 8);
 
-/// One section of the file. Only a program that knows its version can decode the body.
+/// Section of the file. Only a program that supports its version can decode the body.
 #[derive(Serialize, Deserialize)]
 struct StateSection {
     name: String,
@@ -103,7 +103,7 @@ fn all_of<T: SectionState>(sections: &[StateSection]) -> Result<Vec<T>, VmmError
             if section.version != T::VERSION {
                 return Err(VmmError::Config(format!(
                     "the snapshot was taken by another version of jiffy-vmm ({} state of version {}, this program knows {}): \
-                     restore it with that version, or build the template anew",
+                     restore it with that version, or build the template again",
                     T::NAME, section.version, T::VERSION
                 )));
             }
@@ -156,7 +156,7 @@ impl MachineState {
         if format != STATE_FORMAT {
             return Err(VmmError::Config(format!(
                 "the snapshot is of format {format} and this jiffy-vmm reads format {STATE_FORMAT}: restore it with the version of \
-                 Jiffy that made it, or build the template anew"
+                 Jiffy that made it, or build the template again"
             )));
         }
         let sections: Vec<StateSection> = postcard::from_bytes(rest).map_err(damaged)?;
@@ -193,7 +193,7 @@ impl MachineState {
 mod tests {
     use super::*;
 
-    /// State of a real guest with two vCPUs, as format 1 has it.
+    /// State of a real guest with two vCPUs, in format 1.
     const GOLDEN_STATE: &[u8] = include_bytes!("../../tests/data/state-format1.bin");
 
     #[test]
@@ -213,7 +213,7 @@ mod tests {
         for at in (0..GOLDEN_STATE.len()).step_by(7) {
             let mut bad = GOLDEN_STATE.to_vec();
             bad[at] ^= 0xff;
-            // Registers may hold anything; decoding must not panic or exhaust memory.
+            // Registers may contain any value: decoding must not panic or exhaust memory.
             let _ = MachineState::decode(&bad);
         }
     }

@@ -1,4 +1,4 @@
-//! Maps or reads the layers of a snapshot into fresh guest memory.
+//! Maps or reads the layers of a snapshot into new guest memory.
 
 use super::failed;
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
@@ -10,26 +10,26 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-/// Most mappings of a restored memory. The kernel's limit for a process is 65,530
-/// (`vm.max_map_count`), and looking one up takes longer the more there are.
+/// Maximum number of mappings of a restored memory. The kernel limits a process to 65,530
+/// (`vm.max_map_count`), and a lookup takes longer the more mappings exist.
 pub const MAX_MAPPINGS: usize = 16_384;
 
-/// Runs of chunks to map, to read, and to get later.
+/// Runs of chunks to map, to read, and to fetch later.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MappingPlan {
-    /// Mapped from a layer: its number and the chunks.
+    /// Runs to map from a layer: layer number and chunks.
     pub map: Vec<(usize, Range<u64>)>,
-    /// Read into memory.
+    /// Runs to read into memory at once.
     pub copy: Vec<(usize, Range<u64>)>,
-    /// Read when they are touched.
+    /// Runs to fetch when they are touched.
     pub later: Vec<(usize, Range<u64>)>,
-    /// Runs in which accesses to missing pages wait: those of `later`, and chunks between them that
-    /// no layer has, if there would be too many runs otherwise.
+    /// Runs in which accesses to missing pages wait. They consist of `later` and, if there would be
+    /// too many runs otherwise, chunks between them that no layer contains.
     pub registered: Vec<Range<u64>>,
 }
 
-/// Decides which runs are mapped and which are read. Chunks in `eager` are read; of the others the
-/// smallest runs are read as well, as far as that is needed to stay within `budget` mappings.
+/// Decides which runs are mapped and which are read. Chunks in `eager` are read. The smallest other
+/// runs are also read as far as necessary to stay within `budget` mappings.
 pub fn plan_mappings(
     runs: Vec<(usize, Range<u64>)>,
     eager: Option<&UnitSet>,
@@ -38,8 +38,8 @@ pub fn plan_mappings(
     plan_lazy_mappings(runs, eager, |_, _| false, budget)
 }
 
-/// Like [`plan_mappings`], for layers in which chunks are `absent` (layer, chunk): those are got
-/// later.
+/// Same as [`plan_mappings`] for layers in which the chunks `absent` (layer, chunk) are missing.
+/// Missing chunks are fetched later.
 pub fn plan_lazy_mappings(
     runs: Vec<(usize, Range<u64>)>,
     eager: Option<&UnitSet>,
@@ -69,7 +69,7 @@ pub fn plan_lazy_mappings(
         }
     }
     plan.registered = joined(&plan.later);
-    // Each mapping may leave an anonymous mapping behind it.
+    // Each mapping may leave an anonymous mapping after it.
     let most = budget / 2;
     if plan.map.len() + plan.registered.len() > most {
         let size = |run: &(usize, Range<u64>)| run.1.end - run.1.start;
@@ -86,7 +86,7 @@ pub fn plan_lazy_mappings(
     plan
 }
 
-/// Way in which a chunk gets into memory.
+/// Method of bringing a chunk into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Mapped,
@@ -94,7 +94,7 @@ enum Answer {
     Later,
 }
 
-/// The chunks of `runs`, which ascend, in as few ranges as possible.
+/// Returns the chunks of `runs`, which must ascend, in as few ranges as possible.
 fn joined(runs: &[(usize, Range<u64>)]) -> Vec<Range<u64>> {
     let mut ranges: Vec<Range<u64>> = Vec::new();
     for (_, run) in runs {
@@ -107,8 +107,8 @@ fn joined(runs: &[(usize, Range<u64>)]) -> Vec<Range<u64>> {
 }
 
 impl MappingPlan {
-    /// Registers the smallest gaps between registered runs as well, until there are `most` runs. A
-    /// chunk in a gap that a layer has is read later, too.
+    /// Registers the smallest gaps between registered runs as well, until at most `most` runs
+    /// remain. Chunks of a layer in such a gap are also fetched later.
     fn close_gaps(&mut self, most: usize) {
         let mut gaps: Vec<usize> = (1..self.registered.len()).collect();
         gaps.sort_by_key(|&at| self.registered[at].start - self.registered[at - 1].end);
@@ -122,7 +122,7 @@ impl MappingPlan {
                 _ => ranges.push(range),
             }
         }
-        // A run lies in one gap as a whole.
+        // Each run is completely inside one gap.
         let inside = |run: &(usize, Range<u64>)| {
             let after = ranges.partition_point(|range| range.start <= run.1.start);
             let before = after.checked_sub(1).and_then(|at| ranges.get(at));
@@ -137,7 +137,7 @@ impl MappingPlan {
     }
 }
 
-/// Bytes of a layer and their destination in guest memory, which is private and not in use yet.
+/// Part of a layer, and its destination in guest memory, which must be private and unused.
 #[derive(Debug)]
 pub struct ChunkExtent {
     layer: usize,
@@ -146,17 +146,17 @@ pub struct ChunkExtent {
     host: *mut u8,
 }
 
-/// Source of restored memory. It answers for each piece: mapped, to be read, or later.
+/// Source of restored memory. Each part is mapped, read, or fetched later.
 pub trait ChunkSource {
-    /// Maps the extent, so that its pages load on first access; returns `false` if it has to be
+    /// Maps the part, so that its pages are read on first access. Returns `false` if it must be
     /// read.
     fn map(&self, piece: &ChunkExtent) -> Result<bool, Errno>;
 
-    /// Reads the whole extent.
+    /// Reads the whole part.
     fn read(&self, piece: &ChunkExtent) -> Result<(), Errno>;
 
-    /// Makes accesses to `bytes` bytes from `host` on, which were never touched, wait until their
-    /// content is there.
+    /// Makes accesses to `bytes` bytes at `host` wait until their content is available. The memory
+    /// must be untouched.
     fn defer(&self, _host: *mut u8, _bytes: u64) -> Result<(), Errno> {
         Err(Errno::ENOTSUP)
     }
@@ -174,7 +174,7 @@ impl ChunkSource for MemoryLayers {
     }
 }
 
-/// Carries out a plan on memory that was never touched.
+/// Executes a plan on untouched memory.
 pub fn map_layers(
     plan: &MappingPlan,
     source: &impl ChunkSource,
@@ -201,11 +201,11 @@ pub fn map_layers(
     for run in &plan.registered {
         for (_, chunks, host) in linear.extents(run.clone()) {
             let deferred = source.defer(host, chunks * CHUNK_SIZE);
-            deferred.map_err(failed("registering memory that has not arrived"))?;
+            deferred.map_err(failed("registering missing memory"))?;
         }
     }
-    // Last: reading makes huge pages, which would reach into memory that is not registered yet, and
-    // make it zero.
+    // This must come last: reading creates huge pages. They would extend into memory that is not
+    // registered yet, and make it zero.
     for piece in unmapped {
         source.read(&piece).map_err(failed(reading))?;
     }
@@ -220,9 +220,9 @@ pub fn map_layers(
 fn map(file: &File, offset: u64, bytes: u64, host: *mut u8) -> Result<(), Errno> {
     let length = usize::try_from(bytes).map_err(|_| Errno::EOVERFLOW)?;
     let offset = i64::try_from(offset).map_err(|_| Errno::EOVERFLOW)?;
-    // SAFETY: the range lies inside guest memory, which is ours, private, and not in use yet; it
-    // stays private and writable. The file was checked to be long enough and is never shortened,
-    // being part of an immutable snapshot.
+    // SAFETY: the range is inside guest memory, which is private and not in use yet, and stays
+    // private and writable. The file is long enough and is never shortened, because it belongs to
+    // an immutable snapshot.
     let at = unsafe {
         libc::mmap(
             host.cast(),
@@ -239,15 +239,14 @@ fn map(file: &File, offset: u64, bytes: u64, host: *mut u8) -> Result<(), Errno>
     Ok(())
 }
 
-/// Reads `bytes` bytes of a layer to `host`, which must lie in guest memory that is not in use.
+/// Reads `bytes` bytes of a layer to `host`, which must be unused guest memory.
 pub(super) fn read(file: &File, offset: u64, bytes: u64, host: *mut u8) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes {
         let length = usize::try_from(bytes - done).map_err(|_| Errno::EOVERFLOW)?;
         let at = i64::try_from(offset + done).map_err(|_| Errno::EOVERFLOW)?;
         let skip = usize::try_from(done).map_err(|_| Errno::EOVERFLOW)?;
-        // SAFETY: `skip + length` bytes from `host` on lie inside guest memory, which is not in use
-        // yet.
+        // SAFETY: `skip + length` bytes at `host` are inside guest memory, which is not in use yet.
         let got = unsafe { libc::pread(file.as_raw_fd(), host.add(skip).cast(), length, at) };
         match u64::try_from(got) {
             Ok(0) => return Err(Errno::ENODATA),

@@ -1,4 +1,4 @@
-//! Memory layers below a VM: the file that holds a chunk as it was last saved.
+//! Memory layers below a VM. They determine the file with the last saved content of each chunk.
 
 use super::chunk_hashes::{ChunkHash, ChunkHashes};
 use super::linear_memory::CHUNK_SIZE;
@@ -10,19 +10,19 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 
-/// One memory layer: a file and its index.
+/// Memory layer: a file and its index.
 #[derive(Debug)]
 pub struct MemoryLayer {
-    /// File that holds each stored chunk at its own offset.
+    /// File that contains each stored chunk at the chunk's offset.
     pub file: File,
     /// Index of stored and zero chunks.
     pub index: LayerIndex,
-    /// Hashes of the stored chunks, if these bypassed the page cache.
+    /// Hashes of the stored chunks, if they bypassed the page cache.
     pub hashes: Option<ChunkHashes>,
 }
 
 impl MemoryLayer {
-    /// Creates a layer without hashes: it is compared by reading it.
+    /// Creates a layer without hashes, which is compared by reading it.
     pub fn new(file: File, index: LayerIndex) -> Self {
         Self {
             file,
@@ -35,20 +35,20 @@ impl MemoryLayer {
 /// Content of a chunk in the layers.
 #[derive(Debug, Clone, Copy)]
 pub enum StoredContent<'a> {
-    /// All zero.
+    /// All zeroes.
     Zero,
-    /// Bytes of this file at the chunk's offset.
+    /// The bytes of this file at the chunk's offset.
     File(&'a File),
     /// Bytes with this hash.
     Hash(ChunkHash),
 }
 
-/// Layers, oldest first. A VM that was booted has none, and everything below is zero.
+/// Layers, oldest first. A booted VM has no layers: all memory below is zero.
 #[derive(Debug, Default)]
 pub struct MemoryLayers(Vec<MemoryLayer>);
 
 impl MemoryLayers {
-    /// Checks that each layer belongs to a memory of `bytes` bytes.
+    /// Creates the list. Checks that each layer belongs to a memory of `bytes` bytes.
     pub fn new(layers: Vec<MemoryLayer>, bytes: u64) -> Result<Self, VmmError> {
         if layers.is_empty() || layers.len() > MAX_LAYERS {
             return Err(VmmError::Config(format!(
@@ -64,17 +64,17 @@ impl MemoryLayers {
                 .len();
             let fits =
                 layer.index.unit == MEMORY_CHUNK && layer.index.units() == bytes / CHUNK_SIZE;
-            // A mapping beyond the end of its file would kill the process.
+            // A mapping beyond the end of its file would kill the process when it is accessed.
             if !fits || length != bytes {
                 return Err(VmmError::Config(format!(
-                    "memory layer {number} of {length} bytes is not one of this VM's {bytes} bytes"
+                    "memory layer {number} has {length} bytes, but this VM has {bytes} bytes of memory"
                 )));
             }
         }
         Ok(Self(layers))
     }
 
-    /// Returns the content of `chunk` in the layers. Allocates nothing.
+    /// Returns the content of `chunk` in the layers. Does not allocate memory.
     pub fn stored_content(&self, chunk: u64) -> StoredContent<'_> {
         match self.owning_layer(chunk).and_then(|at| self.0.get(at)) {
             Some(layer) if layer.index.stored.contains(chunk) => {
@@ -89,9 +89,11 @@ impl MemoryLayers {
         self.0.iter().rposition(|layer| layer.index.decides(chunk))
     }
 
-    /// Runs of chunks that one file holds, ascending: the file's number and the chunks.
+    /// Returns runs of chunks that one file contains, in ascending order: the file's number and the
+    /// chunks.
     pub fn runs(&self, chunks: u64) -> Vec<(usize, Range<u64>)> {
-        // From oldest to newest, each layer's words override those below it: 64 chunks at a time.
+        // From oldest to newest: the words of each layer override the words below, 64 chunks at a
+        // time.
         let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
         for chunk in self.stored(chunks).iter() {
             let Some(owning_layer) = self.owning_layer(chunk) else {
@@ -105,7 +107,7 @@ impl MemoryLayers {
         runs
     }
 
-    /// Chunks that a file holds and no newer layer makes zero.
+    /// Returns the chunks that a file contains and that no newer layer marks as zero.
     fn stored(&self, chunks: u64) -> UnitSet {
         let empty = UnitSet::empty(chunks);
         let mut words = empty.words().to_vec();
@@ -118,34 +120,34 @@ impl MemoryLayers {
         UnitSet::from_words(chunks, &words)
     }
 
-    /// The file of layer `number`.
+    /// Returns the file of layer `number`.
     pub fn file(&self, number: usize) -> Option<&File> {
         self.0.get(number).map(|layer| &layer.file)
     }
 
-    /// All descriptors of layers.
+    /// Returns the descriptors of all layers.
     pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         self.0.iter().map(|layer| layer.file.as_raw_fd())
     }
 
-    /// Number of layers.
+    /// Returns the number of layers.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns true if there is no layer.
+    /// Returns whether there are no layers.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Adds the layer of a new snapshot on top.
+    /// Adds the layer of a new snapshot as the newest.
     pub fn push(&mut self, layer: MemoryLayer) {
         self.0.push(layer);
     }
 
-    /// Folds the layer with the file `lower` into the one directly above it, whose file `upper`
-    /// holds every chunk that only `lower` held. Does nothing if the layers are not adjacent.
-    /// Existing mappings of `lower` stay.
+    /// Folds the layer with the file `lower` into the next newer layer. Its file `upper` must
+    /// contain every chunk that only `lower` contained. Does nothing if the layers are not
+    /// adjacent. Existing mappings of `lower` remain.
     pub fn fold(&mut self, lower: FileIdentity, upper: FileIdentity) {
         let files = self.0.iter().map(|layer| &layer.file);
         let Some(at) = adjacent(files, lower, upper) else {
@@ -175,7 +177,7 @@ impl MemoryLayers {
     }
 
     /// Removes the layer of an aborted snapshot. The next snapshot compares memory with the layers
-    /// below, so nothing else has to be undone.
+    /// below, so no further cleanup is needed.
     pub fn pop(&mut self) {
         self.0.pop();
     }
@@ -239,7 +241,7 @@ mod tests {
         let before = of_all(&layers);
         assert_eq!(before[3..5], ["hash 8", "hash 7"]);
 
-        // Layers that are not side by side, in another order or unknown stay as they are.
+        // Layers that are not adjacent, in another order, or unknown remain unchanged.
         layers.fold(identities[0], identities[2]);
         layers.fold(identities[1], identities[0]);
         assert_eq!(layers.len(), 3);

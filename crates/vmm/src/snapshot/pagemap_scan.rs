@@ -1,4 +1,4 @@
-//! Search for chunks of guest memory that may differ from the layers below: those with private
+//! Search for chunks of guest memory that may differ from the layers below: chunks with private
 //! pages.
 
 use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
@@ -14,19 +14,19 @@ const ENTRY_FILE: u64 = 1 << 61;
 const ENTRY_SWAPPED: u64 = 1 << 62;
 const ENTRY_PRESENT: u64 = 1 << 63;
 const PAGE_BYTES: usize = 4096;
-/// Most ranges that one call to the kernel returns.
+/// Maximum number of ranges that one call to the kernel returns.
 const SCAN_BATCH_RANGES: usize = 1024;
 
-/// Pages to look for.
+/// Kind of pages to search for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageFilter {
     /// Private pages: written by the guest, or copied from a layer.
     Private,
-    /// Present pages: those that were touched.
+    /// Present pages, which were touched.
     Present,
 }
 
-/// Returns the chunks with at least one such page, by this process's `pagemap`.
+/// Returns the chunks with at least one such page, according to this process's `pagemap`.
 pub fn scan_pagemap(
     pagemap: &File,
     linear: &LinearMemory,
@@ -35,7 +35,7 @@ pub fn scan_pagemap(
     scan_units(pagemap, linear, pages, CHUNK_SIZE)
 }
 
-/// Returns the pages themselves, of [`MEMORY_PAGE`] bytes.
+/// Returns the pages themselves. Each has [`MEMORY_PAGE`] bytes.
 pub fn scan_pages(
     pagemap: &File,
     linear: &LinearMemory,
@@ -44,7 +44,8 @@ pub fn scan_pages(
     scan_units(pagemap, linear, pages, u64::from(MEMORY_PAGE))
 }
 
-/// Returns the units of `unit` bytes, a divisor of a chunk, with at least one such page.
+/// Returns the units with at least one such page. `unit` is their size in bytes, a divisor of the
+/// chunk size.
 fn scan_units(
     pagemap: &File,
     linear: &LinearMemory,
@@ -60,7 +61,7 @@ fn scan_units(
             bytes: chunks * CHUNK_SIZE,
         };
         match scan_by_ioctl(pagemap, &part, pages, &mut found) {
-            // Kernels before 6.7.
+            // Kernels before 6.7 do not support the request.
             Err(Errno::ENOTTY | Errno::EINVAL) => {
                 scan_by_entries(pagemap, &part, pages, &mut found)?
             }
@@ -109,8 +110,8 @@ fn scan_by_ioctl(
     };
     while arg.walk_end < arg.end {
         arg.start = arg.walk_end;
-        // SAFETY: `arg` is of the size it says and names `regions`, which is as long as it says;
-        // the kernel writes to both.
+        // SAFETY: `arg` contains its own size, the address of `regions`, and the length of
+        // `regions`. The kernel writes to both.
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
         let count = usize::try_from(count).map_err(|_| Errno::last())?;
         for region in regions.iter().take(count) {
@@ -194,7 +195,7 @@ mod tests {
                     bytes: linear.bytes(),
                 };
                 match scan_pagemap(&pagemap, &part, pages, &mut found) {
-                    // The kernel of this machine has only the other interface.
+                    // The kernel of this machine only supports the other interface.
                     Err(Errno::ENOTTY) => None,
                     other => other.map(|()| Some(found)).unwrap(),
                 }

@@ -1,8 +1,8 @@
-//! Copies of the pages that a restored guest writes first, made in one go.
+//! Copies the pages that a restored guest writes first, before or while it runs.
 //!
-//! A page of a mapped layer costs a guest that writes to it up to three exits: the mapping of the
-//! layer's page, its copy, and the mapping of that. A copy that is there before the guest runs
-//! costs one, and KVM maps up to seven neighbours along with it.
+//! The first write to a page of a mapped layer costs up to three exits: mapping the layer's page,
+//! copying it, and mapping the copy. If the copy exists before the guest runs, the write costs one
+//! exit, and KVM maps up to seven neighbours at the same time.
 
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::map_layers::MappingPlan;
@@ -12,26 +12,26 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 const CHUNK_PAGES: u64 = CHUNK_SIZE / MEMORY_PAGE as u64;
-/// Most pages of one step of deferred copies, and most calls for them: some 0.1 ms.
+/// Maximum numbers of pages and calls per step of deferred copies, which then takes about 0.1 ms.
 const STEP_PAGES: u64 = 64;
 const STEP_RUNS: usize = 32;
 
-/// Makes those of `pages` that `plan` maps private copies. A hint: a page that cannot be copied now
-/// is copied when it is written to.
+/// Makes private copies of the `pages` that `plan` maps. This is a hint: a page that cannot be
+/// copied now is copied when the guest writes to it.
 pub fn populate(plan: &MappingPlan, pages: &UnitSet, linear: &LinearMemory) {
     mapped_runs(plan, pages).for_each(|run| copy(linear, run));
 }
 
-/// Copies that are made while the guest runs, from a moment on.
+/// Copies that are made while the guest runs, after a certain moment.
 #[derive(Debug, Default)]
 pub struct DeferredCopies {
     runs: VecDeque<Range<u64>>,
-    /// None: it has come.
+    /// Moment after which the copies are due. `None` if the moment has passed.
     awaited: Option<PopulateMoment>,
 }
 
 impl DeferredCopies {
-    /// Those of `pages` that `plan` maps.
+    /// Creates copies of the `pages` that `plan` maps.
     pub fn of(plan: &MappingPlan, pages: &UnitSet, from: PopulateMoment) -> Self {
         Self {
             runs: mapped_runs(plan, pages).collect(),
@@ -39,22 +39,22 @@ impl DeferredCopies {
         }
     }
 
-    /// Notes that `moment` has come.
+    /// Records that `moment` has passed.
     pub fn note(&mut self, moment: PopulateMoment) {
         self.awaited = self.awaited.filter(|awaited| *awaited != moment);
     }
 
-    /// True if there are any, which wait for `moment`.
+    /// Returns whether copies are waiting for `moment`.
     pub fn await_moment(&self, moment: PopulateMoment) -> bool {
         self.awaited == Some(moment) && !self.runs.is_empty()
     }
 
-    /// True if there are any, and their moment has come.
+    /// Returns whether copies are due.
     pub fn are_due(&self) -> bool {
         self.awaited.is_none() && !self.runs.is_empty()
     }
 
-    /// Makes some. The guest may run: it finds the same content before and after.
+    /// Makes some of the copies. The guest may run because the content does not change.
     pub fn step(&mut self, linear: &LinearMemory) {
         let mut left = STEP_PAGES;
         for _ in 0..STEP_RUNS {
@@ -75,7 +75,7 @@ impl DeferredCopies {
     }
 }
 
-/// Runs of `pages` that `plan` maps.
+/// Returns the runs of `pages` that `plan` maps.
 fn mapped_runs(plan: &MappingPlan, pages: &UnitSet) -> impl Iterator<Item = Range<u64>> {
     let mapped = plan.map.iter();
     mapped.flat_map(|(_, run)| runs(pages, run.start * CHUNK_PAGES..run.end * CHUNK_PAGES))
@@ -88,14 +88,13 @@ fn copy(linear: &LinearMemory, run: Range<u64>) {
     });
 }
 
-/// Makes pages at `host`, which are guest memory, private and writable in one go. A hint.
+/// Makes `bytes` bytes of guest memory at `host` private and writable in one call. This is a hint.
 pub(super) fn make_private(host: *mut u8, bytes: usize) {
-    // SAFETY: the range lies inside guest memory, which is private; the content of its pages stays
-    // the same.
+    // SAFETY: the range is inside guest memory, which is private. The content does not change.
     let _ = unsafe { libc::madvise(host.cast(), bytes, libc::MADV_POPULATE_WRITE) };
 }
 
-/// Runs of units in `range` that are in `set`.
+/// Returns the runs of units in `range` that are in `set`.
 pub(super) fn runs(set: &UnitSet, range: Range<u64>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for unit in set.iter_range(range) {
@@ -122,7 +121,8 @@ mod tests {
 
     const PAGE: u64 = MEMORY_PAGE as u64;
 
-    /// Memory whose chunks 1 and 2 are mapped from a layer with a written page 17, and the plan.
+    /// Returns memory whose chunks 1 and 2 are mapped from a layer with a written page 17, and the
+    /// plan.
     fn mapped() -> (GuestMemory, LinearMemory, MappingPlan) {
         let memory = memory::allocate(128).unwrap();
         let linear = LinearMemory::new(&memory).unwrap();
@@ -162,8 +162,8 @@ mod tests {
     #[test]
     fn deferred_copies_are_made_in_short_steps() {
         let (_memory, linear, plan) = mapped();
-        // Of 48 pages that are mapped 32 are wanted: a step makes more than that in one run, and
-        // as many runs.
+        // 32 of 48 mapped pages are requested. A step copies more pages than this in one run, and
+        // more runs.
         let mut pages = UnitSet::empty(linear.bytes() / PAGE);
         pages.insert_range(8..24);
         (24..48).step_by(2).for_each(|page| pages.insert(page));
@@ -176,7 +176,7 @@ mod tests {
         let expected: Vec<u64> = (16..24).chain((24..48).step_by(2)).collect();
         assert_eq!(copied(&linear), expected);
         assert!(!deferred.are_due());
-        // One that is longer than a step.
+        // A run that is longer than a step.
         let of = |runs: &[Range<u64>]| DeferredCopies {
             runs: runs.iter().cloned().collect(),
             awaited: None,

@@ -1,10 +1,13 @@
-//! Guest memory put back to the layers of a snapshot in the process that runs the guest.
+//! Reverts guest memory to the layers of a snapshot, in the process that runs the guest.
 //!
-//! A chunk that the same file lies behind before and after loses only the pages that are the
-//! guest's own, or has them read anew if a restored guest writes them first. One of the snapshot
-//! that was taken of this very memory last is put back the same way, over what lay below it then.
-//! The others are mapped anew. A failure half-way leaves memory of no moment: the guest must not
-//! run again.
+//! Each chunk is handled in one of three ways:
+//! - If the same file is mapped before and after, only the guest's private pages are dropped, or
+//!   read again if a restored guest writes them first.
+//! - A chunk of the latest snapshot of this memory is reverted in the same way, using the mapping
+//!   below it at that time.
+//! - All other chunks are mapped again.
+//!
+//! If this fails, memory is inconsistent, and the guest must not run again.
 
 use super::failed;
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
@@ -20,19 +23,20 @@ use std::os::unix::fs::MetadataExt;
 
 const PAGE: u64 = MEMORY_PAGE as u64;
 const CHUNK_PAGES: u64 = CHUNK_SIZE / PAGE;
-/// Most pages of a captured snapshot that are read anew, 16 MiB: more are better shared with its
+/// Maximum number of pages of a captured snapshot that are read again: 16 MiB. For more pages,
+/// sharing the file is better.
 /// file.
 const MAX_CAPTURED_PAGES: u64 = 4096;
 
-/// Device and inode of a layer's file. No other file has them while it is mapped.
+/// Device and inode of a layer's file. They are unique while the file is mapped.
 type FileIdentity = (u64, u64);
 
-/// Files behind guest memory: runs of chunks and the file that each is mapped from, ascending.
-/// Everything else is anonymous.
+/// Files mapped into guest memory: runs of chunks and their files, in ascending order. All other
+/// memory is anonymous.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MappedFiles(Vec<(FileIdentity, Range<u64>)>);
 
-/// Pages that were the guest's own when the newest layer was taken of this memory.
+/// Guest's private pages at the time when the newest layer was taken of this memory.
 #[derive(Debug)]
 pub struct CapturedPages {
     layer: FileIdentity,
@@ -40,13 +44,13 @@ pub struct CapturedPages {
 }
 
 impl CapturedPages {
-    /// Pages at the moment that `layer` holds.
+    /// Creates the set of private pages at the time of `layer`.
     pub fn new(layer: &File, own: UnitSet) -> Result<Self, VmmError> {
         let layer = identity(Some(layer))?;
         Ok(Self { layer, own })
     }
 
-    /// True if `layers` end with the layer that was taken then.
+    /// Returns whether the newest of `layers` is the layer that was taken at that time.
     pub fn are_of(&self, layers: &MemoryLayers) -> bool {
         let newest = layers.len().checked_sub(1);
         let newest = newest.and_then(|newest| layers.file(newest));
@@ -54,24 +58,25 @@ impl CapturedPages {
     }
 }
 
-/// The guest's own pages, as sets of [`MEMORY_PAGE`]s.
+/// Guest's private pages, as sets of [`MEMORY_PAGE`]s.
 #[derive(Debug, Clone, Copy)]
 pub struct OwnPages<'a> {
-    /// Those of now.
+    /// Private pages now.
     pub now: &'a UnitSet,
-    /// Those that may stay so, being written first.
+    /// Pages that may remain private because a restored guest writes them first.
     pub may_stay: Option<&'a UnitSet>,
-    /// Those of the moment to which memory is put back, if it was taken of this very memory, and
-    /// memory was put back to no other since.
+    /// Private pages at the time of the target snapshot. `None` unless it was taken of this memory,
+    /// and memory was not reverted to another snapshot since.
     pub captured: Option<&'a CapturedPages>,
-    /// True if a fork may have protected pages since memory was last put back.
+    /// True if a fork may have write-protected pages since the last rollback.
     pub protected: bool,
 }
 
 impl OwnPages<'_> {
-    /// Chunks that `to` maps from the captured layer, and whose content is in their own pages and
-    /// in what lies below: as all pages that were written until then are still the guest's own, the
-    /// others are as they were. One of which the guest gave pages back is not among them.
+    /// Returns the chunks that `to` maps from the captured layer, and whose content consists of
+    /// their private pages and the mapping below. All pages written until the capture are still
+    /// private, so the other pages are unchanged. A chunk of which the guest returned pages is
+    /// excluded.
     fn captured_chunks(&self, to: &MappedFiles, chunks: u64) -> UnitSet {
         let mut set = UnitSet::empty(chunks);
         let Some(captured) = self.captured else {
@@ -96,13 +101,14 @@ impl OwnPages<'_> {
 
 fn identity(file: Option<&File>) -> Result<FileIdentity, VmmError> {
     let metadata = file.map(File::metadata);
-    let metadata = metadata.unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into()));
-    let metadata = metadata.map_err(|e| VmmError::host("file of a memory layer", e))?;
+    let metadata = metadata
+        .unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into()))
+        .map_err(|e| VmmError::host("file of a memory layer", e))?;
     Ok((metadata.dev(), metadata.ino()))
 }
 
 impl MappedFiles {
-    /// Files that `plan` maps from `layers`.
+    /// Returns the files that `plan` maps from `layers`.
     pub fn of(plan: &MappingPlan, layers: &MemoryLayers) -> Result<Self, VmmError> {
         let identities = (0..layers.len()).map(|number| identity(layers.file(number)));
         let identities = identities.collect::<Result<Vec<FileIdentity>, VmmError>>()?;
@@ -121,7 +127,7 @@ impl MappedFiles {
         set
     }
 
-    /// Chunks that the same file lies behind in both.
+    /// Returns the chunks that are mapped from the same file in both.
     fn common(&self, other: &Self, chunks: u64) -> UnitSet {
         let mut set = UnitSet::empty(chunks);
         let (mut ours, mut theirs) = (self.0.iter().peekable(), other.0.iter().peekable());
@@ -130,15 +136,16 @@ impl MappedFiles {
             if a == b && !both.is_empty() {
                 set.insert_range(both);
             }
-            match here.end <= there.end {
-                true => ours.next().map(drop),
-                false => theirs.next().map(drop),
+            if here.end <= there.end {
+                ours.next().map(drop)
+            } else {
+                theirs.next().map(drop)
             };
         }
         set
     }
 
-    /// The same, but `chunks` lie before what `other` has there.
+    /// Returns these mapped files, but with the mappings of `other` for `chunks`.
     fn except(self, chunks: &UnitSet, other: &Self) -> Self {
         let outside = complement(chunks);
         let of = |files: &Self, set: &UnitSet| -> Vec<(FileIdentity, Range<u64>)> {
@@ -155,23 +162,23 @@ impl MappedFiles {
     }
 }
 
-/// Units of a memory's size that are not in `set`.
+/// Returns all units that are not in `set`.
 fn complement(set: &UnitSet) -> UnitSet {
     let words: Vec<u64> = set.words().iter().map(|word| !word).collect();
     UnitSet::from_words(set.units(), &words)
 }
 
-/// Changes that lead from one set of mapped files to another.
+/// Changes from one set of mapped files to another.
 struct RevertPlan {
-    /// Mapped from the same file: private pages are dropped.
+    /// Chunks mapped from the same file: private pages are dropped.
     kept: UnitSet,
-    /// As they were below the captured snapshot: private pages are read.
+    /// Chunks mapped as below the captured snapshot: private pages are read.
     captured: UnitSet,
-    /// Anonymous before and after: chunks with private pages are dropped.
+    /// Anonymous chunks before and after: chunks with private pages are dropped.
     anonymous: UnitSet,
-    /// Mapped from a file until now, and anonymous afterwards.
+    /// Chunks mapped from a file before, and anonymous afterwards.
     unmapped: UnitSet,
-    /// Mapped from another file or none until now, and chunks to read.
+    /// Chunks mapped from another file or none before, and chunks to read.
     remaining: MappingPlan,
 }
 
@@ -210,9 +217,9 @@ impl RevertPlan {
     }
 }
 
-/// Puts memory back to what `plan` makes of `layers` on fresh memory. `from` are the files behind
-/// it now, and `own` the pages that are the guest's own. No vCPU or device may be running. Returns
-/// the files behind it afterwards, and the pages that stayed its own.
+/// Reverts memory to the result of executing `plan` with `layers` on new memory. `from` are the
+/// currently mapped files, and `own` the guest's private pages. No vCPU or device may be running.
+/// Returns the mapped files afterwards, and the pages that remained private.
 pub fn revert_memory(
     from: &MappedFiles,
     plan: &MappingPlan,
@@ -240,7 +247,7 @@ pub fn revert_memory(
                 };
                 set.insert(page);
             } else if revert.anonymous.contains(chunk) {
-                // Whole chunks: fewer calls, and huge pages are split less.
+                // Drop whole chunks: this needs fewer calls and splits fewer huge pages.
                 own.insert_range(chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES);
             }
         }
@@ -249,14 +256,16 @@ pub fn revert_memory(
         drop_pages(linear, run).map_err(&dropping)?;
     }
     for (layer, run) in &plan.map {
-        let file = layers.file(*layer).ok_or(Errno::ENOENT);
-        let file = file.map_err(failed("reading a memory layer"))?;
+        let file = layers
+            .file(*layer)
+            .ok_or(Errno::ENOENT)
+            .map_err(failed("reading a memory layer"))?;
         for run in runs(&read_anew, run.start * CHUNK_PAGES..run.end * CHUNK_PAGES) {
             linear
                 .each_extent_of_pages(run, |offset, bytes, host| {
                     if pages.protected {
-                        // The fork of a snapshot has protected them, and each would be a fault
-                        // of the read otherwise.
+                        // The fork of a snapshot has write-protected the pages, and each page would
+                        // fault during the read otherwise.
                         make_private(host, bytes);
                     }
                     read(file, offset, bytes as u64, host)
@@ -271,21 +280,21 @@ pub fn revert_memory(
     Ok((to.except(&revert.captured, from), read_anew))
 }
 
-/// Drops private pages: what lies below them shows again, a file or zeroes.
+/// Drops private pages. The mapping below (a file or zeroes) becomes visible again.
 fn drop_pages(linear: &LinearMemory, pages: Range<u64>) -> Result<(), Errno> {
     linear.each_extent_of_pages(pages, |_, bytes, host| {
-        // SAFETY: the range lies inside guest memory, which is private, and which nothing uses now.
+        // SAFETY: the range is inside guest memory, which is private and currently unused.
         let done = unsafe { libc::madvise(host.cast(), bytes, libc::MADV_DONTNEED) };
         Errno::result(done).map(drop)
     })
 }
 
-/// Puts zeroed anonymous memory in place of mapped chunks.
+/// Replaces mapped chunks by zeroed anonymous memory.
 fn make_anonymous(linear: &LinearMemory, run: Range<u64>) -> Result<(), Errno> {
     for (_, chunks, host) in linear.extents(run) {
         let length = usize::try_from(chunks * CHUNK_SIZE).map_err(|_| Errno::EOVERFLOW)?;
-        // SAFETY: the range lies inside guest memory, which is ours, and which nothing uses now; it
-        // stays private and writable.
+        // SAFETY: the range is inside guest memory, which is currently unused, and stays private
+        // and writable.
         let at = unsafe {
             libc::mmap(
                 host.cast(),
@@ -299,8 +308,8 @@ fn make_anonymous(linear: &LinearMemory, run: Range<u64>) -> Result<(), Errno> {
         if at == libc::MAP_FAILED {
             return Err(Errno::last());
         }
-        // SAFETY: advice on the mapping just made. Kernels without huge pages refuse it, which
-        // costs speed only.
+        // SAFETY: advice for the mapping that was just created. It fails on kernels without huge
+        // pages, on which memory is only slower.
         let _ = unsafe { libc::madvise(at, length, libc::MADV_HUGEPAGE) };
     }
     Ok(())

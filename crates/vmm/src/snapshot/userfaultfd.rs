@@ -1,7 +1,8 @@
-//! userfaultfd: page faults on memory that has not arrived (include/uapi/linux/userfaultfd.h).
+//! userfaultfd: page faults on missing memory (include/uapi/linux/userfaultfd.h).
 //!
-//! Made from a descriptor of `/dev/userfaultfd` that was opened before the jail, so it handles the
-//! kernel's own accesses, those of KVM among them, without a capability.
+//! The userfaultfd is created from a descriptor of `/dev/userfaultfd` that was opened before the
+//! jail was entered. It therefore handles faults of the kernel, including KVM, without a
+//! capability.
 
 use nix::errno::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -16,9 +17,9 @@ pub(crate) const UFFDIO_ZEROPAGE: u32 = 0xc020_aa04;
 const UFFD_API: u64 = 0xaa;
 const REGISTER_MODE_MISSING: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
-/// Bytes of `struct uffd_msg`.
+/// Size of `struct uffd_msg`, in bytes.
 const MESSAGE_BYTES: usize = 32;
-/// Most faults that one read returns.
+/// Maximum number of faults that one read returns.
 const FAULTS_PER_READ: usize = 64;
 const PAGE_BYTES: u64 = 4096;
 
@@ -60,19 +61,19 @@ struct WakeArg {
     bytes: u64,
 }
 
-/// userfaultfd of this process. A forked process does not inherit what is registered: there, memory
-/// that has not arrived reads as zero.
+/// userfaultfd of this process. A forked process does not inherit the registrations: missing memory
+/// reads as zero there.
 #[derive(Debug)]
 pub struct Userfaultfd(OwnedFd);
 
 impl Userfaultfd {
-    /// Makes one from an open `/dev/userfaultfd`.
+    /// Creates a userfaultfd from an open `/dev/userfaultfd`.
     pub fn new(device: BorrowedFd<'_>) -> Result<Self, Errno> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-        // SAFETY: this request takes flags and makes a descriptor.
+        // SAFETY: this request takes flags and creates a descriptor.
         let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) };
         let fd = Errno::result(fd)?;
-        // SAFETY: the kernel has just made this descriptor for us.
+        // SAFETY: the kernel has just created this descriptor for this process.
         let userfaultfd = Self(unsafe { OwnedFd::from_raw_fd(fd) });
         let mut api = ApiArg {
             api: UFFD_API,
@@ -85,8 +86,8 @@ impl Userfaultfd {
 
     fn request<T>(&self, request: libc::c_ulong, argument: &mut T) -> Result<(), Errno> {
         let argument: *mut T = argument;
-        // SAFETY: every caller passes the struct of its request. What the requests do to memory,
-        // they do to pages that are missing.
+        // SAFETY: every caller passes the struct of its request. The requests modify only missing
+        // pages.
         Errno::result(unsafe { libc::ioctl(self.0.as_raw_fd(), request, argument) }).map(drop)
     }
 
@@ -101,8 +102,8 @@ impl Userfaultfd {
         self.request(UFFDIO_REGISTER, &mut register)
     }
 
-    /// Fills the missing pages from `to` on with `bytes`, whole pages, and wakes those that wait
-    /// for them. Pages that are there keep their content.
+    /// Fills the missing pages starting at `to` with `bytes`, which must be whole pages, and wakes
+    /// waiting threads. Present pages retain their content.
     pub fn copy(&self, to: u64, bytes: &[u8]) -> Result<(), Errno> {
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
@@ -117,7 +118,7 @@ impl Userfaultfd {
             let result = self.request(UFFDIO_COPY.into(), &mut copy);
             match (result, usize::try_from(copy.copied)) {
                 (Ok(()), _) => break,
-                // A part was copied, or the memory is being remapped.
+                // Only a part was copied, or the memory is being remapped.
                 (Err(Errno::EAGAIN), Ok(copied)) => done += copied,
                 (Err(Errno::EAGAIN), Err(_)) => {}
                 (Err(Errno::EEXIST), _) => {
@@ -130,7 +131,7 @@ impl Userfaultfd {
         Ok(())
     }
 
-    /// Makes the page at `start` zero, if it is missing, and wakes those that wait for it.
+    /// Makes the page at `start` zero if it is missing, and wakes waiting threads.
     pub fn zero(&self, start: u64) -> Result<(), Errno> {
         loop {
             let mut zero = ZeroArg {
@@ -147,12 +148,12 @@ impl Userfaultfd {
         }
     }
 
-    /// Makes those that wait for a range look again.
+    /// Wakes threads that wait for a range, so that they repeat their access.
     pub fn wake(&self, start: u64, bytes: u64) -> Result<(), Errno> {
         self.request(UFFDIO_WAKE.into(), &mut WakeArg { start, bytes })
     }
 
-    /// Returns the addresses of faults that wait, without waiting for one.
+    /// Returns the addresses of pending faults without waiting.
     pub fn faults(&self) -> Result<Vec<u64>, Errno> {
         let mut messages = [0; MESSAGE_BYTES * FAULTS_PER_READ];
         let length = match nix::unistd::read(&self.0, &mut messages) {

@@ -1,6 +1,6 @@
-//! Process forked from the VMM that writes memory as it was at that instant, while the guest runs
-//! on. Copy-on-write keeps the two views apart, so the guest is paused only while page tables are
-//! copied, not memory.
+//! Process forked from the VMM that writes memory as it was at the time of the fork, while the
+//! guest continues to run. Copy-on-write separates both views, so the guest is only paused while
+//! page tables are copied.
 
 use super::failed;
 use super::layer_writer::LayerWriter;
@@ -14,16 +14,18 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Running writer process. Dropping the handle does not end it; it dies with the VMM's main thread.
+/// Running writer process. Dropping the handle does not terminate the process. It exits with the
+/// VMM's main thread.
 #[derive(Debug)]
 pub struct WriterProcess {
-    /// Readable when the process has ended.
+    /// Pidfd, which is readable when the process has exited.
     pub pidfd: OwnedFd,
 }
 
 impl WriterProcess {
-    /// Forks the writer. Must be called from the main thread, whose death ends the child, while no
-    /// vCPU runs. The child keeps only the descriptors in `keep`.
+    /// Forks the writer. No vCPU may be running. Must be called from the main thread, because the
+    /// child is killed when the calling thread exits. The child retains only the descriptors in
+    /// `keep`.
     pub fn start(writer: &mut LayerWriter<'_>, keep: &[RawFd]) -> Result<Self, VmmError> {
         let mut keep = keep.to_vec();
         keep.sort_unstable();
@@ -35,12 +37,12 @@ impl WriterProcess {
         }
     }
 
-    /// Kills the process. It ends soon afterwards, as failed.
+    /// Kills the process, whose result is then an error.
     pub fn cancel(&self) {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Returns the result of a process that has ended.
+    /// Returns the result of an exited process.
     pub fn finish(self) -> Result<(), VmmError> {
         match wait(&self.pidfd).map_err(failed("waiting for the process that writes memory"))? {
             ProcessEnd::Exited(0) => Ok(()),
@@ -53,15 +55,15 @@ impl WriterProcess {
     }
 }
 
-/// Forks; returns `None` in the child, which ends with the thread that forked it.
+/// Forks. Returns `None` in the child, which is killed when the thread that forked it exits.
 ///
 /// # Safety
-/// The child has its own copy of everything, and other threads' locks as they were: it may only
-/// make system calls and access existing memory, and must leave by `_exit`.
+/// The child has a copy of all memory, including locks that other threads hold. It may only make
+/// system calls and access existing memory, and must exit with `_exit`.
 unsafe fn fork() -> Result<Option<OwnedFd>, Errno> {
     let flags = libc::CLONE_PIDFD | libc::SIGCHLD;
     let mut pidfd: libc::c_int = -1;
-    // SAFETY: without CLONE_VM the child continues here; the rest is the caller's promise.
+    // SAFETY: without CLONE_VM, the child continues here. Otherwise guaranteed by the caller.
     let pid = unsafe {
         libc::syscall(
             libc::SYS_clone,
@@ -74,33 +76,33 @@ unsafe fn fork() -> Result<Option<OwnedFd>, Errno> {
     };
     match pid {
         0 => {
-            // SAFETY: takes no pointers.
+            // SAFETY: the call has no pointer arguments.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             Ok(None)
         }
-        // SAFETY: the kernel has just made this descriptor for us.
+        // SAFETY: the kernel has just created this descriptor for this process.
         1.. => Ok(Some(unsafe { OwnedFd::from_raw_fd(pidfd) })),
         _ => Err(Errno::last()),
     }
 }
 
-/// Way in which a process ended.
+/// End of a process.
 enum ProcessEnd {
     Exited(i32),
     Killed(i32),
 }
 
-/// Waits for a child process. Makes one system call only.
+/// Waits for a child process. Makes only one system call.
 fn wait(pidfd: &OwnedFd) -> Result<ProcessEnd, Errno> {
     // SAFETY: an all-zero siginfo_t is valid, and the kernel fills it.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let id = libc::id_t::try_from(pidfd.as_raw_fd()).unwrap_or(0);
-    // SAFETY: waits for a child of ours by an open descriptor, into a local.
+    // SAFETY: waits for a child by an open descriptor. The result is written to a local variable.
     let result = unsafe { libc::waitid(libc::P_PIDFD, id, &raw mut info, libc::WEXITED) };
     if result != 0 {
         return Err(Errno::last());
     }
-    // SAFETY: waitid succeeded with WEXITED, so this is the field that is set.
+    // SAFETY: waitid succeeded with WEXITED, so this field is set.
     let status = unsafe { info.si_status() };
     Ok(match info.si_code {
         libc::CLD_EXITED => ProcessEnd::Exited(status),
@@ -110,10 +112,10 @@ fn wait(pidfd: &OwnedFd) -> Result<ProcessEnd, Errno> {
 
 /// Main function of the writer process.
 fn run_writer(writer: &mut LayerWriter<'_>, keep: &[RawFd]) -> ! {
-    // SAFETY: system calls that take no pointers; the descriptors closed are this process's own
-    // copies.
+    // SAFETY: system calls without pointer arguments. The closed descriptors are copies of this
+    // process.
     unsafe {
-        // Copies of KVM's and the sockets' descriptors must not outlive the VMM.
+        // Copies of the descriptors of KVM and sockets must not outlive the VMM.
         let mut next = 3;
         for &fd in keep {
             close_range(next, fd - 1);
@@ -128,16 +130,16 @@ fn run_writer(writer: &mut LayerWriter<'_>, keep: &[RawFd]) -> ! {
     })
 }
 
-/// Forks a helper for the chunks from `middle` on: one process compares and copies while the other
-/// waits for storage.
+/// Forks a helper for the chunks starting at `middle_chunk`: one process compares and copies while
+/// the other waits for storage.
 fn write_in_two_processes(writer: &mut LayerWriter<'_>, middle_chunk: u64) -> Result<(), Errno> {
     writer.set_len()?;
     let Some(words) = SharedWords::new(writer.index_words().count()) else {
         return writer.write();
     };
-    // SAFETY: the child writes, which allocates nothing, and leaves.
+    // SAFETY: the child writes, which allocates no memory, and exits.
     let Ok(helper) = (unsafe { fork() }) else {
-        // The limit of processes is reached; one process takes longer.
+        // The limit of processes is reached: one process takes longer.
         return writer.write();
     };
     let Some(helper) = helper else {
@@ -155,7 +157,7 @@ fn write_in_two_processes(writer: &mut LayerWriter<'_>, middle_chunk: u64) -> Re
     writer.write_index()
 }
 
-/// Words in memory that a process shares with its child, mapped until both end.
+/// Words in memory shared between a process and its child. Mapped until both exit.
 struct SharedWords {
     start: NonNull<AtomicU64>,
     count: usize,
@@ -165,7 +167,7 @@ impl SharedWords {
     fn new(count: usize) -> Option<Self> {
         let bytes = NonZeroUsize::new(count.checked_mul(size_of::<u64>())?)?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, which replaces none.
+        // SAFETY: a new mapping at an address chosen by the kernel.
         let start =
             unsafe { mmap_anonymous(None, bytes, protection, MapFlags::MAP_SHARED) }.ok()?;
         let start = start.cast();
@@ -173,7 +175,7 @@ impl SharedWords {
     }
 
     fn slice(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is of this length, page-aligned and zero at first, and is never
+        // SAFETY: the mapping has this length, is page-aligned and initially zero, and is never
         // unmapped.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
@@ -196,17 +198,17 @@ fn exit_with(written: Result<(), Errno>) -> ! {
         Err(Errno::UnknownErrno) => libc::EIO,
         Err(errno) => errno as libc::c_int,
     };
-    // SAFETY: ends this process without running anything else.
+    // SAFETY: exits this process without running any other code.
     unsafe { libc::_exit(status) }
 }
 
 /// Closes `first..=last` if the range is not empty.
 ///
 /// # Safety
-/// Those descriptors must not be used afterwards.
+/// The descriptors must not be used afterwards.
 unsafe fn close_range(first: RawFd, last: RawFd) {
     if first <= last {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let _ = unsafe { kernel::close_range(first.unsigned_abs(), last.unsigned_abs(), 0) };
     }
 }

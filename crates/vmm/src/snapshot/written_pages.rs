@@ -1,7 +1,8 @@
-//! Pages that a guest has written to since it was restored.
+//! Pages that a guest has written since its restore.
 //!
-//! Memory that is in no layer comes in huge pages, of which all is private as soon as the guest
-//! writes to a part. Taken for written, the rest would be copied ahead for every later guest.
+//! Memory without a layer is allocated in huge pages. A whole huge page is private as soon as the
+//! guest writes to a part of it. If all of its pages counted as written, they would be copied ahead
+//! for every later guest.
 
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::pagemap_scan::{PageFilter, scan_pages};
@@ -14,7 +15,7 @@ use std::io;
 const PAGE: u64 = MEMORY_PAGE as u64;
 const HUGE_PAGES: u64 = HUGE_PAGE_BYTES as u64 / PAGE;
 
-/// Writes the index of these pages, as far as this process's `pagemap` tells them, to `file`.
+/// Writes the index of these pages, according to this process's `pagemap`, to `file`.
 pub fn write(file: &File, pagemap: &File, linear: &LinearMemory) -> io::Result<()> {
     let set = LayerIndex {
         stored: written_pages(pagemap, linear)?,
@@ -23,7 +24,7 @@ pub fn write(file: &File, pagemap: &File, linear: &LinearMemory) -> io::Result<(
     set.write(file)
 }
 
-/// Private pages, of whole huge pages those that are not zero.
+/// Returns the private pages. Zero pages are excluded if the whole huge page is private.
 fn written_pages(pagemap: &File, linear: &LinearMemory) -> Result<UnitSet, Errno> {
     let mut pages = scan_pages(pagemap, linear, PageFilter::Private)?;
     let mut start = 0;
@@ -48,8 +49,8 @@ fn is_zero(linear: &LinearMemory, page: u64) -> bool {
     };
     let words = chunk.wrapping_add((at % CHUNK_SIZE) as usize).cast::<u64>();
     (0..MEMORY_PAGE as usize / size_of::<u64>()).all(|word| {
-        // SAFETY: the word lies inside a chunk of guest memory, which begins at a multiple of its
-        // size; the guest may write to it meanwhile.
+        // SAFETY: the word is inside a chunk of guest memory, which is aligned to its size. The
+        // guest may write to it concurrently.
         unsafe { words.add(word).read_volatile() == 0 }
     })
 }
@@ -64,7 +65,7 @@ mod tests {
     fn what_a_guest_left_of_a_huge_page_is_not_taken_for_written() {
         let memory = memory::allocate(128).unwrap();
         let linear = LinearMemory::new(&memory).unwrap();
-        // Two pages of a huge page, all of which the host makes private.
+        // Two pages of a huge page, which the host makes private as a whole.
         let start = 4 * HUGE_PAGE_BYTES as u64;
         for page in 0..HUGE_PAGES {
             let address = GuestAddress(start + page * PAGE);
@@ -86,7 +87,7 @@ mod tests {
     fn a_zeroed_page_beside_untouched_ones_is_written() {
         let memory = memory::allocate(128).unwrap();
         let linear = LinearMemory::new(&memory).unwrap();
-        // SAFETY: advice on memory of this test, which nothing has written to.
+        // SAFETY: advice for memory of this test that was never written.
         let small = unsafe {
             let at = linear.chunk(0).unwrap().cast();
             libc::madvise(at, 128 << 20, libc::MADV_NOHUGEPAGE)

@@ -1,7 +1,7 @@
-//! virtio-balloon (virtio 1.2 section 5.5): the guest returns memory, on request (inflate) or as it
-//! frees it (free page reporting). Returned pages are dropped with `MADV_DONTNEED`: in private
-//! guest memory they cost the host nothing until they are touched again, and then hold zeroes or
-//! the content of the snapshot below; those that have not arrived hold zeroes.
+//! virtio-balloon (virtio 1.2 section 5.5). The guest returns memory on request (inflate), or as
+//! soon as memory becomes free (free page reporting). Returned pages are dropped with
+//! `MADV_DONTNEED`. Private guest memory then costs the host nothing until it is touched again. Its
+//! content is then zero, or the content of the snapshot below. Missing pages become zero.
 
 use super::device::RingState;
 use super::device::chain::{DeferredKick, GuestBuffers, check_queue, drain};
@@ -22,17 +22,17 @@ const F_REPORTING: u64 = 1 << 5;
 
 const INFLATE_QUEUE: usize = 0;
 const DEFLATE_QUEUE: usize = 1;
-/// Number 4 in the specification. Linux counts only the queues whose features were negotiated, and
-/// devices do the same: without statistics and free page hints it is 2.
+/// Queue number 4 in the specification. Linux counts only queues whose features were negotiated, as
+/// do devices. Without statistics and free page hints, the number is 2.
 const REPORTING_QUEUE: usize = 2;
 const QUEUE_SIZES: [u16; 3] = [128, 128, 128];
 
-/// Balloon pages are 4 KiB whatever the guest's page size is.
+/// Balloon pages are 4 KiB, independent of the guest's page size.
 const PAGE_SHIFT: u32 = 12;
 const PAGES_PER_MIB: u32 = 1 << (20 - PAGE_SHIFT);
-/// Most page numbers in one request; Linux sends at most 256.
+/// Maximum number of page numbers in one request. Linux sends at most 256.
 const MAX_PFNS: usize = 4096;
-/// Most bytes of page numbers served before control returns to the event loop.
+/// Maximum number of bytes of page numbers served before control returns to the event loop.
 const BUDGET_BYTES: usize = 16 << 10;
 
 struct ActiveBalloon {
@@ -47,12 +47,12 @@ pub struct Balloon {
     actual_pages: u32,
     active: Option<ActiveBalloon>,
     deferred_kick: DeferredKick,
-    /// Guest memory that has not all arrived.
+    /// Lazily fetched guest memory. `None` if all memory is stored on this host.
     lazy: Option<Arc<LazyMemory>>,
 }
 
 impl Balloon {
-    /// Creates an empty balloon; fails only if the host is out of descriptors.
+    /// Creates an empty balloon. Fails only if the host has no free descriptors.
     pub fn new() -> Result<Self, DeviceError> {
         Ok(Self {
             target_pages: 0,
@@ -63,13 +63,13 @@ impl Balloon {
         })
     }
 
-    /// Tells `lazy` of pages that the guest returns.
+    /// Notifies `lazy` of pages that the guest returns.
     pub fn with_lazy_memory(mut self, lazy: Option<Arc<LazyMemory>>) -> Self {
         self.lazy = lazy;
         self
     }
 
-    /// Asks the guest to return `mib` MiB in all; 0 gives everything back to it.
+    /// Requests the guest to return `mib` MiB in total. 0 gives all memory back to the guest.
     pub fn set_target(&mut self, mib: u32) {
         let pages = mib.saturating_mul(PAGES_PER_MIB);
         if pages != self.target_pages {
@@ -80,13 +80,13 @@ impl Balloon {
         }
     }
 
-    /// MiB in the balloon, as reported by the guest.
+    /// Returns the memory in the balloon in MiB, as reported by the guest.
     pub fn actual_mib(&self) -> u32 {
         self.actual_pages / PAGES_PER_MIB
     }
 
-    /// `struct virtio_balloon_config` up to the fields of unoffered features: `num_pages`,
-    /// `actual`.
+    /// `struct virtio_balloon_config` without the fields of features that are not offered:
+    /// `num_pages`, `actual`.
     fn config(&self) -> [u8; 8] {
         let mut config = [0; 8];
         config[..4].copy_from_slice(&self.target_pages.to_le_bytes());
@@ -95,7 +95,7 @@ impl Balloon {
     }
 }
 
-/// The page numbers of an inflate or deflate request as ascending runs without overlap.
+/// Returns the page numbers of an inflate or deflate request as ascending runs without overlap.
 fn page_runs(buffers: &GuestBuffers<'_>) -> Result<Vec<Range<u64>>, DeviceError> {
     if buffers.is_empty() || !buffers.len().is_multiple_of(4) || buffers.len() > MAX_PFNS * 4 {
         return Err(DeviceError::Guest(format!(
@@ -133,9 +133,9 @@ fn drop_pages(slice: &VolatileSlice<'_>, lazy: Option<&LazyMemory>) -> Result<()
     let start = unsafe { guard.as_ptr().add(skip) };
     let dropped = match lazy {
         Some(lazy) => lazy.discard(start, bytes),
-        // SAFETY: `bytes` bytes from `start` on lie inside the slice, which is guest memory mapped
-        // for as long as it is borrowed. Guest memory is only ever reached through volatile
-        // accesses and system calls, so its content may change under them at any time.
+        // SAFETY: `bytes` bytes at `start` are inside the slice, which is guest memory that is
+        // mapped while it is borrowed. Guest memory is only accessed through volatile accesses and
+        // system calls, so its content may change at any time.
         None => Errno::result(unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED) })
             .map(drop),
     };
@@ -259,12 +259,12 @@ impl VirtioDevice for Balloon {
                 inflate(memory, &chain.readable, lazy)?;
                 Ok(0)
             }),
-            // Pages return when the guest touches them.
+            // Pages are allocated again when the guest touches them.
             DEFLATE_QUEUE => drain(queue, memory, interrupt, BUDGET_BYTES, |chain| {
                 check_direction(&chain.readable, &chain.writable)?;
                 Ok(0)
             }),
-            // Each buffer is itself the free memory; work is bounded by the number of buffers.
+            // The buffers themselves are the free memory. Work is bounded by the number of buffers.
             REPORTING_QUEUE => drain(queue, memory, interrupt, usize::MAX, |chain| {
                 check_direction(&chain.writable, &chain.readable)?;
                 for slice in chain.writable.slices() {

@@ -1,4 +1,4 @@
-//! virtio-blk (virtio 1.2 section 5.2): a disk of the guest. Vectored I/O moves its data directly
+//! virtio-blk (virtio 1.2 section 5.2): a disk of the guest. Vectored I/O moves data directly
 //! between guest memory and the page cache.
 
 mod disk;
@@ -33,32 +33,32 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use virtio_queue::Queue;
 
 const QUEUE_SIZES: [u16; 1] = [256];
-/// Data descriptors of one request: the queue less header and status.
+/// Maximum number of data descriptors of a request: the queue size without header and status.
 const SEG_MAX: u32 = 254;
-/// Bytes of the answer to `GET_ID`.
+/// Size of the reply to `GET_ID`, in bytes.
 const ID_BYTES: usize = 20;
-/// Most sectors in one discard or write-zeroes segment: 1 GiB.
+/// Maximum number of sectors in one discard or write-zeroes segment: 1 GiB.
 const MAX_DISCARD_SECTORS: u32 = 1 << 21;
-/// Most segments in one discard or write-zeroes request.
+/// Maximum number of segments in one discard or write-zeroes request.
 const MAX_DISCARD_SEGMENTS: usize = 16;
-/// Most bytes moved before control returns to the event loop.
+/// Maximum number of bytes moved before control returns to the event loop.
 const BUDGET_BYTES: usize = 8 << 20;
-/// Bytes of `struct virtio_blk_config` up to the end of the write-zeroes fields.
+/// Size of `struct virtio_blk_config` including the write-zeroes fields, in bytes.
 const CONFIG_BYTES: usize = 60;
 
-/// Failure to create a block device.
+/// Error of creating a block device.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockError {
-    /// The files are no disk.
+    /// The files do not form a valid disk.
     #[error("{name}: {cause}")]
     Disk {
         /// Device name.
         name: String,
-        /// Error of the files.
+        /// Cause.
         #[source]
         cause: std::io::Error,
     },
-    /// The host has no descriptor left.
+    /// The host has no free descriptors.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
@@ -76,17 +76,17 @@ pub struct Block {
     flush_to_host: bool,
     active: Option<ActiveBlock>,
     deferred_kick: DeferredKick,
-    /// Rate limit; none: unlimited.
+    /// Rate limit. `None` if unlimited.
     throttle: Option<DiskThrottle>,
-    /// Failure of the host's files that is not reported yet.
+    /// Error of the host's files that is not reported yet.
     warning: Option<String>,
-    /// True once a failure was reported; only the first is.
+    /// True once an error was reported. Only the first error is reported.
     warned: bool,
 }
 
 impl Block {
-    /// Creates a disk called `name` (`blk0`, ...) over files whose size is a multiple of 512 bytes.
-    /// The first 20 bytes of the name are the disk's serial in the guest.
+    /// Creates a disk named `name` (`blk0`, ...). The size of its files must be a multiple of 512
+    /// bytes. The first 20 bytes of the name are the disk's serial number in the guest.
     pub fn new(name: impl Into<String>, backend: DiskBackend) -> Result<Self, BlockError> {
         let name = name.into();
         let disk = match Disk::new(backend) {
@@ -105,35 +105,35 @@ impl Block {
         })
     }
 
-    /// Limits the disk, number `disk` (below 64) of its guest, with `limiter`, which the guest's
-    /// disks share. A request that exceeds the limit stays in its queue until the timer fires.
+    /// Limits the disk, number `disk` (below 64) of its guest, by `limiter`, which the guest's
+    /// disks share. A request above the limit stays in its queue until the timer fires.
     pub fn limited(mut self, limiter: SharedDiskLimiter, disk: u32) -> Result<Self, BlockError> {
         self.throttle = Some(DiskThrottle::new(limiter, disk)?);
         Ok(self)
     }
 
-    /// Sets if a flush of the guest reaches the host's storage. By default it does not, and the
-    /// device offers no flush: the host's page cache outlives any guest, and a sandbox does not
-    /// outlive its host.
+    /// Sets whether a flush of the guest syncs the host's storage. By default it does not, and the
+    /// device offers no flush: the host's page cache outlives the guest, and a sandbox does not
+    /// survive a crash of its host.
     ///
-    /// A VMM never turns it on, so its filter ([`crate::seccomp`]) allows no call for it.
+    /// A VMM never enables this, so its filter ([`crate::seccomp`]) does not allow the system call.
     pub fn flush_to_host(mut self, yes: bool) -> Self {
         self.flush_to_host = yes;
         self
     }
 
-    /// Bit set of the 4 KiB blocks in the overlay: block `n` is bit `n % 64` of word `n / 64`.
-    /// Empty without overlay.
+    /// Returns the bit set of the 4 KiB blocks in the overlay: block `n` is bit `n % 64` of word `n
+    /// / 64`. Empty without an overlay.
     pub fn owned_blocks(&self) -> &[u64] {
         self.disk.owned_blocks()
     }
 
-    /// Returns true if the guest can write, so that the disk has an overlay to freeze.
+    /// Returns whether the guest can write to the disk, which then has an overlay to freeze.
     pub fn writable(&self) -> bool {
         !self.disk.read_only()
     }
 
-    /// Duplicates the descriptor of the file that takes the guest's writes.
+    /// Duplicates the descriptor of the file that receives the guest's writes.
     pub fn overlay(&self) -> io::Result<Option<OwnedFd>> {
         self.disk
             .overlay()
@@ -142,8 +142,8 @@ impl Block {
             .transpose()
     }
 
-    /// Makes the guest's writes a layer and directs further ones to `overlay`, an empty file.
-    /// Returns the layer's index.
+    /// Turns the guest's writes into a layer, and directs further writes to `overlay`, an empty
+    /// file. Returns the layer's index.
     pub fn freeze(&mut self, overlay: File) -> io::Result<LayerIndex> {
         self.disk.freeze(overlay)
     }
@@ -153,8 +153,8 @@ impl Block {
         self.disk.thaw()
     }
 
-    /// Opens layers, oldest first, and an empty file for the guest's writes, to be put above this
-    /// disk's image by [`Self::revert`].
+    /// Opens layers (oldest first) and an empty file for the guest's writes. [`Self::revert`] puts
+    /// them above the image of this disk.
     pub fn open_layers(
         &self,
         layers: Vec<(File, LayerIndex)>,
@@ -163,8 +163,8 @@ impl Block {
         self.disk.open_layers(layers, overlay)
     }
 
-    /// Puts `layers` in the place of all that lies above the image, and returns that. Needs a reset
-    /// of the device.
+    /// Replaces all layers above the image by `layers`, and returns the former layers. The device
+    /// must be reset.
     pub fn revert(&mut self, layers: DiskLayers) -> Option<DiskLayers> {
         self.warning = None;
         self.warned = false;
@@ -176,7 +176,7 @@ impl Block {
         self.disk.fold_layers(lower, upper);
     }
 
-    /// Size of the disk in bytes.
+    /// Returns the size of the disk in bytes.
     pub fn bytes(&self) -> u64 {
         self.disk.bytes()
     }
@@ -188,7 +188,8 @@ impl Block {
         put(0, &(self.disk.bytes() / SECTOR_BYTES).to_le_bytes());
         put(12, &SEG_MAX.to_le_bytes());
         put(20, &512u32.to_le_bytes());
-        // Physical block 2^3 sectors, best I/O size 8 sectors, so that writes own whole blocks.
+        // The physical block has 2^3 sectors and the optimal I/O size is 8 sectors, so that writes
+        // cover whole blocks.
         put(24, &[3, 0, 8, 0]);
         put(34, &1u16.to_le_bytes());
         if !self.disk.read_only() {
@@ -306,7 +307,7 @@ impl VirtioDevice for Block {
                 if let Some(throttle) = throttle {
                     throttle.charge(DiskWork {
                         bytes: u64::try_from(bytes).unwrap_or(u64::MAX),
-                        // Each zeroed segment is an operation of the host's file system.
+                        // Each zeroed segment is an operation on the host's file system.
                         requests: std::mem::take(&mut server.zeroed).max(1),
                     });
                 }
@@ -316,7 +317,7 @@ impl VirtioDevice for Block {
         if let Some(error) = server.failed.filter(|_| !self.warned) {
             self.warned = true;
             self.warning = Some(format!(
-                "{}: the host cannot serve this disk ({error}): what was written and not synced may be lost",
+                "{}: the host cannot serve this disk ({error}): unsynced writes may be lost",
                 self.name
             ));
         }

@@ -22,12 +22,12 @@ use vmm_sys_util::eventfd::EventFd;
 
 const MAGIC_VALUE: u32 = 0x7472_6976;
 const MMIO_VERSION: u32 = 2;
-/// "JIFF": tells our guest kernel that queue interrupts are edges that need neither the status
-/// register nor an acknowledgement. This saves two exits per interrupt.
+/// "JIFF": indicates to Jiffy's guest kernel that queue interrupts are edges that need neither the
+/// status register nor an acknowledgement. This saves two exits per interrupt.
 const VENDOR_QUIET: u32 = 0x4646_494a;
 const VENDOR_PLAIN: u32 = 0;
 
-/// Offset of the register that kicks a queue; also the address of its ioeventfd.
+/// Offset of the register that kicks a queue, and address of its ioeventfd.
 pub const QUEUE_NOTIFY: u64 = 0x50;
 const CONFIG_SPACE_OFFSET: u64 = 0x100;
 const INTERRUPT_BIT_QUEUE: u32 = 1;
@@ -46,7 +46,7 @@ pub struct IrqLine {
 }
 
 impl IrqLine {
-    /// Creates a line that fires `fd`.
+    /// Creates a line that signals `fd`.
     pub fn new(fd: EventFd) -> Self {
         Self {
             status: AtomicU32::new(0),
@@ -57,8 +57,7 @@ impl IrqLine {
 
     fn raise(&self, bit: u32) {
         self.status.fetch_or(bit, Ordering::SeqCst);
-        // An eventfd write fails only when the counter is full, and then the interrupt is pending
-        // already.
+        // Ignore the error: the counter is only full if an interrupt is pending already.
         let _ = self.fd.write(1);
     }
 }
@@ -74,7 +73,7 @@ impl Interrupt for IrqLine {
     }
 }
 
-/// Queue addresses and size, set by the driver.
+/// Queue addresses and size, as set by the driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct QueueSetup {
     size: u16,
@@ -84,7 +83,7 @@ struct QueueSetup {
     used: u64,
 }
 
-/// Device behind its register page.
+/// Device with its register page.
 pub struct MmioDevice {
     device: Box<dyn VirtioDevice>,
     memory: GuestMemory,
@@ -125,27 +124,27 @@ impl MmioDevice {
         }
     }
 
-    /// Name of the device.
+    /// Returns the name of the device.
     pub fn name(&self) -> &str {
         self.device.name()
     }
 
-    /// Number of queues.
+    /// Returns the number of queues.
     pub fn queue_count(&self) -> usize {
         self.queues.len()
     }
 
-    /// Returns true if a failure is not reported yet.
+    /// Returns whether a failure is not reported yet.
     pub fn has_failure(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// Takes the reason of a failure that is not reported yet.
+    /// Returns and clears the reason of an unreported failure.
     pub fn take_failure(&mut self) -> Option<String> {
         self.failure.take()
     }
 
-    /// Takes a warning to the sandbox's owner about the host's files below the device.
+    /// Returns and clears a warning about the host's files for the sandbox's owner.
     pub fn take_warning(&mut self) -> Option<String> {
         self.device.take_warning()
     }
@@ -157,7 +156,7 @@ impl MmioDevice {
             | 1 << VIRTIO_RING_F_INDIRECT_DESC
     }
 
-    /// Register or configuration read from the guest.
+    /// Handles a read of a register or the configuration space by the guest.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if let Some(offset) = offset.checked_sub(CONFIG_SPACE_OFFSET) {
@@ -196,7 +195,7 @@ impl MmioDevice {
             .filter(|&at| at < self.queues.len())
     }
 
-    /// Register or configuration write from the guest.
+    /// Handles a write of a register or the configuration space by the guest.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         if let Some(offset) = offset.checked_sub(CONFIG_SPACE_OFFSET) {
             if self.status & VIRTIO_CONFIG_S_DRIVER != 0 {
@@ -258,7 +257,7 @@ impl MmioDevice {
             return self.reset();
         }
         let kept = self.status & VIRTIO_CONFIG_S_NEEDS_RESET;
-        // Bits are only ever added between resets; features the device did not offer are not
+        // Bits can only be added between resets. Features that the device did not offer are not
         // accepted.
         let mut status = (self.status | value) & STATUS_KNOWN_BITS;
         if self.driver_features & !self.features() != 0 {
@@ -274,7 +273,8 @@ impl MmioDevice {
         }
     }
 
-    /// Hands the queues to the device, which continues from `rings`, or starts if there are none.
+    /// Passes the queues to the device, which continues from `rings`, or starts anew if `rings` is
+    /// empty.
     fn activate(&mut self, rings: &[RingState]) -> Result<(), DeviceError> {
         let mut queues = Vec::with_capacity(self.queues.len());
         for (setup, &max) in self.queues.iter().zip(self.device.queue_sizes()) {
@@ -324,22 +324,22 @@ impl MmioDevice {
         }
     }
 
-    /// The guest kicked a queue.
+    /// Handles a kick of a queue by the guest.
     pub fn queue_event(&mut self, index: usize) {
         self.serve(|device| device.queue_event(index));
     }
 
-    /// Several events follow each other.
+    /// Starts a batch of consecutive events.
     pub fn begin_batch(&mut self) {
         self.device.begin_batch();
     }
 
-    /// The last event of a batch has been handled.
+    /// Ends a batch of events.
     pub fn end_batch(&mut self) {
         self.serve(VirtioDevice::end_batch);
     }
 
-    /// Runs `work` on the device if it is a `T` in service, with its driver up and without failure.
+    /// Runs `work` on the device if it is a `T`, is active and has not failed.
     pub fn update<T: VirtioDevice>(
         &mut self,
         work: impl FnOnce(&mut T) -> Result<(), DeviceError>,
@@ -350,13 +350,13 @@ impl MmioDevice {
         });
     }
 
-    /// Reads the device if it is a `T`, in service or not.
+    /// Runs `look` on the device if it is a `T`, active or not.
     pub fn device_ref<T: VirtioDevice, R>(&self, look: impl FnOnce(&T) -> R) -> Option<R> {
         let any: &dyn Any = self.device.as_ref();
         any.downcast_ref().map(look)
     }
 
-    /// Changes the device if it is a `T`, in service or not.
+    /// Changes the device if it is a `T`, active or not.
     pub fn device_mut<T: VirtioDevice, R>(
         &mut self,
         change: impl FnOnce(&mut T) -> R,
@@ -365,7 +365,7 @@ impl MmioDevice {
         any.downcast_mut().map(change)
     }
 
-    /// A descriptor of the device is ready.
+    /// Handles a ready descriptor of the device.
     pub fn host_event(&mut self, token: u32, flags: EpollFlags) {
         self.serve(|device| device.host_event(token, flags));
     }

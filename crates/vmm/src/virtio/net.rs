@@ -27,26 +27,27 @@ use virtio_queue::Queue;
 const RX_QUEUE: usize = 0;
 const TX_QUEUE: usize = 1;
 const QUEUE_SIZES: [u16; 2] = [256, 256];
-/// Largest frame with its header: 64 KiB of IP, 14 bytes of Ethernet and 12 of header (5.1.6.3.1).
+/// Maximum size of a frame with its header: 64 KiB of IP, 14 bytes of Ethernet, 12 bytes of header
+/// (5.1.6.3.1).
 const MAX_FRAME_BYTES: usize = 65_562;
-/// Most bytes sent before control returns to the event loop.
+/// Maximum number of bytes sent before control returns to the event loop.
 const TX_BUDGET_BYTES: usize = 2 << 20;
 /// Token of the tap in the event loop.
 const TAP_TOKEN: u32 = 0;
 const MIN_MTU: u16 = 68;
-/// Most frames that wait in a tap: more than its queue holds.
+/// Maximum number of frames dropped from a tap at once, more than its queue holds.
 const MAX_WAITING_FRAMES: usize = 4096;
 
-/// Failure to create a network interface.
+/// Error of creating a network interface.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    /// The descriptor is no usable tap.
+    /// The descriptor is not a usable tap.
     #[error("tap: {0}")]
     Tap(#[from] std::io::Error),
     /// The MTU is too small for IP.
     #[error("mtu {0}: less than 68")]
     Mtu(u16),
-    /// The host has no descriptor left.
+    /// The host has no free descriptors.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
@@ -54,15 +55,15 @@ pub enum NetError {
 /// Counters of an interface since its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NetCounters {
-    /// Frames given to the guest.
+    /// Frames delivered to the guest.
     pub rx_frames: u64,
-    /// Frames too large for the guest's buffers.
+    /// Frames that are too large for the guest's buffers.
     pub rx_dropped: u64,
-    /// Frames given to the tap.
+    /// Frames written to the tap.
     pub tx_frames: u64,
-    /// Frames that asked for an offload that was not negotiated, or that the tap did not take.
+    /// Frames with an offload that was not negotiated, or that the tap rejected.
     pub tx_dropped: u64,
-    /// Reads and writes that the tap refused for another reason than being empty or full.
+    /// Failed reads and writes of the tap, except when it was empty or full.
     pub tap_errors: u64,
 }
 
@@ -90,18 +91,18 @@ pub struct Net {
     deferred_kick: DeferredKick,
     rx: FrameReceiver,
     tx: FrameSender,
-    /// No frame passes.
+    /// True while no frames pass.
     closed: bool,
 }
 
 impl Net {
-    /// Creates an interface over a tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`; the guest
+    /// Creates an interface over a tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. The guest
     /// sees `mac` and `mtu` (at least 68).
     pub fn new(tap: File, mac: [u8; 6], mtu: u16) -> Result<Self, NetError> {
         Self::over(Tap::new(tap)?, mac, mtu)
     }
 
-    /// Creates an interface over a datagram socket instead of a tap: every datagram is a frame with
+    /// Creates an interface over a datagram socket instead of a tap. Every datagram is a frame with
     /// its 12-byte header.
     #[cfg(any(test, feature = "testing"))]
     pub fn over_datagrams(socket: File, mac: [u8; 6], mtu: u16) -> Result<Self, NetError> {
@@ -124,18 +125,18 @@ impl Net {
         })
     }
 
-    /// Drops all frames from now on: those to the guest are answers to what it did in a time that
-    /// it went back from, and those of the guest may continue connections of that time.
+    /// Drops all frames from now on. They belong to the time that is lost in a rollback: replies to
+    /// the guest's earlier packets, or packets of its earlier connections.
     pub fn close_gate(&mut self) {
         self.closed = true;
     }
 
-    /// True if frames pass.
+    /// Returns whether frames pass.
     pub fn is_open(&self) -> bool {
         !self.closed
     }
 
-    /// Drops the frames that wait in the tap and lets further ones pass.
+    /// Drops the frames that wait in the tap, and lets further frames pass.
     pub fn open_gate(&mut self) {
         if !std::mem::take(&mut self.closed) {
             return;
@@ -145,14 +146,14 @@ impl Net {
                 break;
             }
         }
-        // The limit may leave some, which cause no new edge.
+        // If the limit was reached, frames remain, and the tap signals no new edge for them.
         self.rx.readable = true;
         if self.active.is_some() {
             let _ = self.deferred_kick.schedule(RX_QUEUE);
         }
     }
 
-    /// Counters since creation.
+    /// Returns the counters since the creation.
     pub fn counters(&self) -> NetCounters {
         NetCounters {
             rx_frames: self.rx.frames,
@@ -229,7 +230,7 @@ impl FrameSender {
         let mut header = [0; HEADER_BYTES];
         frame
             .take(HEADER_BYTES)
-            .ok_or_else(|| DeviceError::Guest("frame without a whole header (5.1.6)".into()))?
+            .ok_or_else(|| DeviceError::Guest("frame without a complete header (5.1.6)".into()))?
             .copy_to(&mut header);
         let (Some(mut header), Some(tap)) = (header::sanitized(header, features), tap) else {
             self.dropped += 1;
@@ -280,8 +281,8 @@ impl VirtioDevice for Net {
         &QUEUE_SIZES
     }
 
-    /// `struct virtio_net_config` (5.1.4): the address at 0, the MTU at 10; nothing else was
-    /// offered.
+    /// `struct virtio_net_config` (5.1.4): MAC address at 0, MTU at 10. Other fields belong to
+    /// features that are not offered.
     fn read_config(&self, offset: u64, data: &mut [u8]) {
         let mut config = [0; 12];
         config[..6].copy_from_slice(&self.mac);
@@ -336,7 +337,7 @@ impl VirtioDevice for Net {
 
     fn reset(&mut self) {
         if let Some(active) = self.active.take() {
-            // Added by `activate` and removed only here, so a failure has no consequence.
+            // Ignore the error: the descriptor is added by `activate` and only removed here.
             let _ = active.poller.remove(self.tap.as_fd());
         }
         self.deferred_kick.stop();

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_queue::Queue;
 
-/// Most bytes per request; a driver that offers more gets this much and asks again.
+/// Maximum number of bytes per request. A driver that offers more receives this number and sends
+/// another request.
 const MAX_REQUEST_BYTES: usize = 64 << 10;
-/// Most bytes offered before control returns to the event loop.
+/// Maximum number of bytes offered before control returns to the event loop.
 const BUDGET_BYTES: usize = 1 << 20;
 const QUEUE_SIZES: [u16; 1] = [64];
 
@@ -28,7 +29,7 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// Creates the device; fails only if the host is out of descriptors.
+    /// Creates the device. Fails only if the host has no free descriptors.
     pub fn new() -> Result<Self, DeviceError> {
         Ok(Self {
             active: None,
@@ -43,9 +44,9 @@ fn fill(buffers: &GuestBuffers<'_>) -> Result<(), DeviceError> {
         let mut rest = *slice;
         while !rest.is_empty() {
             let guard = rest.ptr_guard_mut();
-            // SAFETY: the slice is guest memory of this length, mapped for as long as it is
-            // borrowed; the kernel writes plain bytes; racing accesses of the guest are like those
-            // of a device's DMA.
+            // SAFETY: the slice is guest memory of this length, mapped while it is borrowed. The
+            // kernel writes plain bytes. Concurrent accesses of the guest are equivalent to
+            // accesses during a device's DMA.
             let got = unsafe { libc::getrandom(guard.as_ptr().cast(), rest.len(), 0) };
             match usize::try_from(got) {
                 Ok(got) => {
@@ -214,7 +215,7 @@ mod tests {
             ring.add(&buffers);
             let outcome = rng.queue_event(0);
             assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
-            // Calls that never happen in a VMM must still be harmless.
+            // Calls that never occur in a VMM must still be harmless.
             let _ = rng.queue_event(0);
             rng.queue_event(7).unwrap();
         }

@@ -1,6 +1,5 @@
-//! Driver side of virtio for tests and fuzzers: split virtqueues in real guest memory, written
-//! correctly through [`Ring::add`], or arbitrarily, as by a hostile driver, through the raw
-//! setters.
+//! Driver side of virtio for tests and fuzzers: split virtqueues in guest memory. [`Ring::add`]
+//! writes them correctly. The raw setters write them arbitrarily, like a hostile driver.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,12 +26,13 @@ pub const WRITE: u16 = 2;
 /// `VIRTQ_DESC_F_INDIRECT`.
 pub const INDIRECT: u16 = 4;
 
-/// Guest memory of `bytes` (a multiple of the page size), one region from address 0.
+/// Returns guest memory with one region of `bytes` bytes (a multiple of the page size) at address
+/// 0.
 pub fn memory(bytes: usize) -> GuestMemory {
     memory_with(&[(0, bytes)])
 }
 
-/// Guest memory made of `(address, bytes)` regions.
+/// Returns guest memory with the `(address, bytes)` regions.
 pub fn memory_with(regions: &[(u64, usize)]) -> GuestMemory {
     let ranges: Vec<_> = regions
         .iter()
@@ -41,18 +41,18 @@ pub fn memory_with(regions: &[(u64, usize)]) -> GuestMemory {
     GuestMemory::from_ranges(&ranges).unwrap()
 }
 
-/// One buffer of a descriptor chain.
+/// Buffer of a descriptor chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffer {
     /// Guest address.
     pub addr: u64,
-    /// Bytes.
+    /// Length, in bytes.
     pub len: u32,
-    /// True if the device writes it; else it reads it.
+    /// True if the device writes the buffer, false if it reads the buffer.
     pub writable: bool,
 }
 
-/// A buffer that the device reads.
+/// Returns a buffer that the device reads.
 pub fn readable(addr: u64, len: u32) -> Buffer {
     Buffer {
         addr,
@@ -61,7 +61,7 @@ pub fn readable(addr: u64, len: u32) -> Buffer {
     }
 }
 
-/// A buffer that the device writes.
+/// Returns a buffer that the device writes.
 pub fn writable(addr: u64, len: u32) -> Buffer {
     Buffer {
         addr,
@@ -82,8 +82,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// An empty ring of `size` descriptors (a power of two) at `base` (16-byte aligned). It
-    /// occupies [`Ring::bytes`] from there.
+    /// Creates an empty ring of `size` descriptors (a power of two) at `base` (16-byte aligned). It
+    /// occupies [`Ring::bytes`] bytes.
     pub fn new(memory: &GuestMemory, base: u64, size: u16) -> Self {
         let ring = Self {
             memory: memory.clone(),
@@ -98,7 +98,7 @@ impl Ring {
         ring
     }
 
-    /// Bytes that a ring of `size` descriptors occupies.
+    /// Returns the number of bytes that a ring of `size` descriptors occupies.
     pub fn bytes(size: u16) -> u64 {
         Self::used_offset(size) + 6 + 8 * u64::from(size)
     }
@@ -107,27 +107,27 @@ impl Ring {
         (18 * u64::from(size) + 6).next_multiple_of(4)
     }
 
-    /// Number of descriptors.
+    /// Returns the number of descriptors.
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// Guest address of the descriptor table.
+    /// Returns the guest address of the descriptor table.
     pub fn desc_addr(&self) -> u64 {
         self.base
     }
 
-    /// Guest address of the available ring.
+    /// Returns the guest address of the available ring.
     pub fn avail_addr(&self) -> u64 {
         self.base + 16 * u64::from(self.size)
     }
 
-    /// Guest address of the used ring.
+    /// Returns the guest address of the used ring.
     pub fn used_addr(&self) -> u64 {
         self.base + Self::used_offset(self.size)
     }
 
-    /// Device side of this ring, ready, with or without `VIRTIO_F_EVENT_IDX`.
+    /// Returns the device side of this ring, ready, with or without `VIRTIO_F_EVENT_IDX`.
     pub fn queue(&self, event_idx: bool) -> Queue {
         let mut queue = Queue::new(self.size).unwrap();
         let split = |a: u64| (Some(a as u32), Some((a >> 32) as u32));
@@ -142,19 +142,19 @@ impl Ring {
         queue
     }
 
-    /// Writes descriptor `index`; nothing is checked.
+    /// Writes descriptor `index` without any checks.
     pub fn set_descriptor(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
         self.set_descriptor_at(self.base + 16 * u64::from(index), addr, len, flags, next);
     }
 
-    /// Writes a descriptor anywhere, for indirect tables made by hand.
+    /// Writes a descriptor at any address, for custom indirect tables.
     pub fn set_descriptor_at(&self, at: u64, addr: u64, len: u32, flags: u16, next: u16) {
         let raw = RawDescriptor::from(Descriptor::new(addr, len, flags, next));
         self.memory.write_obj(raw, GuestAddress(at)).unwrap();
     }
 
-    /// Adds a chain and makes it available; returns its head. Descriptors are taken in order and
-    /// wrap around, so at most `size` of them may be outstanding.
+    /// Adds a chain and makes it available. Returns its head. Descriptors are used in order and
+    /// wrap around, so at most `size` may be outstanding.
     pub fn add(&mut self, buffers: &[Buffer]) -> u16 {
         assert!(!buffers.is_empty() && buffers.len() <= usize::from(self.size));
         let head = self.free;
@@ -169,8 +169,7 @@ impl Ring {
         head
     }
 
-    /// Adds a chain whose descriptors live in an indirect table written at `table`; returns its
-    /// head.
+    /// Adds a chain whose descriptors are in an indirect table at `table`. Returns its head.
     pub fn add_indirect(&mut self, table: u64, buffers: &[Buffer]) -> u16 {
         for (i, buffer) in buffers.iter().enumerate() {
             let more = i + 1 < buffers.len();
@@ -189,40 +188,40 @@ impl Ring {
         u16::from(more) * NEXT + u16::from(buffer.writable) * WRITE
     }
 
-    /// Puts `head` into the available ring and moves its index on; nothing is checked.
+    /// Adds `head` to the available ring and advances its index, without any checks.
     pub fn publish(&mut self, head: u16) {
         let slot = self.avail_addr() + 4 + 2 * u64::from(self.avail % self.size);
         self.memory.write_obj(head, GuestAddress(slot)).unwrap();
         self.set_avail_idx(self.avail.wrapping_add(1));
     }
 
-    /// Moves the available index anywhere.
+    /// Sets the available index to any value.
     pub fn set_avail_idx(&mut self, index: u16) {
         self.avail = index;
         let at = GuestAddress(self.avail_addr() + 2);
         self.memory.store(index, at, Ordering::Release).unwrap();
     }
 
-    /// Sets `used_event`: with event-idx the device interrupts when the used index passes it.
+    /// Sets `used_event`: with event-idx, the device interrupts when the used index passes it.
     pub fn set_used_event(&self, index: u16) {
         let at = self.avail_addr() + 4 + 2 * u64::from(self.size);
         self.memory.write_obj(index, GuestAddress(at)).unwrap();
     }
 
-    /// Value of `avail_event`: with event-idx the device wants a kick when the available index
+    /// Returns `avail_event`: with event-idx, the device requests a kick when the available index
     /// passes it.
     pub fn avail_event(&self) -> u16 {
         let at = self.used_addr() + 4 + 8 * u64::from(self.size);
         self.memory.read_obj(GuestAddress(at)).unwrap()
     }
 
-    /// The used ring's index.
+    /// Returns the index of the used ring.
     pub fn used_idx(&self) -> u16 {
         let at = GuestAddress(self.used_addr() + 2);
         self.memory.load(at, Ordering::Acquire).unwrap()
     }
 
-    /// Chains used since the last call, in order: head and bytes written.
+    /// Returns the chains used since the last call, in order: head and number of written bytes.
     pub fn used(&mut self) -> Vec<(u16, u32)> {
         let mut used = Vec::new();
         while self.seen != self.used_idx() {
@@ -236,7 +235,7 @@ impl Ring {
     }
 }
 
-/// Counts the interrupts a device raised.
+/// Counts the interrupts that a device raised.
 #[derive(Debug, Default)]
 pub struct CountingInterrupt {
     queue: AtomicUsize,
@@ -244,12 +243,12 @@ pub struct CountingInterrupt {
 }
 
 impl CountingInterrupt {
-    /// Queue interrupts so far.
+    /// Returns the number of queue interrupts so far.
     pub fn queue_count(&self) -> usize {
         self.queue.load(Ordering::SeqCst)
     }
 
-    /// Configuration interrupts so far.
+    /// Returns the number of configuration interrupts so far.
     pub fn config_count(&self) -> usize {
         self.config.load(Ordering::SeqCst)
     }
@@ -265,14 +264,14 @@ impl Interrupt for CountingInterrupt {
     }
 }
 
-/// Surroundings of a device under test: memory, interrupt line and event loop.
+/// Environment of a device under test: memory, interrupt line and event loop.
 #[derive(Debug, Clone)]
 pub struct DeviceHarness {
     /// Guest memory.
     pub memory: GuestMemory,
     /// Interrupts raised so far.
     pub interrupt: Arc<CountingInterrupt>,
-    /// The event loop; the device is slot 0.
+    /// Event loop, in which the device has slot 0.
     pub poller: Poller,
 }
 
@@ -286,7 +285,7 @@ impl DeviceHarness {
         }
     }
 
-    /// Resources that the transport hands to the device at `DRIVER_OK`.
+    /// Returns the resources that the transport passes to the device at `DRIVER_OK`.
     pub fn activation(&self, queues: Vec<Queue>, features: u64) -> Activation {
         Activation {
             memory: self.memory.clone(),
@@ -297,7 +296,8 @@ impl DeviceHarness {
         }
     }
 
-    /// Host descriptors of the device that become ready within `limit_ms`; empty when none does.
+    /// Returns the device's host descriptors that become ready within `limit_ms`. Empty if none
+    /// does.
     pub fn ready(&self, limit_ms: u16) -> Vec<ReadyEvent> {
         let mut ready = Vec::new();
         self.poller

@@ -1,15 +1,15 @@
-//! Token bucket, stored as the time up to which its work is paid for. Work advances that time by
-//! its duration at the bucket's rate. The time lags behind by at most [`BURST_WINDOW`], the tokens
-//! that an idle guest saves up.
+//! Token bucket, stored as the time up to which all work is paid for. Work advances this time by
+//! its duration at the bucket's rate. The time lags behind the current time by at most
+//! [`BURST_WINDOW`], which represents the tokens that an idle guest saves.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// Capacity of a bucket, as the time in which it fills.
+/// Capacity of a bucket, as the time in which it is filled.
 pub const BURST_WINDOW: Duration = Duration::from_secs(1);
 
-/// Bucket, full at first. Times are relative to a fixed origin, which lies [`BURST_WINDOW`] or more
-/// before the first call.
+/// Token bucket, initially full. Times are relative to a fixed origin, which must be at least
+/// [`BURST_WINDOW`] before the first call.
 #[derive(Debug)]
 pub struct TokenBucket {
     per_s: NonZeroU64,
@@ -24,7 +24,7 @@ impl TokenBucket {
         }
     }
 
-    /// Time until everything taken is paid for.
+    /// Returns the time until all work is paid for.
     pub fn wait(&self, now: Duration) -> Duration {
         self.paid.saturating_sub(now)
     }

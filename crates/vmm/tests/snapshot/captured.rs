@@ -1,4 +1,4 @@
-//! Captured snapshots: written to the end without a controller, and after the guest has ended.
+//! Captured snapshots, which are completed without a controller and after the guest has ended.
 
 use super::files::SnapshotTarget;
 use super::guest_image::guest;
@@ -6,7 +6,7 @@ use super::test_vm::TestVm;
 use jiffy_proto::snapshot::{AfterSnapshot, SnapshotDecision};
 use jiffy_proto::vm::{Event, Request, StopCause};
 
-/// VM with 128 MiB of changes in memory and one on its disk.
+/// Returns a VM with 128 MiB of changed memory and one change on its disk.
 fn changed(test: &str) -> Option<TestVm> {
     let mut vm = TestVm::boot(guest(test)?, 2, 512, "");
     assert_eq!(vm.ask("dirty 128"), "ok");
@@ -27,7 +27,7 @@ fn a_captured_snapshot_is_completed_for_the_next_controller() {
     assert!(running);
     let captured = vm.captured.take().unwrap();
     assert_eq!(captured.id, "next");
-    // It may have been completed before the next controller came.
+    // The snapshot may have been completed before the next controller connected.
     assert_eq!(prepared.is_some(), captured.report.is_some());
     let report = match captured.report {
         Some(report) => report,

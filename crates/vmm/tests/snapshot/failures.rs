@@ -1,4 +1,4 @@
-//! Failing snapshots: the guest runs on unharmed.
+//! Failing snapshots: the guest continues to run unharmed.
 
 use super::files::{SnapshotTarget, file};
 use super::guest_image::{guest, skip};
@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// File on an otherwise unreachable file system of 8 MiB.
+/// Creates a file on an inaccessible file system of 8 MiB.
 fn small_disk() -> Option<File> {
     let place = tempfile::tempdir().unwrap();
     let mounted = Command::new("mount")
@@ -51,7 +51,7 @@ fn a_full_disk_fails_the_snapshot_and_the_guest_runs_on() {
         assert!(error.contains("ENOSPC"), "{error}");
         vm.verify();
     }
-    // No disk content is lost, in the guest or in the next snapshot.
+    // No disk content is lost in the guest or in the next snapshot.
     assert_eq!(vm.ask("marks"), "one one");
     let snapshot = vm.snapshot(AfterSnapshot::Resume);
     let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);
@@ -78,7 +78,7 @@ fn a_vmm_killed_in_the_middle_of_a_snapshot_leaves_no_process() {
     };
     vm.child.kill().unwrap();
     vm.child.wait().unwrap();
-    // It may be a zombie until its new parent reaps it.
+    // The process may be a zombie until its new parent reaps it.
     let alive = || {
         let stat = fs::read_to_string(format!("/proc/{writer}/stat")).unwrap_or_default();
         !stat.is_empty() && !stat.contains(") Z ")
@@ -141,13 +141,13 @@ fn a_snapshot_larger_than_it_may_be_is_refused_before_a_byte_is_written() {
         vm.max_bytes = Some(8 << 20);
         let error = vm.snapshot_to(target, then).err().unwrap();
         assert!(
-            error.contains("more than the 8388608 that it may have"),
+            error.contains("at most 8388608 are allowed"),
             "{error}"
         );
         assert_eq!(memory.metadata().unwrap().blocks(), 0);
         vm.verify();
     }
-    // Nothing is lost: the next snapshot is complete and within its limit.
+    // No changes are lost: the next snapshot is complete and within its limit.
     vm.max_bytes = Some(300 << 20);
     let snapshot = vm.snapshot(AfterSnapshot::Resume);
     let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);

@@ -1,4 +1,4 @@
-//! Files of a test VM: snapshots, their targets, and lists of descriptors for requests.
+//! Files of a test VM: snapshots, files for new snapshots, and lists of descriptors for requests.
 
 use jiffy_proto::snapshot::{LayerFiles, SnapshotReport};
 use jiffy_proto::vm::FdIndex;
@@ -10,7 +10,7 @@ pub fn file() -> File {
     tempfile::tempfile().unwrap()
 }
 
-/// A snapshot: open files, oldest layer first.
+/// Open files of a snapshot, oldest layer first.
 #[derive(Default)]
 pub struct OpenSnapshot {
     pub state: Option<File>,
@@ -34,7 +34,7 @@ impl OpenSnapshot {
     }
 }
 
-/// Files that a snapshot is written to.
+/// Files to which a snapshot is written.
 pub struct SnapshotTarget {
     pub state: File,
     pub memory: File,
@@ -51,7 +51,7 @@ impl SnapshotTarget {
         Self::to(file())
     }
 
-    /// Creates the files but `memory`, which is given.
+    /// Creates all files except `memory`.
     pub fn to(memory: File) -> Self {
         let mut direct = File::options();
         direct.write(true).custom_flags(libc::O_DIRECT);
@@ -68,7 +68,7 @@ impl SnapshotTarget {
     }
 }
 
-/// Descriptors of a request, each with its index.
+/// Descriptors of a request. Adding a descriptor returns its index.
 pub struct FdList<'a>(pub Vec<BorrowedFd<'a>>);
 
 impl<'a> FdList<'a> {

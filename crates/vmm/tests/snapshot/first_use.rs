@@ -1,4 +1,4 @@
-//! Pages that a restored guest writes when it is used.
+//! Pages that a restored guest writes at its first use.
 
 use super::files::file;
 use super::guest_image::guest;
@@ -12,13 +12,13 @@ use std::io::{Read, Seek, Write};
 use std::time::{Duration, Instant};
 
 const MEMORY_MIB: u32 = 256;
-/// Memory that the guest has written to, and the least that its VMM has of its own once all of that
-/// is copied.
+/// Memory that the guest has written, in MiB, and minimum private memory of its VMM after these
+/// pages were copied, in KiB.
 const WRITTEN_MIB: u64 = 48;
 const COPIED_KIB: u64 = 40 << 10;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Index of the pages of all chunks in `layer`.
+/// Returns the index of the pages of all chunks in `layer`.
 fn pages_of(layer: &File) -> File {
     let (mut layer, mut bytes) = (layer.try_clone().unwrap(), Vec::new());
     layer.rewind().unwrap();
@@ -38,7 +38,7 @@ fn own_kib(vm: &TestVm) -> u64 {
     held(vm).2
 }
 
-/// Has the event loop come by.
+/// Waits until the event loop has run.
 fn ask_event_loop(vm: &mut TestVm) {
     vm.send(&Request::Stats);
     vm.wait(|event| match event {
@@ -80,7 +80,7 @@ fn pages_of_a_first_use_are_copied_once_the_guest_is_used() {
     restored.verify();
     wait_until_copied(&restore(PopulateMoment::Start));
 
-    // Those that are the guest's own stay so, and it goes on from what they were.
+    // The private pages remain private, and the guest continues with their content.
     assert_eq!(restored.ask("mark two"), "ok");
     let back = restored.roll_back_populating(&snapshot, MemorySource::Map, Some(&pages));
     assert!(back.unwrap().pages > COPIED_KIB / 4);
@@ -88,7 +88,7 @@ fn pages_of_a_first_use_are_copied_once_the_guest_is_used() {
     assert_eq!(restored.ask("marks"), "one one");
     restored.verify();
 
-    // Back from memory that has none of them, they are copied when it is used.
+    // After a rollback from memory without these pages, they are copied at the guest's first use.
     let mut other = TestVm::restore(snapshot.share(), &base, MemorySource::Map);
     let back = other.roll_back_populating(&snapshot, MemorySource::Map, Some(&pages));
     back.unwrap();
@@ -96,7 +96,7 @@ fn pages_of_a_first_use_are_copied_once_the_guest_is_used() {
     assert!(own_kib(&other) < COPIED_KIB / 2, "{}", own_kib(&other));
     assert_eq!(other.ask("marks"), "one one");
     wait_until_copied(&other);
-    // A snapshot of it holds what changed, and no copies.
+    // A snapshot contains the changed pages only, not the copies.
     let next = other.snapshot(AfterSnapshot::Resume);
     assert!(
         next.report.stored < WRITTEN_MIB << 20 >> 17,

@@ -1,4 +1,4 @@
-//! The test guest: a kernel, and an initial RAM file system with one static program.
+//! Test guest: a kernel, and an initial RAM file system with one static program.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,7 +12,7 @@ pub struct GuestImage {
     pub initrd: PathBuf,
 }
 
-/// Reason that tests with a guest cannot run here.
+/// Returns the reason why tests with a guest cannot run. `None` if they can.
 fn missing_requirement() -> Option<String> {
     if let Err(e) = File::options().read(true).write(true).open("/dev/kvm") {
         return Some(format!("/dev/kvm: {e}"));
@@ -23,7 +23,7 @@ fn missing_requirement() -> Option<String> {
         .map(|tool| format!("`{tool}` is not installed"))
 }
 
-/// Returns the guest, or logs the test as skipped.
+/// Returns the guest. `None` if the test was recorded as skipped.
 pub fn guest(test: &str) -> Option<&'static GuestImage> {
     static GUEST: OnceLock<Result<GuestImage, String>> = OnceLock::new();
     let guest = GUEST.get_or_init(|| match missing_requirement() {
@@ -39,7 +39,7 @@ pub fn guest(test: &str) -> Option<&'static GuestImage> {
     }
 }
 
-/// Adds a test and the reason to the log of skipped tests.
+/// Records a test as skipped, with the reason.
 pub fn skip(test: &str, reason: &str) {
     eprintln!("skipped {test}: {reason}");
     if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {
@@ -72,7 +72,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {said}");
 }
 
-/// A "newc" archive with `/dev/console` and `/init`.
+/// Returns a "newc" archive with `/dev/console` and `/init`.
 fn cpio(init: &[u8]) -> Vec<u8> {
     let mut archive = Vec::new();
     let mut add = |name: &str, mode: u32, device: (u32, u32), data: &[u8]| {

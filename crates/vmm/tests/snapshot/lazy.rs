@@ -1,4 +1,4 @@
-//! Guests whose memory has not all arrived, at the worst moments.
+//! Guests with lazily fetched memory, with failures at the worst moments.
 
 use super::files::{OpenSnapshot, SnapshotTarget};
 use super::guest_image::{guest, skip};
@@ -51,7 +51,8 @@ impl Stored {
         (vm, link)
     }
 
-    /// The layers of `snapshot`, a descendant of the stored one, with this one's whole.
+    /// Returns the layers of `snapshot`, a descendant of the stored snapshot, with the complete
+    /// layer of the latter.
     fn completed(&self, snapshot: &OpenSnapshot) -> OpenSnapshot {
         let (mut completed, whole) = (snapshot.share(), self.whole.share());
         for (layer, whole) in completed.memory.iter_mut().zip(whole.memory) {
@@ -64,7 +65,7 @@ impl Stored {
         self.store.asked.load(Ordering::Relaxed)
     }
 
-    /// Waits until the guest has asked for more than `before` chunks.
+    /// Waits until the guest has requested more than `before` chunks.
     fn wait_for_request(&self, before: u64) {
         let limit = Instant::now() + LIMIT;
         while self.asked() <= before {
@@ -86,10 +87,10 @@ fn a_guest_gets_what_it_touches_and_nothing_else() {
     let asked = stored.asked();
     assert!((1024..=all).contains(&asked), "{asked} of {all} chunks");
     vm.verify();
-    // A sibling maps what is in the cache now; the rest of its pages arrives as well.
+    // A second guest maps the chunks in the cache. Its other pages are fetched as well.
     let (mut sibling, _link) = stored.restore(3);
     sibling.verify();
-    // Chunks that arrived and were not changed are not stored again.
+    // Fetched chunks that were not changed are not stored again.
     let next = sibling.snapshot(AfterSnapshot::Stop);
     assert!(next.report.stored < 700, "{:?}", next.report);
 }
@@ -102,7 +103,7 @@ fn snapshots_have_what_has_not_arrived_and_what_arrives_meanwhile() {
     let (mut vm, _link) = stored.restore(2);
     let mut snapshots = Vec::new();
     for _ in 0..4 {
-        // The guest checks its memory, and so waits for it, in the middle of the snapshot.
+        // The guest checks its memory during the snapshot, and therefore waits for it.
         let check = vm.begin("verify");
         stored.wait_for_request(stored.asked());
         snapshots.push(vm.snapshot(AfterSnapshot::Resume));
@@ -113,13 +114,13 @@ fn snapshots_have_what_has_not_arrived_and_what_arrives_meanwhile() {
     snapshots.push(stays);
     stored.store.set_mode(Mode::Answer(Duration::ZERO));
     for snapshot in &snapshots {
-        // Of the guest's 64 MiB nothing is stored again.
+        // None of the guest's 64 MiB is stored again.
         assert!(snapshot.report.stored < 1000, "{:?}", snapshot.report);
         let whole = stored.completed(snapshot);
         TestVm::restore(whole, &stored.base, MemorySource::Map).verify();
     }
     vm.verify();
-    // A fork and a rollback: from layers with holes, with whole ones above.
+    // A fork and a rollback from incomplete layers with complete layers above.
     let files = stored.files(0, LIMIT);
     let _link = stored.store.serve(&files);
     let last = snapshots.pop().unwrap();
@@ -137,11 +138,12 @@ fn a_guest_that_waits_for_memory_is_paused_and_goes_on() {
     stored.store.set_mode(SLOW);
     let before = stored.asked();
     let check = vm.begin("verify");
-    // It is past its disk: a device that waits for memory delays a pause, up to the limit.
+    // The guest no longer checks its disk: a device that waits for memory would delay a pause up to
+    // the timeout.
     stored.wait_for_request(before + 300);
     stored.store.set_mode(Mode::Silent);
     stored.wait_for_request(stored.asked());
-    // vCPUs leave the guest although nothing arrives.
+    // vCPUs leave the guest although no chunk is fetched.
     for _ in 0..5 {
         assert!(vm.pause() < 1_000_000);
         vm.resume();
@@ -150,7 +152,7 @@ fn a_guest_that_waits_for_memory_is_paused_and_goes_on() {
     let target = SnapshotTarget::new();
     let snapshot = vm.snapshot_to(target, AfterSnapshot::Stay).unwrap();
     vm.resume();
-    // Its process cannot go back: another one takes its place.
+    // The VMM process cannot be rolled back: another process must replace it.
     let refused = vm.roll_back(&stored.whole).unwrap_err();
     assert!(refused.contains("fetched when it is touched"), "{refused}");
     stored.store.set_mode(Mode::Answer(Duration::ZERO));
@@ -170,7 +172,7 @@ fn memory_that_is_given_back_before_it_arrived_does_no_harm() {
         vm.send(&Request::Balloon { target_mib });
         vm.verify();
     }
-    // 64 MiB that have not all arrived are freed, and others are used.
+    // 64 MiB of incomplete memory are freed, and other memory is used.
     assert_eq!(vm.ask("dirty 0"), "ok");
     assert_eq!(vm.ask("dirty 96"), "ok");
     vm.verify();
@@ -187,7 +189,7 @@ fn answer(command: UnixStream) -> String {
     line
 }
 
-/// Reason for which a VM ended, and the time that it took.
+/// Returns the reason why a VM ended, and the time until then.
 fn end_of(vm: &mut TestVm) -> (String, Duration) {
     let began = Instant::now();
     let reason = vm.wait(|event| match event {
@@ -203,10 +205,10 @@ fn a_guest_whose_store_does_not_answer_ends_with_the_reason_and_can_be_restored(
     let test = "a_guest_whose_store_does_not_answer_ends_with_the_reason_and_can_be_restored";
     let Some(stored) = stored(test) else { return };
     let second = Duration::from_secs(1);
-    // Nothing at all arrives: the event loop waits for a device's rings, before the guest runs.
+    // No chunk is fetched: the event loop waits for a device's rings before the guest runs.
     for (mode, expected) in [
-        (Mode::Silent, "its store did not answer for 1 s"),
-        (Mode::Fail, "its store did not answer for 1 s (503)"),
+        (Mode::Silent, "the store did not answer for 1 s"),
+        (Mode::Fail, "the store did not answer for 1 s (503)"),
     ] {
         stored.store.set_mode(mode);
         let files = stored.files(0, second);
@@ -216,7 +218,7 @@ fn a_guest_whose_store_does_not_answer_ends_with_the_reason_and_can_be_restored(
         assert_eq!(reason, expected);
         assert!(took < Duration::from_secs(5), "{took:?}");
     }
-    // It goes away under a guest that runs.
+    // The store disconnects while the guest runs.
     stored.store.set_mode(Mode::Answer(Duration::ZERO));
     let files = stored.files(0, second);
     let link = stored.store.serve(&files);
@@ -224,7 +226,7 @@ fn a_guest_whose_store_does_not_answer_ends_with_the_reason_and_can_be_restored(
     vm.wait_for_hello();
     link.cut();
     let check = vm.begin("verify");
-    assert_eq!(end_of(&mut vm).0, "its store did not answer for 1 s");
+    assert_eq!(end_of(&mut vm).0, "the store did not answer for 1 s");
     drop(check);
     let (mut again, _link) = stored.restore(0);
     again.verify();

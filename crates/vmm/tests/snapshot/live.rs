@@ -1,4 +1,4 @@
-//! Live snapshots.
+//! Snapshots of running guests.
 
 use super::files::{OpenSnapshot, SnapshotTarget, file};
 use super::guest_image::guest;
@@ -66,7 +66,7 @@ fn twenty_generations_of_snapshots_keep_everything() {
         assert_eq!(vm.ask("marks"), mark);
         vm.verify();
         if generation > 0 {
-            // Only the changes of a generation are stored.
+            // Only the changes of one generation are stored.
             assert!(snapshot.report.stored < 700, "{:?}", snapshot.report);
         }
     }
@@ -103,11 +103,11 @@ fn memory_that_became_zero_takes_no_space() {
     let full = vm.snapshot(AfterSnapshot::Resume);
     assert_eq!(vm.ask("dirty 0"), "ok");
     let freed = vm.snapshot(AfterSnapshot::Resume);
-    // Out of 1,536 chunks; some hold a page of the guest's kernel.
+    // Of 1,536 chunks. Some contain a page of the guest's kernel.
     assert!(freed.report.zero > 1000, "{:?}", freed.report);
     let (layer, _) = freed.memory.last().unwrap();
     let stored = layer.metadata().unwrap().blocks() * 512;
-    // One chunk more for the file system's metadata.
+    // One additional chunk for the metadata of the file system.
     assert!(stored <= (freed.report.stored + 1) * 65536, "{stored}");
     assert!(full.report.stored > 1500, "{:?}", full.report);
     restore(&freed, &vm.base()).ask("verify");
@@ -122,7 +122,7 @@ fn a_large_layer_is_written_by_two_processes_and_compared_by_hash() {
     let first = vm.snapshot(AfterSnapshot::Resume);
     assert!(first.report.stored > 1500, "{:?}", first.report);
     let second = vm.snapshot(AfterSnapshot::Resume);
-    // All of them may have changed, and few have.
+    // All chunks may have changed, but few have.
     assert!(second.report.candidates > 1500, "{:?}", second.report);
     assert!(second.report.stored < 700, "{:?}", second.report);
     let third = vm.snapshot(AfterSnapshot::Stay);
@@ -167,7 +167,7 @@ fn a_guest_restored_from_its_working_set_verifies() {
     assert!(next.report.stored < 700, "{:?}", next.report);
 }
 
-/// Units of an index file.
+/// Returns the stored units of an index file.
 fn stored(index: &File) -> UnitSet {
     let mut bytes = vec![0; usize::try_from(index.metadata().unwrap().len()).unwrap()];
     index.read_exact_at(&mut bytes, 0).unwrap();
@@ -190,7 +190,7 @@ fn a_pause_records_the_chunks_that_the_guest_touched_since_its_restore() {
     let second = restored.snapshot_to(target, AfterSnapshot::Stop).unwrap();
     let (before, recorded) = (stored(&before), stored(&touched));
     assert!(before.iter().all(|chunk| recorded.contains(chunk)));
-    // All that it wrote, and far from all that it has.
+    // The set contains all written chunks, and far fewer than all chunks.
     let written = stored(&second.memory.last().unwrap().1);
     assert!(written.iter().all(|chunk| recorded.contains(chunk)));
     assert!(

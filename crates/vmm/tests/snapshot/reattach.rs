@@ -1,11 +1,11 @@
-//! VM that outlives its controller, and its state after reattachment.
+//! VMs that outlive their controller, and their state after reattachment.
 
 use super::files::SnapshotTarget;
 use super::guest_image::guest;
 use super::test_vm::TestVm;
 use jiffy_proto::snapshot::{AfterSnapshot, SnapshotDecision};
 
-/// Kept VM with changes in memory and on its disk, and the directory of its socket.
+/// Returns a detached VM with changes in memory and on its disk, and the directory of its socket.
 fn kept(test: &str) -> Option<(TestVm, tempfile::TempDir)> {
     let guest = guest(test)?;
     let place = tempfile::tempdir().unwrap();
@@ -29,7 +29,7 @@ fn a_guest_does_not_notice_that_its_controller_was_replaced() {
         vm.verify();
     }
     assert_eq!(vm.status()[4], before[4], "the agent greeted again");
-    // The overlay that the next controller received takes the guest's writes.
+    // The overlay that the next controller received contains the guest's writes.
     assert_eq!(vm.ask("mark two"), "ok");
     let snapshot = vm.snapshot(AfterSnapshot::Resume);
     vm.assert_restores(snapshot, "two two");
@@ -46,7 +46,7 @@ fn a_snapshot_that_its_controller_abandoned_is_aborted() {
     vm.detach();
     let (running, prepared_snapshot) = vm.adopt(&place.path().join("s"));
     assert!(running);
-    // The snapshot may have completed before its controller went.
+    // The snapshot may have been completed before its controller disconnected.
     if prepared_snapshot.is_some() {
         vm.commit_or_abort(SnapshotDecision::Abort);
     }
@@ -61,7 +61,7 @@ fn a_prepared_snapshot_is_committed_only_by_the_next_controller() {
             let Some((mut vm, place)) = kept(test) else {
                 return;
             };
-            // Committed at once, like all but the last.
+            // Commit at once, like all snapshots except the last.
             let first = vm.snapshot(AfterSnapshot::Resume);
             vm.commit_or_abort(SnapshotDecision::Commit);
             assert_eq!(vm.ask("mark two"), "ok");

@@ -1,4 +1,4 @@
-//! Restored guests continue without noticing.
+//! Restored guests continue without noticing the restore.
 
 use super::guest_image::guest;
 use super::test_vm::TestVm;
@@ -78,7 +78,7 @@ fn a_vm_that_is_told_to_end_at_any_moment_of_its_start_ends() {
     drop(vm);
     for round in 0..40 {
         let mut vm = TestVm::start_from(snapshot.share(), &base, MemorySource::Map);
-        // From before its vCPUs have started to after that.
+        // From before the start of the vCPUs until after it.
         std::thread::sleep(Duration::from_micros(round / 2 * 500));
         match round % 2 {
             0 => vm.send(&Request::Stop),
@@ -98,7 +98,7 @@ fn streams_to_a_guest_end_before_its_vmm_says_that_it_stopped() {
     let Some(guest) = guest(test) else { return };
     let mut vm = TestVm::boot(guest, 1, 256, "quiet_guest");
     let mut streams: Vec<_> = (0..8).map(|_| vm.connect()).collect();
-    // Its answer comes when the guest has the streams.
+    // The answer arrives when the guest has the streams.
     vm.ask("marks");
     vm.send(&Request::Stop);
     vm.wait(|event| match event {
@@ -111,7 +111,7 @@ fn streams_to_a_guest_end_before_its_vmm_says_that_it_stopped() {
     }
 }
 
-/// Writes the golden state of the current format; run once per format.
+/// Writes the golden state of the current format. Run once per format.
 #[test]
 #[ignore = "writes test data"]
 fn make_golden_state() {

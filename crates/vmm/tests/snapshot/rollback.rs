@@ -1,4 +1,4 @@
-//! Rollback of a running VM in its process.
+//! Rollback of a running VM in place.
 
 use super::files::{FdList, OpenSnapshot, file};
 use super::guest_image::guest;
@@ -12,12 +12,13 @@ use std::fs::{self, File};
 use std::time::{Duration, Instant};
 
 impl TestVm {
-    /// Puts the guest back to a snapshot whose memory is mapped; returns when it has greeted.
+    /// Rolls the guest back to a snapshot whose memory is mapped. Returns when the guest has
+    /// greeted.
     pub fn roll_back(&mut self, to: &OpenSnapshot) -> Result<RollbackReport, String> {
         self.roll_back_from(to, MemorySource::Map)
     }
 
-    /// Puts the guest back; returns when it has greeted.
+    /// Rolls the guest back. Returns when the guest has greeted.
     pub fn roll_back_from(
         &mut self,
         to: &OpenSnapshot,
@@ -26,8 +27,8 @@ impl TestVm {
         self.roll_back_populating(to, source, None)
     }
 
-    /// Puts the guest back, with pages that are copied at its first connection; returns when it has
-    /// greeted.
+    /// Rolls the guest back with pages that are copied at its first connection. Returns when the
+    /// guest has greeted.
     pub fn roll_back_populating(
         &mut self,
         to: &OpenSnapshot,
@@ -74,7 +75,7 @@ impl TestVm {
         Ok(report)
     }
 
-    /// Asks the guest for memory; it may give it later.
+    /// Requests the guest to return memory, which it may do later.
     pub fn balloon(&self, target_mib: u32) {
         self.send(&Request::Balloon { target_mib });
     }
@@ -84,7 +85,7 @@ fn sequence(vm: &mut TestVm) -> u64 {
     vm.status()[1]
 }
 
-/// Number of descriptors, number of mappings, and resident memory in KiB of the VMM.
+/// Returns the VMM's number of descriptors, number of mappings, and resident memory in KiB.
 pub fn held(vm: &TestVm) -> (usize, usize, u64) {
     let process = format!("/proc/{}", vm.child.id());
     let fds = fs::read_dir(format!("{process}/fd")).unwrap().count();
@@ -118,7 +119,7 @@ fn a_guest_goes_back_to_any_snapshot_and_verifies() {
     assert!(sequence(&mut vm) < then + 400, "it did not go back");
     assert_eq!(vm.ask("marks"), "one one");
     vm.verify();
-    // Forward, and what descends from that.
+    // Roll back to a later snapshot, and to its descendant.
     vm.roll_back(&two).unwrap();
     assert_eq!(vm.ask("marks"), "two two");
     vm.verify();
@@ -173,7 +174,7 @@ fn rollbacks_leave_nothing_in_the_vmm() {
     vm.roll_back(&start).unwrap();
     assert_eq!(vm.ask("marks"), "start start");
     let (before, after) = (first.unwrap(), held(&vm));
-    // A connection may be on its way out.
+    // A connection may be closing.
     assert!(
         after.0 <= before.0 + 2,
         "descriptors: {before:?}, {after:?}"

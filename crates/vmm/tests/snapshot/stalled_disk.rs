@@ -1,4 +1,4 @@
-//! Host storage that does not answer.
+//! Host storage that does not respond.
 
 use super::files::SnapshotTarget;
 use super::guest_image::{guest, skip};
@@ -60,7 +60,7 @@ impl Drop for StalledDisk {
     }
 }
 
-/// Waits until the guest's writer stalls, or continues.
+/// Waits until the guest's writer stalls or continues.
 fn wait_for_writes(vm: &mut TestVm, thaw: bool) {
     let began = Instant::now();
     loop {
@@ -84,7 +84,7 @@ fn a_disk_that_does_not_answer_holds_up_nothing_else_and_loses_nothing() {
     wait_for_writes(&mut vm, true);
     disk.freeze();
     wait_for_writes(&mut vm, false);
-    // Streams into the guest, its processors and the control socket.
+    // Streams into the guest, its processors and the control socket must still work.
     let before = vm.status();
     vm.pause();
     vm.resume();

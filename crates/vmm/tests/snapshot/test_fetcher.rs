@@ -1,4 +1,4 @@
-//! Fetcher in the test's process: it gets chunks from whole layers into layers with holes.
+//! Fetcher in the test's process: it copies chunks from complete layers to incomplete layers.
 
 use super::files::{FdList, OpenSnapshot, file};
 use jiffy_proto::fetch::{FetchAnswer, FetchOutcome, FetchRequest, REQUEST_BYTES};
@@ -17,7 +17,7 @@ use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Descriptors of a lazy restore.
+/// Descriptors for a lazy restore.
 pub struct LazyFiles {
     userfaultfd: File,
     listener: OwnedFd,
@@ -43,28 +43,28 @@ impl LazyFiles {
     }
 }
 
-/// Answer to each request from now on.
+/// Reply to all requests from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// The chunk, after this time.
+    /// With the chunk, after this time.
     Answer(Duration),
-    /// None.
+    /// Not at all.
     Silent,
-    /// A failure.
+    /// With a failure.
     Fail,
 }
 
-/// A store with whole layers, and a cache in which they have holes.
+/// Store with complete layers, and a cache in which they are incomplete.
 pub struct TestStore {
     whole: Vec<File>,
     pub cached: OpenSnapshot,
     mode: (Mutex<Mode>, Condvar),
-    /// Requests so far.
+    /// Number of requests so far.
     pub asked: AtomicU64,
 }
 
 impl TestStore {
-    /// Holds `snapshot`, none of whose memory is cached.
+    /// Creates a store with `snapshot`, whose memory is not cached.
     pub fn new(snapshot: &OpenSnapshot) -> Arc<Self> {
         let mut cached = snapshot.share();
         let whole = std::mem::take(&mut cached.memory).into_iter();
@@ -89,13 +89,13 @@ impl TestStore {
         self.mode.1.notify_all();
     }
 
-    /// Number of stored chunks of all layers.
+    /// Returns the number of stored chunks of all layers.
     pub fn chunks(&self) -> u64 {
         let stored = |(_, index): &(File, File)| read_index(index).stored.count();
         self.cached.memory.iter().map(stored).sum()
     }
 
-    /// Gets one chunk into the cache.
+    /// Copies one chunk to the cache.
     fn fetch(&self, request: FetchRequest) {
         let layer = usize::try_from(request.layer).unwrap();
         let mut chunk = vec![0; usize::try_from(MEMORY_CHUNK).unwrap()];
@@ -107,8 +107,8 @@ impl TestStore {
             .unwrap();
     }
 
-    /// Files for a restore of `snapshot`, whose first layers are this store's. Of each layer here
-    /// every `present`-th chunk is got first; 0: none.
+    /// Returns the files for a restore of `snapshot`, whose first layers are in this store. Every
+    /// `present`-th chunk of each layer is cached first, or none if `present` is 0.
     pub fn lazy_files(&self, present: u64, timeout: Duration) -> Option<LazyFiles> {
         let userfaultfd = File::open("/dev/userfaultfd").ok()?;
         let dir = tempfile::tempdir().unwrap();
@@ -139,7 +139,7 @@ impl TestStore {
         })
     }
 
-    /// Serves a VM on a thread until the connection ends.
+    /// Serves a VM on a thread until the connection is closed.
     pub fn serve(self: &Arc<Self>, files: &LazyFiles) -> FetcherLink {
         let flags = SockFlag::SOCK_CLOEXEC;
         let link = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
@@ -177,7 +177,7 @@ impl TestStore {
             }
         };
         let answer = FetchAnswer { request, outcome }.encode();
-        // The VM may be gone.
+        // Ignore the error: the VM may have exited.
         let _ = send(link.as_raw_fd(), &answer, MsgFlags::MSG_NOSIGNAL);
     }
 }
@@ -188,13 +188,13 @@ fn read_index(file: &File) -> LayerIndex {
     LayerIndex::decode_any(&bytes).unwrap()
 }
 
-/// Connection of the fetcher and one VM.
+/// Connection between the fetcher and one VM.
 pub struct FetcherLink(Arc<OwnedFd>);
 
 impl FetcherLink {
-    /// Ends the connection, as the end of the fetcher does.
+    /// Closes the connection, like a fetcher that exits.
     pub fn cut(&self) {
-        // SAFETY: a system call without pointers on an open descriptor.
+        // SAFETY: a system call without pointer arguments on an open descriptor.
         unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
     }
 }

@@ -1,4 +1,4 @@
-//! `jiffy-vmm` process under the control of a test.
+//! `jiffy-vmm` process controlled by a test.
 
 mod controllers;
 
@@ -28,26 +28,26 @@ pub struct TestVm {
     pub channel: Channel,
     pub child: Child,
     console: ConsoleRing,
-    /// Snapshot that it was restored from, and the overlay that it writes to.
+    /// Snapshot from which the VM was restored, and the overlay to which it writes.
     pub origin: OpenSnapshot,
     pub overlay: File,
-    /// Overlay that it wrote to before it was adopted.
+    /// Overlay to which the VM wrote before it was adopted.
     former: Option<File>,
     base: File,
-    /// Largest size in bytes of its next snapshots.
+    /// Maximum size of the next snapshots, in bytes.
     pub max_bytes: Option<u64>,
-    /// Its next snapshots are captured.
+    /// True if the next snapshots are captured.
     pub captures: bool,
-    /// Captured snapshot that it spoke of when it was adopted.
+    /// Captured snapshot that the VM reported when it was adopted.
     pub captured: Option<Box<CapturedSnapshot>>,
-    /// Held, because closing it makes the guest greet again.
+    /// Held open: if it were closed, the guest would send a new greeting.
     pub greeting: Option<UnixStream>,
 }
 
 enum RestoreSource<'a> {
     Plain(MemorySource),
     WorkingSet(&'a File),
-    /// Mapped, with pages that are copied from a moment on.
+    /// Mapped, with pages that are copied after a certain moment.
     Populate(&'a File, PopulateMoment),
     Lazy(&'a LazyFiles),
 }
@@ -57,7 +57,7 @@ impl TestVm {
         Self::boot_on(file(), guest, vcpus, memory_mib, words)
     }
 
-    /// Boots with a given overlay.
+    /// Boots with the given overlay.
     pub fn boot_on(
         overlay: File,
         guest: &GuestImage,
@@ -120,12 +120,12 @@ impl TestVm {
         Self::start_from(snapshot, base, source).greeted()
     }
 
-    /// Restores with the chunks of `set`, an index, read eagerly.
+    /// Restores and reads the chunks of `set`, an index, before the start.
     pub fn restore_with(snapshot: OpenSnapshot, base: &File, set: &File) -> Self {
         Self::start(snapshot, base, RestoreSource::WorkingSet(set)).greeted()
     }
 
-    /// Restores with `pages`, an index, to be copied from a moment on.
+    /// Restores with `pages`, an index, which are copied after a certain moment.
     pub fn restore_populating(
         snapshot: OpenSnapshot,
         base: &File,
@@ -140,12 +140,12 @@ impl TestVm {
         self
     }
 
-    /// Like `restore`, without waiting for the guest.
+    /// Same as `restore`, without waiting for the guest.
     pub fn start_from(snapshot: OpenSnapshot, base: &File, source: MemorySource) -> Self {
         Self::start(snapshot, base, RestoreSource::Plain(source))
     }
 
-    /// Restores from layers with holes, without waiting for the guest.
+    /// Restores from incomplete layers, without waiting for the guest.
     pub fn start_lazily(snapshot: OpenSnapshot, base: &File, lazy: &LazyFiles) -> Self {
         Self::start(snapshot, base, RestoreSource::Lazy(lazy))
     }
@@ -153,11 +153,11 @@ impl TestVm {
     fn start(snapshot: OpenSnapshot, base: &File, source: RestoreSource<'_>) -> Self {
         let (channel, child) = spawn();
         if matches!(source, RestoreSource::Plain(MemorySource::Map)) {
-            // As a spare of the daemon, before it knows its guest.
+            // Like a spare process of the daemon, before its guest is known.
             let kvm = kvm();
             let prepare = Request::Prepare {
                 kvm: FdIndex(0),
-                // As most guests here have.
+                // Size of most guests in these tests.
                 memory_mib: 256,
             };
             channel.send(&prepare, &[kvm.as_fd()]).unwrap();
@@ -230,14 +230,14 @@ impl TestVm {
         String::from_utf8_lossy(&self.console.tail()).into_owned()
     }
 
-    /// Next event, within 30 s.
+    /// Returns the next event, within 30 s.
     pub fn event(&self) -> (Event, Vec<OwnedFd>) {
         let mut poll = libc::pollfd {
             fd: self.channel.as_raw_fd(),
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one pollfd, for the time of the call.
+        // SAFETY: one pollfd, which exists during the call.
         let ready = unsafe { libc::poll(&raw mut poll, 1, 30_000) };
         assert_eq!(
             ready,
@@ -248,7 +248,7 @@ impl TestVm {
         self.channel.recv().unwrap()
     }
 
-    /// Waits for an event that `pick` takes; any other is a failure of the test.
+    /// Waits for an event that `pick` accepts. Any other event fails the test.
     pub fn wait<T>(&mut self, mut pick: impl FnMut(Event) -> Result<T, Event>) -> T {
         loop {
             let (event, fds) = self.event();
@@ -283,7 +283,7 @@ impl TestVm {
             .unwrap();
         let mut reader = BufReader::new(stream.try_clone().unwrap());
         let mut line = String::new();
-        // A connection that a snapshot closed is followed by another.
+        // A connection that is closed by a snapshot is followed by another.
         if reader.read_line(&mut line).is_err() || line.is_empty() {
             return;
         }
@@ -295,7 +295,7 @@ impl TestVm {
         self.greeting = Some(stream);
     }
 
-    /// Sends a command to the guest and returns its answer.
+    /// Sends a command to the guest and returns the answer.
     pub fn ask(&mut self, command: &str) -> String {
         let ours = self.begin(command);
         let mut line = String::new();
@@ -323,13 +323,13 @@ impl TestVm {
         ours
     }
 
-    /// (failures, sequence, loops of two computers, greetings)
+    /// Returns the status: failures, sequence, loops of two computers, greetings.
     pub fn status(&mut self) -> Vec<u64> {
         let words = self.ask("status");
         words.split(' ').map(|w| w.parse().unwrap()).collect()
     }
 
-    /// Asserts that the guest's own checks pass and that it makes progress.
+    /// Asserts that the guest's own checks succeed and that it makes progress.
     pub fn verify(&mut self) {
         let answer = self.ask("verify");
         assert!(
@@ -349,7 +349,7 @@ impl TestVm {
         }
     }
 
-    /// Present chunks, as an index, and their number.
+    /// Returns the index of present chunks, and their number.
     pub fn working_set(&mut self) -> (File, u64) {
         let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
         let (set, written) = (file(), file());
@@ -411,7 +411,7 @@ impl TestVm {
         self.channel.send(&request, &fds.0).unwrap();
     }
 
-    /// Begins a snapshot to `target` and waits until it is captured.
+    /// Starts a snapshot to `target` and waits until it is captured.
     pub fn capture(&mut self, target: &SnapshotTarget) {
         self.captures = true;
         self.ask_snapshot(target, AfterSnapshot::Resume);
@@ -451,14 +451,15 @@ impl TestVm {
         Ok(snapshot)
     }
 
-    /// Asserts that a VM that is restored from `snapshot` has these marks, and verifies.
+    /// Asserts that a VM restored from `snapshot` has these marks, and verifies it.
     pub fn assert_restores(&self, snapshot: OpenSnapshot, marks: &str) {
         let mut restored = Self::restore(snapshot, &self.base(), MemorySource::Map);
         assert_eq!(restored.ask("marks"), marks);
         restored.verify();
     }
 
-    /// Asserts that the VM goes on as if there had been no snapshot, and its next one is whole.
+    /// Asserts that the VM continues as if no snapshot had been taken, and that its next snapshot
+    /// is complete.
     pub fn assert_no_snapshot_left(&mut self) {
         assert_eq!(self.ask("mark two"), "ok");
         self.verify();

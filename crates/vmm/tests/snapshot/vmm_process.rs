@@ -1,4 +1,4 @@
-//! Start of a `jiffy-vmm` process, and the parts of its configuration that all tests share.
+//! Start of a `jiffy-vmm` process, and the parts of the configuration shared by all tests.
 
 use jiffy_proto::agent::HELLO_PORT;
 use jiffy_proto::channel::Channel;

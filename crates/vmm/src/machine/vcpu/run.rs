@@ -1,14 +1,14 @@
-//! Handling of a vCPU's exits.
+//! Handling of vCPU exits.
 
 use super::super::bus::{Bus, BusEffect};
 use crate::error::VmmError;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use nix::errno::Errno;
 
-/// Reason that a vCPU thread ended.
+/// Reason why a vCPU thread ended.
 #[derive(Debug)]
 pub enum VcpuEnd {
-    /// The guest asked for a reset.
+    /// The guest requested a reset.
     Reset,
     /// The vCPU, or the handling of its exit, failed.
     Failed(VmmError),
@@ -19,13 +19,13 @@ pub enum VcpuEnd {
 pub(super) enum VcpuStep {
     /// The exit was served.
     Served,
-    /// The vCPU was kicked: a command waits.
+    /// The vCPU was kicked because a command is pending.
     Kicked,
     /// The vCPU will not run again.
     End(VcpuEnd),
 }
 
-/// Enters the guest once and serves its exit.
+/// Enters the guest once and handles its exit.
 pub(super) fn run_once(vcpu: &mut VcpuFd, bus: &Bus) -> VcpuStep {
     match serve(vcpu, bus) {
         Ok(run_once) => run_once,
@@ -52,7 +52,7 @@ fn serve(vcpu: &mut VcpuFd, bus: &Bus) -> Result<VcpuStep, VmmError> {
                 return Ok(VcpuStep::End(VcpuEnd::Reset));
             }
         }
-        // A kernel without other means reboots by a triple fault.
+        // A kernel without another method reboots by a triple fault.
         VcpuExit::Shutdown | VcpuExit::SystemEvent(..) => return Ok(VcpuStep::End(VcpuEnd::Reset)),
         VcpuExit::Intr | VcpuExit::IoapicEoi(_) | VcpuExit::IrqWindowOpen => {}
         VcpuExit::Hlt => {

@@ -1,4 +1,4 @@
-//! State of a vCPU as a value, complete enough that a restored guest notices no interruption.
+//! State of a vCPU. It is complete, so that a restored guest notices no interruption.
 
 use crate::error::VmmError;
 use kvm_bindings::{
@@ -25,15 +25,15 @@ pub struct VcpuState {
 
 crate::frozen_layout!(VcpuState, 6216);
 
-/// Control register of software-virtualized guests (see kernel/README.md). KVM does not list it,
-/// and it must be written last.
+/// Control register of software-virtualized guests (see kernel/README.md). KVM does not list it. It
+/// must be written last.
 const MSR_PVM_CONTROL: u32 = 0x4b56_4d10;
 /// Must be written after the time stamp counter.
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
 const MSR_FS_BASE: u32 = 0xc000_0100;
 const MSR_GS_BASE: u32 = 0xc000_0101;
 
-/// MSRs to be saved on this host, in the order in which they must be written back.
+/// Returns the MSRs to save on this host, in the order in which they must be restored.
 pub fn msr_list(kvm: &Kvm) -> Result<Vec<u32>, VmmError> {
     let listed = kvm
         .get_msr_index_list()
@@ -55,14 +55,14 @@ fn failed(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> VmmError {
 }
 
 impl VcpuState {
-    /// Reads the state of a vCPU that is outside the guest and has no unfinished exit.
+    /// Saves the state of a vCPU that is outside the guest and has no unfinished exit.
     pub fn save(vcpu: &VcpuFd, msrs: &[u32]) -> Result<Self, VmmError> {
         let cpuid = vcpu
             .get_cpuid2(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
             .map_err(failed("KVM_GET_CPUID2"))?;
         Ok(Self {
             cpuid: cpuid.as_slice().to_vec(),
-            // Read first: KVM then completes pending events, as its documentation asks.
+            // Read this first: KVM then completes pending events, as its documentation requires.
             mp_state: vcpu.get_mp_state().map_err(failed("KVM_GET_MP_STATE"))?,
             regs: vcpu.get_regs().map_err(failed("KVM_GET_REGS"))?,
             sregs: vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?,
@@ -77,7 +77,7 @@ impl VcpuState {
         })
     }
 
-    /// Sets the state of a fresh vCPU.
+    /// Restores the state of a new vCPU.
     pub fn restore(&self, vcpu: &VcpuFd) -> Result<(), VmmError> {
         let cpuid = CpuId::from_entries(&self.cpuid)
             .map_err(|e| VmmError::host("restoring CPUID", format!("{e:?}")))?;
@@ -85,7 +85,7 @@ impl VcpuState {
         self.revert(vcpu)
     }
 
-    /// Checks that a vCPU in use can be put back to this state: CPUID cannot change any more.
+    /// Checks that a vCPU in use can be reverted to this state: its CPUID can no longer change.
     pub fn check_cpuid(&self, vcpu: &VcpuFd) -> Result<(), VmmError> {
         let cpuid = vcpu
             .get_cpuid2(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
@@ -98,8 +98,8 @@ impl VcpuState {
         ))
     }
 
-    /// Puts a vCPU with the same CPUID back to this state. It must be outside the guest and have
-    /// no unfinished exit.
+    /// Reverts a vCPU with the same CPUID to this state. The vCPU must be outside the guest and
+    /// have no unfinished exit.
     pub fn revert(&self, vcpu: &VcpuFd) -> Result<(), VmmError> {
         vcpu.set_mp_state(self.mp_state)
             .map_err(failed("KVM_SET_MP_STATE"))?;
@@ -107,8 +107,8 @@ impl VcpuState {
             .map_err(failed("KVM_SET_SREGS"))?;
         vcpu.set_regs(&self.regs).map_err(failed("KVM_SET_REGS"))?;
         vcpu.set_xcrs(&self.xcrs).map_err(failed("KVM_SET_XCRS"))?;
-        // SAFETY: the buffer is the fixed-size one; no dynamically enabled feature needs a larger
-        // one here.
+        // SAFETY: the buffer has the fixed size. No dynamically enabled feature needs a larger
+        // buffer.
         unsafe { vcpu.set_xsave(&self.xsave) }.map_err(failed("KVM_SET_XSAVE"))?;
         vcpu.set_debug_regs(&self.debugregs)
             .map_err(failed("KVM_SET_DEBUGREGS"))?;
@@ -127,8 +127,8 @@ fn save_msrs(vcpu: &VcpuFd, list: &[u32]) -> Result<Vec<kvm_msr_entry>, VmmError
     };
     let mut entries: Vec<kvm_msr_entry> = list.iter().map(entry).collect();
     let mut saved = Vec::with_capacity(entries.len());
-    // KVM stops at the first register that it cannot read: it is left out, and reading continues
-    // after it.
+    // KVM stops at the first register that it cannot read. The register is skipped, and reading
+    // continues after it.
     while !entries.is_empty() {
         let mut batch = Msrs::from_entries(&entries)
             .map_err(|e| VmmError::host("KVM_GET_MSRS", format!("{e:?}")))?;
@@ -145,8 +145,8 @@ fn restore_msrs(vcpu: &VcpuFd, mut left: &[kvm_msr_entry]) -> Result<(), VmmErro
             .map_err(|e| VmmError::host("KVM_SET_MSRS", format!("{e:?}")))?;
         let count = vcpu.set_msrs(&batch).map_err(failed("KVM_SET_MSRS"))?;
         left = left.get(count..).unwrap_or_default();
-        // KVM stops at the first register that it cannot write. It is ignored if its saved value
-        // is zero.
+        // KVM stops at the first register that it cannot write. The failure is ignored if the saved
+        // value is zero.
         let Some((refused, others)) = left.split_first() else {
             return Ok(());
         };

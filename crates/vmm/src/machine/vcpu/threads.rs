@@ -1,4 +1,4 @@
-//! Threads that run vCPUs; the event loop pauses, saves and resumes them by commands.
+//! Threads that run vCPUs. The event loop pauses, saves and resumes them by commands.
 
 use super::run::{VcpuEnd, VcpuStep, run_once};
 use super::state::VcpuState;
@@ -24,13 +24,13 @@ thread_local! {
     static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Makes the current or the next `KVM_RUN` return at once. Setting the flag in the handler closes
-/// the gap between checking for commands and entering the guest.
+/// Makes the current or the next `KVM_RUN` return at once. The handler sets a flag for `KVM_RUN`,
+/// so that a kick between checking for commands and entering the guest is not lost.
 extern "C" fn on_kick(_signal: libc::c_int) {
     let flag = IMMEDIATE_EXIT.get();
     if !flag.is_null() {
-        // SAFETY: the pointer was set by this very thread to a byte of a mapping that lives as long
-        // as its vCPU.
+        // SAFETY: this thread set the pointer to a byte of a mapping that exists as long as its
+        // vCPU.
         unsafe { flag.write_volatile(1) };
     }
 }
@@ -49,19 +49,19 @@ struct VcpuThread {
 }
 
 impl VcpuThread {
-    /// Sends a command; its result comes from the receiver.
+    /// Sends a command. The returned receiver delivers its result.
     fn begin<T>(
         &self,
         command: impl FnOnce(Sender<Result<T, VmmError>>) -> VcpuCommand,
     ) -> Receiver<Result<T, VmmError>> {
         let (tell, result) = channel();
-        // A thread that has ended drops the sender.
+        // Ignore the error: a thread that has ended drops the sender of the result.
         let _ = self.commands.send(command(tell));
         result
     }
 }
 
-/// Waits for the results of commands that were sent to all.
+/// Waits for the results of a command that was sent to all threads.
 fn results<T>(begun: Vec<Receiver<Result<T, VmmError>>>) -> Result<Vec<T>, VmmError> {
     let gone = |_| VmmError::Guest("a vCPU had ended already".to_owned());
     begun
@@ -74,12 +74,12 @@ fn results<T>(begun: Vec<Receiver<Result<T, VmmError>>>) -> Result<Vec<T>, VmmEr
 pub struct Vcpus {
     threads: Vec<VcpuThread>,
     ends: Receiver<VcpuEnd>,
-    /// Fires when a vCPU thread has ended.
+    /// Signalled when a vCPU thread has ended.
     pub ended: EventFd,
 }
 
 impl Vcpus {
-    /// Gives each vCPU, which is paused, to one of `threads`.
+    /// Moves each paused vCPU to one of `threads`.
     pub fn start(
         vcpus: Vec<VcpuFd>,
         threads: Vec<ConfinedThread>,
@@ -119,20 +119,20 @@ impl Vcpus {
     /// Resumes all vCPUs.
     pub fn resume(&self) {
         for thread in &self.threads {
-            // A thread that has ended sent its reason.
+            // Ignore the error: a thread that has ended has sent its reason.
             let _ = thread.commands.send(VcpuCommand::Run);
         }
     }
 
-    /// Pauses all vCPUs; returns when each is outside the guest with no unfinished exit.
+    /// Pauses all vCPUs. Returns when each is outside the guest with no unfinished exit.
     pub fn pause(&self) {
         for done in self.begin_pause() {
-            // An error means that the thread has ended.
+            // Ignore the error: the thread has ended.
             let _ = done.recv();
         }
     }
 
-    /// The same for a process that ends anyway: waits for `limit` at most.
+    /// Same as [`Self::pause`], for a process that is exiting: waits for at most `limit`.
     pub fn pause_within(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         for done in self.begin_pause() {
@@ -152,7 +152,7 @@ impl Vcpus {
         waits.collect()
     }
 
-    /// Reads the state of all vCPUs, which must be paused.
+    /// Saves the state of all vCPUs, which must be paused.
     pub fn save(&self, msrs: &Arc<Vec<u32>>) -> Result<Vec<VcpuState>, VmmError> {
         let threads = self.threads.iter();
         let saving =
@@ -160,13 +160,13 @@ impl Vcpus {
         results(saving.collect())
     }
 
-    /// Pauses all vCPUs, and checks that they can be put back to `states`. The check follows the
-    /// pause on each thread: nothing goes back and forth in between.
+    /// Pauses all vCPUs, and checks that they can be reverted to `states`. Each thread performs the
+    /// check immediately after the pause, without another command.
     pub fn pause_and_check(&self, states: &[Arc<VcpuState>]) -> Result<(), VmmError> {
         let paused = self.begin_pause();
         let checked = self.begin_each(states, VcpuCommand::CheckCpuid);
         for done in paused {
-            // An error means that the thread has ended.
+            // Ignore the error: the thread has ended.
             let _ = done.recv();
         }
         if states.len() != self.threads.len() {
@@ -176,7 +176,7 @@ impl Vcpus {
         results(checked).map(drop)
     }
 
-    /// Puts all vCPUs, which must be paused, back to `states`.
+    /// Reverts all vCPUs, which must be paused, to `states`.
     pub fn revert(&self, states: &[Arc<VcpuState>]) -> Result<(), VmmError> {
         results(self.begin_each(states, VcpuCommand::Revert)).map(drop)
     }
@@ -192,7 +192,7 @@ impl Vcpus {
         begun.collect()
     }
 
-    /// Reason that a vCPU ended, if one did.
+    /// Returns the reason why a vCPU ended. `None` if all are running or paused.
     pub fn take_end(&self) -> Option<VcpuEnd> {
         self.ends.try_recv().ok()
     }
@@ -220,8 +220,8 @@ impl VcpuWorker {
         }
     }
 
-    /// Executes commands, running the guest between `Run` and `Pause`. Returns `None` when the
-    /// sender of commands is gone.
+    /// Executes commands and runs the guest between `Run` and `Pause`. Returns `None` when the
+    /// sender of commands is dropped.
     fn run_commands(&mut self) -> Option<VcpuEnd> {
         loop {
             match self.inbox.recv().ok()? {
@@ -247,9 +247,10 @@ impl VcpuWorker {
         }
     }
 
-    /// Runs the guest until a `Pause` command; returns the channel that confirms it.
+    /// Runs the guest until a `Pause` command. Returns the channel that confirms the command.
     fn run(&mut self) -> Result<Sender<()>, VcpuEnd> {
-        // A kick that came before this thread knew its vCPU is lost, but its command is here.
+        // A kick that arrived before this thread set its vCPU is lost, but the command is in the
+        // inbox.
         if let Some(tell) = self.pause_command() {
             return Ok(tell);
         }
@@ -258,8 +259,8 @@ impl VcpuWorker {
                 VcpuStep::Served => {}
                 VcpuStep::End(end) => return Err(end),
                 VcpuStep::Kicked => {
-                    // The last exit is complete only now: KVM completes it on the next entry, which
-                    // the kick aborts.
+                    // The last exit is not complete yet: KVM completes it on the next entry, which
+                    // the kick then aborts.
                     self.vcpu.set_kvm_immediate_exit(0);
                     if let Some(tell) = self.pause_command() {
                         return Ok(tell);
@@ -269,12 +270,12 @@ impl VcpuWorker {
         }
     }
 
-    /// The channel that confirms a `Pause` command, if one has come.
+    /// Returns the channel that confirms a `Pause` command, if one has arrived.
     fn pause_command(&self) -> Option<Sender<()>> {
         while let Ok(command) = self.inbox.try_recv() {
             if let VcpuCommand::Pause(tell) = command {
-                // Keeps the guest's watchdogs from firing after the pause; guests without kvmclock
-                // ignore it.
+                // Prevents the guest's watchdogs from firing after the pause. Guests without
+                // kvmclock ignore it.
                 let _ = self.vcpu.kvmclock_ctrl();
                 return Some(tell);
             }

@@ -13,8 +13,8 @@ use vmm_sys_util::tempfile::TempFile;
 const MIB: u32 = 128;
 static CONTENT: [u8; CHUNK_BYTES] = [7; CHUNK_BYTES];
 
-/// Memory of which chunks 32 to 63, a whole huge page of them, are stored; those from 40 on are
-/// missing. None if this host has no userfaultfd.
+/// Returns memory in which chunks 32 to 63 are stored, which includes a whole huge page. The chunks
+/// from 40 on are missing. `None` if this host has no userfaultfd.
 fn lazy_memory() -> Option<(GuestMemory, Arc<LazyMemory>)> {
     let device = File::open("/dev/userfaultfd").ok()?;
     let userfaultfd = Userfaultfd::new(device.as_fd()).unwrap();
@@ -38,7 +38,7 @@ fn lazy_memory() -> Option<(GuestMemory, Arc<LazyMemory>)> {
     Some((memory, Arc::new(lazy)))
 }
 
-/// Serves faults on another thread: each by `CONTENT`.
+/// Serves faults on another thread with `CONTENT`.
 fn serve(lazy: &Arc<LazyMemory>) {
     let lazy = lazy.clone();
     std::thread::spawn(move || {
@@ -48,13 +48,14 @@ fn serve(lazy: &Arc<LazyMemory>) {
                 events: libc::POLLIN,
                 revents: 0,
             };
-            // SAFETY: one pollfd, for the time of the call.
+            // SAFETY: one pollfd, which exists during the call.
             unsafe { libc::poll(&raw mut ready, 1, -1) };
             for address in lazy.faults().unwrap() {
                 let chunk = lazy.chunk_of(address).unwrap();
-                match lazy.is_missing(chunk) {
-                    true => lazy.fill(chunk, &CONTENT).unwrap(),
-                    false => lazy.zero(address).unwrap(),
+                if lazy.is_missing(chunk) {
+                    lazy.fill(chunk, &CONTENT).unwrap()
+                } else {
+                    lazy.zero(address).unwrap()
                 }
             }
         }
@@ -86,10 +87,10 @@ fn a_touched_chunk_arrives_as_a_whole_and_its_neighbours_stay_missing() {
     assert_eq!(lazy.missing().count(), 23);
     let pagemap = File::open("/proc/self/pagemap").unwrap();
     let present = scan_pagemap(&pagemap, &lazy.linear, PageFilter::Present).unwrap();
-    // Chunks that were read at first share a huge page's place with missing ones.
+    // Chunks that are read at first share a huge page with missing chunks.
     assert!((32..40).all(|chunk| present.contains(chunk)));
     assert_eq!(present.iter_range(40..64).collect::<Vec<_>>(), [50]);
-    // Memory that no layer has is not registered.
+    // Memory without a layer is not registered.
     assert_eq!(byte(&memory, 1000 * CHUNK_PAGES), 0);
 }
 
@@ -120,7 +121,7 @@ fn pages_that_were_given_back_are_zero_before_and_after_their_chunk_arrives() {
         [0, 1, 3, 15].map(|n| byte(&memory, first + n)),
         [7, 0, 7, 7]
     );
-    // Given back after it arrived, and a whole chunk across the end of one.
+    // Return pages after they were filled, and a whole chunk across the boundary of filled ones.
     discard(&memory, &lazy, first + 15..first + 33);
     assert_eq!(
         [14, 15, 16, 31, 32, 33].map(|n| byte(&memory, first + n)),
@@ -137,13 +138,14 @@ fn a_process_that_is_forked_sees_nothing_of_what_is_missing() {
     let Some((memory, lazy)) = lazy_memory() else {
         return;
     };
-    // The reason that missing chunks are no candidates: the child reads zero, and does not wait.
-    // SAFETY: the child reads memory and leaves.
+    // This is why missing chunks must not be candidates: the child reads zeroes and does not wait.
+    //
+    // SAFETY: the child only reads memory and exits.
     let child = unsafe { nix::unistd::fork() }.unwrap();
     match child {
         nix::unistd::ForkResult::Child => {
             let host = lazy.linear.chunk(60).unwrap();
-            // SAFETY: a chunk of mapped memory; then the end of the child.
+            // SAFETY: reads a chunk of mapped memory, then exits the child.
             unsafe { libc::_exit(host.read_volatile().into()) }
         }
         nix::unistd::ForkResult::Parent { child } => {

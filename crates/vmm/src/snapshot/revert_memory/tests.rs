@@ -1,4 +1,4 @@
-//! Memory that was put back, compared with memory that was restored.
+//! Compares reverted memory with restored memory.
 
 use super::super::map_layers::{MAX_MAPPINGS, plan_mappings};
 use super::super::memory_layers::MemoryLayer;
@@ -26,7 +26,7 @@ impl Numbers {
     }
 }
 
-/// A layer's file and index; `fill` tells its bytes from those of others.
+/// Returns a layer's file and index. `fill` distinguishes its content from other layers.
 fn layer(numbers: &mut Numbers, fill: u8) -> (File, LayerIndex) {
     let file = TempFile::new().unwrap().into_file();
     file.set_len(CHUNKS * CHUNK_SIZE).unwrap();
@@ -51,7 +51,7 @@ fn layer(numbers: &mut Numbers, fill: u8) -> (File, LayerIndex) {
 
 fn layers(of: &[&(File, LayerIndex)]) -> MemoryLayers {
     let layers = of.iter().map(|(file, index)| {
-        // Another description of the file, as a daemon hands it out.
+        // Another file description of the same file, as a daemon would send it.
         MemoryLayer::new(file.try_clone().unwrap(), index.clone())
     });
     MemoryLayers::new(layers.collect(), CHUNKS * CHUNK_SIZE).unwrap()
@@ -68,7 +68,7 @@ fn private(linear: &LinearMemory) -> UnitSet {
     scan_pages(&pagemap, linear, PageFilter::Private).unwrap()
 }
 
-/// A guest that writes anywhere, reads anywhere, and gives memory back, as its balloon does.
+/// Accesses memory like a guest: writes and reads anywhere, and returns memory like a balloon.
 fn disturb(memory: &GuestMemory, linear: &LinearMemory, numbers: &mut Numbers) {
     for _ in 0..300 {
         let at = GuestAddress(numbers.below(CHUNKS * CHUNK_SIZE - 8192));
@@ -89,9 +89,9 @@ fn memory_put_back_equals_memory_restored_byte_for_byte() {
     let mut numbers = Numbers(7);
     let files: Vec<_> = (1..=4).map(|fill| layer(&mut numbers, fill)).collect();
     let [a, b, c, d] = &files[..] else { panic!() };
-    // A snapshot, its descendants, a relative, and one that shares nothing.
+    // A snapshot, its descendants, a relative, and an unrelated snapshot.
     let snapshots: [&[&(File, LayerIndex)]; 5] = [&[a], &[a, b], &[a, b, c], &[a, c], &[d]];
-    // Few mappings make a plan that reads some chunks.
+    // With few mappings, the plan reads some chunks.
     let budgets = [MAX_MAPPINGS, 16];
     let plan = |layers: &MemoryLayers, budget| plan_mappings(layers.runs(CHUNKS), None, budget);
     let expected: Vec<Vec<u8>> = snapshots
@@ -128,15 +128,12 @@ fn memory_put_back_equals_memory_restored_byte_for_byte() {
         };
         let reverted = revert_memory(&mapped, &plan, &layers, &linear, own);
         mapped = reverted.unwrap().0;
-        // Chunks that are read make huge pages, which reach beyond them.
+        // Chunks that are read create huge pages, which extend beyond them.
         if plan.copy.is_empty() {
             let left = private(&linear);
             let may_stay = |page| kept_own.is_some_and(|pages| pages.contains(page));
             let wrong = left.iter().find(|page| !may_stay(*page));
-            assert_eq!(
-                wrong, None,
-                "round {round}: a page is still the guest's own"
-            );
+            assert_eq!(wrong, None, "round {round}: a page is still private");
         }
         assert!(
             bytes(&memory) == expected[at],
@@ -214,7 +211,7 @@ fn pages_that_a_guest_writes_first_are_read_anew_where_they_are() {
     assert_eq!(private(&linear).iter().collect::<Vec<_>>(), [first + 1]);
 }
 
-/// Takes a snapshot of `memory`: it stores all chunks with pages of the guest's own.
+/// Takes a snapshot of `memory` that stores all chunks with private pages.
 fn capture(memory: &GuestMemory, own: &UnitSet) -> (File, LayerIndex) {
     let file = TempFile::new().unwrap().into_file();
     file.set_len(CHUNKS * CHUNK_SIZE).unwrap();
@@ -295,7 +292,7 @@ fn memory_put_back_to_its_own_snapshot_again_and_again_equals_it_and_is_not_mapp
     }
     assert!(over_what_lay_below > 100 && given_back > 10);
 
-    // To another: what was noted is of no use afterwards.
+    // Revert to another snapshot: the captured pages must not be used afterwards.
     disturb(&memory, &linear, &mut numbers);
     let plan = plan_mappings(below.runs(CHUNKS), None, MAX_MAPPINGS);
     let own = OwnPages {

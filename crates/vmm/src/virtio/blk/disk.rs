@@ -1,4 +1,4 @@
-//! Storage of a disk: a read-only file, or a base file under frozen layers and a copy-on-write
+//! Storage of a disk: a read-only file, or a base file with frozen layers and a copy-on-write
 //! overlay.
 
 use super::overlay::BlockOverlay;
@@ -12,38 +12,39 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-/// Logical block of the device in bytes; guest addresses and lengths are multiples of it.
+/// Size of a logical block of the device, in bytes. Addresses and lengths of the guest are
+/// multiples.
 pub const SECTOR_BYTES: u64 = 512;
-/// Unit of copy-on-write in bytes.
+/// Unit of copy-on-write, in bytes.
 pub const BLOCK_BYTES: u64 = 4096;
-/// Most vectors of one system call (`UIO_MAXIOV`).
+/// Maximum number of vectors per system call (`UIO_MAXIOV`).
 const MAX_IOVECS: usize = 1024;
 
 /// Files of a block device.
 #[derive(Debug)]
 pub enum DiskBackend {
-    /// One file, never written.
+    /// A single read-only file.
     ReadOnly(File),
-    /// `base`, never written, with written blocks at the same offsets in `overlay`, which becomes
-    /// as long as the disk. Former content of `overlay` is never read.
+    /// A read-only `base` and an `overlay` with the written blocks at the same offsets. `overlay`
+    /// becomes as long as the disk. Its former content is never read.
     Overlay {
-        /// Image below; its size is the size of the disk.
+        /// Image, which determines the size of the disk.
         base: File,
         /// File for written blocks.
         overlay: File,
     },
-    /// Like `Overlay`, with frozen layers in between, oldest first.
+    /// Same as `Overlay`, with frozen layers in between, oldest first.
     Layered {
-        /// Image below; its size is the size of the disk.
+        /// Image, which determines the size of the disk.
         base: File,
-        /// Files and their indexes; never written.
+        /// Read-only files and their indexes.
         layers: Vec<(File, LayerIndex)>,
         /// File for written blocks.
         overlay: File,
     },
 }
 
-/// Layers and overlay of a writable disk of a certain size.
+/// Layers and overlay of a writable disk.
 #[derive(Debug)]
 pub struct DiskLayers {
     /// Oldest first.
@@ -62,7 +63,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Opens the backend; its size must be a multiple of 512 bytes and not 0.
+    /// Opens the backend. Its size must be a positive multiple of 512 bytes.
     pub fn new(backend: DiskBackend) -> io::Result<Self> {
         let (mut base, layers, overlay) = match backend {
             DiskBackend::ReadOnly(file) => (file, Vec::new(), None),
@@ -94,29 +95,29 @@ impl Disk {
         })
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns true if the disk cannot be written.
+    /// Returns whether the disk is read-only.
     pub fn read_only(&self) -> bool {
         self.overlay.is_none()
     }
 
-    /// File that takes the writes.
+    /// Returns the file that receives writes.
     pub fn overlay(&self) -> Option<&File> {
         self.overlay.as_ref().map(|o| &o.file)
     }
 
-    /// Bit set of the 4 KiB blocks in the overlay: block `n` is bit `n % 64` of word `n / 64`.
-    /// Empty without overlay.
+    /// Returns the bit set of the 4 KiB blocks in the overlay: block `n` is bit `n % 64` of word `n
+    /// / 64`. Empty without an overlay.
     pub fn owned_blocks(&self) -> &[u64] {
         self.overlay.as_ref().map_or(&[], |o| o.owned.words())
     }
 
-    /// Makes the writes so far a layer that is never written again, and directs further ones to
-    /// `overlay`, an empty file. Returns the index of the new layer.
+    /// Turns the writes so far into an immutable layer, and directs further writes to `overlay`, an
+    /// empty file. Returns the index of the new layer.
     pub fn freeze(&mut self, overlay: File) -> io::Result<LayerIndex> {
         let new = BlockOverlay::create(overlay, self.bytes)?;
         let Some(old) = self.overlay.replace(new) else {
@@ -130,8 +131,8 @@ impl Disk {
         Ok(index)
     }
 
-    /// Undoes the last [`Self::freeze`]: later writes are copied into the frozen file, which takes
-    /// the writes again.
+    /// Undoes the last [`Self::freeze`]: later writes are copied to the frozen file, which receives
+    /// writes again.
     pub fn thaw(&mut self) -> io::Result<()> {
         let (Some(top), Some(frozen)) = (&self.overlay, self.layers.last_mut()) else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -141,7 +142,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Opens layers, oldest first, and an empty file for writes, to be put above the image.
+    /// Opens layers (oldest first) and an empty file for writes, to be put above the image.
     pub fn open_layers(
         &self,
         layers: Vec<(File, LayerIndex)>,
@@ -159,7 +160,7 @@ impl Disk {
         })
     }
 
-    /// Puts `layers` in the place of all that lies above the image, and returns that.
+    /// Replaces all layers above the image by `layers`, and returns the former layers.
     pub fn revert(&mut self, layers: DiskLayers) -> Option<DiskLayers> {
         let before = std::mem::replace(&mut self.layers, layers.layers);
         let overlay = self.overlay.replace(layers.overlay)?;
@@ -169,8 +170,9 @@ impl Disk {
         })
     }
 
-    /// Folds the frozen layer with the file `lower` into the one directly above it, whose file
-    /// `upper` holds every block that only `lower` held. Does nothing if they are not side by side.
+    /// Folds the frozen layer with the file `lower` into the next newer layer. Its file `upper`
+    /// must contain every block that only `lower` contained. Does nothing if the layers are not
+    /// adjacent.
     pub fn fold_layers(&mut self, lower: FileIdentity, upper: FileIdentity) {
         let files = self.layers.iter().map(|layer| &layer.file);
         let Some(at) = adjacent(files, lower, upper) else {
@@ -182,7 +184,8 @@ impl Disk {
         }
     }
 
-    /// Number of the layer below the overlay that holds `block`, from 1; 0 is the base.
+    /// Returns the number of the layer below the overlay that contains `block`, starting at 1; 0 is
+    /// the base.
     fn below(&self, block: u64) -> usize {
         self.layers
             .iter()
@@ -190,7 +193,7 @@ impl Disk {
             .map_or(0, |at| at + 1)
     }
 
-    /// End of `offset..offset + bytes`, if it lies inside the disk.
+    /// Returns the end of `offset..offset + bytes`. Fails if it is outside the disk.
     fn end(&self, offset: u64, bytes: usize) -> io::Result<u64> {
         u64::try_from(bytes)
             .ok()
@@ -205,10 +208,13 @@ impl Disk {
         let Some(overlay) = &self.overlay else {
             return transfer(libc::preadv, &self.base, offset, to.iovecs().collect());
         };
-        // The overlay counts as one more than the layers below it.
-        let source = |block| match overlay.owns(block) {
-            true => self.layers.len() + 1,
-            false => self.below(block),
+        // The overlay is counted as an additional layer above the frozen layers.
+        let source = |block| {
+            if overlay.owns(block) {
+                self.layers.len() + 1
+            } else {
+                self.below(block)
+            }
         };
         while offset < end {
             let mut block = offset / BLOCK_BYTES;
@@ -237,9 +243,9 @@ impl Disk {
         self.write_iovecs(offset, from.len(), from.iovecs())
     }
 
-    /// Writes `bytes` bytes, which the caller has checked to lie inside the disk. The missing part
-    /// of a first or last block that the overlay does not own yet is read from below and written
-    /// around the data, in one call.
+    /// Writes `bytes` bytes, which the caller has checked to be inside the disk. If the overlay
+    /// does not own the first or last block yet, the missing part of the block is read from below.
+    /// It is written together with the data in one call.
     fn write_iovecs(
         &mut self,
         offset: u64,
@@ -288,8 +294,8 @@ impl Disk {
         Ok(data)
     }
 
-    /// Zeroes `bytes` bytes at `offset` and returns their whole blocks to the host. With
-    /// `whole_blocks_only` the rest keeps its content, which a discard permits.
+    /// Zeroes `bytes` bytes at `offset` and releases their whole blocks on the host. With
+    /// `whole_blocks_only`, partial blocks retain their content, which a discard permits.
     pub fn zero(&mut self, offset: u64, bytes: u64, whole_blocks_only: bool) -> io::Result<()> {
         let end = self.end(offset, usize::try_from(bytes).unwrap_or(usize::MAX))?;
         let first = offset.div_ceil(BLOCK_BYTES);
@@ -316,7 +322,7 @@ impl Disk {
         self.write_zeroes(inner_end, end)
     }
 
-    /// Zeroes less than two blocks by writing.
+    /// Zeroes less than two blocks by writing zeroes.
     fn write_zeroes(&mut self, start: u64, end: u64) -> io::Result<()> {
         let bytes = usize::try_from(end.saturating_sub(start)).map_err(invalid)?;
         let mut zeroes = vec![0; bytes];
@@ -369,10 +375,10 @@ fn transfer(
         }
         let count = libc::c_int::try_from(rest.len().min(MAX_IOVECS)).unwrap_or(1);
         let at = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: `rest` holds at least `count` vectors. Each names guest memory, which stays
-        // mapped for as long as the borrowed `GuestBuffers` it came from, or a buffer that the
-        // caller owns. The kernel moves plain bytes; racing accesses of the guest are like those of
-        // a device's DMA.
+        // SAFETY: `rest` has at least `count` vectors. Each refers to guest memory, which is mapped
+        // while the `GuestBuffers` is borrowed, or to a buffer of the caller. The kernel moves
+        // plain bytes. Concurrent accesses of the guest are equivalent to accesses during a
+        // device's DMA.
         let moved = unsafe { call(file.as_raw_fd(), rest.as_ptr(), count, at) };
         let Ok(moved) = usize::try_from(moved) else {
             let error = io::Error::last_os_error();

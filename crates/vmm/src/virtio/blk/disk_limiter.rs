@@ -1,39 +1,39 @@
-//! Rate limiter of a guest's disks: two token buckets, for bytes and for requests, that all its
-//! disks share.
+//! Rate limiter of a guest's disks: two token buckets, for bytes and for requests, shared by all
+//! disks.
 //!
-//! A request starts when everything before it is paid for, whatever its own cost, so at most one
-//! request is ahead of the rate.
+//! A request starts when all earlier requests are paid for, independent of its own cost. At most
+//! one request is therefore ahead of the rate.
 
 use crate::virtio::token_bucket::TokenBucket;
 use jiffy_proto::vm::DiskLimits;
 use std::time::Duration;
 
-/// Shortest wait: the requests of this time are served together, by one wakeup of the event loop.
+/// Minimum wait. All requests that become due in this period are served by one wakeup of the event
+/// loop.
 const MIN_WAIT: Duration = Duration::from_millis(5);
 
 /// Cost of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskWork {
-    /// Bytes of its buffers.
+    /// Size of the request's buffers, in bytes.
     pub bytes: u64,
-    /// Number of requests that it counts as.
+    /// Number of requests to charge.
     pub requests: u64,
 }
 
-/// Token buckets of one guest. Times are relative to a fixed origin, as those of a
-/// [`TokenBucket`] are.
+/// Token buckets of one guest. Times are relative to a fixed origin, as for a [`TokenBucket`].
 #[derive(Debug)]
 pub struct DiskLimiter {
     bytes: Option<TokenBucket>,
     requests: Option<TokenBucket>,
-    /// Bit set of disks that had to wait and were not given precedence since.
+    /// Bit set of disks that had to wait and did not get precedence since.
     waiting: u64,
     /// Disk that was served last.
     last: Option<u32>,
 }
 
 impl DiskLimiter {
-    /// Creates full buckets; none if nothing is limited.
+    /// Creates full buckets. `None` if nothing is limited.
     pub fn new(limits: DiskLimits) -> Option<Self> {
         let (bytes, requests) = (limits.bytes_per_s, limits.requests_per_s);
         (bytes.is_some() || requests.is_some()).then(|| Self {
@@ -44,8 +44,8 @@ impl DiskLimiter {
         })
     }
 
-    /// Admits the next request of `disk` (below 64), or returns the time to wait before asking
-    /// again. Among waiting disks the one that was served last yields once, so that a busy disk
+    /// Admits the next request of `disk` (below 64), or returns the time to wait before the next
+    /// attempt. Among waiting disks, the disk that was served last yields once, so that a busy disk
     /// does not starve the others.
     pub fn admit(&mut self, disk: u32, now: Duration) -> Result<(), Duration> {
         let own = 1u64.checked_shl(disk).unwrap_or(0);
@@ -96,7 +96,8 @@ mod tests {
         DiskWork { bytes, requests: 1 }
     }
 
-    /// Runs a disk that is never idle from `now` to `end`; returns the number of requests served.
+    /// Simulates a disk that is never idle from `now` to `end`. Returns the number of served
+    /// requests.
     fn busy(
         limiter: &mut DiskLimiter,
         disk: u32,
@@ -132,7 +133,7 @@ mod tests {
                 limiter.charge(request(MIB), now);
                 served += 1;
             }
-            // The last one is ahead of the rate.
+            // The last request is ahead of the rate.
             assert_eq!(served, 11);
         }
     }
@@ -145,7 +146,7 @@ mod tests {
         assert!((1009..=1012).contains(&by_bytes), "{by_bytes}");
         let by_requests = busy(&mut limiter(0, 50), 0, MIB, BURST_WINDOW, end);
         assert!((5049..=5052).contains(&by_requests), "{by_requests}");
-        // The tighter one of two limits.
+        // The tighter of the two limits applies.
         let by_both = busy(&mut limiter(10 * MIB, 5), 0, MIB, BURST_WINDOW, end);
         assert!((504..=507).contains(&by_both), "{by_both}");
     }
@@ -181,7 +182,7 @@ mod tests {
     fn a_disk_that_is_never_idle_does_not_keep_another_one_waiting() {
         let mut limiter = limiter(MIB, 0);
         let mut now = BURST_WINDOW;
-        // Times of the next attempts; the first disk always asks first.
+        // Times of the next attempts. The first disk always tries first.
         let mut back = [now; 2];
         let mut served = [0u64; 2];
         while now < Duration::from_secs(60) {

@@ -1,4 +1,4 @@
-//! File that holds some blocks of a disk.
+//! File that contains some blocks of a disk.
 
 use super::disk::{BLOCK_BYTES, invalid};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MAX_UNITS, UnitSet};
@@ -7,8 +7,8 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// Invariant: a block is read from this file exactly if it is in `owned`, and it is only after
-/// every byte of it is in the file.
+/// Invariant: a block is read from this file exactly if it is in `owned`. It is added to `owned`
+/// only after all of its bytes are in the file.
 #[derive(Debug)]
 pub(super) struct BlockOverlay {
     pub file: File,
@@ -16,7 +16,8 @@ pub(super) struct BlockOverlay {
 }
 
 impl BlockOverlay {
-    /// Creates an empty overlay of a disk of `bytes` bytes. Former content of `file` is never read.
+    /// Creates an empty overlay of a disk of `bytes` bytes. The former content of `file` is never
+    /// read.
     pub fn create(file: File, bytes: u64) -> io::Result<Self> {
         let units = bytes.div_ceil(BLOCK_BYTES);
         if units > MAX_UNITS {
@@ -35,7 +36,7 @@ impl BlockOverlay {
         let fits = index.unit == DISK_BLOCK && index.units() == bytes.div_ceil(BLOCK_BYTES);
         if !fits || length != bytes {
             return Err(invalid(format!(
-                "a layer of {length} bytes is not one of this disk of {bytes} bytes"
+                "the layer has {length} bytes, but the disk has {bytes} bytes"
             )));
         }
         Ok(Self {
@@ -52,7 +53,7 @@ impl BlockOverlay {
         self.owned.insert_range(blocks);
     }
 
-    /// Copies all blocks of `newer`, of a disk of `bytes` bytes.
+    /// Copies all blocks of `newer`. `bytes` is the size of the disk.
     pub fn take_over(&mut self, newer: &Self, bytes: u64) -> io::Result<()> {
         let mut data = vec![0; usize::try_from(BLOCK_BYTES).map_err(invalid)?];
         for block in newer.owned.iter() {

@@ -11,14 +11,14 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
 
-/// Bytes of `struct virtio_blk_req` before the data.
+/// Size of the header of `struct virtio_blk_req`, in bytes.
 const HEADER_BYTES: usize = 16;
-/// Bytes of `struct virtio_blk_discard_write_zeroes`.
+/// Size of `struct virtio_blk_discard_write_zeroes`, in bytes.
 const SEGMENT_BYTES: usize = 16;
-/// Most bytes of data in one request; Linux sends at most this by default.
+/// Maximum number of data bytes in one request, which is also the default of Linux.
 pub const MAX_REQUEST_BYTES: usize = 4 << 20;
 
-/// Reason for an error status of a request; the device continues.
+/// Reason for an error status of a request. The device continues to work.
 #[derive(Debug)]
 enum BlockRequestError {
     Unsupported,
@@ -37,23 +37,23 @@ impl From<io::Error> for BlockRequestError {
     }
 }
 
-/// Server of requests.
+/// Serves requests.
 pub struct RequestServer<'d> {
     /// The disk.
     pub disk: &'d mut Disk,
-    /// Answer to `GET_ID`.
+    /// Reply to `GET_ID`.
     pub id: [u8; ID_BYTES],
-    /// If set, a flush reaches the host's storage.
+    /// True if a flush syncs the host's storage.
     pub flush_to_host: bool,
-    /// First failure of the host's files.
+    /// First error of the host's files.
     pub failed: Option<io::Error>,
-    /// Segments that were zeroed or discarded so far.
+    /// Number of segments that were zeroed or discarded so far.
     pub zeroed: u64,
 }
 
 impl RequestServer<'_> {
-    /// Serves one request and writes its status; returns how many bytes of the writable buffers it
-    /// wrote.
+    /// Serves one request and writes its status. Returns the number of bytes written to the
+    /// writable buffers.
     pub fn serve(&mut self, chain: DescriptorChain<'_>) -> Result<u32, DeviceError> {
         let DescriptorChain {
             mut readable,
@@ -61,9 +61,9 @@ impl RequestServer<'_> {
             ..
         } = chain;
         let mut header = [0; HEADER_BYTES];
-        let taken = readable
-            .take(HEADER_BYTES)
-            .ok_or_else(|| DeviceError::Guest("request without a whole header (5.2.6)".into()))?;
+        let taken = readable.take(HEADER_BYTES).ok_or_else(|| {
+            DeviceError::Guest("request without a complete header (5.2.6)".into())
+        })?;
         taken.copy_to(&mut header);
         let data = writable
             .len()
@@ -168,8 +168,8 @@ impl RequestServer<'_> {
     }
 }
 
-/// Checks that data consists of whole sectors, at most [`MAX_REQUEST_BYTES`], in the direction of
-/// the request only.
+/// Checks that data consists of whole sectors, has at most [`MAX_REQUEST_BYTES`], and has only the
+/// direction of the request.
 fn check_data(
     wanted: &GuestBuffers<'_>,
     other: &GuestBuffers<'_>,

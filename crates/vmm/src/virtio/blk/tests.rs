@@ -24,7 +24,7 @@ fn file(content: &[u8]) -> File {
     file
 }
 
-/// Bytes that depend on their offset.
+/// Returns bytes that depend on their offset.
 fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes)
         .map(|i| u8::try_from((i / 512 * 7 + i) % 251).unwrap())
@@ -79,7 +79,7 @@ impl BlockDriver {
             .unwrap();
     }
 
-    /// Sends one request with `data` between header and status; returns the status and the used
+    /// Sends one request with `data` between header and status. Returns the status and the used
     /// length.
     fn request(&mut self, kind: u32, sector: u64, data: &[Buffer]) -> (u8, u32) {
         self.header(kind, sector);
@@ -106,7 +106,7 @@ impl BlockDriver {
             .write_slice(data, GuestAddress(DATA_ADDRESS))
             .unwrap();
         let len = u32::try_from(data.len()).unwrap();
-        // Two buffers, split away from any boundary.
+        // Two buffers, split at an unaligned position.
         let cut = len / 3;
         let data = [
             readable(DATA_ADDRESS, cut),

@@ -1,4 +1,4 @@
-//! Rate limit of one disk: the token buckets that the guest's disks share, and the timer that wakes
+//! Rate limit of one disk: the token buckets shared by the guest's disks, and the timer that wakes
 //! the disk when tokens are available.
 
 use super::disk_limiter::{DiskLimiter, DiskWork};
@@ -21,7 +21,7 @@ pub struct SharedDiskLimiter {
 }
 
 impl SharedDiskLimiter {
-    /// Creates full buckets; none if nothing is limited.
+    /// Creates full buckets. `None` if nothing is limited.
     pub fn new(limits: DiskLimits) -> Option<Self> {
         Some(Self {
             limiter: Arc::new(Mutex::new(DiskLimiter::new(limits)?)),
@@ -58,14 +58,14 @@ impl DiskThrottle {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor belongs to `self.timer` and is open as long as that is.
+        // SAFETY: the descriptor belongs to `self.timer` and is open while `self.timer` exists.
         unsafe { BorrowedFd::borrow_raw(self.timer.as_raw_fd()) }
     }
 
-    /// Registers with the event loop; for `activate`.
+    /// Registers the timer with the event loop. Called by `activate`.
     pub fn start(&mut self, poller: SlotPoller) -> Result<(), DeviceError> {
         self.stop();
-        // Edge-triggered: the timer never needs to be read, so no thread can block on it.
+        // Edge-triggered, so that the timer need not be read and no thread can block on it.
         let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
         poller
             .add(self.fd(), Self::TOKEN, flags)
@@ -74,15 +74,15 @@ impl DiskThrottle {
         Ok(())
     }
 
-    /// Removes the timer from the event loop; for `reset`.
+    /// Removes the timer from the event loop. Called by `reset`.
     pub fn stop(&mut self) {
         if let Some(poller) = self.poller.take() {
-            // Added by `start` and removed only here, so a failure has no consequence.
+            // Ignore the error: the timer is added by `start` and only removed here.
             let _ = poller.remove(self.fd());
         }
     }
 
-    /// Time until the next request may start, if it has to wait.
+    /// Returns the time until the next request may start. `None` if it may start now.
     pub fn wait_for_tokens(&self) -> Option<Duration> {
         let now = self.shared.now();
         lock(&self.shared.limiter).admit(self.disk, now).err()
@@ -94,7 +94,7 @@ impl DiskThrottle {
         lock(&self.shared.limiter).charge(work, now);
     }
 
-    /// Sets the timer to fire after `wait`, which is not zero.
+    /// Sets the timer to fire after `wait`, which must not be zero.
     pub fn wake_after(&mut self, wait: Duration) -> Result<(), DeviceError> {
         self.timer.reset(wait, None).map_err(failed)
     }

@@ -1,9 +1,8 @@
 //! Descriptor chains, checked and resolved to host memory, and the loop that serves them.
 //!
-//! Invariant: a [`DescriptorChain`] is whole. `virtio_queue` ends its iteration silently where a
-//! chain is broken (loops, nested indirect tables, tables outside memory); here the `NEXT` flag of
-//! the last descriptor tells a broken chain from a complete one, so no device ever serves half a
-//! request.
+//! Invariant: a [`DescriptorChain`] is complete. `virtio_queue` ends its iteration silently if a
+//! chain is broken (loops, nested indirect tables, tables outside memory). This module therefore
+//! checks the `NEXT` flag of the last descriptor, so that no device serves an incomplete request.
 
 use super::{DeviceError, Interrupt};
 use crate::GuestMemory;
@@ -15,7 +14,7 @@ use std::time::Duration;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestMemoryBackend, VolatileSlice};
 
-/// Guest memory that a chain names, in order, checked to exist.
+/// Guest memory of a chain, in order, checked to exist.
 #[derive(Debug, Default)]
 pub struct GuestBuffers<'m> {
     slices: Vec<VolatileSlice<'m>>,
@@ -28,22 +27,22 @@ impl<'m> GuestBuffers<'m> {
         self.slices.push(slice);
     }
 
-    /// Total bytes.
+    /// Returns the total number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns true if there is no byte.
+    /// Returns whether the buffers contain no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Slices of guest memory.
+    /// Returns the slices of guest memory.
     pub fn slices(&self) -> &[VolatileSlice<'m>] {
         &self.slices
     }
 
-    /// Splits off the first `bytes`; returns `None`, and takes nothing, if there are fewer.
+    /// Splits off the first `bytes` bytes. Returns `None` and splits nothing if there are fewer.
     pub fn take(&mut self, bytes: usize) -> Option<GuestBuffers<'m>> {
         self.len = self.len.checked_sub(bytes)?;
         let mut front = GuestBuffers::default();
@@ -65,7 +64,7 @@ impl<'m> GuestBuffers<'m> {
         Some(front)
     }
 
-    /// Copies bytes from the front into `to`; returns their number.
+    /// Copies bytes from the front to `to`. Returns their number.
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         let mut done = 0;
         for slice in &self.slices {
@@ -74,7 +73,7 @@ impl<'m> GuestBuffers<'m> {
         done
     }
 
-    /// Copies `from` to the front; returns the number of bytes that fit.
+    /// Copies `from` to the front. Returns the number of bytes that fit.
     pub fn copy_from(&self, from: &[u8]) -> usize {
         let mut done = 0;
         for slice in &self.slices {
@@ -85,7 +84,8 @@ impl<'m> GuestBuffers<'m> {
         done
     }
 
-    /// Slices for vectored I/O. The pointers are valid for as long as the guest memory `'m`.
+    /// Returns the slices for vectored I/O. The pointers are valid as long as the guest memory
+    /// `'m`.
     pub fn iovecs(&self) -> impl Iterator<Item = libc::iovec> {
         self.slices.iter().map(|slice| libc::iovec {
             iov_base: slice.ptr_guard_mut().as_ptr().cast(),
@@ -94,15 +94,15 @@ impl<'m> GuestBuffers<'m> {
     }
 }
 
-/// One request: buffers that the device reads, then buffers that it writes (in this order: virtio
-/// 1.2 section 2.7.4.2).
+/// One request: buffers that the device reads, followed by buffers that it writes (virtio 1.2
+/// section 2.7.4.2).
 #[derive(Debug)]
 pub struct DescriptorChain<'m> {
-    /// Index of its first descriptor, its id in the used ring.
+    /// Index of the first descriptor, which identifies the chain in the used ring.
     pub head: u16,
-    /// From the driver.
+    /// Buffers from the driver to the device.
     pub readable: GuestBuffers<'m>,
-    /// To the driver.
+    /// Buffers from the device to the driver.
     pub writable: GuestBuffers<'m>,
 }
 
@@ -114,7 +114,7 @@ fn ring_error(error: virtio_queue::Error) -> DeviceError {
     guest(format!("available ring: {error}"))
 }
 
-/// Returns true if a chain is on the available ring.
+/// Returns whether the available ring contains a chain.
 fn has_chain(queue: &Queue, memory: &GuestMemory) -> Result<bool, DeviceError> {
     let available = queue
         .avail_idx(memory, Ordering::Acquire)
@@ -122,7 +122,7 @@ fn has_chain(queue: &Queue, memory: &GuestMemory) -> Result<bool, DeviceError> {
     Ok(available.0 != queue.next_avail())
 }
 
-/// Takes the next chain from the available ring, if there is one.
+/// Takes the next chain from the available ring. `None` if it is empty.
 pub fn next_chain<'m>(
     queue: &mut Queue,
     memory: &'m GuestMemory,
@@ -174,19 +174,19 @@ pub fn next_chain<'m>(
 /// State of a queue after [`drain_throttled`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrainStatus {
-    /// Empty; the guest kicks when it adds chains.
+    /// The queue is empty. The guest kicks when it adds chains.
     Drained,
-    /// Chains remain because the budget is spent: the caller continues soon, without a kick.
+    /// Chains remain because the budget is spent. The caller must continue soon, without a kick.
     BudgetSpent,
-    /// Chains remain that must wait for this long: the caller continues then, without a kick.
+    /// Chains remain that must wait this long. The caller must continue then, without a kick.
     Throttled(Duration),
 }
 
-/// Serves available chains: at most as many as the queue's size, and none once they named
-/// `byte_budget` bytes. `serve` returns the number of bytes that it wrote. Kicks are off meanwhile,
-/// and the guest is interrupted once, at the end.
+/// Serves available chains, at most as many as the queue's size. Stops when they have `byte_budget`
+/// bytes. `serve` returns the number of bytes that it wrote. Kicks are disabled meanwhile, and the
+/// guest is interrupted once, at the end.
 ///
-/// Returns true if chains remain; the caller must then continue without a kick (see
+/// Returns whether chains remain. The caller must then continue without a kick (see
 /// [`DeferredKick`]).
 pub fn drain<'m>(
     queue: &mut Queue,
@@ -199,9 +199,9 @@ pub fn drain<'m>(
     Ok(left != DrainStatus::Drained)
 }
 
-/// Like [`drain`], but `wait_time` returns the time that the next chain has to wait, if any. Such a
-/// chain stays on the ring, so that the next drain finds it, in this machine or in one restored
-/// from it.
+/// Same as [`drain`]. `wait_time` returns the time for which the next chain has to wait, if any.
+/// Such a chain stays on the ring, so that the next drain handles it, on this machine or on a
+/// machine restored from it.
 pub fn drain_throttled<'m>(
     queue: &mut Queue,
     memory: &'m GuestMemory,
@@ -256,9 +256,9 @@ pub fn drain_throttled<'m>(
         match served {
             Ok(DrainStatus::Drained) => match queue.enable_notification(memory) {
                 Ok(false) => break Ok(DrainStatus::Drained),
-                // An index that is ahead after enabling kicks but not when read again would block
-                // the event loop for ever: a driver can place the used ring over it, or write it
-                // from another CPU.
+                // The index was ahead after kicks were enabled, but not when it was read again.
+                // This would block the event loop forever. A driver can cause it by placing the
+                // used ring over the index, or by writing the index from another CPU.
                 Ok(true) if !progress => break Err(guest("available index goes back (2.7.6)")),
                 Ok(true) => progress = false,
                 Err(e) => break Err(ring(e)),
@@ -272,7 +272,7 @@ pub fn drain_throttled<'m>(
     outcome
 }
 
-/// Checks at activation that a queue that the driver enabled lies in memory.
+/// Checks at activation that a queue enabled by the driver is inside memory.
 pub fn check_queue(queue: &Queue, memory: &GuestMemory) -> Result<(), DeviceError> {
     if queue.ready() && !queue.is_valid(memory) {
         return Err(guest("queue outside memory"));
@@ -280,7 +280,7 @@ pub fn check_queue(queue: &Queue, memory: &GuestMemory) -> Result<(), DeviceErro
     Ok(())
 }
 
-/// Callback from the event loop for queues that a device left unfinished.
+/// Callback from the event loop for queues that a device did not finish.
 #[derive(Debug)]
 pub struct DeferredKick {
     event: EventFd,
@@ -289,7 +289,7 @@ pub struct DeferredKick {
 }
 
 impl DeferredKick {
-    /// Token of the wake-ups in `host_event`.
+    /// Token of the callback in `host_event`.
     pub const TOKEN: u32 = u32::MAX;
 
     /// Creates the callback without pending queues.
@@ -303,7 +303,7 @@ impl DeferredKick {
         })
     }
 
-    /// Registers with the event loop; for `activate`.
+    /// Registers the callback with the event loop. Called by `activate`.
     pub fn start(&mut self, poller: crate::poll::SlotPoller) -> Result<(), DeviceError> {
         self.stop();
         poller
@@ -313,10 +313,10 @@ impl DeferredKick {
         Ok(())
     }
 
-    /// Removes the callback from the event loop and forgets pending queues; for `reset`.
+    /// Removes the callback from the event loop and forgets pending queues. Called by `reset`.
     pub fn stop(&mut self) {
         if let Some(poller) = self.poller.take() {
-            // Added by `start` and removed only here, so a failure has no consequence.
+            // Ignore the error: the descriptor is added by `start` and only removed here.
             let _ = poller.remove(self.event.as_fd());
         }
         self.take();
@@ -334,7 +334,7 @@ impl DeferredKick {
         Ok(())
     }
 
-    /// Takes the pending queues, as a bit set.
+    /// Returns and clears the pending queues, as a bit set.
     pub fn take(&mut self) -> u64 {
         if self.queues != 0 {
             let _ = self.event.read();

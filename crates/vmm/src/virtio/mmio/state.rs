@@ -1,4 +1,4 @@
-//! State of a transport and its device as a value.
+//! Saved state of a transport and its device.
 
 use super::{MmioDevice, QueueSetup};
 use crate::virtio::device::RingState;
@@ -9,15 +9,15 @@ use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_NEEDS_RESET;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vm_memory::{Address, Bytes, GuestAddress};
 
-/// Layout of rings (virtio 1.2 sections 2.7.6 and 2.7.8), in bytes: the header and one entry of
-/// each, behind whose last the other side's event index lies.
+/// Layout of rings in bytes (virtio 1.2 sections 2.7.6 and 2.7.8): sizes of the header and of an
+/// entry. The event index of the other side follows the last entry.
 const AVAIL_HEADER_BYTES: u64 = 4;
 const AVAIL_BYTES: u64 = 2;
 const AVAIL_INDEX: u64 = 2;
 const USED_HEADER_BYTES: u64 = 4;
 const USED_BYTES: u64 = 8;
 
-/// State of one device, registers and rings included.
+/// State of one device, including registers and rings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransportState {
     name: String,
@@ -39,14 +39,14 @@ crate::frozen_layout!(QueueSetup, 32);
 crate::frozen_layout!(RingState, 4);
 
 impl TransportState {
-    /// Name of the device.
+    /// Returns the name of the device.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
 impl MmioDevice {
-    /// Reads the state; no vCPU may be running.
+    /// Returns the state. No vCPU may be running.
     pub fn save(&self) -> TransportState {
         TransportState {
             name: self.name().to_owned(),
@@ -64,7 +64,7 @@ impl MmioDevice {
         }
     }
 
-    /// Sets the state of a fresh device. Memory must be restored already.
+    /// Sets the state of a new device. Memory must already be restored.
     pub fn restore(&mut self, state: &TransportState) -> Result<(), DeviceError> {
         let refuse = |what: &str| {
             Err(DeviceError::Host(format!(
@@ -104,24 +104,25 @@ impl MmioDevice {
         Ok(())
     }
 
-    /// Puts a device in use back to a state: its driver is forgotten first. Memory must be put back
-    /// already.
+    /// Reverts a device in use to a state. The device is reset first. Memory must already be
+    /// reverted.
     pub fn revert(&mut self, state: &TransportState) -> Result<(), DeviceError> {
         self.reset();
         self.failure = None;
         self.restore(state)
     }
 
-    /// Interrupts once if a driver is active and may not have heard of all that the device gave
-    /// back, or of a changed configuration: the interrupt may have been in flight when the machine
-    /// stopped. One for nothing is harmless, and costs the guest some exits.
-    pub fn interrupt_if_owed(&self) {
-        if self.active && self.owes_interrupt() {
+    /// Interrupts once if a driver is active and may not have received a notification, because the
+    /// interrupt may have been in flight when the machine stopped. The notification may concern
+    /// returned buffers or a changed configuration. An unnecessary interrupt is harmless, and costs
+    /// the guest some exits.
+    pub fn interrupt_if_needed(&self) {
+        if self.active && self.needs_interrupt() {
             self.irq.queue();
         }
     }
 
-    fn owes_interrupt(&self) -> bool {
+    fn needs_interrupt(&self) -> bool {
         // Guests acknowledge only interrupts of devices that are not quiet.
         let pending = self.irq.status.load(Ordering::SeqCst) != 0;
         let rings = self.device.rings();
@@ -131,8 +132,8 @@ impl MmioDevice {
             || queues.any(|(queue, ring)| queue.ready && !self.waits(queue, *ring))
     }
 
-    /// True if the driver waits for a buffer that the device has not given back yet. One that waits
-    /// for none polls, or is in the midst of handling an interrupt, and looks once more.
+    /// Returns whether the driver waits for a buffer that the device has not returned yet.
+    /// Otherwise the driver polls, or is handling an interrupt and will check again.
     fn waits(&self, queue: &QueueSetup, ring: RingState) -> bool {
         let event = AVAIL_HEADER_BYTES + AVAIL_BYTES * u64::from(queue.size);
         let event = self.ring_word(queue.available, event);
@@ -140,10 +141,10 @@ impl MmioDevice {
         self.has_event_index() && ahead.is_some_and(|ahead| ahead < queue.size)
     }
 
-    /// Returns true if the driver may have made a buffer of queue `index` available without the
-    /// device's knowledge, or would not kick for the next one: the kick may have been in flight
-    /// when the machine stopped.
-    pub fn owes_look(&self, index: usize) -> bool {
+    /// Returns whether queue `index` must be checked because a kick may have been in flight when
+    /// the machine stopped. Then the driver may have made a buffer available unnoticed, or would
+    /// not kick for the next buffer.
+    pub fn needs_check(&self, index: usize) -> bool {
         let rings = self.device.rings();
         let (Some(queue), Some(ring)) = (self.queues.get(index), rings.get(index)) else {
             return self.active;
@@ -160,19 +161,19 @@ impl MmioDevice {
         self.driver_features & 1 << VIRTIO_RING_F_EVENT_IDX != 0
     }
 
-    /// Reads a word of a ring. The address is the driver's.
+    /// Reads a word of a ring. The address comes from the driver.
     fn ring_word(&self, ring: u64, offset: u64) -> Option<u16> {
         let address = GuestAddress(ring).checked_add(offset)?;
         let word = self.memory.load(address, Ordering::SeqCst).ok()?;
         Some(u16::from_le(word))
     }
 
-    /// Serves every queue and interrupts once if need be, in case a kick or an interrupt was in
+    /// Serves every queue and interrupts once if necessary, in case a kick or an interrupt was in
     /// flight when the machine stopped.
     pub fn kick_queues(&mut self) {
         for queue in 0..self.queue_count() {
             self.queue_event(queue);
         }
-        self.interrupt_if_owed();
+        self.interrupt_if_needed();
     }
 }

@@ -69,7 +69,7 @@ fn bring_up(device: &mut MmioDevice, used: u32) {
     bring_up_with(device, used, 0);
 }
 
-/// The same with these features of the lower half.
+/// Same as [`bring_up`] with these features of the lower half.
 fn bring_up_with(device: &mut MmioDevice, used: u32, features: u32) {
     set(device, 0x70, 1);
     set(device, 0x70, 3);
@@ -154,13 +154,13 @@ fn every_register_tolerates_every_access() {
 }
 
 const EVENT_IDX: u32 = 1 << VIRTIO_RING_F_EVENT_IDX;
-/// Words of the rings that [`bring_up`] sets up: index of the available ring, the driver's event
-/// index behind its 16 entries, and the device's behind those of the used ring.
+/// Addresses in the rings of [`bring_up`]: the index of the available ring, the driver's event
+/// index after its 16 entries, and the device's event index in the used ring.
 const AVAIL_INDEX: u64 = 0x2002;
 const USED_EVENT: u64 = 0x2000 + 4 + 2 * 16;
 const AVAIL_EVENT: u64 = 0x3000 + 4 + 8 * 16;
 
-/// A device that has taken and given back `next` buffers, whose driver has set `words`.
+/// Returns a device that has taken and returned `next` buffers, and whose driver has set `words`.
 fn with_rings(features: u32, next: u16, words: &[(u64, u16)]) -> MmioDevice {
     let mut device = transport(TestDevice {
         ring: RingState {
@@ -181,15 +181,15 @@ fn with_rings(features: u32, next: u16, words: &[(u64, u16)]) -> MmioDevice {
 #[test]
 fn a_driver_is_interrupted_unless_it_waits_for_what_the_device_has_not_given_back() {
     let interrupted = |device: MmioDevice| {
-        device.interrupt_if_owed();
+        device.interrupt_if_needed();
         device.irq.fd.read().is_ok()
     };
     assert!(!interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 7)])));
     assert!(interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 6)])));
-    // It lets a few more come before it wants to know.
+    // The driver wants to be notified only after some more buffers.
     assert!(!interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 9)])));
     assert!(interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 23)])));
-    // Without event indexes there is no telling.
+    // Without event indexes, the state of the driver is unknown.
     assert!(interrupted(with_rings(0, 7, &[(USED_EVENT, 7)])));
     let idle = transport(TestDevice::default());
     assert!(!interrupted(idle));
@@ -197,12 +197,12 @@ fn a_driver_is_interrupted_unless_it_waits_for_what_the_device_has_not_given_bac
 
 #[test]
 fn a_queue_is_looked_at_unless_its_driver_will_kick_for_the_next_buffer() {
-    let owed = |features, next, words: &[_]| with_rings(features, next, words).owes_look(0);
+    let owed = |features, next, words: &[_]| with_rings(features, next, words).needs_check(0);
     let seen = [(AVAIL_INDEX, 7), (AVAIL_EVENT, 7)];
     assert!(!owed(EVENT_IDX, 7, &seen));
     assert!(owed(EVENT_IDX, 6, &seen));
-    // The device rests, and takes no kicks.
+    // The device is idle, and has disabled kicks.
     assert!(owed(EVENT_IDX, 7, &[(AVAIL_INDEX, 7), (AVAIL_EVENT, 6)]));
     assert!(owed(0, 7, &seen));
-    assert!(!transport(TestDevice::default()).owes_look(0));
+    assert!(!transport(TestDevice::default()).needs_check(0));
 }

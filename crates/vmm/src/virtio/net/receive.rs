@@ -1,8 +1,8 @@
 //! Frames from the tap to the guest.
 //!
-//! The tap is watched edge-triggered, and `readable` stays set until a read finds it empty. A guest
-//! without buffers therefore causes no wakeups, and no frame is read without a buffer for it,
-//! except one that is too large for the available buffers and waits for more.
+//! The tap is watched edge-triggered, and `readable` remains set until a read finds the tap empty.
+//! A guest without buffers therefore causes no wakeups. A frame is only read if a buffer is
+//! available. A frame that is too large for the available buffers waits for more.
 
 use super::MAX_FRAME_BYTES;
 use super::header::{HEADER_BYTES, set_num_buffers};
@@ -15,7 +15,7 @@ use std::sync::atomic::{Ordering, fence};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Address, Bytes, GuestAddress};
 
-/// Frames plus chains handled before control returns to the event loop.
+/// Maximum number of frames and chains handled before control returns to the event loop.
 const RX_BUDGET: usize = 512;
 
 /// State of the receiving side.
@@ -25,22 +25,22 @@ pub struct FrameReceiver {
     len: usize,
     /// True if the tap may have a frame.
     pub readable: bool,
-    /// Frames given to the guest.
+    /// Number of frames delivered to the guest.
     pub frames: u64,
-    /// Frames too large for the guest's buffers.
+    /// Number of frames that were too large for the guest's buffers.
     pub dropped: u64,
-    /// Reads that failed.
+    /// Number of failed reads.
     pub errors: u64,
 }
 
 enum DeliveryStatus {
     Done,
     Dropped,
-    /// The guest was asked to kick when it has more buffers.
+    /// The guest has no buffers. Kicks for new buffers are enabled.
     Starved,
 }
 
-/// Receive queue and its surroundings.
+/// Receive queue with the resources for using it.
 pub struct ReceiveQueue<'a> {
     /// Queue of the device.
     pub queue: &'a mut Queue,
@@ -48,7 +48,7 @@ pub struct ReceiveQueue<'a> {
     pub memory: &'a GuestMemory,
     /// Interrupt line.
     pub interrupt: &'a dyn Interrupt,
-    /// `VIRTIO_NET_F_MRG_RXBUF` was negotiated: a frame may be spread over several chains.
+    /// True if `VIRTIO_NET_F_MRG_RXBUF` was negotiated: a frame may be spread over several chains.
     pub mergeable: bool,
 }
 
@@ -68,20 +68,20 @@ impl FrameReceiver {
         }
     }
 
-    /// Forgets the frame that waits, if any.
+    /// Drops the waiting frame, if any.
     pub fn reset(&mut self) {
         self.len = 0;
         self.readable = false;
     }
 
-    /// Drops the next frame of the tap; returns false if there is none.
+    /// Drops the next frame of the tap. Returns `false` if there is no frame.
     pub fn drop_frame(&mut self, tap: &Tap) -> bool {
         self.reset();
         matches!(tap.read(&mut self.frame), Ok(length) if length != 0)
     }
 
-    /// Moves frames until the tap is empty, the guest has no buffers or the budget is spent;
-    /// returns true if the budget was.
+    /// Moves frames until the tap is empty, the guest has no buffers, or the budget is spent.
+    /// Returns whether the budget is spent.
     pub fn run(&mut self, tap: &Tap, mut to: ReceiveQueue<'_>) -> Result<bool, DeviceError> {
         if !to.queue.ready() {
             return Ok(false);
@@ -111,7 +111,7 @@ impl FrameReceiver {
                     }
                 }
                 if self.len <= HEADER_BYTES {
-                    // No frame, an empty one, or the end of the tap.
+                    // No frame, an empty frame, or the end of the tap.
                     self.readable &= self.len != 0;
                     self.len = 0;
                 }
@@ -133,7 +133,7 @@ impl FrameReceiver {
 }
 
 impl ReceiveQueue<'_> {
-    /// Returns true if a chain is available; enables kicks if not.
+    /// Returns whether a chain is available. If not, enables kicks.
     fn has_buffers(&mut self) -> Result<bool, DeviceError> {
         let avail = self.queue.avail_idx(self.memory, Ordering::Acquire);
         if avail.map_err(ring)?.0 != self.queue.next_avail() {
@@ -162,8 +162,7 @@ impl ReceiveQueue<'_> {
                 return Ok(DeliveryStatus::Dropped);
             }
             let Some(chain) = next_chain(self.queue, self.memory)? else {
-                // Enabled after the last chain seen: the driver kicks for the chains that follow
-                // it.
+                // Kicks are enabled for chains that follow the last chain seen.
                 let more = self.queue.enable_notification(self.memory).map_err(ring)?;
                 if more && !std::mem::replace(&mut asked, true) {
                     continue;
@@ -196,7 +195,7 @@ impl ReceiveQueue<'_> {
         Ok(DeliveryStatus::Done)
     }
 
-    /// Puts all chains of a frame into the used ring and moves its index once: a polling driver
+    /// Adds all chains of a frame to the used ring and advances its index once: a polling driver
     /// must never see an incomplete frame.
     fn publish(&mut self, used: &[(u16, u32)]) -> Result<(), DeviceError> {
         let base = GuestAddress(self.queue.used_ring());
@@ -217,7 +216,7 @@ impl ReceiveQueue<'_> {
         Ok(())
     }
 
-    /// Returns true if the driver wants an interrupt for the buffers used since index `before`
+    /// Returns whether the driver requests an interrupt for the buffers used since index `before`
     /// (2.7.10).
     fn needs_interrupt(&self, before: u16) -> Result<bool, DeviceError> {
         fence(Ordering::SeqCst);

@@ -5,19 +5,19 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Offloads of a tap's reader (Linux `if_tun.h`).
+/// Offloads that the reader of a tap supports (Linux `if_tun.h`).
 const TUN_F_CSUM: libc::c_ulong = 1;
 const TUN_F_TSO4: libc::c_ulong = 2;
 const TUN_F_TSO6: libc::c_ulong = 4;
 
-/// Receive offloads of the driver.
+/// Receive offloads that the driver supports.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TapOffloads {
     /// Frames without a complete checksum.
     pub csum: bool,
-    /// TCP over IPv4 in segments of up to 64 KiB; needs `csum`.
+    /// TCP over IPv4 in segments of up to 64 KiB. Requires `csum`.
     pub tso4: bool,
-    /// TCP over IPv6 likewise.
+    /// The same for TCP over IPv6.
     pub tso6: bool,
 }
 
@@ -36,7 +36,7 @@ mod ioctls {
 /// `TUNSETOFFLOAD`, which takes its argument by value.
 const TUNSETOFFLOAD: libc::c_ulong = nix::request_code_write!(b'T', 208, size_of::<libc::c_uint>());
 
-/// Tap device, or in tests a datagram socket instead of one.
+/// Tap device, or a datagram socket in tests.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
@@ -47,11 +47,13 @@ impl Tap {
     /// Wraps a tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR` and makes it non-blocking.
     pub fn new(file: File) -> io::Result<Self> {
         nonblocking(&file)?;
-        // SAFETY: an all-zero `ifreq` is valid: it is plain integers and a union of them.
+        // SAFETY: an all-zero `ifreq` is valid because it contains only integers and a union of
+        // integers.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         // SAFETY: TUNGETIFF writes one `ifreq`, which `request` is.
         unsafe { ioctls::get_iff(file.as_raw_fd(), &mut request) }?;
-        // SAFETY: TUNGETIFF answered with flags, and every bit pattern is a value of that field.
+        // SAFETY: TUNGETIFF has set the flags, and every bit pattern is a valid value of that
+        // field.
         let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
         let wanted = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         if flags & wanted != wanted {
@@ -66,7 +68,7 @@ impl Tap {
         Ok(Self { file, is_tap: true })
     }
 
-    /// Wraps a socket on which every datagram is a frame with its header.
+    /// Wraps a socket. Every datagram is a frame with its header.
     #[cfg(any(test, feature = "testing"))]
     pub fn datagrams(file: File) -> io::Result<Self> {
         nonblocking(&file)?;
@@ -76,7 +78,7 @@ impl Tap {
         })
     }
 
-    /// Sets the offloads that the driver can receive.
+    /// Sets the offloads that the driver supports for received frames.
     pub fn set_offloads(&self, offloads: TapOffloads) -> io::Result<()> {
         if !self.is_tap {
             return Ok(());
@@ -86,7 +88,7 @@ impl Tap {
         let flags = flag(csum, TUN_F_CSUM)
             | flag(csum && tso4, TUN_F_TSO4)
             | flag(csum && tso6, TUN_F_TSO6);
-        // SAFETY: TUNSETOFFLOAD takes its argument by value and touches no memory of ours.
+        // SAFETY: TUNSETOFFLOAD takes its argument by value and accesses no memory of this process.
         let result = unsafe { libc::ioctl(self.file.as_raw_fd(), TUNSETOFFLOAD, flags) };
         if result < 0 {
             return Err(io::Error::last_os_error());
@@ -102,9 +104,9 @@ impl Tap {
     /// Writes one frame with its header.
     pub fn write(&self, iovecs: &[libc::iovec]) -> io::Result<()> {
         let count = libc::c_int::try_from(iovecs.len()).unwrap_or(libc::c_int::MAX);
-        // SAFETY: `iovecs` holds `count` vectors (the kernel refuses more than 1024). Each names
-        // guest memory that stays mapped while borrowed, or a buffer of the caller; it is only
-        // read.
+        // SAFETY: `iovecs` has `count` vectors (the kernel rejects more than 1024). Each refers to
+        // guest memory, which is mapped while it is borrowed, or to a buffer of the caller. The
+        // memory is only read.
         let written = unsafe { libc::writev(self.file.as_raw_fd(), iovecs.as_ptr(), count) };
         if written < 0 {
             return Err(io::Error::last_os_error());

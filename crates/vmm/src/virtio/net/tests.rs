@@ -12,7 +12,7 @@ const MRG_RXBUF: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 
 mod kernel;
 
-/// Interface over a socket, its driver, and the far end of the wire.
+/// Interface over a socket, its driver, and the other end of the wire.
 struct NetDriver {
     net: Net,
     rx: Ring,
@@ -58,7 +58,7 @@ impl NetDriver {
                 return events;
             }
             events += ready.len();
-            assert!(events < 1000, "the event loop does not come to rest");
+            assert!(events < 1000, "the event loop does not become idle");
             for ready in ready {
                 self.net.host_event(ready.token, ready.flags).unwrap();
             }
@@ -152,7 +152,7 @@ fn a_long_frame_is_spread_over_several_buffers_and_published_at_once() {
     got.extend(driver.bytes(RX_BUFFERS_ADDRESS + 0x10000, 1000));
     got.extend(driver.bytes(RX_BUFFERS_ADDRESS + 0x20000, 512));
     assert_eq!(got, frame[12..]);
-    // The buffer that was not needed serves the next frame.
+    // The unused buffer receives the next frame.
     driver.receive_from_wire(60);
     driver.run_until_idle();
     assert_eq!(driver.rx.used(), [(3, 72)]);
@@ -181,7 +181,7 @@ fn a_frame_longer_than_the_buffers_at_hand_waits_for_one_more() {
     driver.receive_from_wire(1900);
     driver.run_until_idle();
     assert!(driver.rx.used().is_empty());
-    // The kick is enabled after the buffer that is available already.
+    // Kicks are enabled for buffers after the available one.
     assert_eq!(driver.rx.avail_event(), 1);
     driver.add_rx_buffer(1, 1000);
     driver.net.queue_event(RX_QUEUE).unwrap();

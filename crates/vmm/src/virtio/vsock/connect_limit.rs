@@ -1,15 +1,16 @@
-//! Limit of connections that a guest asks for. They are cheap for it and cost the host a message or
-//! a reset, and time that its other guests want. Connections of the host do not count.
+//! Limit of the connections that a guest requests. Requests are cheap for the guest, but cost the
+//! host a message or a reset, and time that other guests need. Connections of the host do not
+//! count.
 
 use super::MAX_CONNECTIONS;
 use crate::virtio::token_bucket::{BURST_WINDOW, TokenBucket};
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-/// Requests in a second, and at once after a pause: as many as there can be connections. An agent
-/// makes one to greet.
+/// Maximum number of requests per second, and of consecutive requests after a pause: the maximum
+/// number of connections. An agent sends one request for its greeting.
 const PER_S: NonZeroU64 = NonZeroU64::MIN.saturating_add(MAX_CONNECTIONS as u64 - 1);
-/// Time for which the transmit queue rests once there are too many.
+/// Time for which the transmit queue is not served after too many requests.
 const REST: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
@@ -34,7 +35,7 @@ impl ConnectLimit {
         }
     }
 
-    /// Counts a request at `now`; returns true if the queue is to rest.
+    /// Counts a request at `now`. Returns whether the queue must rest.
     pub fn count(&mut self, now: Instant) -> bool {
         let since = now.duration_since(self.began) + BURST_WINDOW;
         self.bucket.take(1, since);
@@ -43,7 +44,7 @@ impl ConnectLimit {
         is_over
     }
 
-    /// End of a rest that is not over.
+    /// Returns the end of the current rest. `None` if the queue does not rest.
     pub fn rests_until(&mut self) -> Option<Instant> {
         self.rests_until = self.rests_until.filter(|until| *until > Instant::now());
         self.rests_until

@@ -22,15 +22,16 @@ pub struct PortPair {
     pub host: u32,
 }
 
-/// Timeouts of answers from the guest.
+/// Timeouts of replies from the guest.
 #[derive(Debug, Clone, Copy)]
 pub struct VsockTimeouts {
-    /// Answer to a connection request.
+    /// Timeout of the reply to a connection request.
     pub connect: Duration,
-    /// RST that confirms our SHUTDOWN (Linux waits as long: `VSOCK_CLOSE_TIMEOUT`).
+    /// Timeout of the RST that confirms a SHUTDOWN of the device. Same value as Linux
+    /// (`VSOCK_CLOSE_TIMEOUT`).
     pub close: Duration,
-    /// Credit, before a credit request. Linux sends credit by itself, so a request is rarely
-    /// needed.
+    /// Time without credit before a credit request is sent. Linux sends credit unprompted, so
+    /// requests are rare.
     pub credit: Duration,
 }
 
@@ -44,39 +45,39 @@ impl Default for VsockTimeouts {
     }
 }
 
-/// Action on a connection after an event.
+/// Action required by an event of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum ConnectionAction {
-    /// Keep it.
+    /// Keep the connection.
     Keep,
     /// Send an RST to the guest and free its ports.
     PendingReset,
-    /// Free its ports; the guest knows already.
+    /// Free its ports. The guest knows already.
     End,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VsockConnectionState {
-    /// The host connects to the guest; `asked`: the REQUEST was sent.
+    /// The host connects to the guest. `asked` is set when the REQUEST was sent.
     Connecting { asked: bool },
     /// The guest connected to the host; the RESPONSE is not sent yet.
     Accepting,
     /// Established.
     Open,
-    /// The host has closed and the SHUTDOWN was sent; only the guest's RST is missing.
+    /// The host has closed, and the SHUTDOWN was sent. The guest's RST is pending.
     Closing,
-    /// The guest has closed; only the backlog remains to be sent to the host.
+    /// The guest has closed. Only the backlog remains to be sent to the host.
     Lingering,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CreditRequestState {
     None,
-    /// The guest has no room; a request is due at the deadline.
+    /// The guest has no buffer space. A request is due at the deadline.
     Delayed,
     Due,
-    /// Sent; not repeated before there was room.
+    /// Sent. It is not repeated until the guest has buffer space again.
     Sent,
 }
 
@@ -84,23 +85,24 @@ enum CreditRequestState {
 pub struct VsockConnection {
     pub ports: PortPair,
     pub credit: Credit,
-    /// True while it is in the muxer's queue of connections with packets to send.
+    /// True while the connection is in the muxer's queue of connections with packets to send.
     pub queued: bool,
     /// Time of the next call of [`VsockConnection::expire`].
     pub deadline: Option<Instant>,
     state: VsockConnectionState,
-    /// Stream to the host; none once both directions have ended.
+    /// Stream to the host. `None` after both directions have ended.
     stream: Option<OwnedFd>,
-    /// Events that the stream is watched for; none: not watched.
+    /// Events for which the stream is watched. `None` if it is not watched.
     watched: Option<EpollFlags>,
     backlog: HostBacklog,
-    /// The stream may be readable, or at its end.
+    /// True if the stream may be readable or at its end.
     readable: bool,
-    /// The host has closed its sending side, and all its bytes were sent to the guest.
+    /// True if the host has closed its sending side, and all of its bytes were sent to the guest.
     host_send_closed: bool,
-    /// The host has closed its receiving side.
+    /// True if the host has closed its receiving side.
     host_receive_closed: bool,
-    /// Both directions of the stream have ended; watching it would report it as ready for ever.
+    /// True if both directions of the stream have ended. If it were watched, it would always be
+    /// ready.
     hung_up: bool,
     /// `SHUT_*` flags received from the guest.
     guest_shut: u32,
@@ -132,7 +134,7 @@ impl VsockConnection {
         }
     }
 
-    /// Creates a connection from the host; the guest must answer by `deadline`.
+    /// Creates a connection from the host. The guest must reply by `deadline`.
     pub fn connecting(ports: PortPair, stream: OwnedFd, deadline: Instant) -> Self {
         let mut connection = Self::new(
             ports,
@@ -143,7 +145,7 @@ impl VsockConnection {
         connection
     }
 
-    /// Creates the connection that the guest asked for with `request`.
+    /// Creates the connection that the guest requested with `request`.
     pub fn accepting(ports: PortPair, stream: OwnedFd, request: &VsockHeader) -> Self {
         let mut connection = Self::new(ports, stream, VsockConnectionState::Accepting);
         connection.credit.update(request);
@@ -166,7 +168,8 @@ impl VsockConnection {
         }
     }
 
-    /// Ends the guest's side. Returns true if the connection must stay until the backlog is sent.
+    /// Closes the guest's side. Returns whether the connection must remain until the backlog is
+    /// sent.
     pub fn linger(&mut self) -> bool {
         self.state = VsockConnectionState::Lingering;
         self.deadline = None;

@@ -3,7 +3,7 @@
 
 use super::header::VsockHeader;
 
-/// Receive buffer of a connection: bytes kept while the host does not read.
+/// Receive buffer of a connection in bytes, used while the host does not read.
 pub const BUF_ALLOC_BYTES: u32 = 256 * 1024;
 
 /// Flow control of both directions of a connection.
@@ -11,7 +11,7 @@ pub const BUF_ALLOC_BYTES: u32 = 256 * 1024;
 pub struct Credit {
     /// Bytes received from the guest.
     received: u32,
-    /// Received bytes that the host took.
+    /// Received bytes that the host has accepted.
     forwarded: u32,
     /// Value of `forwarded` last announced to the guest.
     announced: u32,
@@ -23,14 +23,14 @@ pub struct Credit {
 }
 
 impl Credit {
-    /// Takes the guest's credit from the header of a packet.
+    /// Updates the guest's credit from the header of a packet.
     pub fn update(&mut self, header: &VsockHeader) {
         self.guest_buf_alloc = header.buf_alloc;
         self.guest_forwarded = header.fwd_cnt;
     }
 
-    /// Bytes that the guest has room for.
-    pub fn room(&self) -> u32 {
+    /// Returns the number of bytes for which the guest has buffer space.
+    pub fn available(&self) -> u32 {
         let under_way = self.sent.wrapping_sub(self.guest_forwarded);
         self.guest_buf_alloc.saturating_sub(under_way)
     }
@@ -40,7 +40,7 @@ impl Credit {
         self.sent = self.sent.wrapping_add(bytes);
     }
 
-    /// Counts bytes received from the guest; returns false if they exceed its credit.
+    /// Counts bytes received from the guest. Returns `false` if they exceed the guest's credit.
     pub fn receive(&mut self, bytes: u32) -> bool {
         let allowed = bytes <= BUF_ALLOC_BYTES.saturating_sub(self.unacknowledged());
         if allowed {
@@ -49,7 +49,7 @@ impl Credit {
         allowed
     }
 
-    /// Counts bytes that the host took.
+    /// Counts bytes that the host has accepted.
     pub fn forward(&mut self, bytes: u32) {
         self.forwarded = self.forwarded.wrapping_add(bytes);
     }
@@ -60,9 +60,9 @@ impl Credit {
         self.announced
     }
 
-    /// Returns true if the guest counts on less than half of the buffer and enough of it has become
-    /// free for a credit update. A host that reads a few bytes at a time does not cause an update
-    /// each time.
+    /// Returns whether a credit update must be sent: the guest knows of less than half of the
+    /// buffer as free, and enough more has become free. A host that reads a few bytes at a time
+    /// does not cause an update each time.
     pub fn needs_update(&self) -> bool {
         let news = self.forwarded.wrapping_sub(self.announced);
         let all = self.forwarded == self.received;
@@ -110,9 +110,9 @@ mod tests {
                 ..VsockHeader::default()
             });
         }
-        assert_eq!(credit.room(), 100);
+        assert_eq!(credit.available(), 100);
         credit.send(101);
-        assert_eq!(credit.room(), 0);
+        assert_eq!(credit.available(), 0);
     }
 
     #[test]
@@ -123,7 +123,7 @@ mod tests {
             fwd_cnt: 1,
             ..VsockHeader::default()
         });
-        assert_eq!(credit.room(), 0);
+        assert_eq!(credit.available(), 0);
     }
 
     #[test]

@@ -18,20 +18,22 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 
 /// Device id (virtio 1.2 section 5).
 const DEVICE_ID: u32 = 19;
-/// Receive, transmit, event. A Linux guest fills the receive queue with 4 KiB buffers, and 128 of
-/// them hold more than the credit of one connection. It posts 8 event buffers.
+/// Sizes of the receive, transmit and event queues. A Linux guest fills the receive queue with
+/// buffers of 4 KiB. 128 buffers hold more than the credit of one connection. Linux posts 8 event
+/// buffers.
 const QUEUE_SIZES: [u16; 3] = [128, 128, 8];
 const TX_QUEUE: usize = 1;
-/// Most packets in each direction before control returns to the event loop.
+/// Maximum number of packets per direction before control returns to the event loop.
 const MAX_BATCH_PACKETS: usize = 512;
-/// Most receive buffers that one read of a stream fills besides the first, and most pieces of guest
-/// memory in them.
+/// Maximum number of additional receive buffers that one read of a stream fills, and maximum number
+/// of pieces of guest memory in them.
 const MAX_GATHERED_BUFFERS: usize = 32;
 const MAX_GATHERED_PIECES: usize = 512;
-/// Sent packets of which the guest is told with the next interrupt for something else, or after
-/// this time, or at a quarter of the ring: nothing waits for their buffers until the ring is full.
-const MAX_UNTOLD_PACKETS: u16 = 32;
-const MAX_UNTOLD_TIME: Duration = Duration::from_millis(1);
+/// Maximum number and age of sent packets whose buffers are returned without an interrupt. The
+/// guest is notified with the next other interrupt, after this time, or at a quarter of the ring.
+/// This is sufficient because the guest does not wait for these buffers until the ring is full.
+const MAX_UNREPORTED_PACKETS: u16 = 32;
+const MAX_UNREPORTED_TIME: Duration = Duration::from_millis(1);
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (section 5.10.6.7), a le32.
 const EVENT_TRANSPORT_RESET: [u8; 4] = [0; 4];
 
@@ -43,7 +45,7 @@ pub struct Vsock {
     batch: Option<BatchedWork>,
 }
 
-/// Work put off to the end of a batch of events.
+/// Work deferred to the end of a batch of events.
 #[derive(Default)]
 struct BatchedWork {
     any: bool,
@@ -60,22 +62,23 @@ struct ActiveVsock {
     muxer: Muxer,
     /// True while a transport reset waits for an event buffer.
     reset_due: bool,
-    /// True if transmit packets remain because the batch was full, or may because the queue rests.
+    /// True if transmit packets remain because the batch was full, or may remain because the queue
+    /// rests.
     tx_left: bool,
     connects: ConnectLimit,
-    untold: UntoldPackets,
+    unreported: UnreportedPackets,
 }
 
-/// Sent packets whose buffers the guest was not told to have back.
+/// Sent packets for whose buffers the guest was not interrupted yet.
 #[derive(Default)]
-struct UntoldPackets {
+struct UnreportedPackets {
     count: u16,
-    /// Time by which it is told.
+    /// Time by which the guest must be interrupted.
     until: Option<Instant>,
 }
 
 impl Vsock {
-    /// Creates a device whose guest may connect to `config.host_ports`; `listener` gets the
+    /// Creates a device whose guest may connect to `config.host_ports`. `listener` receives the
     /// streams.
     pub fn new(config: VsockConfig, listener: Box<dyn GuestConnect>) -> Self {
         Self {
@@ -86,21 +89,22 @@ impl Vsock {
         }
     }
 
-    /// Number of connections, those being set up and torn down included.
+    /// Returns the number of connections, including those being established or closed.
     pub fn connections(&self) -> usize {
         self.active.as_ref().map_or(0, |a| a.muxer.len())
     }
 
-    /// Joins `stream`, a connected Unix stream socket, to `port` in the guest. If the guest
-    /// refuses, does not answer within five seconds or has no driver, the stream is closed without
-    /// a byte.
+    /// Joins `stream`, a connected Unix stream socket, to `port` in the guest. If the guest rejects
+    /// the connection, does not reply within five seconds, or has no driver, the stream is closed
+    /// without any data.
     pub fn connect(&mut self, port: u32, stream: OwnedFd) -> Result<(), VsockConnectError> {
         let active = self.active.as_mut().ok_or(VsockConnectError::NotActive)?;
         active.muxer.connect(port, stream)?;
         Ok(self.run(false)?)
     }
 
-    /// Closes the host's side of every connection; touches no guest memory. The guest runs no more.
+    /// Closes the host's side of every connection without accessing guest memory. The guest must be
+    /// stopped.
     pub fn disconnect(&mut self) {
         if let Some(active) = &mut self.active {
             active.muxer.clear();
@@ -108,7 +112,7 @@ impl Vsock {
     }
 
     /// Drops every connection and sends the guest a transport reset event (section 5.10.6.7), as
-    /// after a restore. The event is sent as soon as the guest has an event buffer.
+    /// after a restore. The event is sent as soon as the guest provides an event buffer.
     pub fn transport_reset(&mut self) -> Result<(), DeviceError> {
         if let Some(active) = &mut self.active {
             active.muxer.clear();
@@ -132,8 +136,8 @@ impl Vsock {
         }
     }
 
-    /// Serves the rings and interrupts at most once, now or at the end of a batch. A failed device
-    /// releases everything.
+    /// Serves the rings and interrupts at most once, now or at the end of a batch. If the device
+    /// fails, it releases all resources.
     fn run(&mut self, transmit: bool) -> Result<(), DeviceError> {
         if let Some(batch) = &mut self.batch {
             batch.any = true;
@@ -161,7 +165,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn features(&self) -> u64 {
-        // Without a negotiated socket type there are only streams (section 5.10.3).
+        // Without a negotiated socket type, only streams are supported (section 5.10.3).
         0
     }
 
@@ -242,7 +246,7 @@ fn guest(what: &str) -> DeviceError {
     DeviceError::Guest(what.into())
 }
 
-/// Splits the place of a header off a receive buffer.
+/// Splits the space of a header off a receive buffer.
 fn split_header<'m>(chain: &mut DescriptorChain<'m>) -> Result<GuestBuffers<'m>, DeviceError> {
     match chain.writable.take(HEADER_BYTES) {
         Some(front) if !chain.writable.is_empty() => Ok(front),
@@ -250,7 +254,7 @@ fn split_header<'m>(chain: &mut DescriptorChain<'m>) -> Result<GuestBuffers<'m>,
     }
 }
 
-/// Hands the receive buffer `head`, whose data is in it, to the guest.
+/// Returns the receive buffer `head`, which contains data, to the guest.
 fn finish_packet(
     rx: &mut Queue,
     memory: &GuestMemory,
@@ -293,13 +297,13 @@ impl ActiveVsock {
             reset_due: false,
             tx_left: false,
             connects: ConnectLimit::default(),
-            untold: UntoldPackets::default(),
+            unreported: UnreportedPackets::default(),
         })
     }
 
     fn run(&mut self, transmit: bool, listener: &mut dyn GuestConnect) -> Result<(), DeviceError> {
         match self.connects.rests_until() {
-            None if transmit => self.untold.count += self.drain_tx(listener)?,
+            None if transmit => self.unreported.count += self.drain_tx(listener)?,
             _ => self.tx_left |= transmit,
         }
         let (used_rx, rx_left) = self.fill_rx()?;
@@ -308,7 +312,7 @@ impl ActiveVsock {
         for (queue, used) in [(&mut self.rx, used_rx), (&mut self.event, used_event)] {
             interrupt |= used && queue.needs_notification(&self.memory).map_err(ring)?;
         }
-        interrupt |= self.tell_sent(interrupt)?;
+        interrupt |= self.report_sent(interrupt)?;
         if interrupt {
             self.interrupt.queue();
         }
@@ -316,36 +320,40 @@ impl ActiveVsock {
         let at = if rx_left || (self.tx_left && resting.is_none()) {
             Some(Instant::now())
         } else {
-            let times = self.muxer.wake_at().into_iter().chain(self.untold.until);
+            let times = self
+                .muxer
+                .wake_at()
+                .into_iter()
+                .chain(self.unreported.until);
             times.chain(resting).min()
         };
         self.timer.fire_by(at)
     }
 
-    /// Returns true if the guest is to be interrupted for the buffers of sent packets: along with
-    /// another interrupt, if `interrupted`, or when it is time.
-    fn tell_sent(&mut self, interrupted: bool) -> Result<bool, DeviceError> {
-        if self.untold.count == 0 {
+    /// Returns whether the guest must be interrupted for the buffers of sent packets: together with
+    /// another interrupt if `interrupted`, or when it is due.
+    fn report_sent(&mut self, interrupted: bool) -> Result<bool, DeviceError> {
+        if self.unreported.count == 0 {
             return Ok(false);
         }
-        let many = (self.tx.size() / 4).clamp(1, MAX_UNTOLD_PACKETS);
-        let due = || self.untold.until.is_some_and(|at| at <= Instant::now());
-        if interrupted || self.untold.count >= many || due() {
-            self.untold = UntoldPackets::default();
+        let many = (self.tx.size() / 4).clamp(1, MAX_UNREPORTED_PACKETS);
+        let due = || self.unreported.until.is_some_and(|at| at <= Instant::now());
+        if interrupted || self.unreported.count >= many || due() {
+            self.unreported = UnreportedPackets::default();
             return self.tx.needs_notification(&self.memory).map_err(ring);
         }
-        if self.untold.until.is_none() {
-            self.untold.until = Some(Instant::now() + MAX_UNTOLD_TIME);
+        if self.unreported.until.is_none() {
+            self.unreported.until = Some(Instant::now() + MAX_UNREPORTED_TIME);
         }
         Ok(false)
     }
 
-    /// Receives packets from the guest; returns their number.
+    /// Receives packets from the guest. Returns their number.
     fn drain_tx(&mut self, listener: &mut dyn GuestConnect) -> Result<u16, DeviceError> {
         let mut used = 0;
         self.tx_left = false;
-        // Iterations are counted rather than packets: a guest that keeps moving its index gets no
-        // more time than others.
+        // Iterations are counted instead of packets, so that a guest that continuously advances its
+        // index gets no more time than others.
         for _ in 0..MAX_BATCH_PACKETS {
             let Some(mut chain) = next_chain(&mut self.tx, &self.memory)? else {
                 if self.tx.enable_notification(&self.memory).map_err(ring)? {
@@ -375,8 +383,8 @@ impl ActiveVsock {
         Ok(used)
     }
 
-    /// Sends packets to the guest; returns if there were any, and if some remain although there are
-    /// buffers.
+    /// Sends packets to the guest. Returns whether packets were sent, and whether packets remain
+    /// although buffers are available.
     fn fill_rx(&mut self) -> Result<(bool, bool), DeviceError> {
         let mut used = false;
         let mut packets = 0;
@@ -387,7 +395,7 @@ impl ActiveVsock {
                 return Ok((used, false));
             }
             let Some(mut chain) = next_chain(&mut self.rx, &self.memory)? else {
-                // Kicks for receive buffers are enabled only while buffers are missing.
+                // Kicks for receive buffers are only enabled while buffers are missing.
                 if self.rx.enable_notification(&self.memory).map_err(ring)? {
                     continue;
                 }
@@ -396,14 +404,14 @@ impl ActiveVsock {
             };
             let front = split_header(&mut chain)?;
             let Some((header, token)) = self.muxer.next_packet(&chain.writable) else {
-                // No connection had a packet after all: the buffer goes back.
+                // The connection had no packet after all: return the buffer to the ring.
                 self.rx.go_to_previous_position();
                 continue;
             };
             let is_full = usize::try_from(header.len).is_ok_and(|len| len == chain.writable.len());
             finish_packet(&mut self.rx, &self.memory, chain.head, &front, header)?;
             used = true;
-            // Others that wait take turns with it, packet by packet.
+            // If other connections wait, they take turns, packet by packet.
             if let (true, Some(token)) = (is_full, token)
                 && self.muxer.is_alone(token)
             {
@@ -414,8 +422,8 @@ impl ActiveVsock {
         Ok((used, self.muxer.has_packet()))
     }
 
-    /// Sends more data of a connection whose packet, with `header`, filled its buffer: as much as
-    /// one read of its stream gives. Returns the number of packets.
+    /// Sends more data of a connection whose last packet, with `header`, filled its buffer: as much
+    /// as one read of its stream returns. Returns the number of packets.
     fn read_on(&mut self, header: VsockHeader, token: u32) -> Result<usize, DeviceError> {
         let (mut buffers, mut rooms) = (Vec::new(), Vec::new());
         let (mut pieces, mut bytes) = (0, 0);
@@ -432,9 +440,10 @@ impl ActiveVsock {
             buffers.push((chain.head, front));
             rooms.push(chain.writable);
         }
-        let mut left = match rooms.is_empty() {
-            true => 0,
-            false => self.muxer.read_on(token, &rooms),
+        let mut left = if rooms.is_empty() {
+            0
+        } else {
+            self.muxer.read_on(token, &rooms)
         };
         let mut packets = 0;
         for ((head, front), room) in buffers.iter().zip(&rooms) {
@@ -454,7 +463,7 @@ impl ActiveVsock {
         Ok(packets)
     }
 
-    /// Sends a due transport reset event; returns true if it was sent.
+    /// Sends a due transport reset event. Returns whether it was sent.
     fn send_reset(&mut self) -> Result<bool, DeviceError> {
         if !self.reset_due {
             return Ok(false);

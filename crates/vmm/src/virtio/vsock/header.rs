@@ -1,27 +1,27 @@
 //! Packet header (virtio 1.2 section 5.10.6, `struct virtio_vsock_hdr`, little-endian, packed).
 
-/// Bytes of a header.
+/// Size of a header, in bytes.
 pub const HEADER_BYTES: usize = 44;
 /// Context id of the host (section 5.10.4).
 pub const HOST_CID: u64 = 2;
 /// `VIRTIO_VSOCK_TYPE_STREAM`.
 pub const TYPE_STREAM: u16 = 1;
-/// `VIRTIO_VSOCK_SHUTDOWN_F_RECEIVE`: the sender receives no more.
+/// `VIRTIO_VSOCK_SHUTDOWN_F_RECEIVE`: the sender will receive no further data.
 pub const SHUT_RECEIVE: u32 = 1;
-/// `VIRTIO_VSOCK_SHUTDOWN_F_SEND`: the sender sends no more.
+/// `VIRTIO_VSOCK_SHUTDOWN_F_SEND`: the sender will send no further data.
 pub const SHUT_SEND: u32 = 2;
-/// Both.
+/// Both directions.
 pub const SHUT_BOTH: u32 = SHUT_RECEIVE | SHUT_SEND;
 
 /// Operation of a packet (`VIRTIO_VSOCK_OP_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum VsockOp {
-    /// Asks for a connection.
+    /// Requests a connection.
     Request = 1,
-    /// Grants it.
+    /// Accepts a connection.
     Response = 2,
-    /// Refuses or ends one.
+    /// Rejects or closes a connection.
     Rst = 3,
     /// The sender stops receiving or sending.
     Shutdown = 4,
@@ -29,12 +29,12 @@ pub enum VsockOp {
     Rw = 5,
     /// Announces the sender's credit.
     CreditUpdate = 6,
-    /// Asks for a credit update.
+    /// Requests a credit update.
     CreditRequest = 7,
 }
 
 impl VsockOp {
-    /// Operation with this number, if there is one.
+    /// Returns the operation with this number. `None` if there is none.
     pub fn from_number(number: u16) -> Option<Self> {
         [
             Self::Request,
@@ -50,7 +50,7 @@ impl VsockOp {
     }
 }
 
-/// A header, in the order of the wire.
+/// Packet header, in wire order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VsockHeader {
     /// Context id of the sender.
@@ -61,13 +61,13 @@ pub struct VsockHeader {
     pub src_port: u32,
     /// Port of the receiver.
     pub dst_port: u32,
-    /// Bytes of data that follow.
+    /// Number of data bytes that follow.
     pub len: u32,
-    /// Socket type, 1 for streams. `type` on the wire.
+    /// Socket type, 1 for streams. Named `type` in the specification.
     pub kind: u16,
-    /// [`VsockOp`], unchecked.
+    /// [`VsockOp`], not validated.
     pub op: u16,
-    /// `SHUT_*` with [`VsockOp::Shutdown`].
+    /// `SHUT_*` flags of [`VsockOp::Shutdown`].
     pub flags: u32,
     /// Size of the sender's receive buffer for this connection.
     pub buf_alloc: u32,

@@ -7,24 +7,24 @@ use nix::errno::Errno;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
-/// Backlog of at most [`BUF_ALLOC_BYTES`] bytes, because no guest gets more credit; holds no memory
-/// while empty.
+/// Backlog of at most [`BUF_ALLOC_BYTES`] bytes, because no guest gets more credit. It allocates no
+/// memory while it is empty.
 #[derive(Debug, Default)]
 pub struct HostBacklog(VecDeque<u8>);
 
 impl HostBacklog {
-    /// Returns true if the host has taken everything.
+    /// Returns whether the host has accepted all bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Allocated bytes.
+    /// Returns the number of allocated bytes.
     #[cfg(test)]
     pub fn capacity(&self) -> usize {
         self.0.capacity()
     }
 
-    /// Drops all bytes; returns their number.
+    /// Drops all bytes. Returns their number.
     pub fn clear(&mut self) -> u32 {
         let bytes = std::mem::take(&mut self.0).len();
         u32::try_from(bytes).unwrap_or(u32::MAX)
@@ -34,7 +34,8 @@ impl HostBacklog {
     pub fn push(&mut self, data: &GuestBuffers<'_>) {
         let needed = self.0.len() + data.len();
         if needed > self.0.capacity() {
-            // Doubles, but not beyond the limit: a slow host costs BUF_ALLOC_BYTES, not twice that.
+            // Double the capacity up to the limit: a slow host costs BUF_ALLOC_BYTES, not twice as
+            // much.
             let limit = usize::try_from(BUF_ALLOC_BYTES).unwrap_or(usize::MAX);
             let grown = (2 * self.0.capacity()).clamp(needed, limit.max(needed));
             self.0.reserve_exact(grown - self.0.len());
@@ -44,7 +45,7 @@ impl HostBacklog {
         self.0.extend(&bytes[..copied]);
     }
 
-    /// Sends as much as the stream takes; returns the number of bytes.
+    /// Sends as many bytes as the stream accepts. Returns their number.
     pub fn flush(&mut self, stream: &OwnedFd) -> Result<u32, Errno> {
         let mut total = 0;
         while !self.0.is_empty() {

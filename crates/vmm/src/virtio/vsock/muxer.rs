@@ -1,5 +1,5 @@
-//! Multiplexer of a guest's connections: finds the connection of a packet and the one that sends
-//! next.
+//! Multiplexer of a guest's connections. It finds the connection of a packet, and the connection
+//! that sends next.
 
 use super::connection::{
     ConnectionAction, OutgoingPacket, PortPair, VsockConnection, VsockTimeouts,
@@ -16,13 +16,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-/// Most RSTs that wait for a receive buffer; more than a well-behaved guest with all its
-/// connections causes.
+/// Maximum number of RSTs that wait for a receive buffer, more than a well-behaved guest with the
+/// maximum number of connections causes.
 const MAX_RESETS: usize = 2 * MAX_CONNECTIONS;
-/// First host port of connections into the guest; lower ports are those that a guest may connect
-/// to.
+/// First host port of connections into the guest. Guests may only connect to lower ports.
 const FIRST_EPHEMERAL: u32 = 1 << 30;
-/// Smallest token of a connection; the device uses lower ones.
+/// Smallest token of a connection. The device uses lower tokens.
 pub const FIRST_TOKEN: u32 = 16;
 
 #[derive(Debug)]
@@ -37,9 +36,9 @@ pub struct Muxer {
     host_ports: Vec<u32>,
     poller: SlotPoller,
     connections: HashMap<u32, VsockConnection>,
-    /// Connections that the guest knows of; lingering ones are not here.
+    /// Connections that the guest knows. Lingering connections are not included.
     tokens: HashMap<PortPair, u32>,
-    /// Connections with packets to send, each once, in round-robin order.
+    /// Connections with packets to send, once each, in round-robin order.
     ready: VecDeque<u32>,
     resets: VecDeque<PendingReset>,
     last_token: u32,
@@ -59,7 +58,7 @@ impl Muxer {
             ready: VecDeque::new(),
             resets: VecDeque::new(),
             last_token: FIRST_TOKEN - 1,
-            // A clone of this guest may still hold sockets from before the snapshot, so the first
+            // A clone of this guest may still have sockets from before the snapshot, so the first
             // port is random.
             last_port: u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or(0),
             wake_at: None,
@@ -71,7 +70,7 @@ impl Muxer {
         self.connections.len()
     }
 
-    /// Time of the next call of [`Muxer::expire`].
+    /// Returns the time of the next call of [`Muxer::expire`].
     pub fn wake_at(&self) -> Option<Instant> {
         self.wake_at
     }
@@ -92,7 +91,7 @@ impl Muxer {
         Ok(())
     }
 
-    /// Handles a packet from the guest; `data` follows the header.
+    /// Handles a packet from the guest. `data` follows the header.
     pub fn receive(
         &mut self,
         header: &VsockHeader,
@@ -170,14 +169,14 @@ impl Muxer {
         self.wake_at = self.connections.values().filter_map(|c| c.deadline).min();
     }
 
-    /// Returns true if there may be a packet for the guest.
+    /// Returns whether there may be a packet for the guest.
     pub fn has_packet(&self) -> bool {
         !self.resets.is_empty() || !self.ready.is_empty()
     }
 
-    /// Next packet for the guest, its data already in `room`, which starts after the header, and
-    /// the connection that it is of, unless that is gone. RSTs go first, so that none ends a later
-    /// connection of the same ports; then the connections in round-robin order.
+    /// Returns the next packet for the guest, and its connection if that still exists. The data is
+    /// already in `room`, which starts after the header. RSTs are sent first, so that they do not
+    /// close a later connection with the same ports. Connections follow in round-robin order.
     pub fn next_packet(&mut self, room: &GuestBuffers<'_>) -> Option<(VsockHeader, Option<u32>)> {
         if let Some(PendingReset { ports, kind }) = self.resets.pop_front() {
             let header = VsockHeader {
@@ -216,13 +215,13 @@ impl Muxer {
         None
     }
 
-    /// Returns true if no connection but this waits to send packets.
+    /// Returns whether no other connection waits to send packets.
     pub fn is_alone(&self, token: u32) -> bool {
         self.resets.is_empty() && self.ready.iter().all(|ready| *ready == token)
     }
 
-    /// Reads more data of a connection into `rooms`, in one call to the host; returns its number of
-    /// bytes. The connection keeps its place in the order.
+    /// Reads more data of a connection into `rooms`, in one call to the host. Returns the number of
+    /// bytes. The connection retains its position in the order.
     pub fn read_on(&mut self, token: u32, rooms: &[GuestBuffers<'_>]) -> usize {
         let connection = self.connections.get_mut(&token);
         let read = connection.and_then(|connection| connection.read(rooms));
@@ -271,7 +270,7 @@ impl Muxer {
         self.apply(token, ConnectionAction::Keep);
     }
 
-    /// Applies the action that an event of a connection requires.
+    /// Performs the action that an event of a connection requires.
     fn apply(&mut self, token: u32, action: ConnectionAction) {
         let Some(connection) = self.connections.get_mut(&token) else {
             return;
@@ -307,7 +306,7 @@ impl Muxer {
         };
         match connection.update_watch(&self.poller, token, &self.timeouts) {
             Ok(()) => self.schedule_wake(token),
-            // Events of a stream that the event loop cannot watch would be lost.
+            // A stream that the event loop cannot watch must be closed: its events would be lost.
             Err(_) => {
                 let ports = connection.ports;
                 if self.tokens.get(&ports) == Some(&token) {

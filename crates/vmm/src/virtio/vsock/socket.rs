@@ -1,6 +1,6 @@
-//! Transfer between guest memory and a Unix stream, never blocking and never raising SIGPIPE.
-//! `MSG_DONTWAIT` rather than `O_NONBLOCK`: the open file may be shared with the host, and its mode
-//! must not change.
+//! Transfers between guest memory and a Unix stream that never block and never raise SIGPIPE. They
+//! use `MSG_DONTWAIT` instead of `O_NONBLOCK`: the host may share the open file, whose mode must
+//! not change.
 
 use crate::virtio::device::chain::GuestBuffers;
 use nix::errno::Errno;
@@ -8,20 +8,20 @@ use nix::sys::socket::{MsgFlags, Shutdown, sendmsg, shutdown};
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Sends guest memory; returns the number of bytes that the stream took.
+/// Sends guest memory. Returns the number of bytes that the stream accepted.
 pub fn send_guest(stream: &OwnedFd, data: &GuestBuffers<'_>) -> Result<usize, Errno> {
     let mut pieces: Vec<libc::iovec> = data.iovecs().collect();
     let message = message(&mut pieces);
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     retry(|| {
-        // SAFETY: `message` names only `pieces`, and these only guest memory that `data` borrows.
-        // The kernel merely reads it, and does not mind that the guest may write to it meanwhile.
+        // SAFETY: `message` refers only to `pieces`, and these only to guest memory borrowed by
+        // `data`. The kernel only reads it, and the guest may write to it concurrently.
         unsafe { libc::sendmsg(stream.as_raw_fd(), &message, flags) }
     })
 }
 
-/// Receives at most `limit` bytes into guest memory, one room after the other; returns their
-/// number, 0 at the end of the stream.
+/// Receives at most `limit` bytes into guest memory, filling `rooms` in order. Returns the number
+/// of bytes, or 0 at the end of the stream.
 pub fn receive_guest(
     stream: &OwnedFd,
     rooms: &[GuestBuffers<'_>],
@@ -39,13 +39,13 @@ pub fn receive_guest(
     }
     let mut message = message(&mut pieces);
     retry(|| {
-        // SAFETY: `message` names only `pieces`, and these only guest memory that `rooms` borrow
-        // and of which we hold no Rust reference.
+        // SAFETY: `message` refers only to `pieces`, and these only to guest memory borrowed by
+        // `rooms`, to which no Rust references exist.
         unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) }
     })
 }
 
-/// Sends bytes of this process; returns the number that the stream took.
+/// Sends bytes of this process. Returns the number of bytes that the stream accepted.
 pub fn send_bytes(stream: &OwnedFd, first: &[u8], second: &[u8]) -> Result<usize, Errno> {
     let pieces = [IoSlice::new(first), IoSlice::new(second)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
@@ -57,14 +57,15 @@ pub fn send_bytes(stream: &OwnedFd, first: &[u8], second: &[u8]) -> Result<usize
     }
 }
 
-/// Shuts down one or both directions. The host notices even if it holds a copy of the descriptor.
+/// Shuts down one or both directions. The host notices it even if it holds a duplicate of the
+/// descriptor.
 pub fn shutdown_stream(stream: &OwnedFd, how: Shutdown) {
-    // It fails only if the peer has closed, which ends both directions as well.
+    // Ignore the error: the peer has closed, which ends both directions as well.
     let _ = shutdown(stream.as_raw_fd(), how);
 }
 
 fn message(pieces: &mut [libc::iovec]) -> libc::msghdr {
-    // SAFETY: all-zero is a valid `msghdr`: no name, no pieces, no control data.
+    // SAFETY: an all-zero `msghdr` is valid: no name, no pieces, no control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = pieces.as_mut_ptr();
     message.msg_iovlen = pieces.len() as _;

@@ -18,7 +18,7 @@ pub struct VsockTimer {
 }
 
 impl VsockTimer {
-    /// Creates one that is not set.
+    /// Creates a timer that is not set.
     pub fn new(poller: SlotPoller) -> Result<Self, DeviceError> {
         let timer = TimerFd::new().map_err(|e| DeviceError::Host(format!("timerfd: {e}")))?;
         let this = Self {
@@ -33,17 +33,17 @@ impl VsockTimer {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor belongs to `self.timer` and is open as long as that is.
+        // SAFETY: the descriptor belongs to `self.timer` and is open while `self.timer` exists.
         unsafe { BorrowedFd::borrow_raw(self.timer.as_raw_fd()) }
     }
 
-    /// Makes sure that the timer fires at `at` or before.
+    /// Makes sure that the timer fires at `at` or earlier.
     pub fn fire_by(&mut self, at: Option<Instant>) -> Result<(), DeviceError> {
         let Some(at) = at.filter(|at| self.set_for.is_none_or(|set| *at < set)) else {
             return Ok(());
         };
         let wait = at.saturating_duration_since(Instant::now());
-        // Zero would stop the timer.
+        // A value of zero would stop the timer.
         self.timer
             .reset(wait.max(Duration::from_nanos(1)), None)
             .map_err(|e| DeviceError::Host(format!("timerfd: {e}")))?;
@@ -51,7 +51,7 @@ impl VsockTimer {
         Ok(())
     }
 
-    /// Clears the fired timer, and its readiness, until it is set again.
+    /// Clears the fired timer and its readiness.
     pub fn clear(&mut self) -> Result<(), DeviceError> {
         self.set_for = None;
         self.timer
@@ -62,7 +62,7 @@ impl VsockTimer {
 
 impl Drop for VsockTimer {
     fn drop(&mut self) {
-        // Added in `new`, removed only here.
+        // Ignore the error: the descriptor is added in `new` and only removed here.
         let _ = self.poller.remove(self.fd());
     }
 }

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 impl TestVm {
-    /// Makes the VM outlive its controller. Later controllers connect at `path`.
+    /// Detaches the VM from its controller. Later controllers connect at `path`.
     pub fn keep(&mut self, path: &Path) {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
@@ -40,8 +40,8 @@ impl TestVm {
         self.channel = Channel::pair().unwrap().0;
     }
 
-    /// Connects as another controller and takes over the VM's files; returns if the guest runs, and
-    /// the prepared snapshot.
+    /// Connects as another controller and receives the VM's files. Returns whether the guest runs,
+    /// and the prepared snapshot.
     pub fn adopt(&mut self, path: &Path) -> (bool, Option<String>) {
         let flags = SockFlag::SOCK_CLOEXEC;
         let next = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
@@ -74,14 +74,14 @@ impl TestVm {
                     self.console = ConsoleRing::open(fds.pop().unwrap()).unwrap();
                     return (running, prepared_snapshot);
                 }
-                // Requested by the former controller.
+                // Reply to a request of the former controller.
                 (Event::SnapshotFailed { .. }, _) => {}
                 (other, _) => panic!("{other:?}"),
             }
         }
     }
 
-    /// Makes `target`, written for an earlier controller, the newest layer of the VM.
+    /// Makes `target`, which was written for an earlier controller, the newest layer of the VM.
     pub fn adopt_snapshot(&mut self, target: SnapshotTarget) {
         self.origin.state = Some(target.state);
         self.origin.memory.push((target.memory, target.index));
@@ -89,7 +89,7 @@ impl TestVm {
         self.origin.disk.push((frozen, target.disk_index));
     }
 
-    /// Commits the last snapshot, or aborts it.
+    /// Commits or aborts the last snapshot.
     pub fn commit_or_abort(&mut self, decision: SnapshotDecision) {
         self.send(&Request::ResolveSnapshot { decision });
         let failure = self.wait(|event| match event {

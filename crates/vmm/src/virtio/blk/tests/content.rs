@@ -204,7 +204,7 @@ fn a_write_that_the_host_refuses_fails_in_the_guest_and_is_reported_once() {
     let warning = driver.block.take_warning().unwrap();
     assert!(warning.contains("Operation not permitted"), "{warning}");
     assert_eq!(driver.write(8, &[1; 4096]), STATUS_IOERR);
-    // An invalid request is no failure of the host.
+    // An invalid request is not an error of the host.
     assert_eq!(driver.write(1 << 40, &[1; 512]), STATUS_IOERR);
     assert_eq!(driver.block.take_warning(), None);
     assert_eq!(driver.read(0, 4096), [1; 4096]);

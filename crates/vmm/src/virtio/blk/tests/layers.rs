@@ -1,5 +1,5 @@
-//! Disks of several layers: each block comes from the newest layer that holds it, and frozen ones
-//! are never written.
+//! Disks with several layers: each block is read from the newest layer that contains it, and frozen
+//! layers are never written.
 
 use super::*;
 use crate::machine::file_identity;
@@ -18,7 +18,7 @@ fn whole(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// A layered disk over `base` and the layers.
+/// Returns a disk with `base` and the layers.
 fn layered(base: &File, layers: &[(File, LayerIndex)], overlay: File) -> BlockDriver {
     let layers = layers
         .iter()
@@ -31,8 +31,8 @@ fn layered(base: &File, layers: &[(File, LayerIndex)], overlay: File) -> BlockDr
     })
 }
 
-/// A base and two frozen layers: block 1 in the first, 1 and 2 (partly written by the guest) in the
-/// second.
+/// Returns a base and two frozen layers. Block 1 is in the first layer. Blocks 1 and 2 (partly
+/// written by the guest) are in the second.
 fn base_and_two_layers() -> (File, Vec<(File, LayerIndex)>) {
     let base = file(&pattern(DISK_BYTES));
     let overlay = file(b"");
@@ -141,17 +141,17 @@ fn folded_layers_read_the_same_and_the_lower_file_is_closed() {
         .iter()
         .map(|(file, _)| file_identity(file).unwrap())
         .collect();
-    // Blocks that only the second layer holds, at places that the third does not hold.
+    // Blocks that only the second layer contains, at places that the third does not use.
     let copied = &before[4096..3 * 4096];
     layers[2].0.write_all_at(copied, 4096).unwrap();
     assert_eq!(driver.read(0, DISK_BYTES), before);
 
     driver.block.fold_layers(identities[1], identities[2]);
     assert_eq!(driver.read(0, DISK_BYTES), before);
-    // The lower file is not read any more.
+    // The lower file is no longer read.
     layers[1].0.write_all_at(&[9; 3 * 4096], 0).unwrap();
     assert_eq!(driver.read(0, DISK_BYTES), before);
-    // Layers that are not side by side stay as they are.
+    // Layers that are not adjacent remain unchanged.
     driver.block.fold_layers(identities[1], identities[0]);
     assert_eq!(driver.write(block(1), &[7; 512]), STATUS_OK);
     driver.block.fold_layers(identities[0], identities[2]);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Sectors per request.
 const REQUEST_SECTORS: u32 = 8;
-/// Longest wait for a timer.
+/// Maximum wait for a timer, in milliseconds.
 const TIMER_LIMIT_MS: u16 = 10_000;
 
 fn limiter(requests_per_s: u64) -> SharedDiskLimiter {
@@ -44,7 +44,7 @@ fn requests_over_the_limit_stay_in_the_queue_until_the_timer_fires() {
     let began = Instant::now();
     driver.block.queue_event(0).unwrap();
     let at_once = driver.ring.used().len();
-    // One second's worth, and tokens that arrived while these were served.
+    // The requests of one second, and tokens added while these were served.
     assert!((20..40).contains(&at_once), "{at_once}");
     assert_eq!(usize::from(driver.block.rings()[0].next_available), at_once);
     let mut served = at_once;
@@ -56,9 +56,10 @@ fn requests_over_the_limit_stay_in_the_queue_until_the_timer_fires() {
         driver.block.host_event(token, flags).unwrap();
         served += driver.ring.used().len();
     }
-    // Twenty requests beyond the saved tokens take a second, less the one ahead.
+    // Twenty requests above the saved tokens take one second, except for the request ahead of the
+    // rate.
     assert!(began.elapsed() >= Duration::from_millis(900));
-    // The guest is asked to kick again.
+    // The device requests further kicks.
     assert_eq!(driver.ring.avail_event(), 40);
     assert!(driver.harness.ready(0).is_empty());
 }
@@ -85,7 +86,7 @@ fn requests_that_wait_during_a_snapshot_are_served_after_the_restore() {
     assert!(before < 5);
     let ring = driver.block.rings()[0];
 
-    // Another machine over the same memory, on a host without limits.
+    // Another machine with the same memory, on a host without limits.
     let backend = DiskBackend::ReadOnly(file(&pattern(1 << 16)));
     let mut restored = Block::new("blk0", backend).unwrap();
     let mut queue = driver.ring.queue(true);
@@ -124,7 +125,7 @@ fn each_piece_that_is_discarded_counts() {
     assert_eq!(driver.zero(REQUEST_DISCARD, &[(0, 8, 0); 16]), STATUS_OK);
     assert_eq!(pending_wait(&driver), None);
     assert_eq!(driver.zero(REQUEST_DISCARD, &[(0, 8, 0); 16]), STATUS_OK);
-    // 12 more than there were tokens.
+    // 12 requests more than tokens.
     let wait = pending_wait(&driver).unwrap();
     assert!(wait <= Duration::from_millis(600), "{wait:?}");
 }
@@ -136,7 +137,7 @@ fn a_reset_disk_drops_its_timer() {
     driver.block.queue_event(0).unwrap();
     assert!(driver.ring.used().len() < 30);
     driver.block.reset();
-    // The timer was set for some 100 ms; it is no longer in the event loop.
+    // The timer was set to about 100 ms. It is no longer in the event loop.
     assert!(driver.harness.ready(300).is_empty());
     assert!(driver.ring.used().is_empty());
 }

@@ -111,7 +111,7 @@ fn an_indirect_table_longer_than_the_queue_is_refused() {
 
 #[test]
 fn hostile_indirect_tables_are_refused() {
-    // Nested, of odd length, of no length, outside memory, and after a valid descriptor.
+    // Nested, of odd length, empty, outside memory, and after a valid descriptor.
     refused(|ring| {
         ring.set_descriptor_at(0x8000, 0x9000, 16, INDIRECT, 0);
         ring.set_descriptor(0, 0x8000, 16, INDIRECT, 0);
@@ -225,7 +225,7 @@ fn a_used_ring_laid_over_the_available_index_does_not_hold_the_device() {
     let interrupt = CountingInterrupt::default();
     let (ring, _) = ring(&memory);
     let mut queue = ring.queue(false);
-    // The flags that ask for kicks are the available index.
+    // The flags that enable kicks are at the address of the available index.
     queue.set_avail_ring_address(Some(0x2002), None);
     queue.set_used_ring_address(Some(0x2004), None);
     queue.set_next_avail(1);

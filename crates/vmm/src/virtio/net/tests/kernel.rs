@@ -1,4 +1,4 @@
-//! Interface over a real tap, in a network namespace that ends with the test's thread.
+//! Interface over a real tap, in a network namespace that exists as long as the test's thread.
 
 use super::*;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -7,7 +7,8 @@ use std::os::fd::{AsRawFd, FromRawFd};
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 
 fn request(name: &str, flags: libc::c_int) -> libc::ifreq {
-    // SAFETY: an all-zero `ifreq` is valid: it is plain integers and a union of them.
+    // SAFETY: an all-zero `ifreq` is valid because it contains only integers and a union of
+    // integers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::try_from(from).unwrap();
@@ -29,19 +30,19 @@ fn tap(flags: libc::c_int) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// A raw socket on the interface, which is brought up without IPv6 so that nothing but the test
-/// sends.
+/// Returns a raw socket on the interface, which is enabled without IPv6, so that only the test
+/// sends frames.
 fn raw_socket() -> File {
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/jiffytest/disable_ipv6", "1");
-    // SAFETY: no memory is passed; the descriptor has no other owner.
+    // SAFETY: the call accesses no memory, and the descriptor has no other owner.
     let socket = unsafe {
         let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0x0300);
         assert!(fd >= 0, "{}", std::io::Error::last_os_error());
         File::from_raw_fd(fd)
     };
     let mut up = request("jiffytest", libc::IFF_UP);
-    // SAFETY: both requests read or write one `ifreq`, which `up` is; the union's value was written
-    // by the kernel.
+    // SAFETY: both requests read or write one `ifreq`, which `up` is. The kernel has set the value
+    // of the union.
     let index = unsafe {
         assert_eq!(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &up), 0);
         assert_eq!(
@@ -50,13 +51,13 @@ fn raw_socket() -> File {
         );
         up.ifr_ifru.ifru_ifindex
     };
-    // SAFETY: an all-zero `sockaddr_ll` is valid: it is plain integers.
+    // SAFETY: an all-zero `sockaddr_ll` is valid because it contains only integers.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
     address.sll_protocol = 0x0300;
     address.sll_ifindex = index;
     let size = libc::socklen_t::try_from(size_of::<libc::sockaddr_ll>()).unwrap();
-    // SAFETY: bind reads `size` bytes of `address`, which is as long.
+    // SAFETY: bind reads `size` bytes of `address`, which has this size.
     let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) };
     assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
     socket
@@ -96,7 +97,7 @@ fn exchange_frames() {
     driver.send([0; HEADER_BYTES], &ethernet(0x22)).unwrap();
     assert_eq!(driver.net.counters().tx_frames, 1);
     let mut frame = [0; 100];
-    // The socket sees its own frame first.
+    // The socket receives its own frame first.
     let mut seen = Vec::new();
     while seen.last() != Some(&0x22) {
         let count = socket.read(&mut frame).unwrap();
@@ -104,7 +105,7 @@ fn exchange_frames() {
     }
     assert_eq!(seen, ethernet(0x22));
 
-    // Frames that the kernel refuses are dropped, whatever they are.
+    // Frames that the kernel rejects are dropped.
     driver.send([0; HEADER_BYTES], &[]).unwrap();
     let mut nonsense = [0xff; HEADER_BYTES];
     (nonsense[0], nonsense[1]) = (1, 1);
@@ -115,8 +116,8 @@ fn exchange_frames() {
 #[test]
 fn frames_pass_both_ways_through_a_real_tap() {
     std::thread::spawn(|| {
-        // SAFETY: no memory is passed; only this thread, which ends with the test, gets another
-        // namespace.
+        // SAFETY: the call accesses no memory. Only this thread, which ends with the test, enters
+        // the new namespace.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
             let error = std::io::Error::last_os_error();
             eprintln!("not tested: no network namespace: {error}");

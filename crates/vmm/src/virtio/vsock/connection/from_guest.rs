@@ -19,7 +19,7 @@ impl VsockConnection {
             return ConnectionAction::End;
         }
         self.credit.update(header);
-        if self.credit.room() > 0 && self.credit_request != CreditRequestState::None {
+        if self.credit.available() > 0 && self.credit_request != CreditRequestState::None {
             self.credit_request = CreditRequestState::None;
             if self.state == VsockConnectionState::Open {
                 self.deadline = None;
@@ -29,8 +29,8 @@ impl VsockConnection {
             (VsockConnectionState::Connecting { asked: true }, VsockOp::Response) => {
                 self.state = VsockConnectionState::Open;
                 self.deadline = None;
-                // The host has most likely written already; reading now saves a wakeup of the event
-                // loop.
+                // The host has probably written data already. Reading now saves a wakeup of the
+                // event loop.
                 self.readable = true;
                 ConnectionAction::Keep
             }

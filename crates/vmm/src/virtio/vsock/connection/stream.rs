@@ -48,21 +48,21 @@ impl VsockConnection {
         }
     }
 
-    /// Drops the backlog: the host receives no more.
+    /// Drops the backlog because the host no longer receives.
     fn close_host_receive(&mut self) {
         self.host_receive_closed = true;
         self.credit.forward(self.backlog.clear());
     }
 
-    /// Updates the event loop and the deadline to the state; called when nothing can be sent for
-    /// now.
+    /// Updates the event loop and the deadline according to the state. Called when no packet can be
+    /// sent.
     pub fn update_watch(
         &mut self,
         poller: &SlotPoller,
         token: u32,
         timeouts: &VsockTimeouts,
     ) -> Result<(), Errno> {
-        let starved = self.can_read() && self.credit.room() == 0;
+        let starved = self.can_read() && self.credit.available() == 0;
         if self.state == VsockConnectionState::Open
             && starved
             && self.credit_request == CreditRequestState::None
@@ -88,7 +88,7 @@ impl VsockConnection {
         Ok(())
     }
 
-    /// Events to watch the stream for; an empty set still reports a hangup of the host.
+    /// Returns the events to watch for. An empty set still reports a hangup of the host.
     fn wanted_events(&self) -> Option<EpollFlags> {
         if self.hung_up || self.state == VsockConnectionState::Closing {
             return None;
@@ -104,12 +104,12 @@ impl VsockConnection {
         Some(flags)
     }
 
-    /// Removes the stream from the event loop and shuts it down, also for a host that holds a copy
-    /// of it.
+    /// Removes the stream from the event loop and shuts it down. The shutdown also takes effect if
+    /// the host holds a duplicate of the stream.
     pub fn close(&mut self, poller: &SlotPoller) {
         if let Some(stream) = self.stream.take() {
             if self.watched.take().is_some() {
-                // The descriptor is open and watched, so this succeeds.
+                // Ignore the result: the descriptor is open and watched, so this succeeds.
                 let _ = poller.remove(stream.as_fd());
             }
             shutdown_stream(&stream, Shutdown::Both);

@@ -7,11 +7,11 @@ use crate::virtio::vsock::socket::receive_guest;
 use nix::errno::Errno;
 use std::time::Instant;
 
-/// Most data in one packet, or in packets of one call to the host, as Linux has it
-/// (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`).
+/// Maximum number of data bytes in one packet, or in the packets of one call to the host. Same
+/// value as Linux (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`).
 pub const MAX_PACKET_BYTES: usize = 64 * 1024;
 
-/// Packet to the guest, without the fields that the muxer fills.
+/// Packet to the guest, without the fields that the muxer sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutgoingPacket {
     pub op: VsockOp,
@@ -20,13 +20,13 @@ pub struct OutgoingPacket {
 }
 
 impl VsockConnection {
-    /// Returns true if [`VsockConnection::next_packet`] may return a packet.
+    /// Returns whether [`VsockConnection::next_packet`] may return a packet.
     pub fn has_packet(&self) -> bool {
         match self.state {
             VsockConnectionState::Connecting { asked } => !asked,
             VsockConnectionState::Accepting => true,
             VsockConnectionState::Open => {
-                (self.can_read() && self.credit.room() > 0)
+                (self.can_read() && self.credit.available() > 0)
                     || self.shutdown_to_send() != self.sent_shutdown
                     || self.credit_request == CreditRequestState::Due
                     || self.needs_update()
@@ -53,7 +53,8 @@ impl VsockConnection {
         self.update_asked || self.credit.needs_update()
     }
 
-    /// Next packet for the guest. Data is read directly into `room`, which starts after the header.
+    /// Returns the next packet for the guest. Data is read directly into `room`, which starts after
+    /// the header.
     pub fn next_packet(
         &mut self,
         room: &GuestBuffers<'_>,
@@ -108,12 +109,12 @@ impl VsockConnection {
         None
     }
 
-    /// Reads data directly into `rooms`, one after the other; returns the number of bytes.
+    /// Reads data directly into `rooms`, in order. Returns the number of bytes.
     pub fn read(&mut self, rooms: &[GuestBuffers<'_>]) -> Option<u32> {
         if self.state != VsockConnectionState::Open {
             return None;
         }
-        let credit = usize::try_from(self.credit.room()).unwrap_or(usize::MAX);
+        let credit = usize::try_from(self.credit.available()).unwrap_or(usize::MAX);
         let bytes = rooms.iter().map(GuestBuffers::len).sum();
         let limit = credit.min(bytes).min(MAX_PACKET_BYTES);
         if !self.can_read() || limit == 0 {
@@ -125,10 +126,10 @@ impl VsockConnection {
                 self.readable = false;
                 return None;
             }
-            // ECONNRESET: the host closed without reading everything. No more data follows.
+            // ECONNRESET: the host closed without reading all data. No more data follows.
             Err(_) => 0,
         };
-        // After a full buffer the stream may hold more; a shorter read has emptied it.
+        // After a full buffer, the stream may contain more data. A shorter read has emptied it.
         self.readable = bytes == limit || self.hung_up;
         if bytes == 0 {
             self.readable = false;
@@ -140,7 +141,7 @@ impl VsockConnection {
         Some(bytes)
     }
 
-    /// Notes that a packet with our credit is sent; returns its `fwd_cnt`.
+    /// Records that a packet with the current credit is sent. Returns its `fwd_cnt`.
     pub fn credit_sent(&mut self) -> u32 {
         self.update_asked = false;
         self.credit.announce()

@@ -1,4 +1,4 @@
-//! Batches: few interrupts and few calls to the host, and nothing lost by them.
+//! Batches need few interrupts and few calls to the host, and lose no data.
 
 use super::super::header::VsockOp;
 use super::guest::RX_BUFFER_BYTES;
@@ -116,20 +116,20 @@ fn the_guest_hears_of_sent_packets_with_an_answer_or_soon() {
     let mut guest = VsockGuest::ready();
     let (mut link, mut stream) = guest.connected_by_host(22, 65_536);
     guest.run_until_idle();
-    // Let the time of the packets above pass.
+    // Wait until the deadline of the packets above has passed.
     let limit = Instant::now() + Duration::from_secs(5);
     let before = interrupts(&guest);
     let header = link.data(1);
     guest.send(header, b"a");
     assert_eq!(interrupts(&guest), before, "not for it alone");
-    // Along with data.
+    // Together with data.
     let mut byte = [0];
     stream.read_exact(&mut byte).unwrap();
     stream.write_all(b"b").unwrap();
     assert_eq!(guest.next().1, b"b");
     let before = interrupts(&guest);
     guest.run_until_idle();
-    // Without: by the timer.
+    // Without data: by the timer.
     let header = link.data(1);
     guest.send(header, b"c");
     while interrupts(&guest) == before {

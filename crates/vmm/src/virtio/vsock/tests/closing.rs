@@ -1,4 +1,4 @@
-//! Closing of connections, orderly and not: nothing is lost, nothing leaks.
+//! Regular and irregular closing of connections: no data is lost, and no resources leak.
 
 use super::super::header::VsockOp;
 use super::{GuestSocket, Pattern, VsockGuest};
@@ -10,12 +10,12 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use vm_memory::{Bytes, GuestAddress};
 
-/// Fills the stream and the device's backlog from the guest's side; returns the sent bytes.
+/// Fills the stream and the device's backlog from the guest's side. Returns the sent bytes.
 fn fill_window(guest: &mut VsockGuest, link: &mut GuestSocket, seed: u64) -> Vec<u8> {
     let mut pattern = Pattern(seed);
     let mut sent = Vec::new();
-    while link.room() > 0 {
-        let bytes = pattern.bytes(link.room().min(60_000));
+    while link.available() > 0 {
+        let bytes = pattern.bytes(link.available().min(60_000));
         let header = link.data(bytes.len());
         guest.send(header, &bytes);
         sent.extend(bytes);
@@ -71,7 +71,7 @@ fn the_end_of_the_hosts_data_reaches_the_guest_after_the_data_and_the_guest_may_
         }
     }
     assert!(got == question);
-    // No events, although the stream stays readable at its end.
+    // No events occur although the stream remains readable at its end.
     guest.assert_quiet();
     let header = link.data(6);
     guest.send(header, b"answer");
@@ -140,7 +140,7 @@ fn data_that_the_guest_sent_before_it_closed_reaches_the_host() {
             guest.send(link.shutdown(3), &[]);
             assert_eq!(guest.op(), VsockOp::Rst as u16);
         }
-        // The guest may use the same ports at once.
+        // The guest may use the same ports again at once.
         let (mut deferred_kick, mut second) = guest.connected_by_guest(50, 4096);
         let header = deferred_kick.data(3);
         guest.send(header, b"new");
@@ -167,7 +167,7 @@ fn a_host_that_stops_reading_stops_the_guest() {
         }
         link.update_credit(&header);
     }
-    // Data in flight meanwhile is dropped without a reset.
+    // Data that was in flight is dropped without a reset.
     let header = link.data(1_000);
     guest.send(header, &[1; 1_000]);
     guest.assert_idle();
@@ -242,7 +242,7 @@ fn a_copy_of_the_stream_that_the_host_kept_does_not_keep_it_open() {
         &[],
     );
     assert_eq!(ours.read(&mut [0; 1]).unwrap(), 0);
-    // Nor does it keep the event loop busy.
+    // The event loop is idle.
     guest.assert_quiet();
     drop(kept);
 }
@@ -287,7 +287,7 @@ fn descriptors() -> usize {
 
 #[test]
 fn no_descriptor_is_left_behind() {
-    // Tests share a process and its descriptors: this one runs in a process of its own.
+    // Tests share a process and its descriptors, so this test runs in a separate process.
     const CHILD: &str = "VSOCK_DESCRIPTOR_TEST";
     if std::env::var_os(CHILD).is_none() {
         let name = concat!(module_path!(), "::no_descriptor_is_left_behind");
@@ -329,7 +329,7 @@ fn no_descriptor_is_left_behind() {
         guest.run_until_idle();
         guest.received.clear();
         while guest.host.try_recv().is_ok() {}
-        // A failed device has closed its timer, too.
+        // A failed device has also closed its timer.
         assert_eq!(descriptors(), before - usize::from(end == 5), "{end}");
     }
 }
@@ -343,7 +343,7 @@ fn a_transport_reset_drops_everything_and_sends_one_event() {
     memory
         .write_slice(&[0xff; 8], GuestAddress(0x4_0000))
         .unwrap();
-    // The guest has no event buffer yet: the event is sent once it has.
+    // The guest has no event buffer yet: the event is sent when a buffer is available.
     guest.device.transport_reset().unwrap();
     assert_eq!(guest.device.connections(), 0);
     assert_stream_ended(&mut first);

@@ -1,5 +1,5 @@
-//! Guest with a minimal vsock driver. It reads a used ring only after an interrupt and kicks only
-//! when the device wants it, so that lost notifications show.
+//! Guest with a minimal vsock driver. It reads a used ring only after an interrupt, and kicks only
+//! when the device requests it, so that tests detect lost notifications.
 
 use super::super::connection::VsockTimeouts;
 use super::super::header::{HEADER_BYTES, HOST_CID, TYPE_STREAM, VsockHeader, VsockOp};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use vm_memory::{Bytes, GuestAddress};
 
 pub const GUEST_CID: u32 = 3;
-/// Receive buffer of a Linux guest in bytes: 4 KiB less the kernel's overhead.
+/// Size of a receive buffer of a Linux guest in bytes: 4 KiB without the kernel's overhead.
 pub const RX_BUFFER_BYTES: u32 = 3776;
 const QUEUE_SIZES: [u16; 3] = [128, 128, 8];
 const RING_ADDRESSES: [u64; 3] = [0x1_0000, 0x2_0000, 0x3_0000];
@@ -65,7 +65,7 @@ impl VsockGuest {
         guest
     }
 
-    /// Starts the driver with fresh rings; gives the device no receive buffers yet.
+    /// Starts the driver with new rings, without receive buffers.
     pub fn activate(&mut self) {
         self.rings =
             [0, 1, 2].map(|i| Ring::new(&self.harness.memory, RING_ADDRESSES[i], QUEUE_SIZES[i]));
@@ -75,7 +75,7 @@ impl VsockGuest {
         self.device.activate(activation).unwrap();
     }
 
-    /// A guest that has filled its receive queue, as every driver does first.
+    /// Returns a guest that has filled its receive queue, as every driver does first.
     pub fn ready() -> Self {
         let mut guest = Self::new(true);
         guest.fill();
@@ -115,7 +115,7 @@ impl VsockGuest {
         self.harness.memory.read_obj(at).unwrap()
     }
 
-    /// Kicks if the device wants it (virtio 1.2 sections 2.7.7 and 2.7.10).
+    /// Kicks if the device requests it (virtio 1.2 sections 2.7.7 and 2.7.10).
     pub fn kick(&mut self, ring: usize) -> Result<(), DeviceError> {
         let new = self.avail(ring);
         let old = std::mem::replace(&mut self.kicked[ring], new);
@@ -159,7 +159,7 @@ impl VsockGuest {
         }
     }
 
-    /// Runs the event loop once, for at most `limit_ms`; returns the number of events.
+    /// Runs the event loop once, for at most `limit_ms`. Returns the number of events.
     pub fn poll_events(&mut self, limit_ms: u16) -> usize {
         let ready = self.harness.ready(limit_ms);
         for r in &ready {
@@ -174,7 +174,7 @@ impl VsockGuest {
         while self.poll_events(0) > 0 {}
     }
 
-    /// Next packet of any connection, within five seconds.
+    /// Returns the next packet of any connection, within five seconds.
     pub fn next(&mut self) -> (VsockHeader, Vec<u8>) {
         let limit = Instant::now() + Duration::from_secs(5);
         while self.received.is_empty() {
@@ -190,16 +190,16 @@ impl VsockGuest {
         assert_eq!(self.received, []);
     }
 
-    /// Asserts that the event loop has nothing to do once the timers have fired: that of a credit
-    /// and that of sent packets.
+    /// Asserts that the event loop is idle after the timers for credit and for sent packets have
+    /// fired.
     pub fn assert_quiet(&mut self) {
         self.poll_events(20);
         self.poll_events(20);
         assert_eq!(self.poll_events(20), 0);
     }
 
-    /// Puts `header` and `data` into the transmit queue, cut into descriptors of the given sizes
-    /// (the last takes the rest), without a kick.
+    /// Adds `header` and `data` to the transmit queue without a kick. They are split into
+    /// descriptors of the sizes `cuts`; the last descriptor contains the rest.
     pub fn queue_packet(&mut self, header: VsockHeader, data: &[u8], cuts: &[usize]) {
         let mut bytes = header.to_bytes().to_vec();
         bytes.extend_from_slice(data);
@@ -219,7 +219,7 @@ impl VsockGuest {
         self.rings[1].add(&buffers);
     }
 
-    /// Sends a packet the way Linux does: header and data in separate descriptors.
+    /// Sends a packet like Linux: header and data in separate descriptors.
     pub fn send(&mut self, header: VsockHeader, data: &[u8]) {
         self.queue_packet(header, data, &[HEADER_BYTES]);
         self.kick(1).unwrap();
@@ -232,7 +232,7 @@ impl VsockGuest {
         (ours, outcome)
     }
 
-    /// Opens a connection from the host to `port`; returns both ends.
+    /// Opens a connection from the host to `port`. Returns both ends.
     pub fn connected_by_host(&mut self, port: u32, buf_alloc: u32) -> (GuestSocket, UnixStream) {
         let (stream, outcome) = self.connect(port);
         outcome.unwrap();
@@ -245,7 +245,7 @@ impl VsockGuest {
         (link, stream)
     }
 
-    /// Opens a connection from the guest's `port` to host port 1024; returns both ends.
+    /// Opens a connection from the guest's `port` to host port 1024. Returns both ends.
     pub fn connected_by_guest(&mut self, port: u32, buf_alloc: u32) -> (GuestSocket, UnixStream) {
         let mut link = GuestSocket::new(port, 1024, buf_alloc);
         self.send(link.header(VsockOp::Request), &[]);
@@ -260,7 +260,7 @@ impl VsockGuest {
         self.next().0.op
     }
 
-    /// Operation of the next packet, whose credit goes to `link`.
+    /// Returns the operation of the next packet, whose credit is added to `link`.
     pub fn op_of(&mut self, link: &mut GuestSocket) -> u16 {
         let header = self.next().0;
         link.update_credit(&header);
@@ -329,14 +329,14 @@ impl GuestSocket {
         self.host_fwd = header.fwd_cnt;
     }
 
-    /// Bytes that the device has room for.
-    pub fn room(&self) -> usize {
+    /// Returns the number of bytes for which the device has buffer space.
+    pub fn available(&self) -> usize {
         let free = self.host_alloc - self.sent.wrapping_sub(self.host_fwd);
         usize::try_from(free).unwrap()
     }
 }
 
-/// Bytes that never repeat in step with a buffer size (xorshift64*).
+/// Bytes without a period related to a buffer size (xorshift64*).
 #[derive(Debug, Clone)]
 pub struct Pattern(pub u64);
 

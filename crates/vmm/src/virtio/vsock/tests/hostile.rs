@@ -1,4 +1,4 @@
-//! Hostile guests: each harms only itself.
+//! Hostile guests, which must only harm themselves.
 
 use super::super::credit::BUF_ALLOC_BYTES;
 use super::super::header::{HEADER_BYTES, VsockHeader, VsockOp};
@@ -74,7 +74,7 @@ fn a_guest_that_opens_connections_without_end_is_not_read_from_for_a_while() {
         assert!(answered < 5000, "it is always read from");
     }
     assert!(answered >= 1000, "{answered}");
-    // Later packets wait behind it, and none is lost.
+    // Later packets wait, and none is lost.
     let header = link.data(3);
     guest.send(header, b"abc");
     assert_eq!(guest.op(), VsockOp::Rst as u16);
@@ -91,7 +91,7 @@ fn short_connections_of_the_host_do_not_count_as_a_flood() {
         let (link, _stream) = guest.connected_by_host(22, 4096);
         guest.send(link.shutdown(3), &[]);
         assert_eq!(guest.op(), VsockOp::Rst as u16);
-        // As from a guest that closed at the same time.
+        // Simulates a guest that closed at the same time.
         guest.send(link.header(VsockOp::Rst), &[]);
     }
     let request = GuestSocket::new(51, 9, 4096).header(VsockOp::Request);
@@ -202,7 +202,7 @@ fn data_after_the_end_of_data_is_reset() {
 #[test]
 fn a_flood_of_requests_causes_a_bounded_number_of_resets() {
     let mut guest = VsockGuest::new(true);
-    // It does not wait until there is room in its ring.
+    // The guest does not wait for space in its ring.
     guest.device.allow_all_connects();
     let header = GuestSocket::new(50, 9, 4096).header(VsockOp::Request);
     for _ in 0..200 {
@@ -217,7 +217,7 @@ fn a_flood_of_requests_causes_a_bounded_number_of_resets() {
         count += guest.received.drain(..).count();
     }
     assert_eq!(count, 2048);
-    // And it is over: connections work.
+    // The rest is over: connections work.
     guest.connected_by_guest(50, 4096);
 }
 
@@ -250,7 +250,7 @@ fn a_guest_that_sends_as_fast_as_it_is_served_does_not_keep_the_event_loop() {
     device.queue_event(1).unwrap();
     let served = rings[1].used_idx();
     assert!((100..=512).contains(&served), "{served}");
-    // The rest follows after other events.
+    // The remaining packets follow after other events.
     let ready = harness.ready(5_000);
     device.host_event(ready[0].token, ready[0].flags).unwrap();
     assert!(rings[1].used_idx() > served);
@@ -348,7 +348,7 @@ fn queues_outside_memory_are_refused_at_activation() {
 #[test]
 fn packets_of_random_bytes_do_not_break_anything() {
     let mut guest = VsockGuest::ready();
-    // It does not wait until there is room in its ring.
+    // The guest does not wait for space in its ring.
     guest.device.allow_all_connects();
     let (mut pattern, mut streams) = (Pattern(99), Vec::new());
     for _ in 0..20_000 {

@@ -1,4 +1,4 @@
-//! Transfer: all bytes arrive in order at any pace.
+//! All bytes arrive in order at any speed.
 
 use super::super::credit::BUF_ALLOC_BYTES;
 use super::super::header::{HEADER_BYTES, VsockHeader, VsockOp};
@@ -16,7 +16,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 const TRANSFER_BYTES: usize = 10 << 20;
 
-/// The host sends `total` bytes of a pattern in random chunks, then ends its direction.
+/// Sends `total` bytes of a pattern from the host in random chunks, then closes its direction.
 fn host_writes(mut stream: UnixStream, seed: u64, total: usize) -> JoinHandle<()> {
     thread::spawn(move || {
         let (mut pattern, mut chunks) = (Pattern(seed), Pattern(seed + 1));
@@ -30,7 +30,7 @@ fn host_writes(mut stream: UnixStream, seed: u64, total: usize) -> JoinHandle<()
     })
 }
 
-/// The host reads a pattern in random chunks to the end; returns the number of bytes.
+/// Reads a pattern on the host in random chunks until the end. Returns the number of bytes.
 fn host_reads(mut stream: UnixStream, seed: u64) -> JoinHandle<usize> {
     thread::spawn(move || {
         let (mut pattern, mut chunks) = (Pattern(seed), Pattern(seed + 1));
@@ -47,7 +47,7 @@ fn host_reads(mut stream: UnixStream, seed: u64) -> JoinHandle<usize> {
     })
 }
 
-/// Takes all received packets of `link`; returns true if the host's direction has ended.
+/// Receives all packets of `link`. Returns whether the host has closed its direction.
 fn take(
     guest: &mut VsockGuest,
     link: &mut GuestSocket,
@@ -86,7 +86,7 @@ fn ten_mebibytes_cross_each_way_at_once_through_small_windows() {
         ended |= take(&mut guest, &mut link, &mut down, &mut got);
         for _ in 0..chunks.below(4) {
             let count = link
-                .room()
+                .available()
                 .min(TRANSFER_BYTES - sent)
                 .min(chunks.below(70_000));
             if count > 0 {
@@ -123,7 +123,7 @@ fn a_guest_that_is_slow_gets_what_it_has_room_for_and_is_asked_for_more() {
     stream.write_all(&Pattern(5).bytes(2_500)).unwrap();
     let (header, first) = guest.next();
     assert_eq!(header.len, 1_000);
-    // Out of room: the device sends one credit request after a while, and is then idle.
+    // Without buffer space, the device sends one credit request after some time, and is then idle.
     assert_eq!(guest.op(), VsockOp::CreditRequest as u16);
     assert_eq!(guest.poll_events(50), 0);
     link.fwd_cnt = 1_000;
@@ -172,8 +172,8 @@ fn a_host_that_does_not_read_costs_no_more_than_the_credit() {
     let (mut link, mut stream) = guest.connected_by_guest(50, 4096);
     let mut up = Pattern(3);
     let mut sent = 0;
-    while link.room() > 0 {
-        let count = link.room().min(50_000);
+    while link.available() > 0 {
+        let count = link.available().min(50_000);
         let header = link.data(count);
         guest.send(header, &up.bytes(count));
         sent += count;
@@ -182,8 +182,8 @@ fn a_host_that_does_not_read_costs_no_more_than_the_credit() {
             link.update_credit(&header);
         }
     }
-    // The window is full, the stream is full, nothing moves. A timer that was set meanwhile may
-    // fire once.
+    // The window and the stream are full, and no data moves. A timer that was set earlier may fire
+    // once.
     assert!(guest.poll_events(30) <= 1);
     assert_eq!(guest.poll_events(30), 0);
     let unread = sent - usize::try_from(link.host_fwd).unwrap();
@@ -194,7 +194,7 @@ fn a_host_that_does_not_read_costs_no_more_than_the_credit() {
         stream.read_to_end(&mut all).unwrap();
         all
     });
-    while link.room() < usize::try_from(BUF_ALLOC_BYTES).unwrap() / 2 {
+    while link.available() < usize::try_from(BUF_ALLOC_BYTES).unwrap() / 2 {
         assert_eq!(guest.op_of(&mut link), VsockOp::CreditUpdate as u16);
     }
     guest.send(link.shutdown(3), &[]);
@@ -247,12 +247,12 @@ fn a_guest_that_sends_gets_its_credit_back_before_it_runs_out() {
             link.update_credit(&header);
             updates += 1;
         }
-        while link.room() < 40_000 {
+        while link.available() < 40_000 {
             guest.op_of(&mut link);
             updates += 1;
         }
     }
-    // One for every half window, not one for every packet.
+    // One update for every half window, not for every packet.
     assert!(updates <= 35, "{updates} updates");
     guest.send(link.shutdown(2), &[]);
     let limit = Instant::now() + Duration::from_secs(10);
