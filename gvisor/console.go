@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listening is what the agent writes to its console when it can be reached.
+// listening is the message that the agent writes to its console when it accepts connections.
 const listening = "jiffy-agent: listening"
 
-// consoleBytes is how much of a console is kept.
+// consoleBytes is the maximum size of the console log in bytes.
 const consoleBytes = 64 << 10
 
-// console is what a sandbox's first process writes: a named pipe, which another process can read on
-// when this one is gone.
+// console is the console output of a sandbox's first process: a named pipe, which another process
+// can continue to read after this process exits.
 type console struct {
 	path string
 	pipe *os.File
-	// ready is closed when the agent said that it listens.
+	// ready is closed when the agent has reported that it accepts connections.
 	ready chan struct{}
 	file  *os.File
 }
@@ -31,10 +31,11 @@ func openConsole(directory string, fresh bool) (*console, error) {
 	path := filepath.Join(directory, "console")
 	if fresh {
 		if err := unix.Mkfifo(path, 0o600); err != nil {
-			return nil, fmt.Errorf("making %s: %w", path, err)
+			return nil, fmt.Errorf("cannot create %s: %w", path, err)
 		}
 	}
-	// Both ways, so that it neither waits for a writer nor ends without one.
+	// Open the pipe for reading and writing: opening then does not wait for a writer, and reading does
+	// not end when no writer exists.
 	pipe, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -49,18 +50,18 @@ func openConsole(directory string, fresh bool) (*console, error) {
 	return c, nil
 }
 
-// read keeps the last words in a file of bounded length.
+// read stores the end of the output in a file of bounded length.
 func (c *console) read() {
 	defer c.file.Close()
 	lines := bufio.NewReaderSize(c.pipe, 4096)
-	said, written := false, int64(0)
+	isReady, written := false, int64(0)
 	if info, err := c.file.Stat(); err == nil {
 		written = info.Size()
 	}
 	for {
 		line, err := lines.ReadSlice('\n')
-		if !said && strings.HasPrefix(string(line), listening) {
-			said = true
+		if !isReady && strings.HasPrefix(string(line), listening) {
+			isReady = true
 			close(c.ready)
 		} else if len(line) > 0 {
 			if written > 2*consoleBytes {
@@ -75,7 +76,7 @@ func (c *console) read() {
 	}
 }
 
-// shorten leaves the second half of what was written.
+// shorten removes the first half of the log.
 func (c *console) shorten() int64 {
 	last := make([]byte, consoleBytes)
 	info, err := c.file.Stat()

@@ -15,49 +15,50 @@ import (
 	"gvisor.dev/gvisor/runsc/sandbox"
 )
 
-// startLimit is the time that an agent has to listen.
+// startLimit is the timeout of an agent's start.
 const startLimit = 30 * time.Second
 
-// guest is a sandbox that this process made or took over.
+// guest is a sandbox that this process created or adopted.
 type guest struct {
 	container *container.Container
-	// box is the container's, which it forgets when it is destroyed.
+	// box is the container's sandbox. The container drops its reference when it is destroyed.
 	box     *sandbox.Sandbox
 	conf    *config.Config
 	console *console
-	// kept: it runs on when the daemon is gone.
-	kept bool
-	// ended is closed when its first process has ended; exit is how, or signal if it was killed; none
-	// of both is known of one that another process made.
+	// detached is set if the sandbox continues to run after the daemon exits.
+	detached bool
+	// ended is closed when the first process has ended. exit is its exit status, or signal the signal
+	// that killed it. Both are unset for a sandbox that another process created.
 	ended  chan struct{}
 	exit   *int
 	signal int
-	// outOfMemory: the kernel killed something of it for the limit of its control group, and it ended
-	// of that.
+	// outOfMemory is set if the sandbox ended because the kernel killed a process at the memory limit
+	// of its control group.
 	outOfMemory bool
-	// watching begins once: a sandbox that was taken over may not have begun to run.
+	// watching makes sure that only one goroutine waits for the end. An adopted sandbox may not have
+	// been started yet.
 	watching sync.Once
-	// turn is held by whoever changes the container: runsc's lock on it is of the process, and not for
-	// two of its threads.
-	turn sync.Mutex
+	// mu serialises changes of the container: runsc's lock of a container excludes other processes,
+	// but not other threads of this process.
+	mu sync.Mutex
 }
 
-func newGuest(c *container.Container, conf *config.Config, words *console, kept bool) *guest {
-	return &guest{container: c, box: c.Sandbox, conf: conf, console: words, kept: kept, ended: make(chan struct{})}
+func newGuest(c *container.Container, conf *config.Config, output *console, detached bool) *guest {
+	return &guest{container: c, box: c.Sandbox, conf: conf, console: output, detached: detached, ended: make(chan struct{})}
 }
 
-// watch has its end noticed from here on.
+// watch starts to wait for the end of the sandbox.
 func (g *guest) watch() { g.watching.Do(func() { go g.awaitEnd() }) }
 
-// awaitEnd waits for the end of its first process, and leaves no zombie.
+// awaitEnd waits for the end of the first process and reaps the sentry.
 func (g *guest) awaitEnd() {
 	defer close(g.ended)
 	if g.box == nil {
 		return
 	}
-	// Once the process that isolates it is gone its status is what Wait tells: 128 and more if the
-	// guest's first process was killed by the guest, a signal only if it was itself killed. It is a
-	// child if this process made it; otherwise Wait tells of the guest, or nothing.
+	// After the sentry has exited, Wait returns the exit status of the sentry if it is a child of this
+	// process. The status is 128 or more if the guest killed its first process. It is a signal only if
+	// the sentry itself was killed. For other sentries, Wait returns the status of the guest, or none.
 	err := unix.EINTR
 	for errors.Is(err, unix.EINTR) {
 		err, _ = unix.Waitid(unix.P_PID, g.box.Pid.Load(), nil, unix.WEXITED|unix.WNOWAIT, nil).(unix.Errno)
@@ -72,13 +73,13 @@ func (g *guest) awaitEnd() {
 		exit := status.ExitStatus()
 		g.exit = &exit
 	}
-	// A first process that the kernel kills exits with the number of the signal.
+	// A first process that the kernel kills exits with 128 plus the number of the signal.
 	killed := g.exit == nil || *g.exit == 128+int(unix.SIGKILL)
 	g.outOfMemory = killed && memoryKills(g.container.Spec.Linux.CgroupsPath) > 0
 }
 
-// memoryKills is how many processes of a control group the kernel has killed for its limit of
-// memory.
+// memoryKills returns the number of processes that the kernel has killed at the memory limit of a
+// control group.
 func memoryKills(group string) (kills int) {
 	if group == "" {
 		return 0
@@ -95,22 +96,21 @@ func memoryKills(group string) (kills int) {
 	return kills
 }
 
-// change does something with the container that it does not bear at the same time as something
-// else.
-func (g *guest) change(what func() error) error {
-	g.turn.Lock()
-	defer g.turn.Unlock()
-	return what()
+// change runs an operation on the container that must not run concurrently with other changes.
+func (g *guest) change(operation func() error) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return operation()
 }
 
-// listens returns when its agent does.
+// listens waits until the agent accepts connections.
 func (g *guest) listens() error {
 	select {
 	case <-g.console.ready:
 		return nil
 	case <-g.ended:
-		return errors.New("the sandbox ended before its agent listened")
+		return errors.New("the sandbox ended before its agent accepted connections")
 	case <-time.After(startLimit):
-		return fmt.Errorf("the guest agent did not listen within %v", startLimit)
+		return fmt.Errorf("the guest agent did not accept connections within %v", startLimit)
 	}
 }

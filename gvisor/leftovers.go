@@ -11,20 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groupParent is the control group that holds those of all sandboxes.
+// groupParent is the control group that contains the groups of all sandboxes.
 const groupParent = "jiffy-gvisor"
 
-// clearLimit is the time in which what was killed has left its control groups.
+// clearLimit is the timeout for killed processes to leave their control groups.
 const clearLimit = 10 * time.Second
 
-// clearInterval is the time between two looks at what is leaving.
+// clearInterval is the interval between two attempts to remove control groups.
 const clearInterval = 5 * time.Millisecond
 
-// sandboxProcess is the first argument of each process that isolates a sandbox.
+// sandboxProcess is the first argument of every sentry process.
 const sandboxProcess = "runsc-sandbox"
 
-// sweepGroups removes control groups of sandboxes whose daemon and helper were killed and never
-// came back. The kernel refuses where anything is in one; one that is being made is young.
+// sweepGroups removes control groups of sandboxes whose daemon and helper were killed and not
+// restarted. The kernel does not remove a group with processes. A group that is being created is
+// young.
 func sweepGroups() {
 	for _, group := range groupsOf("*") {
 		if info, err := os.Stat(group); err == nil && info.IsDir() && time.Since(info.ModTime()) > time.Minute {
@@ -33,31 +34,32 @@ func sweepGroups() {
 	}
 }
 
-// groupsOf returns the control groups of a sandbox, one of each hierarchy.
+// groupsOf returns the control groups of a sandbox, one per hierarchy.
 func groupsOf(id string) []string {
 	groups, _ := filepath.Glob("/sys/fs/cgroup/*/" + groupParent + "/" + id)
 	unified, _ := filepath.Glob("/sys/fs/cgroup/" + groupParent + "/" + id)
 	return append(groups, unified...)
 }
 
-// clear removes what the making of a sandbox left that failed, or whose helper was killed: runsc
-// has no record of it. Its processes are killed, its control groups removed when they have left.
+// clear removes the remains of a sandbox that could not be created, or whose helper was killed.
+// runsc has no record of such a sandbox. Its processes are killed, and its control groups are
+// removed when the processes have left.
 func (s *server) clear(id string) error {
 	end := time.Now().Add(clearLimit)
 	for {
-		left := killProcesses(id)
+		remaining := killProcesses(id)
 		for _, group := range groupsOf(id) {
-			// One that just begins is not known by its arguments yet. It ends by itself, as it
-			// finds nobody to tell that it is there.
+			// A process that is starting cannot be identified by its arguments yet. It exits by itself
+			// because it cannot report its start.
 			if err := unix.Rmdir(group); err != nil && err != unix.ENOENT {
-				left = fmt.Errorf("removing the control group %s: %w", group, err)
+				remaining = fmt.Errorf("cannot remove the control group %s: %w", group, err)
 			}
 		}
 		if left == nil {
 			break
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("sandbox %s is not gone after %v: %w", id, clearLimit, left)
+			return fmt.Errorf("sandbox %s still exists after %v: %w", id, clearLimit, remaining)
 		}
 		time.Sleep(clearInterval)
 	}
@@ -70,13 +72,14 @@ func (s *server) clear(id string) error {
 	return nil
 }
 
-// stateOf returns the path of runsc's record of a sandbox, without the ending of its name.
+// stateOf returns the path of runsc's record of a sandbox, without the file name extension.
 func (s *server) stateOf(id string) string {
 	return filepath.Join(s.conf.RootDir, id+"_sandbox:"+id)
 }
 
-// killProcesses kills the processes that isolate sandbox id. An error says that there was one.
-func killProcesses(id string) (left error) {
+// killProcesses kills the sentry processes of sandbox id. It returns an error if such a process
+// exists.
+func killProcesses(id string) (remaining error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return err
@@ -86,21 +89,22 @@ func killProcesses(id string) (left error) {
 		if err != nil || !isolates(pid, id) {
 			continue
 		}
-		// The number may be another's by now, which its arguments tell once it is held.
+		// The process id may have been reused: check the arguments after opening the pidfd.
 		process, err := unix.PidfdOpen(pid, 0)
 		if err != nil {
 			continue
 		}
 		if isolates(pid, id) {
 			_ = unix.PidfdSendSignal(process, unix.SIGKILL, nil, 0)
-			left = fmt.Errorf("process %d is ending", pid)
+			remaining = fmt.Errorf("process %d is exiting", pid)
 		}
 		unix.Close(process)
 	}
 	return left
 }
 
-// isolates tells if process pid isolates sandbox id, which is its last argument. A zombie has none.
+// isolates returns whether process pid is the sentry of sandbox id, which is its last argument. A
+// zombie has no arguments.
 func isolates(pid int, id string) bool {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return err == nil && bytes.HasPrefix(line, []byte(sandboxProcess+"\x00")) && bytes.HasSuffix(line, []byte("\x00"+id+"\x00"))

@@ -10,49 +10,50 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlFD is the socket to the daemon.
+// controlFD is the descriptor of the socket to the daemon.
 const controlFD = 3
 
-// maxMessage is the longest message in bytes, in both directions.
+// maxMessage is the maximum size of a message in bytes, in both directions.
 const maxMessage = 64 << 10
 
-// request is what the daemon asks. Which fields mean something depends on Op.
+// request is a request of the daemon. Op determines which fields are used.
 type request struct {
-	// Number by which the answer is told from others.
+	// Number identifies the reply to this request.
 	Number uint64 `json:"number"`
-	// Op is what is to be done: version, create, start, restore, checkpoint, connect, load, keep,
+	// Op is the operation: version, create, start, restore, checkpoint, resume, connect, load, keep,
 	// ended, destroy.
 	Op string `json:"op"`
 	// ID of the sandbox.
 	ID string `json:"id"`
-	// Sandbox to be made.
+	// Sandbox to create.
 	Sandbox *sandboxSpec `json:"sandbox,omitempty"`
 	// Image is the directory of a checkpoint.
 	Image string `json:"image,omitempty"`
-	// Resume: the sandbox runs on after its checkpoint.
+	// Resume is set if the sandbox continues to run after its checkpoint.
 	Resume bool `json:"resume,omitempty"`
-	// Port of the agent to connect to.
+	// Port of the agent to which to connect.
 	Port uint16 `json:"port,omitempty"`
 }
 
-// reply answers a request. A connection comes with its descriptor.
+// reply is the reply to a request. A connection is returned as a descriptor.
 type reply struct {
 	Number uint64 `json:"number"`
-	// Error in words; empty: it was done.
+	// Error is the error message, or empty if the request succeeded.
 	Error string `json:"error,omitempty"`
-	// Pid of the process that isolates the sandbox.
+	// Pid of the sentry process.
 	Pid int `json:"pid,omitempty"`
-	// StoppedUs is how long the sandbox stood still for a checkpoint, in microseconds.
+	// StoppedUs is the time for which the sandbox was paused by a checkpoint, in microseconds.
 	StoppedUs int64 `json:"stopped_us,omitempty"`
 	// Version of gVisor.
 	Version string `json:"version,omitempty"`
-	// Exit is how the first process of a sandbox ended; nil: it was killed, or that is not known.
+	// Exit is the exit status of the sandbox's first process. It is nil if the process was killed or
+	// if the status is unknown.
 	Exit *int `json:"exit,omitempty"`
-	// Signal that killed it.
+	// Signal that killed the process.
 	Signal int `json:"signal,omitempty"`
-	// OutOfMemory: the kernel ended it, as it needed more memory than it may use.
+	// OutOfMemory is set if the kernel killed the sandbox because it exceeded its memory limit.
 	OutOfMemory bool `json:"out_of_memory,omitempty"`
-	// Unknown: there is no such sandbox here.
+	// Unknown is set if this process does not know the sandbox.
 	Unknown bool `json:"unknown,omitempty"`
 }
 
@@ -61,7 +62,8 @@ type link struct {
 	mu sync.Mutex
 }
 
-// receive waits for the next request; io.EOF: the daemon is gone, be it with answers unread.
+// receive waits for the next request. It returns io.EOF if the daemon has exited, even if the
+// daemon has not read all replies.
 func (l *link) receive() (request, error) {
 	buffer := make([]byte, maxMessage)
 	for {
@@ -70,22 +72,22 @@ func (l *link) receive() (request, error) {
 			continue
 		}
 		if err != nil && !errors.Is(err, unix.ECONNRESET) {
-			return request{}, fmt.Errorf("reading from the daemon: %w", err)
+			return request{}, fmt.Errorf("cannot read from the daemon: %w", err)
 		}
 		if err != nil || n == 0 {
 			return request{}, io.EOF
 		}
-		var asked request
-		if err := json.Unmarshal(buffer[:n], &asked); err != nil {
-			return request{}, fmt.Errorf("the daemon said something that is not a request: %w", err)
+		var req request
+		if err := json.Unmarshal(buffer[:n], &req); err != nil {
+			return request{}, fmt.Errorf("the daemon sent an invalid request: %w", err)
 		}
-		return asked, nil
+		return req, nil
 	}
 }
 
-// send answers, handing over descriptors.
+// send sends a reply with descriptors.
 func (l *link) send(r reply, fds ...int) error {
-	words, err := json.Marshal(r)
+	data, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
@@ -95,5 +97,5 @@ func (l *link) send(r reply, fds ...int) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return unix.Sendmsg(controlFD, words, rights, nil, unix.MSG_NOSIGNAL)
+	return unix.Sendmsg(controlFD, data, rights, nil, unix.MSG_NOSIGNAL)
 }

@@ -1,9 +1,9 @@
 // Command jiffy-gvisor runs the sandboxes of Jiffy's engine gvisor.
 //
-// It is gVisor's runsc with one command more. Called as runsc calls itself it is the process that
-// isolates a sandbox; called as `jiffy-gvisor serve DIRECTORY` it makes sandboxes, and does with
-// them what a Jiffy daemon asks over the socket at descriptor 3. Called as
-// `jiffy-gvisor serve-brief DIRECTORY` it removes the directory at its end.
+// It is gVisor's runsc with one additional command. If runsc starts it, it is a sentry process.
+// `jiffy-gvisor serve DIRECTORY` creates and manages sandboxes as requested by a Jiffy daemon over
+// the socket at descriptor 3. `jiffy-gvisor serve-brief DIRECTORY` also removes the directory at
+// exit.
 package main
 
 import (

@@ -24,35 +24,35 @@ import (
 	"gvisor.dev/gvisor/runsc/version"
 )
 
-// errUnknown is of a sandbox that this process neither made nor took over.
-var errUnknown = errors.New("there is no such sandbox")
+// errUnknown is returned for a sandbox that this process neither created nor adopted.
+var errUnknown = errors.New("the sandbox does not exist")
 
-// server does what the daemon asks.
+// server handles the requests of the daemon.
 type server struct {
 	link link
 	conf *config.Config
-	// directory has one of each sandbox in it.
+	// directory contains one directory per sandbox.
 	directory string
-	// making is held while a sandbox is made: runsc hands its own standard streams on, and those are
-	// of the whole process.
-	making sync.Mutex
-	// changes are sandboxes that are being made or removed.
+	// creation is held while a sandbox is created: runsc passes its standard streams to the sandbox,
+	// and these are global to the process.
+	creation sync.Mutex
+	// changes counts the sandboxes that are being created or removed.
 	changes sync.WaitGroup
-	// stops is held shared while a sandbox is stopped or let go on, and for good by the end of this
-	// process: nothing is stopped behind the back of the next helper, and no record is half written.
+	// stops is read-locked while a sandbox is paused or resumed. The exit of this process locks it
+	// permanently. No sandbox is therefore paused while the next helper runs, and no record is
+	// incomplete.
 	stops sync.RWMutex
 
 	mu     sync.Mutex
 	guests map[string]*guest
 }
 
-// configuration of runsc for sandboxes whose state is in directory.
+// configuration returns the runsc configuration for sandboxes whose state is stored in directory.
 func configuration(directory string, groups bool) (*config.Config, error) {
 	flags := flag.NewFlagSet("jiffy-gvisor", flag.ContinueOnError)
 	config.RegisterFlags(flags)
-	// directfs off: the process that isolates a sandbox runs as a user of its own and without
-	// capabilities.
-	words := []string{
+	// directfs is off because the sentry runs as a user of its own without capabilities.
+	arguments := []string{
 		"--root=" + filepath.Join(directory, "state"), "--platform=systrap", "--network=sandbox", "--directfs=false",
 		"--overlay2=none", "--net-raw=true", "--host-settings=ignore",
 		"--restore-spec-validation=ignore", "--allow-suid=true",
@@ -60,19 +60,20 @@ func configuration(directory string, groups bool) (*config.Config, error) {
 		fmt.Sprintf("--ignore-cgroups=%v", !groups),
 	}
 	if place := os.Getenv("JIFFY_GVISOR_LOG"); place != "" {
-		words = append(words, "--debug", "--debug-log="+place)
+		arguments = append(arguments, "--debug", "--debug-log="+place)
 	} else {
-		// Its errors are in the answers.
+		// Errors are reported in the replies.
 		log.SetTarget(&log.MultiEmitter{})
 	}
-	if err := flags.Parse(words); err != nil {
+	if err := flags.Parse(arguments); err != nil {
 		return nil, err
 	}
 	return config.NewFromFlags(flags)
 }
 
-// serve does what the daemon asks until it is gone, and then ends all sandboxes that are not kept.
-// With brief set the directory, which is of nobody else's, goes as well.
+// serve handles requests until the daemon exits. Then it terminates all sandboxes that are not
+// detached. If brief is set, it also removes the directory, which must not be used by another
+// process.
 func serve(directory string, brief bool) error {
 	if brief {
 		defer os.RemoveAll(directory)
@@ -81,70 +82,71 @@ func serve(directory string, brief bool) error {
 	if err != nil {
 		return err
 	}
-	// Not to be inherited by what isolates a sandbox.
+	// Sentry processes must not inherit the socket.
 	unix.CloseOnExec(controlFD)
 	go sweepGroups()
 	s := &server{conf: conf, directory: directory, guests: map[string]*guest{}}
-	defer s.endUnkept()
+	defer s.destroyAttached()
 	for {
-		asked, err := s.link.receive()
+		req, err := s.link.receive()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if asked.changes() {
+		if req.changes() {
 			s.changes.Add(1)
 		}
-		go s.answer(asked)
+		go s.answer(req)
 	}
 }
 
-// changes is true for a request that makes or removes a sandbox: none is cut off halfway.
+// changes returns whether the request creates or removes a sandbox. Such a request is never
+// interrupted.
 func (r request) changes() bool {
 	return r.Op == "create" || r.Op == "destroy"
 }
 
-func (s *server) answer(asked request) {
-	answer, fds, err := s.perform(asked)
-	if asked.changes() {
+func (s *server) answer(req request) {
+	answer, fds, err := s.perform(req)
+	if req.changes() {
 		s.changes.Done()
 	}
-	answer.Number = asked.Number
+	answer.Number = req.Number
 	if err != nil {
 		answer.Error, answer.Unknown = err.Error(), errors.Is(err, errUnknown)
 	}
 	if err := s.link.send(answer, fds...); err != nil && !errors.Is(err, unix.EPIPE) {
-		log.Warningf("answering the daemon: %v", err)
+		log.Warningf("cannot reply to the daemon: %v", err)
 	}
 	for _, fd := range fds {
 		unix.Close(fd)
 	}
 }
 
-func (s *server) perform(asked request) (answer reply, fds []int, err error) {
-	// A request during the removal of a container finds no sandbox, which runsc does not expect.
+func (s *server) perform(req request) (answer reply, fds []int, err error) {
+	// runsc panics if a request needs the sandbox of a container that is being removed.
 	defer func() {
 		if reason := recover(); reason != nil {
 			answer, fds, err = reply{}, nil, fmt.Errorf("the sandbox is being removed (%v)", reason)
 		}
 	}()
-	switch asked.Op {
+	switch req.Op {
 	case "version":
 		return reply{Version: version.Version()}, nil, nil
 	case "create":
-		return s.create(asked)
+		return s.create(req)
 	case "load":
-		return s.load(asked)
+		return s.load(req)
 	case "destroy":
-		return reply{}, nil, s.remove(asked.ID)
+		return reply{}, nil, s.remove(req.ID)
 	}
-	g, err := s.guest(asked.ID)
+	g, err := s.guest(req.ID)
 	if err != nil {
 		return reply{}, nil, err
 	}
-	switch asked.Op {
+	switch req.Op {
 	case "start":
 		if err := g.change(func() error { return g.container.Start(g.conf) }); err != nil {
 			return reply{}, nil, err
@@ -152,27 +154,27 @@ func (s *server) perform(asked request) (answer reply, fds []int, err error) {
 		g.watch()
 		return reply{}, nil, g.listens()
 	case "restore":
-		if err := g.change(func() error { return g.container.Restore(g.conf, asked.Image, false, true, nil) }); err != nil {
+		if err := g.change(func() error { return g.container.Restore(g.conf, req.Image, false, true, nil) }); err != nil {
 			return reply{}, nil, err
 		}
 		g.watch()
 		return reply{}, nil, nil
 	case "checkpoint":
-		return s.checkpoint(g, asked)
+		return s.checkpoint(g, req)
 	case "resume":
 		return reply{}, nil, s.resume(g)
 	case "connect":
-		return s.connect(g, asked)
+		return s.connect(g, req)
 	case "keep":
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		g.kept = true
+		g.detached = true
 		return reply{}, nil, nil
 	case "ended":
 		<-g.ended
 		return reply{Exit: g.exit, Signal: g.signal, OutOfMemory: g.outOfMemory}, nil, nil
 	}
-	return reply{}, nil, fmt.Errorf("%q is nothing that can be asked", asked.Op)
+	return reply{}, nil, fmt.Errorf("unknown operation %q", req.Op)
 }
 
 func (s *server) guest(id string) (*guest, error) {
@@ -190,8 +192,8 @@ func (s *server) enter(id string, g *guest) {
 	s.guests[id] = g
 }
 
-// configuration of one sandbox: without a namespace that holds its card it has no network but its
-// own loopback.
+// configuration returns the configuration of one sandbox. Without a network namespace, the sandbox
+// has only its own loopback interface.
 func (s *server) configuration(spec *specs.Spec) *config.Config {
 	conf := *s.conf
 	for _, namespace := range spec.Linux.Namespaces {
@@ -202,70 +204,72 @@ func (s *server) configuration(spec *specs.Spec) *config.Config {
 	return &conf
 }
 
-// create makes a sandbox that has not begun to run.
-func (s *server) create(asked request) (reply, []int, error) {
-	wanted := asked.Sandbox
-	if wanted == nil {
-		return reply{}, nil, errors.New("a sandbox is made of something")
+// create creates a sandbox that is not started yet.
+func (s *server) create(req request) (reply, []int, error) {
+	requested := req.Sandbox
+	if requested == nil {
+		return reply{}, nil, errors.New("the request has no sandbox specification")
 	}
 	uid, err := newUID()
 	if err != nil {
 		return reply{}, nil, err
 	}
-	spec := wanted.oci(uid)
-	if err := wanted.write(spec); err != nil {
+	spec := requested.oci(uid)
+	if err := requested.write(spec); err != nil {
 		return reply{}, nil, err
 	}
-	words, err := openConsole(wanted.Directory, true)
+	output, err := openConsole(requested.Directory, true)
 	if err != nil {
 		return reply{}, nil, err
 	}
 	conf := s.configuration(spec)
-	args := container.Args{ID: asked.ID, Spec: spec, BundleDir: wanted.Directory}
-	made, err := s.make(conf, words, args)
+	args := container.Args{ID: req.ID, Spec: spec, BundleDir: requested.Directory}
+	created, err := s.newContainer(conf, output, args)
 	if err != nil {
-		// It ended before anything of the sandbox had run: once more costs nothing but time. runsc
-		// leaves the control groups of one that it could not make, and takes groups that it finds
-		// for another's, which it never removes.
-		err = s.clear(asked.ID)
+		// The sentry exited before any process of the sandbox ran, so a retry is safe. runsc leaves the
+		// control groups of a sandbox that it could not create. It considers existing groups foreign, and
+		// never removes them.
+		err = s.clear(req.ID)
 		if err == nil {
-			made, err = s.make(conf, words, args)
+			created, err = s.newContainer(conf, output, args)
 		}
 	}
 	if err != nil {
-		words.close()
-		return reply{}, nil, errors.Join(err, s.clear(asked.ID))
+		output.close()
+		return reply{}, nil, errors.Join(err, s.clear(req.ID))
 	}
-	hold(made.SandboxPid(), wanted.Images)
-	s.enter(asked.ID, newGuest(made, conf, words, false))
-	return reply{Pid: made.SandboxPid()}, nil, nil
+	hold(created.SandboxPid(), requested.Images)
+	s.enter(req.ID, newGuest(created, conf, output, false))
+	return reply{Pid: created.SandboxPid()}, nil, nil
 }
 
-// make hands the sandbox its console in the place of this process's own streams.
-func (s *server) make(conf *config.Config, words *console, args container.Args) (*container.Container, error) {
-	// A pipe that has ended: its streams become the sandbox's user's, which no file of the host is to
-	// be.
+// newContainer creates a container whose standard streams are the sandbox's console. The streams of
+// this process are not passed on.
+func (s *server) newContainer(conf *config.Config, output *console, args container.Args) (*container.Container, error) {
+	// Standard input is a closed pipe: runsc gives the streams to the sandbox's user, which must not
+	// own a file of the host.
 	nothing, end, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer nothing.Close()
 	end.Close()
-	guestEnd, err := os.OpenFile(words.path, os.O_WRONLY, 0)
+	guestEnd, err := os.OpenFile(output.path, os.O_WRONLY, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer guestEnd.Close()
-	s.making.Lock()
-	defer s.making.Unlock()
+	s.creation.Lock()
+	defer s.creation.Unlock()
 	in, out, bad := os.Stdin, os.Stdout, os.Stderr
 	defer func() { os.Stdin, os.Stdout, os.Stderr = in, out, bad }()
 	os.Stdin, os.Stdout, os.Stderr = nothing, guestEnd, guestEnd
 	return container.New(conf, args)
 }
 
-// hold locks the images as the sandbox has them open, for as long as it has: so nobody removes
-// them, whoever else has gone by then. The daemon holds them until this is done.
+// hold locks the images through the sandbox's open files for as long as the sandbox has them open.
+// No process then removes them, even after the daemon has exited. The daemon holds the images until
+// this function returns.
 func hold(pid int, images []string) {
 	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -296,44 +300,44 @@ func hold(pid int, images []string) {
 		if err != nil {
 			continue
 		}
-		// The lock is that of the open file, which both have.
+		// The lock belongs to the open file description, which both processes share.
 		_ = unix.Flock(file, unix.LOCK_SH|unix.LOCK_NB)
 		unix.Close(file)
 	}
 }
 
-// load takes over a sandbox that an earlier process kept.
-func (s *server) load(asked request) (reply, []int, error) {
-	// A look at what is not there would leave a lock.
-	if _, err := os.Stat(s.stateOf(asked.ID) + ".state"); err != nil {
+// load adopts a sandbox that an earlier process detached.
+func (s *server) load(req request) (reply, []int, error) {
+	// Loading a container that does not exist would create a lock file.
+	if _, err := os.Stat(s.stateOf(req.ID) + ".state"); err != nil {
 		return reply{}, nil, errUnknown
 	}
-	full := container.FullID{SandboxID: asked.ID, ContainerID: asked.ID}
-	found, err := container.Load(s.conf.RootDir, full, container.LoadOpts{Exact: true})
+	full := container.FullID{SandboxID: req.ID, ContainerID: req.ID}
+	loaded, err := container.Load(s.conf.RootDir, full, container.LoadOpts{Exact: true})
 	if err != nil {
 		return reply{}, nil, err
 	}
-	// The number of one that has ended may be that of any other process by now.
-	if !isolates(found.Sandbox.Getpid(), asked.ID) {
-		found.Sandbox.Pid.Store(0)
+	// If the sandbox has ended, its process id may have been reused.
+	if !isolates(loaded.Sandbox.Getpid(), req.ID) {
+		loaded.Sandbox.Pid.Store(0)
 	}
-	words, err := openConsole(found.BundleDir, false)
+	output, err := openConsole(loaded.BundleDir, false)
 	if err != nil {
 		return reply{}, nil, err
 	}
-	// Of a snapshot that nobody finished.
-	if found.Status == container.Paused {
-		if err := found.Resume(); err != nil {
-			words.close()
+	// The sandbox is paused if its last snapshot was not completed.
+	if loaded.Status == container.Paused {
+		if err := loaded.Resume(); err != nil {
+			output.close()
 			return reply{}, nil, err
 		}
 	}
-	g := newGuest(found, s.configuration(found.Spec), words, true)
-	s.enter(asked.ID, g)
-	if found.Status != container.Created {
+	g := newGuest(loaded, s.configuration(loaded.Spec), output, true)
+	s.enter(req.ID, g)
+	if loaded.Status != container.Created {
 		g.watch()
 	}
-	return reply{Pid: found.Sandbox.Getpid()}, nil, nil
+	return reply{Pid: loaded.Sandbox.Getpid()}, nil, nil
 }
 
 func (s *server) pause(g *guest) error {
@@ -348,23 +352,23 @@ func (s *server) resume(g *guest) error {
 	return g.container.Resume()
 }
 
-// checkpoint writes a sandbox down. One that is not to go on stands still afterwards, so that it
-// can, if its snapshot comes to nothing.
-func (s *server) checkpoint(g *guest, asked request) (reply, []int, error) {
+// checkpoint writes a checkpoint of a sandbox. If the sandbox is not to be resumed, it remains
+// paused, so that it can be resumed if the snapshot cannot be published.
+func (s *server) checkpoint(g *guest, req request) (reply, []int, error) {
 	began := time.Now()
 	err := g.change(func() error {
-		if !asked.Resume {
+		if !req.Resume {
 			if err := s.pause(g); err != nil {
 				return err
 			}
 		}
-		err := g.container.Checkpoint(g.conf, asked.Image, sandbox.CheckpointOpts{
+		err := g.container.Checkpoint(g.conf, req.Image, sandbox.CheckpointOpts{
 			Compression:               statefile.CompressionLevelNone,
 			Resume:                    true,
 			ExcludeCommittedZeroPages: true,
 			SaveRestoreExecTimeout:    control.DefaultSaveRestoreExecTimeout,
 		})
-		if err != nil && !asked.Resume {
+		if err != nil && !req.Resume {
 			err = errors.Join(err, s.resume(g))
 		}
 		return err
@@ -373,14 +377,14 @@ func (s *server) checkpoint(g *guest, asked request) (reply, []int, error) {
 }
 
 // connect opens a stream to a port of the agent.
-func (s *server) connect(g *guest, asked request) (reply, []int, error) {
+func (s *server) connect(g *guest, req request) (reply, []int, error) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return reply{}, nil, err
 	}
 	theirs := os.NewFile(uintptr(ends[0]), "stream")
 	defer theirs.Close()
-	opts := boot.PortForwardOpts{ContainerID: g.container.ID, Port: asked.Port}
+	opts := boot.PortForwardOpts{ContainerID: g.container.ID, Port: req.Port}
 	opts.Files = []*os.File{theirs}
 	if err := g.container.PortForward(&opts); err != nil {
 		unix.Close(ends[1])
@@ -389,7 +393,7 @@ func (s *server) connect(g *guest, asked request) (reply, []int, error) {
 	return reply{}, []int{ends[1]}, nil
 }
 
-// remove ends a sandbox and removes all of it, also where its making was cut off.
+// remove terminates a sandbox and removes its resources, even if its creation was interrupted.
 func (s *server) remove(id string) error {
 	g, err := s.guest(id)
 	if err != nil {
@@ -407,17 +411,18 @@ func (s *server) destroy(id string, g *guest) error {
 	s.mu.Lock()
 	delete(s.guests, id)
 	s.mu.Unlock()
-	if !g.turn.TryLock() {
-		// An operation under way fails at once when the sandbox is gone. Without a sandbox the pid is -1,
-		// which would signal all processes.
+	if !g.mu.TryLock() {
+		// An operation in progress fails as soon as the sandbox is killed. Without a sandbox, the pid is
+		// -1, which would signal all processes.
 		if pid := g.container.SandboxPid(); pid > 1 {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
-		g.turn.Lock()
+		g.mu.Lock()
 	}
-	defer g.turn.Unlock()
+	defer g.mu.Unlock()
 	err := g.container.Destroy()
-	// runsc never removes groups that it takes for another's, as those of a making that was cut off.
+	// runsc never removes groups that it considers foreign, such as the groups of an interrupted
+	// creation.
 	if err != nil || len(groupsOf(id)) > 0 {
 		err = s.clear(id)
 	}
@@ -425,23 +430,23 @@ func (s *server) destroy(id string, g *guest) error {
 	return errors.Join(err, os.RemoveAll(g.container.BundleDir))
 }
 
-// endUnkept ends what is nobody's any more.
-func (s *server) endUnkept() {
-	// A sandbox that hangs does not keep this process.
+// destroyAttached removes all sandboxes that are not detached.
+func (s *server) destroyAttached() {
+	// Do not wait longer for a sandbox that hangs.
 	for end := time.Now().Add(clearLimit); !s.stops.TryLock() && time.Now().Before(end); {
 		time.Sleep(clearInterval)
 	}
-	// Also removals: what they have begun with is not in the list any more.
+	// Wait for removals as well: their sandboxes are no longer in the list.
 	s.changes.Wait()
 	s.mu.Lock()
-	var left []string
+	var attached []string
 	for id, g := range s.guests {
-		if !g.kept {
-			left = append(left, id)
+		if !g.detached {
+			attached = append(attached, id)
 		}
 	}
 	s.mu.Unlock()
-	for _, id := range left {
+	for _, id := range attached {
 		if g, err := s.guest(id); err == nil {
 			_ = s.destroy(id, g)
 		}

@@ -10,37 +10,36 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// sandboxSpec says what a sandbox is made of.
+// sandboxSpec is the specification of a sandbox.
 type sandboxSpec struct {
-	// Directory that is the sandbox's own; its configuration and its console are there.
+	// Directory of the sandbox. It contains the configuration and the console.
 	Directory string `json:"directory"`
-	// Base is the EROFS image with the agent, which becomes the root of its first process.
+	// Base is the EROFS image with the agent. It is the root file system of the first process.
 	Base string `json:"base"`
-	// Images are the template's, lowest first.
+	// Images of the template, lowest first.
 	Images []string `json:"images"`
 	// Env is the environment of the agent.
 	Env []string `json:"env"`
-	// Namespace is the network namespace with its card; empty: it has none.
+	// Namespace is the network namespace with the sandbox's interface. It is empty without a network.
 	Namespace string `json:"namespace,omitempty"`
-	// Cgroup is its control group, if it is limited.
+	// Cgroup is the control group of the sandbox. It is empty if resources are not limited.
 	Cgroup string `json:"cgroup,omitempty"`
-	// MemoryBytes that it has, OverheadBytes that gVisor's kernel may use beyond them, and VCPUs that
-	// it computes with.
+	// MemoryBytes is the guest's memory, OverheadBytes the additional memory of the sentry, and VCPUs
+	// the number of processors.
 	MemoryBytes   int64 `json:"memory_bytes"`
 	OverheadBytes int64 `json:"overhead_bytes"`
 	VCPUs         int64 `json:"vcpus"`
-	// Tasks that the process that isolates it may have.
+	// Tasks is the maximum number of tasks of the sentry.
 	Tasks int64 `json:"tasks"`
 }
 
 // agent is the path of the guest agent in the base image.
 const agent = "/jiffy-agent"
 
-// period of processor quotas in microseconds.
+// period of CPU quotas, in microseconds.
 const period = 100_000
 
-// capabilities are all that gVisor's kernel knows: what is root in a sandbox is root of nothing but
-// that.
+// capabilities are all capabilities that the sentry supports. They only apply inside the sandbox.
 var capabilities = []string{
 	"CAP_AUDIT_CONTROL", "CAP_AUDIT_READ", "CAP_AUDIT_WRITE", "CAP_BLOCK_SUSPEND", "CAP_BPF", "CAP_CHECKPOINT_RESTORE", "CAP_CHOWN",
 	"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_KILL", "CAP_LEASE",
@@ -50,8 +49,8 @@ var capabilities = []string{
 	"CAP_SYS_RAWIO", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_WAKE_ALARM",
 }
 
-// oci is the sandbox in the terms of the OCI runtime specification. The process that isolates it is
-// run by user uid of the host.
+// oci returns the OCI runtime specification of the sandbox. The sentry runs as user uid of the
+// host.
 func (s *sandboxSpec) oci(uid int) *specs.Spec {
 	network := specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: s.Namespace}
 	spec := &specs.Spec{
@@ -98,14 +97,14 @@ func (s *sandboxSpec) oci(uid int) *specs.Spec {
 	return spec
 }
 
-// write puts the configuration where runsc looks for it.
+// write writes the configuration to the path that runsc reads.
 func (s *sandboxSpec) write(spec *specs.Spec) error {
 	if err := os.MkdirAll(spec.Root.Path, 0o755); err != nil {
 		return err
 	}
-	words, err := json.Marshal(spec)
+	data, err := json.Marshal(spec)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(s.Directory, "config.json"), words, 0o600)
+	return os.WriteFile(filepath.Join(s.Directory, "config.json"), data, 0o600)
 }

@@ -9,23 +9,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firstUID and uids are the range of users, and groups, of processes that isolate sandboxes. It is
-// above that of the VMMs, and no distribution or container manager hands it out
+// firstUID and uids are the range of users and groups of sentry processes. The range is above the
+// range of VMMs, and no distribution or container manager assigns ids of it
 // (https://systemd.io/UIDS-GIDS/).
 const (
 	firstUID = 1_910_000_000
 	uids     = 200_000_000
 )
 
-// maxUIDTries is how many users are looked at before no free one is assumed.
+// maxUIDTries is the maximum number of users that are tried.
 const maxUIDTries = 64
 
-// newUID returns a user whom no process is. It is chosen at random, so that helpers of other
-// daemons, which nothing coordinates, choose another; the kernel is asked before it is taken.
+// newUID returns a user without processes. The user is chosen at random, so that helpers of other
+// daemons probably choose other users. The kernel is queried whether the user has processes.
 //
-// In the user namespace of an ordinary user there are only the users that it maps: of its
-// subordinate users one is taken, and where it has none the sandbox's process is that ordinary
-// user, in a further namespace and without capabilities.
+// In the user namespace of an unprivileged user, only mapped users are available, so a subordinate
+// user is chosen. If the user has no subordinate users, newUID returns 0: the sentry then runs as
+// this user, in a nested namespace and without capabilities.
 func newUID() (int, error) {
 	users, err := mapped("/proc/self/uid_map")
 	if err != nil {
@@ -46,13 +46,13 @@ func newUID() (int, error) {
 			return uid, nil
 		}
 	}
-	return 0, fmt.Errorf("no user is free between %d and %d", first, first+count)
+	return 0, fmt.Errorf("no unused user id between %d and %d", first, first+count)
 }
 
 // extent is a range of ids that a user namespace maps.
 type extent struct{ first, count int }
 
-// end is the first id beyond it.
+// end returns the first id after the range.
 func (e extent) end() int { return e.first + e.count }
 
 // mapped reads the extents of a map in /proc (user_namespaces(7)).
@@ -73,8 +73,9 @@ func mapped(path string) ([]extent, error) {
 	return extents, nil
 }
 
-// subordinate returns the range that sandboxes' users are taken from: the usual one where all of it
-// is mapped, else the longest above 0 that is mapped for users and groups alike; none: count is 0.
+// subordinate returns the range from which users of sandboxes are chosen. It is the default range
+// if that is fully mapped, or else the longest range above 0 that is mapped for both users and
+// groups. count is 0 if there is no such range.
 func subordinate(users, groups []extent) (first, count int) {
 	for _, user := range users {
 		for _, group := range groups {

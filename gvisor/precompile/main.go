@@ -1,6 +1,6 @@
-// Command precompile writes the system call filters of sandboxes as instructions, in the place of
-// gVisor's filter_precompiled.go. Without that file each sandbox would compile them anew when it
-// starts, which takes 20 to 30 ms.
+// Command precompile writes the compiled system call filters of sandboxes, which replace gVisor's
+// filter_precompiled.go. Without this file, every sandbox would compile the filters at its start,
+// which takes 20 to 30 ms.
 package main
 
 import (
@@ -11,12 +11,12 @@ import (
 	"gvisor.dev/gvisor/runsc/boot/filter/config"
 )
 
-// head is the rest of the file that is replaced.
+// head is the start of the generated file.
 const head = `package filter
 
 import "gvisor.dev/gvisor/pkg/seccomp/precompiledseccomp"
 
-// PrecompilationDisabledAtBuildTime says that there is nothing here.
+// PrecompilationDisabledAtBuildTime states whether this file has no filters.
 const PrecompilationDisabledAtBuildTime = false
 
 // GetPrecompiled returns the filter of that name.
@@ -39,8 +39,8 @@ var precompiledPrograms = map[string]precompiledseccomp.Program{}
 func init() {
 `
 
-// wanted are the options of sandboxes as jiffy-gvisor makes them.
-var wanted = []string{"systrap", "HostNetwork=false", "HostFilesystem=false", "NVProxy=false", "TPUProxy=false", "RDMAProxy=false"}
+// requiredOptions are the options of the sandboxes that jiffy-gvisor creates.
+var requiredOptions = []string{"systrap", "HostNetwork=false", "HostFilesystem=false", "NVProxy=false", "TPUProxy=false", "RDMAProxy=false"}
 
 func main() {
 	programs, err := config.PrecompiledPrograms()
@@ -52,7 +52,7 @@ func main() {
 	seen := 0
 	for _, program := range programs {
 		fits := true
-		for _, word := range wanted {
+		for _, word := range requiredOptions {
 			fits = fits && strings.Contains(program.Name, word)
 		}
 		if fits {
@@ -62,7 +62,7 @@ func main() {
 	}
 	fmt.Println("}")
 	if seen == 0 {
-		fmt.Fprintln(os.Stderr, "precompile: gVisor has no filters of these options")
+		fmt.Fprintln(os.Stderr, "precompile: gVisor has no filters with the required options")
 		os.Exit(1)
 	}
 }
