@@ -31,6 +31,10 @@ setup: ## install what is missing to build and run (Debian packages; checks Rust
 build: ## build jiffy, jiffy-vmm, jiffy-functions, jiffy-gvisor and the guest's jiffy-agent
 	@scripts/build
 
+.PHONY: instruments
+instruments: build ## build jiffy-instruments, with which scripts in bench/ measure
+	@scripts/instruments
+
 .PHONY: template
 template: setup build ## build the base template (a minute or two; once, until its recipe changes)
 	@scripts/step "building the base template, unless it is there" $(RELEASE)/jiffy template build base
@@ -93,11 +97,11 @@ kernel: ## build the guest kernel from source (long)
 	@kernel/build
 
 .PHONY: bench
-bench: setup template interpreter ## measure
+bench: setup template interpreter instruments ## measure
 	@if [ -x bench/run ]; then bench/run; else echo "make bench: there is no bench/run here yet."; exit 1; fi
 
 .PHONY: bench-gate
-bench-gate: setup template ## compare what each operation costs, in counts, with the figures that are kept
+bench-gate: setup template instruments ## compare what each operation costs, in counts, with the figures that are kept
 	@scripts/bench-gate
 
 .PHONY: install

@@ -71,6 +71,11 @@ impl Installation {
         &self.programs
     }
 
+    /// Path of `jiffy`, which is the running program unless that is an instrument of `bench/`.
+    pub fn jiffy(&self) -> PathBuf {
+        self.programs.join("jiffy")
+    }
+
     /// Returns the path of another program or of a file beside it, or `None` if it does not exist.
     pub fn file(&self, name: &str) -> Option<PathBuf> {
         // Test programs are in `deps/` below the directory of the programs.

@@ -1,6 +1,5 @@
 //! `jiffy function`: functions, each request of which has an instance of its own.
 
-mod bench;
 mod deploy;
 mod invoke;
 mod logs;
@@ -53,13 +52,12 @@ async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
             }
         }
         FunctionCommand::Invoke(args) => return invoke::run(args).await,
-        FunctionCommand::Bench(args) => bench::run(args).await?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Path of a call on the function `name`.
-fn path(name: &str, call: &str) -> anyhow::Result<String> {
+pub fn path(name: &str, call: &str) -> anyhow::Result<String> {
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     anyhow::ensure!(
         !name.is_empty() && name.chars().all(good),
