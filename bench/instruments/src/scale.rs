@@ -175,6 +175,7 @@ async fn steps(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_sandbox_manager::FabricatedJournal;
 
     #[test]
     fn items_of_calls_are_spread_over_all_and_exist() {
@@ -214,13 +215,13 @@ mod tests {
         let mut population = Population::default();
         population.fill(&home, 10).unwrap();
         population.fill(&home, 12).unwrap();
-        let journal = jiffy_sandbox_manager::Journal::open(&home.path().join("state.db")).unwrap();
-        assert_eq!(journal.sandboxes().unwrap().len(), 12);
-        let snapshots = journal.snapshots().unwrap();
+        let journal = FabricatedJournal::open(&home.path().join("state.db")).unwrap();
+        assert_eq!(journal.sandbox_ids().unwrap().len(), 12);
+        let snapshots = journal.snapshot_ids().unwrap();
         let store = jiffy_snapshot::Store::open(home.path().join("snapshots")).unwrap();
         assert_eq!(store.ids().unwrap().len(), snapshots.len());
         for snapshot in &snapshots {
-            store.get(&snapshot.record.id).unwrap();
+            store.get(snapshot).unwrap();
         }
         let templates = jiffy_image::Templates::new(&home.home().unwrap());
         let names: Vec<String> = templates

@@ -4,7 +4,7 @@ use jiffy_api::{AutoResume, KeyStatus, Keys, Opening, PortRefusal, Ports, WakeEr
 use jiffy_engine_api::GuestStream;
 use jiffy_gateway::{ExchangePermit, OpenError, SandboxAccess, tcp_handshake};
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
-use jiffy_sandbox_manager::{OperationError, SandboxState, Sandboxes};
+use jiffy_sandbox_manager::{OperationError, Sandbox, SandboxState, Sandboxes};
 use std::sync::Arc;
 
 /// The sandboxes of a host, each of whose ports can be reached.
@@ -31,12 +31,12 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         let (access, killed) = self.0.look(id, |record| {
             let access = SandboxAccess {
                 links_closed: false,
-                traffic_token: record.traffic_token.clone(),
-                mask_request_host: record.settings.network.mask_request_host.clone(),
-                owner: record.settings.owner.clone(),
+                traffic_token: record.traffic_token().map(str::to_owned),
+                mask_request_host: record.settings().network.mask_request_host.clone(),
+                owner: record.settings().owner.clone(),
             };
             let states = [SandboxState::Killed, SandboxState::Creating];
-            (access, states.contains(&record.state))
+            (access, states.contains(record.state()))
         })?;
         let standing = self.2.standing(access.owner.as_deref());
         // Sandboxes that the end of a key kills are gone from the moment of the request.
@@ -62,12 +62,12 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 
     async fn links_closed(&self, id: &str) {
         if let Some(record) = self.0.find(id) {
-            self.2.over(record.settings.owner.as_deref()).await;
+            self.2.over(record.settings().owner.as_deref()).await;
         }
     }
 
     async fn why_gone(&self, id: &str) -> Option<OpenError> {
-        match self.0.wait_decided(id).await.map(|r| r.state) {
+        match self.0.wait_decided(id).await.as_ref().map(Sandbox::state) {
             None | Some(SandboxState::Killed) => Some(OpenError::NotFound),
             Some(SandboxState::Running) => None,
             Some(_) => Some(OpenError::NotRunning),
@@ -79,7 +79,8 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
             Err(error) if error != OpenError::PortClosed => {
                 // One that was put to sleep at that moment is woken like one that slept before.
                 let now = self.0.wait_decided(id).await;
-                match now.is_some_and(|r| r.state == SandboxState::Paused && r.settings.auto_resume)
+                match now
+                    .is_some_and(|r| *r.state() == SandboxState::Paused && r.settings().auto_resume)
                 {
                     true => self.try_open(id, port).await,
                     false => Err(error),
@@ -93,9 +94,9 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 impl GatewaySandboxes {
     async fn try_open(&self, id: &str, port: u16) -> Result<GuestStream, OpenError> {
         let record = self.0.find(id).ok_or(OpenError::NotFound)?;
-        match record.state {
+        match record.state() {
             SandboxState::Running => {}
-            SandboxState::Paused if record.settings.auto_resume => {
+            SandboxState::Paused if record.settings().auto_resume => {
                 self.1.wake(id).await.map_err(not_woken)?;
             }
             _ => return Err(OpenError::NotRunning),

@@ -2,14 +2,13 @@
 
 use crate::data_directory::DataDirectory;
 use anyhow::Context;
-use jiffy_engine_api::{BootMode, MICROVM, SandboxSize, new_id, now_ms};
+use jiffy_engine_api::{new_id, now_ms};
 use jiffy_image::{
     DEFAULT_TAG, Defaults, ImageSum, MANIFEST_FORMAT, TemplateManifest, Templates, Visibility,
 };
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK};
 use jiffy_sandbox_manager::{
-    Journal, JournalChange, SandboxRecord, SandboxSettings, SandboxState, SnapshotPurpose,
-    SnapshotRecord,
+    FabricatedJournal, FabricatedSandbox, FabricatedSnapshot, SandboxSettings,
 };
 use jiffy_snapshot::{Manifest, MemorySizes, SNAPSHOT_FORMAT, Versions};
 use nix::unistd::syncfs;
@@ -27,8 +26,8 @@ const STATE: &str = "fabricated";
 const LINKS: usize = 50_000;
 /// Snapshots that nothing sleeps in, at each number.
 const FREE_SNAPSHOTS: usize = 64;
-/// Changes of one commit.
-const COMMIT: usize = 10_000;
+/// Snapshots, each with a sandbox, of one commit.
+const COMMIT: usize = 5_000;
 /// Moment at which the first item was made, in milliseconds since 1970.
 const FIRST_CREATED_MS: u64 = 1_700_000_000_000;
 /// Template of fabricated sandboxes.
@@ -50,18 +49,15 @@ impl Population {
     /// keys each. No daemon may run.
     pub fn fill(&mut self, directory: &DataDirectory, number: usize) -> anyhow::Result<()> {
         let first = self.snapshots.len();
-        let journal = Journal::open(&directory.path().join("state.db"))?;
-        let mut changes = Vec::new();
+        let journal = FabricatedJournal::open(&directory.path().join("state.db"))?;
+        let (mut snapshots, mut sandboxes) = (Vec::new(), Vec::new());
         for at in first..number {
             let (snapshot, sandbox) = (new_id()?, new_id()?);
             link_snapshot(directory.path(), &snapshot, at)?;
-            changes.extend([
-                JournalChange::Snapshot(snapshot_record(&snapshot, &sandbox, at)),
-                JournalChange::Sandbox(sandbox_record(&sandbox, &snapshot, at)),
-            ]);
-            if changes.len() >= COMMIT {
-                journal.commit(&changes)?;
-                changes.clear();
+            snapshots.push(fabricated_snapshot(&snapshot, &sandbox, at));
+            sandboxes.push(fabricated_sandbox(&sandbox, &snapshot, at));
+            if snapshots.len() >= COMMIT {
+                journal.add(snapshots.drain(..), sandboxes.drain(..))?;
             }
             write_template(directory.path(), at)?;
             self.snapshots.push(snapshot);
@@ -71,12 +67,13 @@ impl Population {
         for at in number..number + FREE_SNAPSHOTS {
             let snapshot = new_id()?;
             link_snapshot(directory.path(), &snapshot, at)?;
-            let mut record = snapshot_record(&snapshot, "", at);
-            record.name = None;
-            changes.push(JournalChange::Snapshot(record));
+            snapshots.push(FabricatedSnapshot {
+                name: None,
+                ..fabricated_snapshot(&snapshot, "", at)
+            });
             self.free.push(snapshot);
         }
-        journal.commit(&changes)?;
+        journal.add(snapshots, sandboxes)?;
         add_keys(directory.path(), first, number)?;
         // Snapshots of guests would wait for the file system's journal, which is full of these.
         syncfs(File::open(directory.path())?).context("cannot write the data directory back")
@@ -254,52 +251,31 @@ fn created_ms(at: usize) -> u64 {
     FIRST_CREATED_MS + at as u64
 }
 
-fn snapshot_record(id: &str, sandbox: &str, at: usize) -> SnapshotRecord {
-    SnapshotRecord {
-        storing: false,
+fn fabricated_snapshot(id: &str, sandbox: &str, at: usize) -> FabricatedSnapshot {
+    FabricatedSnapshot {
         id: id.to_owned(),
         name: Some(snapshot_name(at)),
-        purpose: SnapshotPurpose::Asked,
         sandbox: sandbox.to_owned(),
-        owner: None,
-        env: BTreeMap::new(),
-        site: Default::default(),
         template: TEMPLATE.to_owned(),
-        fingerprint: "fabricated".to_owned(),
-        size: SandboxSize::default(),
-        engine: MICROVM.to_string(),
-        parent: None,
-        kept: true,
-        stopped_ms: 1.0,
-        total_ms: 10.0,
         bytes: (STATE.len() + memory_index().len()) as u64,
         created_ms: created_ms(at),
-        store: Default::default(),
+        ..FabricatedSnapshot::default()
     }
 }
 
-fn sandbox_record(id: &str, snapshot: &str, at: usize) -> SandboxRecord {
+fn fabricated_sandbox(id: &str, snapshot: &str, at: usize) -> FabricatedSandbox {
     let metadata = [("purpose", "scale"), ("team", "benchmarks")];
     let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned()));
-    SandboxRecord {
+    FabricatedSandbox {
         id: id.to_owned(),
         name: Some(sandbox_name(at)),
-        state: SandboxState::Paused,
         template: TEMPLATE.to_owned(),
-        size: SandboxSize::default(),
-        env: BTreeMap::new(),
+        snapshot: snapshot.to_owned(),
         settings: SandboxSettings {
             metadata: metadata.into(),
             ..SandboxSettings::default()
         },
-        deadline_ms: None,
         agent_token: Some(format!("{at:040x}")),
-        traffic_token: None,
-        snapshot: Some(snapshot.to_owned()),
-        forked_from: None,
-        boot_mode: Some(BootMode::Snapshot),
-        engine: Some(MICROVM.to_string()),
-        boot_ms: Some(15.0),
         created_ms: created_ms(at),
         changed_ms: now_ms(),
     }
