@@ -91,4 +91,6 @@ pub enum Instrument {
     Scale,
     /// Requests, streams, files and work in a sandbox of each engine, and the same on the host
     Data,
+    /// Cost of the steps that an operation records
+    Steps,
 }

@@ -16,6 +16,7 @@ mod processor_time;
 mod restore;
 mod scale;
 mod snapshots;
+mod steps;
 
 use anyhow::Context;
 use clap::Parser;
@@ -77,5 +78,6 @@ async fn measure(cli: &Cli, options: &BenchmarkOptions) -> anyhow::Result<Measur
         Instrument::ProcessorTime => processor_time::processor_time(template, n, c, server).await,
         Instrument::Scale => scale::scale(n, &cli.numbers).await,
         Instrument::Data => data::data(n, w, server).await,
+        Instrument::Steps => steps::steps(n, w).await,
     }
 }
