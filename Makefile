@@ -31,6 +31,10 @@ setup: ## install missing requirements to build and run (Debian packages); check
 build: ## build jiffy, jiffy-vmm, jiffy-functions, jiffy-gvisor and the guest's jiffy-agent
 	@scripts/build
 
+.PHONY: instruments
+instruments: build ## build jiffy-instruments, with which scripts in bench/ measure
+	@scripts/instruments
+
 .PHONY: template
 template: setup build ## build the base template (one to two minutes; once, until its recipe changes)
 	@scripts/step "building the base template, unless it exists" $(RELEASE)/jiffy template build base
@@ -93,11 +97,11 @@ kernel: ## build the guest kernel from source (long)
 	@kernel/build
 
 .PHONY: bench
-bench: setup template interpreter ## measure this host
+bench: setup template interpreter instruments ## measure this host
 	@if [ -x bench/run ]; then bench/run; else echo "make bench: bench/run does not exist"; exit 1; fi
 
 .PHONY: bench-gate
-bench-gate: setup template ## compare the costs of each operation, in counts, with the stored figures
+bench-gate: setup template instruments ## compare the costs of each operation, in counts, with the stored figures
 	@scripts/bench-gate
 
 .PHONY: install

@@ -1,23 +1,16 @@
-"""Costs of this host's own operations (`jiffy bench calibration`), for every result."""
-import json, os, subprocess
+"""Costs of this host's own operations (`jiffy-instruments calibration`), for every result."""
+import json, subprocess
 
-from home import ROOT
-
-TARGET = os.environ.get("TARGET_DIR") or os.environ.get("CARGO_TARGET_DIR") or "target"
-BUILT = ROOT / TARGET / "release/jiffy"
+from daemon import ROOT, programs
 
 
-def calibration(*programs):
-    """As the first program measures them that can, of these and this tree's; otherwise why not."""
-    why = "no program to measure with"
-    for program in (*programs, BUILT):
-        command = [str(program), "bench", "calibration", "-n", "1", "-w", "0", "--json"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True)
-        except OSError as error:
-            why = str(error)
-            continue
-        if done.returncode == 0:
-            return json.loads(done.stdout)["calibration"]
-        why = (done.stderr.strip().splitlines() or [why])[-1]
-    return {"not_available": [why]}
+def calibration():
+    """Costs as the instruments of this tree measure them. Otherwise the reason why they cannot."""
+    command = [str(programs(ROOT) / "jiffy-instruments"), "calibration", "-n", "1", "-w", "0", "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        return {"not_available": [f"{error}: make instruments"]}
+    if done.returncode:
+        return {"not_available": [done.stderr.strip()]}
+    return json.loads(done.stdout)["calibration"]

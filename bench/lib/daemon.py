@@ -1,7 +1,55 @@
-"""Daemon with a data directory of its own, and its API."""
-import copy, http.client, json, pathlib, socket, struct, sys
+"""Data directories of their own, daemons on them, and builds that are measured with them.
 
-from home import PARTS, REAL, ROOT, Home
+As a program: links parts of the data directory of this host into a directory.
+
+usage: daemon.py DIRECTORY [PART...]
+"""
+import copy, http.client, json, os, pathlib, socket, struct, subprocess, sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+REAL = pathlib.Path(os.environ.get("JIFFY_HOME", "/var/lib/jiffy"))
+# Tasks of `jiffy bench`. All others are instruments.
+BENCH_TASKS = ("create", "exec", "run", "stress", "density", "functions")
+PARTS = ("templates", "images", "kernel", "disks", "initrd", "versions")
+
+
+def programs(tree):
+    """Directory of the programs that were built in `tree`."""
+    return pathlib.Path(tree) / os.environ.get("TARGET_DIR", "target") / ("ci/programs" if os.environ.get("CI") else "release")
+
+
+def link_parts(home, parts=PARTS, real=None):
+    """Links parts of the data directory `real` into the directory `home`, unless they exist there."""
+    for part in parts:
+        source, link = pathlib.Path(real or REAL) / part, pathlib.Path(home) / part
+        if source.exists() and not link.exists():
+            link.symlink_to(source)
+
+
+class Home:
+    """`parts` of the data directory `real` are linked into the directory `home`, unless they are there."""
+
+    def __init__(self, home, program, real=None, parts=PARTS, environment=None):
+        if not pathlib.Path(program).exists():
+            sys.exit(f"{program} is not there: make build")
+        self.home, self.program = pathlib.Path(home), str(program)
+        self.environment = {**os.environ, **(environment or {}), "JIFFY_HOME": str(home)}
+        self.home.mkdir(exist_ok=True)
+        link_parts(self.home, parts, real)
+
+    def jiffy(self, *words):
+        return self.run(self.program, *words)
+
+    def run(self, *words):
+        command = [*map(str, words)]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{self.home}: {' '.join(command)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def stop(self):
+        command = [self.program, "serve", "--stop", "--kill-sandboxes"]
+        subprocess.run(command, env=self.environment, capture_output=True)
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -62,3 +110,43 @@ class Daemon(Home):
         fields = dict(line.split(":") for line in rollup.splitlines()[1:])
         names = (("resident_mib", "Rss"), ("proportional_mib", "Pss"), ("anonymous_mib", "Anonymous"))
         return {name: int(fields[field].split()[0]) / 1024 for name, field in names}
+
+
+class Build(Home):
+    """Programs of one build in the tree `tree`, with a data directory and a daemon of their own.
+    `samples` has the samples of each series by its name, `units` their units."""
+
+    def __init__(self, work, name, tree, home=None):
+        self.name, self.tree = name, pathlib.Path(tree).resolve()
+        self.samples, self.units = {}, {}
+        super().__init__(pathlib.Path(work) / name, programs(self.tree) / "jiffy", home)
+
+    def note(self, name, unit, samples):
+        self.samples.setdefault(name, []).extend(samples)
+        self.units[name] = unit
+
+    def bench(self, task, *words):
+        """Measures a task of `jiffy bench` or of the instruments. In builds of commits without
+        instruments, `jiffy bench` has all tasks."""
+        instruments = pathlib.Path(self.program).with_name("jiffy-instruments")
+        is_instrument = task not in BENCH_TASKS and instruments.exists()
+        command = [instruments] if is_instrument else [self.program, "bench"]
+        report = json.loads(self.run(*command, task, *words, "--json"))
+        for series in report["series"]:
+            self.note(series["name"], series["unit"], series["samples"])
+        return report
+
+    def rounded(self):
+        return {name: [round(sample, 3) for sample in samples] for name, samples in self.samples.items()}
+
+    def start(self, *options):
+        self.jiffy("daemon", "start", "--no-listen", "--warm-pool", "0", *options)
+        self.jiffy("rm", self.jiffy("create").strip())
+
+    def commit(self):
+        command = ["git", "rev-parse", "--short=12", "HEAD"]
+        return subprocess.run(command, cwd=self.tree, capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    link_parts(sys.argv[1], sys.argv[2:] or PARTS)

@@ -5,7 +5,7 @@ sandboxes with `create`, `exec`, `snapshot`, `restore` and `remove`. `snapshots`
 has none."""
 import json, os, pathlib, shutil, socket, subprocess, tempfile, time
 
-from home import REAL, ROOT
+from daemon import REAL, ROOT
 
 READY, RAN = b"\x01", b"\x02"
 LIMIT, SERIAL_LIMIT = 60, 10

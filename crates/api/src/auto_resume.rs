@@ -62,16 +62,16 @@ impl AutoResume {
     async fn wake_held(&self, id: &str) -> Result<(), WakeError> {
         let app = &self.app;
         let record = app.sandboxes.get(id)?;
-        if record.state == SandboxState::Running {
+        if *record.state() == SandboxState::Running {
             return Ok(());
         }
-        let owner = record.settings.owner.as_deref();
+        let owner = record.owner();
         let key = owner.map(|owner| app.keys.in_force(owner)).transpose();
         let key = key.map_err(|e| WakeError::Limit(e.to_string()))?.flatten();
         let _room = match key {
             Some(key) => {
                 let request = QuotaRequest {
-                    amount: running(record.size, 1),
+                    amount: running(record.size(), 1),
                     disk_floor: None,
                 };
                 let room = app.quota.reserve(&key, request, None).await;

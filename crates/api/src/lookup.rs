@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use jiffy_engine_api::is_id;
 use jiffy_image::Reference;
 use jiffy_sandbox_manager::{
-    FetchScope, HeldSnapshot, OperationError, SandboxRecord, SandboxState, SnapshotRecord,
+    FetchScope, HeldSnapshot, OperationError, Sandbox, SandboxState, Snapshot,
 };
 use jiffy_template_builder::{
     DEFAULT_TAG, ResolvedBy, ResolvedTemplate, StoredTemplate, is_visible, resolve,
@@ -36,7 +36,7 @@ pub(crate) enum Liveness {
 #[derive(Debug)]
 pub(crate) enum Origin {
     Template(TemplateInfo),
-    Snapshot(Box<SnapshotRecord>),
+    Snapshot(Box<Snapshot>),
 }
 
 impl App {
@@ -47,7 +47,7 @@ impl App {
         caller: &Caller,
         id: &str,
         wanted: Liveness,
-    ) -> Result<SandboxRecord, ApiError> {
+    ) -> Result<Sandbox, ApiError> {
         let unknown = || {
             let elsewhere = match is_id(id) && self.sandboxes.snapshots().expect_store().is_ok() {
                 true => {
@@ -76,27 +76,23 @@ impl App {
         if caller.is_owner() {
             return Ok(record);
         }
-        let whole = record.id == id || (caller.only_reads() && id.len() >= SHORT_ID);
-        if !whole || !caller.sees(record.settings.owner.as_deref()) {
+        let whole = record.id() == id || (caller.only_reads() && id.len() >= SHORT_ID);
+        if !whole || !caller.sees(record.owner()) {
             return Err(unknown());
         }
         alive(record, caller, wanted).ok_or_else(unknown)?
     }
 
     /// The caller's own sandbox with this name; of others that exist for the caller the only one.
-    fn sandbox_by_name(
-        &self,
-        caller: &Caller,
-        name: &str,
-    ) -> Result<Option<SandboxRecord>, ApiError> {
+    fn sandbox_by_name(&self, caller: &Caller, name: &str) -> Result<Option<Sandbox>, ApiError> {
         let mut found = self.sandboxes.index().named(name);
-        found.retain(|r| caller.sees(r.settings.owner.as_deref()));
+        found.retain(|r| caller.sees(r.owner()));
         let own = caller.owner_id();
-        if let Some(at) = found.iter().position(|r| r.settings.owner == own) {
+        if let Some(at) = found.iter().position(|r| r.settings().owner == own) {
             return Ok(Some(found.swap_remove(at)));
         }
         if found.len() > 1 {
-            let ids: Vec<&str> = found.iter().map(|r| caller.shown_id(&r.id)).collect();
+            let ids: Vec<&str> = found.iter().map(|r| caller.shown_id(r.id())).collect();
             return Err(ApiError::invalid(format!(
                 "`{}` is the name of sandboxes of several keys: give one of the ids {}",
                 short(name),
@@ -108,13 +104,13 @@ impl App {
 
     /// True if a snapshot exists for a caller: the host's owner has all, others those that were
     /// asked for.
-    pub(crate) fn shows(&self, caller: &Caller, snapshot: &SnapshotRecord) -> bool {
-        caller.is_owner() || (snapshot.is_asked_for() && caller.sees(snapshot.owner.as_deref()))
+    pub(crate) fn shows(&self, caller: &Caller, snapshot: &Snapshot) -> bool {
+        caller.is_owner() || (snapshot.is_asked_for() && caller.sees(snapshot.owner()))
     }
 
     /// A snapshot by its id, or by a name of the caller's own. The host's owner finds it also by
     /// the beginning of its id.
-    pub(crate) fn snapshot(&self, caller: &Caller, id: &str) -> Result<SnapshotRecord, ApiError> {
+    pub(crate) fn snapshot(&self, caller: &Caller, id: &str) -> Result<Snapshot, ApiError> {
         if let Some(found) = self.snapshot_by_id(caller, id) {
             return Ok(found);
         }
@@ -129,24 +125,20 @@ impl App {
         short_id.flatten().ok_or_else(unknown)
     }
 
-    fn snapshot_by_id(&self, caller: &Caller, id: &str) -> Option<SnapshotRecord> {
-        let wanted = |s: &SnapshotRecord| s.id == id && self.shows(caller, s);
+    fn snapshot_by_id(&self, caller: &Caller, id: &str) -> Option<Snapshot> {
+        let wanted = |s: &Snapshot| s.id() == id && self.shows(caller, s);
         let all = self.sandboxes.snapshots().like(id);
         all.into_iter().find(wanted)
     }
 
     /// The newest of the caller's own with this name: names of others mean nothing.
-    fn snapshot_by_name(
-        &self,
-        caller: &Caller,
-        name: &str,
-    ) -> Result<Option<SnapshotRecord>, ApiError> {
-        let named = |s: &SnapshotRecord| s.name.as_deref() == Some(name) && self.shows(caller, s);
+    fn snapshot_by_name(&self, caller: &Caller, name: &str) -> Result<Option<Snapshot>, ApiError> {
+        let named = |s: &Snapshot| s.name() == Some(name) && self.shows(caller, s);
         let all = self.sandboxes.snapshots().like(name).into_iter().rev();
         for found in all.filter(named) {
             let own = match caller.bounds() {
-                Some(key) => found.owner.as_deref() == Some(key),
-                None => self.is_hosts(found.owner.as_deref())?,
+                Some(key) => found.owner() == Some(key),
+                None => self.is_hosts(found.owner())?,
             };
             if own {
                 return Ok(Some(found));
@@ -155,9 +147,9 @@ impl App {
         Ok(None)
     }
 
-    fn snapshot_by_prefix(&self, id: &str) -> Option<SnapshotRecord> {
+    fn snapshot_by_prefix(&self, id: &str) -> Option<Snapshot> {
         let mut all = self.sandboxes.snapshots().like(id);
-        all.retain(|s| s.id.starts_with(id));
+        all.retain(|s| s.id().starts_with(id));
         match (id.is_empty(), all.len()) {
             (false, 1) => all.pop(),
             _ => None,
@@ -179,10 +171,10 @@ impl App {
     pub(crate) fn ancestor(
         &self,
         caller: &Caller,
-        sandbox: &SandboxRecord,
+        sandbox: &Sandbox,
         id: &str,
-    ) -> Result<SnapshotRecord, ApiError> {
-        let lineage = self.sandboxes.snapshots().list(Some(&sandbox.id))?;
+    ) -> Result<Snapshot, ApiError> {
+        let lineage = self.sandboxes.snapshots().list(Some(sandbox.id()))?;
         match choose(&lineage, id, caller.is_owner()) {
             Some(found) => Ok(found),
             None => self.snapshot(caller, id),
@@ -224,7 +216,7 @@ impl App {
         match self.origin(caller, id) {
             Err(e) if e.status == StatusCode::NOT_FOUND => {
                 let held = self.fetched(caller, id).await?.ok_or(e)?;
-                let snapshot = Box::new(held.record().clone());
+                let snapshot = Box::new(held.snapshot().clone());
                 Ok((Origin::Snapshot(snapshot), Some(held)))
             }
             found => found.map(|origin| (origin, None)),
@@ -236,13 +228,13 @@ impl App {
     pub(crate) async fn ancestor_or_fetched(
         &self,
         caller: &Caller,
-        sandbox: &SandboxRecord,
+        sandbox: &Sandbox,
         id: &str,
-    ) -> Result<(SnapshotRecord, Option<HeldSnapshot>), ApiError> {
+    ) -> Result<(Snapshot, Option<HeldSnapshot>), ApiError> {
         match self.ancestor(caller, sandbox, id) {
             Err(e) if e.status == StatusCode::NOT_FOUND => {
                 let held = self.fetched(caller, id).await?.ok_or(e)?;
-                Ok((held.record().clone(), Some(held)))
+                Ok((held.snapshot().clone(), Some(held)))
             }
             found => found.map(|snapshot| (snapshot, None)),
         }
@@ -253,7 +245,7 @@ impl App {
         &self,
         caller: &Caller,
         id: &str,
-    ) -> Result<SnapshotRecord, ApiError> {
+    ) -> Result<Snapshot, ApiError> {
         match self.snapshot(caller, id) {
             Err(e) if e.status == StatusCode::NOT_FOUND => {
                 let (owner, scope) = (caller.owner_id(), scope(caller));
@@ -370,12 +362,8 @@ impl App {
 }
 
 /// A sandbox in a state in which it exists for the caller; none: it does not.
-fn alive(
-    record: SandboxRecord,
-    caller: &Caller,
-    wanted: Liveness,
-) -> Option<Result<SandboxRecord, ApiError>> {
-    match &record.state {
+fn alive(record: Sandbox, caller: &Caller, wanted: Liveness) -> Option<Result<Sandbox, ApiError>> {
+    match &record.state() {
         _ if caller.is_owner() => Some(Ok(record)),
         SandboxState::Running | SandboxState::Paused => Some(Ok(record)),
         SandboxState::Broken { .. } if wanted == Liveness::Mendable => Some(Ok(record)),
@@ -383,8 +371,8 @@ fn alive(
             Some(Ok(record))
         }
         SandboxState::Broken { cause, .. } => {
-            let id = caller.shown_id(&record.id);
-            let resume = match record.state.is_broken_and_resumable() {
+            let id = caller.shown_id(record.id());
+            let resume = match record.state().is_broken_and_resumable() {
                 true => "resume it, ",
                 false => "",
             };
@@ -410,12 +398,12 @@ fn missing(id: &str, why: &str) -> ApiError {
 
 /// The one with this id, else the newest with this name, else, if that is allowed, the only one
 /// whose id begins so.
-fn choose(all: &[SnapshotRecord], id: &str, short_ids: bool) -> Option<SnapshotRecord> {
-    let named = |s: &&SnapshotRecord| s.name.as_deref() == Some(id);
-    let exact = all.iter().find(|s| s.id == id);
+fn choose(all: &[Snapshot], id: &str, short_ids: bool) -> Option<Snapshot> {
+    let named = |s: &&Snapshot| s.name() == Some(id);
+    let exact = all.iter().find(|s| s.id() == id);
     let found = exact.or_else(|| all.iter().rfind(named));
     let found = found.or_else(|| {
-        let mut begins = all.iter().filter(|s| s.id.starts_with(id));
+        let mut begins = all.iter().filter(|s| s.id().starts_with(id));
         let first = begins.next().filter(|_| short_ids && !id.is_empty());
         first.filter(|_| begins.next().is_none())
     });

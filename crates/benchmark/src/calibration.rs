@@ -8,8 +8,6 @@ mod files;
 mod pages;
 mod processes;
 
-use crate::counters::Meter;
-use crate::{Measured, Series};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -75,6 +73,11 @@ impl Calibration {
         found
     }
 
+    /// Names of all costs, in the order of a table.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        MEASUREMENTS.iter().map(|(name, _)| *name)
+    }
+
     /// One line with the median of each cost.
     pub fn line(&self) -> String {
         let known = MEASUREMENTS.iter();
@@ -84,36 +87,6 @@ impl Calibration {
             .collect();
         costs.join(", ")
     }
-}
-
-/// Calibrates `n` times; `first` is the first of them.
-pub async fn repeat<F>(
-    n: usize,
-    first: &Calibration,
-    calibrate: impl Fn() -> F,
-) -> anyhow::Result<Measured>
-where
-    F: Future<Output = anyhow::Result<Calibration>>,
-{
-    let mut all = vec![first.clone()];
-    while all.len() < n {
-        all.push(calibrate().await?);
-    }
-    let known = MEASUREMENTS.iter().map(|(name, _)| *name);
-    let series = known.filter_map(|name| {
-        let found = all.iter().filter_map(|one| one.costs.get(name));
-        let samples: Vec<f64> = found.map(|cost| cost.median_us).collect();
-        (!samples.is_empty()).then(|| Series::new(name, "us", None, samples))
-    });
-    Ok(Measured {
-        method: "a guest of one page that reads an emulated register or writes to a port; first \
-            touches of anonymous memory and of a mapped file in the page cache (with its \
-            neighbours); copies in 16 MiB; writes to a new file and one with fsync, in the data \
-            directory; a copy of this process that runs `true`; two threads on one processor that \
-            wake each other. Medians of batches, microseconds",
-        limits: "costs of several at once; caches of a processor that had other work",
-        ..Measured::new("calibration", series.collect(), &Meter::new())
-    })
 }
 
 /// Runs batches of `operations` each until the time of a cost is over; `batch` says how long its

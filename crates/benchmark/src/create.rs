@@ -2,10 +2,11 @@
 
 use crate::counters::{Counters, Meter};
 use crate::daemon::{BenchmarkDaemon, ms, timed};
-use crate::{Measured, Series, goals, memory};
+use crate::{Measured, Series, goals};
 use anyhow::Context;
 use jiffy_client::ServerOptions;
 use jiffy_engine_api::{BootMode, SandboxSize};
+use std::fs;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
@@ -148,16 +149,16 @@ pub async fn density(n: usize, server: &ServerOptions) -> anyhow::Result<Measure
     // The first brings the template's snapshot into the page cache.
     let first = daemon.create_base(SandboxSize::default()).await?;
     daemon.remove(&first.id).await?;
-    let before = memory::available_mib()?;
+    let before = available_mib()?;
     let ids = daemon.create_several(n, SandboxSize::default()).await?;
     let each = |after: f64| (before - after) / n as f64;
-    let at_once = each(memory::available_mib()?);
+    let at_once = each(available_mib()?);
     let mut counted = Vec::with_capacity(n);
     for id in &ids {
         counted.push(daemon.counters(id).await?);
     }
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let later = each(memory::available_mib()?);
+    let later = each(available_mib()?);
     for (id, before) in ids.iter().zip(counted) {
         let after = daemon.counters(id).await?;
         meter.add("a minute of idling", after.since(before));
@@ -187,4 +188,15 @@ pub async fn density(n: usize, server: &ServerOptions) -> anyhow::Result<Measure
         limits: "sandboxes that work; other users of this host's memory in between",
         ..Measured::new("density", series, &meter)
     })
+}
+
+/// Returns the available memory of the host in MiB.
+fn available_mib() -> anyhow::Result<f64> {
+    let meminfo = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .context("no MemAvailable in /proc/meminfo")?;
+    let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
+    Ok(kib / 1024.0)
 }

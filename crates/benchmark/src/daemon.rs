@@ -8,16 +8,18 @@ use jiffy_agent_client::{AgentClient, PooledResponse, ProcessSpec};
 use jiffy_api_types::{SandboxInfo, SnapshotInfo};
 use jiffy_client::ServerOptions;
 use jiffy_client::{Client, NewSandbox, Sandbox, SandboxSettings, SnapshotAck};
-use jiffy_daemon::TemplateProgress;
 use jiffy_daemon::local_daemon;
 use jiffy_engine_api::{EngineDescription, SandboxSize};
 use jiffy_engines::{EngineFacts, Host};
 use jiffy_image::Home;
+use jiffy_installation::Installation;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::process::Command;
 
 /// Milliseconds.
 pub fn ms(duration: Duration) -> f64 {
@@ -52,62 +54,93 @@ where
     Ok((done, ms(began.elapsed())))
 }
 
-/// Builds template `base` if need be, unless no engine could use it.
-fn prepare_base() -> anyhow::Result<()> {
-    let host = Host::open()?;
-    let facts = EngineFacts::of(&host);
+/// Path of the program `jiffy` that belongs to the running program.
+pub fn jiffy_program() -> anyhow::Result<PathBuf> {
+    let installation = Installation::current().context("cannot find the running program")?;
+    Ok(installation.jiffy())
+}
+
+/// Builds template `base` if it is missing. Fails if no engine can run on this host.
+pub async fn prepare_base() -> anyhow::Result<()> {
+    let facts = EngineFacts::of(&Host::open()?);
     let check = facts.check(facts.choose().engine);
     check.map_err(anyhow::Error::msg)?;
-    let mut progress = TemplateProgress::new("base");
-    host.prepare("base", &mut |p| progress.update(p))
-        .context("cannot use template `base`")?;
+    // A process of its own: builds start `jiffy` in other roles.
+    let building = Command::new(jiffy_program()?)
+        .args(["template", "build", "base"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status();
+    let status = building.await.context("cannot start `jiffy`")?;
+    ensure!(status.success(), "cannot build template `base`: {status}");
     Ok(())
 }
 
-/// Sandboxes of a daemon; those made here are removed when they have served.
+/// Client of the daemon that is measured.
 #[derive(Clone)]
 pub struct BenchmarkDaemon {
     client: Client,
-    /// For what only the owner of a host may ask, if the daemon is this host's.
+    /// Client for calls that only the owner of a host may make. `None` if the daemon is on another
+    /// host.
     owner: Option<Client>,
+    /// Data directory of the daemon, if the daemon is on this host.
+    home: Home,
 }
 
 impl BenchmarkDaemon {
-    /// The daemon that is asked for; if it is this host's, template `base` is made ready for it.
+    /// Connects to the daemon that `options` name. Prepares template `base` if it is the daemon of
+    /// this host.
     pub async fn open(options: &ServerOptions) -> anyhow::Result<Self> {
         let client = jiffy_daemon::open_client(options).await?;
-        if !client.is_remote() {
-            prepare_base()?;
-            let owner = Some(client.clone());
-            return Ok(Self { client, owner });
-        }
-        // Over the network to ourselves: the figures of the other side are at hand.
         let home = Home::locate()?;
+        if !client.is_remote() {
+            prepare_base().await?;
+            return Ok(Self::owned(client, home));
+        }
+        // The address may be one of this host.
         let owner = match local_daemon::connect(&home).await {
-            Some(stream) => Some(jiffy_daemon::local_daemon::client_over(&home, stream).await?),
+            Some(stream) => Some(local_daemon::client_over(&home, stream).await?),
             None => None,
         };
-        Ok(Self { client, owner })
+        Ok(Self {
+            client,
+            owner,
+            home,
+        })
+    }
+
+    /// Uses a client of the owner of the data directory `home`.
+    pub fn owned(client: Client, home: Home) -> Self {
+        Self {
+            owner: Some(client.clone()),
+            client,
+            home,
+        }
+    }
+
+    /// Client of the control plane.
+    pub fn client(&self) -> &Client {
+        &self.client
     }
 
     fn owner(&self) -> anyhow::Result<&Client> {
         let owner = self.owner.as_ref();
         owner.context(
-            "this is measured at this host's own daemon, and JIFFY_URL or --url names another",
+            "this task measures the daemon of this host, and JIFFY_URL or --url names another one",
         )
     }
 
-    /// Its process and data directory, if it is this host's.
+    /// Returns the process and the data directory of the daemon, or `None` if the daemon is on
+    /// another host.
     pub async fn place(&self) -> anyhow::Result<Option<(u32, PathBuf)>> {
         if self.owner.is_none() {
             return Ok(None);
         }
-        let home = Home::locate()?;
-        let stream = local_daemon::connect(&home).await;
-        let stream = stream.context("the daemon went away")?;
-        let (pid, _) =
-            local_daemon::process_of(&stream).context("whose daemon it is cannot be told")?;
-        Ok(Some((pid.as_raw().try_into()?, home.path().to_owned())))
+        let stream = local_daemon::connect(&self.home).await;
+        let stream = stream.context("the daemon has exited")?;
+        let (pid, _) = local_daemon::process_of(&stream).context("no process id of the daemon")?;
+        let home = self.home.path().to_owned();
+        Ok(Some((pid.as_raw().try_into()?, home)))
     }
 
     /// Ids of its sandboxes and of its snapshots.
@@ -121,10 +154,10 @@ impl BenchmarkDaemon {
         ))
     }
 
-    /// Resident memory of the daemon in KiB.
-    pub async fn daemon_memory(&self) -> anyhow::Result<f64> {
+    /// Returns the resident memory of the daemon in KiB.
+    pub async fn memory_kib(&self) -> anyhow::Result<f64> {
         self.owner()?;
-        let (pid, _) = self.place().await?.context("the daemon went away")?;
+        let (pid, _) = self.place().await?.context("the daemon has exited")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
         let kib = line.context("no VmRSS")?.trim().trim_end_matches(" kB");

@@ -1,6 +1,6 @@
 //! `jiffy run` as a user types it, with a guest of its own or of the daemon.
 
-use crate::daemon::{BenchmarkDaemon, ms};
+use crate::daemon::{BenchmarkDaemon, jiffy_program, ms};
 use crate::{Measured, Series, goals};
 use anyhow::{Context, ensure};
 use jiffy_client::ServerOptions;
@@ -65,8 +65,8 @@ pub async fn run(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Re
             (2) both wait there",
         limits: "the first run on a host, which unpacks the kernel and builds the template; several at once",
         not_available: vec![
-            "KVM exits and page faults of a run: not available: the process ends with it (`boot`, \
-             `create` and `exec` have them)"
+            "KVM exits and page faults of a run: not available: the VMM exits with the command \
+             (`create` and `exec` have them)"
                 .to_owned(),
         ],
         series: series?,
@@ -107,15 +107,14 @@ async fn samples(
 
 /// Milliseconds of one run.
 async fn once(origin: GuestOrigin) -> anyhow::Result<f64> {
-    let program = std::env::current_exe().context("cannot find our own program")?;
-    let began = Instant::now();
-    let mut command = Command::new(&program);
+    let mut command = Command::new(jiffy_program()?);
     command
         .arg("run")
         .args(origin.options())
         .args(["--", "echo", "hello"])
         .stdin(Stdio::null());
-    let output = command.output().await.context("cannot run ourselves")?;
+    let began = Instant::now();
+    let output = command.output().await.context("cannot start `jiffy run`")?;
     let took = ms(began.elapsed());
     ensure!(
         output.status.success() && output.stdout == b"hello\n",

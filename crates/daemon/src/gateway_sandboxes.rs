@@ -4,7 +4,7 @@ use jiffy_api::{AutoResume, KeyStatus, Keys, Opening, PortRefusal, Ports, WakeEr
 use jiffy_engine_api::GuestStream;
 use jiffy_gateway::{ExchangePermit, OpenError, SandboxAccess, tcp_handshake};
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
-use jiffy_sandbox_manager::{OperationError, SandboxState, Sandboxes};
+use jiffy_sandbox_manager::{OperationError, Sandbox, SandboxState, Sandboxes};
 use std::sync::Arc;
 
 /// Sandboxes of the host, the resumer of paused sandboxes, and the API keys.
@@ -31,12 +31,12 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         let (access, killed) = self.0.look(id, |record| {
             let access = SandboxAccess {
                 links_closed: false,
-                traffic_token: record.traffic_token.clone(),
-                mask_request_host: record.settings.network.mask_request_host.clone(),
-                owner: record.settings.owner.clone(),
+                traffic_token: record.traffic_token().map(str::to_owned),
+                mask_request_host: record.settings().network.mask_request_host.clone(),
+                owner: record.settings().owner.clone(),
             };
             let states = [SandboxState::Killed, SandboxState::Creating];
-            (access, states.contains(&record.state))
+            (access, states.contains(record.state()))
         })?;
         let key_status = self.2.standing(access.owner.as_deref());
         // Sandboxes of a terminated key are inaccessible before they are killed.
@@ -62,12 +62,12 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 
     async fn links_closed(&self, id: &str) {
         if let Some(record) = self.0.find(id) {
-            self.2.over(record.settings.owner.as_deref()).await;
+            self.2.over(record.settings().owner.as_deref()).await;
         }
     }
 
     async fn why_gone(&self, id: &str) -> Option<OpenError> {
-        match self.0.wait_decided(id).await.map(|r| r.state) {
+        match self.0.wait_decided(id).await.as_ref().map(Sandbox::state) {
             None | Some(SandboxState::Killed) => Some(OpenError::NotFound),
             Some(SandboxState::Running) => None,
             Some(_) => Some(OpenError::NotRunning),
@@ -79,9 +79,9 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
             Err(error) if error != OpenError::PortClosed => {
                 // The sandbox may have been paused during the attempt. It is then resumed like a
                 // sandbox that was paused before.
-                let record = self.0.wait_decided(id).await;
-                let is_resumable = record
-                    .is_some_and(|r| r.state == SandboxState::Paused && r.settings.auto_resume);
+                let sandbox = self.0.wait_decided(id).await;
+                let is_resumable = sandbox
+                    .is_some_and(|s| *s.state() == SandboxState::Paused && s.settings().auto_resume);
                 if is_resumable {
                     self.try_open(id, port).await
                 } else {
@@ -96,9 +96,9 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 impl GatewaySandboxes {
     async fn try_open(&self, id: &str, port: u16) -> Result<GuestStream, OpenError> {
         let record = self.0.find(id).ok_or(OpenError::NotFound)?;
-        match record.state {
+        match record.state() {
             SandboxState::Running => {}
-            SandboxState::Paused if record.settings.auto_resume => {
+            SandboxState::Paused if record.settings().auto_resume => {
                 self.1.wake(id).await.map_err(resume_error)?;
             }
             _ => return Err(OpenError::NotRunning),

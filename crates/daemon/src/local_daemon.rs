@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use jiffy_client::{Client, ServerOptions};
 use jiffy_image::Home;
+use jiffy_installation::Installation;
 use nix::unistd::Pid;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -120,7 +121,7 @@ pub fn open_log(path: &Path) -> io::Result<File> {
 
 fn start(path: &Path, options: &[String]) -> io::Result<std::process::Child> {
     let log = open_log(path)?;
-    Command::new(std::env::current_exe()?)
+    Command::new(Installation::current()?.jiffy())
         .args(["serve", "--log-file"])
         .arg(path)
         .args(options)

@@ -77,7 +77,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
         prefetch: Default::default(),
     };
     let made = host.create(spec).await.unwrap();
-    let id = made.id.clone();
+    let id = made.id().to_owned();
     let last = async || {
         *host
             .observe()
@@ -86,7 +86,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
             .last()
             .unwrap()
     };
-    let idle = support::until("samples", last, |s| s.at_ms > made.changed_ms + 1000).await;
+    let idle = support::until("samples", last, |s| s.at_ms > made.changed_ms() + 1000).await;
     assert!((1 << 20..100 << 20).contains(&idle.mem_used), "{idle:?}");
     assert_eq!((idle.mem_total, idle.cpu_count), (512 << 20, 2));
 
@@ -110,7 +110,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
             stream.map_err(std::io::Error::other)
         }
     });
-    let agent = agent.with_token(made.agent_token.unwrap());
+    let agent = agent.with_token(made.agent_token().unwrap());
     let mut process = ProcessSpec::new("python3", ["-c", work]);
     process.user = Some("root".to_owned());
     let _running = agent.start(&process).await.unwrap();

@@ -1,6 +1,6 @@
 //! Failures of calls on functions.
 
-use crate::module_digest::ModuleDigest;
+use crate::module_digest::{DigestError, ModuleDigest};
 use crate::owner::MAX_NAME_BYTES;
 use crate::request_body::BoxError;
 use crate::tenant_process::ProcessError;
@@ -81,6 +81,12 @@ impl FunctionError {
     pub(crate) fn file(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.display().to_string();
         move |source| Self::File { path, source }
+    }
+}
+
+impl From<DigestError> for FunctionError {
+    fn from(error: DigestError) -> Self {
+        Self::Setting(error.to_string())
     }
 }
 

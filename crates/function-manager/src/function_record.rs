@@ -5,7 +5,7 @@ use crate::function_error::FunctionError;
 use crate::owner::is_name;
 use crate::sandbox_key::{SandboxKey, is_given};
 use crate::schedule::Schedule;
-use jiffy_proto::function::{LoadSettings, World};
+use jiffy_proto::function::{ControlRequest, DirectAccess, LoadSettings, World};
 use jiffy_proto::internal::{InternalOrigin, is_api_host};
 use serde::{Deserialize, Serialize};
 
@@ -101,6 +101,18 @@ impl FunctionRecord {
     pub(crate) fn origin(&self) -> Option<InternalOrigin> {
         let key = self.sandbox_key.as_ref()?;
         Some(key.origin(self.owner.as_deref(), &self.name))
+    }
+
+    /// Returns the order that sets whether the function answers direct requests.
+    pub(crate) fn publish_order(&self) -> ControlRequest {
+        ControlRequest::Publish {
+            function: self.name.clone(),
+            access: match (self.public, self.enabled) {
+                (false, _) => DirectAccess::Hidden,
+                (true, false) => DirectAccess::Disabled,
+                (true, true) => DirectAccess::Public,
+            },
+        }
     }
 
     /// Adds a version, which answers from now on, and drops the oldest beyond [`MAX_VERSIONS`].

@@ -1,16 +1,14 @@
 //! Functions of a host.
 
-mod change;
+mod deployment;
 mod direct;
+mod invocation;
+mod loading;
 mod module_store;
 mod observe;
 mod processes;
 mod scheduled;
-mod send;
 
-pub use change::ModuleUpload;
-pub(crate) use direct::DirectLink;
-pub use direct::{BoxConnectionPermit, ConnectionPermit};
 pub use module_store::FoundModule;
 
 use crate::compile_turns::CompileTurns;
@@ -21,17 +19,17 @@ use crate::function_state::FunctionState;
 use crate::function_store::FunctionStore;
 use crate::owner;
 use crate::running_process::RunningProcess;
+use crate::start_backoff::StartBackoff;
 use crate::tenant_process::TenantProcess;
 use jiffy_confinement::Cgroups;
 use jiffy_proto::function::{CompileLimits, TenantLimits};
 use module_store::ModuleStore;
 use parking_lot::RwLock;
-use processes::StartBackoff;
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -156,7 +154,7 @@ impl Functions {
         for entry in directories.into_iter().flatten().flatten() {
             functions.open_owner(entry.path());
         }
-        tokio::spawn(processes::look_after(Arc::downgrade(&functions.0)));
+        tokio::spawn(look_after(Arc::downgrade(&functions.0)));
         functions
     }
 
@@ -299,5 +297,22 @@ impl Owners {
         let tag = owner::tag(owner.key.as_deref());
         self.by_tag.insert(tag, owner.clone());
         self.by_key.insert(owner.key.clone(), owner);
+    }
+}
+
+/// Ends idle processes and runs schedules until the functions are dropped.
+async fn look_after(shared: Weak<Shared>) {
+    let mut tick = tokio::time::interval(UPKEEP_INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        let functions = Functions(shared);
+        functions.run_schedules(jiff::Timestamp::now());
+        for owner in functions.owners() {
+            functions.upkeep(&owner).await;
+        }
     }
 }

@@ -18,26 +18,30 @@ pub mod running_process;
 pub mod sandbox_key;
 pub mod tenant_process;
 
+mod blocking;
+mod direct_link;
 mod disk_room;
 mod function_state;
 mod function_store;
 mod log_buffer;
 mod module_digest;
 mod module_queue;
+mod module_upload;
 mod process_connections;
 mod process_record;
 mod request_body;
 mod request_limit;
 mod schedule;
+mod start_backoff;
+mod use_count;
 
+pub use direct_link::{BoxConnectionPermit, ConnectionPermit};
 pub use disk_room::{DeployRoom, DiskRoom};
 pub use function_error::FunctionError;
 pub use function_record::{Artifact, DeployChanges, FunctionRecord, MAX_VERSIONS, VersionRecord};
-pub use functions::{
-    BoxConnectionPermit, ConnectionPermit, FoundModule, FunctionHostSettings, Functions,
-    MAX_UPLOADS, ModuleUpload,
-};
-pub use module_digest::ModuleDigest;
+pub use functions::{FoundModule, FunctionHostSettings, Functions, MAX_UPLOADS};
+pub use module_digest::{DigestError, ModuleDigest};
+pub use module_upload::ModuleUpload;
 pub use request_body::{BoxError, RequestBody};
 pub use response_body::FunctionBody;
 pub use sandbox_key::{SandboxKey, SandboxKeyScope};

@@ -1,11 +1,15 @@
 //! Digests of modules.
 
-use crate::function_error::FunctionError;
 use std::fmt;
 use std::str::FromStr;
 
 /// Name of the hash in front of its digits, which may be left out.
 const PREFIX: &str = "blake3:";
+
+/// Text that is not the digest of a module.
+#[derive(Debug, thiserror::Error)]
+#[error("the digest of a module is `blake3:` and 64 hexadecimal digits")]
+pub struct DigestError;
 
 /// BLAKE3 hash of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,14 +35,11 @@ impl fmt::Display for ModuleDigest {
 }
 
 impl FromStr for ModuleDigest {
-    type Err = FunctionError;
+    type Err = DigestError;
 
-    fn from_str(text: &str) -> Result<Self, FunctionError> {
+    fn from_str(text: &str) -> Result<Self, DigestError> {
         let digits = text.strip_prefix(PREFIX).unwrap_or(text);
-        let hash = blake3::Hash::from_hex(digits).map_err(|_| {
-            let message = "the digest of a module is `blake3:` and 64 hexadecimal digits";
-            FunctionError::Setting(message.to_owned())
-        })?;
+        let hash = blake3::Hash::from_hex(digits).map_err(|_| DigestError)?;
         Ok(Self(hash))
     }
 }

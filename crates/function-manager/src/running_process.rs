@@ -1,20 +1,17 @@
 //! Process of an owner while it runs: requests under way, loaded versions, connections.
 
+use crate::direct_link::DirectLink;
 use crate::function_error::FunctionError;
-use crate::functions::DirectLink;
 use crate::process_connections::ProcessConnections;
 use crate::tenant_process::{HTTP_SOCKET, TenantProcess};
+use crate::use_count::{CountedUse, UseCount};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-
-/// Bit of the count of requests that refuses further ones.
-const CLOSED: u64 = 1 << 63;
 
 /// Process that runs.
 #[derive(Debug)]
@@ -27,8 +24,7 @@ pub(crate) struct RunningProcess {
     pub loading: tokio::sync::Mutex<()>,
     /// Its connections end when it is taken.
     direct: Mutex<Option<Arc<DirectLink>>>,
-    in_flight: AtomicU64,
-    last_used: Mutex<Instant>,
+    uses: Arc<UseCount>,
     pub started: Instant,
 }
 
@@ -41,8 +37,7 @@ impl RunningProcess {
             loaded: Mutex::default(),
             loading: tokio::sync::Mutex::default(),
             direct: Mutex::default(),
-            in_flight: AtomicU64::new(0),
-            last_used: Mutex::new(now),
+            uses: Arc::new(UseCount::new(now)),
             started: now,
         }
     }
@@ -83,11 +78,8 @@ impl RunningProcess {
 
     /// Counts a request, or another use; none if the process is about to end.
     pub(crate) fn enter(self: &Arc<Self>) -> Option<ProcessUse> {
-        let open = |count: u64| (count & CLOSED == 0).then(|| count + 1);
-        let counted = self
-            .in_flight
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, open);
-        counted.is_ok().then(|| ProcessUse(self.clone()))
+        let counted = self.uses.enter()?;
+        Some(ProcessUse(self.clone(), counted))
     }
 
     /// The process, unless it is over. Does not keep it from ending as idle.
@@ -111,31 +103,27 @@ impl RunningProcess {
 
     /// Refuses further uses, if there is none and was none for `idle`.
     pub(crate) fn close_if_idle(&self, idle: Duration) -> bool {
-        self.last_used.lock().elapsed() >= idle
-            && self
-                .in_flight
-                .compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire)
-                .is_ok()
+        self.uses.close_if_idle(idle)
     }
 
     /// Refuses further uses.
     pub(crate) fn close(&self) {
-        self.in_flight.fetch_or(CLOSED, Ordering::AcqRel);
+        self.uses.close();
     }
 
     /// True if it has ended, or is about to.
     pub(crate) fn is_over(&self) -> bool {
-        self.in_flight.load(Ordering::Acquire) & CLOSED != 0 || self.process.has_ended()
+        self.uses.is_closed() || self.process.has_ended()
     }
 }
 
 /// Use of a process, which does not end as idle meanwhile.
 #[derive(Debug)]
-pub(crate) struct ProcessUse(pub Arc<RunningProcess>);
+pub(crate) struct ProcessUse(pub Arc<RunningProcess>, CountedUse);
 
-impl Drop for ProcessUse {
-    fn drop(&mut self) {
-        *self.0.last_used.lock() = Instant::now();
-        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+impl ProcessUse {
+    /// Returns the use alone, without the process.
+    pub(crate) fn into_counted(self) -> CountedUse {
+        self.1
     }
 }

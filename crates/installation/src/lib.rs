@@ -71,6 +71,12 @@ impl Installation {
         &self.programs
     }
 
+    /// Returns the path of `jiffy`, which is the running program except in the instruments of
+    /// `bench/`.
+    pub fn jiffy(&self) -> PathBuf {
+        self.programs.join("jiffy")
+    }
+
     /// Returns the path of another program or of a file in its directory. `None` if the file does
     /// not exist.
     pub fn file(&self, name: &str) -> Option<PathBuf> {

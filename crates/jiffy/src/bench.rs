@@ -1,9 +1,9 @@
 //! `jiffy bench`.
 
-use crate::cli::BenchArgs;
+use crate::cli::{BenchArgs, BenchTask};
 use crate::runtime;
 use anyhow::Context;
-use jiffy_benchmark::{BenchmarkOptions, measure};
+use jiffy_benchmark::{BenchmarkOptions, Task, measure};
 use std::process::ExitCode;
 
 /// Measures one task and prints its table or JSON.
@@ -12,11 +12,9 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         samples: args.number,
         warm_up: args.warm_up,
         concurrency: args.concurrency,
-        numbers: args.numbers.clone(),
-        template: args.template.clone(),
         server: args.host.server(),
     };
-    let report = runtime()?.block_on(measure(args.task.into(), &options))?;
+    let report = runtime()?.block_on(measure(task(args)?, &options))?;
     let json = jiffy_client::terminal::json(&report)?;
     if let Some(path) = &args.out {
         std::fs::write(path, &json).with_context(|| format!("cannot write {}", path.display()))?;
@@ -26,4 +24,24 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         false => report.print(),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn task(args: &BenchArgs) -> anyhow::Result<Task> {
+    Ok(match args.task {
+        BenchTask::Create => Task::Create {
+            template: args.template.clone(),
+        },
+        BenchTask::Exec => Task::Exec,
+        BenchTask::Run => Task::Run,
+        BenchTask::Stress => Task::Stress,
+        BenchTask::Density => Task::Density,
+        BenchTask::Functions => {
+            let name = args.function.clone().context("--function is required")?;
+            crate::function::path(&name, "")?;
+            Task::Functions {
+                name,
+                path: args.path.clone(),
+            }
+        }
+    })
 }

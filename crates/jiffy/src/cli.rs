@@ -26,13 +26,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use jiffy_client::ServerOptions;
 use std::path::PathBuf;
 
-pub use bench_doctor::{BenchArgs, DoctorArgs};
+pub use bench_doctor::{BenchArgs, BenchTask, DoctorArgs};
 pub use confinement::ConfinementArgs;
 pub use create::{AtTimeout, CreateArgs, NetworkSwitch};
 pub use engine::{EngineArgs, EngineSelection};
 pub use function::{
-    FunctionArgs, FunctionBenchArgs, FunctionBuildArgs, FunctionCommand, FunctionDeployArgs,
-    FunctionInvokeArgs, FunctionLanguage, FunctionLogsArgs, FunctionNewArgs, FunctionOutputArgs,
+    FunctionArgs, FunctionBuildArgs, FunctionCommand, FunctionDeployArgs, FunctionInvokeArgs,
+    FunctionLanguage, FunctionLogsArgs, FunctionNewArgs, FunctionOutputArgs,
 };
 pub use inspect::{
     AwaitedState, DiffArgs, InspectArgs, RestartArgs, ShellArgs, StatsArgs, WaitArgs,

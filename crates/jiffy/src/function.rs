@@ -1,6 +1,5 @@
 //! `jiffy function`: manages functions.
 
-mod bench;
 mod deploy;
 mod invoke;
 mod logs;
@@ -53,13 +52,12 @@ async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
             }
         }
         FunctionCommand::Invoke(args) => return invoke::run(args).await,
-        FunctionCommand::Bench(args) => bench::run(args).await?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Returns the API path of a request for function `name`.
-fn path(name: &str, call: &str) -> anyhow::Result<String> {
+pub fn path(name: &str, call: &str) -> anyhow::Result<String> {
     let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     anyhow::ensure!(
         !name.is_empty() && name.chars().all(is_valid),

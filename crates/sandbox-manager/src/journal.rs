@@ -11,17 +11,25 @@ mod tables;
 
 use crate::journal_space::{CHECKPOINT_PAGES, ReservedSpace, SpaceError};
 use crate::private_database::keep_private;
-use crate::records::{BoxedRecords, SandboxRecord, SnapshotRecord};
+use crate::records::{SandboxRecord, SnapshotRecord};
+use crate::sandbox::Sandbox;
+use crate::snapshot::Snapshot;
 use crate::store_copies::StoreRetraction;
 use jiffy_api_types::SandboxState;
 use jiffy_engine_api::GuestHandle;
 use parking_lot::{Mutex, MutexGuard};
+
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, Transaction, params};
+use serde::Serialize;
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use tables::{ALL_ROWS, TableReader};
+
+/// Sandboxes or snapshots, each at its final place in memory: a large host has many, and moving
+/// them costs fresh pages.
+pub(crate) type BoxedRecords<T> = Vec<Box<T>>;
 
 /// Version of the tables; another one is refused.
 const SCHEMA_VERSION: i64 = 3;
@@ -89,17 +97,17 @@ pub enum JournalError {
 #[derive(Debug, Clone)]
 // A commit has a handful, and most of them are the large one: a box would only move it.
 #[allow(clippy::large_enum_variant)]
-pub enum JournalChange {
+pub(crate) enum JournalChange {
     /// A sandbox is now as it says. One that does not run has no guest.
-    Sandbox(SandboxRecord),
+    Sandbox(Sandbox),
     /// The guest of a running sandbox is this one.
     Guest(String, GuestHandle),
     /// There is no such sandbox any more.
     NoSandbox(String),
     /// A snapshot is about to be written.
-    Intent(SnapshotRecord),
+    Intent(Snapshot),
     /// A snapshot is complete.
-    Snapshot(SnapshotRecord),
+    Snapshot(Snapshot),
     /// There is no such snapshot any more.
     NoSnapshot(String),
     /// A copy in a store is to be removed.
@@ -110,9 +118,9 @@ pub enum JournalChange {
 
 /// A snapshot as the journal knows it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct JournalledSnapshot {
+pub(crate) struct JournalledSnapshot {
     /// The snapshot.
-    pub record: Box<SnapshotRecord>,
+    pub snapshot: Box<Snapshot>,
     /// True once it was acknowledged.
     pub complete: bool,
 }
@@ -122,7 +130,7 @@ pub struct JournalledSnapshot {
 pub struct OpenedJournal {
     pub(crate) path: PathBuf,
     pub(crate) journal: Journal,
-    pub(crate) sandboxes: BoxedRecords<SandboxRecord>,
+    pub(crate) sandboxes: BoxedRecords<Sandbox>,
     pub(crate) snapshots: Vec<JournalledSnapshot>,
 }
 
@@ -142,7 +150,7 @@ impl OpenedJournal {
 
 /// The journal of one host.
 #[derive(Debug)]
-pub struct Journal {
+pub(crate) struct Journal {
     path: PathBuf,
     database: Mutex<Database>,
 }
@@ -276,7 +284,7 @@ impl Journal {
     }
 
     /// All sandboxes.
-    pub fn sandboxes(&self) -> Result<Vec<SandboxRecord>, JournalError> {
+    pub fn sandboxes(&self) -> Result<Vec<Sandbox>, JournalError> {
         let rows = TableReader::open(self)?.sandboxes(&ALL_ROWS);
         Ok(rows?.into_iter().map(|record| *record).collect())
     }
@@ -307,19 +315,16 @@ impl Journal {
 }
 
 fn apply(tx: &Transaction<'_>, change: &JournalChange) -> rusqlite::Result<()> {
-    let json = |value: serde_json::Result<String>| {
-        value.map_err(|e| rusqlite::Error::ToSqlConversionFailure(Box::new(e)))
-    };
     match change {
-        JournalChange::Sandbox(record) => {
+        JournalChange::Sandbox(sandbox) => {
             tx.prepare_cached(
                 "INSERT INTO sandboxes (id, record) VALUES (?1, ?2)
                  ON CONFLICT (id) DO UPDATE SET record = ?2",
             )?
-            .execute(params![record.id, json(serde_json::to_string(record))?])?;
-            if record.state != SandboxState::Running {
+            .execute(params![sandbox.id, json(&SandboxRecord::from(sandbox))?])?;
+            if sandbox.state != SandboxState::Running {
                 tx.prepare_cached("DELETE FROM guests WHERE sandbox = ?1")?
-                    .execute([&record.id])?;
+                    .execute([&sandbox.id])?;
             }
         }
         JournalChange::Guest(sandbox, handle) => {
@@ -332,17 +337,17 @@ fn apply(tx: &Transaction<'_>, change: &JournalChange) -> rusqlite::Result<()> {
             tx.prepare_cached("DELETE FROM guests WHERE sandbox = ?1")?
                 .execute([id])?;
         }
-        JournalChange::Intent(record) | JournalChange::Snapshot(record) => {
+        JournalChange::Intent(snapshot) | JournalChange::Snapshot(snapshot) => {
             let complete = matches!(change, JournalChange::Snapshot(_));
             tx.prepare_cached(
                 "INSERT INTO snapshots (id, parent, complete, record) VALUES (?1, ?2, ?3, ?4)
                  ON CONFLICT (id) DO UPDATE SET parent = ?2, complete = ?3, record = ?4",
             )?
             .execute(params![
-                record.id,
-                record.parent,
+                snapshot.id,
+                snapshot.parent,
                 complete,
-                json(serde_json::to_string(record))?
+                json(&SnapshotRecord::from(snapshot))?
             ])?;
         }
         JournalChange::NoSnapshot(id) => {
@@ -351,14 +356,18 @@ fn apply(tx: &Transaction<'_>, change: &JournalChange) -> rusqlite::Result<()> {
         }
         JournalChange::Retraction(retraction) => {
             tx.prepare_cached("INSERT OR IGNORE INTO retractions (retraction) VALUES (?1)")?
-                .execute([json(serde_json::to_string(retraction))?])?;
+                .execute([json(retraction)?])?;
         }
         JournalChange::Retracted(retraction) => {
             tx.prepare_cached("DELETE FROM retractions WHERE retraction = ?1")?
-                .execute([json(serde_json::to_string(retraction))?])?;
+                .execute([json(retraction)?])?;
         }
     }
     Ok(())
+}
+
+fn json(value: &impl Serialize) -> rusqlite::Result<String> {
+    serde_json::to_string(value).map_err(|e| rusqlite::Error::ToSqlConversionFailure(Box::new(e)))
 }
 
 #[cfg(test)]

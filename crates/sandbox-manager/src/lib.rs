@@ -3,6 +3,7 @@
 
 mod admission;
 mod directory_lock;
+mod fabricate;
 mod journal;
 mod journal_space;
 mod metrics;
@@ -11,9 +12,11 @@ mod operation_times;
 mod private_database;
 mod quota;
 mod records;
+mod sandbox;
 mod sandbox_settings;
 mod sandboxes;
 mod site;
+mod snapshot;
 mod startup;
 mod store_copies;
 mod usage;
@@ -22,10 +25,11 @@ pub use admission::{
     HostFigures, HostLimits, HostReader, KernelReader, Pressure, PromisedResources, Shortage,
 };
 pub use directory_lock::DirectoryLock;
+pub use fabricate::{FabricatedJournal, FabricatedSandbox, FabricatedSnapshot};
 pub use jiffy_api_types::{
     BrokenBy, NetworkSettings, OnTimeout, Prefetch, SandboxState, SnapshotPurpose, StoreState,
 };
-pub use journal::{Journal, JournalChange, JournalError, JournalledSnapshot, OpenedJournal};
+pub use journal::{JournalError, OpenedJournal};
 pub use metrics::{BootTimes, Figure, FigureFamily};
 pub use operation_error::{ErrorKind, OperationError};
 pub use operation_times::{OperationTimes, SandboxTimes};
@@ -34,7 +38,7 @@ pub use quota::{
     Bytes, DiskLimit, OwnerQuota, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest,
     Reserving,
 };
-pub use records::{SandboxOperation, SandboxRecord, SnapshotRecord};
+pub use sandbox::{Sandbox, SandboxOperation};
 pub use sandbox_settings::SandboxSettings;
 pub use sandboxes::{
     AwakeTime, BuildSteps, CreateSpec, FetchScope, ForkChild, ForkReport, HeldSnapshot,
@@ -42,8 +46,8 @@ pub use sandboxes::{
     OwnerUsage, PoolSize, SandboxSource, Sandboxes, WakeOptions, WeakSandboxes,
 };
 pub use site::{MAX_HOST_AUTHORITIES_BYTES, SiteError, authorities, joined, proxy};
+pub use snapshot::Snapshot;
 pub use startup::{StartupError, start_up};
-pub use store_copies::{StoreCopies, StoreCopy, StorePlace, StoreRetraction};
 pub use usage::UsageSample;
 
 use std::time::Duration;

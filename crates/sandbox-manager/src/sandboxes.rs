@@ -73,7 +73,7 @@ use crate::journal::{Journal, JournalChange, JournalError, OpenedJournal};
 use crate::metrics::Metrics;
 use crate::operation_error::OperationError;
 use crate::quota::OwnerQuota;
-use crate::records::{SandboxRecord, broken_by_end};
+use crate::sandbox::{Sandbox, broken_by_end};
 use capture::Captures;
 use entry::SandboxEntry;
 use entry_indexes::EntryIndexes;
@@ -236,31 +236,31 @@ impl Sandboxes {
     }
 
     /// All sandboxes, oldest first, also those that were killed.
-    pub fn list(&self) -> Vec<SandboxRecord> {
+    pub fn list(&self) -> Vec<Sandbox> {
         let mut records: Vec<_> = self.0.entries.lock().values().map(|e| e.record()).collect();
         records.sort_by_key(|r| r.created_ms);
         records
     }
 
     /// One sandbox by its id or the beginning of it.
-    pub fn get(&self, id: &str) -> Result<SandboxRecord, OperationError> {
+    pub fn get(&self, id: &str) -> Result<Sandbox, OperationError> {
         Ok(self.0.entry(id)?.record())
     }
 
     /// One sandbox by its whole id.
-    pub fn find(&self, id: &str) -> Option<SandboxRecord> {
+    pub fn find(&self, id: &str) -> Option<Sandbox> {
         self.0.find(id)
     }
 
     /// Shows one sandbox by its whole id, without a copy of its record.
-    pub fn look<T>(&self, id: &str, at: impl FnOnce(&SandboxRecord) -> T) -> Option<T> {
+    pub fn look<T>(&self, id: &str, at: impl FnOnce(&Sandbox) -> T) -> Option<T> {
         let entry = self.0.entries.lock().get(id).cloned()?;
         Some(entry.look(at))
     }
 
     /// One sandbox by its exact id, as it is once what is under way with it has been decided. One
     /// that is being killed counts as killed.
-    pub async fn wait_decided(&self, id: &str) -> Option<SandboxRecord> {
+    pub async fn wait_decided(&self, id: &str) -> Option<Sandbox> {
         let entry = self.0.entries.lock().get(id).cloned()?;
         entry.decided().await;
         if entry.is_ending() {
@@ -276,7 +276,7 @@ impl Sandboxes {
         id: &str,
         limit: Duration,
         wanted: impl Fn(&SandboxState) -> bool,
-    ) -> Result<SandboxRecord, OperationError> {
+    ) -> Result<Sandbox, OperationError> {
         let entry = self.0.entry(id)?;
         // One that is being killed may look broken for a moment.
         let settled = |state: &SandboxState| *state == SandboxState::Killed || !entry.is_ending();
@@ -331,7 +331,7 @@ impl Sandboxes {
     fn commit(
         &self,
         entry: &SandboxEntry,
-        record: SandboxRecord,
+        record: Sandbox,
         more: &[JournalChange],
     ) -> Result<(), JournalError> {
         if record.state != SandboxState::Creating {
@@ -345,7 +345,7 @@ impl Sandboxes {
     }
 
     /// The same for what has happened.
-    fn record_write_behind(&self, entry: &SandboxEntry, record: SandboxRecord) {
+    fn record_write_behind(&self, entry: &SandboxEntry, record: Sandbox) {
         self.0
             .journal
             .commit_write_behind(&[JournalChange::Sandbox(record.clone())]);
@@ -400,7 +400,7 @@ impl Observation<'_> {
     /// the host.
     pub async fn process(self, id: &str) -> Result<(u32, Option<u64>), OperationError> {
         let entry = self.0.entry(id)?;
-        let guest = entry.running(crate::records::SandboxOperation::Connect, "look at")?;
+        let guest = entry.running(crate::sandbox::SandboxOperation::Connect, "look at")?;
         let none = || EngineError::Unsupported {
             engine: guest.engine(),
             what: "name the process of a sandbox",

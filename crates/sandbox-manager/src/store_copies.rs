@@ -55,19 +55,6 @@ pub struct StoreRetraction {
 }
 
 impl StoreCopies {
-    /// The copy under `root` that another host pushed, and this one fetched.
-    pub fn fetched(place: StorePlace, root: String) -> Self {
-        let copy = StoreCopy {
-            place,
-            root,
-            fetched: true,
-        };
-        Self {
-            copies: vec![copy],
-            ..Self::default()
-        }
-    }
-
     /// True if there is nothing to tell.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -146,7 +133,12 @@ mod tests {
     fn copies_that_are_given_up_are_removed_but_not_those_of_other_hosts() {
         let mut store = StoreCopies {
             uploading: Some(place("a")),
-            ..StoreCopies::fetched(place("b"), "fetched".into())
+            copies: vec![StoreCopy {
+                place: place("b"),
+                root: "fetched".into(),
+                fetched: true,
+            }],
+            ..StoreCopies::default()
         };
         let begun: Vec<_> = store.all_retractions("s").collect();
         assert_eq!((begun.len(), &begun[0].root), (1, &None));

@@ -58,15 +58,15 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
             ..base()
         };
         let made = host.create(spec).await.unwrap();
-        let create = host.observe().times(&made.id).create.unwrap();
+        let create = host.observe().times(made.id()).create.unwrap();
         let names: Vec<&str> = create.steps.iter().map(|step| step.name).collect();
         let expected = ["admission", "fingerprint", "template_snapshot"];
         assert_eq!(names, [&expected[..], &["keep", "journal"]].concat());
         let sum: Duration = create.steps.iter().map(|step| step.duration).sum();
         assert!(sum <= create.duration, "{create:?}");
-        host.fork(&made.id, 2, None).await.unwrap();
-        host.pause(&made.id).await.unwrap();
-        let times = host.observe().times(&made.id);
+        host.fork(made.id(), 2, None).await.unwrap();
+        host.pause(made.id()).await.unwrap();
+        let times = host.observe().times(made.id());
         assert_eq!(times.create.unwrap(), create);
         assert_eq!(times.last.unwrap().operation, "pause");
         let metrics = host.figures().render();
@@ -80,15 +80,15 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
             assert!(metrics.lines().any(|l| l == line), "no {line} in {metrics}");
         }
         bench.world.fail("welcome");
-        assert!(host.resume(&made.id).await.is_err());
+        assert!(host.resume(made.id()).await.is_err());
         bench.world.mend();
-        host.kill(&made.id).await.unwrap();
+        host.kill(made.id()).await.unwrap();
         ids.lock().unwrap().push(made);
     });
     let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let made = ids.lock().unwrap().remove(0);
-    let token = made.agent_token.unwrap();
-    for secret in ["hunter2-in-env", "key-of-the-owner", "private-note", &token] {
+    let token = made.agent_token().unwrap();
+    for secret in ["hunter2-in-env", "key-of-the-owner", "private-note", token] {
         assert!(!text.contains(secret), "{secret} is in the log");
     }
     let lines: Vec<serde_json::Value> = text
@@ -106,7 +106,7 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
     let told = |name: &str, outcome: &str| {
         lines.iter().any(|l| {
             l["span"]["operation"] == name
-                && l["span"]["sandbox"] == made.id.as_str()
+                && l["span"]["sandbox"] == made.id()
                 && l["fields"]["outcome"] == outcome
                 && l["fields"]["ms"].as_f64().is_some()
         })

@@ -44,7 +44,7 @@ pub use waiting_builds::{MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
 
 use jiffy_image::{Home, Templates, UnpackLimits};
 use jiffy_registry_pull::{PullQueue, Registries};
-use jiffy_sandbox_manager::{OwnerQuota, SandboxRecord, Sandboxes};
+use jiffy_sandbox_manager::{OwnerQuota, Sandbox, Sandboxes};
 use log::BuildLog;
 use parking_lot::Mutex;
 use queue::BuildQueue;
@@ -156,11 +156,11 @@ impl Builder {
             template_locks: Mutex::default(),
             sandboxes,
         }));
-        let of_build = |r: &SandboxRecord| r.settings.metadata.contains_key(BUILD_METADATA_KEY);
+        let of_build = |r: &Sandbox| r.settings().metadata.contains_key(BUILD_METADATA_KEY);
         let sandboxes = builder.0.sandboxes.index();
         for left in sandboxes.all(of_build) {
-            if let Err(e) = builder.0.sandboxes.remove(&left.id).await {
-                tracing::warn!("sandbox {} of an earlier build stays: {e}", left.id);
+            if let Err(e) = builder.0.sandboxes.remove(left.id()).await {
+                tracing::warn!("sandbox {} of an earlier build stays: {e}", left.id());
             }
         }
         builder.migrate().await?;

@@ -85,7 +85,11 @@ async fn make(
                  `memoryMB` and `diskSizeMB` out",
             ));
         }
-        Origin::Snapshot(snapshot) => (SandboxSource::Snapshot(snapshot.id), None, snapshot.size),
+        Origin::Snapshot(snapshot) => (
+            SandboxSource::Snapshot(snapshot.id().to_owned()),
+            None,
+            snapshot.size(),
+        ),
     };
     let spec = CreateSpec {
         source,

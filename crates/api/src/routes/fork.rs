@@ -10,7 +10,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use jiffy_api_types::{ForkSandbox, Forked, Promoted};
-use jiffy_sandbox_manager::{OperationError, SandboxRecord};
+use jiffy_sandbox_manager::{OperationError, Sandbox};
 use std::time::Duration;
 
 /// `POST /sandboxes/{id}/fork`: one entry per child, each with a sandbox or an error.
@@ -27,16 +27,16 @@ pub(super) async fn fork(
         return Err(ApiError::invalid(format!("`count` must be 1 to {most}")));
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    let then = record.settings.on_timeout;
+    let then = record.settings().on_timeout;
     let _room = app
         .quota
-        .reserve_new(&caller, record.size, count, then)
+        .reserve_new(&caller, record.size(), count, then)
         .await?;
     let limit = timeout.map(|t| t.map(Duration::from_secs));
-    let report = app.sandboxes.fork(&record.id, count, limit).await?;
+    let report = app.sandboxes.fork(record.id(), count, limit).await?;
     let mut forked = Vec::with_capacity(report.children.len());
     for child in report.children {
-        forked.push(entry(&app, &caller, &report.snapshot.id, child));
+        forked.push(entry(&app, &caller, report.snapshot.id(), child));
     }
     Ok((StatusCode::CREATED, Json(forked)))
 }
@@ -45,7 +45,7 @@ fn entry(
     app: &App,
     caller: &Caller,
     snapshot: &str,
-    child: Result<SandboxRecord, OperationError>,
+    child: Result<Sandbox, OperationError>,
 ) -> Forked {
     let (sandbox, error) = match child {
         Ok(child) => (Some(app.answer(caller, &child)), None),
@@ -65,10 +65,10 @@ pub(super) async fn promote(
     Path(id): Path<String>,
 ) -> Result<Json<Promoted>, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    let gone = app.sandboxes.promote(&record.id).await?;
+    let gone = app.sandboxes.promote(record.id()).await?;
     Ok(Json(Promoted {
-        sandbox_id: record.id,
-        removed: gone.iter().map(|r| r.id.clone()).collect(),
+        sandbox_id: record.id().to_owned(),
+        removed: gone.iter().map(|r| r.id().to_owned()).collect(),
         jiffy: gone.into_iter().map(|r| whole(&caller, r)).collect(),
     }))
 }

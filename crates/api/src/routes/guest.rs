@@ -43,7 +43,7 @@ pub(super) async fn network(
     let change = check_update(body)?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let change = move |settings: &mut SandboxSettings| change(&mut settings.network);
-    app.sandboxes.change_settings(&record.id, change).await?;
+    app.sandboxes.change_settings(record.id(), change).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -77,7 +77,7 @@ pub(super) async fn metrics(
     let since = start.map(|s| s * 1000);
     // To the end of that second.
     let until = end.map(|s| s * 1000 + 999);
-    let samples = app.sandboxes.observe().history(&record.id, since, until)?;
+    let samples = app.sandboxes.observe().history(record.id(), since, until)?;
     Ok(Json(samples.iter().map(metric).collect()))
 }
 
@@ -104,20 +104,20 @@ pub(super) async fn all_metrics(
             continue;
         };
         let fresh = match now {
-            true => app.sandboxes.observe().now(&record.id)?,
+            true => app.sandboxes.observe().now(record.id())?,
             false => None,
         };
         let latest = match fresh {
             None => app
                 .sandboxes
                 .observe()
-                .history(&record.id, None, None)?
+                .history(record.id(), None, None)?
                 .last()
                 .copied(),
             fresh => fresh,
         };
         if let Some(latest) = latest {
-            let id = caller.shown_id(&record.id).to_owned();
+            let id = caller.shown_id(record.id()).to_owned();
             sandboxes.insert(id, metric(&latest));
         }
     }
@@ -162,20 +162,20 @@ fn console(app: &App, caller: &Caller, id: &str) -> Result<Vec<ConsoleLine>, Api
     let text = app
         .sandboxes
         .observe()
-        .console_tail(&record.id)?
+        .console_tail(record.id())?
         .unwrap_or_default();
     let mut lines: Vec<&str> = text.lines().collect();
     keep_last(&mut lines, MAX_LINES);
     // A guest's host name is its id.
-    let shown = |line: &str| line.replace(&record.id, caller.shown_id(&record.id));
+    let shown = |line: &str| line.replace(record.id(), caller.shown_id(record.id()));
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_ms = now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX));
-    let reason = match &record.state {
+    let reason = match &record.state() {
         SandboxState::Broken { cause, .. } => Some(format!("jiffy: {cause}")),
         _ => None,
     };
     let texts: Vec<&str> = lines.iter().copied().chain(reason.as_deref()).collect();
-    let times = (app.console_times).of(&record.id, &texts, record.changed_ms, now_ms);
+    let times = (app.console_times).of(record.id(), &texts, record.changed_ms(), now_ms);
     let line = |(at, (&text, at_ms)): (usize, (&&str, u64))| ConsoleLine {
         at_ms,
         text: shown(text),
@@ -284,7 +284,7 @@ pub(super) async fn connections(
 ) -> Result<Json<Connections>, ApiError> {
     let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
     let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
-    let mut all = app.sandboxes.observe().connections(&record.id).await?;
+    let mut all = app.sandboxes.observe().connections(record.id()).await?;
     keep_last(&mut all.list, limit);
     Ok(Json(Connections {
         since: all.since_ms.map(moment),
@@ -311,7 +311,7 @@ pub(super) async fn preview(
             "a link lets its holder change the sandbox: a key with the scope `read` gets none",
         ));
     }
-    if app.keys.standing(record.settings.owner.as_deref()) != KeyStatus::InForce {
+    if app.keys.standing(record.owner()) != KeyStatus::InForce {
         return Err(ApiError::conflict(
             "key_over",
             "the key that made this sandbox was revoked or has expired: links to it open nothing",
@@ -325,7 +325,7 @@ pub(super) async fn preview(
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let expires = now.map_or(0, |d| d.as_secs()).saturating_add(ttl);
     Ok(Json(Preview {
-        url: links.link(&record.id, port, expires),
+        url: links.link(record.id(), port, expires),
         expires_at: moment(expires * 1000),
     }))
 }

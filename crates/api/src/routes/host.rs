@@ -19,7 +19,7 @@ pub(super) async fn host(State(app): State<App>, caller: Caller) -> Result<Json<
     let running = app.sandboxes.list();
     let running = running
         .iter()
-        .filter(|r| r.state == jiffy_sandbox_manager::SandboxState::Running);
+        .filter(|r| *r.state() == jiffy_sandbox_manager::SandboxState::Running);
     Ok(Json(Host {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
@@ -61,7 +61,7 @@ pub(super) async fn process(
         ));
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    let (pid, exits) = app.sandboxes.observe().process(&record.id).await?;
+    let (pid, exits) = app.sandboxes.observe().process(record.id()).await?;
     Ok(Json(Process { pid, exits }))
 }
 
@@ -91,6 +91,6 @@ pub(super) async fn verify(
 ) -> Result<Json<Vec<VerifiedSnapshot>>, ApiError> {
     caller.require_admin("verifying a snapshot")?;
     let snapshot = app.snapshot(&caller, &id)?;
-    let found = app.sandboxes.snapshots().verify(&snapshot.id).await?;
+    let found = app.sandboxes.snapshots().verify(snapshot.id()).await?;
     Ok(Json(found))
 }

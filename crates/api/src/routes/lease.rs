@@ -40,7 +40,7 @@ pub(super) async fn lease(
         ));
     }
     // An open connection counts like a request through the gateway.
-    let owner = record.settings.owner.as_deref();
+    let owner = record.owner();
     let permit = owner.map(|owner| app.quota.exchange(owner)).transpose()?;
     let client = hyper::upgrade::on(&mut request);
     let (keys, key) = (app.keys.clone(), caller.owner_id());
@@ -51,13 +51,13 @@ pub(super) async fn lease(
         if let Ok(client) = client.await {
             tokio::select! {
                 () = closed(TokioIo::new(client)) => {}
-                () = renew(&sandboxes, &record.id) => {}
+                () = renew(&sandboxes, record.id()) => {}
                 () = keys.over(key.as_deref()) => {}
             }
         }
-        match sandboxes.remove(&record.id).await {
+        match sandboxes.remove(record.id()).await {
             Ok(_) | Err(OperationError::Unknown { .. }) => {}
-            Err(e) => tracing::warn!("sandbox {} outlives its lease: {e}", record.id),
+            Err(e) => tracing::warn!("sandbox {} outlives its lease: {e}", record.id()),
         }
     });
     let headers = [(CONNECTION, "upgrade"), (UPGRADE, PROTOCOL)];

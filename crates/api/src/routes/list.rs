@@ -10,7 +10,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use jiffy_api_types::{ListedSandbox, SandboxDetail};
-use jiffy_sandbox_manager::{ListOrder, ListedSandboxes, SandboxRecord};
+use jiffy_sandbox_manager::{ListOrder, ListedSandboxes, Sandbox};
 use std::collections::BTreeMap;
 
 /// States that can be asked for.
@@ -37,11 +37,11 @@ impl Filter {
         })
     }
 
-    fn wants(&self, record: &SandboxRecord) -> bool {
-        let has = |(k, v): (&String, &String)| record.settings.metadata.get(k) == Some(v);
-        let started = i64::try_from(record.created_ms).unwrap_or(i64::MAX);
-        self.states.contains(&record.state.name())
-            && (self.name.is_none() || self.name == record.name)
+    fn wants(&self, record: &Sandbox) -> bool {
+        let has = |(k, v): (&String, &String)| record.settings().metadata.get(k) == Some(v);
+        let started = i64::try_from(record.created_ms()).unwrap_or(i64::MAX);
+        self.states.contains(&record.state().name())
+            && (self.name.is_none() || self.name.as_deref() == record.name())
             && self.metadata.iter().all(has)
             && self.started_after.is_none_or(|after| started >= after)
     }
@@ -54,15 +54,14 @@ fn found(
     filter: &Filter,
     order: &ListOrder,
     limit: usize,
-    reaches: impl Fn(&SandboxRecord) -> bool,
-) -> Vec<SandboxRecord> {
-    let of_template = |r: &SandboxRecord| match &filter.template {
-        Some(t) => *t == r.template || *t == caller.called(&r.template),
+    reaches: impl Fn(&Sandbox) -> bool,
+) -> Vec<Sandbox> {
+    let of_template = |r: &Sandbox| match &filter.template {
+        Some(t) => *t == r.template() || *t == caller.called(r.template()),
         None => true,
     };
-    let wanted = |r: &SandboxRecord| {
-        caller.sees(r.settings.owner.as_deref()) && filter.wants(r) && of_template(r) && reaches(r)
-    };
+    let wanted =
+        |r: &Sandbox| caller.sees(r.owner()) && filter.wants(r) && of_template(r) && reaches(r);
     match &filter.name {
         // Those that were killed are not found by their names any more.
         Some(name) if !filter.states.contains(&"killed") => {
@@ -91,8 +90,8 @@ pub(super) async fn list_v2(
 ) -> Result<Response, ApiError> {
     let filter = Filter::from_query(&query, &["running", "paused"])?;
     let page = Page::from_query(&query)?;
-    let place = |r: &SandboxRecord| (r.created_ms, caller.shown_id(&r.id).to_owned());
-    let reaches = |r: &SandboxRecord| page.reaches(&place(r));
+    let place = |r: &Sandbox| (r.created_ms(), caller.shown_id(r.id()).to_owned());
+    let reaches = |r: &Sandbox| page.reaches(&place(r));
     let items = found(
         &app,
         &caller,

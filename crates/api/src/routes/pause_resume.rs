@@ -14,7 +14,7 @@ use jiffy_agent_client::AgentClient;
 use jiffy_api_types::{ChangeSandbox, ConnectSandbox, PauseSandbox, ResumeSandbox, SandboxDetail};
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_sandbox_manager::{
-    AwakeTime, OnTimeout, OperationError, SandboxRecord, SandboxState, WakeOptions,
+    AwakeTime, OnTimeout, OperationError, Sandbox, SandboxState, WakeOptions,
 };
 use std::io;
 use std::time::Duration;
@@ -28,30 +28,26 @@ impl App {
     async fn wake(
         &self,
         caller: &Caller,
-        record: &SandboxRecord,
+        record: &Sandbox,
         time: AwakeTime,
-    ) -> Result<(SandboxRecord, bool), ApiError> {
-        if let Some(now) = self.sandboxes.timeouts().renew(&record.id, time).await? {
+    ) -> Result<(Sandbox, bool), ApiError> {
+        if let Some(now) = self.sandboxes.timeouts().renew(record.id(), time).await? {
             return Ok((now, false));
         }
         // Only one that does not run takes room of its key; another request may wake it meanwhile.
-        let _room = match self.quota.reserve_restart(caller, record.size).await {
+        let _room = match self.quota.reserve_restart(caller, record.size()).await {
             Ok(room) => room,
-            Err(refusal) => match self.sandboxes.timeouts().renew(&record.id, time).await? {
+            Err(refusal) => match self.sandboxes.timeouts().renew(record.id(), time).await? {
                 Some(now) => return Ok((now, false)),
                 None => return Err(refusal),
             },
         };
-        Ok(self.sandboxes.wake_for(&record.id, time).await?)
+        Ok(self.sandboxes.wake_for(record.id(), time).await?)
     }
 
     /// Time that waking gives to a sandbox, as a caller asked for it.
-    pub(crate) fn awake_time(
-        &self,
-        record: &SandboxRecord,
-        timeout: Option<Option<u64>>,
-    ) -> AwakeTime {
-        match (timeout, record.settings.timeout_s) {
+    pub(crate) fn awake_time(&self, record: &Sandbox, timeout: Option<Option<u64>>) -> AwakeTime {
+        match (timeout, record.settings().timeout_s) {
             (Some(None), _) => AwakeTime::Unlimited,
             (Some(Some(seconds)), _) => AwakeTime::AtLeast(Duration::from_secs(seconds)),
             // One that was made with no time at all would be put to sleep before it is of use.
@@ -117,7 +113,7 @@ async fn make_run(
     caller: &Caller,
     id: &str,
     body: &ConnectSandbox,
-) -> Result<(SandboxRecord, bool), ApiError> {
+) -> Result<(Sandbox, bool), ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
     let record = app.sandbox(caller, id, Liveness::Resumable)?;
     no_cold_start(body.memory)?;
@@ -137,10 +133,10 @@ pub(super) async fn resume(
     let record = app.sandbox(&caller, &id, Liveness::Resumable)?;
     no_cold_start(body.memory)?;
     let runs = || {
-        let message = format!("sandbox {} runs already", record.id);
+        let message = format!("sandbox {} runs already", record.id());
         ApiError::conflict("already_running", message)
     };
-    if record.state == SandboxState::Running {
+    if *record.state() == SandboxState::Running {
         return Err(runs());
     }
     let options = WakeOptions {
@@ -150,11 +146,11 @@ pub(super) async fn resume(
             false => OnTimeout::Kill,
         }),
     };
-    let _room = app.quota.reserve_restart(&caller, record.size).await?;
-    let now = match app.sandboxes.resume_with(&record.id, options).await {
+    let _room = app.quota.reserve_restart(&caller, record.size()).await?;
+    let now = match app.sandboxes.resume_with(record.id(), options).await {
         Ok(now) => now,
         Err(e) => {
-            let now = app.sandboxes.find(&record.id).map(|r| r.state);
+            let now = app.sandboxes.find(record.id()).map(|r| r.state().clone());
             return Err(match now {
                 Some(SandboxState::Running) => runs(),
                 _ => e.into(),
@@ -178,32 +174,32 @@ pub(super) async fn pause(
     if durable {
         app.sandboxes.snapshots().expect_store()?;
     }
-    if record.state == SandboxState::Paused {
+    if *record.state() == SandboxState::Paused {
         if durable {
             return until_stored(&app, &record).await;
         }
-        let message = format!("sandbox {} is paused already", record.id);
+        let message = format!("sandbox {} is paused already", record.id());
         return Err(ApiError::conflict("already_paused", message));
     }
-    if body.require_healthy_guest == Some(true) && !app.is_healthy(&record.id).await {
+    if body.require_healthy_guest == Some(true) && !app.is_healthy(record.id()).await {
         return Err(ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "sandbox_snapshot_guest_agent_unresponsive",
             format!(
                 "the agent of sandbox {} does not answer: it was not paused",
-                record.id
+                record.id()
             ),
         )
         .permanent());
     }
-    match app.sandboxes.pause(&record.id).await {
+    match app.sandboxes.pause(record.id()).await {
         Ok(record) if durable => until_stored(&app, &record).await,
         Ok(_) => Ok(StatusCode::NO_CONTENT),
         Err(e @ OperationError::Engine { .. }) => {
             tracing::warn!("{e}");
             let message = match caller.is_admin() {
                 true => e.to_string(),
-                false => format!("sandbox {} could not be paused", record.id),
+                false => format!("sandbox {} could not be paused", record.id()),
             };
             let status = StatusCode::SERVICE_UNAVAILABLE;
             Err(ApiError::new(status, "pause_failed", message).permanent())
@@ -213,8 +209,8 @@ pub(super) async fn pause(
 }
 
 /// Waits until the store has what a paused sandbox sleeps in.
-async fn until_stored(app: &App, record: &SandboxRecord) -> Result<StatusCode, ApiError> {
-    let snapshot = record.snapshot.as_deref().unwrap_or_default();
+async fn until_stored(app: &App, record: &Sandbox) -> Result<StatusCode, ApiError> {
+    let snapshot = record.snapshot().unwrap_or_default();
     app.sandboxes.snapshots().wait_stored(snapshot).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -227,7 +223,7 @@ pub(super) async fn change(
     Required(body): Required<ChangeSandbox>,
 ) -> Result<Json<SandboxDetail>, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
-    let record = app.sandboxes.rename(&record.id, body.name).await?;
+    let record = app.sandboxes.rename(record.id(), body.name).await?;
     Ok(Json(app.detail(&caller, &record)))
 }
 
@@ -242,8 +238,8 @@ pub(super) async fn delete(
     let forget = query.flag("forget")?;
     let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
     match forget {
-        true => app.sandboxes.remove(&record.id).await?,
-        false => app.sandboxes.kill(&record.id).await?,
+        true => app.sandboxes.remove(record.id()).await?,
+        false => app.sandboxes.kill(record.id()).await?,
     };
     Ok(StatusCode::NO_CONTENT)
 }

@@ -55,9 +55,9 @@ pub(super) async fn stream(
         ));
     };
     // A stream counts like a request through the gateway, for as long as it is open.
-    let owner = record.settings.owner.as_deref();
+    let owner = record.owner();
     let permit = owner.map(|owner| app.quota.exchange(owner)).transpose()?;
-    let opened = timeout(OPEN_LIMIT, ports.open(&record.id, port)).await;
+    let opened = timeout(OPEN_LIMIT, ports.open(record.id(), port)).await;
     let too_late = |_| PortRefusal::Unavailable("it could not be opened in time".to_owned());
     let mut guest = opened.map_err(too_late)??;
     let client = hyper::upgrade::on(&mut request);

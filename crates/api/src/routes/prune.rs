@@ -9,7 +9,7 @@ use axum::Json;
 use axum::extract::State;
 use jiffy_api_types::{PruneHost, PruneItem, PruneKind, PrunedHost};
 use jiffy_image::is_image_on_demand;
-use jiffy_sandbox_manager::{SandboxState, SnapshotPurpose, SnapshotRecord};
+use jiffy_sandbox_manager::{SandboxState, Snapshot, SnapshotPurpose};
 use jiffy_template_builder::BuilderError;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -25,12 +25,12 @@ struct PrunePlan {
     items: Vec<PruneItem>,
 }
 
-fn of_snapshot(kind: PruneKind, snapshot: SnapshotRecord) -> PruneItem {
+fn of_snapshot(kind: PruneKind, snapshot: Snapshot) -> PruneItem {
     PruneItem {
         kind,
-        id: snapshot.id,
-        name: Some(snapshot.template),
-        bytes: snapshot.bytes,
+        id: snapshot.id().to_owned(),
+        name: Some(snapshot.template().to_owned()),
+        bytes: snapshot.bytes(),
     }
 }
 
@@ -50,24 +50,22 @@ impl PrunePlan {
         let mut plan = Self { of, unused, items };
         let all = app.sandboxes.list();
         for sandbox in &all {
-            if sandbox.state == SandboxState::Killed
-                && plan.is_of(sandbox.settings.owner.as_deref())
-            {
+            if *sandbox.state() == SandboxState::Killed && plan.is_of(sandbox.owner()) {
                 plan.items.push(PruneItem {
                     kind: PruneKind::Sandbox,
-                    id: sandbox.id.clone(),
-                    name: sandbox.name.clone(),
+                    id: sandbox.id().to_owned(),
+                    name: sandbox.name().map(str::to_owned),
                     bytes: 0,
                 });
             }
         }
-        let alive = all.iter().filter(|s| s.state != SandboxState::Killed);
-        let mut used: HashSet<String> = alive.map(|s| s.template.clone()).collect();
+        let alive = all.iter().filter(|s| *s.state() != SandboxState::Killed);
+        let mut used: HashSet<String> = alive.map(|s| s.template().to_owned()).collect();
         let snapshots = app.sandboxes.snapshots().list(None)?;
         let lasting = snapshots
             .iter()
-            .filter(|s| s.purpose != SnapshotPurpose::Template);
-        used.extend(lasting.map(|s| s.template.clone()));
+            .filter(|s| s.purpose() != SnapshotPurpose::Template);
+        used.extend(lasting.map(|s| s.template().to_owned()));
         let templates = app.templates.list();
         let templates = templates.map_err(|e| ApiError::internal(e.to_string()))?;
         let on_demand: Vec<TemplateInfo> = templates
@@ -189,7 +187,7 @@ impl PrunePlan {
     /// The same without snapshots that are still there, once the files of the others are gone.
     async fn without_what_stayed(mut self, app: &App) -> Result<Self, ApiError> {
         let left = app.sandboxes.snapshots().list(None)?;
-        let left: HashSet<String> = left.into_iter().map(|s| s.id).collect();
+        let left: HashSet<String> = left.into_iter().map(|s| s.id().to_owned()).collect();
         self.items.retain(|item| match item.kind {
             PruneKind::Snapshot | PruneKind::Step => !left.contains(&item.id),
             _ => true,

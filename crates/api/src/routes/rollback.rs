@@ -23,17 +23,17 @@ pub(super) async fn rollback(
     let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
     let wanted = app.ancestor_or_fetched(&caller, &record, &body.snapshot_id);
     let (snapshot, _held) = wanted.await?;
-    let _room = match record.state {
+    let _room = match record.state() {
         SandboxState::Running => None,
-        _ => Some(app.quota.reserve_restart(&caller, record.size).await?),
+        _ => Some(app.quota.reserve_restart(&caller, record.size()).await?),
     };
-    let now = app.sandboxes.rollback(&record.id, &snapshot.id).await?;
+    let now = app.sandboxes.rollback(record.id(), snapshot.id()).await?;
     Ok(Json(RolledBack {
-        sandbox_id: now.id.clone(),
-        snapshot_id: snapshot.id,
+        sandbox_id: now.id().to_owned(),
+        snapshot_id: snapshot.id().to_owned(),
         operation_id: new_id().map_err(|e| ApiError::internal(e.to_string()))?,
         status: RollbackStatus::Completed,
-        boot_ms: now.boot_ms,
+        boot_ms: now.boot_ms(),
         jiffy: whole(&caller, now),
     }))
 }

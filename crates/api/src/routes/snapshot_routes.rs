@@ -13,7 +13,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_api_types::{MAX_SNAPSHOT_NAME, Snapshot, SnapshotAck, SnapshotSandbox};
 use jiffy_engine_api::is_reserved;
-use jiffy_sandbox_manager::{ListOrder, ListedSnapshots, SnapshotRecord};
+use jiffy_sandbox_manager::{self as manager, ListOrder, ListedSnapshots};
 
 /// Returns whether the request is answered once the memory is frozen.
 fn is_only_captured(body: &SnapshotSandbox) -> Result<bool, ApiError> {
@@ -63,11 +63,11 @@ pub(super) async fn take(
         app.sandboxes.snapshots().expect_store()?;
     }
     let mut taken = match only_captured {
-        true => app.sandboxes.capture(&record.id, body.name).await?,
-        false => app.sandboxes.snapshot(&record.id, body.name).await?,
+        true => app.sandboxes.capture(record.id(), body.name).await?,
+        false => app.sandboxes.snapshot(record.id(), body.name).await?,
     };
     if durable {
-        taken = app.sandboxes.snapshots().wait_stored(&taken.id).await?;
+        taken = app.sandboxes.snapshots().wait_stored(taken.id()).await?;
     }
     Ok((
         StatusCode::CREATED,
@@ -77,13 +77,13 @@ pub(super) async fn take(
 }
 
 /// Snapshots that were taken of a sandbox, and those it descends from. They outlive their sandbox.
-fn of_sandbox(app: &App, caller: &Caller, id: &str) -> Result<Vec<SnapshotRecord>, ApiError> {
+fn of_sandbox(app: &App, caller: &Caller, id: &str) -> Result<Vec<manager::Snapshot>, ApiError> {
     let snapshots = app.sandboxes.snapshots();
     match app.sandbox(caller, id, Liveness::Mendable) {
-        Ok(sandbox) => Ok(snapshots.list(Some(&sandbox.id))?),
+        Ok(sandbox) => Ok(snapshots.list(Some(sandbox.id()))?),
         // The beginning of an id, to a caller who knows no more of it.
         Err(_) if caller.only_reads() => {
-            let of_it = |s: &SnapshotRecord| caller.shown_id(&s.sandbox) == caller.shown_id(id);
+            let of_it = |s: &manager::Snapshot| caller.shown_id(s.sandbox()) == caller.shown_id(id);
             Ok(snapshots.in_order(
                 ListedSnapshots::All,
                 &ListOrder::default(),
@@ -104,11 +104,11 @@ pub(super) async fn list(
 ) -> Result<Response, ApiError> {
     let page = Page::from_query(&query)?;
     let everything = query.flag("all")? && caller.is_owner();
-    let place = |s: &SnapshotRecord| (s.created_ms, s.id.clone());
+    let place = |s: &manager::Snapshot| (s.created_ms(), s.id().to_owned());
     let name = query.get("name");
-    let wanted = |s: &SnapshotRecord| {
+    let wanted = |s: &manager::Snapshot| {
         (everything || (s.is_asked_for() && app.shows(&caller, s)))
-            && name.is_none_or(|name| s.name.as_deref() == Some(name))
+            && name.is_none_or(|name| s.name() == Some(name))
             && page.reaches(&place(s))
     };
     let snapshots = app.sandboxes.snapshots();

@@ -248,7 +248,7 @@ pub(super) async fn delete(
             };
         }
     };
-    app.sandboxes.snapshots().remove(&snapshot.id)?;
+    app.sandboxes.snapshots().remove(snapshot.id())?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -46,7 +46,7 @@ pub(super) async fn timeout(
     let timeout = app.config.timeout(body.timeout)?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let timeout = timeout.map(Duration::from_secs);
-    app.sandboxes.timeouts().set(&record.id, timeout).await?;
+    app.sandboxes.timeouts().set(record.id(), timeout).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -65,6 +65,6 @@ pub(super) async fn refresh(
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let more = Duration::from_secs(seconds);
-    app.sandboxes.timeouts().extend(&record.id, more).await?;
+    app.sandboxes.timeouts().extend(record.id(), more).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -59,14 +59,14 @@ pub(super) async fn wait(
     let limit = Duration::from_secs(seconds.unwrap_or(0));
     let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
     let over = move |state: &SandboxState| awaited.is_over(state);
-    let record = app.sandboxes.wait(&record.id, limit, over).await?;
-    let reason = match &record.state {
+    let record = app.sandboxes.wait(record.id(), limit, over).await?;
+    let reason = match &record.state() {
         SandboxState::Broken { cause, .. } => Some(cause.clone()),
         _ => None,
     };
     Ok(Json(Waited {
-        sandbox_id: caller.shown_id(&record.id).to_owned(),
-        state: record.state.kind(),
+        sandbox_id: caller.shown_id(record.id()).to_owned(),
+        state: record.state().kind(),
         jiffy: whole(&caller, record),
         reason,
     }))
@@ -87,6 +87,6 @@ pub(super) async fn restart(
             MAX_RESTART_GRACE.as_millis()
         )));
     }
-    let record = app.sandboxes.restart(&record.id, grace).await?;
+    let record = app.sandboxes.restart(record.id(), grace).await?;
     Ok(Json(app.answer(&caller, &record)))
 }

@@ -15,7 +15,8 @@ use jiffy_proto::function::{LATENCY_BUCKETS_US, LogEntry, LogStream, MetricsSnap
 
 /// Returns the digest of a module that the caller deployed before; none: the form has the module.
 pub(crate) fn digest(settings: &DeploySettings) -> Result<Option<ModuleDigest>, FunctionError> {
-    settings.digest.as_deref().map(str::parse).transpose()
+    let digest = settings.digest.as_deref().map(str::parse);
+    Ok(digest.transpose()?)
 }
 
 /// Returns the rights of the function over its deployer's sandboxes.

@@ -8,98 +8,102 @@ use jiffy_api_types::{
     SandboxState,
 };
 use jiffy_proto::agent::ENVD_VERSION;
-use jiffy_sandbox_manager::SandboxRecord;
+use jiffy_sandbox_manager as manager;
 
-/// Clients want the name of the machine that runs a sandbox; they do nothing with it.
+/// Name of the machine that runs a sandbox: clients require one and do not use it.
 const CLIENT_ID: &str = "jiffy";
-/// When a sandbox without a time limit ends. Clients insist on a moment.
+/// End of a sandbox without a timeout: clients require a time.
 const NEVER: &str = "2999-12-31T23:59:59Z";
 
-fn shown(caller: &Caller, id: Option<String>) -> Option<String> {
-    id.map(|id| caller.shown_id(&id).to_owned())
+fn shown(caller: &Caller, id: Option<&str>) -> Option<String> {
+    id.map(|id| caller.shown_id(id).to_owned())
 }
 
-/// Details of a sandbox, as far as the caller may know them.
-pub(crate) fn whole(caller: &Caller, record: SandboxRecord) -> SandboxInfo {
-    let mut info = SandboxInfo::from(record);
+/// Returns the details of a sandbox that the caller may see.
+pub(crate) fn whole(caller: &Caller, sandbox: manager::Sandbox) -> SandboxInfo {
+    let mut info = SandboxInfo::from(sandbox);
     if !caller.is_owner() {
         info.env.clear();
         info.agent_token = None;
         info.traffic_token = None;
     }
     info.id = caller.shown_id(&info.id).to_owned();
-    info.forked_from = shown(caller, info.forked_from);
+    info.forked_from = shown(caller, info.forked_from.as_deref());
     info
 }
 
-fn end_at(record: &SandboxRecord) -> Moment {
-    match (&record.state, record.deadline_ms) {
+fn end_at(sandbox: &manager::Sandbox) -> Moment {
+    match (&sandbox.state(), sandbox.deadline_ms()) {
         (SandboxState::Running | SandboxState::Creating, Some(at)) => moment(at),
         (SandboxState::Running | SandboxState::Creating, None) => Moment(NEVER.to_owned()),
-        _ => moment(record.changed_ms),
+        _ => moment(sandbox.changed_ms()),
     }
 }
 
 impl App {
-    fn added(&self, caller: &Caller, record: &SandboxRecord) -> JiffyFields {
-        let asleep = record.state == SandboxState::Paused;
-        let asleep_in = record.snapshot.as_deref().filter(|_| asleep);
+    fn added(&self, caller: &Caller, sandbox: &manager::Sandbox) -> JiffyFields {
+        let is_paused = *sandbox.state() == SandboxState::Paused;
+        let paused_in = sandbox.snapshot().filter(|_| is_paused);
         let snapshots = self.sandboxes.snapshots();
         JiffyFields {
-            name: record.name.clone(),
-            forked_from: shown(caller, record.forked_from.clone()),
-            snapshot_id: record.snapshot.clone(),
-            boot_mode: record.boot_mode,
-            engine: record.engine.clone(),
-            boot_ms: record.boot_ms,
-            store_state: asleep_in.and_then(|id| snapshots.store_state_of(id)),
-            jiffy: whole(caller, record.clone()),
+            name: sandbox.name().map(str::to_owned),
+            forked_from: shown(caller, sandbox.forked_from()),
+            snapshot_id: sandbox.snapshot().map(str::to_owned),
+            boot_mode: sandbox.boot_mode(),
+            engine: sandbox.engine().map(str::to_owned),
+            boot_ms: sandbox.boot_ms(),
+            store_state: paused_in.and_then(|id| snapshots.store_state_of(id)),
+            jiffy: whole(caller, sandbox.clone()),
         }
     }
 
-    /// A sandbox as its maker is told about it. Its secrets are not for those who may only look.
-    pub(crate) fn answer(&self, caller: &Caller, record: &SandboxRecord) -> Sandbox {
-        let secret = |token: &Option<String>| token.clone().filter(|_| !caller.only_reads());
+    /// Returns a sandbox for its creator. A caller that may only read gets no tokens.
+    pub(crate) fn answer(&self, caller: &Caller, sandbox: &manager::Sandbox) -> Sandbox {
+        let secret =
+            |token: Option<&str>| token.filter(|_| !caller.only_reads()).map(str::to_owned);
         Sandbox {
-            template_id: caller.called(&record.template),
-            sandbox_id: caller.shown_id(&record.id).to_owned(),
+            template_id: caller.called(sandbox.template()),
+            sandbox_id: caller.shown_id(sandbox.id()).to_owned(),
             client_id: CLIENT_ID.to_owned(),
             envd_version: ENVD_VERSION.to_owned(),
-            alias: caller.called(&record.template),
-            envd_access_token: secret(&record.agent_token),
-            traffic_access_token: secret(&record.traffic_token),
+            alias: caller.called(sandbox.template()),
+            envd_access_token: secret(sandbox.agent_token()),
+            traffic_access_token: secret(sandbox.traffic_token()),
             domain: self.config.domain.clone(),
-            added: self.added(caller, record),
+            added: self.added(caller, sandbox),
         }
     }
 
-    pub(crate) fn listed(&self, caller: &Caller, record: &SandboxRecord) -> ListedSandbox {
+    pub(crate) fn listed(&self, caller: &Caller, sandbox: &manager::Sandbox) -> ListedSandbox {
         ListedSandbox {
-            template_id: caller.called(&record.template),
-            sandbox_id: caller.shown_id(&record.id).to_owned(),
+            template_id: caller.called(sandbox.template()),
+            sandbox_id: caller.shown_id(sandbox.id()).to_owned(),
             client_id: CLIENT_ID.to_owned(),
-            alias: caller.called(&record.template),
-            started_at: moment(record.created_ms),
-            end_at: end_at(record),
-            cpu_count: record.size.vcpus,
-            memory_mb: record.size.memory_mib,
-            disk_size_mb: record.size.disk_mib,
-            state: record.state.kind(),
+            alias: caller.called(sandbox.template()),
+            started_at: moment(sandbox.created_ms()),
+            end_at: end_at(sandbox),
+            cpu_count: sandbox.size().vcpus,
+            memory_mb: sandbox.size().memory_mib,
+            disk_size_mb: sandbox.size().disk_mib,
+            state: sandbox.state().kind(),
             envd_version: ENVD_VERSION.to_owned(),
-            metadata: record.settings.metadata.clone(),
+            metadata: sandbox.settings().metadata.clone(),
             volume_mounts: Vec::new(),
-            added: self.added(caller, record),
+            added: self.added(caller, sandbox),
         }
     }
 
-    pub(crate) fn detail(&self, caller: &Caller, record: &SandboxRecord) -> SandboxDetail {
-        let settings = &record.settings;
+    pub(crate) fn detail(&self, caller: &Caller, sandbox: &manager::Sandbox) -> SandboxDetail {
+        let settings = &sandbox.settings();
         let observed = self.sandboxes.observe();
-        let mut listed = self.listed(caller, record);
-        listed.added.jiffy.steps = Some(observed.times(&record.id).into());
+        let mut listed = self.listed(caller, sandbox);
+        listed.added.jiffy.steps = Some(observed.times(sandbox.id()).into());
         SandboxDetail {
             listed,
-            envd_access_token: record.agent_token.clone().filter(|_| !caller.only_reads()),
+            envd_access_token: sandbox
+                .agent_token()
+                .filter(|_| !caller.only_reads())
+                .map(str::to_owned),
             domain: self.config.domain.clone(),
             allow_internet_access: settings.network.allow_internet_access,
             network: (&settings.network).into(),
@@ -107,8 +111,8 @@ impl App {
                 on_timeout: settings.on_timeout,
                 auto_resume: settings.auto_resume,
             },
-            pause_mode: (record.state == SandboxState::Paused).then_some(PauseMode::Full),
-            disk_failure: observed.disk_failure(&record.id),
+            pause_mode: (*sandbox.state() == SandboxState::Paused).then_some(PauseMode::Full),
+            disk_failure: observed.disk_failure(sandbox.id()),
         }
     }
 }

@@ -4,35 +4,35 @@ use super::moment;
 use crate::app::App;
 use crate::caller::Caller;
 use jiffy_api_types::{Snapshot, SnapshotInfo, SnapshotStatus};
-use jiffy_sandbox_manager::SnapshotRecord;
+use jiffy_sandbox_manager as manager;
 
 impl App {
     /// A snapshot as the caller sees it.
-    pub(crate) fn shown_snapshot(&self, caller: &Caller, record: &SnapshotRecord) -> Snapshot {
-        let mut info = SnapshotInfo::from(record.clone());
-        info.sandbox = caller.shown_id(&record.sandbox).to_owned();
+    pub(crate) fn shown_snapshot(&self, caller: &Caller, snapshot: &manager::Snapshot) -> Snapshot {
+        let mut info = SnapshotInfo::from(snapshot.clone());
+        info.sandbox = caller.shown_id(snapshot.sandbox()).to_owned();
         if !caller.is_owner() {
             info.env.clear();
         }
         Snapshot {
-            snapshot_id: record.id.clone(),
-            names: record.name.iter().cloned().collect(),
-            status: match record.storing {
+            snapshot_id: snapshot.id().to_owned(),
+            names: snapshot.name().map(str::to_owned).into_iter().collect(),
+            status: match snapshot.is_storing() {
                 true => SnapshotStatus::Storing,
                 false => SnapshotStatus::Ready,
             },
             origin_sandbox_id: Some(info.sandbox.clone()).filter(|s| !s.is_empty()),
-            template_id: caller.called(&record.template),
-            parent_snapshot_id: record.parent.clone(),
-            purpose: record.purpose,
-            cpu_count: record.size.vcpus,
-            memory_mb: record.size.memory_mib,
-            disk_size_mb: record.size.disk_mib,
-            created_at: moment(record.created_ms),
-            updated_at: moment(record.created_ms),
-            stopped_ms: record.stopped_ms,
-            total_ms: record.total_ms,
-            store_state: self.sandboxes.snapshots().store_state(record),
+            template_id: caller.called(snapshot.template()),
+            parent_snapshot_id: snapshot.parent().map(str::to_owned),
+            purpose: snapshot.purpose(),
+            cpu_count: snapshot.size().vcpus,
+            memory_mb: snapshot.size().memory_mib,
+            disk_size_mb: snapshot.size().disk_mib,
+            created_at: moment(snapshot.created_ms()),
+            updated_at: moment(snapshot.created_ms()),
+            stopped_ms: snapshot.stopped_ms(),
+            total_ms: snapshot.total_ms(),
+            store_state: self.sandboxes.snapshots().store_state(snapshot),
             jiffy: info,
         }
     }

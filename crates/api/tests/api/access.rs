@@ -309,15 +309,21 @@ async fn sandboxes_end_with_their_key() {
     }
     // The first step may be taken without the second.
     api.post(&revoke, json!({})).await.expect(200);
-    assert_eq!(api.host.get(&running).unwrap().state, SandboxState::Running);
+    assert_eq!(
+        *api.host.get(&running).unwrap().state(),
+        SandboxState::Running
+    );
     let again = api.post(&revoke, json!({})).await;
     assert_eq!(again.refused(404), "key_not_found");
     let ended = api.post(&revoke, end.clone()).await.expect(200);
     assert_eq!(ended.body["sandboxes"], 2, "{}", ended.body);
     for id in [running, paused] {
-        assert_eq!(api.host.get(&id).unwrap().state, SandboxState::Killed);
+        assert_eq!(*api.host.get(&id).unwrap().state(), SandboxState::Killed);
     }
-    assert_eq!(api.host.get(&others).unwrap().state, SandboxState::Running);
+    assert_eq!(
+        *api.host.get(&others).unwrap().state(),
+        SandboxState::Running
+    );
     let ended = api.post(&revoke, end.clone()).await.expect(200);
     assert_eq!(ended.body["sandboxes"], 0);
     let nothing = api.post("/keys/nothing/revoke", end).await;
@@ -342,7 +348,7 @@ async fn a_key_ended_without_a_daemon_is_ended_by_the_next_daemon() {
     let _serves = router(app.clone());
     let daemon = tokio::spawn(end_revoked(app));
     let killed = async |id: &str| {
-        while api.host.get(id).unwrap().state != SandboxState::Killed {
+        while *api.host.get(id).unwrap().state() != SandboxState::Killed {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };

@@ -4,7 +4,7 @@ use crate::names::put;
 use crate::support::fake::until;
 use crate::support::{Answer, Api};
 use jiffy_image::Home;
-use jiffy_sandbox_manager::{HostFigures, HostOptions, HostReader, SandboxRecord, SandboxState};
+use jiffy_sandbox_manager::{HostFigures, HostOptions, HostReader, Sandbox, SandboxState};
 use jiffy_template_builder::{Builder, BuilderSettings};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -23,8 +23,8 @@ async fn start(api: &Api) -> String {
 }
 
 /// Sandboxes that builds created.
-fn of_builds(api: &Api) -> Vec<SandboxRecord> {
-    let of_build = |r: &SandboxRecord| r.settings.metadata.contains_key("jiffy.build");
+fn of_builds(api: &Api) -> Vec<Sandbox> {
+    let of_build = |r: &Sandbox| r.settings().metadata.contains_key("jiffy.build");
     api.host.index().all(of_build)
 }
 
@@ -49,8 +49,8 @@ async fn a_build_that_is_cancelled_while_its_sandbox_starts_leaves_none() {
     let (cancelled, ()) = tokio::join!(api.post(&cancel, Value::Null), release);
     cancelled.expect(204);
     let gone = || {
-        let found = api.host.find(&starting.id);
-        found.is_none_or(|record| record.state == SandboxState::Killed)
+        let found = api.host.find(starting.id());
+        found.is_none_or(|record| *record.state() == SandboxState::Killed)
     };
     until("the end of the sandbox", gone).await;
     assert_eq!(world.running(), [""; 0]);

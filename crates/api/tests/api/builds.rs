@@ -318,7 +318,7 @@ async fn unused_build_data_expires() {
     api.host.build_steps().snapshot(&id, "new").await.unwrap();
     let keys = || -> Vec<String> {
         let steps = api.host.build_steps().list().into_iter();
-        let mut keys: Vec<String> = steps.map(|s| s.fingerprint).collect();
+        let mut keys: Vec<String> = steps.map(|s| s.fingerprint().to_owned()).collect();
         // They may be of the same millisecond.
         keys.sort();
         keys

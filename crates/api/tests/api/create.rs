@@ -27,7 +27,7 @@ async fn a_create_is_201_and_has_every_field_that_clients_insist_on() {
     assert_eq!(made.body["bootMode"], "snapshot");
     assert_eq!(made.body["engine"], "microvm");
     let record = &made.body["jiffy"];
-    assert_eq!(record["id"], made.id().as_str());
+    assert_eq!(record["id"], made.id());
     assert!(
         record["agent_token"].is_null() && record["env"] == json!({}),
         "secrets in the record are its host's owner's: {record}"
@@ -72,7 +72,7 @@ async fn settings_are_kept_in_either_api_dialect() {
     });
     let made = api.post("/v2/sandboxes", e2b).await.expect(201);
     let record = api.host.get(&made.id()).unwrap();
-    let settings = &record.settings;
+    let settings = &record.settings();
     assert_eq!(
         (settings.timeout_s, settings.on_timeout),
         (Some(60), OnTimeout::Pause)
@@ -81,12 +81,12 @@ async fn settings_are_kept_in_either_api_dialect() {
     assert_eq!(settings.network.allow_internet_access, Some(false));
     assert_eq!(settings.network.deny_out, ["0.0.0.0/0"]);
     assert_eq!(
-        (&settings.metadata["a"], &record.env["X"]),
+        (&settings.metadata["a"], &record.env()["X"]),
         (&"b c".into(), &"1".into())
     );
     assert_eq!(
         made.text("trafficAccessToken"),
-        record.traffic_token.unwrap()
+        record.traffic_token().unwrap()
     );
     let detail = api
         .get(&format!("/sandboxes/{}", made.id()))
@@ -105,14 +105,14 @@ async fn settings_are_kept_in_either_api_dialect() {
     let made = api.post("/sandboxes", cube).await.expect(201);
     let record = api.host.get(&made.id()).unwrap();
     assert_eq!(
-        (record.settings.timeout_s, record.deadline_ms),
+        (record.settings().timeout_s, record.deadline_ms()),
         (None, None)
     );
     assert_eq!(
-        (record.settings.on_timeout, record.settings.auto_resume),
+        (record.settings().on_timeout, record.settings().auto_resume),
         (OnTimeout::Pause, true)
     );
-    assert_eq!(record.env["X"], "2");
+    assert_eq!(record.env()["X"], "2");
     let detail = api.get(&format!("/sandboxes/{}", made.id())).await;
     assert_eq!(detail.text("endAt"), "2999-12-31T23:59:59Z");
 }
@@ -121,7 +121,7 @@ async fn settings_are_kept_in_either_api_dialect() {
 async fn the_default_timeout_is_300_seconds() {
     let api = Api::new();
     let id = api.sandbox().await;
-    assert_eq!(api.host.get(&id).unwrap().settings.timeout_s, Some(300));
+    assert_eq!(api.host.get(&id).unwrap().settings().timeout_s, Some(300));
 }
 
 #[tokio::test]
@@ -295,7 +295,7 @@ async fn a_create_with_a_key_goes_on_when_its_client_goes_away() {
         api.host
             .list()
             .iter()
-            .all(|r| r.state == SandboxState::Creating)
+            .all(|r| *r.state() == SandboxState::Creating)
     );
 }
 
@@ -308,7 +308,7 @@ async fn authorities_and_a_proxy_are_checked_kept_by_copies_and_never_shown() {
         "proxy": { "url": "http://me:secret@proxy:3128", "noProxy": ".corp" },
     });
     let made = api.post("/v2/sandboxes", body).await.expect(201);
-    let site = |id: &str| api.host.get(id).unwrap().settings.site;
+    let site = |id: &str| api.host.get(id).unwrap().settings().site.clone();
     let kept = site(&made.id());
     assert_eq!(kept.authorities[0].pem, pem);
     assert_eq!(kept.proxy.as_ref().unwrap().no_proxy, ".corp");

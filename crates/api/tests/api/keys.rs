@@ -272,7 +272,10 @@ async fn an_auto_resumed_sandbox_counts_for_its_key_once() {
     let other = api.sandbox_of(&who).await;
     let refused = auto_resume.wake(&sleeper).await.unwrap_err();
     assert!(matches!(refused, WakeError::Limit(_)), "{refused}");
-    assert_eq!(api.host.get(&sleeper).unwrap().state, SandboxState::Paused);
+    assert_eq!(
+        *api.host.get(&sleeper).unwrap().state(),
+        SandboxState::Paused
+    );
     api.call_as(&who, "DELETE", &format!("/sandboxes/{other}"), Value::Null)
         .await
         .expect(204);
@@ -280,7 +283,10 @@ async fn an_auto_resumed_sandbox_counts_for_its_key_once() {
     let one = || auto_resume.wake(&sleeper);
     let (a, b, c) = tokio::join!(one(), one(), one());
     assert!([a, b, c].iter().all(Result::is_ok));
-    assert_eq!(api.host.get(&sleeper).unwrap().state, SandboxState::Running);
+    assert_eq!(
+        *api.host.get(&sleeper).unwrap().state(),
+        SandboxState::Running
+    );
     // Without its key it is the host's owner's, who has no limits.
     api.call_as(&who, "POST", &path(&sleeper, "pause"), Value::Null)
         .await
@@ -288,6 +294,9 @@ async fn an_auto_resumed_sandbox_counts_for_its_key_once() {
     let another = api.sandbox_of(&who).await;
     api.keys.revoke(&key.key.id).unwrap();
     auto_resume.wake(&sleeper).await.unwrap();
-    assert_eq!(api.host.get(&another).unwrap().state, SandboxState::Running);
+    assert_eq!(
+        *api.host.get(&another).unwrap().state(),
+        SandboxState::Running
+    );
     assert!(auto_resume.wake("nope").await.is_err());
 }

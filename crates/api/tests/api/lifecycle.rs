@@ -30,7 +30,7 @@ async fn a_killed_sandbox_is_gone() {
         api.post(&path(&id, call), json!({})).await.expect(404);
     }
     // The record stays for the host's owner until it is forgotten.
-    assert_eq!(api.host.get(&id).unwrap().state, SandboxState::Killed);
+    assert_eq!(*api.host.get(&id).unwrap().state(), SandboxState::Killed);
     let forget = format!("/sandboxes/{id}?forget=true");
     api.call_as(&TestCaller::Owner, "DELETE", &forget, Value::Null)
         .await
@@ -71,7 +71,7 @@ async fn a_sandbox_pauses_and_resumes_under_the_same_id() {
         .expect(204);
     let body = json!({ "timeout": 77, "autoPause": true });
     api.post(&path(&id, "resume"), body).await.expect(201);
-    let settings = api.host.get(&id).unwrap().settings;
+    let settings = api.host.get(&id).unwrap().settings().clone();
     assert_eq!(
         (settings.timeout_s, settings.on_timeout),
         (Some(77), OnTimeout::Pause)
@@ -87,7 +87,7 @@ async fn a_pause_without_memory_is_refused() {
         assert_eq!(refused.header("should-retry"), Some("false"));
         assert_eq!(refused.refused(501), "unsupported", "{call}");
     }
-    assert_eq!(api.host.get(&id).unwrap().state, SandboxState::Running);
+    assert_eq!(*api.host.get(&id).unwrap().state(), SandboxState::Running);
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn an_unhealthy_guest_is_not_paused_where_health_is_required() {
         refused.refused(503),
         "sandbox_snapshot_guest_agent_unresponsive"
     );
-    assert_eq!(api.host.get(&id).unwrap().state, SandboxState::Running);
+    assert_eq!(*api.host.get(&id).unwrap().state(), SandboxState::Running);
     api.bench.world.mend();
     api.post(&path(&id, "pause"), body).await.expect(204);
 }
@@ -117,14 +117,14 @@ async fn a_pause_that_fails_is_503_and_the_sandbox_runs_on() {
             .refused(503),
         "pause_failed"
     );
-    assert_eq!(api.host.get(&id).unwrap().state, SandboxState::Running);
+    assert_eq!(*api.host.get(&id).unwrap().state(), SandboxState::Running);
 }
 
 #[tokio::test]
 async fn a_timeout_counts_from_now_and_may_shorten_and_a_connect_never_does() {
     let api = Api::new();
     let id = api.sandbox().await;
-    let deadline = || api.host.get(&id).unwrap().deadline_ms;
+    let deadline = || api.host.get(&id).unwrap().deadline_ms();
     let first = deadline().unwrap();
     api.post(&path(&id, "timeout"), json!({ "timeout": 3600 }))
         .await
@@ -180,7 +180,7 @@ async fn a_sandbox_past_its_timeout_is_gone() {
     support::fake::until("its end", || {
         api.host
             .get(&id)
-            .is_ok_and(|r| r.state == SandboxState::Killed)
+            .is_ok_and(|r| *r.state() == SandboxState::Killed)
     })
     .await;
     api.get(&format!("/sandboxes/{id}")).await.expect(404);
@@ -197,7 +197,7 @@ async fn a_broken_sandbox_is_hidden_until_it_is_repaired() {
     api.bench.world.panic_guest(&id);
     support::fake::until("its end", || {
         matches!(
-            api.host.get(&id).unwrap().state,
+            api.host.get(&id).unwrap().state(),
             SandboxState::Broken { .. }
         )
     })
@@ -219,7 +219,7 @@ async fn a_broken_sandbox_is_hidden_until_it_is_repaired() {
     api.bench.world.panic_guest(&id);
     support::fake::until("its end", || {
         matches!(
-            api.host.get(&id).unwrap().state,
+            api.host.get(&id).unwrap().state(),
             SandboxState::Broken { .. }
         )
     })
@@ -237,7 +237,7 @@ async fn a_sandbox_whose_memory_did_not_arrive_is_resumed_by_its_key() {
     for (call, status) in [("resume", 201), ("connect", 200)] {
         api.bench.world.starve_guest(&id);
         support::fake::until("its end", || {
-            let state = api.host.get(&id).unwrap().state;
+            let state = api.host.get(&id).unwrap().state().clone();
             state.is_broken_and_resumable()
         })
         .await;
@@ -286,7 +286,7 @@ async fn a_fork_answers_an_entry_for_each_child() {
         .unwrap()
         .to_owned();
     assert_eq!(
-        (one.items().len(), api.host.get(&id).unwrap().deadline_ms),
+        (one.items().len(), api.host.get(&id).unwrap().deadline_ms()),
         (1, None)
     );
     api.bench.world.fail("restore");
@@ -333,7 +333,7 @@ async fn connect_and_resume_wake_a_sandbox_past_its_timeout() {
     let api = Api::new();
     let body = json!({ "templateID": "base", "timeout": 3600, "autoPause": true });
     let id = api.post("/sandboxes", body).await.expect(201).id();
-    let state = || api.host.get(&id).unwrap().state;
+    let state = || api.host.get(&id).unwrap().state().clone();
     for body in [json!({ "timeout": 300 }), json!({}), Value::Null] {
         for call in ["connect", "resume"] {
             api.post(&path(&id, "timeout"), json!({ "timeout": 0 }))
@@ -355,7 +355,7 @@ async fn connect_and_resume_wake_a_sandbox_past_its_timeout() {
     // One that was made with no time at all gets the usual.
     let body = json!({ "templateID": "base", "timeout": 0, "autoPause": true });
     let id = api.post("/sandboxes", body).await.expect(201).id();
-    let state = || api.host.get(&id).unwrap().state;
+    let state = || api.host.get(&id).unwrap().state().clone();
     until("its sleep", || state() == SandboxState::Paused).await;
     // CubeSandbox's clients take nothing but 200 here.
     api.post(&path(&id, "connect"), json!({})).await.expect(200);
@@ -378,8 +378,8 @@ async fn a_child_without_a_limit_outlives_the_time_its_parent_was_given() {
         let child = forked.expect(201).body[0]["sandbox"]["sandboxID"].clone();
         let child = api.host.get(child.as_str().unwrap()).unwrap();
         assert_eq!(
-            (child.deadline_ms, child.state),
-            (None, SandboxState::Running)
+            (child.deadline_ms(), child.state()),
+            (None, &SandboxState::Running)
         );
     }
 }

@@ -68,7 +68,7 @@ async fn a_dry_run_lists_exactly_what_a_prune_removes() {
     assert_eq!(recent.expect(200).body["items"], json!([]));
     prune(&api, &TestCaller::Owner, false).await;
     let left = api.host.snapshots().list(None).unwrap();
-    assert!(left.iter().all(|s| s.id != booted));
+    assert!(left.iter().all(|s| s.id() != booted));
 }
 
 #[tokio::test]

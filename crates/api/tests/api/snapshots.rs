@@ -69,10 +69,9 @@ async fn a_sandbox_made_from_a_snapshot_has_its_environment_unless_it_is_given_o
         let api = &api;
         async move {
             let made = api.post("/v2/sandboxes", body).await.expect(201).id();
-            let env = api.host.get(&made).unwrap().env;
-            env.into_iter()
-                .map(|(k, v)| format!("{k}={v}"))
-                .collect::<Vec<_>>()
+            let sandbox = api.host.get(&made).unwrap();
+            let env = sandbox.env().iter();
+            env.map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>()
         }
     };
     let all = ["GREETING=hello", "TOKEN=secret"];
@@ -141,7 +140,7 @@ async fn snapshots_come_in_pages() {
 async fn a_rollback_keeps_the_id_and_goes_to_any_ancestor() {
     let api = Api::new();
     let id = api.sandbox().await;
-    let root = api.host.get(&id).unwrap().snapshot.unwrap();
+    let root = api.host.get(&id).unwrap().snapshot().unwrap().to_owned();
     api.bench.world.write(&id, "one");
     let one = snapshot(&api, &id, Value::Null).await;
     api.bench.world.write(&id, "two");

@@ -103,7 +103,7 @@ async fn rules_of_a_running_sandbox_are_read_in_either_spelling() {
     let api = Api::new();
     let id = api.sandbox().await;
     let path = format!("/sandboxes/{id}/network");
-    let settings = || api.host.get(&id).unwrap().settings.network;
+    let settings = || api.host.get(&id).unwrap().settings().network.clone();
     for body in [
         json!({ "allowInternetAccess": false }),
         json!({ "allow_internet_access": false }),
@@ -132,8 +132,8 @@ async fn ports_of_a_running_sandbox_are_closed_opened_and_masked() {
     let record = || api.host.get(&id).unwrap();
     let close = json!({ "allow_public_traffic": false, "maskRequestHost": "localhost:${PORT}" });
     api.put(&path, close).await.expect(204);
-    let token = record().traffic_token.unwrap();
-    let network = record().settings.network;
+    let token = record().traffic_token().unwrap().to_owned();
+    let network = record().settings().network.clone();
     assert!(network.restrict_traffic);
     assert_eq!(
         network.mask_request_host.as_deref(),
@@ -147,12 +147,12 @@ async fn ports_of_a_running_sandbox_are_closed_opened_and_masked() {
     api.put(&path, json!({ "denyOut": ["8.8.8.8"] }))
         .await
         .expect(204);
-    assert_eq!(record().traffic_token, Some(token));
-    assert!(record().settings.network.mask_request_host.is_some());
+    assert_eq!(record().traffic_token(), Some(&*token));
+    assert!(record().settings().network.mask_request_host.is_some());
     let open = json!({ "allowPublicTraffic": true, "mask_request_host": "" });
     api.put(&path, open).await.expect(204);
-    assert_eq!(record().traffic_token, None);
-    let network = record().settings.network;
+    assert_eq!(record().traffic_token(), None);
+    let network = record().settings().network.clone();
     assert!(!network.restrict_traffic && network.mask_request_host.is_none());
     api.put(&path, json!({ "maskRequestHost": "a b" }))
         .await
@@ -176,7 +176,7 @@ async fn unknown_members_of_objects_that_restrict_access_are_rejected() {
         assert!(refused.text("message").contains("unknown field"));
     }
     assert_eq!(
-        api.host.get(&id).unwrap().settings.network.deny_out,
+        api.host.get(&id).unwrap().settings().network.deny_out,
         ["8.8.8.8"]
     );
     for bad in [

@@ -1,12 +1,13 @@
 //! Modules in the store that hosts share: put there behind deployments, and fetched for deployments
 //! by digest.
 
-use super::processes::blocking;
-use super::{Functions, ModuleUpload, Owner, Shared};
+use super::{Functions, Owner, Shared};
+use crate::blocking::blocking;
 use crate::disk_room::DeployRoom;
 use crate::function_error::FunctionError;
 use crate::module_digest::ModuleDigest;
 use crate::module_queue::ModuleQueue;
+use crate::module_upload::ModuleUpload;
 use jiffy_proto::function::MAX_MODULE_BYTES;
 use jiffy_store::host::{RemoteError, RemoteStore, StoredModules};
 use std::collections::HashSet;

@@ -1,7 +1,7 @@
 //! Logs and counts.
 
 use super::Functions;
-use super::processes::blocking;
+use crate::blocking::blocking;
 use crate::function_error::FunctionError;
 use crate::function_record::FunctionRecord;
 use crate::function_state::FunctionState;

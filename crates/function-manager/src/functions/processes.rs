@@ -1,6 +1,7 @@
 //! Processes of owners: started when they are needed, restarted, ended when idle.
 
-use super::{Functions, Owner, Shared, UPKEEP_INTERVAL};
+use super::{Functions, Owner, Shared};
+use crate::blocking::blocking;
 use crate::function_error::FunctionError;
 use crate::function_state::FunctionState;
 use crate::owner;
@@ -8,50 +9,16 @@ use crate::running_process::{ProcessUse, RunningProcess};
 use crate::tenant_process::{ProcessSettings, TenantProcess};
 use jiffy_confinement::GroupLimits;
 use jiffy_proto::function::TenantLimits;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Memory of a process besides that of its guests, in bytes: its own, and compiled modules.
 const MEMORY_OVERHEAD_BYTES: u64 = 1 << 30;
 /// Threads and processes.
 const MAX_TASKS: u64 = 256;
-/// Life of a process that is not counted as a failed start.
-const STABLE_LIFE: Duration = Duration::from_secs(10);
-/// Delay before the second start in a row; doubled for each further one.
-const FIRST_DELAY: Duration = Duration::from_millis(50);
-/// Longest delay between two starts.
-const MAX_DELAY: Duration = Duration::from_secs(30);
-/// Longest time for which a request waits for the next start.
+/// Maximum time for which a request waits for the next start.
 const MAX_START_WAIT: Duration = Duration::from_secs(1);
-
-/// Starts in a row that did not last.
-#[derive(Debug, Default)]
-pub(super) struct StartBackoff {
-    failures: u32,
-    not_before: Option<Instant>,
-}
-
-impl StartBackoff {
-    fn ended(&mut self, life: Duration) {
-        if life >= STABLE_LIFE {
-            self.failures = 0;
-        }
-        // The first end may be an accident, after which the process is back at once.
-        let delay = match self.failures {
-            0 => Duration::ZERO,
-            n => FIRST_DELAY.saturating_mul(1 << n.min(16)).min(MAX_DELAY),
-        };
-        self.failures = self.failures.saturating_add(1);
-        self.not_before = Some(Instant::now() + delay);
-    }
-
-    fn wait(&self) -> Duration {
-        let now = Instant::now();
-        self.not_before
-            .map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
-    }
-}
 
 impl Owner {
     fn current(&self) -> Option<Arc<RunningProcess>> {
@@ -88,13 +55,6 @@ fn pull(states: &[Arc<FunctionState>], running: &RunningProcess) {
             state.pull(&running.process);
         }
     }
-}
-
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, FunctionError> + Send + 'static,
-) -> Result<T, FunctionError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|e| Err(FunctionError::Unavailable(e.to_string())))
 }
 
 impl Functions {
@@ -195,7 +155,8 @@ impl Functions {
         }
     }
 
-    async fn upkeep(&self, owner: &Arc<Owner>) {
+    /// Ends the process of an owner if it is idle, and takes logs and counts of functions that ran.
+    pub(super) async fn upkeep(&self, owner: &Arc<Owner>) {
         let Some(running) = owner.current() else {
             return;
         };
@@ -283,23 +244,6 @@ fn usable(running: Option<Arc<RunningProcess>>) -> Option<ProcessUse> {
     running.enter()
 }
 
-/// Looks after the processes until the functions are dropped.
-pub(super) async fn look_after(shared: Weak<Shared>) {
-    let mut tick = tokio::time::interval(UPKEEP_INTERVAL);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tick.tick().await;
-        let Some(shared) = shared.upgrade() else {
-            return;
-        };
-        let functions = Functions(shared);
-        functions.run_schedules(jiff::Timestamp::now());
-        for owner in functions.owners() {
-            functions.upkeep(&owner).await;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -317,21 +261,5 @@ mod tests {
         assert_eq!(strict, 2 << 30);
         let fast = group_limits(&limits(SlotReset::Fast)).memory_bytes;
         assert_eq!(fast, strict + (80 << 20));
-    }
-
-    #[test]
-    fn the_first_restart_is_at_once_and_further_ones_are_later_and_later() {
-        let mut backoff = StartBackoff::default();
-        backoff.ended(Duration::from_secs(1));
-        assert_eq!(backoff.wait(), Duration::ZERO);
-        let mut before = Duration::ZERO;
-        for _ in 0..30 {
-            backoff.ended(Duration::ZERO);
-            assert!(backoff.wait() >= before.min(MAX_DELAY - FIRST_DELAY));
-            before = backoff.wait();
-        }
-        assert!(before <= MAX_DELAY && before > MAX_START_WAIT);
-        backoff.ended(STABLE_LIFE);
-        assert_eq!(backoff.wait(), Duration::ZERO);
     }
 }

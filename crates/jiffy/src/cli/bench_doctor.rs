@@ -2,7 +2,6 @@
 
 use super::HostArgs;
 use clap::{Args, ValueEnum};
-use jiffy_benchmark::Task;
 use std::path::PathBuf;
 
 /// `jiffy bench`.
@@ -20,12 +19,15 @@ pub struct BenchArgs {
     /// Number of warm-up rounds, which are discarded
     #[arg(short, default_value_t = 2, value_name = "N")]
     pub warm_up: usize,
-    /// For scale: numbers of snapshots, paused sandboxes, templates and keys
-    #[arg(long, value_delimiter = ',', default_values_t = [10, 1_000, 10_000, 100_000], value_name = "N")]
-    pub numbers: Vec<usize>,
-    /// For create, clone and processor-time: template of the sandboxes
+    /// For create: template of the sandboxes
     #[arg(long, default_value = "base", value_name = "NAME")]
     pub template: String,
+    /// For functions: name of the function
+    #[arg(long, value_name = "NAME", required_if_eq("task", "functions"))]
+    pub function: Option<String>,
+    /// For functions: path and query of the requests
+    #[arg(long, default_value = "/", value_name = "PATH")]
+    pub path: String,
     /// Print JSON with every sample instead of a table
     #[arg(long)]
     pub json: bool,
@@ -40,76 +42,19 @@ pub struct BenchArgs {
 /// Tasks of `jiffy bench`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BenchTask {
-    /// The host's own operations: exit, page fault, copy, fsync, fork; every task has them beside
-    /// its figures
-    Calibration,
-    /// Cold boot to the agent's answer, split by phase
-    Boot,
+    /// Create from the template, -c at a time
+    Create,
     /// `true` in a running guest
     Exec,
     /// `jiffy run -- echo hello` end to end, with a daemon and without
     Run,
-    /// Memory of the VMM and of a fresh guest
-    Memory,
-    /// Create from the template, -c at a time
-    Create,
-    /// Snapshot running sandboxes, -c at a time, and create from the snapshots
-    Snapshot,
-    /// Snapshots against the amount written since the last (-n for each size)
-    Dirty,
-    /// Restore a snapshot without the daemon, -c at a time
-    Restore,
-    /// Rollback, -c at a time
-    Rollback,
-    /// Fork 1, 10 and 20, of -c sandboxes at a time
-    Clone,
-    /// Pause and resume, -c at a time
-    Pause,
-    /// The same with 2 s in between
-    Sleep,
+    /// Whole lives, -c at a time: create, exec, snapshot, pause, resume, delete. Fails if an
+    /// operation fails or if a resource remains on the host
+    Stress,
     /// Memory of -n idle sandboxes
     Density,
-    /// Exec, files and silent streams through the gateway, and straight
-    Gateway,
-    /// The first piece of code in a new code-interpreter-v1
-    Code,
-    /// Whole lives, -c at a time: create, exec, snapshot, pause, resume, delete; fails if one of
-    /// them does or leaves something on the host
-    Stress,
-    /// Processor time of the host for each operation: -n of each, -c rounds
-    ProcessorTime,
-    /// Calls, restart, memory and disk with 10 to 100,000 fabricated snapshots, sleeping sandboxes,
-    /// templates and keys (--numbers)
-    Scale,
-    /// Requests, streams, files, and work in a sandbox of each engine, beside the same on the host
-    Data,
-}
-
-impl From<BenchTask> for Task {
-    fn from(task: BenchTask) -> Self {
-        match task {
-            BenchTask::Calibration => Self::Calibration,
-            BenchTask::Boot => Self::Boot,
-            BenchTask::Exec => Self::Exec,
-            BenchTask::Run => Self::Run,
-            BenchTask::Memory => Self::Memory,
-            BenchTask::Create => Self::Create,
-            BenchTask::Snapshot => Self::Snapshot,
-            BenchTask::Dirty => Self::Dirty,
-            BenchTask::Restore => Self::Restore,
-            BenchTask::Rollback => Self::Rollback,
-            BenchTask::Clone => Self::Fork,
-            BenchTask::Pause => Self::Pause,
-            BenchTask::Sleep => Self::Sleep,
-            BenchTask::Density => Self::Density,
-            BenchTask::Gateway => Self::Gateway,
-            BenchTask::Code => Self::Code,
-            BenchTask::Stress => Self::Stress,
-            BenchTask::ProcessorTime => Self::ProcessorTime,
-            BenchTask::Scale => Self::Scale,
-            BenchTask::Data => Self::Data,
-        }
-    }
+    /// Requests to a deployed function, -c at a time
+    Functions,
 }
 
 /// `jiffy doctor`.

@@ -57,8 +57,6 @@ pub enum FunctionCommand {
     },
     /// Send a request to a function and print the response
     Invoke(FunctionInvokeArgs),
-    /// Measure the request rate and latency of a function
-    Bench(FunctionBenchArgs),
 }
 
 /// Language of a function.
@@ -233,25 +231,6 @@ pub struct FunctionInvokeArgs {
     /// Request header. Can be repeated
     #[arg(short = 'H', long, value_name = "NAME: VALUE")]
     pub header: Vec<String>,
-    /// Output format and daemon.
-    #[command(flatten)]
-    pub output: FunctionOutputArgs,
-}
-
-/// `jiffy function bench`.
-#[derive(Debug, Args)]
-pub struct FunctionBenchArgs {
-    /// Name of the function
-    pub name: String,
-    /// Path and query of the requests
-    #[arg(default_value = "/")]
-    pub path: String,
-    /// Number of requests
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub requests: u32,
-    /// Number of concurrent requests
-    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub concurrency: u32,
     /// Output format and daemon.
     #[command(flatten)]
     pub output: FunctionOutputArgs,

@@ -181,8 +181,10 @@ fn commands_and_versions(daemon: &FunctionDaemon) {
         info.contains("requests") && info.contains("jiffy-core/1"),
         "{info}"
     );
-    let bench = remote.json(&["function", "bench", "hello", "-n", "50", "-c", "4"]);
-    assert!(bench.is_object(), "{bench}");
+    let task = ["bench", "functions", "--function", "hello"];
+    let bench = remote.json(&[&task[..], &["-n", "50", "-c", "4"]].concat());
+    let requests = &bench["series"][0]["samples"];
+    assert_eq!(requests.as_array().unwrap().len(), 50, "{bench}");
 }
 
 fn keys_and_public_names(daemon: &FunctionDaemon) {

@@ -1,7 +1,8 @@
 //! Tables of a journal as they are read at a start: in parts, on all processors.
 
-use super::{Journal, JournalError, JournalledSnapshot};
-use crate::records::{BoxedRecords, SandboxRecord};
+use super::{BoxedRecords, Journal, JournalError, JournalledSnapshot};
+use crate::records::{SandboxRecord, SnapshotRecord};
+use crate::sandbox::Sandbox;
 use crate::store_copies::StoreRetraction;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, Row, params};
@@ -32,7 +33,7 @@ enum Part {
 
 /// Records of a part.
 enum Rows {
-    Sandboxes(BoxedRecords<SandboxRecord>),
+    Sandboxes(BoxedRecords<Sandbox>),
     Snapshots(Vec<JournalledSnapshot>),
 }
 
@@ -40,7 +41,7 @@ enum Rows {
 /// place in memory where it stays.
 pub(super) fn read_all(
     journal: &Journal,
-) -> Result<(BoxedRecords<SandboxRecord>, Vec<JournalledSnapshot>), JournalError> {
+) -> Result<(BoxedRecords<Sandbox>, Vec<JournalledSnapshot>), JournalError> {
     let reader = TableReader::open(journal)?;
     let snapshots = reader.parts("snapshots")?.into_iter().map(Part::Snapshots);
     let sandboxes = reader.parts("sandboxes")?.into_iter().map(Part::Sandboxes);
@@ -120,50 +121,63 @@ impl<'a> TableReader<'a> {
         Ok(parts.collect())
     }
 
-    pub fn sandboxes(&self, ids: &RowIds) -> Result<BoxedRecords<SandboxRecord>, JournalError> {
+    pub fn sandboxes(&self, ids: &RowIds) -> Result<BoxedRecords<Sandbox>, JournalError> {
         let query = "SELECT id, record, 1 FROM sandboxes
              WHERE rowid BETWEEN ?1 AND ?2 ORDER BY rowid";
-        self.rows("sandbox", query, ids, |record, _| record)
+        self.rows("sandbox", query, ids, |record: SandboxRecord, _| {
+            record.try_into()
+        })
     }
 
     pub fn snapshots(&self, ids: &RowIds) -> Result<Vec<JournalledSnapshot>, JournalError> {
         let query = "SELECT id, record, complete FROM snapshots
              WHERE rowid BETWEEN ?1 AND ?2 ORDER BY rowid";
-        let made = |record, complete| JournalledSnapshot { record, complete };
-        self.rows("snapshot", query, ids, made)
+        self.rows(
+            "snapshot",
+            query,
+            ids,
+            |record: SnapshotRecord, complete| {
+                Ok(JournalledSnapshot {
+                    snapshot: record.into(),
+                    complete,
+                })
+            },
+        )
     }
 
     pub fn retractions(&self) -> Result<Vec<StoreRetraction>, JournalError> {
         let query = "SELECT rowid, retraction, 1 FROM retractions
              WHERE rowid BETWEEN ?1 AND ?2 ORDER BY rowid";
-        self.rows("removal", query, &ALL_ROWS, |retraction, _| retraction)
+        self.rows("removal", query, &ALL_ROWS, |retraction, _| Ok(retraction))
     }
 
-    /// Reads one row (id, record, mark) after the other.
+    /// Reads rows (id, record, mark) one by one, and converts them.
     fn rows<T: DeserializeOwned, R>(
         &self,
         what: &'static str,
         query: &str,
         ids: &RowIds,
-        made: impl Fn(T, bool) -> R,
+        convert: impl Fn(T, bool) -> Result<R, &'static str>,
     ) -> Result<Vec<R>, JournalError> {
         let failed = |e| self.journal.failed(e);
         let mut statement = self.connection.prepare(query).map_err(failed)?;
         let rows = statement.query(params![ids.start(), ids.end()]);
         let mut rows = rows.map_err(failed)?;
-        let mut found = Vec::new();
+        let mut records = Vec::new();
         while let Some(row) = rows.next().map_err(failed)? {
             let text = row.get_ref(1).map_err(failed)?.as_bytes();
             let text = text.map_err(|e| failed(e.into()))?;
-            let record = serde_json::from_slice(text).map_err(|e| JournalError::Record {
+            let unreadable = |problem| JournalError::Record {
                 path: self.journal.path.clone(),
                 what,
                 id: row_name(row),
-                problem: e.to_string(),
-            })?;
-            found.push(made(record, row.get(2).map_err(failed)?));
+                problem,
+            };
+            let record = serde_json::from_slice(text).map_err(|e| unreadable(e.to_string()))?;
+            let record = convert(record, row.get(2).map_err(failed)?);
+            records.push(record.map_err(|problem| unreadable(problem.to_owned()))?);
         }
-        Ok(found)
+        Ok(records)
     }
 }
 

@@ -4,8 +4,8 @@ use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::SandboxSize;
 use std::collections::BTreeMap;
 
-fn sandbox(id: &str) -> SandboxRecord {
-    SandboxRecord {
+fn sandbox(id: &str) -> Sandbox {
+    Sandbox {
         id: id.into(),
         name: None,
         state: SandboxState::broken("x"),
@@ -29,8 +29,8 @@ fn sandbox(id: &str) -> SandboxRecord {
     }
 }
 
-fn snapshot(id: &str) -> SnapshotRecord {
-    SnapshotRecord {
+fn snapshot(id: &str) -> Snapshot {
+    Snapshot {
         id: id.into(),
         name: None,
         purpose: SnapshotPurpose::Asked,
@@ -80,7 +80,7 @@ fn committed_changes_are_there_after_reopening() {
         .snapshots()
         .unwrap()
         .into_iter()
-        .map(|s| (s.record.id, s.complete))
+        .map(|s| (s.snapshot.id, s.complete))
         .collect();
     assert_eq!(complete, [("s".into(), true), ("t".into(), false)]);
 }
@@ -118,7 +118,7 @@ fn after_a_disk_failure_events_are_written_with_the_next_change() {
 fn a_guest_is_known_as_long_as_its_sandbox_runs() {
     let dir = tempfile::tempdir().unwrap();
     let journal = Journal::open(&dir.path().join("state.db")).unwrap();
-    let running = |id| SandboxRecord {
+    let running = |id| Sandbox {
         state: SandboxState::Running,
         ..sandbox(id)
     };

@@ -2,7 +2,8 @@
 
 use super::recover::Orphan;
 use super::{OperationError, SandboxFigures, Sandboxes};
-use crate::records::{SandboxRecord, SnapshotRecord};
+use crate::sandbox::Sandbox;
+use crate::snapshot::Snapshot;
 use jiffy_api_types::SandboxState;
 use jiffy_engine_api::{EngineError, Guest};
 use std::collections::HashMap;
@@ -15,7 +16,7 @@ impl Sandboxes {
     pub(super) async fn adopt(
         &self,
         orphans: Vec<Orphan>,
-        storing: Vec<SnapshotRecord>,
+        storing: Vec<Snapshot>,
     ) -> Result<(), OperationError> {
         for engine in self.0.engines.all() {
             let own = orphans.iter().filter(|o| o.engine == engine.name());
@@ -56,13 +57,13 @@ impl Sandboxes {
         &self,
         id: &str,
         guest: Result<Arc<dyn Guest>, EngineError>,
-        captured: Option<SnapshotRecord>,
+        captured: Option<Snapshot>,
     ) -> Result<(), OperationError> {
         let entry = self.0.entry(id)?;
         match guest {
             Ok(guest) => {
                 // Records of earlier versions have no engine.
-                entry.set_record(SandboxRecord {
+                entry.set_record(Sandbox {
                     engine: Some(guest.engine().to_owned()),
                     ..entry.record()
                 });

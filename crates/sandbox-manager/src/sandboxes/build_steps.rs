@@ -4,7 +4,8 @@
 use super::take_snapshot::descended;
 use super::{OperationError, Sandboxes, SandboxesInner};
 use crate::journal::JournalChange;
-use crate::records::{SandboxOperation, SnapshotRecord};
+use crate::sandbox::SandboxOperation;
+use crate::snapshot::Snapshot;
 use jiffy_agent_client::AgentClient;
 use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::AfterSnapshot;
@@ -42,7 +43,7 @@ impl Sandboxes {
 impl BuildSteps<'_> {
     /// Takes a snapshot of a running sandbox that later builds find by `key`. It is kept until it
     /// is released.
-    pub async fn snapshot(self, id: &str, key: &str) -> Result<SnapshotRecord, OperationError> {
+    pub async fn snapshot(self, id: &str, key: &str) -> Result<Snapshot, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
         let key = key.to_owned();
@@ -51,7 +52,7 @@ impl BuildSteps<'_> {
                 let _op_guard = entry.op_lock().lock().await;
                 let sandbox = entry.allow(SandboxOperation::Snapshot, "snapshot")?;
                 let guest = entry.running(SandboxOperation::Snapshot, "snapshot")?;
-                let draft = SnapshotRecord {
+                let draft = Snapshot {
                     fingerprint: key,
                     kept: true,
                     ..this
@@ -72,14 +73,14 @@ impl BuildSteps<'_> {
     }
 
     /// The newest snapshot of the step `key`.
-    pub fn newest(self, key: &str) -> Option<SnapshotRecord> {
+    pub fn newest(self, key: &str) -> Option<Snapshot> {
         let snapshots = self.0.catalog.read();
         let kept = snapshots.kept_for(SnapshotPurpose::Step, key);
         kept.max_by_key(|s| s.created_ms).cloned()
     }
 
     /// All snapshots of steps, the oldest first.
-    pub fn list(self) -> Vec<SnapshotRecord> {
+    pub fn list(self) -> Vec<Snapshot> {
         let snapshots = self.0.catalog.read();
         let steps = snapshots.all_kept_for(SnapshotPurpose::Step);
         let mut steps: Vec<_> = steps.cloned().collect();

@@ -8,7 +8,7 @@ use super::entry::SandboxEntry;
 use super::take_snapshot::descended;
 use super::{FetchScope, OperationError, Sandboxes, SandboxesInner, Snapshots};
 use crate::journal::JournalChange;
-use crate::records::SnapshotRecord;
+use crate::snapshot::Snapshot;
 use jiffy_engine_api::Guest;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -19,7 +19,7 @@ use tokio::sync::{oneshot, watch};
 const MAX_LOST: usize = 1000;
 
 /// Is told of a snapshot that is captured.
-pub(super) type Acknowledgement = oneshot::Sender<SnapshotRecord>;
+pub(super) type Acknowledgement = oneshot::Sender<Snapshot>;
 
 /// Captured snapshots of a host that are being stored, and the latest that were lost.
 #[derive(Default)]
@@ -30,7 +30,7 @@ pub(super) struct Captures {
 }
 
 struct LostCapture {
-    record: SnapshotRecord,
+    record: Snapshot,
     reason: String,
 }
 
@@ -52,12 +52,12 @@ impl Snapshots<'_> {
     /// captured, or that cannot be written down.
     pub(super) async fn acknowledge(
         self,
-        draft: &SnapshotRecord,
+        draft: &Snapshot,
         frozen: oneshot::Receiver<u64>,
         acknowledgement: Acknowledgement,
     ) -> Option<StoringGuard> {
         let stopped_us = frozen.await.ok()?;
-        let record = SnapshotRecord {
+        let record = Snapshot {
             storing: true,
             stopped_ms: stopped_us as f64 / 1000.0,
             ..draft.clone()
@@ -87,7 +87,7 @@ impl Snapshots<'_> {
     }
 
     /// The snapshot `id` once it is stored.
-    pub(super) async fn stored(self, id: &str) -> Result<SnapshotRecord, OperationError> {
+    pub(super) async fn stored(self, id: &str) -> Result<Snapshot, OperationError> {
         let storing = self.0.captures.under_way.lock().get(id).cloned();
         if let Some(mut storing) = storing {
             // Nothing is ever sent: it ends when the sender is gone.
@@ -105,7 +105,7 @@ impl Snapshots<'_> {
     }
 
     /// Takes a captured snapshot that could not be stored out of all records.
-    pub(super) fn lose(self, record: &SnapshotRecord, reason: &str) {
+    pub(super) fn lose(self, record: &Snapshot, reason: &str) {
         tracing::error!(id = record.id, "a captured snapshot is lost: {reason}");
         // First, so that whoever misses it finds the reason.
         let mut lost = self.0.captures.lost.lock();
@@ -118,7 +118,7 @@ impl Snapshots<'_> {
         self.0.catalog.change().remove(&record.id);
     }
 
-    fn loss(self, wanted: impl Fn(&SnapshotRecord) -> bool) -> Option<OperationError> {
+    fn loss(self, wanted: impl Fn(&Snapshot) -> bool) -> Option<OperationError> {
         let lost = self.0.captures.lost.lock();
         let found = lost.iter().find(|lost| wanted(&lost.record))?;
         Some(OperationError::CaptureLost {
@@ -134,7 +134,7 @@ impl Snapshots<'_> {
         id: &str,
         scope: FetchScope,
     ) -> Result<(), OperationError> {
-        let theirs = |s: &SnapshotRecord| scope == FetchScope::All || s.owner.as_deref() == owner;
+        let theirs = |s: &Snapshot| scope == FetchScope::All || s.owner.as_deref() == owner;
         match self.loss(|record| record.id == id && theirs(record)) {
             Some(lost) => Err(lost),
             None => Ok(()),
@@ -149,7 +149,7 @@ impl Sandboxes {
         &self,
         entry: Arc<SandboxEntry>,
         guest: Arc<dyn Guest>,
-        record: SnapshotRecord,
+        record: Snapshot,
     ) {
         let storing = self.snapshots().begin_storing(&record.id);
         self.0.catalog.change().index().insert(record.clone());
@@ -181,7 +181,7 @@ impl Sandboxes {
     }
 
     /// Removes the files of a captured snapshot whose guest is lost. Blocks.
-    pub(super) fn discard_captured(&self, record: &SnapshotRecord) {
+    pub(super) fn discard_captured(&self, record: &Snapshot) {
         match self.0.engines.snapshot_files(&record.engine) {
             Ok(files) => files.discard_captured(&record.id),
             Err(e) => tracing::warn!(id = record.id, "cannot discard a captured snapshot: {e}"),

@@ -1,7 +1,7 @@
 //! Changes of a sandbox's settings while it lives.
 
 use super::{OperationError, Sandboxes};
-use crate::records::SandboxRecord;
+use crate::sandbox::Sandbox;
 use crate::sandbox_settings::SandboxSettings;
 use jiffy_api_types::SandboxState;
 use jiffy_engine_api::new_token;
@@ -13,7 +13,7 @@ impl Sandboxes {
         &self,
         id: &str,
         change: impl FnOnce(&mut SandboxSettings) + Send + 'static,
-    ) -> Result<SandboxRecord, OperationError> {
+    ) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("change_terms", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;

@@ -1,7 +1,7 @@
 //! Streams into sandboxes.
 
 use super::{OperationError, Sandboxes};
-use crate::records::SandboxOperation;
+use crate::sandbox::SandboxOperation;
 use jiffy_engine_api::GuestStream;
 use tokio::net::UnixStream;
 

@@ -7,7 +7,7 @@ use super::{OperationError, Sandboxes, Snapshots};
 use crate::admission::Reservation;
 use crate::journal::JournalChange;
 use crate::operation_times::OperationTimes;
-use crate::records::SandboxRecord;
+use crate::sandbox::Sandbox;
 use crate::sandbox_settings::SandboxSettings;
 use crate::site;
 use jiffy_api_types::{Prefetch, SandboxState};
@@ -77,7 +77,7 @@ pub(super) struct GuestOrigin {
 
 impl Sandboxes {
     /// Makes a sandbox and returns when its agent has answered.
-    pub async fn create(&self, spec: CreateSpec) -> Result<SandboxRecord, OperationError> {
+    pub async fn create(&self, spec: CreateSpec) -> Result<Sandbox, OperationError> {
         let this = self.clone();
         let work = async move {
             let result = this.create_now(spec).await;
@@ -89,7 +89,7 @@ impl Sandboxes {
         self.perform("create", "", work).await
     }
 
-    async fn create_now(&self, spec: CreateSpec) -> Result<SandboxRecord, OperationError> {
+    async fn create_now(&self, spec: CreateSpec) -> Result<Sandbox, OperationError> {
         let asked = Instant::now();
         let rules = spec.settings.rules();
         self.0
@@ -205,7 +205,7 @@ impl Sandboxes {
     ) -> Result<Arc<SandboxEntry>, OperationError> {
         let now = now_ms();
         let secret = |wanted: bool| wanted.then(new_token).transpose();
-        let record = SandboxRecord {
+        let record = Sandbox {
             id: new_id()?,
             name: new.name,
             state: SandboxState::Creating,
@@ -245,7 +245,7 @@ impl Sandboxes {
         entry: Arc<SandboxEntry>,
         asked: Instant,
         origin: Result<GuestOrigin, OperationError>,
-    ) -> Result<SandboxRecord, OperationError> {
+    ) -> Result<Sandbox, OperationError> {
         let _op_guard = entry.op_lock().lock().await;
         if entry.record().state != SandboxState::Creating {
             // Killed before there was a guest: it stays killed, and its origin goes.
@@ -278,7 +278,7 @@ impl Sandboxes {
         asked: Instant,
         snapshot: &str,
         revive_reason: ReviveReason,
-    ) -> Result<SandboxRecord, OperationError> {
+    ) -> Result<Sandbox, OperationError> {
         let mode = BootMode::Snapshot;
         // Its files may be gone from here, and the store have them.
         let owner = entry.record().settings.owner;
@@ -313,7 +313,7 @@ impl Sandboxes {
     }
 
     /// Identity of a sandbox.
-    pub(super) fn identity_of(&self, record: SandboxRecord, rewound: bool) -> SandboxIdentity {
+    pub(super) fn identity_of(&self, record: Sandbox, rewound: bool) -> SandboxIdentity {
         // Templates of a key are stored under its name, which the key does not use.
         let owner = record.settings.owner.as_deref();
         let own = owner.and_then(|key| record.template.strip_prefix(key)?.strip_prefix('/'));
@@ -336,7 +336,7 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         asked: Instant,
         origin: GuestOrigin,
-    ) -> Result<SandboxRecord, OperationError> {
+    ) -> Result<Sandbox, OperationError> {
         let before = entry.record();
         let rewound = is_rewound(&before, origin.revive_reason.as_ref());
         let sandbox_identity = self.identity_of(before, rewound);
@@ -373,7 +373,7 @@ impl Sandboxes {
                 .timeout_s
                 .map(|s| deadline_in(Duration::from_secs(s))),
         };
-        let record = SandboxRecord {
+        let record = Sandbox {
             settings,
             snapshot: origin.snapshot,
             boot_mode: Some(origin.mode),
@@ -446,7 +446,7 @@ impl Snapshots<'_> {
 
 /// True if a guest that is restored has run on from its snapshot once already: it was put back to
 /// it, or lost.
-fn is_rewound(before: &SandboxRecord, revive_reason: Option<&ReviveReason>) -> bool {
+fn is_rewound(before: &Sandbox, revive_reason: Option<&ReviveReason>) -> bool {
     matches!(revive_reason, Some(ReviveReason::Rollback))
         || matches!(before.state, SandboxState::Broken { .. })
 }

@@ -5,7 +5,7 @@ use super::entry_indexes::{EntryIndexes, ends_at};
 use crate::admission::Reservation;
 use crate::operation_error::OperationError;
 use crate::operation_times::{OperationTimes, SandboxTimes};
-use crate::records::{SandboxOperation, SandboxRecord};
+use crate::sandbox::{Sandbox, SandboxOperation};
 use crate::usage::History;
 use jiffy_api_types::SandboxState;
 use jiffy_engine_api::{ConnectionLog, Guest, SandboxSize, now_ms};
@@ -21,7 +21,7 @@ const MAX_EXIT_REASON_BYTES: usize = 16 << 10;
 /// A sandbox: its record, its guest while it has one, and whose turn it is to change them.
 pub(crate) struct SandboxEntry {
     id: SmolStr,
-    record: Mutex<Box<SandboxRecord>>,
+    record: Mutex<Box<Sandbox>>,
     indexes: Arc<EntryIndexes>,
     /// Made when something is done with it first: most of many sleep and are left alone.
     activity: OnceLock<Box<Activity>>,
@@ -75,14 +75,14 @@ impl Drop for SandboxEntry {
 
 impl SandboxEntry {
     /// A sandbox that has its name, if it has one.
-    pub fn new(record: SandboxRecord, indexes: Arc<EntryIndexes>) -> Self {
+    pub fn new(record: Sandbox, indexes: Arc<EntryIndexes>) -> Self {
         let id = SmolStr::new(&*record.id);
         indexes.add(&id, &record);
         Self::indexed(id, Box::new(record), indexes)
     }
 
     /// A sandbox that is in the indexes.
-    pub fn indexed(id: SmolStr, record: Box<SandboxRecord>, indexes: Arc<EntryIndexes>) -> Self {
+    pub fn indexed(id: SmolStr, record: Box<Sandbox>, indexes: Arc<EntryIndexes>) -> Self {
         Self {
             id,
             record: Mutex::new(record),
@@ -110,12 +110,12 @@ impl SandboxEntry {
         self.activity().reached.lock()
     }
 
-    pub fn record(&self) -> SandboxRecord {
+    pub fn record(&self) -> Sandbox {
         (**self.record.lock()).clone()
     }
 
     /// Shows the record without a copy of it.
-    pub fn look<T>(&self, at: impl FnOnce(&SandboxRecord) -> T) -> T {
+    pub fn look<T>(&self, at: impl FnOnce(&Sandbox) -> T) -> T {
         at(&self.record.lock())
     }
 
@@ -175,7 +175,7 @@ impl SandboxEntry {
     }
 
     /// Waits until the record is as `wanted`, and returns it.
-    pub async fn until(&self, wanted: impl Fn(&SandboxRecord) -> bool) -> SandboxRecord {
+    pub async fn until(&self, wanted: impl Fn(&Sandbox) -> bool) -> Sandbox {
         let mut changes = self.activity().changed.subscribe();
         loop {
             changes.borrow_and_update();
@@ -188,7 +188,7 @@ impl SandboxEntry {
     }
 
     /// Takes over `record`. In a state without a guest it needs no place.
-    pub fn set_record(&self, record: SandboxRecord) {
+    pub fn set_record(&self, record: Sandbox) {
         let alive = matches!(record.state, SandboxState::Creating | SandboxState::Running);
         if record.state == SandboxState::Killed {
             // Its guest's, too: many are killed, and each is remembered for an hour.
@@ -227,8 +227,8 @@ impl SandboxEntry {
     }
 
     /// The record as it will be in `state`.
-    pub fn record_in(&self, state: SandboxState) -> SandboxRecord {
-        SandboxRecord {
+    pub fn record_in(&self, state: SandboxState) -> Sandbox {
+        Sandbox {
             state,
             changed_ms: now_ms(),
             ..self.record()
@@ -299,7 +299,7 @@ impl SandboxEntry {
         &self,
         operation: SandboxOperation,
         verb: &'static str,
-    ) -> Result<SandboxRecord, OperationError> {
+    ) -> Result<Sandbox, OperationError> {
         let record = self.record();
         if operation.is_allowed(&record.state) {
             return Ok(record);

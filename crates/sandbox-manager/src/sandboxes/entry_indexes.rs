@@ -4,7 +4,7 @@ use super::id_groups::{IdGroups, SnapshotUsers};
 use super::list_order::SharedPosition;
 use super::names::SandboxNames;
 use super::owner_ages::OwnerAges;
-use crate::records::SandboxRecord;
+use crate::sandbox::Sandbox;
 use jiffy_api_types::SandboxState;
 use parking_lot::Mutex;
 use smol_str::SmolStr;
@@ -34,13 +34,13 @@ pub(crate) struct EntryIndexes {
 
 impl EntryIndexes {
     /// Indexes of all these. Sorts once instead of looking for the place of each.
-    pub fn of<'a>(records: impl Iterator<Item = (&'a SmolStr, &'a SandboxRecord)> + Clone) -> Self {
-        let positions = |at: fn(&SandboxRecord) -> Option<u64>| {
+    pub fn of<'a>(records: impl Iterator<Item = (&'a SmolStr, &'a Sandbox)> + Clone) -> Self {
+        let positions = |at: fn(&Sandbox) -> Option<u64>| {
             let found = records.clone();
             let found = found.filter_map(|(id, r)| Some((at(r)?, id.clone())));
             Mutex::new(found.collect())
         };
-        let groups = |word: fn(&SandboxRecord) -> Option<&str>| -> IdGroups {
+        let groups = |word: fn(&Sandbox) -> Option<&str>| -> IdGroups {
             records.clone().map(|(id, r)| (word(r), id)).collect()
         };
         let named = records.clone();
@@ -65,7 +65,7 @@ impl EntryIndexes {
     }
 
     /// Notes a sandbox, which has its name already, if it has one.
-    pub fn add(&self, id: &SmolStr, record: &SandboxRecord) {
+    pub fn add(&self, id: &SmolStr, record: &Sandbox) {
         self.users.change(id, None, needed_by(record));
         self.ages.lock().insert((record.created_ms, id.clone()));
         move_position(&self.deadlines, id, None, ends_at(record));
@@ -80,7 +80,7 @@ impl EntryIndexes {
     }
 
     /// Notes that a sandbox's record changes. A name that it gets was claimed before.
-    pub fn change(&self, id: &SmolStr, before: &SandboxRecord, now: &SandboxRecord) {
+    pub fn change(&self, id: &SmolStr, before: &Sandbox, now: &Sandbox) {
         self.users.change(id, needed_by(before), needed_by(now));
         let name = held_by(before);
         if let Some(name) = name.filter(|_| name != held_by(now)) {
@@ -102,7 +102,7 @@ impl EntryIndexes {
     }
 
     /// Forgets a sandbox.
-    pub fn remove(&self, id: &SmolStr, record: &SandboxRecord) {
+    pub fn remove(&self, id: &SmolStr, record: &Sandbox) {
         self.users.change(id, needed_by(record), None);
         if let Some(name) = held_by(record) {
             self.names.release(&record.settings.owner, name, id);
@@ -151,36 +151,36 @@ fn move_position(
     }
 }
 
-fn runs(record: &SandboxRecord) -> bool {
+fn runs(record: &Sandbox) -> bool {
     record.state == SandboxState::Running
 }
 
-fn is_alive(record: &SandboxRecord) -> bool {
+fn is_alive(record: &Sandbox) -> bool {
     record.state != SandboxState::Killed
 }
 
 /// The deadline of a sandbox that runs.
-pub(super) fn ends_at(record: &SandboxRecord) -> Option<u64> {
+pub(super) fn ends_at(record: &Sandbox) -> Option<u64> {
     record.deadline_ms.filter(|_| runs(record))
 }
 
 /// When a sandbox was killed.
-fn killed_at(record: &SandboxRecord) -> Option<u64> {
+fn killed_at(record: &Sandbox) -> Option<u64> {
     (!is_alive(record)).then_some(record.changed_ms)
 }
 
 /// The name that a sandbox has for itself.
-fn held_by(record: &SandboxRecord) -> Option<&str> {
+fn held_by(record: &Sandbox) -> Option<&str> {
     record.name.as_deref().filter(|_| is_alive(record))
 }
 
 /// The snapshot that a sandbox needs.
-fn needed_by(record: &SandboxRecord) -> Option<&str> {
+fn needed_by(record: &Sandbox) -> Option<&str> {
     record.snapshot.as_deref().filter(|_| is_alive(record))
 }
 
 /// The owner of a sandbox that is not killed.
-fn owned_by(record: &SandboxRecord) -> Option<&str> {
+fn owned_by(record: &Sandbox) -> Option<&str> {
     let owner = record.settings.owner.as_deref();
     owner.filter(|_| is_alive(record))
 }
@@ -191,8 +191,8 @@ mod tests {
     use crate::sandbox_settings::SandboxSettings;
     use jiffy_engine_api::SandboxSize;
 
-    fn record(id: &str, state: SandboxState) -> SandboxRecord {
-        SandboxRecord {
+    fn record(id: &str, state: SandboxState) -> Sandbox {
+        Sandbox {
             id: id.to_owned(),
             name: Some(format!("name of {id}")),
             state,

@@ -8,6 +8,7 @@ use super::{OperationError, OwnerBudgets, Sandboxes, Snapshots};
 use crate::admission::Shortage;
 use crate::quota::{QuotaAmount, QuotaRequest};
 use crate::records::SnapshotRecord;
+use crate::snapshot::Snapshot;
 use crate::store_copies::{StoreCopies, StoreCopy, StorePlace};
 use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::{EngineError, ExistingSnapshot, ImportedFile, SnapshotImport, is_id};
@@ -24,13 +25,13 @@ use std::sync::{Arc, Weak};
 
 /// Snapshot that is here and stays here while this exists.
 pub struct HeldSnapshot {
-    record: SnapshotRecord,
+    record: Snapshot,
     pin: SnapshotPin,
 }
 
 impl HeldSnapshot {
-    /// Its record.
-    pub fn record(&self) -> &SnapshotRecord {
+    /// Returns the snapshot.
+    pub fn snapshot(&self) -> &Snapshot {
         &self.record
     }
 }
@@ -53,7 +54,7 @@ impl FetchScope {
         }
     }
 
-    fn has(self, record: &SnapshotRecord) -> bool {
+    fn has(self, record: &Snapshot) -> bool {
         self == Self::All || record.purpose == SnapshotPurpose::Asked
     }
 }
@@ -134,7 +135,7 @@ impl Snapshots<'_> {
         owner: Option<&str>,
         id: &str,
         scope: FetchScope,
-    ) -> Result<Option<SnapshotRecord>, OperationError> {
+    ) -> Result<Option<Snapshot>, OperationError> {
         let Some(remote) = self.0.uploads.remote.clone().filter(|_| is_id(id)) else {
             return Ok(None);
         };
@@ -158,7 +159,7 @@ impl Snapshots<'_> {
         self,
         owner: Option<&str>,
         id: &str,
-    ) -> Result<(SnapshotRecord, SnapshotPin), OperationError> {
+    ) -> Result<(Snapshot, SnapshotPin), OperationError> {
         match self.pin_stored(id).await {
             Err(unknown @ OperationError::Unknown { .. }) => {
                 self.expect_not_lost(owner, id, FetchScope::of(owner))?;
@@ -182,7 +183,7 @@ struct Fetch {
 /// Snapshot that is to be fetched, its description checked.
 struct Missing {
     found: FoundSnapshot,
-    record: SnapshotRecord,
+    record: Snapshot,
     import: SnapshotImport,
     /// Chunks of its memory to fetch before a guest runs; none: all of it.
     memory: Option<Vec<u64>>,
@@ -259,7 +260,7 @@ impl Fetch {
     }
 
     /// Checks that an ancestor is not another owner's.
-    fn check_ancestor(&self, record: &SnapshotRecord) -> Result<(), OperationError> {
+    fn check_ancestor(&self, record: &Snapshot) -> Result<(), OperationError> {
         match self.owner.is_none() || record.owner.is_none() || record.owner == self.owner {
             true => Ok(()),
             false => Err(incompatible(
@@ -313,12 +314,13 @@ impl Fetch {
         &self,
         found: &FoundSnapshot,
         newest: bool,
-    ) -> Result<SnapshotRecord, OperationError> {
+    ) -> Result<Snapshot, OperationError> {
         let record = self.remote.document(found, RECORD_PART).await;
         let record = record.map_err(Self::store_error(&found.id))?;
         let lacks = || incompatible(&found.id, "the store has no record of it");
         let record = serde_json::from_slice::<SnapshotRecord>(&record.ok_or_else(lacks)?);
         let record = record.map_err(|e| incompatible(&found.id, &format!("its record: {e}")))?;
+        let record = *Box::<Snapshot>::from(record);
         record.size.check()?;
         if !is_id(&found.id) || record.id != found.id {
             return Err(incompatible(
@@ -326,7 +328,7 @@ impl Fetch {
                 "its record is that of another snapshot",
             ));
         }
-        Ok(SnapshotRecord {
+        Ok(Snapshot {
             owner: match newest {
                 true => self.owner.clone(),
                 false => record.owner.filter(|_| !found.shared),
@@ -443,7 +445,7 @@ impl Fetch {
             .import(&missing.import, files.collect(), ExistingSnapshot::Keep)
             .await
             .map_err(failed())?;
-        let record = SnapshotRecord {
+        let record = Snapshot {
             bytes: stored.size(&id).unwrap_or(0),
             ..missing.record
         };

@@ -3,7 +3,8 @@
 use super::create::NewSandboxEntry;
 use super::{OperationError, Sandboxes};
 use crate::operation_times::OperationTimes;
-use crate::records::{SandboxRecord, SnapshotRecord};
+use crate::sandbox::Sandbox;
+use crate::snapshot::Snapshot;
 use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::BootMode;
 use jiffy_engine_api::steps::OperationSteps;
@@ -15,13 +16,13 @@ use tracing::Instrument;
 pub(crate) const MAX_FORK_CHILDREN: usize = 1000;
 
 /// Result of one child.
-pub type ForkChild = Result<SandboxRecord, OperationError>;
+pub type ForkChild = Result<Sandbox, OperationError>;
 
 /// Result of a fork.
 #[derive(Debug)]
 pub struct ForkReport {
     /// The snapshot all children start from.
-    pub snapshot: SnapshotRecord,
+    pub snapshot: Snapshot,
     /// One for each child that was asked for.
     pub children: Vec<ForkChild>,
 }
@@ -80,12 +81,7 @@ impl Sandboxes {
     }
 
     /// One child, counted.
-    async fn child(
-        &self,
-        recorder: OperationSteps,
-        parent: &SandboxRecord,
-        snapshot: &str,
-    ) -> ForkChild {
+    async fn child(&self, recorder: OperationSteps, parent: &Sandbox, snapshot: &str) -> ForkChild {
         let began = Instant::now();
         let child = self.child_of(parent, snapshot);
         let child = recorder.clone().scope(child).await;
@@ -101,7 +97,7 @@ impl Sandboxes {
         child
     }
 
-    async fn child_of(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
+    async fn child_of(&self, parent: &Sandbox, snapshot: &str) -> ForkChild {
         let asked = Instant::now();
         let settings = parent.settings.clone();
         let reservation = self.admit(parent.size)?;

@@ -1,7 +1,8 @@
 //! Lists by age, a part at a time.
 
 use super::{SandboxIndex, Snapshots};
-use crate::records::{SandboxRecord, SnapshotRecord};
+use crate::sandbox::Sandbox;
+use crate::snapshot::Snapshot;
 use smol_str::SmolStr;
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -73,8 +74,8 @@ impl SandboxIndex<'_> {
         listed: ListedSandboxes<'_>,
         order: &ListOrder,
         limit: usize,
-        wanted: impl Fn(&SandboxRecord) -> bool,
-    ) -> Vec<SandboxRecord> {
+        wanted: impl Fn(&Sandbox) -> bool,
+    ) -> Vec<Sandbox> {
         let indexes = &self.0.indexes;
         let entries = self.0.entries.lock();
         // One that is being made or removed has no entry.
@@ -121,7 +122,7 @@ impl SandboxIndex<'_> {
 impl SandboxIndex<'_> {
     /// All sandboxes that are `wanted`, in no order. Looks at every one, and copies only what it
     /// returns.
-    pub fn all(self, wanted: impl Fn(&SandboxRecord) -> bool) -> Vec<SandboxRecord> {
+    pub fn all(self, wanted: impl Fn(&Sandbox) -> bool) -> Vec<Sandbox> {
         let entries = self.0.entries.lock();
         let found = entries.values();
         let found = found.filter_map(|entry| entry.look(|r| wanted(r).then(|| r.clone())));
@@ -137,8 +138,8 @@ impl Snapshots<'_> {
         listed: ListedSnapshots<'_>,
         order: &ListOrder,
         limit: usize,
-        wanted: impl Fn(&SnapshotRecord) -> bool,
-    ) -> Vec<SnapshotRecord> {
+        wanted: impl Fn(&Snapshot) -> bool,
+    ) -> Vec<Snapshot> {
         let snapshots = self.0.catalog.read();
         let found = snapshots.in_order(listed, order).filter(|s| wanted(s));
         found.take(limit).cloned().collect()

@@ -4,7 +4,8 @@ use super::entry::SandboxEntry;
 use super::list_order::{ListOrder, ListedSnapshots};
 use super::snapshot_catalog::SnapshotPin;
 use super::{OperationError, Sandboxes, SandboxesInner};
-use crate::records::{SandboxRecord, SnapshotRecord};
+use crate::sandbox::Sandbox;
+use crate::snapshot::Snapshot;
 use smol_str::SmolStr;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -86,7 +87,7 @@ impl SandboxesInner {
     }
 
     /// Record of one sandbox by its whole id.
-    pub(super) fn find(&self, id: &str) -> Option<SandboxRecord> {
+    pub(super) fn find(&self, id: &str) -> Option<Sandbox> {
         self.entries.lock().get(id).map(|entry| entry.record())
     }
 }
@@ -94,7 +95,7 @@ impl SandboxesInner {
 impl Snapshots<'_> {
     /// All snapshots, oldest first; with `sandbox`, those that were taken of it or that it descends
     /// from, at a cost of their number.
-    pub fn list(self, sandbox: Option<&str>) -> Result<Vec<SnapshotRecord>, OperationError> {
+    pub fn list(self, sandbox: Option<&str>) -> Result<Vec<Snapshot>, OperationError> {
         let Some(id) = sandbox else {
             return Ok(self.in_order(
                 ListedSnapshots::All,
@@ -116,13 +117,13 @@ impl Snapshots<'_> {
     }
 
     /// Those that were taken of a sandbox by its whole id, which may be gone.
-    pub fn taken_of(self, sandbox: &str) -> Vec<SnapshotRecord> {
+    pub fn taken_of(self, sandbox: &str) -> Vec<Snapshot> {
         let snapshots = self.0.catalog.read();
         snapshots.taken_of(sandbox).cloned().collect()
     }
 
     /// Snapshots whose name is `id`, or whose id is that or begins with it, oldest first.
-    pub fn like(self, id: &str) -> Vec<SnapshotRecord> {
+    pub fn like(self, id: &str) -> Vec<Snapshot> {
         let snapshots = self.0.catalog.read();
         let by_id = snapshots.beginning_with(id);
         let by_name = snapshots.named(id).filter(|s| !s.id.starts_with(id));
@@ -138,14 +139,14 @@ impl Snapshots<'_> {
     }
 
     /// Ids of the snapshots that are `wanted`.
-    pub(super) fn ids_of(self, wanted: impl Fn(&SnapshotRecord) -> bool) -> Vec<String> {
+    pub(super) fn ids_of(self, wanted: impl Fn(&Snapshot) -> bool) -> Vec<String> {
         let snapshots = self.0.catalog.read();
         let wanted = snapshots.values().filter(|s| wanted(s));
         wanted.map(|s| s.id.clone()).collect()
     }
 
     /// A snapshot by its id, the beginning of it, or its name, held on to.
-    pub(super) fn pin(self, id: &str) -> Result<(SnapshotRecord, SnapshotPin), OperationError> {
+    pub(super) fn pin(self, id: &str) -> Result<(Snapshot, SnapshotPin), OperationError> {
         const LIST: &str = "jiffy snapshots";
         let snapshots = self.0.catalog.read();
         // An id first: a name that somebody made like another one's id does not stand in for it.
@@ -181,7 +182,7 @@ impl Snapshots<'_> {
     pub(super) async fn pin_stored(
         self,
         id: &str,
-    ) -> Result<(SnapshotRecord, SnapshotPin), OperationError> {
+    ) -> Result<(Snapshot, SnapshotPin), OperationError> {
         let (record, pin) = self.pin(id)?;
         match record.storing {
             true => Ok((self.stored(&record.id).await?, pin)),

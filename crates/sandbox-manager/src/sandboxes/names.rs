@@ -2,7 +2,7 @@
 
 use super::id_groups::sort_by_text;
 use super::{OperationError, Sandboxes, SandboxesInner};
-use crate::records::SandboxRecord;
+use crate::sandbox::Sandbox;
 use jiffy_api_types::{MAX_SANDBOX_NAME, SandboxState};
 use jiffy_engine_api::is_reserved;
 use parking_lot::Mutex;
@@ -112,11 +112,7 @@ impl Sandboxes {
     }
 
     /// Gives a sandbox another name, or none.
-    pub async fn rename(
-        &self,
-        id: &str,
-        name: Option<String>,
-    ) -> Result<SandboxRecord, OperationError> {
+    pub async fn rename(&self, id: &str, name: Option<String>) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("rename", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
@@ -147,7 +143,7 @@ impl Sandboxes {
 
 impl SandboxIndex<'_> {
     /// Sandboxes with this name that are not killed, at most one of each owner.
-    pub fn named(self, name: &str) -> Vec<SandboxRecord> {
+    pub fn named(self, name: &str) -> Vec<Sandbox> {
         let ids = self.0.indexes.names.ids(name);
         ids.iter()
             .filter_map(|id| Sandboxes(self.0.clone()).find(id))

@@ -87,7 +87,7 @@ impl Observation<'_> {
     /// moment.
     pub async fn measure(self, id: &str) -> Result<UsageSample, OperationError> {
         let entry = self.0.entry(id)?;
-        let guest = entry.running(crate::records::SandboxOperation::Connect, "measure")?;
+        let guest = entry.running(crate::sandbox::SandboxOperation::Connect, "measure")?;
         let record = entry.record();
         let agent = AgentClient::new(move || {
             let guest = guest.clone();

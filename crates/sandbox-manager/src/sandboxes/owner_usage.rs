@@ -2,7 +2,8 @@
 
 use super::{OperationError, SandboxFigures, SandboxIndex, Sandboxes, SandboxesInner, Snapshots};
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};
-use crate::records::{SandboxRecord, SnapshotRecord};
+use crate::sandbox::Sandbox;
+use crate::snapshot::Snapshot;
 use jiffy_api_types::{OnTimeout, SandboxState, SnapshotPurpose};
 use jiffy_engine_api::{SandboxSize, steps};
 use serde::{Deserialize, Serialize};
@@ -46,7 +47,7 @@ pub struct OwnerUsage {
     pub step_bytes: u64,
 }
 
-impl SandboxRecord {
+impl Sandbox {
     /// True if it counts as paused in its owner's budget: it sleeps, or will at its timeout.
     pub(super) fn has_paused_place(&self) -> bool {
         match self.state {
@@ -122,8 +123,8 @@ impl OwnerBudgets<'_> {
     /// Room for the snapshot `draft` of `sandbox`, which pauses it if that is its purpose.
     pub(super) async fn reserve_snapshot(
         self,
-        draft: &SnapshotRecord,
-        sandbox: &SandboxRecord,
+        draft: &Snapshot,
+        sandbox: &Sandbox,
     ) -> Result<QuotaPermit, OperationError> {
         let _step = steps::begin("quota");
         let pauses = draft.purpose == SnapshotPurpose::Pause && !sandbox.has_paused_place();

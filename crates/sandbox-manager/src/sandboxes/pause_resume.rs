@@ -4,7 +4,7 @@ use super::entry::SandboxEntry;
 use super::wake_options::{AwakeTime, ReviveReason, WakeOptions};
 use super::{OperationError, Sandboxes, Timeouts};
 use crate::journal::JournalChange;
-use crate::records::{SandboxOperation, SandboxRecord};
+use crate::sandbox::{Sandbox, SandboxOperation};
 use jiffy_api_types::{SandboxState, SnapshotPurpose};
 use jiffy_engine_api::AfterSnapshot;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::time::Instant;
 impl Sandboxes {
     /// Puts a sandbox to sleep in a snapshot of what changed since the one it came from. Its memory
     /// is free afterwards.
-    pub async fn pause(&self, id: &str) -> Result<SandboxRecord, OperationError> {
+    pub async fn pause(&self, id: &str) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("pause", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
@@ -23,10 +23,7 @@ impl Sandboxes {
     }
 
     /// The same for whoever has the turn.
-    pub(super) async fn pause_held(
-        &self,
-        entry: &SandboxEntry,
-    ) -> Result<SandboxRecord, OperationError> {
+    pub(super) async fn pause_held(&self, entry: &SandboxEntry) -> Result<Sandbox, OperationError> {
         let guest = entry.running(SandboxOperation::Pause, "pause")?;
         let sandbox = entry.record();
         let draft = self
@@ -36,7 +33,7 @@ impl Sandboxes {
         // Held until it counts as paused.
         let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
         let pin = self.0.catalog.pin(&draft.id);
-        let paused = SandboxRecord {
+        let paused = Sandbox {
             snapshot: Some(draft.id.clone()),
             ..entry.record_in(SandboxState::Paused)
         };
@@ -58,7 +55,7 @@ impl Sandboxes {
 
     /// Wakes a sandbox, or starts one that was broken by missing memory again from the latest
     /// snapshot that it descends from. Its time begins anew.
-    pub async fn resume(&self, id: &str) -> Result<SandboxRecord, OperationError> {
+    pub async fn resume(&self, id: &str) -> Result<Sandbox, OperationError> {
         self.resume_with(id, WakeOptions::default()).await
     }
 
@@ -67,7 +64,7 @@ impl Sandboxes {
         &self,
         id: &str,
         options: WakeOptions,
-    ) -> Result<SandboxRecord, OperationError> {
+    ) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("resume", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
@@ -79,7 +76,7 @@ impl Sandboxes {
 
     /// Makes sure that a sandbox runs; says whether it had to be woken. The time of one that ran
     /// stays.
-    pub async fn wake(&self, id: &str) -> Result<(SandboxRecord, bool), OperationError> {
+    pub async fn wake(&self, id: &str) -> Result<(Sandbox, bool), OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("wake", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
@@ -100,7 +97,7 @@ impl Sandboxes {
         &self,
         id: &str,
         time: AwakeTime,
-    ) -> Result<(SandboxRecord, bool), OperationError> {
+    ) -> Result<(Sandbox, bool), OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("wake", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
@@ -121,7 +118,7 @@ impl Sandboxes {
         &self,
         entry: &Arc<SandboxEntry>,
         options: WakeOptions,
-    ) -> Result<SandboxRecord, OperationError> {
+    ) -> Result<Sandbox, OperationError> {
         let asked = Instant::now();
         let record = entry.record();
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
@@ -133,11 +130,7 @@ impl Sandboxes {
 
 impl Timeouts<'_> {
     /// Gives a running sandbox its time; none if it does not run.
-    pub async fn renew(
-        self,
-        id: &str,
-        time: AwakeTime,
-    ) -> Result<Option<SandboxRecord>, OperationError> {
+    pub async fn renew(self, id: &str, time: AwakeTime) -> Result<Option<Sandbox>, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
         this.clone()

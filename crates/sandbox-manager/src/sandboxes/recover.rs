@@ -8,8 +8,10 @@ use super::entry_indexes::EntryIndexes;
 use super::id_groups::sort_by_text;
 use super::snapshot_engine::SnapshotOnDisk;
 use super::snapshot_index::SnapshotIndex;
+use crate::journal::BoxedRecords;
 use crate::journal::{Journal, JournalChange, OpenedJournal};
-use crate::records::{BoxedRecords, SandboxRecord, SnapshotRecord};
+use crate::sandbox::Sandbox;
+use crate::snapshot::Snapshot;
 use jiffy_api_types::{SandboxState, SnapshotPurpose};
 use jiffy_engine_api::{Engines, DetachedGuest, MICROVM, now_ms};
 use smol_str::SmolStr;
@@ -24,14 +26,14 @@ const SNAPSHOT_LOST: &str = "the snapshot it slept in is gone from the disk";
 /// State found at the start.
 pub(super) struct RecoveredState {
     pub journal: Journal,
-    pub sandboxes: BoxedRecords<SandboxRecord>,
-    pub snapshots: BoxedRecords<SnapshotRecord>,
+    pub sandboxes: BoxedRecords<Sandbox>,
+    pub snapshots: BoxedRecords<Snapshot>,
     /// Guests that continued to run.
     pub orphans: Vec<Orphan>,
     /// Snapshots on the disk that have no record.
     pub unknown: Vec<SnapshotOnDisk>,
     /// Captured snapshots that the processes of these guests may still hold.
-    pub storing: Vec<SnapshotRecord>,
+    pub storing: Vec<Snapshot>,
 }
 
 /// Guest that continued to run while no daemon was running.
@@ -48,8 +50,8 @@ type Entries = BTreeMap<SmolStr, Arc<SandboxEntry>>;
 
 /// Entries of these sandboxes and their indexes, and the index of these snapshots.
 pub(super) fn index(
-    sandboxes: BoxedRecords<SandboxRecord>,
-    snapshots: BoxedRecords<SnapshotRecord>,
+    sandboxes: BoxedRecords<Sandbox>,
+    snapshots: BoxedRecords<Snapshot>,
 ) -> (Entries, Arc<EntryIndexes>, SnapshotIndex) {
     thread::scope(|threads| {
         let snapshots = threads.spawn(|| snapshots.into_iter().collect());
@@ -112,7 +114,7 @@ pub(super) fn recover(
     let mut snapshots = Vec::with_capacity(journalled.len());
     let (mut changes, mut captured) = (Vec::new(), Vec::new());
     for found in journalled {
-        let mut record = found.record;
+        let mut record = found.snapshot;
         let there = match on_disk.get_mut(&*record.id) {
             Some(on_disk) if found.complete => {
                 on_disk.has_record = true;

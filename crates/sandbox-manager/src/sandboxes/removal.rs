@@ -3,7 +3,7 @@
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
-use crate::records::SandboxRecord;
+use crate::sandbox::Sandbox;
 use jiffy_api_types::SandboxState;
 use jiffy_engine_api::{Guest, steps};
 use std::collections::HashSet;
@@ -15,7 +15,7 @@ pub(super) const MAX_ENDING_GUESTS: usize = 64;
 impl Sandboxes {
     /// Ends a sandbox. Needs nothing of its guest, of its VMM or of an operation under way; killing
     /// twice is no error.
-    pub async fn kill(&self, id: &str) -> Result<SandboxRecord, OperationError> {
+    pub async fn kill(&self, id: &str) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("kill", &entry.id(), async move {
             entry.set_ending(true);
@@ -37,10 +37,7 @@ impl Sandboxes {
     }
 
     /// The same for whoever has the turn.
-    pub(super) async fn kill_held(
-        &self,
-        entry: &SandboxEntry,
-    ) -> Result<SandboxRecord, OperationError> {
+    pub(super) async fn kill_held(&self, entry: &SandboxEntry) -> Result<Sandbox, OperationError> {
         if let Some(guest) = entry.replace_guest(None) {
             self.end_guest(guest).await;
         }
@@ -79,7 +76,7 @@ impl Sandboxes {
     }
 
     /// Kills a sandbox and forgets it. Snapshots that were asked for stay.
-    pub async fn remove(&self, id: &str) -> Result<SandboxRecord, OperationError> {
+    pub async fn remove(&self, id: &str) -> Result<Sandbox, OperationError> {
         let entry = self.0.entry(id)?;
         let record = self.kill(&entry.id()).await?;
         // Another kill that is under way must not write it down again.
@@ -92,7 +89,7 @@ impl Sandboxes {
 
     /// Keeps one child of a fork and removes its siblings with everything that was forked from
     /// them. Returns those removed.
-    pub async fn promote(&self, id: &str) -> Result<Vec<SandboxRecord>, OperationError> {
+    pub async fn promote(&self, id: &str) -> Result<Vec<Sandbox>, OperationError> {
         let chosen = self.get(id)?;
         let Some(parent) = &chosen.forked_from else {
             return Ok(Vec::new());

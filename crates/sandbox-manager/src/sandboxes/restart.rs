@@ -1,7 +1,7 @@
 //! `restart`: the same sandbox with its disk, and none of its processes.
 
 use super::{OperationError, Sandboxes};
-use crate::records::{SandboxOperation, SandboxRecord};
+use crate::sandbox::{Sandbox, SandboxOperation};
 use jiffy_agent_client::AgentClient;
 use jiffy_api_types::MAX_RESTART_GRACE_MS;
 use jiffy_proto::agent::ENVD_PORT;
@@ -15,11 +15,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 impl Sandboxes {
     /// Ends all processes of a running sandbox, which have `grace` to do so by themselves, and
     /// starts what its template starts. Kernel, disk, id and network stay.
-    pub async fn restart(
-        &self,
-        id: &str,
-        grace: Duration,
-    ) -> Result<SandboxRecord, OperationError> {
+    pub async fn restart(&self, id: &str, grace: Duration) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("restart", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;

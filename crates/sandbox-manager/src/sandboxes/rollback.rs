@@ -4,7 +4,8 @@ use super::entry::SandboxEntry;
 use super::wake_options::ReviveReason;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
-use crate::records::{SandboxOperation, SandboxRecord, SnapshotRecord};
+use crate::sandbox::{Sandbox, SandboxOperation};
+use crate::snapshot::Snapshot;
 use jiffy_api_types::SandboxState;
 use jiffy_engine_api::{BootMode, Guest, RollbackFailure, steps};
 use std::sync::Arc;
@@ -15,11 +16,7 @@ impl Sandboxes {
     /// Puts a sandbox back to a snapshot of its own lineage or of a relative with the same template
     /// and size. It keeps its id. Its guest goes back in its place if it can; otherwise it runs
     /// until another, restored guest has answered, and is then gone.
-    pub async fn rollback(
-        &self,
-        id: &str,
-        snapshot: &str,
-    ) -> Result<SandboxRecord, OperationError> {
+    pub async fn rollback(&self, id: &str, snapshot: &str) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         let owner = entry.record().settings.owner;
         let here = self.snapshots().pin_or_fetch(owner.as_deref(), snapshot);
@@ -55,7 +52,7 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         asked: Instant,
         snapshot: &str,
-    ) -> Result<SandboxRecord, OperationError> {
+    ) -> Result<Sandbox, OperationError> {
         let record = entry.record();
         // One that has a guest keeps its place, also where there is no other.
         if entry.has_reservation() {
@@ -73,8 +70,8 @@ impl Sandboxes {
         &self,
         entry: &Arc<SandboxEntry>,
         asked: Instant,
-        snapshot: &SnapshotRecord,
-    ) -> Result<Option<SandboxRecord>, OperationError> {
+        snapshot: &Snapshot,
+    ) -> Result<Option<Sandbox>, OperationError> {
         let before = entry.record();
         let (SandboxState::Running, Some(guest)) = (&before.state, entry.guest()) else {
             return Ok(None);
@@ -87,7 +84,7 @@ impl Sandboxes {
         let identity = self.identity_of(before.clone(), true);
         // A daemon that ends half-way leaves a sandbox that sleeps in the snapshot; the guest is
         // nobody's then. Neither it nor a later snapshot of it could tell what it is based on.
-        let asleep = SandboxRecord {
+        let asleep = Sandbox {
             snapshot: Some(snapshot.to_owned()),
             ..entry.record_in(SandboxState::Paused)
         };
@@ -104,7 +101,7 @@ impl Sandboxes {
         match rolled_back {
             Ok(()) => {
                 let took = asked.elapsed().as_secs_f64() * 1000.0;
-                let record = SandboxRecord {
+                let record = Sandbox {
                     snapshot: Some(snapshot.to_owned()),
                     boot_mode: Some(BootMode::Snapshot),
                     boot_ms: Some(took),
@@ -133,7 +130,7 @@ impl Sandboxes {
 
     /// Writes down that a sandbox runs, with the guest as it is now. Without it a later daemon
     /// would end the guest.
-    async fn write_back(&self, record: &SandboxRecord, guest: &dyn Guest) -> bool {
+    async fn write_back(&self, record: &Sandbox, guest: &dyn Guest) -> bool {
         let _step = steps::begin("journal");
         let Ok(handle) = guest.handle().await else {
             return false;
@@ -153,8 +150,8 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         guest: &dyn Guest,
         asked: Instant,
-        asleep: SandboxRecord,
-    ) -> Result<Option<SandboxRecord>, OperationError> {
+        asleep: Sandbox,
+    ) -> Result<Option<Sandbox>, OperationError> {
         entry.replace_guest(None);
         guest.stop().await;
         let snapshot = asleep.snapshot.clone().unwrap_or_default();

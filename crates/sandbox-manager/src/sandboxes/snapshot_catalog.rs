@@ -6,7 +6,7 @@
 use super::ranked_lock::{LockRank, RankedGuard, RankedMutex};
 use super::snapshot_index::SnapshotIndex;
 use crate::journal::{Journal, JournalChange, JournalError};
-use crate::records::SnapshotRecord;
+use crate::snapshot::Snapshot;
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl SnapshotCatalog {
     }
 
     /// Returns the record of the snapshot with this complete id.
-    pub fn get(&self, id: &str) -> Option<SnapshotRecord> {
+    pub fn get(&self, id: &str) -> Option<Snapshot> {
         self.read().get(id).cloned()
     }
 
@@ -87,11 +87,7 @@ impl SnapshotCatalog {
 
     /// Changes the record of a snapshot in the journal and in memory; returns the new record.
     /// `None` if there is no such snapshot, or if it is still being stored.
-    pub fn update(
-        &self,
-        id: &str,
-        change: impl FnOnce(&mut SnapshotRecord),
-    ) -> Option<SnapshotRecord> {
+    pub fn update(&self, id: &str, change: impl FnOnce(&mut Snapshot)) -> Option<Snapshot> {
         let changing = self.change();
         // A snapshot that is being stored has no record that could be complete.
         let mut record = self.get(id).filter(|record| !record.storing)?;
@@ -126,11 +122,7 @@ impl CatalogChange<'_> {
     ///
     /// # Errors
     /// Fails, without a change, if the journal cannot be written.
-    pub fn commit(
-        &self,
-        record: SnapshotRecord,
-        more: Vec<JournalChange>,
-    ) -> Result<(), JournalError> {
+    pub fn commit(&self, record: Snapshot, more: Vec<JournalChange>) -> Result<(), JournalError> {
         self.catalog.journal.commit(&with_snapshot(&record, more))?;
         self.index().insert(record);
         Ok(())
@@ -140,7 +132,7 @@ impl CatalogChange<'_> {
     ///
     /// # Errors
     /// Fails, without a change, if the journal cannot be written.
-    pub fn commit_intent(&self, record: SnapshotRecord) -> Result<(), JournalError> {
+    pub fn commit_intent(&self, record: Snapshot) -> Result<(), JournalError> {
         let intent = JournalChange::Intent(record.clone());
         self.catalog.journal.commit(&[intent])?;
         self.index().insert(record);
@@ -148,7 +140,7 @@ impl CatalogChange<'_> {
     }
 
     /// Like [`Self::commit`] for a snapshot whose completion can no longer be rejected.
-    pub fn commit_write_behind(&self, record: SnapshotRecord, more: Vec<JournalChange>) {
+    pub fn commit_write_behind(&self, record: Snapshot, more: Vec<JournalChange>) {
         let changes = with_snapshot(&record, more);
         self.catalog.journal.commit_write_behind(&changes);
         self.index().insert(record);
@@ -162,7 +154,7 @@ impl CatalogChange<'_> {
     }
 }
 
-fn with_snapshot(record: &SnapshotRecord, more: Vec<JournalChange>) -> Vec<JournalChange> {
+fn with_snapshot(record: &Snapshot, more: Vec<JournalChange>) -> Vec<JournalChange> {
     let mut changes = vec![JournalChange::Snapshot(record.clone())];
     changes.extend(more);
     changes

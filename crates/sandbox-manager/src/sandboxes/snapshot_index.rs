@@ -3,7 +3,7 @@
 use super::id_groups::{IdGroups, sort_by_text};
 use super::list_order::{ListOrder, ListedSnapshots, SharedPosition};
 use super::owner_ages::OwnerAges;
-use crate::records::SnapshotRecord;
+use crate::snapshot::Snapshot;
 use jiffy_api_types::SnapshotPurpose;
 use smol_str::SmolStr;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ use std::ops::Bound;
 /// Complete snapshots by id, with their children, names, sandboxes, owners and ages.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotIndex {
-    records: BTreeMap<SmolStr, Box<SnapshotRecord>>,
+    records: BTreeMap<SmolStr, Box<Snapshot>>,
     by_parent: IdGroups,
     by_name: IdGroups,
     /// Those of templates and of build steps, which alone are looked for like this.
@@ -29,7 +29,7 @@ pub(crate) struct SnapshotIndex {
 }
 
 /// The fingerprint that a snapshot is looked for by.
-fn sought_fingerprint(record: &SnapshotRecord) -> Option<&str> {
+fn sought_fingerprint(record: &Snapshot) -> Option<&str> {
     let purposes = [SnapshotPurpose::Template, SnapshotPurpose::Step];
     let sought = purposes.contains(&record.purpose);
     sought.then_some(&*record.fingerprint)
@@ -37,12 +37,12 @@ fn sought_fingerprint(record: &SnapshotRecord) -> Option<&str> {
 
 impl SnapshotIndex {
     /// The snapshot `id`.
-    pub fn get(&self, id: &str) -> Option<&SnapshotRecord> {
+    pub fn get(&self, id: &str) -> Option<&Snapshot> {
         self.records.get(id).map(|record| &**record)
     }
 
     /// Adds a snapshot, or replaces what is known of it.
-    pub fn insert(&mut self, record: SnapshotRecord) {
+    pub fn insert(&mut self, record: Snapshot) {
         self.remove(&record.id);
         let id = SmolStr::new(&*record.id);
         self.by_parent.add(record.parent.as_deref(), &id);
@@ -61,7 +61,7 @@ impl SnapshotIndex {
     }
 
     /// Takes a snapshot out.
-    pub fn remove(&mut self, id: &str) -> Option<SnapshotRecord> {
+    pub fn remove(&mut self, id: &str) -> Option<Snapshot> {
         let (id, record) = self.records.remove_entry(id)?;
         self.by_parent.take(record.parent.as_deref(), &id);
         self.by_name.take(record.name.as_deref(), &id);
@@ -88,7 +88,7 @@ impl SnapshotIndex {
     }
 
     /// All of them, by id.
-    pub fn values(&self) -> impl Iterator<Item = &SnapshotRecord> {
+    pub fn values(&self) -> impl Iterator<Item = &Snapshot> {
         self.records.values().map(|record| &**record)
     }
 
@@ -105,13 +105,13 @@ impl SnapshotIndex {
     }
 
     /// Those that were taken of `sandbox`.
-    pub fn taken_of(&self, sandbox: &str) -> impl Iterator<Item = &SnapshotRecord> {
+    pub fn taken_of(&self, sandbox: &str) -> impl Iterator<Item = &Snapshot> {
         let ids = self.by_sandbox.of(sandbox);
         ids.filter_map(|id| self.get(id))
     }
 
     /// Those of `owner`.
-    pub fn owned_by(&self, owner: &str) -> impl Iterator<Item = &SnapshotRecord> {
+    pub fn owned_by(&self, owner: &str) -> impl Iterator<Item = &Snapshot> {
         let ids = self.by_owner.of(owner);
         ids.filter_map(|id| self.get(id))
     }
@@ -121,7 +121,7 @@ impl SnapshotIndex {
         &'a self,
         listed: ListedSnapshots<'_>,
         order: &'a ListOrder,
-    ) -> impl Iterator<Item = &'a SnapshotRecord> {
+    ) -> impl Iterator<Item = &'a Snapshot> {
         let of = |positions| order.of(positions).map(|(ms, id)| (*ms, id));
         let positions: Box<dyn Iterator<Item = (u64, &SmolStr)>> = match listed {
             ListedSnapshots::All => Box::new(of(&self.by_age)),
@@ -132,16 +132,13 @@ impl SnapshotIndex {
     }
 
     /// Those that are called `name`.
-    pub fn named(&self, name: &str) -> impl Iterator<Item = &SnapshotRecord> {
+    pub fn named(&self, name: &str) -> impl Iterator<Item = &Snapshot> {
         let ids = self.by_name.of(name);
         ids.filter_map(|id| self.get(id))
     }
 
     /// Those whose id begins with `prefix`.
-    pub fn beginning_with<'a>(
-        &'a self,
-        prefix: &'a str,
-    ) -> impl Iterator<Item = &'a SnapshotRecord> {
+    pub fn beginning_with<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Snapshot> {
         let from = (Bound::Included(prefix), Bound::Unbounded);
         let from = self.records.range::<str, _>(from);
         let found = from.take_while(move |(id, _)| id.starts_with(prefix));
@@ -154,7 +151,7 @@ impl SnapshotIndex {
         &self,
         purpose: SnapshotPurpose,
         fingerprint: &str,
-    ) -> impl Iterator<Item = &SnapshotRecord> {
+    ) -> impl Iterator<Item = &Snapshot> {
         let ids = self.by_fingerprint.of(fingerprint);
         let records = ids.filter_map(|id| self.get(id));
         records.filter(move |s| s.purpose == purpose && s.kept)
@@ -162,19 +159,19 @@ impl SnapshotIndex {
 
     /// All that are kept for `purpose`, of a template or a build step. Costs as much as there are
     /// of both.
-    pub fn all_kept_for(&self, purpose: SnapshotPurpose) -> impl Iterator<Item = &SnapshotRecord> {
+    pub fn all_kept_for(&self, purpose: SnapshotPurpose) -> impl Iterator<Item = &Snapshot> {
         let records = self.by_fingerprint.ids().filter_map(|id| self.get(id));
         records.filter(move |s| s.purpose == purpose && s.kept)
     }
 }
 
-impl FromIterator<Box<SnapshotRecord>> for SnapshotIndex {
+impl FromIterator<Box<Snapshot>> for SnapshotIndex {
     /// Snapshots of different ids. Looks at them in the order in which they come, which is that in
     /// memory, and sorts once instead of looking for the place of each.
-    fn from_iter<T: IntoIterator<Item = Box<SnapshotRecord>>>(records: T) -> Self {
+    fn from_iter<T: IntoIterator<Item = Box<Snapshot>>>(records: T) -> Self {
         let records = records.into_iter();
         let mut records: Vec<_> = records.map(|r| (SmolStr::new(&*r.id), r)).collect();
-        let group = |word: fn(&SnapshotRecord) -> Option<&str>| {
+        let group = |word: fn(&Snapshot) -> Option<&str>| {
             let pairs = records.iter().map(|(id, record)| (word(record), id));
             pairs.collect::<IdGroups>()
         };
@@ -206,8 +203,8 @@ mod tests {
     use super::*;
     use jiffy_engine_api::SandboxSize;
 
-    fn record(id: &str, parent: Option<&str>) -> SnapshotRecord {
-        SnapshotRecord {
+    fn record(id: &str, parent: Option<&str>) -> Snapshot {
+        Snapshot {
             id: id.to_owned(),
             name: Some("n".to_owned()),
             purpose: SnapshotPurpose::Template,
@@ -245,7 +242,7 @@ mod tests {
             ]
         };
         assert_eq!(found(&index), [1, 2, 2, 2]);
-        index.insert(SnapshotRecord {
+        index.insert(Snapshot {
             name: None,
             kept: false,
             parent: None,
@@ -259,7 +256,7 @@ mod tests {
         index.remove("ab");
         assert_eq!(index.len(), 0);
         assert!(index.by_parent.is_empty() && index.by_fingerprint.is_empty());
-        index.insert(SnapshotRecord {
+        index.insert(Snapshot {
             sandbox: "x".to_owned(),
             ..record("c", None)
         });
@@ -270,7 +267,7 @@ mod tests {
 
     #[test]
     fn an_index_that_is_made_at_once_is_the_one_that_grows() {
-        let with = |id: &str, purpose, owner: &str, bytes| SnapshotRecord {
+        let with = |id: &str, purpose, owner: &str, bytes| Snapshot {
             purpose,
             owner: Some(owner.to_owned()),
             bytes,

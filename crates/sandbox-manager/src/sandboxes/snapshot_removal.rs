@@ -2,7 +2,7 @@
 
 use super::snapshot_catalog::SnapshotPin;
 use super::{OperationError, Snapshots};
-use crate::records::SnapshotRecord;
+use crate::snapshot::Snapshot;
 use jiffy_api_types::SnapshotPurpose;
 
 /// Maximum number of users that an error names.
@@ -16,7 +16,7 @@ impl Snapshots<'_> {
     /// # Errors
     /// [`OperationError::InUse`] if the snapshot is still being stored, or if it is needed and is
     /// automatic or was removed before.
-    pub fn remove(self, id: &str) -> Result<SnapshotRecord, OperationError> {
+    pub fn remove(self, id: &str) -> Result<Snapshot, OperationError> {
         let (record, pin) = self.pin_removable(id)?;
         let is_removable = record.kept && record.purpose != SnapshotPurpose::Template;
         if !is_removable && let Some(user) = self.user_of(&record.id) {
@@ -37,7 +37,7 @@ impl Snapshots<'_> {
         Ok(record)
     }
 
-    fn pin_removable(self, id: &str) -> Result<(SnapshotRecord, SnapshotPin), OperationError> {
+    fn pin_removable(self, id: &str) -> Result<(Snapshot, SnapshotPin), OperationError> {
         let (record, pin) = self.pin(id)?;
         match record.storing {
             true => Err(OperationError::InUse {

@@ -5,7 +5,8 @@ use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, Snapshots};
 use crate::journal::JournalChange;
 use crate::quota::{DiskLimit, QuotaAmount, QuotaPermit, QuotaRequest};
-use crate::records::{SandboxOperation, SandboxRecord, SnapshotRecord};
+use crate::sandbox::{Sandbox, SandboxOperation};
+use crate::snapshot::Snapshot;
 use futures_util::future::OptionFuture;
 use jiffy_api_types::{SandboxState, SnapshotPurpose};
 use jiffy_engine_api::{AfterSnapshot, EngineError, Guest, SnapshotTimes, new_id, now_ms, steps};
@@ -17,7 +18,7 @@ impl Sandboxes {
         &self,
         id: &str,
         name: Option<String>,
-    ) -> Result<SnapshotRecord, OperationError> {
+    ) -> Result<Snapshot, OperationError> {
         self.take_snapshot(id, name, None).await
     }
 
@@ -28,7 +29,7 @@ impl Sandboxes {
         &self,
         id: &str,
         name: Option<String>,
-    ) -> Result<SnapshotRecord, OperationError> {
+    ) -> Result<Snapshot, OperationError> {
         let (acknowledgement, captured) = oneshot::channel();
         tokio::select! {
             biased;
@@ -43,7 +44,7 @@ impl Sandboxes {
         id: &str,
         name: Option<String>,
         acknowledgement: Option<Acknowledgement>,
-    ) -> Result<SnapshotRecord, OperationError> {
+    ) -> Result<Snapshot, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("snapshot", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
@@ -62,7 +63,7 @@ impl Sandboxes {
         name: Option<String>,
         verb: &'static str,
         acknowledgement: Option<Acknowledgement>,
-    ) -> Result<SnapshotRecord, OperationError> {
+    ) -> Result<Snapshot, OperationError> {
         let operation = match purpose {
             SnapshotPurpose::Fork => SandboxOperation::Fork,
             _ => SandboxOperation::Snapshot,
@@ -93,10 +94,10 @@ impl Sandboxes {
 
     async fn snapshot_of_sleeper(
         &self,
-        sandbox: &SandboxRecord,
+        sandbox: &Sandbox,
         purpose: SnapshotPurpose,
         name: Option<String>,
-    ) -> Result<SnapshotRecord, OperationError> {
+    ) -> Result<Snapshot, OperationError> {
         let id = sandbox.snapshot.as_deref().unwrap_or_default();
         let owner = sandbox.settings.owner.as_deref();
         let (mut snapshot, _pin) = self.snapshots().pin_or_fetch(owner, id).await?;
@@ -143,12 +144,12 @@ impl Snapshots<'_> {
     /// Returns the record of a new snapshot of `sandbox`, which runs as `guest`.
     pub(super) fn draft(
         self,
-        sandbox: &SandboxRecord,
+        sandbox: &Sandbox,
         guest: &dyn Guest,
         purpose: SnapshotPurpose,
         name: Option<String>,
-    ) -> Result<SnapshotRecord, OperationError> {
-        Ok(SnapshotRecord {
+    ) -> Result<Snapshot, OperationError> {
+        Ok(Snapshot {
             id: new_id()?,
             name,
             purpose,
@@ -176,11 +177,11 @@ impl Snapshots<'_> {
     pub(super) async fn take(
         self,
         guest: &dyn Guest,
-        draft: SnapshotRecord,
+        draft: Snapshot,
         then: AfterSnapshot,
         permit: &QuotaPermit,
-        with: impl FnOnce(&SnapshotRecord) -> Vec<JournalChange>,
-    ) -> Result<SnapshotRecord, OperationError> {
+        with: impl FnOnce(&Snapshot) -> Vec<JournalChange>,
+    ) -> Result<Snapshot, OperationError> {
         self.take_acknowledged(guest, draft, then, permit, None, with)
             .await
     }
@@ -189,12 +190,12 @@ impl Snapshots<'_> {
     pub(super) async fn take_acknowledged(
         self,
         guest: &dyn Guest,
-        draft: SnapshotRecord,
+        draft: Snapshot,
         then: AfterSnapshot,
         permit: &QuotaPermit,
         acknowledgement: Option<Acknowledgement>,
-        with: impl FnOnce(&SnapshotRecord) -> Vec<JournalChange>,
-    ) -> Result<SnapshotRecord, OperationError> {
+        with: impl FnOnce(&Snapshot) -> Vec<JournalChange>,
+    ) -> Result<Snapshot, OperationError> {
         // Until it has its record, nothing else says that its files are needed.
         let _pin = self.0.catalog.pin(&draft.id);
         let mut step = steps::begin("journal");
@@ -246,11 +247,11 @@ impl Snapshots<'_> {
     pub(super) fn complete(
         self,
         guest: &dyn Guest,
-        draft: SnapshotRecord,
+        draft: Snapshot,
         times: SnapshotTimes,
-        with: impl FnOnce(&SnapshotRecord) -> Vec<JournalChange>,
-    ) -> SnapshotRecord {
-        let mut snapshot = SnapshotRecord {
+        with: impl FnOnce(&Snapshot) -> Vec<JournalChange>,
+    ) -> Snapshot {
+        let mut snapshot = Snapshot {
             storing: false,
             stopped_ms: times.stopped_us as f64 / 1000.0,
             total_ms: times.total_us as f64 / 1000.0,
@@ -274,12 +275,12 @@ impl Snapshots<'_> {
 }
 
 /// The sandbox after `snapshot` was taken of it. One that is being killed is killed.
-pub(super) fn descended(entry: &SandboxEntry, snapshot: &SnapshotRecord) -> SandboxRecord {
+pub(super) fn descended(entry: &SandboxEntry, snapshot: &Snapshot) -> Sandbox {
     let record = match entry.is_ending() {
         true => entry.record_in(SandboxState::Killed),
         false => entry.record(),
     };
-    SandboxRecord {
+    Sandbox {
         snapshot: Some(snapshot.id.clone()),
         ..record
     }

@@ -1,7 +1,7 @@
 //! Snapshots of booted templates that serve no new sandbox any more.
 
 use super::{Snapshots, TemplateSnapshots};
-use crate::records::SnapshotRecord;
+use crate::snapshot::Snapshot;
 use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::now_ms;
 use std::time::Duration;
@@ -15,7 +15,7 @@ impl TemplateSnapshots<'_> {
     /// either, and hold what the templates were. Looks at those of `ids`.
     pub(super) fn retire_outdated(self, ids: &[String]) {
         let snapshots = self.0.catalog.read();
-        let of_template = |s: &&SnapshotRecord| s.purpose == SnapshotPurpose::Template && s.kept;
+        let of_template = |s: &&Snapshot| s.purpose == SnapshotPurpose::Template && s.kept;
         let kept = ids.iter().filter_map(|id| snapshots.get(id));
         let kept = kept.filter(of_template);
         let kept: Vec<_> = kept.map(|s| (s.id.clone(), s.template.clone())).collect();
@@ -33,8 +33,8 @@ impl TemplateSnapshots<'_> {
 
     /// Snapshots of the same template, size and engine with another fingerprint serve no new
     /// sandbox.
-    pub(super) fn retire_older(self, newest: &SnapshotRecord) {
-        let older = |s: &SnapshotRecord| {
+    pub(super) fn retire_older(self, newest: &Snapshot) {
+        let older = |s: &Snapshot| {
             let same = (&s.template, s.size) == (&newest.template, newest.size);
             s.id != newest.id && same && s.engine == newest.engine
         };
@@ -43,8 +43,8 @@ impl TemplateSnapshots<'_> {
 
     /// Lets go of the sizes of a template that were not used for longest, beyond
     /// [`MAX_SIZES_PER_TEMPLATE`]. Their next create boots.
-    pub(super) fn retire_surplus(self, newest: &SnapshotRecord) {
-        let other = |s: &SnapshotRecord| s.template == newest.template && s.id != newest.id;
+    pub(super) fn retire_surplus(self, newest: &Snapshot) {
+        let other = |s: &Snapshot| s.template == newest.template && s.id != newest.id;
         let mut others = self.kept(other);
         let Some(surplus) = (others.len() + 1).checked_sub(MAX_SIZES_PER_TEMPLATE) else {
             return;
@@ -58,13 +58,13 @@ impl TemplateSnapshots<'_> {
 
     /// Snapshots of booted templates that nothing runs, waits or descends from, and that no create
     /// used for so long. Without one the template's next create boots.
-    pub fn idle(self, unused_for: Duration) -> Vec<SnapshotRecord> {
+    pub fn idle(self, unused_for: Duration) -> Vec<Snapshot> {
         let waiting = self.0.pool.snapshots();
         let uses = self.0.template_snapshots.uses();
         let unused_ms = u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX);
         let limit_ms = now_ms().saturating_sub(unused_ms);
         let snapshots = self.0.catalog.read();
-        let idle = |s: &&SnapshotRecord| {
+        let idle = |s: &&Snapshot| {
             let used = match uses.get(&s.id) {
                 Some(at) => at.elapsed() < unused_for,
                 // Uses are known since the daemon started.
@@ -90,7 +90,7 @@ impl TemplateSnapshots<'_> {
     }
 
     /// Ids of the snapshots of booted templates that are `wanted`.
-    pub(super) fn kept(self, wanted: impl Fn(&SnapshotRecord) -> bool) -> Vec<String> {
+    pub(super) fn kept(self, wanted: impl Fn(&Snapshot) -> bool) -> Vec<String> {
         let snapshots = self.0.catalog.read();
         let kept = snapshots.all_kept_for(SnapshotPurpose::Template);
         kept.filter(|s| wanted(s)).map(|s| s.id.clone()).collect()

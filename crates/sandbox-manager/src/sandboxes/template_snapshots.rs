@@ -3,8 +3,8 @@
 use super::create::GuestOrigin;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
 use crate::quota::QuotaPermit;
-use crate::records::SnapshotRecord;
 use crate::site;
+use crate::snapshot::Snapshot;
 use crate::startup::start_up;
 use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::{
@@ -103,7 +103,7 @@ impl TemplateSnapshots<'_> {
         self,
         template: &str,
         size: SandboxSize,
-    ) -> Result<SnapshotRecord, OperationError> {
+    ) -> Result<Snapshot, OperationError> {
         let engine = self.0.engines.default_engine();
         let fingerprint = self.snapshot_key(engine, template, size).await?;
         let id = self.snapshot(engine, template, size, &fingerprint);
@@ -230,7 +230,7 @@ impl TemplateSnapshots<'_> {
             return Err(e);
         }
         guest.rehearse().await;
-        let record = SnapshotRecord {
+        let record = Snapshot {
             id: new_id()?,
             name: None,
             purpose: SnapshotPurpose::Template,

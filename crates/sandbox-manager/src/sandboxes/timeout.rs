@@ -5,7 +5,7 @@ use super::entry::SandboxEntry;
 use super::wake_options::AwakeTime;
 use super::{OperationError, Sandboxes, SandboxesInner};
 use crate::journal::JournalChange;
-use crate::records::SandboxRecord;
+use crate::sandbox::Sandbox;
 use jiffy_api_types::{OnTimeout, SandboxState};
 use jiffy_engine_api::now_ms;
 use smol_str::SmolStr;
@@ -44,7 +44,7 @@ impl Sandboxes {
         &self,
         entry: &SandboxEntry,
         time: AwakeTime,
-    ) -> Result<SandboxRecord, OperationError> {
+    ) -> Result<Sandbox, OperationError> {
         match time {
             AwakeTime::Unlimited => self.limit(entry, None),
             AwakeTime::AtLeast(time) => self.extend(entry, time),
@@ -56,11 +56,7 @@ impl Sandboxes {
     }
 
     /// Moves the deadline of a running sandbox, never to an earlier time. Needs the turn.
-    fn extend(
-        &self,
-        entry: &SandboxEntry,
-        time: Duration,
-    ) -> Result<SandboxRecord, OperationError> {
+    fn extend(&self, entry: &SandboxEntry, time: Duration) -> Result<Sandbox, OperationError> {
         let record = entry.record();
         match record.deadline_ms {
             Some(before) if before < deadline_in(time) => self.limit(entry, Some(time)),
@@ -73,7 +69,7 @@ impl Sandboxes {
         &self,
         entry: &SandboxEntry,
         timeout: Option<Duration>,
-    ) -> Result<SandboxRecord, OperationError> {
+    ) -> Result<Sandbox, OperationError> {
         let mut record = entry.record();
         // No time at all ends it now; what it wakes to afterwards is the time it had before.
         if timeout != Some(Duration::ZERO) {
@@ -180,11 +176,7 @@ impl Sandboxes {
 
 impl Timeouts<'_> {
     /// Ends a sandbox's time `timeout` from now, or never. What happens then is in its settings.
-    pub async fn set(
-        self,
-        id: &str,
-        timeout: Option<Duration>,
-    ) -> Result<SandboxRecord, OperationError> {
+    pub async fn set(self, id: &str, timeout: Option<Duration>) -> Result<Sandbox, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
         this.clone()
@@ -199,11 +191,7 @@ impl Timeouts<'_> {
     }
 
     /// Gives a sandbox at least `timeout` from now; one that has more, or no limit, keeps it.
-    pub async fn extend(
-        self,
-        id: &str,
-        timeout: Duration,
-    ) -> Result<SandboxRecord, OperationError> {
+    pub async fn extend(self, id: &str, timeout: Duration) -> Result<Sandbox, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
         this.clone()

@@ -14,7 +14,7 @@ pub(super) use queue::Uploads;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots};
 use crate::journal::JournalChange;
 use crate::metrics::CurrentFigures;
-use crate::records::SnapshotRecord;
+use crate::snapshot::Snapshot;
 use crate::store_copies::StorePlace;
 use jiffy_api_types::{SandboxState, SnapshotPurpose, StoreState};
 use jiffy_store::SHARED_TENANT;
@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 const IDLE_TIME: Duration = Duration::from_secs(3600);
 
 /// True if other hosts find a snapshot by its id.
-fn is_named(record: &SnapshotRecord) -> bool {
+fn is_named(record: &Snapshot) -> bool {
     match record.purpose {
         SnapshotPurpose::Asked => record.kept,
         SnapshotPurpose::Pause => true,
@@ -205,7 +205,7 @@ async fn retract(
 
 impl Snapshots<'_> {
     /// Place of a snapshot's own copy in the store, if there is a store.
-    fn place(self, record: &SnapshotRecord) -> Option<StorePlace> {
+    fn place(self, record: &Snapshot) -> Option<StorePlace> {
         let remote = self.0.uploads.remote.as_ref()?;
         let tenant = match self.0.uploads.is_shared(record) {
             true => SHARED_TENANT,
@@ -218,7 +218,7 @@ impl Snapshots<'_> {
     }
 
     /// State of a snapshot in the store that hosts share; none: there is no store.
-    pub fn store_state(self, record: &SnapshotRecord) -> Option<StoreState> {
+    pub fn store_state(self, record: &Snapshot) -> Option<StoreState> {
         let place = self.place(record)?;
         let stored = record.store.root(&place).is_some();
         Some(match stored {
@@ -236,7 +236,7 @@ impl Snapshots<'_> {
     }
 
     /// Has a snapshot uploaded if others are to find it and it is not in the store.
-    pub(super) fn upload(self, record: &SnapshotRecord) {
+    pub(super) fn upload(self, record: &Snapshot) {
         let wanted = is_named(record) && self.store_state(record) == Some(StoreState::Local);
         if wanted {
             self.0.uploads.want(&record.id, record.owner.as_deref());
@@ -257,7 +257,7 @@ impl Snapshots<'_> {
     pub(super) fn cancel_unused(self, id: &str) {
         let used = {
             let snapshots = self.0.catalog.read();
-            let pause = |s: &SnapshotRecord| s.purpose == SnapshotPurpose::Pause;
+            let pause = |s: &Snapshot| s.purpose == SnapshotPurpose::Pause;
             !snapshots.get(id).is_some_and(pause)
                 || snapshots.children(id).next().is_some()
                 || self.0.indexes.users.has_any(id)
@@ -277,7 +277,7 @@ impl Snapshots<'_> {
 
     /// Waits until snapshot `id` is in the store. An attempt that fails ends the waiting, and not
     /// the upload.
-    pub async fn wait_stored(self, id: &str) -> Result<SnapshotRecord, OperationError> {
+    pub async fn wait_stored(self, id: &str) -> Result<Snapshot, OperationError> {
         self.expect_store()?;
         let uploads = &self.0.uploads;
         let mut ended = uploads.ended.subscribe();

@@ -2,7 +2,7 @@
 
 use crate::fake;
 
-use fake::{Bench, base, until};
+use fake::{Bench, base, create_id, snapshot_id, until};
 use jiffy_engine_api::SandboxSize;
 use jiffy_sandbox_manager::{
     CreateSpec, ErrorKind, HostFigures, HostLimits, HostOptions, HostReader, OperationError,
@@ -82,22 +82,19 @@ async fn a_thousand_creates_at_once_never_pass_the_limit_and_each_gets_an_answer
 async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
     let bench = Bench::new();
     let (host, _) = open(&bench, 0, at_most(2)).await;
-    let sleeper = host.create(base()).await.unwrap().id;
-    let snapshot = host.snapshot(&sleeper, None).await.unwrap().id;
+    let sleeper = create_id(&host).await;
+    let snapshot = snapshot_id(&host, &sleeper).await;
     host.pause(&sleeper).await.unwrap();
-    let [a, b] = [
-        host.create(base()).await.unwrap().id,
-        host.create(base()).await.unwrap().id,
-    ];
+    let [a, b] = [create_id(&host).await, create_id(&host).await];
     busy(host.create(base()).await);
     busy(host.resume(&sleeper).await);
     busy(host.wake(&sleeper).await);
     busy(host.rollback(&sleeper, &snapshot).await);
-    assert_eq!(host.get(&sleeper).unwrap().state, SandboxState::Paused);
+    assert_eq!(*host.get(&sleeper).unwrap().state(), SandboxState::Paused);
     let fork = host.fork(&a, 2, None).await.unwrap();
     fork.children.into_iter().for_each(busy);
     // A running sandbox needs no room for a rollback.
-    let own = host.snapshot(&a, None).await.unwrap().id;
+    let own = snapshot_id(&host, &a).await;
     host.rollback(&a, &own).await.unwrap();
     assert_eq!(host.figures().promised().sandboxes, 2);
 
@@ -155,7 +152,7 @@ async fn a_host_that_runs_low_begins_nothing_and_one_that_recovers_goes_on() {
     let bench = Bench::new();
     let (host, dial) = open(&bench, 0, HostLimits::default()).await;
     dial.memory(16_384, 12_000);
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     dial.memory(16_384, 500);
     busy(host.create(base()).await);
     // Operations that make room are always possible.

@@ -3,17 +3,17 @@
 
 use crate::fake;
 
-use fake::{Bench, base, until};
+use fake::{Bench, base, create_id, until};
 use jiffy_sandbox_manager::{
     CreateSpec, ErrorKind, FetchScope, OperationError, SandboxSource, SandboxState, Sandboxes,
-    SnapshotRecord,
+    Snapshot,
 };
 use std::sync::{Arc, Mutex};
 use tokio::task::JoinHandle;
 
 /// A sandbox with the text `captured`, a snapshot of it that is not stored, and then other text.
-async fn capture(bench: &Bench, host: &Sandboxes) -> (String, SnapshotRecord) {
-    let id = host.create(base()).await.unwrap().id;
+async fn capture(bench: &Bench, host: &Sandboxes) -> (String, Snapshot) {
+    let id = create_id(host).await;
     bench.world.write(&id, "captured");
     bench.world.storing_waits.send_replace(true);
     let snapshot = host.capture(&id, Some("name".into())).await.unwrap();
@@ -21,19 +21,19 @@ async fn capture(bench: &Bench, host: &Sandboxes) -> (String, SnapshotRecord) {
     (id, snapshot)
 }
 
-fn of(snapshot: &SnapshotRecord) -> CreateSpec {
+fn of(snapshot: &Snapshot) -> CreateSpec {
     CreateSpec {
-        source: SandboxSource::Snapshot(snapshot.id.clone()),
+        source: SandboxSource::Snapshot(snapshot.id().to_owned()),
         ..base()
     }
 }
 
 fn create(host: &Sandboxes, spec: CreateSpec) -> JoinHandle<Result<String, OperationError>> {
     let host = host.clone();
-    tokio::spawn(async move { Ok(host.create(spec).await?.id) })
+    tokio::spawn(async move { Ok(host.create(spec).await?.id().to_owned()) })
 }
 
-fn shown(host: &Sandboxes, id: &str) -> Option<SnapshotRecord> {
+fn shown(host: &Sandboxes, id: &str) -> Option<Snapshot> {
     let mut found = host.snapshots().like(id);
     found.pop()
 }
@@ -43,22 +43,22 @@ async fn a_captured_snapshot_is_there_at_once_and_a_create_from_it_waits_for_its
     let bench = Bench::new();
     let host = bench.open().await;
     let (id, snapshot) = capture(&bench, &host).await;
-    assert!(snapshot.storing && snapshot.kept);
-    assert!((snapshot.stopped_ms - 7.0).abs() < f64::EPSILON);
+    assert!(snapshot.is_storing() && snapshot.is_kept());
+    assert!((snapshot.stopped_ms() - 7.0).abs() < f64::EPSILON);
     assert_eq!(shown(&host, "name"), Some(snapshot.clone()));
-    assert!(!bench.files().join(&snapshot.id).exists());
+    assert!(!bench.files().join(snapshot.id()).exists());
 
     let child = create(&host, of(&snapshot));
-    let refused = host.snapshots().remove(&snapshot.id).unwrap_err();
+    let refused = host.snapshots().remove(snapshot.id()).unwrap_err();
     assert!(matches!(refused, OperationError::InUse { .. }), "{refused}");
     tokio::task::yield_now().await;
     assert!(!child.is_finished());
     bench.world.storing_waits.send_replace(false);
     let child = child.await.unwrap().unwrap();
     assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
-    let stored = shown(&host, &snapshot.id).unwrap();
-    assert!(!stored.storing && stored.bytes == 8);
-    assert_eq!(host.get(&id).unwrap().snapshot, Some(snapshot.id));
+    let stored = shown(&host, snapshot.id()).unwrap();
+    assert!(!stored.is_storing() && stored.bytes() == 8);
+    assert_eq!(host.get(&id).unwrap().snapshot(), Some(snapshot.id()));
 }
 
 #[tokio::test]
@@ -74,10 +74,10 @@ async fn a_captured_snapshot_that_cannot_be_stored_is_gone_and_says_why() {
     assert_eq!(lost.kind(), ErrorKind::Unknown);
     assert!(lost.to_string().contains("store was made to fail"));
 
-    assert_eq!(shown(&host, &snapshot.id), None);
+    assert_eq!(shown(&host, snapshot.id()), None);
     let about = |owner, scope| {
         let snapshots = host.snapshots();
-        snapshots.expect_not_lost(owner, &snapshot.id, scope)
+        snapshots.expect_not_lost(owner, snapshot.id(), scope)
     };
     assert!(about(None, FetchScope::Asked).is_err());
     assert!(about(Some("another"), FetchScope::All).is_err());
@@ -102,17 +102,17 @@ async fn a_killed_sandbox_leaves_what_was_captured_of_it() {
     .await;
     bench.world.storing_waits.send_replace(false);
     let killed = killing.await.unwrap().unwrap();
-    assert_eq!(killed.state, SandboxState::Killed);
-    let child = host.create(of(&snapshot)).await.unwrap().id;
+    assert_eq!(*killed.state(), SandboxState::Killed);
+    let child = host.create(of(&snapshot)).await.unwrap().id().to_owned();
     assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
     drop(host);
     let host = bench.open().await;
-    assert_eq!(host.get(&id).unwrap().state, SandboxState::Killed);
-    assert!(shown(&host, &snapshot.id).is_some());
+    assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Killed);
+    assert!(shown(&host, snapshot.id()).is_some());
 }
 
 /// A daemon that is killed while a captured snapshot is being stored.
-fn killed_while_storing() -> (Bench, String, SnapshotRecord) {
+fn killed_while_storing() -> (Bench, String, Snapshot) {
     let bench = Bench::new();
     let taken = Arc::new(Mutex::new(None));
     bench.doomed(async {
@@ -129,7 +129,7 @@ fn the_next_daemon_completes_what_the_one_before_captured() {
     bench.doomed(async {
         let host = bench.open().await;
         // Still in the memory of its guest.
-        assert!(shown(&host, &snapshot.id).unwrap().storing);
+        assert!(shown(&host, snapshot.id()).unwrap().is_storing());
         let child = create(&host, of(&snapshot));
         let pausing = tokio::spawn({
             let (host, id) = (host.clone(), id.clone());
@@ -141,11 +141,11 @@ fn the_next_daemon_completes_what_the_one_before_captured() {
         let child = child.await.unwrap().unwrap();
         assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
         pausing.await.unwrap().unwrap();
-        assert!(!shown(&host, &snapshot.id).unwrap().storing);
+        assert!(!shown(&host, snapshot.id()).unwrap().is_storing());
     });
     bench.doomed(async {
         let host = bench.open().await;
-        assert!(!shown(&host, &snapshot.id).unwrap().storing);
+        assert!(!shown(&host, snapshot.id()).unwrap().is_storing());
         host.resume(&id).await.unwrap();
         assert_eq!(*bench.world.body(&id).memory.lock().unwrap(), "later");
     });
@@ -179,8 +179,8 @@ fn a_captured_snapshot_that_lacked_its_last_word_is_there_though_its_sandbox_was
     let snapshot = taken.lock().unwrap().take().unwrap();
     bench.doomed(async {
         let host = bench.open().await;
-        assert!(!shown(&host, &snapshot.id).unwrap().storing);
-        let child = host.create(of(&snapshot)).await.unwrap().id;
+        assert!(!shown(&host, snapshot.id()).unwrap().is_storing());
+        let child = host.create(of(&snapshot)).await.unwrap().id().to_owned();
         assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
     });
 }
@@ -192,9 +192,9 @@ fn what_a_process_gave_up_without_a_daemon_is_lost_and_leaves_nothing() {
     bench.world.storing_waits.send_replace(false);
     bench.doomed(async {
         let host = bench.open().await;
-        until("it is lost", || shown(&host, &snapshot.id).is_none()).await;
+        until("it is lost", || shown(&host, snapshot.id()).is_none()).await;
         until("its files go", || {
-            *bench.world.discarded.lock().unwrap() == [snapshot.id.clone()]
+            *bench.world.discarded.lock().unwrap() == [snapshot.id().to_owned()]
         })
         .await;
         // The sandbox goes on.
@@ -209,13 +209,13 @@ fn a_captured_snapshot_whose_guest_ended_with_the_daemon_is_gone() {
     bench.doomed(async {
         let host = bench.open().await;
         assert!(matches!(
-            host.get(&id).unwrap().state,
+            host.get(&id).unwrap().state(),
             SandboxState::Broken { .. }
         ));
-        assert_eq!(shown(&host, &snapshot.id), None);
+        assert_eq!(shown(&host, snapshot.id()), None);
         let lost = host.snapshots();
-        let lost = lost.expect_not_lost(None, &snapshot.id, FetchScope::Asked);
+        let lost = lost.expect_not_lost(None, snapshot.id(), FetchScope::Asked);
         assert!(matches!(lost, Err(OperationError::CaptureLost { .. })));
-        assert_eq!(*bench.world.discarded.lock().unwrap(), [snapshot.id]);
+        assert_eq!(*bench.world.discarded.lock().unwrap(), [snapshot.id()]);
     });
 }

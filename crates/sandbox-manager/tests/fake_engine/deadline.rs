@@ -2,7 +2,7 @@
 
 use crate::fake;
 
-use fake::{Bench, base, until};
+use fake::{Bench, base, create_id, until};
 use jiffy_sandbox_manager::{
     CreateSpec, NetworkSettings, OnTimeout, OperationError, SandboxSettings, SandboxState,
 };
@@ -23,10 +23,20 @@ fn limited(timeout_s: u64, on_timeout: OnTimeout) -> CreateSpec {
 async fn a_sandbox_whose_time_is_over_is_killed_or_paused_as_was_agreed() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let doomed = host.create(limited(0, OnTimeout::Kill)).await.unwrap().id;
-    let tired = host.create(limited(0, OnTimeout::Pause)).await.unwrap().id;
-    let other = host.create(base()).await.unwrap().id;
-    let state = |id: &str| host.get(id).unwrap().state;
+    let doomed = host
+        .create(limited(0, OnTimeout::Kill))
+        .await
+        .unwrap()
+        .id()
+        .to_owned();
+    let tired = host
+        .create(limited(0, OnTimeout::Pause))
+        .await
+        .unwrap()
+        .id()
+        .to_owned();
+    let other = create_id(&host).await;
+    let state = |id: &str| host.get(id).unwrap().state().clone();
     until("the end of their time", || {
         state(&doomed) == SandboxState::Killed && state(&tired) == SandboxState::Paused
     })
@@ -43,12 +53,13 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
         .create(limited(3600, OnTimeout::Pause))
         .await
         .unwrap()
-        .id;
-    let first = host.get(&id).unwrap().deadline_ms.unwrap();
+        .id()
+        .to_owned();
+    let first = host.get(&id).unwrap().deadline_ms().unwrap();
     let longer = host.timeouts().set(&id, Some(Duration::from_secs(7200)));
-    assert!(longer.await.unwrap().deadline_ms.unwrap() > first + 3_500_000);
+    assert!(longer.await.unwrap().deadline_ms().unwrap() > first + 3_500_000);
     assert_eq!(
-        host.timeouts().set(&id, None).await.unwrap().deadline_ms,
+        host.timeouts().set(&id, None).await.unwrap().deadline_ms(),
         None
     );
     host.timeouts()
@@ -56,7 +67,7 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
         .await
         .unwrap();
     until("its sleep", || {
-        host.get(&id).unwrap().state == SandboxState::Paused
+        *host.get(&id).unwrap().state() == SandboxState::Paused
     })
     .await;
     // Time does not run out on a sleeper.
@@ -65,9 +76,9 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
         .set(&id, Some(Duration::from_secs(60)))
         .await
         .unwrap();
-    assert_eq!(far.state, SandboxState::Paused);
+    assert_eq!(*far.state(), SandboxState::Paused);
     let (awake, woken) = host.wake(&id).await.unwrap();
-    assert!(woken && awake.deadline_ms.unwrap() >= far.deadline_ms.unwrap());
+    assert!(woken && awake.deadline_ms().unwrap() >= far.deadline_ms().unwrap());
     assert!(!host.wake(&id).await.unwrap().1);
     host.kill(&id).await.unwrap();
     let refused = host.timeouts().set(&id, None).await;
@@ -82,19 +93,20 @@ async fn a_pause_at_the_end_of_its_time_that_fails_leaves_the_sandbox_running() 
         .create(limited(3600, OnTimeout::Pause))
         .await
         .unwrap()
-        .id;
+        .id()
+        .to_owned();
     bench.world.fail("snapshot");
     let now = host
         .timeouts()
         .set(&id, Some(Duration::ZERO))
         .await
         .unwrap();
-    let soon = now.deadline_ms.unwrap();
+    let soon = now.deadline_ms().unwrap();
     until("the failure", || {
-        host.get(&id).unwrap().deadline_ms.unwrap() > soon
+        host.get(&id).unwrap().deadline_ms().unwrap() > soon
     })
     .await;
-    assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+    assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
 }
 
 #[tokio::test]
@@ -109,15 +121,15 @@ async fn a_daemon_that_starts_again_keeps_the_time_of_sleepers_and_what_was_agre
         },
         ..base()
     };
-    let id = host.create(spec.clone()).await.unwrap().id;
+    let id = host.create(spec.clone()).await.unwrap().id().to_owned();
     host.pause(&id).await.unwrap();
     drop(host);
     let record = bench.open().await.get(&id).unwrap();
     assert_eq!(
-        (record.settings, record.state),
-        (spec.settings, SandboxState::Paused)
+        (record.settings(), record.state()),
+        (&spec.settings, &SandboxState::Paused)
     );
-    assert!(record.deadline_ms.is_some());
+    assert!(record.deadline_ms().is_some());
 }
 
 #[tokio::test]
@@ -136,22 +148,22 @@ async fn every_sandbox_has_secrets_of_its_own_where_secrets_are_wanted() {
         ..base()
     };
     let parent = host.create(spec).await.unwrap();
-    let token = parent.agent_token.clone().unwrap();
+    let token = parent.agent_token().unwrap();
     let told = bench
         .world
-        .body(&parent.id)
+        .body(parent.id())
         .sandbox_identity
         .lock()
         .unwrap()
         .clone();
-    assert_eq!(told.access_token.as_ref(), Some(&token));
-    assert!(parent.traffic_token.is_some() && parent.traffic_token != parent.agent_token);
-    let mut report = host.fork(&parent.id, 1, None).await.unwrap();
+    assert_eq!(told.access_token.as_deref(), Some(token));
+    assert!(parent.traffic_token().is_some() && parent.traffic_token() != parent.agent_token());
+    let mut report = host.fork(parent.id(), 1, None).await.unwrap();
     let child = report.children.remove(0).unwrap();
-    assert!(child.agent_token.is_some() && child.agent_token != parent.agent_token);
-    assert!(child.traffic_token.is_some() && child.traffic_token != parent.traffic_token);
+    assert!(child.agent_token().is_some() && child.agent_token() != parent.agent_token());
+    assert!(child.traffic_token().is_some() && child.traffic_token() != parent.traffic_token());
     let open = host.create(base()).await.unwrap();
-    assert_eq!((open.agent_token, open.traffic_token), (None, None));
+    assert_eq!((open.agent_token(), open.traffic_token()), (None, None));
 }
 
 #[tokio::test]
@@ -160,27 +172,27 @@ async fn time_is_extended_and_never_shortened_by_an_extension() {
     let host = bench.open().await;
     let hour = Duration::from_secs(3600);
     let made = host.create(limited(3600, OnTimeout::Kill)).await.unwrap();
-    let same = host.timeouts().extend(&made.id, hour / 2).await.unwrap();
-    assert_eq!(same.deadline_ms, made.deadline_ms);
-    let more = host.timeouts().extend(&made.id, hour * 2).await.unwrap();
-    assert!(more.deadline_ms > made.deadline_ms);
+    let same = host.timeouts().extend(made.id(), hour / 2).await.unwrap();
+    assert_eq!(same.deadline_ms(), made.deadline_ms());
+    let more = host.timeouts().extend(made.id(), hour * 2).await.unwrap();
+    assert!(more.deadline_ms() > made.deadline_ms());
     let endless = host.create(base()).await.unwrap();
-    let endless = host.timeouts().extend(&endless.id, hour).await.unwrap();
-    assert_eq!(endless.deadline_ms, None);
+    let endless = host.timeouts().extend(endless.id(), hour).await.unwrap();
+    assert_eq!(endless.deadline_ms(), None);
 }
 
 #[tokio::test]
 async fn network_rules_change_while_a_sandbox_lives_and_outlive_the_daemon() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     let deny = |t: &mut SandboxSettings| t.network.deny_out = vec!["0.0.0.0/0".into()];
     host.change_settings(&id, deny).await.unwrap();
     host.pause(&id).await.unwrap();
     drop(host);
     let host = bench.open().await;
-    let settings = host.get(&id).unwrap().settings;
-    assert_eq!(settings.network.deny_out, ["0.0.0.0/0"]);
+    let sandbox = host.get(&id).unwrap();
+    assert_eq!(sandbox.settings().network.deny_out, ["0.0.0.0/0"]);
     host.kill(&id).await.unwrap();
     let refused = host.change_settings(&id, |_| ()).await;
     assert!(matches!(refused, Err(OperationError::State { .. })));

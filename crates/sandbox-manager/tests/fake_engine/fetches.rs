@@ -3,7 +3,7 @@
 use crate::fake;
 use crate::uploads::{TestStore, figure, noise, stored};
 
-use fake::{Bench, base, until};
+use fake::{Bench, base, create_id, until};
 use jiffy_sandbox_manager::{
     CreateSpec, ErrorKind, FetchScope, OperationError, SandboxSettings, SandboxSource,
     SandboxState, Sandboxes,
@@ -36,9 +36,14 @@ async fn pushed(store: &TestStore, owner: Option<&str>, text: &str) -> String {
         settings: owned_by(owner),
         ..base()
     };
-    let id = host.create(spec).await.unwrap().id;
+    let id = host.create(spec).await.unwrap().id().to_owned();
     bench.world.write(&id, text);
-    let snapshot = host.snapshot(&id, Some("moving".into())).await.unwrap().id;
+    let snapshot = host
+        .snapshot(&id, Some("moving".into()))
+        .await
+        .unwrap()
+        .id()
+        .to_owned();
     stored(&host, &snapshot).await;
     snapshot
 }
@@ -72,21 +77,21 @@ async fn a_snapshot_is_fetched_once_for_all_who_ask_and_stays_what_it_was() {
     };
     for made in (0..10).map(create).collect::<Vec<_>>() {
         let made = made.await.unwrap().unwrap();
-        assert!(memory(&bench, &made.id).ends_with(&text));
+        assert!(memory(&bench, made.id()).ends_with(&text));
     }
     let read = figure(&host, READ);
     assert!((300_000.0..800_000.0).contains(&read), "{read}");
     let here = host.snapshots().list(None).unwrap();
-    let here = here.iter().find(|s| s.id == snapshot).unwrap();
-    assert_eq!(here.name.as_deref(), Some("moving"));
-    assert!(here.kept && here.store.copies[0].fetched);
+    let here = here.iter().find(|s| s.id() == snapshot).unwrap();
+    assert_eq!(here.name(), Some("moving"));
+    assert!(here.is_kept() && here.is_fetched());
     // Removed here, it stays in the store; what the cache has is not fetched again.
     for sandbox in host.list() {
-        host.remove(&sandbox.id).await.unwrap();
+        host.remove(sandbox.id()).await.unwrap();
     }
     host.snapshots().remove(&snapshot).unwrap();
     let again = host.create(from(&snapshot, None)).await.unwrap();
-    assert!(memory(&bench, &again.id).ends_with(&text));
+    assert!(memory(&bench, again.id()).ends_with(&text));
     assert!(figure(&host, READ) - read < 100_000.0);
 }
 
@@ -109,14 +114,14 @@ async fn snapshots_of_one_owner_are_none_of_another() {
         .snapshots()
         .fetch(Some("key1"), &snapshot, FetchScope::Asked);
     let own = own.await.unwrap().unwrap();
-    assert_eq!(own.record().owner.as_deref(), Some("key1"));
+    assert_eq!(own.snapshot().owner(), Some("key1"));
     // Now that it is here, it is still no snapshot of another.
     let other = host
         .snapshots()
         .fetch(Some("key2"), &snapshot, FetchScope::Asked);
     assert!(other.await.unwrap().is_none());
     let made = host.create(from(&snapshot, Some("key1"))).await.unwrap();
-    assert!(memory(&bench, &made.id).ends_with("secret"));
+    assert!(memory(&bench, made.id()).ends_with("secret"));
 }
 
 #[tokio::test]
@@ -143,7 +148,7 @@ async fn a_store_that_is_gone_is_asked_again_later_and_nothing_is_left() {
     assert_nothing_is_left(&bench, &host);
     bench.world.mend();
     let made = host.create(from(&snapshot, None)).await.unwrap();
-    assert!(memory(&bench, &made.id).ends_with("text"));
+    assert!(memory(&bench, made.id()).ends_with("text"));
 }
 
 #[test]
@@ -175,7 +180,7 @@ fn a_daemon_that_is_killed_in_a_fetch_leaves_nothing_that_counts() {
         let host = bench.open_with(store.options("here", None)).await;
         assert!(is_unknown(&host));
         let made = host.create(from(&snapshot, None)).await.unwrap();
-        assert!(memory(&bench, &made.id).ends_with(&text));
+        assert!(memory(&bench, made.id()).ends_with(&text));
     });
 }
 
@@ -207,7 +212,7 @@ async fn a_flipped_byte_in_the_store_is_refused_and_one_in_the_cache_is_mended()
     let host = bench.open_with(store.options("here", None)).await;
     host.create(from(&snapshot, None)).await.unwrap();
     for sandbox in host.list() {
-        host.remove(&sandbox.id).await.unwrap();
+        host.remove(sandbox.id()).await.unwrap();
     }
     host.snapshots().remove(&snapshot).unwrap();
     let layers = fs::read_dir(store.dir.path().join("here/store/layers")).unwrap();
@@ -219,24 +224,33 @@ async fn a_flipped_byte_in_the_store_is_refused_and_one_in_the_cache_is_mended()
         fs::write(&path, bytes).unwrap();
     }
     let made = host.create(from(&snapshot, None)).await.unwrap();
-    assert!(memory(&bench, &made.id).ends_with(&text));
+    assert!(memory(&bench, made.id()).ends_with(&text));
 }
 
 #[tokio::test]
 async fn a_sleeper_whose_files_were_lost_wakes_from_the_store() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     bench.world.write(&id, "asleep");
-    let snapshot = host.pause(&id).await.unwrap().snapshot.unwrap();
+    let snapshot = host
+        .pause(&id)
+        .await
+        .unwrap()
+        .snapshot()
+        .unwrap()
+        .to_owned();
     stored(&host, &snapshot).await;
     drop(host);
     for name in bench.file_names() {
         fs::remove_file(bench.files().join(name)).unwrap();
     }
     let host = bench.open_with(store.options("one", None)).await;
-    assert_eq!(host.get(&id).unwrap().state, SandboxState::Paused);
-    assert_eq!(host.resume(&id).await.unwrap().state, SandboxState::Running);
+    assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Paused);
+    assert_eq!(
+        *host.resume(&id).await.unwrap().state(),
+        SandboxState::Running
+    );
     assert!(memory(&bench, &id).ends_with("asleep"));
     // Others make a new one of it, and API keys do not.
     let other = Bench::new();
@@ -244,5 +258,5 @@ async fn a_sleeper_whose_files_were_lost_wakes_from_the_store() {
     let asked = there.snapshots().fetch(None, &snapshot, FetchScope::Asked);
     assert!(asked.await.unwrap().is_none());
     let made = there.create(from(&snapshot, None)).await.unwrap();
-    assert!(memory(&other, &made.id).ends_with("asleep"));
+    assert!(memory(&other, made.id()).ends_with("asleep"));
 }

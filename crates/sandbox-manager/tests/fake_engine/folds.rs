@@ -2,7 +2,7 @@
 
 use crate::fake;
 
-use fake::{Bench, base, until};
+use fake::{Bench, create_id, snapshot_id, until};
 use jiffy_sandbox_manager::{HostOptions, Sandboxes};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -19,10 +19,10 @@ async fn open(bench: &Bench) -> Sandboxes {
 
 /// A sandbox and its snapshots, the oldest first.
 async fn sandbox(host: &Sandboxes, snapshots: usize) -> (String, Vec<String>) {
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(host).await;
     let mut ids = Vec::new();
     for _ in 0..snapshots {
-        ids.push(host.snapshot(&id, None).await.unwrap().id);
+        ids.push(snapshot_id(host, &id).await);
     }
     (id, ids)
 }
@@ -52,10 +52,10 @@ async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
     assert!(
         [0, 2, 3]
             .iter()
-            .all(|at| ids.iter().all(|s| s.id != taken[*at]))
+            .all(|at| ids.iter().all(|s| s.id() != taken[*at]))
     );
-    let newest = ids.iter().find(|s| s.id == taken[4]).unwrap();
-    assert_eq!(newest.parent.as_ref(), Some(&taken[1]));
+    let newest = ids.iter().find(|s| s.id() == taken[4]).unwrap();
+    assert_eq!(newest.parent(), Some(&*taken[1]));
     let folds = folds(&bench);
     assert!(
         folds.contains(&(taken[0].clone(), taken[1].clone())),
@@ -91,20 +91,25 @@ async fn a_snapshot_that_something_needs_is_not_folded() {
     host.snapshots().remove(&taken[2]).unwrap();
     until("gc", || *bench.world.gc_runs.lock().unwrap() > 3).await;
     // The fork's snapshot lies on the third; it is used, and the third is folded into it.
-    let fork = forked.snapshot.unwrap();
+    let fork = forked.snapshot().unwrap().to_owned();
     until("a fold", || {
         folds(&bench) == [(taken[2].clone(), fork.clone())]
     })
     .await;
-    let other = host.snapshot(&id, None).await.unwrap().id;
-    let sibling = host.snapshot(&forked.id, None).await.unwrap().id;
+    let other = snapshot_id(&host, &id).await;
+    let sibling = host
+        .snapshot(forked.id(), None)
+        .await
+        .unwrap()
+        .id()
+        .to_owned();
     // The fork's snapshot is not used now, but both lie on it.
     let gc_runs = *bench.world.gc_runs.lock().unwrap();
     until("gc", || *bench.world.gc_runs.lock().unwrap() > gc_runs + 3).await;
     assert_eq!(folds(&bench).len(), 1);
     assert!(bench.files().join(&fork).exists());
     // One of them goes.
-    host.kill(&forked.id).await.unwrap();
+    host.kill(forked.id()).await.unwrap();
     host.snapshots().remove(&sibling).unwrap();
     until("a fold", || {
         folds(&bench).last() == Some(&(fork.clone(), other.clone()))
@@ -123,7 +128,7 @@ async fn a_fold_that_did_not_complete_is_completed_by_the_next_daemon() {
     // Its record goes before its files, and these stay.
     let gone = || {
         let all = host.snapshots().list(None).unwrap();
-        all.iter().all(|snapshot| snapshot.id != taken[0])
+        all.iter().all(|snapshot| snapshot.id() != taken[0])
     };
     until("the record to go", gone).await;
     assert!(folds(&bench).is_empty() && bench.files().join(&taken[0]).exists());

@@ -3,7 +3,7 @@
 
 use crate::fake;
 
-use fake::{Bench, base};
+use fake::{Bench, create_id};
 use jiffy_sandbox_manager::{ErrorKind, SandboxState};
 use std::fs::{self, File};
 use std::io::Write;
@@ -61,21 +61,21 @@ async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing(
     };
     let bench = Bench::in_dir(tempfile::tempdir_in(small.0.path()).unwrap());
     let host = bench.open().await;
-    let sleeper = host.create(base()).await.unwrap().id;
-    let awake = host.create(base()).await.unwrap().id;
+    let sleeper = create_id(&host).await;
+    let awake = create_id(&host).await;
     bench.world.write(&sleeper, "dream");
     // A little for the sleeper's files, nothing for the journal, and changes enough for many turns
     // of its log.
     small.fill(16);
     for _ in 0..5 {
         let paused = host.pause(&sleeper).await.unwrap();
-        assert_eq!(paused.state, SandboxState::Paused);
+        assert_eq!(*paused.state(), SandboxState::Paused);
         for _ in 0..60 {
-            let brief = host.create(base()).await.unwrap().id;
+            let brief = create_id(&host).await;
             host.remove(&brief).await.unwrap();
         }
         assert_eq!(
-            host.resume(&sleeper).await.unwrap().state,
+            *host.resume(&sleeper).await.unwrap().state(),
             SandboxState::Running
         );
     }
@@ -86,14 +86,14 @@ async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing(
     assert_eq!(failed.kind(), ErrorKind::Failed);
     assert!(failed.to_string().contains("No space left"), "{failed}");
     assert!(host.pause(&awake).await.is_err());
-    assert_eq!(host.get(&awake).unwrap().state, SandboxState::Running);
+    assert_eq!(*host.get(&awake).unwrap().state(), SandboxState::Running);
     bench.world.read(&awake);
     host.kill(&awake).await.unwrap();
     drop(host);
     // The next daemon starts on the full disk, and knows everything.
     let host = bench.open().await;
-    assert_eq!(host.get(&sleeper).unwrap().state, SandboxState::Paused);
-    assert_eq!(host.get(&awake).unwrap().state, SandboxState::Killed);
+    assert_eq!(*host.get(&sleeper).unwrap().state(), SandboxState::Paused);
+    assert_eq!(*host.get(&awake).unwrap().state(), SandboxState::Killed);
     host.remove(&awake).await.unwrap();
     host.resume(&sleeper).await.unwrap();
     assert_eq!(bench.world.read(&sleeper), "dream");
@@ -101,5 +101,5 @@ async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing(
     host.snapshot(&sleeper, None).await.unwrap();
     let files = bench.file_names();
     let listed = host.snapshots().list(None).unwrap();
-    assert!(listed.iter().all(|s| files.contains(&s.id)));
+    assert!(listed.iter().all(|s| files.contains(s.id())));
 }

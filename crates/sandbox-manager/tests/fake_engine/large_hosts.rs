@@ -4,13 +4,11 @@
 use crate::fake;
 
 use fake::{Bench, until};
-use jiffy_engine_api::SandboxSize;
 use jiffy_sandbox_manager::{
-    HostOptions, Journal, JournalChange, ListOrder, ListedSandboxes, ListedSnapshots,
-    SandboxRecord, SandboxSettings, SandboxState, SnapshotPurpose, SnapshotRecord,
+    FabricatedJournal, FabricatedSandbox, FabricatedSnapshot, HostOptions, ListOrder,
+    ListedSandboxes, ListedSnapshots, SandboxSettings,
 };
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
@@ -26,65 +24,39 @@ fn owner_of(at: u64) -> Option<String> {
     at.is_multiple_of(OWNER_SHARE).then(|| OWNER.to_owned())
 }
 
-fn snapshot(at: u64) -> SnapshotRecord {
-    SnapshotRecord {
+fn snapshot(at: u64) -> FabricatedSnapshot {
+    FabricatedSnapshot {
         id: format!("snapshot{at}"),
-        name: None,
-        purpose: SnapshotPurpose::Asked,
         sandbox: format!("sandbox{at}"),
         owner: owner_of(at),
-        env: BTreeMap::new(),
-        site: Default::default(),
         template: "base".to_owned(),
-        fingerprint: String::new(),
-        size: SandboxSize::default(),
-        engine: "microvm".to_owned(),
-        parent: None,
-        kept: true,
-        stopped_ms: 0.0,
-        total_ms: 0.0,
         bytes: 1,
         created_ms: at,
-        storing: false,
-        store: Default::default(),
+        ..FabricatedSnapshot::default()
     }
 }
 
-fn sandbox(at: u64) -> SandboxRecord {
-    SandboxRecord {
+fn sandbox(at: u64) -> FabricatedSandbox {
+    FabricatedSandbox {
         id: format!("sandbox{at}"),
-        name: None,
-        state: SandboxState::Paused,
         template: "base".to_owned(),
-        size: SandboxSize::default(),
-        env: BTreeMap::new(),
         settings: SandboxSettings {
             owner: owner_of(at),
             ..SandboxSettings::default()
         },
-        deadline_ms: None,
-        agent_token: None,
-        traffic_token: None,
-        snapshot: Some(format!("snapshot{at}")),
-        forked_from: None,
-        boot_mode: None,
-        engine: None,
-        boot_ms: None,
+        snapshot: format!("snapshot{at}"),
         created_ms: at,
         changed_ms: at,
+        ..FabricatedSandbox::default()
     }
 }
 
 fn large() -> Bench {
     let bench = Bench::new();
-    let journal = Journal::open(&bench.dir.path().join("state.db")).unwrap();
-    let items = (0..NUMBER).flat_map(|at| {
-        [
-            JournalChange::Snapshot(snapshot(at)),
-            JournalChange::Sandbox(sandbox(at)),
-        ]
-    });
-    journal.commit(&items.collect::<Vec<_>>()).unwrap();
+    let journal = FabricatedJournal::open(&bench.dir.path().join("state.db")).unwrap();
+    journal
+        .add((0..NUMBER).map(snapshot), (0..NUMBER).map(sandbox))
+        .unwrap();
     for at in 0..NUMBER {
         fs::write(bench.files().join(snapshot(at).id), "memory").unwrap();
     }
@@ -120,11 +92,12 @@ async fn a_page_of_a_list_looks_at_no_more_than_it_shows() {
                 (false, Some(_)) => NUMBER / 2 + 1,
                 (true, Some(_)) => NUMBER / 2 - 1,
             };
-            assert_eq!(sandboxes[0].created_ms, first);
+            assert_eq!(sandboxes[0].created_ms(), first);
         }
     }
     let of_one = host.snapshots().list(Some("sandbox7")).unwrap();
-    assert_eq!(of_one, [snapshot(7)]);
+    let ids: Vec<_> = of_one.iter().map(|s| s.id()).collect();
+    assert_eq!(ids, [snapshot(7).id]);
 }
 
 #[tokio::test]
@@ -142,7 +115,9 @@ async fn a_list_of_one_owner_or_of_those_that_run_looks_at_no_others() {
                 count();
                 true
             });
-            after = sandboxes.last().map(|s| (s.created_ms, s.id.clone()));
+            after = sandboxes
+                .last()
+                .map(|s| (s.created_ms(), s.id().to_owned()));
             let asked = ListedSnapshots::AskedBy(OWNER);
             let order = ListOrder {
                 descending,
@@ -154,10 +129,12 @@ async fn a_list_of_one_owner_or_of_those_that_run_looks_at_no_others() {
             });
             assert_eq!((sandboxes.len(), snapshots.len()), (length, length));
             assert_eq!(looks.take(), 2 * length);
-            let ages = sandboxes.iter().map(|s| s.created_ms);
-            assert!(ages.eq(snapshots.iter().map(|s| s.created_ms)));
-            seen.extend(snapshots.iter().map(|s| s.created_ms));
-            behind = snapshots.last().map(|s| (s.created_ms, s.id.clone()));
+            let ages = sandboxes.iter().map(|s| s.created_ms());
+            assert!(ages.eq(snapshots.iter().map(|s| s.created_ms())));
+            seen.extend(snapshots.iter().map(|s| s.created_ms()));
+            behind = snapshots
+                .last()
+                .map(|s| (s.created_ms(), s.id().to_owned()));
         }
         if descending {
             seen.reverse();
@@ -213,7 +190,7 @@ async fn a_restart_reads_no_snapshot_and_corrects_their_sizes_behind_its_answers
     let bench = large();
     let host = bench.open().await;
     assert_eq!(host.list().len() as u64, NUMBER);
-    let bytes = |at: u64| host.snapshots().like(&snapshot(at).id)[0].bytes;
+    let bytes = |at: u64| host.snapshots().like(&snapshot(at).id)[0].bytes();
     until("the last size", || {
         (0..NUMBER).all(|at| bytes(at) == "memory".len() as u64)
     })

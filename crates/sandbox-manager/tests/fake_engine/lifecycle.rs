@@ -3,7 +3,7 @@
 
 use crate::fake;
 
-use fake::{Bench, Dice, base, until};
+use fake::{Bench, Dice, base, create_id, until};
 use jiffy_sandbox_manager::{ErrorKind, OperationError, SandboxState, Sandboxes};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ const DEATHS: usize = 5;
 
 /// One random call; the errors it may meet are refusals, since nothing in this world fails.
 async fn call(host: &Sandboxes, dice: &mut Dice) -> Result<(), OperationError> {
-    let alive = |r: &&jiffy_sandbox_manager::SandboxRecord| r.state != SandboxState::Killed;
+    let alive = |r: &&jiffy_sandbox_manager::Sandbox| *r.state() != SandboxState::Killed;
     let ids: Vec<_> = host
         .list()
         .iter()
         .filter(alive)
-        .map(|r| r.id.clone())
+        .map(|r| r.id().to_owned())
         .collect();
     let Some(id) = dice.pick(&ids).cloned().filter(|_| ids.len() > 3) else {
         return host.create(base()).await.map(drop);
@@ -42,7 +42,7 @@ async fn call(host: &Sandboxes, dice: &mut Dice) -> Result<(), OperationError> {
                 .snapshots()
                 .list(Some(&id))?
                 .into_iter()
-                .map(|s| s.id)
+                .map(|s| s.id().to_owned())
                 .collect();
             match dice.pick(&all) {
                 Some(snapshot) => host.rollback(&id, snapshot).await.map(drop),
@@ -111,8 +111,8 @@ async fn all_is_well(bench: &Bench) {
     // Neither lost nor left over: those that run have one guest each, and no guest is nobody's.
     let running = |state: &SandboxState| *state == SandboxState::Running;
     let ids = |host: &Sandboxes| -> HashSet<String> {
-        let all = host.list().into_iter().filter(|r| running(&r.state));
-        all.map(|r| r.id).collect()
+        let all = host.list().into_iter().filter(|r| running(r.state()));
+        all.map(|r| r.id().to_owned()).collect()
     };
     let guests: HashSet<String> = bench.world.running().into_iter().collect();
     assert_eq!(guests, ids(&host));
@@ -123,24 +123,24 @@ async fn all_is_well(bench: &Bench) {
         .list(None)
         .unwrap()
         .into_iter()
-        .map(|s| s.id)
+        .map(|s| s.id().to_owned())
         .collect();
     let files = || bench.file_names().into_iter().collect::<HashSet<_>>();
     until("files and journal to say the same", || files() == known).await;
     // Not wedged: each does what its state allows, and in the end goes.
     assert!(!host.list().is_empty());
     for record in host.list() {
-        let id = &record.id;
+        let id = &record.id().to_owned();
         let limit = Duration::from_secs(10);
         let life = async {
-            match record.state {
+            match record.state() {
                 SandboxState::Running => {
                     host.pause(id).await.unwrap();
                     host.resume(id).await.unwrap();
                 }
                 SandboxState::Paused => drop(host.resume(id).await.unwrap()),
                 SandboxState::Broken { .. } => {
-                    if let Some(snapshot) = &record.snapshot {
+                    if let Some(snapshot) = &record.snapshot() {
                         host.rollback(id, snapshot).await.unwrap();
                     }
                 }
@@ -169,14 +169,14 @@ fn what_somebody_sleeps_in_is_not_taken_for_what_nobody_needs() {
         for _ in 0..8 {
             let host = host.clone();
             sleepers.spawn(async move {
-                let id = host.create(base()).await.unwrap().id;
+                let id = create_id(&host).await;
                 for _ in 0..80 {
                     host.pause(&id).await.unwrap();
                     host.resume(&id).await.unwrap();
                     let report = host.fork(&id, 1, None).await.unwrap();
                     for child in report.children {
                         // The snapshot of the fork is needed no more.
-                        host.remove(&child.unwrap().id).await.unwrap();
+                        host.remove(child.unwrap().id()).await.unwrap();
                     }
                 }
                 host.remove(&id).await.unwrap();

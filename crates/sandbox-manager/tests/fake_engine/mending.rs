@@ -1,6 +1,6 @@
 //! Snapshots whose files are damaged on their host, and whole in the store.
 
-use crate::fake::{Bench, DAMAGED, base};
+use crate::fake::{Bench, DAMAGED, base, create_id};
 use crate::uploads::{TestStore, figure, noise, stored};
 use jiffy_sandbox_manager::{CreateSpec, ErrorKind, SandboxSource, SandboxState, Sandboxes};
 use std::fs;
@@ -17,9 +17,14 @@ fn from(snapshot: &str) -> CreateSpec {
 
 /// A sandbox with `text` in its memory, and a snapshot of it.
 async fn taken(bench: &Bench, host: &Sandboxes, text: &str) -> (String, String) {
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(host).await;
     bench.world.write(&id, text);
-    let snapshot = host.snapshot(&id, Some("kept".into())).await.unwrap().id;
+    let snapshot = host
+        .snapshot(&id, Some("kept".into()))
+        .await
+        .unwrap()
+        .id()
+        .to_owned();
     (id, snapshot)
 }
 
@@ -37,7 +42,7 @@ async fn a_damaged_snapshot_is_fetched_anew_once_for_all_who_need_it() {
     };
     for made in (0..6).map(create).collect::<Vec<_>>() {
         let made = made.await.unwrap().unwrap();
-        assert!(bench.world.read(&made.id).ends_with(&text));
+        assert!(bench.world.read(made.id()).ends_with(&text));
     }
     assert_eq!(figure(&host, MENDED), 1.0);
     // It is what it was: its name, and whether it stays.
@@ -74,7 +79,7 @@ async fn a_damaged_snapshot_that_no_store_has_is_refused_as_it_is() {
     let refused = host.create(from(&snapshot)).await.unwrap_err();
     assert!(refused.to_string().contains("it is damaged"), "{refused}");
     assert_eq!(figure(&host, NOT_MENDED), 2.0);
-    assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+    assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
 }
 
 #[tokio::test]

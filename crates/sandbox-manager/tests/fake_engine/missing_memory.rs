@@ -1,11 +1,11 @@
 //! Sandboxes whose guests were lost because their memory did not arrive from the store.
 
-use crate::fake::{Bench, base, until};
+use crate::fake::{Bench, create_id, snapshot_id, until};
 use jiffy_sandbox_manager::{ErrorKind, SandboxState, Sandboxes};
 
 async fn broken(host: &Sandboxes, id: &str) {
     until("the end to be noticed", || {
-        matches!(host.get(id).unwrap().state, SandboxState::Broken { .. })
+        matches!(host.get(id).unwrap().state(), SandboxState::Broken { .. })
     })
     .await;
 }
@@ -14,11 +14,11 @@ async fn broken(host: &Sandboxes, id: &str) {
 async fn a_sandbox_whose_memory_did_not_arrive_resumes_from_its_latest_snapshot() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     bench.world.write(&id, "first");
     host.snapshot(&id, None).await.unwrap();
     bench.world.write(&id, "second");
-    let latest = host.snapshot(&id, None).await.unwrap().id;
+    let latest = snapshot_id(&host, &id).await;
     bench.world.write(&id, "lost");
     bench.world.starve_guest(&id);
     broken(&host, &id).await;
@@ -32,12 +32,12 @@ async fn a_sandbox_whose_memory_did_not_arrive_resumes_from_its_latest_snapshot(
     // While it cannot be restored it stays as it is, and takes no room.
     bench.world.fail("restore");
     host.resume(&id).await.unwrap_err();
-    assert!(host.get(&id).unwrap().state.is_broken_and_resumable());
+    assert!(host.get(&id).unwrap().state().is_broken_and_resumable());
     assert_eq!(host.figures().promised().sandboxes, 0);
     bench.world.mend();
     let resumed = host.resume(&id).await.unwrap();
-    assert_eq!(resumed.state, SandboxState::Running);
-    assert_eq!(resumed.snapshot.as_deref(), Some(latest.as_str()));
+    assert_eq!(*resumed.state(), SandboxState::Running);
+    assert_eq!(resumed.snapshot(), Some(latest.as_str()));
     assert_eq!(bench.world.read(&id), "second");
     // Its guest has run on from there once: its connections are none of this one's.
     let body = bench.world.body(&id);
@@ -48,16 +48,16 @@ async fn a_sandbox_whose_memory_did_not_arrive_resumes_from_its_latest_snapshot(
 async fn a_sandbox_whose_memory_did_not_arrive_resumes_also_with_the_next_daemon() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     bench.world.write(&id, "kept");
     host.snapshot(&id, None).await.unwrap();
     bench.world.starve_guest(&id);
     broken(&host, &id).await;
     drop(host);
     let host = bench.open().await;
-    assert!(host.get(&id).unwrap().state.is_broken_and_resumable());
+    assert!(host.get(&id).unwrap().state().is_broken_and_resumable());
     let (now, woken) = host.wake(&id).await.unwrap();
-    assert_eq!((now.state, woken), (SandboxState::Running, true));
+    assert_eq!((now.state(), woken), (&SandboxState::Running, true));
     assert_eq!(bench.world.read(&id), "kept");
 }
 
@@ -65,7 +65,7 @@ async fn a_sandbox_whose_memory_did_not_arrive_resumes_also_with_the_next_daemon
 async fn a_sandbox_that_broke_otherwise_is_not_resumed() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     host.snapshot(&id, None).await.unwrap();
     bench.world.panic_guest(&id);
     broken(&host, &id).await;

@@ -3,7 +3,7 @@
 
 use crate::fake;
 
-use fake::{Bench, Dice, base};
+use fake::{Bench, Dice, base, snapshot_id};
 use jiffy_sandbox_manager::{
     AwakeTime, CreateSpec, ErrorKind, OnTimeout, OperationError, SandboxSettings, SandboxState,
     Sandboxes, WakeOptions,
@@ -244,7 +244,7 @@ async fn quiet(host: &Sandboxes, id: &str) {
 
 fn compare(bench: &Bench, host: &Sandboxes, id: &str, model: &Model) -> bool {
     let record = host.get(id).unwrap();
-    let life = match record.state {
+    let life = match record.state() {
         SandboxState::Running => Life::Running,
         SandboxState::Paused => Life::Paused,
         SandboxState::Killed => Life::Killed,
@@ -253,10 +253,10 @@ fn compare(bench: &Bench, host: &Sandboxes, id: &str, model: &Model) -> bool {
     let guests = bench.world.running().iter().filter(|r| *r == id).count();
     assert_eq!(guests, usize::from(life == Life::Running), "guests of {id}");
     let deadline_fits = match model.deadline {
-        Deadline::Never => record.deadline_ms.is_none(),
+        Deadline::Never => record.deadline_ms().is_none(),
         Deadline::Past => true,
         Deadline::In(time) => {
-            let began = record.deadline_ms.map(|d| d.saturating_sub(ms(time)));
+            let began = record.deadline_ms().map(|d| d.saturating_sub(ms(time)));
             let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
             began.is_some_and(|b| b.abs_diff(ms(now)) < ms(LONG / 2))
         }
@@ -265,8 +265,8 @@ fn compare(bench: &Bench, host: &Sandboxes, id: &str, model: &Model) -> bool {
     let alive = life == Life::Running;
     life == model.life
         && (!alive || deadline_fits)
-        && (life == Life::Killed || record.settings.timeout_s == model.own.map(|t| t.as_secs()))
-        && record.settings.on_timeout == model.on_timeout
+        && (life == Life::Killed || record.settings().timeout_s == model.own.map(|t| t.as_secs()))
+        && record.settings().on_timeout == model.on_timeout
 }
 
 fn ms(time: Duration) -> u64 {
@@ -297,8 +297,8 @@ async fn one_history(seed: u64) {
         },
         ..base()
     };
-    let id = host.create(spec).await.unwrap().id;
-    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    let id = host.create(spec).await.unwrap().id().to_owned();
+    let snapshot = snapshot_id(&host, &id).await;
     let mut model = Model {
         life: Life::Running,
         deadline: Deadline::In(LONG),
@@ -359,18 +359,18 @@ async fn a_sandbox_that_was_woken_for_a_time_outlives_the_deadline_it_slept_with
         },
         ..base()
     };
-    let id = host.create(spec).await.unwrap().id;
+    let id = host.create(spec).await.unwrap().id().to_owned();
     for _ in 0..20 {
         quiet(&host, &id).await;
-        assert_eq!(host.get(&id).unwrap().state, SandboxState::Paused);
+        assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Paused);
         let (_, woken) = host.wake_for(&id, AwakeTime::AtLeast(LONG)).await.unwrap();
         assert!(woken);
         quiet(&host, &id).await;
-        assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+        assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
         let end = Some(Duration::ZERO);
         let ended = host.timeouts().set(&id, end).await.unwrap();
         // The end of its time is no time to wake to.
-        assert_eq!(ended.settings.timeout_s, Some(LONG.as_secs()));
+        assert_eq!(ended.settings().timeout_s, Some(LONG.as_secs()));
     }
 }
 
@@ -385,8 +385,8 @@ async fn a_sandbox_that_is_killed_before_its_guest_came_up_stays_killed() {
         let create = tokio::spawn(async move { creating.create(base()).await });
         let new = loop {
             let list = host.list();
-            match list.iter().find(|r| r.state == SandboxState::Creating) {
-                Some(record) => break Some(record.id.clone()),
+            match list.iter().find(|r| *r.state() == SandboxState::Creating) {
+                Some(record) => break Some(record.id().to_owned()),
                 None if create.is_finished() => break None,
                 None => tokio::task::yield_now().await,
             }
@@ -395,7 +395,7 @@ async fn a_sandbox_that_is_killed_before_its_guest_came_up_stays_killed() {
         host.kill(&id).await.unwrap();
         let made = create.await.unwrap();
         quiet(&host, &id).await;
-        let state = host.get(&id).map(|r| r.state);
+        let state = host.get(&id).map(|r| r.state().clone());
         assert!(
             matches!(state, Ok(SandboxState::Killed) | Err(_)),
             "{state:?}"

@@ -1,10 +1,10 @@
-//! Names of sandboxes, and engines that are chosen by name.
+//! Names of sandboxes and snapshots, and engines that are chosen by name.
 
 use crate::fake;
 
-use fake::{Bench, OTHER, base, until};
+use fake::{Bench, OTHER, base, create_id, snapshot_id, until};
 use jiffy_sandbox_manager::{
-    CreateSpec, HostOptions, OperationError, SandboxRecord, SandboxSettings, SandboxSource,
+    CreateSpec, HostOptions, OperationError, Sandbox, SandboxSettings, SandboxSource,
 };
 
 fn named(name: &str) -> CreateSpec {
@@ -21,8 +21,8 @@ fn on(engine: &str) -> CreateSpec {
     }
 }
 
-fn ids(found: Vec<SandboxRecord>) -> Vec<String> {
-    found.into_iter().map(|s| s.id).collect()
+fn ids(found: Vec<Sandbox>) -> Vec<String> {
+    found.into_iter().map(|s| s.id().to_owned()).collect()
 }
 
 #[tokio::test]
@@ -30,12 +30,9 @@ async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
     let bench = Bench::new();
     let host = bench.open().await;
     let web = host.create(named("web")).await.unwrap();
-    assert_eq!(
-        ids(host.index().named("web")),
-        std::slice::from_ref(&web.id)
-    );
+    assert_eq!(ids(host.index().named("web")), [web.id()]);
     let taken = host.create(named("web")).await.unwrap_err();
-    let holder = matches!(&taken, OperationError::NameTaken { holder, .. } if *holder == web.id);
+    let holder = matches!(&taken, OperationError::NameTaken { holder, .. } if *holder == web.id());
     assert!(holder, "{taken}");
     assert_eq!(host.list().len(), 1);
     // Another owner's names are another owner's.
@@ -48,30 +45,30 @@ async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
     };
     let theirs = host.create(theirs).await.unwrap();
     assert_eq!(ids(host.index().named("web")).len(), 2);
-    assert_eq!(host.fork(&web.id, 1, None).await.unwrap().children.len(), 1);
+    assert_eq!(
+        host.fork(web.id(), 1, None).await.unwrap().children.len(),
+        1
+    );
     assert_eq!(
         ids(host.index().named("web")).len(),
         2,
         "a fork has no name"
     );
-    host.remove(&theirs.id).await.unwrap();
+    host.remove(theirs.id()).await.unwrap();
 
-    let renamed = host.rename(&web.id, Some("api".to_owned())).await.unwrap();
-    assert_eq!(renamed.name.as_deref(), Some("api"));
+    let renamed = host.rename(web.id(), Some("api".to_owned())).await.unwrap();
+    assert_eq!(renamed.name(), Some("api"));
     let second = host.create(named("web")).await.unwrap();
-    assert!(host.rename(&web.id, Some("web".to_owned())).await.is_err());
+    assert!(host.rename(web.id(), Some("web".to_owned())).await.is_err());
     assert!(
-        host.rename(&web.id, Some("no name".to_owned()))
+        host.rename(web.id(), Some("no name".to_owned()))
             .await
             .is_err()
     );
-    assert_eq!(
-        ids(host.index().named("api")),
-        std::slice::from_ref(&web.id)
-    );
-    host.kill(&second.id).await.unwrap();
+    assert_eq!(ids(host.index().named("api")), [web.id()]);
+    host.kill(second.id()).await.unwrap();
     assert!(host.index().named("web").is_empty());
-    host.rename(&web.id, None).await.unwrap();
+    host.rename(web.id(), None).await.unwrap();
     assert!(host.index().named("api").is_empty());
     host.create(named("api")).await.unwrap();
 }
@@ -91,7 +88,7 @@ async fn names_outlive_the_daemon() {
     let bench = Bench::new();
     let id = {
         let host = bench.open().await;
-        host.create(named("web")).await.unwrap().id
+        host.create(named("web")).await.unwrap().id().to_owned()
     };
     let host = bench.open().await;
     assert_eq!(ids(host.index().named("web")), [id]);
@@ -108,8 +105,8 @@ async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
     let host = bench.open_with(warm).await;
     let usual = host.create(on("microvm")).await.unwrap();
     let other = host.create(on(OTHER)).await.unwrap();
-    assert_eq!(usual.engine.as_deref(), Some("microvm"));
-    assert_eq!(other.engine.as_deref(), Some(OTHER));
+    assert_eq!(usual.engine(), Some("microvm"));
+    assert_eq!(other.engine(), Some(OTHER));
     until("the pool to fill", || host.pool().waiting() == 1).await;
     // Both booted templates stay, and only the default engine's has a pool.
     host.create(on(OTHER)).await.unwrap();
@@ -117,21 +114,21 @@ async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
     assert_eq!(*bench.world.boots.lock().unwrap(), 2);
     until("the pool to fill again", || host.pool().waiting() == 1).await;
 
-    let snapshot = host.snapshot(&other.id, None).await.unwrap();
-    assert_eq!(snapshot.engine, OTHER);
+    let snapshot = host.snapshot(other.id(), None).await.unwrap();
+    assert_eq!(snapshot.engine(), OTHER);
     let from = |engine: Option<&str>| CreateSpec {
-        source: SandboxSource::Snapshot(snapshot.id.clone()),
+        source: SandboxSource::Snapshot(snapshot.id().to_owned()),
         engine: engine.map(str::to_owned),
         ..base()
     };
     let copy = host.create(from(None)).await.unwrap();
-    assert_eq!(copy.engine.as_deref(), Some(OTHER));
+    assert_eq!(copy.engine(), Some(OTHER));
     host.create(from(Some(OTHER))).await.unwrap();
     let refused = host.create(from(Some("microvm"))).await.unwrap_err();
     assert!(refused.to_string().contains(OTHER), "{refused}");
-    let fork = host.fork(&other.id, 1, None).await.unwrap();
+    let fork = host.fork(other.id(), 1, None).await.unwrap();
     let child = fork.children.into_iter().next().unwrap().unwrap();
-    assert_eq!(child.engine.as_deref(), Some(OTHER));
+    assert_eq!(child.engine(), Some(OTHER));
 }
 
 #[tokio::test]
@@ -146,4 +143,21 @@ async fn an_engine_that_makes_no_sandboxes_is_refused_with_those_that_do() {
         );
     }
     assert!(host.list().is_empty());
+}
+
+#[tokio::test]
+async fn a_name_like_another_snapshots_id_does_not_stand_in_for_it() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let victim = create_id(&host).await;
+    bench.world.write(&victim, "the right one");
+    let wanted = snapshot_id(&host, &victim).await;
+    let other = create_id(&host).await;
+    host.snapshot(&other, Some(wanted.clone())).await.unwrap();
+    let spec = CreateSpec {
+        source: SandboxSource::Snapshot(wanted),
+        ..base()
+    };
+    let made = host.create(spec).await.unwrap().id().to_owned();
+    assert_eq!(bench.world.read(&made), "the right one");
 }

@@ -2,7 +2,7 @@
 
 use crate::fake;
 
-use fake::{Bench, base, until};
+use fake::{Bench, base, create_id, snapshot_id, until};
 use jiffy_engine_api::BootMode;
 use jiffy_sandbox_manager::{ErrorKind, Figure, HostOptions, SandboxState};
 use std::time::{Duration, SystemTime};
@@ -18,7 +18,7 @@ fn sampled(every: Duration) -> HostOptions {
 async fn running_sandboxes_are_sampled_and_sleepers_are_left_alone() {
     let bench = Bench::new();
     let host = bench.open_with(sampled(Duration::from_millis(5))).await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     let samples = |from| host.observe().history(&id, from, None).unwrap();
     until("some samples", || samples(None).len() > 5).await;
     let last = *samples(None).last().unwrap();
@@ -34,7 +34,7 @@ async fn running_sandboxes_are_sampled_and_sleepers_are_left_alone() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(samples(None).len() <= before + 1 && runs.is_empty());
     // Its history is still there, and goes on when it wakes.
-    let woken = host.resume(&id).await.unwrap().changed_ms;
+    let woken = host.resume(&id).await.unwrap().changed_ms();
     until("samples again", || samples(Some(woken)).len() > 2).await;
     assert!(samples(None).len() > before);
 }
@@ -43,7 +43,7 @@ async fn running_sandboxes_are_sampled_and_sleepers_are_left_alone() {
 async fn the_scrape_tells_states_creates_operations_and_figures_of_others() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     host.fork(&id, 2, None).await.unwrap();
     host.pause(&id).await.unwrap();
     assert!(host.pause(&id).await.is_err());
@@ -79,7 +79,7 @@ async fn the_scrape_tells_states_creates_operations_and_figures_of_others() {
 async fn an_end_waits_for_what_is_under_way_and_begins_nothing() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     bench.world.hang("snapshot");
     let pausing = tokio::spawn({
         let (host, id) = (host.clone(), id.clone());
@@ -95,13 +95,13 @@ async fn an_end_waits_for_what_is_under_way_and_begins_nothing() {
 
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     let pause = {
         let (host, id) = (host.clone(), id.clone());
         tokio::spawn(async move { host.pause(&id).await })
     };
     until("the pause", || {
-        host.get(&id).unwrap().state == SandboxState::Paused
+        *host.get(&id).unwrap().state() == SandboxState::Paused
     })
     .await;
     assert!(host.finish(Duration::from_secs(10)).await);
@@ -116,14 +116,14 @@ async fn snapshots_that_nobody_knows_are_removed_while_those_in_use_are_made() {
         ..HostOptions::default()
     };
     let host = bench.open_with(options).await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     let began = SystemTime::now();
     let mut planted = 0;
     // Many sweeps meet many snapshots in every stage.
     while began.elapsed().unwrap() < Duration::from_millis(600) {
         std::fs::write(bench.files().join(format!("orphan{planted}")), "x").unwrap();
         planted += 1;
-        let snapshot = host.snapshot(&id, None).await.unwrap().id;
+        let snapshot = snapshot_id(&host, &id).await;
         assert!(bench.file_names().contains(&snapshot));
         host.rollback(&id, &snapshot).await.unwrap();
         host.pause(&id).await.unwrap();

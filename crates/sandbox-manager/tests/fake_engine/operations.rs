@@ -2,7 +2,7 @@
 
 use crate::fake;
 
-use fake::{Bench, base, until};
+use fake::{Bench, base, create_id, snapshot_id, until};
 use jiffy_engine_api::{BootMode, SandboxSize};
 use jiffy_sandbox_manager::{
     CreateSpec, OperationError, SandboxSettings, SandboxSource, SandboxState,
@@ -14,7 +14,7 @@ async fn a_template_is_booted_once_and_restored_from_then_on() {
     let bench = Bench::new();
     let host = bench.open().await;
     let first = host.create(base()).await.unwrap();
-    assert_eq!(first.boot_mode, Some(BootMode::Snapshot));
+    assert_eq!(first.boot_mode(), Some(BootMode::Snapshot));
     let (a, b) = tokio::join!(host.create(base()), host.create(base()));
     assert!(a.is_ok() && b.is_ok());
     assert_eq!(*bench.world.boots.lock().unwrap(), 1);
@@ -65,10 +65,10 @@ async fn a_rebuilt_template_is_not_served_from_its_old_snapshot() {
     let old = host.create(base()).await.unwrap();
     *bench.world.version.lock().unwrap() += 1;
     let new = host.create(base()).await.unwrap();
-    assert_ne!(old.snapshot, new.snapshot);
+    assert_ne!(old.snapshot(), new.snapshot());
     // The old one is there for as long as something runs from it.
     assert_eq!(bench.file_names().len(), 2);
-    host.kill(&old.id).await.unwrap();
+    host.kill(old.id()).await.unwrap();
     bench.until_files(1).await;
 }
 
@@ -76,15 +76,15 @@ async fn a_rebuilt_template_is_not_served_from_its_old_snapshot() {
 async fn a_snapshot_is_what_the_sandbox_was_and_the_sandbox_runs_on() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     bench.world.write(&id, "one");
     let snapshot = host.snapshot(&id, Some("first".into())).await.unwrap();
     bench.world.write(&id, "two");
-    for source in [&snapshot.id, &snapshot.id[..6], "first"] {
+    for source in [snapshot.id(), &snapshot.id()[..6], "first"] {
         let source = SandboxSource::Snapshot(source.to_owned());
         let copy = CreateSpec { source, ..base() };
         let copy = host.create(copy).await.unwrap();
-        assert_eq!(bench.world.read(&copy.id), "one");
+        assert_eq!(bench.world.read(copy.id()), "one");
     }
     assert_eq!(bench.world.read(&id), "two");
 }
@@ -93,7 +93,7 @@ async fn a_snapshot_is_what_the_sandbox_was_and_the_sandbox_runs_on() {
 async fn a_failed_snapshot_leaves_the_sandbox_running_and_nothing_behind() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     let before = host.get(&id).unwrap();
     bench.world.fail("snapshot");
     assert!(host.snapshot(&id, None).await.is_err());
@@ -117,31 +117,32 @@ async fn children_start_as_their_parent_is_and_go_their_own_ways() {
         })
         .await
         .unwrap()
-        .id;
+        .id()
+        .to_owned();
     bench.world.write(&id, "shared");
     let report = host.fork(&id, 5, None).await.unwrap();
     assert_eq!(report.children.len(), 5);
     for child in &report.children {
         let child = child.as_ref().unwrap();
-        assert_eq!(child.boot_mode, Some(BootMode::Fork));
-        assert_eq!(child.forked_from.as_ref(), Some(&id));
-        assert_eq!(bench.world.read(&child.id), "shared");
+        assert_eq!(child.boot_mode(), Some(BootMode::Fork));
+        assert_eq!(child.forked_from(), Some(&*id));
+        assert_eq!(bench.world.read(child.id()), "shared");
         assert_eq!(
             bench
                 .world
-                .body(&child.id)
+                .body(child.id())
                 .sandbox_identity
                 .lock()
                 .unwrap()
                 .env,
             env
         );
-        bench.world.write(&child.id, &child.id);
+        bench.world.write(child.id(), child.id());
     }
     assert_eq!(bench.world.read(&id), "shared");
     for child in report.children {
         let child = child.unwrap();
-        assert_eq!(bench.world.read(&child.id), child.id);
+        assert_eq!(bench.world.read(child.id()), child.id());
     }
 }
 
@@ -149,7 +150,7 @@ async fn children_start_as_their_parent_is_and_go_their_own_ways() {
 async fn a_fork_reports_each_child_for_itself() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     bench.world.fail("welcome");
     let report = host.fork(&id, 3, None).await.unwrap();
     assert!(report.children.iter().all(Result::is_err));
@@ -164,7 +165,7 @@ async fn a_fork_reports_each_child_for_itself() {
 async fn promote_keeps_one_child_and_removes_its_siblings_with_their_children() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     let children: Vec<_> = host
         .fork(&id, 3, None)
         .await
@@ -174,24 +175,24 @@ async fn promote_keeps_one_child_and_removes_its_siblings_with_their_children() 
         .flatten()
         .collect();
     let nephew = host
-        .fork(&children[1].id, 1, None)
+        .fork(children[1].id(), 1, None)
         .await
         .unwrap()
         .children
         .remove(0)
         .unwrap();
     let own = host
-        .fork(&children[0].id, 1, None)
+        .fork(children[0].id(), 1, None)
         .await
         .unwrap()
         .children
         .remove(0)
         .unwrap();
-    let removed = host.promote(&children[0].id).await.unwrap();
+    let removed = host.promote(children[0].id()).await.unwrap();
     assert_eq!(removed.len(), 3);
-    assert!(removed.iter().any(|r| r.id == nephew.id));
-    let mut left: Vec<_> = host.list().into_iter().map(|r| r.id).collect();
-    let mut expected = vec![id, children[0].id.clone(), own.id];
+    assert!(removed.iter().any(|r| r.id() == nephew.id()));
+    let mut left: Vec<_> = host.list().into_iter().map(|r| r.id().to_owned()).collect();
+    let mut expected = vec![id, children[0].id().to_owned(), own.id().to_owned()];
     left.sort();
     expected.sort();
     assert_eq!(left, expected);
@@ -202,24 +203,21 @@ async fn promote_keeps_one_child_and_removes_its_siblings_with_their_children() 
 async fn rollback_keeps_the_id_and_takes_any_snapshot_of_the_family() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
-    let template = host.get(&id).unwrap().snapshot.unwrap();
+    let id = create_id(&host).await;
+    let template = host.get(&id).unwrap().snapshot().unwrap().to_owned();
     let mut snapshots = vec![(template, "fresh base".to_owned())];
     for text in ["one", "two", "three"] {
         bench.world.write(&id, text);
-        snapshots.push((host.snapshot(&id, None).await.unwrap().id, text.to_owned()));
+        snapshots.push((snapshot_id(&host, &id).await, text.to_owned()));
     }
-    let other = host.create(base()).await.unwrap().id;
+    let other = create_id(&host).await;
     bench.world.write(&other, "relative");
-    snapshots.push((
-        host.snapshot(&other, None).await.unwrap().id,
-        "relative".into(),
-    ));
+    snapshots.push((snapshot_id(&host, &other).await, "relative".into()));
     for (snapshot, text) in snapshots.iter().rev() {
         let record = host.rollback(&id, snapshot).await.unwrap();
         assert_eq!(
-            (record.id.as_str(), record.snapshot.as_ref()),
-            (id.as_str(), Some(snapshot))
+            (record.id(), record.snapshot()),
+            (id.as_str(), Some(snapshot.as_str()))
         );
         assert_eq!(&bench.world.read(&id), text);
     }
@@ -228,7 +226,8 @@ async fn rollback_keeps_the_id_and_takes_any_snapshot_of_the_family() {
         source: SandboxSource::Template("other".into()),
         ..base()
     };
-    let stranger = host.create(stranger).await.unwrap().snapshot.unwrap();
+    let stranger = host.create(stranger).await.unwrap();
+    let stranger = stranger.snapshot().unwrap().to_owned();
     let refused = host.rollback(&id, &stranger).await;
     assert!(matches!(refused, Err(OperationError::Stranger { .. })));
 }
@@ -237,14 +236,14 @@ async fn rollback_keeps_the_id_and_takes_any_snapshot_of_the_family() {
 async fn a_rollback_that_fails_leaves_the_sandbox_as_it_was() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
-    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    let id = create_id(&host).await;
+    let snapshot = snapshot_id(&host, &id).await;
     bench.world.write(&id, "later");
     for step in ["restore", "welcome"] {
         bench.world.fail(step);
         assert!(host.rollback(&id, &snapshot).await.is_err());
         bench.world.mend();
-        assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+        assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
         assert_eq!(bench.world.read(&id), "later");
         assert_eq!(bench.world.running().len(), 1);
     }
@@ -254,8 +253,8 @@ async fn a_rollback_that_fails_leaves_the_sandbox_as_it_was() {
 async fn a_hundred_rollbacks_and_pauses_leave_no_more_than_one() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
-    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    let id = create_id(&host).await;
+    let snapshot = snapshot_id(&host, &id).await;
     for _ in 0..100 {
         host.rollback(&id, &snapshot).await.unwrap();
         host.pause(&id).await.unwrap();
@@ -271,16 +270,22 @@ async fn a_hundred_rollbacks_and_pauses_leave_no_more_than_one() {
 async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     for round in 0..5 {
         bench.world.write(&id, &format!("round {round}"));
-        assert_eq!(host.pause(&id).await.unwrap().state, SandboxState::Paused);
+        assert_eq!(
+            *host.pause(&id).await.unwrap().state(),
+            SandboxState::Paused
+        );
         assert!(bench.world.running().is_empty());
         assert!(matches!(
             host.pause(&id).await,
             Err(OperationError::State { .. })
         ));
-        assert_eq!(host.resume(&id).await.unwrap().state, SandboxState::Running);
+        assert_eq!(
+            *host.resume(&id).await.unwrap().state(),
+            SandboxState::Running
+        );
         assert_eq!(bench.world.read(&id), format!("round {round}"));
     }
     host.pause(&id).await.unwrap();
@@ -292,11 +297,11 @@ async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
         .children
         .remove(0)
         .unwrap();
-    assert_eq!(bench.world.read(&child.id), "round 4");
+    assert_eq!(bench.world.read(child.id()), "round 4");
     let snapshot = host.snapshot(&id, Some("kept".into())).await.unwrap();
-    host.remove(&child.id).await.unwrap();
+    host.remove(child.id()).await.unwrap();
     host.remove(&id).await.unwrap();
-    assert!(bench.file_names().contains(&snapshot.id));
+    assert!(bench.file_names().contains(snapshot.id()));
     host.snapshots().remove("kept").unwrap();
     // The template's.
     bench.until_files(1).await;
@@ -306,14 +311,14 @@ async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
 async fn a_guest_that_ends_by_itself_is_broken_with_its_cause_and_a_rollback_mends_it() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
-    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    let id = create_id(&host).await;
+    let snapshot = snapshot_id(&host, &id).await;
     bench.world.panic_guest(&id);
     until("the end to be noticed", || {
-        host.get(&id).unwrap().state != SandboxState::Running
+        *host.get(&id).unwrap().state() != SandboxState::Running
     })
     .await;
-    let SandboxState::Broken { cause, .. } = host.get(&id).unwrap().state else {
+    let SandboxState::Broken { cause, .. } = host.get(&id).unwrap().state().clone() else {
         panic!()
     };
     assert!(cause.contains("panicked"), "{cause}");
@@ -323,14 +328,14 @@ async fn a_guest_that_ends_by_itself_is_broken_with_its_cause_and_a_rollback_men
         "{error}"
     );
     host.rollback(&id, &snapshot).await.unwrap();
-    assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+    assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
 }
 
 #[tokio::test]
 async fn kill_ends_the_guest_even_while_an_operation_hangs_on_it() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     bench.world.hang("snapshot");
     let hanging = tokio::spawn({
         let (host, id) = (host.clone(), id.clone());
@@ -347,7 +352,7 @@ async fn kill_ends_the_guest_even_while_an_operation_hangs_on_it() {
     until("the guest to end", || bench.world.running().is_empty()).await;
     // Its record cannot say so yet.
     assert_eq!(
-        host.wait_decided(&id).await.unwrap().state,
+        *host.wait_decided(&id).await.unwrap().state(),
         SandboxState::Killed
     );
     drop((hanging, killing));
@@ -357,9 +362,9 @@ async fn kill_ends_the_guest_even_while_an_operation_hangs_on_it() {
 async fn a_sandbox_is_settled_when_what_is_under_way_has_been_decided() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     assert_eq!(
-        host.wait_decided(&id).await.unwrap().state,
+        *host.wait_decided(&id).await.unwrap().state(),
         SandboxState::Running
     );
     bench.world.hang("snapshot");
@@ -382,7 +387,10 @@ async fn a_sandbox_is_settled_when_what_is_under_way_has_been_decided() {
         async move { host.kill(&id).await }
     });
     // The pause hangs for ever; nobody has to wait for it to know the end.
-    assert_eq!(settled.await.unwrap().unwrap().state, SandboxState::Killed);
+    assert_eq!(
+        *settled.await.unwrap().unwrap().state(),
+        SandboxState::Killed
+    );
     assert!(host.wait_decided("nobody").await.is_none());
     drop((pausing, killing));
 }
@@ -402,12 +410,12 @@ async fn a_sandbox_is_found_by_its_agents_token_while_it_lives() {
         host.create(secure()).await.unwrap(),
         host.create(secure()).await.unwrap(),
     );
-    let token = one.agent_token.unwrap();
-    assert_ne!(Some(&token), other.agent_token.as_ref());
+    let token = one.agent_token().unwrap();
+    assert_ne!(Some(&token), other.agent_token().as_ref());
     let find = || host.index().by_token(|t| t == token);
-    assert_eq!(find(), Some(one.id.clone()));
+    assert_eq!(find(), Some(one.id().to_owned()));
     assert_eq!(host.index().by_token(|_| false), None);
-    host.kill(&one.id).await.unwrap();
+    host.kill(one.id()).await.unwrap();
     assert_eq!(find(), None);
 }
 
@@ -415,9 +423,9 @@ async fn a_sandbox_is_found_by_its_agents_token_while_it_lives() {
 async fn a_removed_snapshot_stays_until_its_last_user_is_gone() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
-    let first = host.snapshot(&id, None).await.unwrap().id;
-    let second = host.snapshot(&id, None).await.unwrap().id;
+    let id = create_id(&host).await;
+    let first = snapshot_id(&host, &id).await;
+    let second = snapshot_id(&host, &id).await;
     host.rename(&id, Some("web".to_owned())).await.unwrap();
     let users = |snapshot: &str| match host.snapshots().remove(snapshot) {
         Err(OperationError::InUse { user, .. }) => user,
@@ -439,30 +447,18 @@ async fn a_removed_snapshot_stays_until_its_last_user_is_gone() {
 }
 
 #[tokio::test]
-async fn a_name_like_another_snapshots_id_does_not_stand_in_for_it() {
-    let bench = Bench::new();
-    let host = bench.open().await;
-    let victim = host.create(base()).await.unwrap().id;
-    bench.world.write(&victim, "the right one");
-    let wanted = host.snapshot(&victim, None).await.unwrap().id;
-    let other = host.create(base()).await.unwrap().id;
-    host.snapshot(&other, Some(wanted.clone())).await.unwrap();
-    let spec = CreateSpec {
-        source: SandboxSource::Snapshot(wanted),
-        ..base()
-    };
-    let made = host.create(spec).await.unwrap().id;
-    assert_eq!(bench.world.read(&made), "the right one");
-}
-
-#[tokio::test]
 async fn a_released_snapshot_goes_when_nothing_needs_it_any_more() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let parent = host.create(base()).await.unwrap().id;
+    let parent = create_id(&host).await;
     // No id has a dash, so none begins with this name.
     let name = "some-name";
-    let snapshot = host.snapshot(&parent, Some(name.into())).await.unwrap().id;
+    let snapshot = host
+        .snapshot(&parent, Some(name.into()))
+        .await
+        .unwrap()
+        .id()
+        .to_owned();
     host.snapshots().remove(name).unwrap();
     // The sandbox descends from it.
     assert!(bench.file_names().contains(&snapshot));
@@ -478,7 +474,7 @@ async fn a_released_snapshot_goes_when_nothing_needs_it_any_more() {
 async fn only_a_sandbox_that_is_put_back_is_told_so() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     let told = |id: &str| {
         bench
             .world
@@ -489,9 +485,9 @@ async fn only_a_sandbox_that_is_put_back_is_told_so() {
             .rewound
     };
     assert!(!told(&id));
-    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    let snapshot = snapshot_id(&host, &id).await;
     let fork = host.fork(&id, 1, None).await.unwrap();
-    assert!(!told(&fork.children[0].as_ref().unwrap().id));
+    assert!(!told(fork.children[0].as_ref().unwrap().id()));
     host.rollback(&id, &snapshot).await.unwrap();
     assert!(told(&id));
     host.pause(&id).await.unwrap();

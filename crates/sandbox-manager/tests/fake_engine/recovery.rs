@@ -3,7 +3,7 @@
 
 use crate::fake;
 
-use fake::{Bench, base, until};
+use fake::{Bench, base, create_id, until};
 use jiffy_sandbox_manager::{SandboxState, Sandboxes};
 use std::sync::{Arc, Mutex};
 
@@ -20,7 +20,7 @@ fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes, String) {
     let id = Arc::new(Mutex::new(String::new()));
     bench.doomed(async {
         let host = bench.open().await;
-        let sandbox = host.create(base()).await.unwrap().id;
+        let sandbox = create_id(&host).await;
         bench.world.write(&sandbox, "old");
         host.snapshot(&sandbox, Some("kept".into())).await.unwrap();
         *id.lock().unwrap() = sandbox.clone();
@@ -53,7 +53,7 @@ fn again(bench: &Bench) -> Sandboxes {
 
 /// The sandbox goes on as before, alone, and everything can be done with it.
 fn runs_on(bench: &Bench, host: &Sandboxes, id: &str) {
-    assert_eq!(host.get(id).unwrap().state, SandboxState::Running);
+    assert_eq!(*host.get(id).unwrap().state(), SandboxState::Running);
     assert_eq!(bench.world.running(), [id]);
     assert_eq!(bench.world.read(id), "old");
     bench.doomed(async {
@@ -64,7 +64,7 @@ fn runs_on(bench: &Bench, host: &Sandboxes, id: &str) {
         assert!(bench.world.running().is_empty());
         host.resume(id).await.unwrap();
         assert_eq!(bench.world.read(id), "newest");
-        host.rollback(id, &snapshot.id).await.unwrap();
+        host.rollback(id, snapshot.id()).await.unwrap();
         assert_eq!(bench.world.read(id), "newer");
         host.kill(id).await.unwrap();
         assert!(bench.world.running().is_empty());
@@ -77,7 +77,7 @@ fn whole(bench: &Bench, host: &Sandboxes) {
         .list(None)
         .unwrap()
         .into_iter()
-        .map(|s| s.id)
+        .map(|s| s.id().to_owned())
         .collect();
     let mut known: Vec<_> = known.into_iter().collect();
     known.sort();
@@ -87,8 +87,8 @@ fn whole(bench: &Bench, host: &Sandboxes) {
 }
 
 fn cause(host: &Sandboxes, id: &str) -> String {
-    match host.get(id).unwrap().state {
-        SandboxState::Broken { cause, .. } => cause,
+    match host.get(id).unwrap().state() {
+        SandboxState::Broken { cause, .. } => cause.clone(),
         other => panic!("{other:?}"),
     }
 }
@@ -123,7 +123,7 @@ fn killed_in_a_pause_it_happened_or_it_did_not() {
 
     for step in ["snapshot-named", "snapshot-complete"] {
         let (bench, host, id) = killed_in(step, pause);
-        assert_eq!(host.get(&id).unwrap().state, SandboxState::Paused);
+        assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Paused);
         assert!(bench.world.running().is_empty());
         whole(&bench, &host);
         bench.doomed(async {
@@ -165,7 +165,7 @@ fn killed_in_a_kill_the_sandbox_is_killed_and_not_lost() {
         let id = Arc::new(Mutex::new(String::new()));
         bench.doomed(async {
             let host = bench.open().await;
-            let sandbox = host.create(base()).await.unwrap().id;
+            let sandbox = create_id(&host).await;
             *id.lock().unwrap() = sandbox.clone();
             bench.world.hang(step);
             tokio::spawn(async move { drop(host.kill(&sandbox).await) });
@@ -176,7 +176,7 @@ fn killed_in_a_kill_the_sandbox_is_killed_and_not_lost() {
         bench.world.mend();
         let host = again(&bench);
         let id = id.lock().unwrap().clone();
-        assert_eq!(host.get(&id).unwrap().state, SandboxState::Killed);
+        assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Killed);
         assert!(bench.world.running().is_empty());
     }
 }
@@ -187,9 +187,9 @@ fn a_guest_that_ended_while_there_was_no_daemon_is_told_as_such() {
     bench.doomed(async {
         let host = bench.open().await;
         let (dead, lost, fine) = (
-            host.create(base()).await.unwrap().id,
-            host.create(base()).await.unwrap().id,
-            host.create(base()).await.unwrap().id,
+            create_id(&host).await,
+            create_id(&host).await,
+            create_id(&host).await,
         );
         for id in [&dead, &lost, &fine] {
             host.snapshot(id, Some(format!("of {id}"))).await.unwrap();
@@ -218,12 +218,12 @@ fn a_guest_that_ended_while_there_was_no_daemon_is_told_as_such() {
 async fn an_adopted_guest_that_ends_breaks_its_sandbox() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     drop(host);
     let host = bench.open().await;
     bench.world.panic_guest(&id);
     until("the end to be noticed", || {
-        host.get(&id).unwrap().state != SandboxState::Running
+        *host.get(&id).unwrap().state() != SandboxState::Running
     })
     .await;
     assert!(cause(&host, &id).contains("panicked"));
@@ -234,7 +234,7 @@ async fn guests_of_which_the_journal_knows_nothing_are_ended() {
     let bench = Bench::new();
     let host = bench.open().await;
     host.create(base()).await.unwrap();
-    let stopped = host.create(base()).await.unwrap().id;
+    let stopped = create_id(&host).await;
     drop(host);
     for file in ["state.db", "state.db-wal", "state.db-shm"] {
         let _ = std::fs::remove_file(bench.dir.path().join(file));
@@ -248,10 +248,10 @@ async fn guests_of_which_the_journal_knows_nothing_are_ended() {
 async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let sleeper = host.create(base()).await.unwrap().id;
+    let sleeper = create_id(&host).await;
     bench.world.write(&sleeper, "dream");
     host.pause(&sleeper).await.unwrap();
-    let killed = host.create(base()).await.unwrap().id;
+    let killed = create_id(&host).await;
     host.kill(&killed).await.unwrap();
     drop(host);
     std::fs::write(bench.files().join("orphan"), "x").unwrap();
@@ -260,7 +260,7 @@ async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
     // The template's and the sleeper's, without a call for it.
     bench.until_files(2).await;
     whole(&bench, &host);
-    assert_eq!(host.get(&killed).unwrap().state, SandboxState::Killed);
+    assert_eq!(*host.get(&killed).unwrap().state(), SandboxState::Killed);
     host.resume(&sleeper).await.unwrap();
     assert_eq!(bench.world.read(&sleeper), "dream");
 }
@@ -269,8 +269,14 @@ async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
 async fn a_sleeper_whose_snapshot_is_gone_says_so() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
-    let snapshot = host.pause(&id).await.unwrap().snapshot.unwrap();
+    let id = create_id(&host).await;
+    let snapshot = host
+        .pause(&id)
+        .await
+        .unwrap()
+        .snapshot()
+        .unwrap()
+        .to_owned();
     drop(host);
     std::fs::remove_file(bench.files().join(snapshot)).unwrap();
     let host = bench.open().await;

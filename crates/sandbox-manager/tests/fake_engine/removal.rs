@@ -2,46 +2,28 @@
 
 use crate::fake;
 
-use fake::{Bench, base, until};
+use fake::{Bench, base, create_id, snapshot_id, until};
 use jiffy_sandbox_manager::{
-    Journal, JournalChange, OperationError, SandboxState, Sandboxes, SnapshotPurpose,
-    SnapshotRecord,
+    FabricatedJournal, FabricatedSnapshot, OperationError, SandboxState, Sandboxes,
 };
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Makes snapshots that are kept, the first one the parent of all others, as an earlier daemon left
 /// them.
 fn fabricate(bench: &Bench, number: usize) {
-    let journal = Journal::open(&bench.dir.path().join("state.db")).unwrap();
-    let records = (0..number).map(|n| SnapshotRecord {
+    let journal = FabricatedJournal::open(&bench.dir.path().join("state.db")).unwrap();
+    let snapshots = (0..number).map(|n| FabricatedSnapshot {
         id: format!("made{n:04}"),
-        name: None,
-        purpose: SnapshotPurpose::Asked,
         sandbox: "gone".to_owned(),
-        owner: None,
-        env: BTreeMap::new(),
-        site: Default::default(),
         template: "base".to_owned(),
-        fingerprint: String::new(),
-        size: jiffy_engine_api::SandboxSize::default(),
-        engine: "microvm".to_owned(),
         parent: (n > 0).then(|| "made0000".to_owned()),
-        kept: true,
-        stopped_ms: 0.0,
-        total_ms: 0.0,
-        bytes: 0,
         created_ms: 1,
-        storing: false,
-        store: Default::default(),
+        ..FabricatedSnapshot::default()
     });
-    let changes: Vec<_> = records.map(JournalChange::Snapshot).collect();
-    for change in &changes {
-        if let JournalChange::Snapshot(s) = change {
-            std::fs::write(bench.files().join(&s.id), "made").unwrap();
-        }
+    for snapshot in snapshots.clone() {
+        std::fs::write(bench.files().join(&snapshot.id), "made").unwrap();
     }
-    journal.commit(&changes).unwrap();
+    journal.add(snapshots, []).unwrap();
 }
 
 /// Questions to the engine, and files that it removed, while a sleeper is killed and a snapshot
@@ -51,8 +33,8 @@ async fn cost(others: usize) -> (usize, usize) {
     fabricate(&bench, others);
     let host = bench.open().await;
     assert_eq!(host.snapshots().count(), others);
-    let id = host.create(base()).await.unwrap().id;
-    let kept = host.snapshot(&id, None).await.unwrap().id;
+    let id = create_id(&host).await;
+    let kept = snapshot_id(&host, &id).await;
     host.pause(&id).await.unwrap();
     // From here on nothing is looked at but what these two calls are about.
     until("the first pass of gc", || {
@@ -80,7 +62,7 @@ async fn a_removal_costs_the_same_beside_ten_snapshots_and_a_thousand() {
 async fn a_call_is_answered_before_the_files_are_gone_and_they_go_when_they_can() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     host.pause(&id).await.unwrap();
     bench.world.hang("remove");
     host.remove(&id).await.unwrap();
@@ -94,7 +76,7 @@ async fn who_waits_for_files_waits_until_they_are_gone_but_not_for_ever() {
     let bench = Bench::new();
     let host = bench.open().await;
     let sleeper = async || {
-        let id = host.create(base()).await.unwrap().id;
+        let id = create_id(&host).await;
         host.pause(&id).await.unwrap();
         bench.world.hang("remove");
         host.remove(&id).await.unwrap();
@@ -137,14 +119,14 @@ async fn a_daemon_serves_before_what_an_earlier_one_left_is_gone() {
 async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_the_lineage() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
-    let template = host.get(&id).unwrap().snapshot.unwrap();
-    let first = host.snapshot(&id, None).await.unwrap().id;
-    let second = host.snapshot(&id, None).await.unwrap().id;
+    let id = create_id(&host).await;
+    let template = host.get(&id).unwrap().snapshot().unwrap().to_owned();
+    let first = snapshot_id(&host, &id).await;
+    let second = snapshot_id(&host, &id).await;
     host.snapshots().remove(&first).unwrap();
     let parent = |host: &Sandboxes| {
         let found = host.snapshots().like(&second);
-        found[0].parent.clone()
+        found[0].parent().map(str::to_owned)
     };
     assert_eq!(parent(&host), Some(first.clone()));
     bench.world.merged.lock().unwrap().insert(second.clone());
@@ -164,7 +146,7 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
 async fn a_sandbox_that_sleeps_often_is_woken_from_a_short_lineage_without_waiting_for_it() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     // The template's snapshot, and one of each pause.
     for _ in 0..9 {
         host.pause(&id).await.unwrap();
@@ -172,7 +154,13 @@ async fn a_sandbox_that_sleeps_often_is_woken_from_a_short_lineage_without_waiti
     }
     let merged = || bench.world.merged.lock().unwrap().clone();
     assert!(merged().is_empty());
-    let asleep = host.pause(&id).await.unwrap().snapshot.unwrap();
+    let asleep = host
+        .pause(&id)
+        .await
+        .unwrap()
+        .snapshot()
+        .unwrap()
+        .to_owned();
     until("the lineage to be merged", || merged().contains(&asleep)).await;
     assert_eq!(merged().len(), 1);
     host.resume(&id).await.unwrap();
@@ -182,16 +170,13 @@ async fn a_sandbox_that_sleeps_often_is_woken_from_a_short_lineage_without_waiti
 async fn kills_and_pauses_do_not_wait_for_what_is_left_of_a_guest_and_the_daemon_does() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let (killed, paused) = (
-        host.create(base()).await.unwrap().id,
-        host.create(base()).await.unwrap().id,
-    );
+    let (killed, paused) = (create_id(&host).await, create_id(&host).await);
     bench.world.hang("stop");
     host.kill(&killed).await.unwrap();
     host.pause(&paused).await.unwrap();
     assert!(bench.world.running().is_empty());
-    assert_eq!(host.get(&killed).unwrap().state, SandboxState::Killed);
-    assert_eq!(host.get(&paused).unwrap().state, SandboxState::Paused);
+    assert_eq!(*host.get(&killed).unwrap().state(), SandboxState::Killed);
+    assert_eq!(*host.get(&paused).unwrap().state(), SandboxState::Paused);
     assert!(!host.finish(Duration::from_millis(20)).await);
 }
 
@@ -199,7 +184,7 @@ async fn kills_and_pauses_do_not_wait_for_what_is_left_of_a_guest_and_the_daemon
 async fn a_daemon_ends_when_the_guests_that_it_killed_are_gone() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     host.kill(&id).await.unwrap();
     assert!(host.finish(Duration::from_secs(60)).await);
 }

@@ -2,7 +2,7 @@
 
 use crate::fake;
 
-use fake::{Bench, base, until};
+use fake::{Bench, create_id, snapshot_id, until};
 use jiffy_sandbox_manager::{SandboxState, Sandboxes};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 /// A sandbox with text `later` whose snapshot, returned with its id, has the text `old`.
 async fn sandbox(bench: &Bench, host: &Sandboxes) -> (String, String) {
     bench.world.goes_back.store(true, Ordering::Relaxed);
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(host).await;
     bench.world.write(&id, "old");
-    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    let snapshot = snapshot_id(host, &id).await;
     bench.world.write(&id, "later");
     host.snapshot(&id, None).await.unwrap();
     (id, snapshot)
@@ -20,10 +20,10 @@ async fn sandbox(bench: &Bench, host: &Sandboxes) -> (String, String) {
 
 /// Snapshots, naps and rollbacks go on from `text`.
 async fn goes_on(bench: &Bench, host: &Sandboxes, id: &str, text: &str) {
-    assert_eq!(host.get(id).unwrap().state, SandboxState::Running);
+    assert_eq!(*host.get(id).unwrap().state(), SandboxState::Running);
     assert_eq!(bench.world.running(), [id]);
     assert_eq!(bench.world.read(id), text);
-    let snapshot = host.snapshot(id, None).await.unwrap().id;
+    let snapshot = snapshot_id(host, id).await;
     bench.world.write(id, "newer");
     host.rollback(id, &snapshot).await.unwrap();
     assert_eq!(bench.world.read(id), text);
@@ -39,7 +39,7 @@ async fn a_guest_that_can_goes_back_in_its_place_and_is_told_so() {
     let (id, snapshot) = sandbox(&bench, &host).await;
     let restores = *bench.world.restores.lock().unwrap();
     let record = host.rollback(&id, &snapshot).await.unwrap();
-    assert_eq!(record.snapshot, Some(snapshot));
+    assert_eq!(record.snapshot(), Some(&*snapshot));
     assert_eq!(*bench.world.restores.lock().unwrap(), restores);
     let body = bench.world.body(&id);
     assert!(body.sandbox_identity.lock().unwrap().rewound);
@@ -55,7 +55,7 @@ async fn the_next_daemon_adopts_a_guest_that_went_back() {
     host.close().await;
     drop(host);
     let host = bench.open().await;
-    assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+    assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
     assert_eq!(bench.world.read(&id), "old");
 }
 
@@ -87,7 +87,7 @@ async fn a_refused_rollback_that_fails_leaves_the_sandbox_as_it_was() {
     host.close().await;
     drop(host);
     let host = bench.open().await;
-    assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+    assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
     assert_eq!(bench.world.read(&id), "later");
 }
 
@@ -101,8 +101,8 @@ async fn a_sandbox_whose_guest_is_lost_and_cannot_be_restored_sleeps_in_the_snap
     assert!(host.rollback(&id, &snapshot).await.is_err());
     bench.world.mend();
     let asleep = host.get(&id).unwrap();
-    assert_eq!(asleep.state, SandboxState::Paused);
-    assert_eq!(asleep.snapshot, Some(snapshot));
+    assert_eq!(*asleep.state(), SandboxState::Paused);
+    assert_eq!(asleep.snapshot(), Some(&*snapshot));
     assert!(bench.world.running().is_empty());
     host.resume(&id).await.unwrap();
     goes_on(&bench, &host, &id, "old").await;
@@ -125,7 +125,11 @@ fn killed_half_way_the_sandbox_sleeps_in_the_snapshot() {
         let id = found.lock().unwrap().take().unwrap();
         bench.doomed(async {
             let host = bench.open().await;
-            assert_eq!(host.get(&id).unwrap().state, SandboxState::Paused, "{step}");
+            assert_eq!(
+                *host.get(&id).unwrap().state(),
+                SandboxState::Paused,
+                "{step}"
+            );
             assert!(bench.world.running().is_empty());
             host.resume(&id).await.unwrap();
             goes_on(&bench, &host, &id, "old").await;

@@ -2,9 +2,9 @@
 
 use crate::fake;
 
-use fake::{Bench, Dice, base, until};
+use fake::{Bench, Dice, base, create_id, snapshot_id, until};
 use jiffy_sandbox_manager::{
-    HostOptions, OperationError, SandboxSettings, Sandboxes, SnapshotRecord, StoreState,
+    HostOptions, OperationError, SandboxSettings, Sandboxes, Snapshot, StoreState,
 };
 use jiffy_store::RemoteSnapshot;
 use jiffy_store::host::{LOCAL_TENANT, RemoteSettings, RemoteStore};
@@ -103,7 +103,7 @@ pub fn noise(seed: u64, bytes: usize) -> String {
     letters.take(bytes).collect()
 }
 
-pub async fn stored(host: &Sandboxes, id: &str) -> SnapshotRecord {
+pub async fn stored(host: &Sandboxes, id: &str) -> Snapshot {
     let waiting = host.snapshots().wait_stored(id);
     let limit = std::time::Duration::from_secs(60);
     tokio::time::timeout(limit, waiting).await.unwrap().unwrap()
@@ -125,15 +125,21 @@ pub fn figure(host: &Sandboxes, name: &str) -> f64 {
 async fn snapshots_and_sleepers_are_stored_and_what_the_store_has_is_not_sent_again() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
-    let id = host.create(base()).await.unwrap().id;
+    let id = create_id(&host).await;
     bench.world.write(&id, &noise(7, 3_000_000));
     let first = host.snapshot(&id, Some("first".into())).await.unwrap();
-    let first = stored(&host, &first.id).await;
-    assert_eq!(state(&host, &first.id), Some(StoreState::Stored));
+    let first = stored(&host, first.id()).await;
+    assert_eq!(state(&host, first.id()), Some(StoreState::Stored));
     let sent = figure(&host, "jiffy_store_bytes_total{direction=\"written\"}");
     assert!(sent > 1_500_000.0, "{sent}");
     // Nothing changed: its description, and no content.
-    let second = host.pause(&id).await.unwrap().snapshot.unwrap();
+    let second = host
+        .pause(&id)
+        .await
+        .unwrap()
+        .snapshot()
+        .unwrap()
+        .to_owned();
     stored(&host, &second).await;
     let more = figure(&host, "jiffy_store_bytes_total{direction=\"written\"}") - sent;
     assert!(more < 16_384.0, "{more}");
@@ -146,13 +152,13 @@ async fn snapshots_and_sleepers_are_stored_and_what_the_store_has_is_not_sent_ag
         .iter()
         .map(|n| n.root.to_string())
         .collect();
-    assert_eq!(below[0], first.store.copies[0].root);
+    assert_eq!(below[0], first.copy_roots().next().unwrap());
     assert_eq!(below.len(), 2, "the template's snapshot is below it");
     // Not what nobody asked for.
     host.resume(&id).await.unwrap();
     let fork = host.fork(&id, 1, None).await.unwrap().snapshot;
-    assert_eq!(state(&host, &fork.id), Some(StoreState::Local));
-    assert!(store.find(LOCAL_TENANT, &fork.id).await.is_none());
+    assert_eq!(state(&host, fork.id()), Some(StoreState::Local));
+    assert!(store.find(LOCAL_TENANT, fork.id()).await.is_none());
 }
 
 #[tokio::test]
@@ -164,15 +170,15 @@ async fn each_owner_has_a_tenant_and_none_without_a_store() {
         ..SandboxSettings::default()
     };
     let spec = jiffy_sandbox_manager::CreateSpec { settings, ..base() };
-    let id = host.create(spec).await.unwrap().id;
-    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    let id = host.create(spec).await.unwrap().id().to_owned();
+    let snapshot = snapshot_id(&host, &id).await;
     stored(&host, &snapshot).await;
     assert!(store.find("key1", &snapshot).await.is_some());
     assert!(store.find(LOCAL_TENANT, &snapshot).await.is_none());
     let alone = Bench::new();
     let host = alone.open().await;
-    let id = host.create(base()).await.unwrap().id;
-    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    let id = create_id(&host).await;
+    let snapshot = snapshot_id(&host, &id).await;
     assert_eq!(state(&host, &snapshot), None);
     let refused = host.snapshots().wait_stored(&snapshot).await.unwrap_err();
     assert!(matches!(refused, OperationError::NoStore), "{refused}");
@@ -193,8 +199,8 @@ async fn the_snapshot_of_a_stock_template_is_stored_once_for_all_owners() {
             ..SandboxSettings::default()
         };
         let spec = jiffy_sandbox_manager::CreateSpec { settings, ..base() };
-        let id = host.create(spec).await.unwrap().id;
-        snapshots.push((owner, host.snapshot(&id, None).await.unwrap().id));
+        let id = host.create(spec).await.unwrap().id().to_owned();
+        snapshots.push((owner, snapshot_id(&host, &id).await));
     }
     let mut below = std::collections::BTreeSet::new();
     for (owner, snapshot) in &snapshots {
@@ -223,11 +229,11 @@ async fn the_snapshot_of_a_stock_template_is_stored_once_for_all_owners() {
 async fn a_store_that_was_gone_gets_everything_when_it_is_back() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
-    let id = host.create(base()).await.unwrap().id;
-    let removed = host.snapshot(&id, None).await.unwrap().id;
+    let id = create_id(&host).await;
+    let removed = snapshot_id(&host, &id).await;
     stored(&host, &removed).await;
     store.go();
-    let wanted = host.snapshot(&id, None).await.unwrap().id;
+    let wanted = snapshot_id(&host, &id).await;
     let late = host.snapshots().wait_stored(&wanted).await.unwrap_err();
     assert!(late.retry_after().is_some(), "{late}");
     assert_eq!(state(&host, &wanted), Some(StoreState::Uploading));
@@ -256,12 +262,12 @@ async fn gone(bench: &Bench, host: &Sandboxes, id: &str) {
 async fn a_snapshot_that_is_removed_while_it_is_uploaded_leaves_nothing() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", Some(6 << 20))).await;
-    let id = host.create(base()).await.unwrap().id;
-    let kept = host.snapshot(&id, None).await.unwrap().id;
+    let id = create_id(&host).await;
+    let kept = snapshot_id(&host, &id).await;
     stored(&host, &kept).await;
     let manifests = store.objects("manifests").len();
     bench.world.write(&id, &noise(9, 30_000_000));
-    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    let snapshot = snapshot_id(&host, &id).await;
     until("a pack to be sent", || store.objects("packs").len() > 2).await;
     host.rollback(&id, &kept).await.unwrap();
     host.snapshots().remove(&snapshot).unwrap();
@@ -269,7 +275,13 @@ async fn a_snapshot_that_is_removed_while_it_is_uploaded_leaves_nothing() {
     // The snapshot that a sandbox sleeps in goes with it.
     let packs = store.objects("packs").len();
     bench.world.write(&id, &noise(11, 30_000_000));
-    let asleep = host.pause(&id).await.unwrap().snapshot.unwrap();
+    let asleep = host
+        .pause(&id)
+        .await
+        .unwrap()
+        .snapshot()
+        .unwrap()
+        .to_owned();
     until("a pack to be sent", || store.objects("packs").len() > packs).await;
     host.remove(&id).await.unwrap();
     gone(&bench, &host, &asleep).await;
@@ -289,11 +301,11 @@ fn a_daemon_that_was_killed_goes_on_where_it_was() {
     let snapshots = std::sync::Mutex::new(Vec::new());
     bench.doomed(async {
         let host = bench.open_with(store.options("one", Some(1 << 20))).await;
-        let id = host.create(base()).await.unwrap().id;
-        let first = host.snapshot(&id, None).await.unwrap().id;
+        let id = create_id(&host).await;
+        let first = snapshot_id(&host, &id).await;
         stored(&host, &first).await;
         bench.world.write(&id, &noise(3, 30_000_000));
-        let second = host.snapshot(&id, None).await.unwrap().id;
+        let second = snapshot_id(&host, &id).await;
         until("a pack to be sent", || store.objects("packs").len() > 2).await;
         // The store is gone when this one is removed, and the daemon does not live to see it back.
         *snapshots.lock().unwrap() = vec![first.clone(), second];
@@ -323,13 +335,13 @@ async fn hosts_that_push_the_same_chunks_at_once_both_have_them_stored() {
     let mut hosts = Vec::new();
     for (bench, name) in benches.iter().zip(["one", "two"]) {
         let host = bench.open_with(store.options(name, None)).await;
-        let id = host.create(base()).await.unwrap().id;
+        let id = create_id(&host).await;
         bench.world.write(&id, &noise(5, 9_000_000));
         hosts.push((host, id));
     }
     let (one, two) = (&hosts[0], &hosts[1]);
     let (a, b) = tokio::join!(one.0.snapshot(&one.1, None), two.0.snapshot(&two.1, None));
-    let (a, b) = (a.unwrap().id, b.unwrap().id);
+    let (a, b) = (a.unwrap().id().to_owned(), b.unwrap().id().to_owned());
     tokio::join!(stored(&one.0, &a), stored(&two.0, &b));
     for id in [a, b] {
         let found = store.find(LOCAL_TENANT, &id).await.unwrap();
@@ -341,9 +353,9 @@ async fn hosts_that_push_the_same_chunks_at_once_both_have_them_stored() {
 async fn a_snapshot_is_stored_anew_when_what_it_was_based_on_was_removed() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
-    let id = host.create(base()).await.unwrap().id;
-    let below = host.snapshot(&id, None).await.unwrap().id;
-    let middle = host.snapshot(&id, None).await.unwrap().id;
+    let id = create_id(&host).await;
+    let below = snapshot_id(&host, &id).await;
+    let middle = snapshot_id(&host, &id).await;
     let before = stored(&host, &middle).await;
     bench.world.merged.lock().unwrap().insert(middle.clone());
     host.snapshots().remove(&below).unwrap();
@@ -353,26 +365,26 @@ async fn a_snapshot_is_stored_anew_when_what_it_was_based_on_was_removed() {
         figure(&host, "jiffy_store_removals_pending") == 0.0
     })
     .await;
-    let above = host.snapshot(&id, None).await.unwrap().id;
+    let above = snapshot_id(&host, &id).await;
     stored(&host, &above).await;
     let found = store.find(LOCAL_TENANT, &above).await.unwrap();
     assert_eq!(found.manifest.lineage.len(), 1);
     let middle = store.find(LOCAL_TENANT, &middle).await.unwrap();
     assert_eq!(found.manifest.lineage[0].root, middle.root);
-    assert_ne!(middle.root.to_string(), before.store.copies[0].root);
+    assert_ne!(middle.root.to_string(), before.copy_roots().next().unwrap());
 }
 
 #[tokio::test]
 async fn a_snapshot_that_the_store_has_lost_is_pushed_again() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
-    let id = host.create(base()).await.unwrap().id;
-    let below = host.snapshot(&id, None).await.unwrap().id;
+    let id = create_id(&host).await;
+    let below = snapshot_id(&host, &id).await;
     stored(&host, &below).await;
     for lost in store.objects("manifests") {
         fs::remove_file(lost).unwrap();
     }
-    let above = host.snapshot(&id, None).await.unwrap().id;
+    let above = snapshot_id(&host, &id).await;
     stored(&host, &above).await;
     let found = store.find(LOCAL_TENANT, &above).await.unwrap();
     assert_eq!(found.manifest.lineage.len(), 2);

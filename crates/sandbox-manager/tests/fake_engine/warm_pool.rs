@@ -19,7 +19,7 @@ async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
     let bench = Bench::new();
     let host = bench.open_with(warm(2)).await;
     assert_eq!(
-        host.create(base()).await.unwrap().boot_mode,
+        host.create(base()).await.unwrap().boot_mode(),
         Some(BootMode::Snapshot)
     );
     until("the pool to fill", || host.pool().waiting() == 2).await;
@@ -34,20 +34,20 @@ async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
     let a = host.create(base()).await.unwrap();
     let b = host.create(base()).await.unwrap();
     assert_eq!(
-        (a.boot_mode, b.boot_mode),
+        (a.boot_mode(), b.boot_mode()),
         (Some(BootMode::WarmPool), Some(BootMode::WarmPool))
     );
     assert_ne!(
-        bench.world.body(&a.id).sandbox_identity.lock().unwrap().id,
-        b.id
+        bench.world.body(a.id()).sandbox_identity.lock().unwrap().id,
+        b.id()
     );
     // An empty pool falls through.
     assert_eq!(
-        host.create(base()).await.unwrap().boot_mode,
+        host.create(base()).await.unwrap().boot_mode(),
         Some(BootMode::Snapshot)
     );
     until("the pool to fill again", || host.pool().waiting() == 2).await;
-    host.kill(&a.id).await.unwrap();
+    host.kill(a.id()).await.unwrap();
     assert_eq!(host.pool().waiting(), 2, "a used one does not come back");
 }
 
@@ -65,13 +65,13 @@ async fn a_sandbox_that_waits_has_rehearsed_and_one_that_cannot_does_not_wait() 
     );
     bench.world.fail("rehearse");
     let taken = host.create(base()).await.unwrap();
-    assert_eq!(taken.boot_mode, Some(BootMode::WarmPool));
+    assert_eq!(taken.boot_mode(), Some(BootMode::WarmPool));
     until("the failure", || rehearsed() == 2).await;
     until("its guest to end", || bench.world.running().len() == 2).await;
     assert_eq!(host.pool().waiting(), 0);
     bench.world.mend();
     let next = host.create(base()).await.unwrap();
-    assert_eq!(next.boot_mode, Some(BootMode::Snapshot));
+    assert_eq!(next.boot_mode(), Some(BootMode::Snapshot));
     until("the pool to fill again", || host.pool().waiting() == 1).await;
     assert_eq!(rehearsed(), 3);
 }
@@ -84,7 +84,7 @@ async fn the_pool_is_emptied_when_its_template_changes_and_at_the_end() {
     until("the pool to fill", || host.pool().waiting() == 1).await;
     *bench.world.version.lock().unwrap() += 1;
     assert_eq!(
-        host.create(base()).await.unwrap().boot_mode,
+        host.create(base()).await.unwrap().boot_mode(),
         Some(BootMode::Snapshot)
     );
     assert_eq!(host.pool().waiting(), 0);
@@ -107,7 +107,7 @@ async fn what_waits_is_kept_in_memory_as_long_as_it_waits() {
     let snapshot = host.snapshots().list(None).unwrap().remove(0);
     let warmed = || bench.world.warmed.lock().unwrap().clone();
     until("two rounds", || warmed().len() >= 2).await;
-    assert!(warmed().iter().all(|id| *id == snapshot.id));
+    assert!(warmed().iter().all(|id| *id == snapshot.id()));
     // An empty pool leaves its snapshots to the kernel.
     host.stop_all().await;
     assert_eq!(host.pool().waiting(), 0);
@@ -126,8 +126,8 @@ async fn what_a_templates_guests_touch_is_learned_once_and_its_failure_costs_not
     host.create(base()).await.unwrap();
     host.create(base()).await.unwrap();
     let template = host.snapshots().list(None).unwrap().remove(0);
-    assert_eq!(template.purpose, SnapshotPurpose::Template);
-    assert_eq!(*bench.world.learned.lock().unwrap(), [template.id]);
+    assert_eq!(template.purpose(), SnapshotPurpose::Template);
+    assert_eq!(*bench.world.learned.lock().unwrap(), [template.id()]);
     *bench.world.version.lock().unwrap() += 1;
     bench.world.fail("learn");
     host.create(base()).await.unwrap();
@@ -143,27 +143,27 @@ async fn what_is_kept_is_sealed_also_what_an_earlier_daemon_left() {
     };
     let host = bench.open_with(soon.clone()).await;
     let sandbox = host.create(base()).await.unwrap();
-    let asked = host.snapshot(&sandbox.id, None).await.unwrap();
-    let forked = host.fork(&sandbox.id, 1, None).await.unwrap();
+    let asked = host.snapshot(sandbox.id(), None).await.unwrap();
+    let forked = host.fork(sandbox.id(), 1, None).await.unwrap();
     let (fork, child) = (forked.snapshot, forked.children[0].as_ref().unwrap());
     let mut all = host.snapshots().list(None).unwrap().into_iter();
     let template = all
-        .find(|s| s.purpose == SnapshotPurpose::Template)
+        .find(|s| s.purpose() == SnapshotPurpose::Template)
         .unwrap();
     let sealed = || bench.world.sealed.lock().unwrap().clone();
-    let both = [asked.id.clone(), template.id.clone()].into();
+    let both = [asked.id().to_owned(), template.id().to_owned()].into();
     until("both to be sealed", || sealed() == both).await;
-    assert!(!sealed().contains(&fork.id));
+    assert!(!sealed().contains(fork.id()));
     drop(host);
     bench.world.sealed.lock().unwrap().clear();
     let host = bench.open_with(soon).await;
     until("both to be looked at again", || sealed() == both).await;
     // One that is removed before its turn is nobody's failure.
-    host.remove(&child.id).await.unwrap();
-    host.remove(&sandbox.id).await.unwrap();
-    host.snapshots().remove(&asked.id).unwrap();
+    host.remove(child.id()).await.unwrap();
+    host.remove(sandbox.id()).await.unwrap();
+    host.snapshots().remove(asked.id()).unwrap();
     until("its files to go", || {
-        !bench.file_names().contains(&asked.id)
+        !bench.file_names().contains(asked.id())
     })
     .await;
 }
@@ -177,13 +177,13 @@ async fn a_pool_grows_and_shrinks_as_it_is_told() {
     assert_eq!((pool.template.as_str(), pool.wanted), ("base", 3));
     until("the pool to fill", || host.pool().waiting() == 3).await;
     let first = host.create(base()).await.unwrap();
-    assert_eq!(first.boot_mode, Some(BootMode::WarmPool));
+    assert_eq!(first.boot_mode(), Some(BootMode::WarmPool));
     let pool = host.pool().set("base", size, 1).await.unwrap();
     assert_eq!((pool.wanted, pool.waiting), (1, 1));
     host.pool().set("base", size, 0).await.unwrap();
     assert_eq!(host.pool().waiting(), 0);
     until("those too many to end", || {
-        bench.world.running() == [first.id.clone()]
+        bench.world.running() == [first.id().to_owned()]
     })
     .await;
     assert_eq!(host.pool().sizes().len(), 1);
@@ -195,7 +195,12 @@ async fn a_pool_grows_and_shrinks_as_it_is_told() {
 async fn sizes_that_callers_choose_keep_a_bounded_number_of_template_snapshots() {
     let bench = Bench::new();
     let host = bench.open_with(HostOptions::default()).await;
-    let usual = host.create(base()).await.unwrap().snapshot;
+    let usual = host
+        .create(base())
+        .await
+        .unwrap()
+        .snapshot()
+        .map(str::to_owned);
     let mut spec = base();
     for memory_mib in (0..20).map(|n| 512 + n) {
         spec.size = Some(SandboxSize {
@@ -203,15 +208,15 @@ async fn sizes_that_callers_choose_keep_a_bounded_number_of_template_snapshots()
             ..SandboxSize::default()
         });
         let made = host.create(spec.clone()).await.unwrap();
-        host.remove(&made.id).await.unwrap();
+        host.remove(made.id()).await.unwrap();
         // The size that is in use keeps its snapshot.
         let made = host.create(base()).await.unwrap();
-        assert_eq!(made.snapshot, usual);
-        host.remove(&made.id).await.unwrap();
+        assert_eq!(made.snapshot(), usual.as_deref());
+        host.remove(made.id()).await.unwrap();
         let all = host.snapshots().list(None).unwrap();
         let of_template = all
             .iter()
-            .filter(|s| s.purpose == SnapshotPurpose::Template);
+            .filter(|s| s.purpose() == SnapshotPurpose::Template);
         assert!(of_template.count() <= 8, "{all:?}");
     }
 }

@@ -175,7 +175,7 @@ impl BuildJob {
                     made => break made.map_err(|e| cannot(&e))?,
                 }
             };
-            at.sandbox = Some(made.id);
+            at.sandbox = Some(made.id().to_owned());
         }
         let id = at.sandbox.as_deref().unwrap_or_default();
         sandboxes

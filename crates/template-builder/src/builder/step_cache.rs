@@ -4,7 +4,7 @@ use super::records::{BuildRecords, RecordError, from_sql, to_sql};
 use super::{Builder, BuilderError, BuilderInner};
 use jiffy_engine_api::{is_imported_image, now_ms};
 use jiffy_image::{PrunedImages, TemplateManifest};
-use jiffy_sandbox_manager::{START_DELAY, SnapshotRecord};
+use jiffy_sandbox_manager::{START_DELAY, Snapshot};
 use rusqlite::params;
 use std::collections::{HashMap, HashSet};
 use std::sync::Weak;
@@ -34,7 +34,7 @@ pub struct PrunedBuildCache {
 #[derive(Debug, Clone, Default)]
 pub struct PrunableBuildCache {
     /// Snapshots of steps.
-    pub steps: Vec<SnapshotRecord>,
+    pub steps: Vec<Snapshot>,
     /// Bytes of uploads.
     pub upload_bytes: u64,
     /// Templates that were imported from registries for builds.
@@ -106,9 +106,9 @@ impl BuilderInner {
         let last_uses = self.records.last_uses()?;
         let mut steps = self.sandboxes.build_steps().list();
         steps.retain(|step| {
-            let used = last_uses.get(&step.fingerprint).copied();
-            let of_owner = of.is_none() || step.owner.as_deref() == of;
-            of_owner && used.unwrap_or(step.created_ms) <= oldest
+            let used = last_uses.get(step.fingerprint()).copied();
+            let of_owner = of.is_none() || step.owner() == of;
+            of_owner && used.unwrap_or(step.created_ms()) <= oldest
         });
         let uploads = self
             .uploads
@@ -137,16 +137,16 @@ impl BuilderInner {
         let mut last_uses = self.records.last_uses()?;
         let mut pruned = PrunedBuildCache::default();
         for step in self.sandboxes.build_steps().list() {
-            if of.is_some() && step.owner.as_deref() != of {
-                last_uses.remove(&step.fingerprint);
+            if of.is_some() && step.owner() != of {
+                last_uses.remove(step.fingerprint());
                 continue;
             }
-            let used = last_uses.get(&step.fingerprint).copied();
-            let gone = used.unwrap_or(step.created_ms) <= oldest
-                && self.sandboxes.snapshots().remove(&step.id).is_ok();
+            let used = last_uses.get(step.fingerprint()).copied();
+            let gone = used.unwrap_or(step.created_ms()) <= oldest
+                && self.sandboxes.snapshots().remove(step.id()).is_ok();
             match gone {
                 true => pruned.steps += 1,
-                false => drop(last_uses.remove(&step.fingerprint)),
+                false => drop(last_uses.remove(step.fingerprint())),
             }
         }
         // Entries that remain belong to removed steps.
@@ -251,9 +251,9 @@ impl Builder {
                 }
             }
             for step in self.0.sandboxes.build_steps().list() {
-                let key = &step.fingerprint;
+                let key = step.fingerprint();
                 if older.contains(key) && !current.contains(key) {
-                    let _ = self.0.sandboxes.snapshots().remove(&step.id);
+                    let _ = self.0.sandboxes.snapshots().remove(step.id());
                 }
             }
             Ok(())

@@ -2,8 +2,8 @@
 
 use super::{Fetch, Missing, Pulled};
 use crate::operation_error::{ErrorKind, OperationError};
-use crate::records::SnapshotRecord;
 use crate::sandboxes::{Sandboxes, Snapshots};
+use crate::snapshot::Snapshot;
 use jiffy_engine_api::ExistingSnapshot;
 use jiffy_store::host::PulledFile;
 use std::collections::BTreeMap;
@@ -164,7 +164,7 @@ impl Fetch {
         let pulled: Vec<_> = futures_util::future::try_join_all(pulls).await?;
         for (missing, files) in missing.into_iter().zip(pulled).rev() {
             match self.here(&missing.found.id) {
-                Some(held) => self.replace(missing, files, held.record()).await?,
+                Some(held) => self.replace(missing, files, held.snapshot()).await?,
                 None => self.bring(missing, files).await?,
             }
         }
@@ -176,7 +176,7 @@ impl Fetch {
         &self,
         missing: Missing,
         files: Vec<PulledFile>,
-        record: &SnapshotRecord,
+        record: &Snapshot,
     ) -> Result<(), OperationError> {
         let id = &record.id;
         let lock = self.this.0.fetch_locks.get(id.clone());

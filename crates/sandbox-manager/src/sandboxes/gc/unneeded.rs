@@ -4,7 +4,7 @@ use super::super::Snapshots;
 use super::super::snapshot_engine::SnapshotOnDisk;
 use super::super::snapshot_index::SnapshotIndex;
 use crate::journal::JournalChange;
-use crate::records::SnapshotRecord;
+use crate::snapshot::Snapshot;
 use crate::store_copies::StoreRetraction;
 use jiffy_engine_api::{EngineError, PreparedFold};
 use jiffy_proto::snapshot::FoldedLayers;
@@ -27,7 +27,7 @@ struct UnneededSnapshots {
     /// Children before their parents.
     gone: Vec<SnapshotOnDisk>,
     /// Their children, which have another parent now.
-    moved: BTreeMap<String, SnapshotRecord>,
+    moved: BTreeMap<String, Snapshot>,
     /// Their copies in stores.
     copies: Vec<StoreRetraction>,
 }

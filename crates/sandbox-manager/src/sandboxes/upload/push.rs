@@ -5,6 +5,7 @@ use super::super::{OperationError, Sandboxes};
 use super::is_named;
 use crate::journal::JournalChange;
 use crate::records::SnapshotRecord;
+use crate::snapshot::Snapshot;
 use crate::store_copies::{StoreCopies, StorePlace, StoreRetraction};
 use jiffy_engine_api::SnapshotParts;
 use jiffy_store::host::{LOCAL_TENANT, PushRequest, Pushed, RemoteError, RemoteStore};
@@ -189,7 +190,7 @@ impl Sandboxes {
         &self,
         remote: &RemoteStore,
         link: &Link,
-        record: SnapshotRecord,
+        record: Snapshot,
         lineage: Vec<jiffy_store::SnapshotName>,
         cancelled: &watch::Receiver<bool>,
     ) -> Result<Pushed, UploadError> {
@@ -198,14 +199,15 @@ impl Sandboxes {
             now.store.uploading = Some(link.place.clone());
         });
         let revision = record.store.revision;
-        let written = SnapshotRecord {
+        let written = Snapshot {
             store: StoreCopies {
                 revision,
                 ..StoreCopies::default()
             },
             ..record.clone()
         };
-        let text = serde_json::to_vec(&written).map_err(|e| OperationError::Lost(e.to_string()))?;
+        let text = serde_json::to_vec(&SnapshotRecord::from(&written));
+        let text = text.map_err(|e| OperationError::Lost(e.to_string()))?;
         let named = is_named(&record);
         let pushed = remote
             .push(PushRequest {

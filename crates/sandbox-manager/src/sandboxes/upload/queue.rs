@@ -1,6 +1,6 @@
 //! Snapshots that wait for their upload, and what is to be removed from the store.
 
-use crate::records::SnapshotRecord;
+use crate::snapshot::Snapshot;
 use crate::store_copies::StoreRetraction;
 use jiffy_api_types::SnapshotPurpose;
 use jiffy_store::host::RemoteStore;
@@ -99,7 +99,7 @@ impl Uploads {
     }
 
     /// True for the snapshot of a booted template that all tenants may read.
-    pub fn is_shared(&self, record: &SnapshotRecord) -> bool {
+    pub fn is_shared(&self, record: &Snapshot) -> bool {
         record.purpose == SnapshotPurpose::Template
             && record.parent.is_none()
             && (self.is_stock)(&record.template)

@@ -116,3 +116,14 @@ pub async fn until(what: &str, mut ready: impl FnMut() -> bool) {
     }
     panic!("waited in vain for {what}");
 }
+
+/// Creates a sandbox of the template `base`, and returns its id.
+pub async fn create_id(host: &Sandboxes) -> String {
+    host.create(base()).await.unwrap().id().to_owned()
+}
+
+/// Takes a snapshot, and returns its id.
+pub async fn snapshot_id(host: &Sandboxes, sandbox: &str) -> String {
+    let snapshot = host.snapshot(sandbox, None).await.unwrap();
+    snapshot.id().to_owned()
+}

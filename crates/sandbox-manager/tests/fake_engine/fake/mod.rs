@@ -8,7 +8,7 @@ mod files;
 mod guest;
 mod world;
 
-pub use bench::{Bench, Plenty, base, until};
+pub use bench::{Bench, Plenty, base, create_id, snapshot_id, until};
 pub use engine::{DAMAGED, FakeEngine};
 pub use world::{Body, Dice, World};
 

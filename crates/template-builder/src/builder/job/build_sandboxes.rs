@@ -1,7 +1,7 @@
 //! Sandboxes of one build.
 
 use jiffy_sandbox_manager::{
-    CreateSpec, ErrorKind, OperationError, QuotaPermit, SandboxRecord, Sandboxes,
+    CreateSpec, ErrorKind, OperationError, QuotaPermit, Sandbox, Sandboxes,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl BuildSandboxes {
         &self,
         spec: CreateSpec,
         room: Arc<QuotaPermit>,
-    ) -> Result<SandboxRecord, OperationError> {
+    ) -> Result<Sandbox, OperationError> {
         let (host, state) = (self.host.clone(), self.state.clone());
         let creation = self.creations.spawn(async move {
             let record = host.create(spec).await?;
@@ -50,12 +50,12 @@ impl BuildSandboxes {
             let has_ended = {
                 let mut state = state.lock();
                 if !state.ended {
-                    state.ids.push(record.id.clone());
+                    state.ids.push(record.id().to_owned());
                 }
                 state.ended
             };
             if has_ended {
-                remove(&host, &record.id).await?;
+                remove(&host, record.id()).await?;
             }
             Ok(record)
         });

@@ -54,7 +54,7 @@ impl BuildJob {
             self.inner.touch_step(&at.key);
             said(&format!("CACHED {shown}"));
             at.config.apply(&step.action).map_err(BuildFailure::new)?;
-            at.source = SandboxSource::Snapshot(snapshot.id);
+            at.source = SandboxSource::Snapshot(snapshot.id().to_owned());
             self.release_sandbox(at).await;
             at.push_history(step, None);
             return Ok(());
@@ -96,7 +96,7 @@ impl BuildJob {
             }
         };
         self.inner.touch_step(&at.key);
-        at.source = SandboxSource::Snapshot(snapshot.id);
+        at.source = SandboxSource::Snapshot(snapshot.id().to_owned());
         at.push_history(step, Some(began.elapsed()));
         Ok(())
     }

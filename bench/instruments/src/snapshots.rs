@@ -1,9 +1,10 @@
 //! Snapshots, creates from them, rollbacks to them.
 
-use crate::counters::Meter;
-use crate::daemon::{BenchmarkDaemon, run_concurrently, timed};
-use crate::{Measured, Series, goals};
+use crate::goals;
 use jiffy_api_types::SnapshotInfo;
+use jiffy_benchmark::counters::Meter;
+use jiffy_benchmark::daemon::{BenchmarkDaemon, run_concurrently, timed};
+use jiffy_benchmark::{Measured, Series};
 use jiffy_client::ServerOptions;
 use jiffy_engine_api::SandboxSize;
 use std::process::Command;

@@ -1,36 +1,16 @@
-//! Guests of this process: boot, exec, memory.
+//! Guests of this process: boot and memory.
 
-use crate::counters::{Counters, Meter};
-use crate::daemon::{ms, timed};
-use crate::{Measured, Series, goals, memory as vmm_memory};
-use anyhow::{Context, ensure};
-use jiffy_agent_client::{AgentClient, ProcessSpec};
-use jiffy_daemon::TemplateProgress;
+use crate::goals;
+use crate::memory as vmm_memory;
+use anyhow::Context;
+use jiffy_benchmark::counters::{Counters, Meter};
+use jiffy_benchmark::{Measured, Series, prepare_guests};
 use jiffy_engine_api::BootReport;
-use jiffy_engines::{Host, PreparedTemplate, SandboxSpec};
-use std::time::Instant;
-
-/// Template `base`, built if need be.
-pub fn prepare() -> anyhow::Result<PreparedTemplate> {
-    let mut progress = TemplateProgress::new("base");
-    Ok(Host::open()?.prepare("base", &mut |p| progress.update(p))?)
-}
-
-/// Runs `true` to its end.
-pub async fn run_true(client: &AgentClient) -> anyhow::Result<()> {
-    let spec = ProcessSpec::new("true", [""; 0]);
-    let (status, ..) = client.start(&spec).await?.output(0).await?;
-    ensure!(
-        status.exit_code == 0,
-        "`true` exited with {}",
-        status.exit_code
-    );
-    Ok(())
-}
+use jiffy_engines::SandboxSpec;
 
 /// Cold boots, split by phase.
 pub async fn boot(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
-    let prepared = prepare()?;
+    let prepared = prepare_guests().await?;
     let meter = Meter::new();
     let mut reports: Vec<BootReport> = Vec::new();
     for round in 0..warm_up + n {
@@ -60,43 +40,9 @@ pub async fn boot(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
     })
 }
 
-/// `true` in a running guest.
-pub async fn exec(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
-    let prepared = prepare()?;
-    let vm = prepared.boot(&SandboxSpec::default()).await?;
-    let client = jiffy_engines::agent(&vm);
-    let meter = Meter::new();
-    let mut samples = Vec::new();
-    for round in 0..warm_up + n {
-        let before = Counters::of_vm(&vm).await?;
-        let ((), took) = timed(run_true(&client)).await?;
-        if round >= warm_up {
-            samples.push(took);
-            meter.add("exec", Counters::of_vm(&vm).await?.since(before));
-        }
-    }
-    let mut health = Vec::new();
-    for _ in 0..n {
-        let began = Instant::now();
-        client.health().await?;
-        health.push(ms(began.elapsed()));
-    }
-    vm.stop().await;
-    let series = vec![
-        Series::new("exec of `true`", "ms", Some(goals::EXEC), samples),
-        Series::new("request without a process", "ms", None, health),
-    ];
-    Ok(Measured {
-        method: "one running guest, one request at a time over one kept connection: from sending \
-            process.Start to having read the exit code; and GET /health for comparison",
-        limits: "a process with output or input; several at once; a guest under load",
-        ..Measured::new("exec", series, &meter)
-    })
-}
-
 /// Memory of a fresh guest and of its VMM.
 pub async fn memory(n: usize) -> anyhow::Result<Measured> {
-    let prepared = prepare()?;
+    let prepared = prepare_guests().await?;
     let meter = Meter::new();
     let spec = SandboxSpec::default();
     let (mut own, mut behind, mut used) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,13 +1,14 @@
 //! Cost of the gateway: from a port of the host to a port of the guest.
 
-use crate::counters::Meter;
-use crate::daemon::{BenchmarkDaemon, ms, timed};
-use crate::guest::{prepare, run_true};
-use crate::{Measured, Series, goals};
+use crate::goals;
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use hyper::Method;
 use jiffy_agent_client::{AgentClient, PooledResponse, ProcessSpec};
+use jiffy_benchmark::counters::Meter;
+use jiffy_benchmark::daemon::{BenchmarkDaemon, ms, timed};
+use jiffy_benchmark::{Measured, Series};
+use jiffy_benchmark::{prepare_guests, run_true};
 use jiffy_client::Sandbox;
 use jiffy_client::ServerOptions;
 use jiffy_engine_api::SandboxSize;
@@ -67,7 +68,7 @@ pub async fn gateway(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow
         size: LARGE_SIZE,
         ..SandboxSpec::default()
     };
-    let vm = prepare()?.boot(&spec).await?;
+    let vm = prepare_guests().await?.boot(&spec).await?;
     let routes = AgentRoutes {
         through: daemon.agent(&sandbox)?,
         direct: jiffy_engines::agent(&vm),
@@ -190,7 +191,7 @@ async fn streams(
     let start = "nohup python3 /tmp/server.py >/tmp/server.log 2>&1 & until [ -e /tmp/listening ]; \
         do sleep 0.02; done";
     sh(agent, start).await?;
-    let before = daemon.daemon_memory().await?;
+    let before = daemon.memory_kib().await?;
     let began = Instant::now();
     let mut opening: JoinSet<anyhow::Result<PooledResponse>> = JoinSet::new();
     for _ in 0..IDLE_STREAMS {
@@ -208,7 +209,7 @@ async fn streams(
         open.push(answer??);
     }
     let opened = ms(began.elapsed());
-    let after = daemon.daemon_memory().await?;
+    let after = daemon.memory_kib().await?;
     let mut beside = Vec::new();
     for _ in 0..n {
         beside.push(timed(run_true(agent)).await?.1);

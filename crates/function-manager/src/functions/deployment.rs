@@ -1,84 +1,33 @@
 //! Deployment, rollback and removal.
 
-use super::direct::publish;
-use super::processes::blocking;
 use super::{Functions, Owner};
-use crate::deploy_step::{DeployStep, reached};
+use crate::blocking::blocking;
 use crate::disk_room::DeployRoom;
 use crate::function_error::FunctionError;
 use crate::function_record::{DeployChanges, FunctionRecord, VersionRecord, new_record};
 use crate::function_state::FunctionState;
-use crate::module_digest::ModuleDigest;
+use crate::module_upload::ModuleUpload;
 use crate::running_process::RunningProcess;
 use jiffy_engine_api::now_ms;
-use jiffy_proto::function::{ControlRequest, MAX_FUNCTIONS, MAX_MODULE_BYTES, World};
-use std::io::Write;
+use jiffy_proto::function::{ControlRequest, MAX_FUNCTIONS, World};
 use std::sync::Arc;
-use tempfile::NamedTempFile;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit};
-
-/// Module that arrives. Dropped, nothing of it stays.
-#[derive(Debug)]
-pub struct ModuleUpload {
-    file: NamedTempFile,
-    hasher: blake3::Hasher,
-    bytes: u64,
-    /// First bytes, which tell the world.
-    head: Vec<u8>,
-    /// Reserved before anything is written.
-    room: DeployRoom,
-    /// One of its owner's.
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
-impl ModuleUpload {
-    /// Appends bytes.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), FunctionError> {
-        let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        self.bytes = self.bytes.saturating_add(length);
-        if self.bytes > MAX_MODULE_BYTES {
-            return Err(FunctionError::TooLarge);
-        }
-        self.room.grow(length).map_err(FunctionError::NoRoom)?;
-        if self.head.len() < 8 {
-            self.head.extend(bytes.iter().take(8 - self.head.len()));
-        }
-        self.hasher.update(bytes);
-        let path = self.file.path().to_owned();
-        let written = self.file.write_all(bytes);
-        written.map_err(FunctionError::file(&path))?;
-        reached(DeployStep::Receive);
-        Ok(())
-    }
-
-    /// Bytes so far.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Digest of the bytes so far.
-    pub(super) fn digest(&self) -> ModuleDigest {
-        self.hasher.finalize().into()
-    }
-}
 
 impl Functions {
     /// Begins with a module of a deployment.
     pub fn upload(&self) -> Result<ModuleUpload, FunctionError> {
+        self.new_upload(DeployRoom::default(), None)
+    }
+
+    fn new_upload(
+        &self,
+        room: DeployRoom,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Result<ModuleUpload, FunctionError> {
         if !self.is_installed() {
             return Err(FunctionError::NotInstalled);
         }
-        let directory = self.uploads()?;
-        let file = NamedTempFile::new_in(&directory).map_err(FunctionError::file(&directory))?;
-        Ok(ModuleUpload {
-            file,
-            hasher: blake3::Hasher::new(),
-            bytes: 0,
-            head: Vec::new(),
-            room: DeployRoom::default(),
-            _permit: None,
-        })
+        ModuleUpload::new(&self.uploads()?, room, permit)
     }
 
     /// The same for a module of an owner, whose bytes and machine code are reserved in `room`.
@@ -93,11 +42,7 @@ impl Functions {
         let unavailable = |e: AcquireError| FunctionError::Unavailable(e.to_string());
         let uploads = self.owner(key)?.uploads.clone();
         let permit = uploads.acquire_owned().await.map_err(unavailable)?;
-        Ok(ModuleUpload {
-            room,
-            _permit: Some(permit),
-            ..self.upload()?
-        })
+        self.new_upload(room, Some(permit))
     }
 
     /// Deploys a module as a new version of a function. The former version answers until the new
@@ -152,7 +97,7 @@ impl Functions {
                            without a key for sandboxes";
             return Err(FunctionError::Setting(message.to_owned()));
         }
-        let (digest, bytes) = (module.digest().digits(), module.bytes);
+        let (digest, bytes) = (module.digest().digits(), module.bytes());
         // Held until the record counts the files.
         let room = module.room.clone();
         {
@@ -254,7 +199,7 @@ impl Functions {
         let _loading = running.loading.lock().await;
         let record = state.replace(record);
         if running.loaded.lock().contains_key(name) {
-            let (process, publish) = (running.process.clone(), publish(&record));
+            let (process, publish) = (running.process.clone(), record.publish_order());
             // A process that does not answer is ended.
             let _ = blocking(move || Ok(process.order(&publish).is_ok())).await;
         }

@@ -6,12 +6,12 @@ use super::{
     CONNECTIONS, LOOPBACK_PORT, PORT, SAMPLE_TIME, SERVER_SCRIPT, STREAM_BYTES, Sample, WORK_MIB,
     WORK_SCRIPT, work_samples,
 };
-use crate::counters::Counters;
-use crate::daemon::BenchmarkDaemon;
 use crate::gateway::{LARGE_SIZE, download, sh, upload};
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use hyper::Method;
 use jiffy_agent_client::{AgentClient, ConnectionPool, ProcessEvent, ProcessSpec};
+use jiffy_benchmark::counters::Counters;
+use jiffy_benchmark::daemon::{BenchmarkDaemon, jiffy_program};
 use jiffy_client::Sandbox;
 use std::fs;
 use std::time::{Duration, Instant};
@@ -195,12 +195,9 @@ impl SandboxSide {
     }
 
     async fn copy(&self, from: &str, to: &str) -> anyhow::Result<Duration> {
-        let program = std::env::current_exe().context("cannot find our own program")?;
+        let mut command = Command::new(jiffy_program()?);
         let began = Instant::now();
-        let done = Command::new(program)
-            .args(["cp", from, to])
-            .output()
-            .await?;
+        let done = command.args(["cp", from, to]).output().await?;
         let said = String::from_utf8_lossy(&done.stderr);
         ensure!(done.status.success(), "`jiffy cp` failed: {said}");
         Ok(began.elapsed())

@@ -1,9 +1,10 @@
 //! Processor time of the whole host for one operation, whose parts are spread over many processes.
 
-use crate::counters::Meter;
-use crate::daemon::BenchmarkDaemon;
-use crate::{Measured, Series, goals};
+use crate::goals;
 use anyhow::Context;
+use jiffy_benchmark::counters::Meter;
+use jiffy_benchmark::daemon::BenchmarkDaemon;
+use jiffy_benchmark::{Measured, Series};
 use jiffy_client::ServerOptions;
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,11 +1,9 @@
 //! Calls whose cost should not depend on how much a host has.
 
-use super::Population;
-use super::scratch_daemon::ScratchDaemon;
-use super::scratch_home::{sandbox_name, snapshot_name, template_name};
-use crate::daemon::timed;
+use super::population::{Population, sandbox_name, snapshot_name, template_name};
+use crate::own_daemon::OwnDaemon;
 use hyper::Method;
-use jiffy_client::{Client, NewSandbox, SnapshotAck};
+use jiffy_benchmark::daemon::{BenchmarkDaemon, timed};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -108,14 +106,14 @@ const CALLS: [Call; 14] = [
 
 /// Milliseconds of `n` calls of each kind, by name. The first of each is thrown away.
 pub(super) async fn measure(
-    daemon: &ScratchDaemon,
+    daemon: &OwnDaemon,
     population: &mut Population,
     n: usize,
 ) -> anyhow::Result<Vec<(&'static str, Vec<f64>)>> {
     let mut rows = Vec::new();
     for call in &CALLS {
         let client = match call.caller {
-            Caller::Owner => &daemon.owner,
+            Caller::Owner => daemon.daemon.client(),
             Caller::Key => &daemon.keyed,
         };
         let mut samples = Vec::with_capacity(n);
@@ -139,14 +137,17 @@ pub(super) async fn measure(
 
 /// Removals of snapshots that nothing sleeps in.
 async fn removals(
-    daemon: &ScratchDaemon,
+    daemon: &OwnDaemon,
     population: &mut Population,
     n: usize,
 ) -> anyhow::Result<Vec<f64>> {
     let mut samples = Vec::new();
     for snapshot in population.free.drain(..).take(n + 1) {
         let path = format!("/templates/{snapshot}");
-        let removed = daemon.owner.call::<()>(Method::DELETE, &path, &());
+        let removed = daemon
+            .daemon
+            .client()
+            .call::<()>(Method::DELETE, &path, &());
         samples.push(timed(removed).await?.1);
     }
     Ok(samples.split_off(1))
@@ -154,23 +155,19 @@ async fn removals(
 
 /// Operations on real guests, one life after the other; the first is thrown away.
 pub(super) async fn measure_guests(
-    client: &Client,
+    daemon: &BenchmarkDaemon,
     n: usize,
 ) -> anyhow::Result<Vec<(&'static str, Vec<f64>)>> {
     let mut rows: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     for round in 0..=n {
-        let wanted = NewSandbox::of(TEMPLATE, BTreeMap::new());
-        let (sandbox, create) = timed(client.create(&wanted)).await?;
+        let (sandbox, create) = timed(daemon.create_from(TEMPLATE)).await?;
         let id = sandbox.record.id.as_str();
-        let (snapshot, snapshot_ms) =
-            timed(client.snapshot_sandbox(id, None, SnapshotAck::Stored)).await?;
-        let (_, rollback) = timed(client.rollback(id, &snapshot.id)).await?;
-        let ((), pause) = timed(client.pause(id, false)).await?;
-        let (_, resume) = timed(client.resume(id)).await?;
-        let ((), delete) = timed(client.delete(id, true)).await?;
-        let path = format!("/templates/{}", snapshot.id);
-        let removed = client.call::<()>(Method::DELETE, &path, &());
-        let ((), remove) = timed(removed).await?;
+        let (snapshot, snapshot_ms) = timed(daemon.snapshot(id)).await?;
+        let (_, rollback) = timed(daemon.rollback(id, &snapshot.id)).await?;
+        let ((), pause) = timed(daemon.pause(id)).await?;
+        let ((), resume) = timed(daemon.resume(id)).await?;
+        let ((), delete) = timed(daemon.remove(id)).await?;
+        let ((), remove) = timed(daemon.remove_snapshot(&snapshot.id)).await?;
         let life = [create, snapshot_ms, rollback, pause, resume, delete, remove];
         for (at, took) in life.into_iter().enumerate().filter(|_| round > 0) {
             rows.entry(at).or_default().push(took);

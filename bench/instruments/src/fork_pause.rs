@@ -1,8 +1,9 @@
 //! Forks, and sleep.
 
-use crate::counters::Meter;
-use crate::daemon::{BenchmarkDaemon, run_concurrently, timed};
-use crate::{Measured, Series, goals};
+use crate::goals;
+use jiffy_benchmark::counters::Meter;
+use jiffy_benchmark::daemon::{BenchmarkDaemon, run_concurrently, timed};
+use jiffy_benchmark::{Measured, Series};
 use jiffy_client::ServerOptions;
 use jiffy_engine_api::SandboxSize;
 use std::time::Duration;

@@ -4,11 +4,11 @@ mod host;
 mod requests;
 mod sandbox;
 
-use crate::counters::Meter;
-use crate::daemon::BenchmarkDaemon;
-use crate::{Measured, Series};
 use anyhow::ensure;
 use host::HostSide;
+use jiffy_benchmark::counters::Meter;
+use jiffy_benchmark::daemon::BenchmarkDaemon;
+use jiffy_benchmark::{Measured, Series};
 use jiffy_client::ServerOptions;
 use sandbox::SandboxSide;
 use serde::Deserialize;
@@ -212,7 +212,7 @@ mod tests {
     async fn the_host_side_answers_requests_moves_streams_and_works() {
         let host = match HostSide::start().await {
             Ok(host) => host,
-            Err(e) => return println!("SKIPPED: the host side of `bench data`: {e:#}"),
+            Err(e) => return println!("SKIPPED: the host side of `data`: {e:#}"),
         };
         let samples = host.sample_of(1 << 20, 1, Duration::from_millis(10)).await;
         let samples = samples.unwrap();

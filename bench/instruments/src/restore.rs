@@ -1,10 +1,11 @@
 //! Restores alone: no daemon, no journal, no HTTP.
 
-use crate::counters::{Counters, Meter};
-use crate::daemon::{ms, run_concurrently, timed};
-use crate::{Measured, Series, goals, guest};
+use crate::goals;
 use anyhow::Context;
 use jiffy_agent_client::ProcessSpec;
+use jiffy_benchmark::counters::{Counters, Meter};
+use jiffy_benchmark::daemon::{ms, run_concurrently, timed};
+use jiffy_benchmark::{Measured, Series, prepare_guests, run_true};
 use jiffy_engine_api::BootReport;
 use jiffy_engines::{Host, HostFingerprint, PolicyInForce, RestorePolicy, SandboxSpec};
 use jiffy_microvm_engine::{MemoryPolicy, SnapshotSpec};
@@ -17,7 +18,7 @@ const SNAPSHOT_ID: &str = "restored";
 
 /// From a snapshot to an agent that has taken its identity, `c` at once.
 pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
-    let prepared = Arc::new(guest::prepare()?);
+    let prepared = Arc::new(prepare_guests().await?);
     let host = Host::open()?;
     let policy = PolicyInForce::find(host.home().path(), &HostFingerprint::here()).policy;
     let dir = tempfile::tempdir_in(host.home().path().join("run"))
@@ -47,7 +48,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
     let vm = prepared
         .restore(&spec, &store, SNAPSHOT_ID, MemoryPolicy::Map)
         .await?;
-    guest::run_true(&jiffy_engines::agent(&vm)).await?;
+    run_true(&jiffy_engines::agent(&vm)).await?;
     let set = vm.working_set(&store).await?;
     snapshot.put_working_set(&set.touched)?;
     snapshot.put_written_pages(&set.written)?;
@@ -77,7 +78,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         for (vm, took) in vms {
             let cost = Counters::of_vm(&vm).await?;
             let began = Instant::now();
-            guest::run_true(&jiffy_engines::agent(&vm)).await?;
+            run_true(&jiffy_engines::agent(&vm)).await?;
             if round >= warm_up {
                 ready.push(took);
                 exec.push(ms(began.elapsed()));

@@ -20,17 +20,6 @@ pub fn of_process(pid: u32, guest_mib: u32) -> anyhow::Result<VmmMemory> {
     Ok(parse(&smaps, guest_mib))
 }
 
-/// The host's MemAvailable in MiB.
-pub fn available_mib() -> anyhow::Result<f64> {
-    let meminfo = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
-    let line = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .context("no MemAvailable in /proc/meminfo")?;
-    let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
-    Ok(kib / 1024.0)
-}
-
 fn parse(smaps: &str, guest_mib: u32) -> VmmMemory {
     let mut memory = VmmMemory::default();
     let mut is_guest = false;

@@ -1,37 +1,19 @@
 //! Costs of calls, of a restart, of memory and of disk against how much a host has.
 
 mod calls;
-mod scratch_daemon;
-mod scratch_home;
+mod population;
 
-use crate::counters::Meter;
-use crate::{Measured, Series, goals};
+use crate::data_directory::DataDirectory;
+use crate::goals;
+use crate::own_daemon::{self, OwnDaemon};
 use anyhow::ensure;
-use scratch_daemon::ScratchDaemon;
-use scratch_home::ScratchHome;
+use jiffy_benchmark::counters::Meter;
+use jiffy_benchmark::{Measured, Series};
+use population::Population;
 use std::collections::BTreeMap;
 
 /// Restarts at each number.
 const RESTARTS: usize = 3;
-
-/// Fabricated things of a host.
-#[derive(Default)]
-struct Population {
-    /// Ids of sandboxes that sleep, the oldest first.
-    sandboxes: Vec<String>,
-    /// Ids of the snapshots that they sleep in.
-    snapshots: Vec<String>,
-    /// Ids of snapshots that nothing sleeps in.
-    free: Vec<String>,
-}
-
-impl Population {
-    /// Item for call `round` of `n`: spread over all of them.
-    fn spread(&self, round: usize, n: usize) -> usize {
-        let number = self.sandboxes.len();
-        (round * number / (n + 1)).min(number.saturating_sub(1))
-    }
-}
 
 /// Samples at one number.
 struct Step {
@@ -50,12 +32,12 @@ pub async fn scale(n: usize, numbers: &[usize]) -> anyhow::Result<Measured> {
         "numbers to measure must ascend, from {} at least",
         calls::PAGE
     );
-    let home = ScratchHome::new()?;
+    let home = DataDirectory::new()?;
     let mut not_available = Vec::new();
     let measured = steps(&home, n, numbers, &mut not_available).await;
     if measured.is_err() {
         // Guests that it was in the middle of.
-        scratch_daemon::stop(&home, true).await.ok();
+        own_daemon::stop(&home, true).await.ok();
     }
     let measured = measured?;
     let mut series = Vec::new();
@@ -117,43 +99,43 @@ fn growths(medians: &Medians) -> Vec<Series> {
 }
 
 async fn steps(
-    home: &ScratchHome,
+    home: &DataDirectory,
     n: usize,
     numbers: &[usize],
     not_available: &mut Vec<String>,
 ) -> anyhow::Result<Vec<Step>> {
     let mut population = Population::default();
     // Makes its key, and the template's snapshot.
-    let daemon = ScratchDaemon::start(home, "/health").await?;
-    let built = home.require_template();
+    let daemon = OwnDaemon::start(home, "/health").await?;
+    let built = population::require_template(home);
     let lived = match built {
-        Ok(()) => calls::measure_guests(&daemon.owner, 0).await.map(drop),
+        Ok(()) => calls::measure_guests(&daemon.daemon, 0).await.map(drop),
         missing => missing,
     };
     let with_guests = lived.is_ok();
     if let Err(why) = lived {
         not_available.push(format!("operations on guests: not available: {why:#}"));
     }
-    let empty_kib = daemon.memory_kib()?;
+    let empty_kib = daemon.daemon.memory_kib().await?;
     daemon.stop(home).await?;
-    let empty_disk = home.disk_use()?;
+    let empty_disk = population::disk_use(home.path())?;
     let mut steps = Vec::new();
     for &number in numbers {
-        home.fill(&mut population, number)?;
+        population.fill(home, number)?;
         let mut rows = Vec::new();
         let mut restarts = Vec::new();
         let path = format!("/sandboxes/{}", population.sandboxes[number / 2]);
         // The first brings files into the page cache.
-        ScratchDaemon::start(home, &path).await?.stop(home).await?;
+        OwnDaemon::start(home, &path).await?.stop(home).await?;
         for _ in 1..RESTARTS {
-            let daemon = ScratchDaemon::start(home, &path).await?;
+            let daemon = OwnDaemon::start(home, &path).await?;
             restarts.push(daemon.first_answer_ms);
             daemon.stop(home).await?;
         }
-        let daemon = ScratchDaemon::start(home, &path).await?;
+        let daemon = OwnDaemon::start(home, &path).await?;
         restarts.push(daemon.first_answer_ms);
         rows.push(("restart to the first answer", "ms", restarts));
-        let at_start = daemon.memory_kib()? / 1024.0;
+        let at_start = daemon.daemon.memory_kib().await? / 1024.0;
         rows.push((
             "memory of the daemon at its first answer",
             "MiB",
@@ -166,19 +148,22 @@ async fn steps(
                 .map(|(name, samples)| (name, "ms", samples)),
         );
         if with_guests {
-            let found = calls::measure_guests(&daemon.owner, n).await?;
+            let found = calls::measure_guests(&daemon.daemon, n).await?;
             rows.extend(
                 found
                     .into_iter()
                     .map(|(name, samples)| (name, "ms", samples)),
             );
         }
-        let kib = daemon.memory_kib()?;
+        let kib = daemon.daemon.memory_kib().await?;
         rows.push(("memory of the daemon", "MiB", vec![kib / 1024.0]));
         let each = (kib - empty_kib) / number as f64;
         rows.push(("memory of the daemon, for each", "KiB", vec![each]));
         daemon.stop(home).await?;
-        for ((name, bytes), (_, before)) in home.disk_use()?.into_iter().zip(&empty_disk) {
+        for ((name, bytes), (_, before)) in population::disk_use(home.path())?
+            .into_iter()
+            .zip(&empty_disk)
+        {
             let each = (bytes as f64 - *before as f64) / number as f64;
             rows.push((name, "bytes each", vec![each]));
         }
@@ -190,6 +175,7 @@ async fn steps(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_sandbox_manager::FabricatedJournal;
 
     #[test]
     fn items_of_calls_are_spread_over_all_and_exist() {
@@ -220,22 +206,22 @@ mod tests {
 
     #[test]
     fn a_filled_data_directory_is_read_as_a_journal_snapshots_and_templates() {
-        let home = ScratchHome::new().unwrap();
+        let home = DataDirectory::new().unwrap();
         // The keys of a daemon.
         let keys = rusqlite::Connection::open(home.path().join("keys.db")).unwrap();
         let table = "CREATE TABLE keys (id TEXT PRIMARY KEY, hash BLOB, name TEXT, scope TEXT, \
             created_ms INTEGER)";
         keys.execute_batch(table).unwrap();
         let mut population = Population::default();
-        home.fill(&mut population, 10).unwrap();
-        home.fill(&mut population, 12).unwrap();
-        let journal = jiffy_sandbox_manager::Journal::open(&home.path().join("state.db")).unwrap();
-        assert_eq!(journal.sandboxes().unwrap().len(), 12);
-        let snapshots = journal.snapshots().unwrap();
+        population.fill(&home, 10).unwrap();
+        population.fill(&home, 12).unwrap();
+        let journal = FabricatedJournal::open(&home.path().join("state.db")).unwrap();
+        assert_eq!(journal.sandbox_ids().unwrap().len(), 12);
+        let snapshots = journal.snapshot_ids().unwrap();
         let store = jiffy_snapshot::Store::open(home.path().join("snapshots")).unwrap();
         assert_eq!(store.ids().unwrap().len(), snapshots.len());
         for snapshot in &snapshots {
-            store.get(&snapshot.record.id).unwrap();
+            store.get(snapshot).unwrap();
         }
         let templates = jiffy_image::Templates::new(&home.home().unwrap());
         let names: Vec<String> = templates
@@ -245,10 +231,7 @@ mod tests {
             .map(|t| t.name)
             .collect();
         for at in 0..12 {
-            assert!(
-                names.contains(&scratch_home::template_name(at)),
-                "{names:?}"
-            );
+            assert!(names.contains(&population::template_name(at)), "{names:?}");
         }
         let count: i64 = keys
             .query_row("SELECT count(*) FROM keys", [], |row| row.get(0))

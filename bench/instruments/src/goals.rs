@@ -1,0 +1,83 @@
+//! Goals of instruments on a host without VT-x, and figures that CubeSandbox publishes for its own
+//! host (16 vCPUs, PVM): wall times of a batch, in milliseconds and MiB.
+
+pub use jiffy_benchmark::goals::{CREATE, EXEC, if_sequential, of_base};
+
+use jiffy_benchmark::goals::lookup;
+
+pub const BOOT: f64 = 900.0;
+pub const VMM_MEMORY: f64 = 5.0;
+pub const STOPPED: f64 = 10.0;
+/// A snapshot until it is captured, whatever was written.
+pub const CAPTURED: f64 = 20.0;
+pub const SNAPSHOT: f64 = 30.0;
+pub const ROLLBACK: f64 = 5.0;
+pub const PAUSE: f64 = 8.0;
+pub const RESUME: f64 = 10.0;
+/// Processor time of a create and its removal.
+pub const LIFE_PROCESSOR_MS: f64 = 12.0;
+/// Restart of a daemon to its first answer, however much it has.
+pub const RESTART: f64 = 1000.0;
+/// Memory of a daemon with 10,000 sleeping sandboxes.
+pub const SLEEPERS_MIB: f64 = 100.0;
+/// Cost of a call at the largest number beside that at the smallest.
+pub const GROWTH: f64 = 1.5;
+
+/// Wall of a batch of creates from a snapshot, by concurrency.
+pub fn restore_reference(concurrency: usize) -> Option<f64> {
+    lookup(&[(1, 66.7), (10, 387.9), (20, 701.3)], concurrency)
+}
+
+/// Wall of a batch of snapshots.
+pub fn snapshot_reference(concurrency: usize) -> Option<f64> {
+    lookup(&[(1, 41.4), (5, 58.2), (10, 114.1)], concurrency)
+}
+
+/// Wall of a batch of snapshots, each with a rollback to it.
+pub fn rollback_reference(concurrency: usize) -> Option<f64> {
+    lookup(&[(1, 90.0), (5, 325.5), (10, 821.4)], concurrency)
+}
+
+/// Wall of a batch of pauses.
+pub fn pause_reference(concurrency: usize) -> Option<f64> {
+    lookup(&[(1, 370.8), (10, 1586.0)], concurrency)
+}
+
+/// Wall of a batch of resumes.
+pub fn resume_reference(concurrency: usize) -> Option<f64> {
+    lookup(&[(1, 18.9), (10, 26.6)], concurrency)
+}
+
+/// By MB written: the goal and the reference for a snapshot.
+pub fn dirty(mb: u64) -> (Option<f64>, Option<f64>) {
+    let reference = match mb {
+        0 => Some(42.1),
+        10 => Some(55.3),
+        50 => Some(67.7),
+        100 => Some(85.7),
+        200 => Some(100.9),
+        500 => Some(168.6),
+        800 => Some(215.8),
+        1024 => Some(257.5),
+        _ => None,
+    };
+    let goal = match mb {
+        0 | 10 => Some(SNAPSHOT),
+        100 => Some(60.0),
+        1024 => Some(250.0),
+        _ => None,
+    };
+    (goal, reference)
+}
+
+/// By number of children: the goal and the reference for a fork of one sandbox of a template.
+pub fn forks(count: usize, template: &str) -> (Option<f64>, Option<f64>) {
+    let goal = match (template, count) {
+        ("base", 1) => Some(20.0),
+        ("base", 20) => Some(200.0),
+        ("code-interpreter-v1", 1) => Some(40.0),
+        ("code-interpreter-v1", 20) => Some(300.0),
+        _ => None,
+    };
+    (goal, lookup(&[(1, 270.6), (10, 541.6), (20, 789.7)], count))
+}

@@ -1,0 +1,114 @@
+//! Requests to a deployed function.
+
+use crate::counters::Meter;
+use crate::daemon::ms;
+use crate::{Measured, Series};
+use anyhow::{Context, ensure};
+use hyper::Method;
+use hyper::header::HeaderMap;
+use jiffy_client::{Client, ServerOptions};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+use tokio::task::JoinSet;
+
+/// Maximum length of a response in bytes.
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
+
+/// Durations of requests that succeeded, in milliseconds, and the number of all others.
+#[derive(Default)]
+struct Requests {
+    times: Vec<f64>,
+    failures: usize,
+}
+
+/// `n` requests to a function, `c` at a time, after a first one that starts the function.
+///
+/// # Errors
+/// Fails if the first request fails, or all others.
+pub async fn functions(
+    name: &str,
+    path: &str,
+    n: usize,
+    warm_up: usize,
+    c: usize,
+    server: &ServerOptions,
+) -> anyhow::Result<Measured> {
+    let client = jiffy_daemon::open_client(server).await?;
+    request(&client, name, path)
+        .await
+        .with_context(|| format!("function {name} does not answer"))?;
+    load(&client, name, path, warm_up, c).await?;
+    let began = Instant::now();
+    let requests = load(&client, name, path, n, c).await?;
+    let seconds = began.elapsed().as_secs_f64();
+    ensure!(
+        !requests.times.is_empty(),
+        "all {n} requests to function {name} failed"
+    );
+    let rate = requests.times.len() as f64 / seconds;
+    let failures = requests.failures as f64;
+    let rows = [
+        (format!("request, c={c}"), "ms", requests.times),
+        (format!("requests, c={c}"), "per second", vec![rate]),
+        (format!("failures, c={c}"), "count", vec![failures]),
+    ];
+    let series = rows.map(|(name, unit, samples)| Series::new(name, unit, None, samples));
+    Ok(Measured {
+        method: "GET requests to the function through the control plane, C at a time, from before \
+            a request is sent until its response is read; a response whose status is not 2xx is a \
+            failure and no sample",
+        limits: "the start of the function; connections to its own host name; a network between \
+            client and host",
+        ..Measured::new("functions", series.into(), &Meter::new())
+    })
+}
+
+/// Sends `number` requests, `concurrency` at a time.
+async fn load(
+    client: &Client,
+    name: &str,
+    path: &str,
+    number: usize,
+    concurrency: usize,
+) -> anyhow::Result<Requests> {
+    let remaining = Arc::new(AtomicUsize::new(number));
+    let mut workers = JoinSet::new();
+    for _ in 0..concurrency {
+        let (client, name, path) = (client.clone(), name.to_owned(), path.to_owned());
+        let remaining = remaining.clone();
+        workers.spawn(async move {
+            let mut requests = Requests::default();
+            let next = |remaining: usize| remaining.checked_sub(1);
+            while remaining
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+                .is_ok()
+            {
+                let began = Instant::now();
+                match request(&client, &name, &path).await {
+                    Ok(()) => requests.times.push(ms(began.elapsed())),
+                    Err(_) => requests.failures += 1,
+                }
+            }
+            requests
+        });
+    }
+    let mut all = Requests::default();
+    while let Some(worker) = workers.join_next().await {
+        let requests = worker?;
+        all.times.extend(requests.times);
+        all.failures += requests.failures;
+    }
+    Ok(all)
+}
+
+/// Sends one request, which must succeed.
+async fn request(client: &Client, name: &str, path: &str) -> anyhow::Result<()> {
+    let headers = HeaderMap::new();
+    let response = client.request_function(name, Method::GET, path, &headers, None);
+    let response = response.await?;
+    let status = response.status;
+    response.collect(MAX_RESPONSE_BYTES).await?;
+    ensure!(status.is_success(), "the response has status {status}");
+    Ok(())
+}

@@ -1,0 +1,11 @@
+//! Calls that block.
+
+use crate::function_error::FunctionError;
+
+/// Runs `work` on a thread for calls that block.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, FunctionError> + Send + 'static,
+) -> Result<T, FunctionError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| Err(FunctionError::Unavailable(e.to_string())))
+}

@@ -1,0 +1,174 @@
+//! Link over which a tenant's process receives connections of clients, which it serves itself.
+
+use crate::function_error::FunctionError;
+use crate::function_state::FunctionState;
+use crate::use_count::CountedUse;
+use jiffy_proto::channel::{Channel, ChannelError};
+use jiffy_proto::function::{DirectConnection, DirectEvent};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::io::unix::AsyncFd;
+use tokio::task::AbortHandle;
+
+/// Time for a process to take a connection.
+const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Resources that a connection occupies while it is open.
+pub trait ConnectionPermit: Send + Sync {
+    /// Called when the connection becomes idle, and when a request is under way again. A new
+    /// connection is busy.
+    fn set_busy(&mut self, is_busy: bool);
+}
+
+/// [`ConnectionPermit`] of any type.
+pub type BoxConnectionPermit = Box<dyn ConnectionPermit>;
+
+/// Open connections by number.
+type OpenConnections = Arc<Mutex<HashMap<u64, OpenConnection>>>;
+
+/// Socket over which a process gets connections. It ends with this value, upon which the process
+/// ends its connections after the requests under way.
+#[derive(Debug)]
+pub(crate) struct DirectLink {
+    socket: Arc<AsyncFd<Channel>>,
+    open: OpenConnections,
+    next: AtomicU64,
+    listening: AbortHandle,
+}
+
+/// Connection that the process has.
+pub(crate) struct OpenConnection {
+    state: Arc<FunctionState>,
+    _in_use: CountedUse,
+    permit: BoxConnectionPermit,
+}
+
+impl OpenConnection {
+    pub(crate) fn new(
+        state: Arc<FunctionState>,
+        in_use: CountedUse,
+        permit: BoxConnectionPermit,
+    ) -> Self {
+        Self {
+            state,
+            _in_use: in_use,
+            permit,
+        }
+    }
+}
+
+impl fmt::Debug for OpenConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenConnection").finish_non_exhaustive()
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        // The last of its requests are in the process's log and counts.
+        self.state.ran.store(true, Ordering::Release);
+    }
+}
+
+impl DirectLink {
+    /// Makes a link, and returns it with the end that is the process's. Must be called inside of
+    /// the runtime.
+    pub(crate) fn new() -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = Channel::pair().map_err(io::Error::other)?;
+        fcntl(&ours, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        // SAFETY: a channel owns its descriptor, and keeps it open as long as it lives.
+        let socket = Arc::new(unsafe { AsyncFd::register(ours) }?);
+        let open = OpenConnections::default();
+        let listening = tokio::spawn(note_events(socket.clone(), open.clone()));
+        let link = Self {
+            socket,
+            open,
+            next: AtomicU64::new(0),
+            listening: listening.abort_handle(),
+        };
+        Ok((link, theirs))
+    }
+
+    /// Notes that functions with open connections may have run.
+    pub(crate) fn mark_running(&self) {
+        for connection in self.open.lock().values() {
+            connection.state.ran.store(true, Ordering::Release);
+        }
+    }
+
+    /// Passes the connection `stream` to a function to the process. `host` is that of its first
+    /// request. `connection` is dropped when the connection is closed.
+    pub(crate) async fn hand_over(
+        &self,
+        function: &str,
+        host: &str,
+        stream: &OwnedFd,
+        connection: OpenConnection,
+    ) -> Result<(), FunctionError> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let message = DirectConnection {
+            id,
+            function: function.to_owned(),
+            host: host.to_owned(),
+        };
+        // Before it can be closed.
+        self.open.lock().insert(id, connection);
+        let passed = tokio::time::timeout(HAND_OVER_TIMEOUT, self.pass(&message, stream)).await;
+        if let Ok(Ok(())) = passed {
+            return Ok(());
+        }
+        let refused = self.open.lock().remove(&id);
+        drop(refused);
+        let message = "their process does not take the connection".to_owned();
+        Err(FunctionError::Unavailable(message))
+    }
+
+    async fn pass(&self, message: &DirectConnection, stream: &OwnedFd) -> Result<(), ChannelError> {
+        loop {
+            let ready = self.socket.writable().await;
+            let mut ready = ready.map_err(|_| ChannelError::Closed)?;
+            match self.socket.get_ref().send(message, &[stream.as_fd()]) {
+                Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
+                sent => return sent,
+            }
+        }
+    }
+}
+
+impl Drop for DirectLink {
+    fn drop(&mut self) {
+        self.listening.abort();
+        // Outside of the lock, as uses of the process end with them.
+        let open = std::mem::take(&mut *self.open.lock());
+        drop(open);
+    }
+}
+
+/// Notes which connections the process has closed, and which are idle, until it is gone.
+async fn note_events(socket: Arc<AsyncFd<Channel>>, open: OpenConnections) {
+    while let Ok(mut ready) = socket.readable().await {
+        match socket.get_ref().recv::<DirectEvent>() {
+            Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
+            Ok((DirectEvent::Closed(closed), _)) => {
+                let closed = open.lock().remove(&closed.id);
+                drop(closed);
+            }
+            Ok((DirectEvent::Activity(activity), _)) => {
+                if let Some(connection) = open.lock().get_mut(&activity.id) {
+                    connection.permit.set_busy(activity.is_busy);
+                }
+            }
+            Err(_) => break,
+        }
+    }
+    let all = std::mem::take(&mut *open.lock());
+    drop(all);
+}

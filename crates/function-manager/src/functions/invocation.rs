@@ -1,0 +1,103 @@
+//! Requests to functions.
+
+use super::{Functions, Owner};
+use crate::function_error::FunctionError;
+use crate::function_record::FunctionRecord;
+use crate::request_body::RequestBody;
+use crate::request_limit::limited;
+use crate::response_body::FunctionBody;
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Body;
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::{Request, Response, Uri};
+use jiffy_proto::function::FUNCTION_HEADER;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Attempts of a request that may be repeated.
+const MAX_ATTEMPTS: u32 = 3;
+/// Longest time between the loss of a connection and the end of the process that caused it.
+const MAX_END_DELAY: Duration = Duration::from_millis(200);
+/// Header of a request's id, which the gateway sets.
+const REQUEST_ID_HEADER: &str = "x-request-id";
+/// Name under which a request with too long a body is counted, as by the process.
+const TOO_LARGE: &str = "request_too_large";
+
+impl Functions {
+    /// Passes a request to a function, after its process was started and its version loaded if
+    /// need be. The path of the request is the one that the function sees; its `Host` header must
+    /// be set.
+    pub async fn send(
+        &self,
+        record: &FunctionRecord,
+        mut request: Request<RequestBody>,
+    ) -> Result<Response<FunctionBody>, FunctionError> {
+        let owner = self.existing_owner(record.owner.as_deref(), &record.name)?;
+        prepare(&mut request, &record.name)?;
+        let max = record.settings.limits.request_bytes;
+        let (head, body) = request.into_parts();
+        let (body, exceeded) = limited(body, max);
+        let mut request = Request::from_parts(head, body);
+        if exceeded.load(Ordering::Acquire) {
+            return Err(too_large(
+                &owner,
+                record,
+                request.headers().get(REQUEST_ID_HEADER),
+            ));
+        }
+        let repeatable = request.body().is_end_stream() && request.method().is_idempotent();
+        let id = request.headers().get(REQUEST_ID_HEADER).cloned();
+        let mut attempt = 1;
+        loop {
+            let again = (repeatable && attempt < MAX_ATTEMPTS).then(|| copy(&request));
+            let in_use = self.loaded(&owner, &record.name).await?;
+            match in_use.0.connections.send(request).await {
+                Ok(response) => {
+                    return Ok(response.map(|body| FunctionBody::new(body, in_use)));
+                }
+                Err(_) if exceeded.load(Ordering::Acquire) => {
+                    return Err(too_large(&owner, record, id.as_ref()));
+                }
+                Err(e) => {
+                    tracing::debug!("a request to function {} failed: {e}", record.name);
+                    let failed =
+                        || FunctionError::Unavailable("their process ended meanwhile".to_owned());
+                    request = again.ok_or_else(failed)?;
+                    attempt += 1;
+                    in_use.0.wait_for_end(MAX_END_DELAY).await;
+                }
+            }
+        }
+    }
+}
+
+/// Notes that a request was refused for its body.
+fn too_large(owner: &Owner, record: &FunctionRecord, id: Option<&HeaderValue>) -> FunctionError {
+    let id = id.and_then(|id| id.to_str().ok());
+    if let Ok(state) = owner.function(&record.name) {
+        state.note_fault(id.unwrap_or_default(), TOO_LARGE);
+    }
+    FunctionError::RequestTooLarge
+}
+
+fn prepare(request: &mut Request<RequestBody>, name: &str) -> Result<(), FunctionError> {
+    let bad = |e: &dyn std::fmt::Display| FunctionError::Setting(e.to_string());
+    let path = request.uri().path_and_query().cloned();
+    *request.uri_mut() = path.map_or(Uri::from_static("/"), Uri::from);
+    *request.version_mut() = hyper::Version::HTTP_11;
+    let name = HeaderValue::from_str(name).map_err(|e| bad(&e))?;
+    let header = HeaderName::from_static(FUNCTION_HEADER);
+    request.headers_mut().insert(header, name);
+    Ok(())
+}
+
+/// Copy of a request without a body.
+fn copy(request: &Request<RequestBody>) -> Request<RequestBody> {
+    let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
+    let mut copy = Request::new(body);
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.version_mut() = request.version();
+    *copy.headers_mut() = request.headers().clone();
+    copy
+}

@@ -1,0 +1,74 @@
+//! Module of a deployment while it is received.
+
+use crate::deploy_step::{DeployStep, reached};
+use crate::disk_room::DeployRoom;
+use crate::function_error::FunctionError;
+use crate::module_digest::ModuleDigest;
+use jiffy_proto::function::MAX_MODULE_BYTES;
+use std::io::Write;
+use std::path::Path;
+use tempfile::NamedTempFile;
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Module that is being received. Its file is removed when the value is dropped.
+#[derive(Debug)]
+pub struct ModuleUpload {
+    pub(crate) file: NamedTempFile,
+    hasher: blake3::Hasher,
+    bytes: u64,
+    /// First bytes, which show the world.
+    pub(crate) head: Vec<u8>,
+    /// Reserved before anything is written.
+    pub(crate) room: DeployRoom,
+    /// One of the uploads of the owner.
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl ModuleUpload {
+    /// Creates an empty file in `directory`. `permit` is one of the owner's.
+    pub(crate) fn new(
+        directory: &Path,
+        room: DeployRoom,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Result<Self, FunctionError> {
+        let file = NamedTempFile::new_in(directory).map_err(FunctionError::file(directory))?;
+        Ok(Self {
+            file,
+            hasher: blake3::Hasher::new(),
+            bytes: 0,
+            head: Vec::new(),
+            room,
+            _permit: permit,
+        })
+    }
+
+    /// Appends bytes.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), FunctionError> {
+        let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        self.bytes = self.bytes.saturating_add(length);
+        if self.bytes > MAX_MODULE_BYTES {
+            return Err(FunctionError::TooLarge);
+        }
+        self.room.grow(length).map_err(FunctionError::NoRoom)?;
+        if self.head.len() < 8 {
+            self.head.extend(bytes.iter().take(8 - self.head.len()));
+        }
+        self.hasher.update(bytes);
+        let path = self.file.path().to_owned();
+        let written = self.file.write_all(bytes);
+        written.map_err(FunctionError::file(&path))?;
+        reached(DeployStep::Receive);
+        Ok(())
+    }
+
+    /// Bytes so far.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Digest of the bytes so far.
+    pub(crate) fn digest(&self) -> ModuleDigest {
+        self.hasher.finalize().into()
+    }
+}

@@ -1,0 +1,61 @@
+//! Delays between starts of a process that keeps ending.
+
+use std::time::{Duration, Instant};
+
+/// Minimum lifetime of a process that is not counted as a failed start.
+const STABLE_LIFE: Duration = Duration::from_secs(10);
+/// Delay before the second start in a row; doubled for each further one.
+const FIRST_DELAY: Duration = Duration::from_millis(50);
+/// Maximum delay between two starts.
+const MAX_DELAY: Duration = Duration::from_secs(30);
+
+/// Delay before the next start of a process, by the number of consecutive failed starts.
+#[derive(Debug, Default)]
+pub(crate) struct StartBackoff {
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+impl StartBackoff {
+    /// Notes that a process ended after `life`.
+    pub(crate) fn ended(&mut self, life: Duration) {
+        if life >= STABLE_LIFE {
+            self.failures = 0;
+        }
+        // The first end may be an accident, after which the process is back at once.
+        let delay = match self.failures {
+            0 => Duration::ZERO,
+            n => FIRST_DELAY.saturating_mul(1 << n.min(16)).min(MAX_DELAY),
+        };
+        self.failures = self.failures.saturating_add(1);
+        self.not_before = Some(Instant::now() + delay);
+    }
+
+    /// Returns the remaining delay before the next start.
+    pub(crate) fn wait(&self) -> Duration {
+        let now = Instant::now();
+        self.not_before
+            .map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_restart_is_at_once_and_further_ones_are_later_and_later() {
+        let mut backoff = StartBackoff::default();
+        backoff.ended(Duration::from_secs(1));
+        assert_eq!(backoff.wait(), Duration::ZERO);
+        let mut before = Duration::ZERO;
+        for _ in 0..30 {
+            backoff.ended(Duration::ZERO);
+            assert!(backoff.wait() >= before.min(MAX_DELAY - FIRST_DELAY));
+            before = backoff.wait();
+        }
+        assert!(before <= MAX_DELAY && before > MAX_DELAY / 2);
+        backoff.ended(STABLE_LIFE);
+        assert_eq!(backoff.wait(), Duration::ZERO);
+    }
+}

@@ -1,0 +1,65 @@
+//! Number of uses of a process, which does not end as idle while it is in use.
+
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bit of the number that rejects further uses.
+const CLOSED: u64 = 1 << 63;
+
+/// Number of requests and direct connections of a process, and the time of the last one.
+#[derive(Debug)]
+pub(crate) struct UseCount {
+    in_flight: AtomicU64,
+    last_used: Mutex<Instant>,
+}
+
+impl UseCount {
+    /// No use yet, at `now`.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            in_flight: AtomicU64::new(0),
+            last_used: Mutex::new(now),
+        }
+    }
+
+    /// Counts a use. `None` if further uses are rejected.
+    pub(crate) fn enter(self: &Arc<Self>) -> Option<CountedUse> {
+        let open = |count: u64| (count & CLOSED == 0).then(|| count + 1);
+        let counted = self
+            .in_flight
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, open);
+        counted.is_ok().then(|| CountedUse(self.clone()))
+    }
+
+    /// Rejects further uses if there is no use, and was none for `idle`. Returns whether it does.
+    pub(crate) fn close_if_idle(&self, idle: Duration) -> bool {
+        self.last_used.lock().elapsed() >= idle
+            && self
+                .in_flight
+                .compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
+    }
+
+    /// Rejects further uses.
+    pub(crate) fn close(&self) {
+        self.in_flight.fetch_or(CLOSED, Ordering::AcqRel);
+    }
+
+    /// Returns whether further uses are rejected.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.in_flight.load(Ordering::Acquire) & CLOSED != 0
+    }
+}
+
+/// One use, which ends when the value is dropped.
+#[derive(Debug)]
+pub(crate) struct CountedUse(Arc<UseCount>);
+
+impl Drop for CountedUse {
+    fn drop(&mut self) {
+        *self.0.last_used.lock() = Instant::now();
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}

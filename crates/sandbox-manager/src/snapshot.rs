@@ -1,0 +1,184 @@
+//! A snapshot of this host.
+
+use crate::store_copies::StoreCopies;
+use jiffy_api_types::{SandboxSize, SnapshotInfo, SnapshotPurpose};
+use jiffy_proto::agent::SiteSettings;
+use std::collections::BTreeMap;
+
+/// A snapshot of this host, as of one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    /// Letters and digits.
+    pub(crate) id: String,
+    /// Name chosen by the creator.
+    pub(crate) name: Option<String>,
+    /// Purpose of the snapshot.
+    pub(crate) purpose: SnapshotPurpose,
+    /// Sandbox that the snapshot was taken of. Empty for a template's.
+    pub(crate) sandbox: String,
+    /// API key of the owner. `None` if the snapshot belongs to the host's owner.
+    pub(crate) owner: Option<String>,
+    /// Environment of the sandbox. Default for sandboxes created from the snapshot.
+    pub(crate) env: BTreeMap<String, String>,
+    /// Certificate authorities and proxy of the sandbox. Default for sandboxes created from the
+    /// snapshot.
+    pub(crate) site: SiteSettings,
+    /// Template that the snapshot descends from.
+    pub(crate) template: String,
+    /// Fingerprint of all inputs except the parents.
+    pub(crate) fingerprint: String,
+    /// Resources of a guest restored from the snapshot.
+    pub(crate) size: SandboxSize,
+    /// Name of the engine that took the snapshot and restores it.
+    pub(crate) engine: String,
+    /// Parent snapshot.
+    pub(crate) parent: Option<String>,
+    /// The snapshot is retained even if nothing descends from it.
+    pub(crate) kept: bool,
+    /// Time for which the guest was stopped, in milliseconds.
+    pub(crate) stopped_ms: f64,
+    /// Time from the request to the completion, in milliseconds.
+    pub(crate) total_ms: f64,
+    /// Disk space of the snapshot without its parents, in bytes.
+    pub(crate) bytes: u64,
+    /// Time of the creation, in milliseconds since 1970.
+    pub(crate) created_ms: u64,
+    /// The snapshot is captured in memory, and not complete on the disk yet.
+    pub(crate) storing: bool,
+    /// Copies in stores that hosts share.
+    pub(crate) store: StoreCopies,
+}
+
+impl Snapshot {
+    /// Returns the id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Returns the purpose.
+    pub fn purpose(&self) -> SnapshotPurpose {
+        self.purpose
+    }
+
+    /// Returns the id of the sandbox that the snapshot was taken of. Empty for a template's.
+    pub fn sandbox(&self) -> &str {
+        &self.sandbox
+    }
+
+    /// Returns the API key of the owner. `None` if the snapshot belongs to the host's owner.
+    pub fn owner(&self) -> Option<&str> {
+        self.owner.as_deref()
+    }
+
+    /// Returns the environment of the sandbox.
+    pub fn env(&self) -> &BTreeMap<String, String> {
+        &self.env
+    }
+
+    /// Returns the certificate authorities and the proxy of the sandbox.
+    pub fn site(&self) -> &SiteSettings {
+        &self.site
+    }
+
+    /// Returns the reference of the template that the snapshot descends from.
+    pub fn template(&self) -> &str {
+        &self.template
+    }
+
+    /// Returns the fingerprint of all inputs except the parents.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Returns the resources of a guest restored from the snapshot.
+    pub fn size(&self) -> SandboxSize {
+        self.size
+    }
+
+    /// Returns the name of the engine.
+    pub fn engine(&self) -> &str {
+        &self.engine
+    }
+
+    /// Returns the id of the parent snapshot.
+    pub fn parent(&self) -> Option<&str> {
+        self.parent.as_deref()
+    }
+
+    /// Returns whether the snapshot is retained even if nothing descends from it.
+    pub fn is_kept(&self) -> bool {
+        self.kept
+    }
+
+    /// Returns the time for which the guest was stopped, in milliseconds.
+    pub fn stopped_ms(&self) -> f64 {
+        self.stopped_ms
+    }
+
+    /// Returns the time from the request to the completion, in milliseconds.
+    pub fn total_ms(&self) -> f64 {
+        self.total_ms
+    }
+
+    /// Returns the disk space without the parents, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the time of the creation, in milliseconds since 1970.
+    pub fn created_ms(&self) -> u64 {
+        self.created_ms
+    }
+
+    /// Returns whether the snapshot is captured in memory, and not complete on the disk yet.
+    pub fn is_storing(&self) -> bool {
+        self.storing
+    }
+
+    /// Returns the roots of the complete copies in stores.
+    pub fn copy_roots(&self) -> impl Iterator<Item = &str> {
+        self.store.copies.iter().map(|copy| &*copy.root)
+    }
+
+    /// Returns whether this host fetched the snapshot from a store.
+    pub fn is_fetched(&self) -> bool {
+        self.store.copies.iter().any(|copy| copy.fetched)
+    }
+
+    /// Returns whether a client requested the snapshot: lists show it, and it counts in the quota
+    /// of its owner.
+    #[must_use]
+    pub fn is_asked_for(&self) -> bool {
+        self.purpose == SnapshotPurpose::Asked && self.kept
+    }
+}
+
+impl From<Snapshot> for SnapshotInfo {
+    /// Leaves out certificates and proxy, and the names of the host's buckets.
+    fn from(record: Snapshot) -> Self {
+        Self {
+            id: record.id,
+            name: record.name,
+            purpose: record.purpose,
+            sandbox: record.sandbox,
+            owner: record.owner,
+            env: record.env,
+            template: record.template,
+            fingerprint: record.fingerprint,
+            size: record.size,
+            engine: record.engine,
+            parent: record.parent,
+            kept: record.kept,
+            stopped_ms: record.stopped_ms,
+            total_ms: record.total_ms,
+            bytes: record.bytes,
+            created_ms: record.created_ms,
+            storing: record.storing,
+        }
+    }
+}
