@@ -28,7 +28,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 
     fn find(&self, id: &str) -> Option<SandboxAccess> {
         // For every request: only what it needs is copied.
-        let (access, killed) = self.0.look(id, |record| {
+        let (access, killed) = self.0.with_sandbox(id, |record| {
             let access = SandboxAccess {
                 links_closed: false,
                 traffic_token: record.traffic_token().map(str::to_owned),
