@@ -157,12 +157,14 @@ pub fn figures(functions: &Functions) -> Vec<FigureFamily> {
         ("function_requests", "Requests to a function", |counts| {
             counts.requests as f64
         }),
-        ("function_running", "Requests to a function that run", |c| {
-            c.running as f64
-        }),
+        (
+            "function_running",
+            "Requests in flight to a function",
+            |c| c.running as f64,
+        ),
         (
             "function_failures",
-            "Requests to a function that failed",
+            "Failed requests to a function",
             |counts| counts.faults.values().sum::<u64>() as f64,
         ),
         (

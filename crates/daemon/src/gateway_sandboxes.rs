@@ -28,7 +28,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 
     fn find(&self, id: &str) -> Option<SandboxAccess> {
         // This function is called for every request, so that it copies only the required fields.
-        let (access, killed) = self.0.look(id, |record| {
+        let (access, killed) = self.0.with_sandbox(id, |record| {
             let access = SandboxAccess {
                 links_closed: false,
                 traffic_token: record.traffic_token().map(str::to_owned),
@@ -80,8 +80,9 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
                 // The sandbox may have been paused during the attempt. It is then resumed like a
                 // sandbox that was paused before.
                 let sandbox = self.0.wait_decided(id).await;
-                let is_resumable = sandbox
-                    .is_some_and(|s| *s.state() == SandboxState::Paused && s.settings().auto_resume);
+                let is_resumable = sandbox.is_some_and(|s| {
+                    *s.state() == SandboxState::Paused && s.settings().auto_resume
+                });
                 if is_resumable {
                     self.try_open(id, port).await
                 } else {

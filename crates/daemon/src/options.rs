@@ -123,7 +123,7 @@ pub enum DiskShare {
     Quarter,
     /// This number of MiB.
     Mebibytes(u64),
-    /// The whole file system.
+    /// No limit.
     Unlimited,
 }
 

@@ -29,7 +29,10 @@ pub fn show_daemon_notice(home: &Home) {
         return;
     }
     let support = support();
-    let result = support.namespaces.clone().map_err(|missing| missing.what);
+    let result = support
+        .namespaces
+        .clone()
+        .map_err(|missing| missing.description);
     show_once(&home.run(), &notice(&result, support));
 }
 

@@ -1,9 +1,9 @@
-//! The sandboxes of one host, and everything that can be done with them.
+//! Sandboxes of one host and their use cases.
 //!
-//! Every operation holds its sandbox's turn from its first look at the state to the commit of the
-//! new one, and runs to its end even if whoever asked goes away. The journal is written last: what
-//! it says was true. Only `kill` does not wait for its turn before it acts, so that nothing a
-//! sandbox does can keep it alive.
+//! An operation holds the sandbox's `op_lock` from reading the state until the new state is
+//! committed, and completes even if its caller stops waiting. The journal is written last: its
+//! content has happened. Only `kill` stops the guest before it holds the lock, so that no operation
+//! can keep a sandbox alive.
 
 mod adopt;
 mod build_steps;
@@ -12,6 +12,7 @@ mod change_settings;
 mod connect;
 mod connection_history;
 mod create;
+mod deadlines;
 mod entry;
 mod entry_indexes;
 mod fetch_snapshot;
@@ -34,6 +35,7 @@ mod recover;
 mod removal;
 mod restart;
 mod rollback;
+mod sandbox_index;
 mod snapshot_catalog;
 mod snapshot_engine;
 mod snapshot_fold;
@@ -55,13 +57,13 @@ pub use fork::{ForkChild, ForkReport};
 pub use host_options::HostOptions;
 pub use list_order::{ListOrder, ListPosition, ListedSandboxes, ListedSnapshots};
 pub use lookup::Snapshots;
-pub use names::SandboxIndex;
 pub use observe::{Observation, SandboxFigures};
 pub use owner_usage::OwnerBudgets;
 pub use owner_usage::OwnerUsage;
 pub use pool::PoolSize;
 pub use pool::WarmPool;
 pub use restart::MAX_RESTART_GRACE;
+pub use sandbox_index::SandboxIndex;
 pub use template_snapshots::TemplateSnapshots;
 pub use timeout::Timeouts;
 pub use wake_options::{AwakeTime, WakeOptions};
@@ -75,10 +77,11 @@ use crate::operation_error::OperationError;
 use crate::quota::OwnerQuota;
 use crate::sandbox::{Sandbox, broken_by_end};
 use capture::Captures;
-use entry::SandboxEntry;
+use deadlines::Deadlines;
+use entry::{Entries, SandboxEntry};
 use entry_indexes::EntryIndexes;
 use fetch_snapshot::FetchLocks;
-use gc::file_remover::{self, FileRemover};
+use gc::{GarbageCollector, GcParts};
 use jiffy_api_types::SandboxState;
 use jiffy_engine_api::{EngineDescription, EngineError, Engines, Guest, SandboxSize, steps};
 use jiffy_proto::agent::SiteSettings;
@@ -87,53 +90,51 @@ use operations::{Operations, detached};
 use parking_lot::Mutex;
 use pool::Pool;
 use ranked_lock::{LockRank, RankedMutex};
-use smol_str::SmolStr;
 use snapshot_catalog::SnapshotCatalog;
+use snapshot_engine::SnapshotEngines;
 use snapshot_fold::SnapshotFolder;
 use snapshot_upkeep::SnapshotUpkeep;
 use start_pacer::StartPacer;
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use template_snapshots::TemplateSnapshotState;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Semaphore;
 use upload::Uploads;
 
 struct SandboxesInner {
     engines: Engines,
     journal: Arc<Journal>,
-    entries: RankedMutex<BTreeMap<SmolStr, Arc<SandboxEntry>>>,
-    catalog: SnapshotCatalog,
+    entries: Arc<RankedMutex<Entries>>,
+    catalog: Arc<SnapshotCatalog>,
+    snapshot_engines: Arc<SnapshotEngines>,
     /// Indexes over the records of sandboxes.
     indexes: Arc<EntryIndexes>,
-    /// Removes files of snapshots.
-    file_remover: FileRemover,
+    gc: GarbageCollector,
     pool: Pool,
     admission: Admission,
     start_pacer: StartPacer,
     metrics: Metrics,
     figure_sources: FigureSources,
     operations: Operations,
-    /// Guests that run no more and are not gone yet.
-    endings: Arc<Semaphore>,
-    /// Told when a deadline may have changed.
-    deadlines: Arc<Notify>,
+    /// Limits the guests that are halted and still being stopped.
+    stopping_guests: Arc<Semaphore>,
+    deadlines: Deadlines,
     template_snapshots: TemplateSnapshotState,
     fetch_locks: FetchLocks,
     upkeep: SnapshotUpkeep,
     /// Reclaims the disk space of removed snapshots that others lie on.
-    folder: SnapshotFolder,
+    folder: Arc<SnapshotFolder>,
     captures: Captures,
-    /// Snapshots on their way into the store.
-    uploads: Uploads,
-    /// Budgets of owners; none: they have none.
+    /// Uploads of snapshots to the store.
+    uploads: Arc<Uploads>,
+    /// Quotas of owners. `None` if there are none.
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
     /// Certificate authorities and proxy of all sandboxes.
     site: SiteSettings,
 }
 
-/// The sandboxes of one host. Clones are the same sandboxes. Must be used inside a tokio runtime.
+/// Sandboxes of one host. Clones share their state. Requires a tokio runtime.
 pub struct Sandboxes(Arc<SandboxesInner>);
 
 impl Clone for Sandboxes {
@@ -142,67 +143,79 @@ impl Clone for Sandboxes {
     }
 }
 
-/// The same sandboxes, for as long as another holds them.
+/// Reference that does not keep the sandboxes alive.
 pub struct WeakSandboxes(Weak<SandboxesInner>);
 
 impl WeakSandboxes {
-    /// The sandboxes, if they are still there.
+    /// Returns the sandboxes, if they still exist.
     pub fn upgrade(&self) -> Option<Sandboxes> {
         self.0.upgrade().map(Sandboxes)
     }
 }
 
 impl Sandboxes {
-    /// A handle that does not keep them.
+    /// Returns a reference that does not keep the sandboxes alive.
     pub fn downgrade(&self) -> WeakSandboxes {
         WeakSandboxes(Arc::downgrade(&self.0))
     }
 
-    /// Opens the journal in `file`, puts in order what a daemon that was killed left behind, and
-    /// takes over the guests that ran on.
+    /// Opens the journal in `file`, recovers the state that a killed daemon left, and adopts the
+    /// guests that are still running.
     pub async fn open(
         engines: Engines,
         file: &Path,
         options: HostOptions,
     ) -> Result<Self, OperationError> {
-        let left = OpenedJournal::read(file)?;
-        Self::open_read(engines, async { Ok(left) }, options).await
+        let journal = OpenedJournal::read(file)?;
+        Self::open_read(engines, async { Ok(journal) }, options).await
     }
 
-    /// The same with a journal that is read while other things are prepared.
+    /// Like [`Self::open`], with a journal that is read concurrently.
     pub async fn open_read(
         engines: Engines,
-        left: impl Future<Output = Result<OpenedJournal, OperationError>>,
+        journal: impl Future<Output = Result<OpenedJournal, OperationError>>,
         options: HostOptions,
     ) -> Result<Self, OperationError> {
         let on_disk = recover::on_disk(&engines)?;
-        let left = left.await?;
+        let opened = journal.await?;
         let reader = options.reader.unwrap_or_else(|| {
-            let data = left.path.parent().unwrap_or(Path::new("/"));
+            let data = opened.path.parent().unwrap_or(Path::new("/"));
             Arc::new(KernelReader::new(data))
         });
-        let recovered = recover::recover(&engines, on_disk, left, options.remote.is_some())?;
+        let recovered = recover::recover(&engines, on_disk, opened, options.remote.is_some())?;
         let journal = Arc::new(recovered.journal);
-        let (upkeep, orders) = SnapshotUpkeep::new();
+        let (upkeep, upkeep_queue) = SnapshotUpkeep::new();
         let (folder, folds) = SnapshotFolder::new();
         let uploads = Uploads::new(
             options.remote.clone(),
             options.is_stock,
             journal.retractions()?,
         );
-        let (file_remover, removals) = FileRemover::new();
-        let unkept = recovered.snapshots.iter().filter(|s| !s.kept);
-        let unkept: Vec<String> = unkept.map(|s| s.id.clone()).collect();
+        let unreferenced = recovered.snapshots.iter().filter(|s| !s.kept);
+        let unreferenced: Vec<String> = unreferenced.map(|s| s.id.clone()).collect();
         let (entries, indexes, snapshots) =
             recover::index(recovered.sandboxes, recovered.snapshots);
-        let catalog = SnapshotCatalog::new(snapshots, journal.clone());
+        let catalog = Arc::new(SnapshotCatalog::new(snapshots, journal.clone()));
+        let snapshot_engines = Arc::new(SnapshotEngines::new(engines.clone(), catalog.clone()));
+        let (folder, uploads) = (Arc::new(folder), Arc::new(uploads));
+        let gc = GarbageCollector::new(GcParts {
+            catalog: catalog.clone(),
+            engines: snapshot_engines.clone(),
+            journal: journal.clone(),
+            indexes: indexes.clone(),
+            folder: folder.clone(),
+            uploads: uploads.clone(),
+        });
+        let entries = Arc::new(RankedMutex::new(LockRank::Entries, entries));
+        let deadlines = Deadlines::new(entries.clone(), indexes.clone());
         let this = Self(Arc::new(SandboxesInner {
             engines,
             journal,
-            entries: RankedMutex::new(LockRank::Entries, entries),
+            entries,
             catalog,
             indexes,
-            file_remover,
+            gc,
+            snapshot_engines,
             pool: Pool::new(options.warm),
             admission: Admission::new(options.limits, reader),
             start_pacer: StartPacer::new(),
@@ -211,8 +224,8 @@ impl Sandboxes {
             operations: Operations::default(),
             template_snapshots: TemplateSnapshotState::new(&options.site),
             fetch_locks: FetchLocks::default(),
-            endings: Arc::new(Semaphore::new(removal::MAX_ENDING_GUESTS)),
-            deadlines: Arc::default(),
+            stopping_guests: Arc::new(Semaphore::new(removal::MAX_STOPPING_GUESTS)),
+            deadlines,
             upkeep,
             folder,
             captures: Captures::default(),
@@ -220,46 +233,43 @@ impl Sandboxes {
             quota: Mutex::default(),
             site: options.site,
         }));
-        file_remover::begin(Arc::downgrade(&this.0), removals);
-        this.snapshots().gc(unkept);
+        this.0.gc.collect(unreferenced);
         this.adopt(recovered.orphans, recovered.storing).await?;
-        if !recovered.unknown.is_empty() {
-            this.0.file_remover.remove(recovered.unknown);
-        }
-        this.keep_time();
+        this.0.gc.remove_files(recovered.unknown);
+        this.spawn_timeouts();
         this.keep_samples(options.sample);
         this.spawn_gc(options.gc_interval, options.lock);
         this.begin_uploads();
-        snapshot_upkeep::begin(Arc::downgrade(&this.0), orders, options.tend);
+        snapshot_upkeep::begin(Arc::downgrade(&this.0), upkeep_queue, options.tend);
         snapshot_fold::begin(Arc::downgrade(&this.0), folds, options.tend);
         Ok(this)
     }
 
-    /// All sandboxes, oldest first, also those that were killed.
+    /// Returns all sandboxes, including killed ones, the oldest first.
     pub fn list(&self) -> Vec<Sandbox> {
         let mut records: Vec<_> = self.0.entries.lock().values().map(|e| e.record()).collect();
         records.sort_by_key(|r| r.created_ms);
         records
     }
 
-    /// One sandbox by its id or the beginning of it.
+    /// Returns a sandbox by its id or a prefix of it.
     pub fn get(&self, id: &str) -> Result<Sandbox, OperationError> {
         Ok(self.0.entry(id)?.record())
     }
 
-    /// One sandbox by its whole id.
+    /// Returns a sandbox by its complete id.
     pub fn find(&self, id: &str) -> Option<Sandbox> {
         self.0.find(id)
     }
 
-    /// Shows one sandbox by its whole id, without a copy of its record.
-    pub fn look<T>(&self, id: &str, at: impl FnOnce(&Sandbox) -> T) -> Option<T> {
+    /// Calls `read` with the sandbox that has this complete id, without copying it.
+    pub fn with_sandbox<T>(&self, id: &str, read: impl FnOnce(&Sandbox) -> T) -> Option<T> {
         let entry = self.0.entries.lock().get(id).cloned()?;
-        Some(entry.look(at))
+        Some(entry.with_record(read))
     }
 
-    /// One sandbox by its exact id, as it is once what is under way with it has been decided. One
-    /// that is being killed counts as killed.
+    /// Waits until the operation in flight on a sandbox has ended, and returns the sandbox. A
+    /// sandbox that is being killed counts as killed.
     pub async fn wait_decided(&self, id: &str) -> Option<Sandbox> {
         let entry = self.0.entries.lock().get(id).cloned()?;
         entry.decided().await;
@@ -269,42 +279,42 @@ impl Sandboxes {
         Some(entry.record())
     }
 
-    /// Waits until a sandbox is in a state that is `wanted`, at most so long, and returns what it
-    /// is then, also if its record was removed meanwhile.
+    /// Waits until the state of a sandbox matches, at most `limit`. Returns the sandbox, even if its
+    /// record was removed meanwhile.
     pub async fn wait(
         &self,
         id: &str,
         limit: Duration,
-        wanted: impl Fn(&SandboxState) -> bool,
+        matches: impl Fn(&SandboxState) -> bool,
     ) -> Result<Sandbox, OperationError> {
         let entry = self.0.entry(id)?;
-        // One that is being killed may look broken for a moment.
-        let settled = |state: &SandboxState| *state == SandboxState::Killed || !entry.is_ending();
-        let until = entry.until(|record| settled(&record.state) && wanted(&record.state));
+        // A sandbox that is being killed may be broken for a moment.
+        let is_final = |state: &SandboxState| *state == SandboxState::Killed || !entry.is_ending();
+        let until = entry.until(|record| is_final(&record.state) && matches(&record.state));
         match tokio::time::timeout(limit, until).await {
             Ok(record) => Ok(record),
             Err(_) => Ok(entry.record()),
         }
     }
 
-    /// Describes the network of sandboxes on this host, in a few words.
+    /// Returns a short description of the network of sandboxes.
     pub fn network(&self) -> String {
         self.0.engines.default_engine().network()
     }
 
-    /// The engines that sandboxes can have here.
+    /// Returns descriptions of the engines of this host.
     pub fn engines(&self) -> Vec<EngineDescription> {
         self.0.engines.descriptions()
     }
 
-    /// A place for a guest of `size`. Those that only wait in the warm pool give way.
+    /// Reserves resources for a guest of `size`. Evicts guests of the warm pool if necessary.
     fn admit(&self, size: SandboxSize) -> Result<Reservation, OperationError> {
         let _step = steps::begin("admission");
         loop {
             match self.0.admission.admit(Occupant::Sandbox, size) {
                 Ok(reservation) => return Ok(reservation),
                 Err(refusal) => {
-                    if !refusal.short_of.is_of_waiting() || !self.0.pool.give_way() {
+                    if !refusal.short_of.is_of_waiting() || !self.0.pool.evict() {
                         return Err(refusal.into());
                     }
                 }
@@ -312,7 +322,7 @@ impl Sandboxes {
         }
     }
 
-    /// Ends every guest. The journal says so.
+    /// Stops all guests, and records their sandboxes as broken.
     pub async fn stop_all(&self) {
         self.0.pool.clear();
         let entries: Vec<_> = self.0.entries.lock().values().cloned().collect();
@@ -326,8 +336,8 @@ impl Sandboxes {
         }
     }
 
-    /// Writes the record and `more` to the journal, then to memory. The journal hears of a sandbox
-    /// when it is up: until then it is in memory only.
+    /// Commits the record and `more` to the journal, then to memory. A sandbox that is being created
+    /// is in memory only.
     fn commit(
         &self,
         entry: &SandboxEntry,
@@ -344,7 +354,7 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// The same for what has happened.
+    /// Like [`Self::commit`], for a change that has happened and cannot fail.
     fn record_write_behind(&self, entry: &SandboxEntry, record: Sandbox) {
         self.0
             .journal
@@ -352,7 +362,7 @@ impl Sandboxes {
         entry.set_record(record);
     }
 
-    /// Marks the sandbox as broken when its guest ends by itself.
+    /// Marks the sandbox as broken when its guest exits by itself.
     fn watch(&self, entry: &Arc<SandboxEntry>, guest: &Arc<dyn Guest>) {
         entry.count_guest(|size| self.0.admission.count(size));
         observe::sample(entry);
@@ -364,34 +374,19 @@ impl Sandboxes {
                 return;
             };
             let _op_guard = entry.op_lock().lock().await;
-            // Of one that is being killed, the kill says how it ended.
+            // A kill in flight records the final state.
             if !entry.is_guest(&guest) || entry.is_ending() {
                 return;
             }
             entry.keep_last_words(&guest.console_tail());
             entry.replace_guest(None);
             if entry.is_ending() {
-                // The kill that is under way writes it down.
+                // The kill in flight records the final state.
                 return;
             }
             let record = entry.record_in(broken_by_end(&end));
             Self(inner).record_write_behind(&entry, record);
         });
-    }
-}
-
-impl SandboxIndex<'_> {
-    /// Ids of the sandboxes of a key that were not killed.
-    pub fn of_owner(self, owner: &str) -> Vec<String> {
-        let owners = self.0.indexes.owners.lock();
-        owners.of(owner).map(SmolStr::to_string).collect()
-    }
-
-    /// The sandbox, alive, whose agent's token fits. Looks at every one.
-    pub fn by_token(self, fits: impl Fn(&str) -> bool) -> Option<String> {
-        let entries = self.0.entries.lock();
-        let mut found = entries.iter().filter(|(_, e)| e.has_token(&fits));
-        found.next().map(|(id, _)| id.to_string())
     }
 }
 

@@ -46,7 +46,8 @@ OpenMetrics text. It needs a key with the scope `admin` or `read`, or an address
 (`--metrics-listen`). [Observability](observability.md) explains operations, steps and traces.
 
 - A counter only grows, and starts at 0 when the daemon starts. Use `rate()` or `increase()`.
-- A gauge is the value at the time of the scrape.
+- A gauge is the value at the time of the scrape. Requests, failures and processor time of functions
+  are gauges that only grow until the daemon restarts.
 - A histogram `NAME` has the series `NAME_bucket` (label `le`), `NAME_count` and `NAME_sum`.
 - The unit is the end of the name: `_bytes`, `_seconds`, or `_ratio` (0 to 1). Other metrics are
   counts.

@@ -153,7 +153,7 @@ impl Sandboxes {
                 };
                 let new = self.enter(reservation, new)?;
                 if spec.prefetch == Prefetch::All {
-                    let files = self.0.files_of(&snapshot.id);
+                    let files = self.0.snapshot_engines.files_of(&snapshot.id);
                     let requested = files.and_then(|files| files.request_memory(&snapshot.id));
                     requested.map_err(OperationError::engine("fetch all memory"))?;
                 }
@@ -226,7 +226,10 @@ impl Sandboxes {
         };
         if let Some(name) = &record.name {
             // It goes with the entry.
-            self.claim_name(&record.settings.owner, name, &record.id)?;
+            self.0
+                .indexes
+                .names
+                .claim(&record.settings.owner, name, &record.id)?;
         }
         let entry = Arc::new(SandboxEntry::new(record, self.0.indexes.clone()));
         entry.set_reservation(Some(reservation));
@@ -399,7 +402,7 @@ impl Sandboxes {
         self.0
             .metrics
             .boot(origin.mode, took.as_secs_f64() * 1000.0);
-        self.0.deadlines.notify_one();
+        self.0.deadlines.notify();
         if let Some(before) = before {
             let _step = steps::begin("stop");
             before.stop().await;
@@ -416,7 +419,7 @@ impl Snapshots<'_> {
     ) -> Result<Box<dyn UnassignedGuest>, OperationError> {
         self.shorten_lineage(id).await?;
         let failed = || OperationError::engine(format!("restore snapshot {id}"));
-        let engine = self.0.engine_of(id).map_err(failed())?;
+        let engine = self.0.snapshot_engines.engine_of(id).map_err(failed())?;
         engine.restore(id, Some(identity)).await.map_err(failed())
     }
 

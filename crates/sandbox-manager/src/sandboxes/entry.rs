@@ -11,12 +11,16 @@ use jiffy_api_types::SandboxState;
 use jiffy_engine_api::{ConnectionLog, Guest, SandboxSize, now_ms};
 use parking_lot::{Mutex, MutexGuard};
 use smol_str::SmolStr;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::watch;
 
 /// Bytes of a console that are kept when its guest has ended by itself.
 const MAX_EXIT_REASON_BYTES: usize = 16 << 10;
+
+/// Sandboxes by id.
+pub(super) type Entries = BTreeMap<SmolStr, Arc<SandboxEntry>>;
 
 /// A sandbox: its record, its guest while it has one, and whose turn it is to change them.
 pub(crate) struct SandboxEntry {
@@ -114,9 +118,9 @@ impl SandboxEntry {
         (**self.record.lock()).clone()
     }
 
-    /// Shows the record without a copy of it.
-    pub fn look<T>(&self, at: impl FnOnce(&Sandbox) -> T) -> T {
-        at(&self.record.lock())
+    /// Calls `read` with the record, without copying it.
+    pub fn with_record<T>(&self, read: impl FnOnce(&Sandbox) -> T) -> T {
+        read(&self.record.lock())
     }
 
     pub fn id(&self) -> String {

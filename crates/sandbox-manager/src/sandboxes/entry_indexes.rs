@@ -194,7 +194,7 @@ mod tests {
     fn record(id: &str, state: SandboxState) -> Sandbox {
         Sandbox {
             id: id.to_owned(),
-            name: Some(format!("name of {id}")),
+            name: Some(format!("name-of-{id}")),
             state,
             template: "base".to_owned(),
             size: SandboxSize::default(),
@@ -233,7 +233,7 @@ mod tests {
                 let before = record("a", from);
                 let changed = EntryIndexes::default();
                 let owner = Some("k".to_owned());
-                changed.names.claim(&owner, "name of a", &id).unwrap();
+                changed.names.claim(&owner, "name-of-a", &id).unwrap();
                 changed.add(&id, &before);
                 changed.change(&id, &before, &wanted);
                 assert_eq!(shown(&changed), shown(&at_once));

@@ -459,8 +459,8 @@ impl Fetch {
             let engine = record.engine;
             self.this
                 .0
-                .file_remover
-                .remove(vec![SnapshotOnDisk { id, engine }]);
+                .gc
+                .remove_files(vec![SnapshotOnDisk { id, engine }]);
             return Err(e.into());
         }
         if record.kept {

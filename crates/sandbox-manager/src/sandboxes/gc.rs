@@ -1,19 +1,64 @@
-//! Garbage collection: snapshots that nothing needs, and files that belong to nothing.
+//! Garbage collection: unneeded snapshots and orphaned files.
 //!
-//! Records go at once, in memory and in the journal; files go behind the answer, on a thread of
-//! their own ([`file_remover`]). What a daemon that ends does not come to is removed by that
-//! of the next ([`periodic`]), which runs while that one serves.
+//! Records are removed at once, in memory and in the journal. Files are removed later, by a thread
+//! ([`file_remover`]). The next daemon removes what a daemon that exits leaves ([`periodic`]), while
+//! it serves clients.
 
-use super::Snapshots;
-
-pub(super) mod file_remover;
+mod file_remover;
 mod periodic;
 mod unneeded;
 
+use super::Snapshots;
+use super::entry_indexes::EntryIndexes;
+use super::snapshot_catalog::SnapshotCatalog;
+use super::snapshot_engine::{SnapshotEngines, SnapshotOnDisk};
+use super::snapshot_fold::SnapshotFolder;
+use super::upload::Uploads;
+use crate::journal::Journal;
+use file_remover::FileRemover;
+use std::sync::Arc;
+
+/// Components that the garbage collector uses.
+pub(super) struct GcParts {
+    pub catalog: Arc<SnapshotCatalog>,
+    pub engines: Arc<SnapshotEngines>,
+    pub journal: Arc<Journal>,
+    /// Contains the sandboxes that use each snapshot.
+    pub indexes: Arc<EntryIndexes>,
+    /// Reclaims the disk space of removed snapshots that others depend on.
+    pub folder: Arc<SnapshotFolder>,
+    /// Removes copies from the store.
+    pub uploads: Arc<Uploads>,
+}
+
+/// Removes snapshots that nothing needs, and orphaned files of snapshots.
+pub(super) struct GarbageCollector {
+    parts: GcParts,
+    file_remover: FileRemover,
+}
+
+impl GarbageCollector {
+    /// Creates a collector and starts its thread.
+    pub fn new(parts: GcParts) -> Self {
+        let file_remover = FileRemover::start(Arc::downgrade(&parts.engines));
+        Self {
+            parts,
+            file_remover,
+        }
+    }
+
+    /// Queues the removal of the files of snapshots that have no record.
+    pub fn remove_files(&self, snapshots: Vec<SnapshotOnDisk>) {
+        if !snapshots.is_empty() {
+            self.file_remover.remove(snapshots);
+        }
+    }
+}
+
 impl Snapshots<'_> {
-    /// Waits until the files of all snapshots that were removed are gone; two seconds for those
-    /// that something still holds.
+    /// Waits until the files of all removed snapshots are removed, at most two seconds for files
+    /// that are in use.
     pub async fn removed_files(self) {
-        self.0.file_remover.done().await;
+        self.0.gc.file_remover.done().await;
     }
 }

@@ -47,7 +47,7 @@ impl Snapshots<'_> {
             }
             // The sandbox may have been woken or removed meanwhile, and left it to whoever held it.
             drop(pin);
-            snapshots.gc(Some(snapshot.id));
+            snapshots.0.gc.collect(Some(snapshot.id));
         });
     }
 
@@ -60,7 +60,7 @@ impl Snapshots<'_> {
         if !self.may_be_longer(limits, id) {
             return Ok(());
         }
-        let Ok(files) = self.0.files_of(id) else {
+        let Ok(files) = self.0.snapshot_engines.files_of(id) else {
             return Ok(());
         };
         let Some(growth) = files.merge_growth(id, limits) else {
@@ -90,7 +90,7 @@ impl Snapshots<'_> {
         self.measure(id);
         // The snapshot below may have no owner now.
         let parent = self.0.catalog.read().get(id).and_then(|s| s.parent.clone());
-        self.gc(parent);
+        self.0.gc.collect(parent);
         Ok(())
     }
 }

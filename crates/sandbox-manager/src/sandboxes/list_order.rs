@@ -1,14 +1,10 @@
 //! Lists by age, a part at a time.
 
-use super::{SandboxIndex, Snapshots};
-use crate::sandbox::Sandbox;
+use super::Snapshots;
 use crate::snapshot::Snapshot;
 use smol_str::SmolStr;
 use std::collections::BTreeSet;
 use std::ops::Bound;
-
-/// Items of an owner's list that are looked at together.
-const LIST_PART: usize = 64;
 
 /// Position of an item in a list: the moment of its creation, in milliseconds since 1970, and its
 /// id.
@@ -64,70 +60,6 @@ pub enum ListedSnapshots<'a> {
     Asked,
     /// Those that an owner asked for.
     AskedBy(&'a str),
-}
-
-impl SandboxIndex<'_> {
-    /// The first `limit` sandboxes that are `wanted`. Looks at no more than that takes, or at all
-    /// that run, and copies only what it returns.
-    pub fn in_order(
-        self,
-        listed: ListedSandboxes<'_>,
-        order: &ListOrder,
-        limit: usize,
-        wanted: impl Fn(&Sandbox) -> bool,
-    ) -> Vec<Sandbox> {
-        let indexes = &self.0.indexes;
-        let entries = self.0.entries.lock();
-        // One that is being made or removed has no entry.
-        let look = |id: &SmolStr| {
-            let entry = entries.get(id)?;
-            entry.look(|r| wanted(r).then(|| r.clone()))
-        };
-        let first = |positions: &BTreeSet<SharedPosition>| {
-            let found = order.of(positions).filter_map(|(_, id)| look(id));
-            found.take(limit).collect()
-        };
-        match listed {
-            ListedSandboxes::All => first(&indexes.ages.lock()),
-            ListedSandboxes::Running => {
-                let running = indexes.running.lock().clone();
-                let positions = running.into_iter().filter_map(|id| {
-                    let created_ms = entries.get(&id)?.look(|r| r.created_ms);
-                    Some((created_ms, id))
-                });
-                first(&positions.collect())
-            }
-            ListedSandboxes::OfOwner(owner) => {
-                let mut order = order.clone();
-                let mut found = Vec::new();
-                // In parts: a record changes under its own lock, and the index under that.
-                while found.len() < limit {
-                    let owners = indexes.owners.lock();
-                    let part = owners.in_order(owner, &order).take(LIST_PART);
-                    let part: Vec<_> = part.map(|(ms, id)| (ms, id.clone())).collect();
-                    drop(owners);
-                    let Some((ms, id)) = part.last() else {
-                        break;
-                    };
-                    order.after = Some((*ms, id.to_string()));
-                    let wanted = part.iter().filter_map(|(_, id)| look(id));
-                    found.extend(wanted.take(limit - found.len()));
-                }
-                found
-            }
-        }
-    }
-}
-
-impl SandboxIndex<'_> {
-    /// All sandboxes that are `wanted`, in no order. Looks at every one, and copies only what it
-    /// returns.
-    pub fn all(self, wanted: impl Fn(&Sandbox) -> bool) -> Vec<Sandbox> {
-        let entries = self.0.entries.lock();
-        let found = entries.values();
-        let found = found.filter_map(|entry| entry.look(|r| wanted(r).then(|| r.clone())));
-        found.collect()
-    }
 }
 
 impl Snapshots<'_> {

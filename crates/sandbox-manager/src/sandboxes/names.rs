@@ -1,30 +1,18 @@
-//! Names that people give to sandboxes, each unique among those of one owner.
+//! Names of sandboxes, unique per owner.
 
 use super::id_groups::sort_by_text;
-use super::{OperationError, Sandboxes, SandboxesInner};
+use super::{OperationError, Sandboxes};
 use crate::sandbox::Sandbox;
 use jiffy_api_types::{MAX_SANDBOX_NAME, SandboxState};
 use jiffy_engine_api::is_reserved;
 use parking_lot::Mutex;
 use smol_str::SmolStr;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-/// Sandboxes by owner, name or token.
-#[derive(Clone, Copy)]
-pub struct SandboxIndex<'a>(pub(super) &'a Arc<SandboxesInner>);
-
-impl Sandboxes {
-    /// Sandboxes by owner, name or token.
-    pub fn index(&self) -> SandboxIndex<'_> {
-        SandboxIndex(&self.0)
-    }
-}
-
-/// Owner of a sandbox; none: the host's.
+/// API key of a sandbox's owner. `None` for the host's owner.
 type Owner = Option<String>;
 
-/// A name, and the owner of the sandbox that has it.
+/// Name and owner of a sandbox.
 type NameKey = (SmolStr, Option<SmolStr>);
 
 /// Sandboxes that are not killed, by name and owner.
@@ -36,7 +24,7 @@ fn key(owner: &Owner, name: &str) -> NameKey {
 }
 
 impl<'a> FromIterator<(&'a str, &'a Owner, &'a SmolStr)> for SandboxNames {
-    /// Names that were unique when they were given.
+    /// Builds the index of names that are known to be unique.
     fn from_iter<T>(named: T) -> Self
     where
         T: IntoIterator<Item = (&'a str, &'a Owner, &'a SmolStr)>,
@@ -50,13 +38,19 @@ impl<'a> FromIterator<(&'a str, &'a Owner, &'a SmolStr)> for SandboxNames {
 }
 
 impl SandboxNames {
-    /// Gives `name` to sandbox `id` of `owner`, unless another one of that owner has it, whose id
-    /// is returned.
-    pub fn claim(&self, owner: &Owner, name: &str, id: &str) -> Result<(), String> {
+    /// Assigns `name` to sandbox `id` of `owner`.
+    ///
+    /// # Errors
+    /// Fails if the name is invalid, or if another sandbox of the owner has it.
+    pub fn claim(&self, owner: &Owner, name: &str, id: &str) -> Result<(), OperationError> {
+        check(name)?;
         let mut names = self.0.lock();
         let key = key(owner, name);
         match names.get(&key) {
-            Some(holder) if **holder != *id => Err(holder.to_string()),
+            Some(holder) if **holder != *id => Err(OperationError::NameTaken {
+                name: name.to_owned(),
+                holder: holder.to_string(),
+            }),
             _ => {
                 names.insert(key, SmolStr::new(id));
                 Ok(())
@@ -64,7 +58,7 @@ impl SandboxNames {
         }
     }
 
-    /// Takes `name` from sandbox `id` of `owner`, if it has it.
+    /// Releases `name` if sandbox `id` of `owner` has it.
     pub fn release(&self, owner: &Owner, name: &str, id: &str) {
         let mut names = self.0.lock();
         let key = key(owner, name);
@@ -73,8 +67,8 @@ impl SandboxNames {
         }
     }
 
-    /// Ids of the sandboxes with this name.
-    fn ids(&self, name: &str) -> Vec<String> {
+    /// Returns the ids of the sandboxes with this name, at most one of each owner.
+    pub fn ids(&self, name: &str) -> Vec<String> {
         let names = self.0.lock();
         let from = names.range(key(&None, name)..);
         let holders = from.take_while(|((other, _), _)| **other == *name);
@@ -82,36 +76,21 @@ impl SandboxNames {
     }
 }
 
-/// Refuses what cannot be a name, because it could not be typed or reads as an id.
+/// Rejects an invalid name: one that is hard to type, or that looks like an id.
 fn check(name: &str) -> Result<(), OperationError> {
-    let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let sound = name.len() <= MAX_SANDBOX_NAME
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let is_valid = name.len() <= MAX_SANDBOX_NAME
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name.chars().all(good)
+        && name.chars().all(is_allowed)
         && !is_reserved(name);
-    match sound {
+    match is_valid {
         true => Ok(()),
         false => Err(OperationError::BadName),
     }
 }
 
 impl Sandboxes {
-    /// Gives `name` to a sandbox that is being made, or to none of `owner` if another has it.
-    pub(super) fn claim_name(
-        &self,
-        owner: &Owner,
-        name: &str,
-        id: &str,
-    ) -> Result<(), OperationError> {
-        check(name)?;
-        let claimed = self.0.indexes.names.claim(owner, name, id);
-        claimed.map_err(|holder| OperationError::NameTaken {
-            name: name.to_owned(),
-            holder,
-        })
-    }
-
-    /// Gives a sandbox another name, or none.
+    /// Changes or removes the name of a sandbox.
     pub async fn rename(&self, id: &str, name: Option<String>) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("rename", &entry.id(), async move {
@@ -125,10 +104,10 @@ impl Sandboxes {
             }
             let owner = record.settings.owner.clone();
             if let Some(name) = &name {
-                this.claim_name(&owner, name, &record.id)?;
+                this.0.indexes.names.claim(&owner, name, &record.id)?;
             }
             record.name = name;
-            // The name that it has no longer is released with the record in memory.
+            // The change of the record in memory releases the earlier name.
             if let Err(e) = this.commit(&entry, record.clone(), &[]) {
                 if let Some(name) = &record.name {
                     this.0.indexes.names.release(&owner, name, &record.id);
@@ -138,16 +117,6 @@ impl Sandboxes {
             Ok(record)
         })
         .await
-    }
-}
-
-impl SandboxIndex<'_> {
-    /// Sandboxes with this name that are not killed, at most one of each owner.
-    pub fn named(self, name: &str) -> Vec<Sandbox> {
-        let ids = self.0.indexes.names.ids(name);
-        ids.iter()
-            .filter_map(|id| Sandboxes(self.0.clone()).find(id))
-            .collect()
     }
 }
 
@@ -162,7 +131,8 @@ mod tests {
         names.claim(&mine, "web", "a").unwrap();
         names.claim(&mine, "web", "a").unwrap();
         names.claim(&yours, "web", "b").unwrap();
-        assert_eq!(names.claim(&mine, "web", "c"), Err("a".to_owned()));
+        let taken = names.claim(&mine, "web", "c").unwrap_err();
+        assert!(matches!(taken, OperationError::NameTaken { holder, .. } if holder == "a"));
         assert_eq!(names.ids("web"), ["a", "b"]);
         // One that has it no longer cannot take it from its heir.
         names.release(&mine, "web", "a");

@@ -96,7 +96,7 @@ impl OwnerBudgets<'_> {
         let ids = SandboxIndex(self.0).of_owner(owner);
         let entries = self.0.entries.lock();
         for entry in ids.iter().filter_map(|id| entries.get(id.as_str())) {
-            entry.look(|record| {
+            entry.with_record(|record| {
                 used.paused += u64::from(record.has_paused_place());
                 if record.state == SandboxState::Running {
                     used.sandboxes += 1;
@@ -155,7 +155,12 @@ impl Snapshots<'_> {
     /// Notes how large a snapshot has become.
     pub(super) fn measure(self, id: &str) {
         let known = self.0.catalog.read().get(id).map(|s| s.bytes);
-        let size = self.0.files_of(id).ok().and_then(|files| files.size(id));
+        let size = self
+            .0
+            .snapshot_engines
+            .files_of(id)
+            .ok()
+            .and_then(|files| files.size(id));
         let (Some(bytes), Some(known)) = (size, known) else {
             return;
         };

@@ -46,7 +46,7 @@ impl Sandboxes {
         entry.set_record(paused.clone());
         drop((pin, permit));
         self.end_guest(guest).await;
-        self.snapshots().gc(left);
+        self.0.gc.collect(left);
         if let Some(id) = &paused.snapshot {
             self.snapshots().shorten_asleep(id);
         }
@@ -102,7 +102,7 @@ impl Sandboxes {
         self.perform("wake", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
             if entry.record().state == SandboxState::Running {
-                return Ok((this.give_time(&entry, time)?, false));
+                return Ok((this.set_awake_time(&entry, time)?, false));
             }
             entry.allow(SandboxOperation::Resume, "wake")?;
             let options = WakeOptions {
@@ -137,7 +137,7 @@ impl Timeouts<'_> {
             .perform("keep_awake", &entry.id(), async move {
                 let _op_guard = entry.op_lock().lock().await;
                 match entry.record().state {
-                    SandboxState::Running => this.give_time(&entry, time).map(Some),
+                    SandboxState::Running => this.set_awake_time(&entry, time).map(Some),
                     _ => Ok(None),
                 }
             })

@@ -130,13 +130,13 @@ impl Pool {
         in_use.map(|s| s.snapshot.clone()).collect()
     }
 
-    /// Gives up one that waits; whether there was one.
-    pub fn give_way(&self) -> bool {
+    /// Stops one waiting guest. Returns whether there was one.
+    pub fn evict(&self) -> bool {
         let mut buckets = self.buckets.lock();
-        let given = buckets.values_mut().find_map(|s| s.waiting.pop());
-        // Its guest ends when nobody waits for the lock.
+        let evicted = buckets.values_mut().find_map(|s| s.waiting.pop());
+        // Dropped without the lock: the guest takes time to stop.
         drop(buckets);
-        given.is_some()
+        evicted.is_some()
     }
 
     pub fn drop_bucket(&self, fingerprint: &str) {
@@ -251,7 +251,12 @@ impl WarmPool<'_> {
         self,
         snapshot: &str,
     ) -> Result<Box<dyn UnassignedGuest>, EngineError> {
-        let mut unassigned = self.0.engine_of(snapshot)?.restore(snapshot, None).await?;
+        let mut unassigned = self
+            .0
+            .snapshot_engines
+            .engine_of(snapshot)?
+            .restore(snapshot, None)
+            .await?;
         let site = site::joined(&self.0.site, &SiteSettings::default());
         unassigned.rehearse(&site).await?;
         Ok(unassigned)

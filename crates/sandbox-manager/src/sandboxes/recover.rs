@@ -3,7 +3,7 @@
 //! Clients wait for it: it reads the names of snapshots on the disk, and no file of theirs.
 
 use super::OperationError;
-use super::entry::SandboxEntry;
+use super::entry::{Entries, SandboxEntry};
 use super::entry_indexes::EntryIndexes;
 use super::id_groups::sort_by_text;
 use super::snapshot_engine::SnapshotOnDisk;
@@ -15,7 +15,7 @@ use crate::snapshot::Snapshot;
 use jiffy_api_types::{SandboxState, SnapshotPurpose};
 use jiffy_engine_api::{Engines, DetachedGuest, MICROVM, now_ms};
 use smol_str::SmolStr;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
@@ -44,9 +44,6 @@ pub(super) struct Orphan {
     pub engine: String,
     pub guest: DetachedGuest,
 }
-
-/// Sandboxes by id.
-type Entries = BTreeMap<SmolStr, Arc<SandboxEntry>>;
 
 /// Entries of these sandboxes and their indexes, and the index of these snapshots.
 pub(super) fn index(

@@ -9,8 +9,8 @@ use jiffy_engine_api::{Guest, steps};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Most guests that are ending behind answers; further ones are waited for.
-pub(super) const MAX_ENDING_GUESTS: usize = 64;
+/// Maximum number of halted guests that are stopped in the background.
+pub(super) const MAX_STOPPING_GUESTS: usize = 64;
 
 impl Sandboxes {
     /// Ends a sandbox. Needs nothing of its guest, of its VMM or of an operation under way; killing
@@ -36,7 +36,7 @@ impl Sandboxes {
         .await
     }
 
-    /// The same for whoever has the turn.
+    /// Like [`Self::kill`]. The caller must hold the sandbox's `op_lock`.
     pub(super) async fn kill_held(&self, entry: &SandboxEntry) -> Result<Sandbox, OperationError> {
         if let Some(guest) = entry.replace_guest(None) {
             self.end_guest(guest).await;
@@ -46,28 +46,28 @@ impl Sandboxes {
         if entry.record().state != SandboxState::Running {
             record.deadline_ms = None;
         }
-        let known = self.0.entries.lock().contains_key(entry.shared_id());
-        if known {
+        let is_registered = self.0.entries.lock().contains_key(entry.shared_id());
+        if is_registered {
             self.record_write_behind(entry, record.clone());
         } else {
-            // Its making failed, or its record was removed: the journal hears no more of it.
+            // Its creation failed, or its record was removed: the journal has no record of it.
             entry.set_record(record.clone());
         }
-        self.snapshots().gc(record.snapshot.clone());
+        self.0.gc.collect(record.snapshot.clone());
         if let Some(id) = &record.snapshot {
             self.snapshots().cancel_unused(id);
         }
         Ok(record)
     }
 
-    /// Ends a guest: it runs no more when this returns. What is left of it (process, memory,
-    /// network slot) goes behind that, [`MAX_ENDING_GUESTS`] at a time; a daemon that stops waits
-    /// for it, and the one after a daemon that was killed removes it.
+    /// Halts a guest, and stops it in the background: its process, memory and network slot are
+    /// released later, for at most [`MAX_STOPPING_GUESTS`] guests at a time. A daemon that shuts
+    /// down waits for this. After a killed daemon, the next one releases them.
     pub(super) async fn end_guest(&self, guest: Arc<dyn Guest>) {
         let _step = steps::begin("stop");
         guest.halt().await;
         // The semaphore is never closed.
-        let permit = self.0.endings.clone().acquire_owned().await;
+        let permit = self.0.stopping_guests.clone().acquire_owned().await;
         let operation = self.0.operations.count();
         tokio::spawn(async move {
             guest.stop().await;

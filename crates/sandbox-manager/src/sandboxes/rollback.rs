@@ -40,7 +40,7 @@ impl Sandboxes {
                 Some(record) => record,
                 None => this.exchange(&entry, asked, &snapshot.id).await?,
             };
-            this.snapshots().gc(left);
+            this.0.gc.collect(left);
             Ok(record)
         })
         .await

@@ -192,11 +192,11 @@ impl Snapshots<'_> {
             piece_began: began,
         };
         let mut folds = 0;
-        let Ok(files) = self.0.files_of(id) else {
+        let Ok(files) = self.0.snapshot_engines.files_of(id) else {
             return;
         };
         while let Some(parent) = files.parent(id) {
-            if refused.contains(id, &parent, max_copy) || !self.is_foldable(&parent, id) {
+            if refused.contains(id, &parent, max_copy) || !self.0.gc.is_foldable(&parent, id) {
                 break;
             }
             // A snapshot that is to be folded itself gets no expensive copy.
@@ -217,7 +217,7 @@ impl Snapshots<'_> {
                     break;
                 }
             };
-            match self.commit_fold(fold, id) {
+            match self.0.gc.commit_fold(fold, id) {
                 Some(Ok(layers)) => self.notify_guests(id, &layers),
                 Some(Err(e)) => {
                     tracing::warn!(id, parent, error = %e, "cannot complete the fold of a snapshot");
@@ -246,7 +246,7 @@ impl Snapshots<'_> {
             let snapshots = self.0.catalog.read();
             snapshots.children(id).map(str::to_owned).collect()
         };
-        matches!(&*children, [child] if self.is_foldable(id, child))
+        matches!(&*children, [child] if self.0.gc.is_foldable(id, child))
     }
 
     /// Has the guests that run on snapshot `id` close the files that were folded.

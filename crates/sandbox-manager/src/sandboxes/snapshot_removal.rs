@@ -32,7 +32,7 @@ impl Snapshots<'_> {
             self.0.pool.drop_bucket(&removed.fingerprint);
         }
         drop(pin);
-        self.gc([record.id.clone()]);
+        self.0.gc.collect([record.id.clone()]);
         self.withdraw(&record.id);
         Ok(record)
     }

@@ -68,6 +68,7 @@ fn serve(inner: &Weak<SandboxesInner>, orders: &UpkeepQueue, tend: Duration) {
                 let Some(inner) = inner.upgrade() else { return };
                 // One that was removed meanwhile is no failure.
                 if let Err(e) = inner
+                    .snapshot_engines
                     .files_of(&id)
                     .and_then(|files| files.write_checksums(&id))
                 {
@@ -105,6 +106,7 @@ fn look_at_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
         // Checksums that are there stay as they are.
         if kept
             && let Err(e) = inner
+                .snapshot_engines
                 .files_of(id)
                 .and_then(|files| files.write_checksums(id))
         {
@@ -131,7 +133,7 @@ fn tend_pool(sandboxes: &Sandboxes) {
 
 impl Sandboxes {
     fn prefetch(&self, id: &str) -> Result<(), EngineError> {
-        self.0.files_of(id)?.prefetch(id)
+        self.0.snapshot_engines.files_of(id)?.prefetch(id)
     }
 }
 
@@ -185,6 +187,7 @@ impl Snapshots<'_> {
         let (inner, id) = (self.0.clone(), id.to_owned());
         let sealing = tokio::task::spawn_blocking(move || {
             if let Err(e) = inner
+                .snapshot_engines
                 .files_of(&id)
                 .and_then(|files| files.write_checksums(&id))
             {
@@ -197,7 +200,9 @@ impl Snapshots<'_> {
 
     async fn verify_files(self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {
         let (inner, owned) = (self.0.clone(), id.to_owned());
-        let work = tokio::task::spawn_blocking(move || inner.files_of(&owned)?.verify(&owned));
+        let work = tokio::task::spawn_blocking(move || {
+            inner.snapshot_engines.files_of(&owned)?.verify(&owned)
+        });
         let done = work
             .await
             .map_err(|e| OperationError::Lost(e.to_string()))?;

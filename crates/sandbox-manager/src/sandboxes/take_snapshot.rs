@@ -88,7 +88,7 @@ impl Sandboxes {
             )
             .await?;
         entry.set_record(descended(entry, &snapshot));
-        self.snapshots().gc(sandbox.snapshot);
+        self.0.gc.collect(sandbox.snapshot);
         Ok(snapshot)
     }
 

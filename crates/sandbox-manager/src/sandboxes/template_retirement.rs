@@ -1,6 +1,6 @@
 //! Snapshots of booted templates that serve no new sandbox any more.
 
-use super::{Snapshots, TemplateSnapshots};
+use super::TemplateSnapshots;
 use crate::snapshot::Snapshot;
 use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::now_ms;
@@ -22,7 +22,7 @@ impl TemplateSnapshots<'_> {
         drop(snapshots);
         // A snapshot is retained if its engine cannot be determined.
         let serves = |id: &str, template: &str| {
-            let files = self.0.files_of(id);
+            let files = self.0.snapshot_engines.files_of(id);
             files.map_or(true, |files| files.is_current(template, id))
         };
         let unused = kept
@@ -104,7 +104,7 @@ impl TemplateSnapshots<'_> {
                 self.0.pool.drop_bucket(&retired.fingerprint);
             }
         }
-        Snapshots(self.0).gc(ids);
+        self.0.gc.collect(ids);
     }
 
     /// The booted template `from` is that of `to` from now on, which is the same by another name.

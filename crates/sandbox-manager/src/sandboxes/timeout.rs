@@ -1,16 +1,14 @@
-//! Time limits: what happens to a sandbox when its time is over, and to the records of those that
-//! ended long ago.
+//! Timeouts of sandboxes, and removal of the records of sandboxes that were killed long ago.
 
 use super::entry::SandboxEntry;
 use super::wake_options::AwakeTime;
-use super::{OperationError, Sandboxes, SandboxesInner};
+use super::{OperationError, Sandboxes, SandboxesInner, WeakSandboxes};
 use crate::journal::JournalChange;
 use crate::sandbox::Sandbox;
 use jiffy_api_types::{OnTimeout, SandboxState};
 use jiffy_engine_api::now_ms;
 use smol_str::SmolStr;
-use std::ops::Bound;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -25,28 +23,28 @@ impl Sandboxes {
     }
 }
 
-/// Records of killed sandboxes stay this long.
-const REMEMBERED: Duration = Duration::from_secs(3600);
-/// The longest the keeper sleeps.
-const NAP: Duration = Duration::from_secs(60);
-/// A pause at the end of its time that fails is tried again after this long.
-const RETRY: Duration = Duration::from_secs(30);
+/// Retention time of the records of killed sandboxes.
+const KILLED_RETENTION: Duration = Duration::from_secs(3600);
+/// Maximum interval of the task that handles timeouts.
+const MAX_INTERVAL: Duration = Duration::from_secs(60);
+/// Delay after which a failed pause or kill at a timeout is retried.
+const RETRY_DELAY: Duration = Duration::from_secs(30);
 
-/// `timeout` from now, in milliseconds since 1970.
+/// Returns the time `timeout` from now, in milliseconds since 1970.
 pub(super) fn deadline_in(timeout: Duration) -> u64 {
     let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     now_ms().saturating_add(ms)
 }
 
 impl Sandboxes {
-    /// Gives a running sandbox its time. Needs the turn.
-    pub(super) fn give_time(
+    /// Sets the deadline of a running sandbox. The caller must hold its `op_lock`.
+    pub(super) fn set_awake_time(
         &self,
         entry: &SandboxEntry,
         time: AwakeTime,
     ) -> Result<Sandbox, OperationError> {
         match time {
-            AwakeTime::Unlimited => self.limit(entry, None),
+            AwakeTime::Unlimited => self.set_deadline(entry, None),
             AwakeTime::AtLeast(time) => self.extend(entry, time),
             AwakeTime::Own => match entry.record().settings.timeout_s {
                 Some(own) => self.extend(entry, Duration::from_secs(own)),
@@ -55,107 +53,82 @@ impl Sandboxes {
         }
     }
 
-    /// Moves the deadline of a running sandbox, never to an earlier time. Needs the turn.
+    /// Moves the deadline of a running sandbox, never to an earlier time. The caller must hold its
+    /// `op_lock`.
     fn extend(&self, entry: &SandboxEntry, time: Duration) -> Result<Sandbox, OperationError> {
         let record = entry.record();
         match record.deadline_ms {
-            Some(before) if before < deadline_in(time) => self.limit(entry, Some(time)),
+            Some(before) if before < deadline_in(time) => self.set_deadline(entry, Some(time)),
             _ => Ok(record),
         }
     }
 
-    /// Ends a sandbox's time `timeout` from now, or never. Needs the turn.
-    fn limit(
+    /// Sets the deadline of a sandbox to `timeout` from now, or removes it. The caller must hold its
+    /// `op_lock`.
+    fn set_deadline(
         &self,
         entry: &SandboxEntry,
         timeout: Option<Duration>,
     ) -> Result<Sandbox, OperationError> {
         let mut record = entry.record();
-        // No time at all ends it now; what it wakes to afterwards is the time it had before.
+        // A timeout of zero applies now only; a later resume uses the earlier timeout.
         if timeout != Some(Duration::ZERO) {
             record.settings.timeout_s = timeout.map(|t| t.as_secs());
         }
         record.deadline_ms = timeout.map(deadline_in);
         self.commit(entry, record.clone(), &[])?;
-        self.0.deadlines.notify_one();
+        self.0.deadlines.notify();
         Ok(record)
     }
 
-    /// Keeps time for as long as the sandboxes are there.
-    pub(super) fn keep_time(&self) {
-        let (inner, changed) = (Arc::downgrade(&self.0), self.0.deadlines.clone());
-        tokio::spawn(keep(inner, changed));
-    }
-
-    /// The first deadline that is not being acted upon.
-    fn next_deadline(&self) -> Option<u64> {
-        let mut from = Bound::Unbounded;
-        loop {
-            let deadlines = self.0.indexes.deadlines.lock();
-            let next = deadlines.range((from, Bound::Unbounded)).next().cloned()?;
-            drop(deadlines);
-            if self.deadline_of(&next.1).is_some() {
-                return Some(next.0);
-            }
-            from = Bound::Excluded(next);
-        }
-    }
-
-    fn deadline_of(&self, id: &str) -> Option<u64> {
-        let entry = self.0.entries.lock().get(id).cloned();
-        entry?.deadline()
+    /// Starts the task that handles timeouts while the sandboxes exist.
+    pub(super) fn spawn_timeouts(&self) {
+        // The task needs the sandboxes: at its timeout a sandbox is paused or killed.
+        tokio::spawn(handle_timeouts(
+            self.downgrade(),
+            self.0.deadlines.has_changed(),
+        ));
     }
 
     fn expire_due(&self) {
-        let now = now_ms();
-        let deadlines = self.0.indexes.deadlines.lock();
-        let over = deadlines.iter().take_while(|(at, _)| *at <= now);
-        let ids: Vec<SmolStr> = over.map(|(_, id)| id.clone()).collect();
-        drop(deadlines);
-        let entries = self.0.entries.lock();
-        let due = ids.iter().filter_map(|id| entries.get(id).cloned());
-        let due: Vec<_> = due
-            .filter(|e| e.deadline().is_some_and(|d| d <= now))
-            .collect();
-        drop(entries);
-        for entry in due {
-            if entry.begin_expiring() {
-                let this = self.clone();
-                tokio::spawn(async move {
-                    this.expire(&entry).await;
-                    entry.end_expiring();
-                    this.0.deadlines.notify_one();
-                });
-            }
+        for entry in self.0.deadlines.begin_due() {
+            let this = self.clone();
+            tokio::spawn(async move {
+                this.expire(&entry).await;
+                this.0.deadlines.finish(&entry);
+            });
         }
     }
 
     async fn expire(&self, entry: &Arc<SandboxEntry>) {
         let _op_guard = entry.op_lock().lock().await;
-        // An operation that was ahead may have given it more time.
+        // An earlier operation may have moved the deadline.
         let record = entry.record();
-        let over = record.deadline_ms.is_some_and(|d| d <= now_ms());
-        if record.state != SandboxState::Running || !over {
+        let is_over = record.deadline_ms.is_some_and(|d| d <= now_ms());
+        if record.state != SandboxState::Running || !is_over {
             return;
         }
-        let done = match record.settings.on_timeout {
+        let result = match record.settings.on_timeout {
             OnTimeout::Kill => self.kill_held(entry).await,
             OnTimeout::Pause => self.pause_held(entry).await,
         };
-        match done {
-            Ok(now) => tracing::info!(sandbox = now.id, "its time is over: {}", now.state.name()),
-            Err(e) => {
-                tracing::error!(sandbox = record.id, "its time is over, but: {e}");
+        match result {
+            Ok(now) => {
+                tracing::info!(sandbox = now.id, state = now.state.name(), "timeout");
+            }
+            Err(error) => {
+                tracing::error!(sandbox = record.id, %error, "cannot handle a timeout");
                 let mut later = entry.record();
-                later.deadline_ms = Some(deadline_in(RETRY));
+                later.deadline_ms = Some(deadline_in(RETRY_DELAY));
                 entry.set_record(later);
             }
         }
     }
 
-    /// Forgets sandboxes that were killed long ago. Looks at those only.
-    fn forget_killed(&self) {
-        let limit = now_ms().saturating_sub(u64::try_from(REMEMBERED.as_millis()).unwrap_or(0));
+    /// Removes the records of sandboxes that were killed long ago. Reads no others.
+    fn remove_killed(&self) {
+        let limit =
+            now_ms().saturating_sub(u64::try_from(KILLED_RETENTION.as_millis()).unwrap_or(0));
         let killed = self.0.indexes.killed.lock();
         let old = killed.iter().take_while(|(at, _)| *at < limit);
         let old: Vec<SmolStr> = old.map(|(_, id)| id.clone()).collect();
@@ -164,18 +137,19 @@ impl Sandboxes {
             .iter()
             .map(|id| JournalChange::NoSandbox(id.to_string()));
         let changes: Vec<_> = changes.collect();
-        // Nothing else brings back one that was killed.
+        // Nothing else changes a killed sandbox.
         self.0.journal.commit_write_behind(&changes);
         for id in &old {
-            // It goes without the lock, for the sake of its indexes.
-            let forgotten = self.0.entries.lock().remove(id);
-            drop(forgotten);
+            // Dropped without the lock: the entry locks its indexes.
+            let removed = self.0.entries.lock().remove(id);
+            drop(removed);
         }
     }
 }
 
 impl Timeouts<'_> {
-    /// Ends a sandbox's time `timeout` from now, or never. What happens then is in its settings.
+    /// Sets the deadline of a sandbox to `timeout` from now, or removes it. The settings of the
+    /// sandbox determine the action at the deadline.
     pub async fn set(self, id: &str, timeout: Option<Duration>) -> Result<Sandbox, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
@@ -185,12 +159,13 @@ impl Timeouts<'_> {
                 if matches!(entry.record().state, SandboxState::Killed) {
                     return Err(entry.refuse("set the time limit of"));
                 }
-                this.limit(&entry, timeout)
+                this.set_deadline(&entry, timeout)
             })
             .await
     }
 
-    /// Gives a sandbox at least `timeout` from now; one that has more, or no limit, keeps it.
+    /// Moves the deadline of a sandbox to at least `timeout` from now. A later deadline, or none, is
+    /// not changed.
     pub async fn extend(self, id: &str, timeout: Duration) -> Result<Sandbox, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
@@ -199,11 +174,13 @@ impl Timeouts<'_> {
                 let _op_guard = entry.op_lock().lock().await;
                 match entry.record().state {
                     SandboxState::Killed => Err(entry.refuse("extend the time of")),
-                    // A deadline counts only while it runs: asleep, the time it wakes to is what
-                    // there is.
+                    // Only a running sandbox has a deadline; a paused one has the timeout of its
+                    // next resume.
                     SandboxState::Running => this.extend(&entry, timeout),
                     _ => match entry.record().settings.timeout_s {
-                        Some(own) if own < timeout.as_secs() => this.limit(&entry, Some(timeout)),
+                        Some(own) if own < timeout.as_secs() => {
+                            this.set_deadline(&entry, Some(timeout))
+                        }
                         _ => Ok(entry.record()),
                     },
                 }
@@ -212,29 +189,25 @@ impl Timeouts<'_> {
     }
 }
 
-async fn keep(inner: Weak<SandboxesInner>, changed: Arc<Notify>) {
-    let mut forgotten: Option<Instant> = None;
+async fn handle_timeouts(sandboxes: WeakSandboxes, has_changed: Arc<Notify>) {
+    let mut removed_killed: Option<Instant> = None;
     loop {
-        let nap = {
-            let Some(inner) = inner.upgrade() else {
+        let interval = {
+            let Some(this) = sandboxes.upgrade() else {
                 return;
             };
-            let this = Sandboxes(inner);
             this.expire_due();
-            // Changes that are owed.
+            // Writes changes that could not be written earlier.
             this.0.journal.commit_write_behind(&[]);
-            if forgotten.is_none_or(|at| at.elapsed() >= NAP) {
-                this.forget_killed();
-                forgotten = Some(Instant::now());
+            if removed_killed.is_none_or(|at| at.elapsed() >= MAX_INTERVAL) {
+                this.remove_killed();
+                removed_killed = Some(Instant::now());
             }
-            this.next_deadline().map_or(NAP, |at| {
+            this.0.deadlines.next().map_or(MAX_INTERVAL, |at| {
                 Duration::from_millis(at.saturating_sub(now_ms()))
-                    .clamp(Duration::from_millis(1), NAP)
+                    .clamp(Duration::from_millis(1), MAX_INTERVAL)
             })
         };
-        tokio::select! {
-            () = tokio::time::sleep(nap) => {}
-            () = changed.notified() => {}
-        }
+        let _ = tokio::time::timeout(interval, has_changed.notified()).await;
     }
 }

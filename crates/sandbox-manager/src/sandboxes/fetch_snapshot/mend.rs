@@ -91,7 +91,7 @@ impl Snapshots<'_> {
     /// Damage in the lineage of `id` that shows without reading layers.
     async fn find_damages(self, id: &str) -> Result<Damages, OperationError> {
         // Snapshots of a lineage have one engine.
-        let Ok(engine) = self.0.engine_of(id).cloned() else {
+        let Ok(engine) = self.0.snapshot_engines.engine_of(id).cloned() else {
             return Ok(Damages::new());
         };
         let mut lineage = Vec::new();

@@ -1,7 +1,6 @@
-//! The thread that removes files of snapshots, so that no caller and no lock waits for them.
+//! Thread that removes files of snapshots, so that no caller and no lock waits for the disk.
 
-use super::super::SandboxesInner;
-use super::super::snapshot_engine::SnapshotOnDisk;
+use super::super::snapshot_engine::{SnapshotEngines, SnapshotOnDisk};
 use parking_lot::Mutex;
 use std::iter;
 use std::sync::Weak;
@@ -9,78 +8,74 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Time until files that could not be removed are tried again; doubled each time.
+/// Delay of the first retry if files cannot be removed; doubled for each further one.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
-/// Longest time between two tries. Files that stay longer are left to periodic gc.
+/// Maximum delay between two retries. Periodic garbage collection removes files that stay longer.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
-/// Longest time for which somebody waits for files that cannot be removed yet: a guest that ends
-/// behind its answer holds what it ran from.
+/// Maximum time that a caller waits for files that cannot be removed yet: a guest holds its files
+/// until its process has exited.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// The way to the thread, which ends with the sandboxes.
-pub(in super::super) struct FileRemover(Mutex<Sender<Order>>);
+/// Sender for the thread, which exits when the engines are dropped.
+pub(super) struct FileRemover(Mutex<Sender<Request>>);
 
 /// Request to the thread.
-pub(in super::super) enum Order {
-    /// Removal of the files of these snapshots.
+enum Request {
+    /// Remove the files of these snapshots.
     Files(Vec<SnapshotOnDisk>),
-    /// A word when what was ordered before is done, or `MAX_WAIT` is over.
+    /// Notify the sender when all earlier requests are complete, or after `MAX_WAIT`.
     Done(oneshot::Sender<()>),
 }
 
-/// The other end, until the thread has begun.
-pub(in super::super) type RemovalQueue = Receiver<Order>;
-
 impl FileRemover {
-    pub fn new() -> (Self, RemovalQueue) {
-        let (orders, taken) = channel();
-        (Self(Mutex::new(orders)), taken)
+    /// Starts the thread.
+    pub fn start(engines: Weak<SnapshotEngines>) -> Self {
+        let (sender, requests) = channel();
+        let thread = std::thread::Builder::new().name("remover".to_owned());
+        if let Err(e) = thread.spawn(move || serve(&engines, &requests)) {
+            tracing::warn!(
+                "only gc removes files of removed snapshots: cannot start a thread: {e}"
+            );
+        }
+        Self(Mutex::new(sender))
     }
 
     /// Queues the removal of the files of snapshots that have no record.
     pub fn remove(&self, snapshots: Vec<SnapshotOnDisk>) {
         // Ignore the error: without the thread periodic garbage collection removes the files.
-        let _ = self.0.lock().send(Order::Files(snapshots));
+        let _ = self.0.lock().send(Request::Files(snapshots));
     }
 
-    /// Waits until all that was ordered is removed, for a while if it cannot be removed yet.
+    /// Waits until all queued files are removed, at most `MAX_WAIT` for files in use.
     pub async fn done(&self) {
-        let (tell, done) = oneshot::channel();
-        let _ = self.0.lock().send(Order::Done(tell));
-        // Without the thread nothing is to be waited for.
+        let (notify, done) = oneshot::channel();
+        let _ = self.0.lock().send(Request::Done(notify));
+        // Ignore the error: the thread has exited, and removes no files.
         let _ = done.await;
     }
 }
 
-/// Begins the thread.
-pub(in super::super) fn begin(inner: Weak<SandboxesInner>, orders: RemovalQueue) {
-    let thread = std::thread::Builder::new().name("remover".to_owned());
-    if let Err(e) = thread.spawn(move || serve(&inner, &orders)) {
-        tracing::warn!("files of removed snapshots go with the next gc only: no thread: {e}");
-    }
-}
-
-fn serve(inner: &Weak<SandboxesInner>, orders: &RemovalQueue) {
-    // At the priority of all others: it holds locks of directories that they wait for.
-    let mut left = Vec::new();
+fn serve(engines: &Weak<SnapshotEngines>, requests: &Receiver<Request>) {
+    // At normal priority: the thread holds directory locks that other threads wait for.
+    let mut remaining = Vec::new();
     let mut wait = FIRST_RETRY_DELAY;
     let mut waiting: Vec<(Instant, oneshot::Sender<()>)> = Vec::new();
     loop {
-        let order = match left.is_empty() {
-            true => orders.recv().map_err(RecvTimeoutError::from),
+        let request = match remaining.is_empty() {
+            true => requests.recv().map_err(RecvTimeoutError::from),
             false => {
-                let longest = waiting
+                let limit = waiting
                     .first()
                     .map(|(since, _)| MAX_WAIT.saturating_sub(since.elapsed()));
-                orders.recv_timeout(longest.map_or(wait, |longest| wait.min(longest)))
+                requests.recv_timeout(limit.map_or(wait, |limit| wait.min(limit)))
             }
         };
-        wait = match order {
-            Ok(order) => {
-                for order in iter::once(order).chain(orders.try_iter()) {
-                    match order {
-                        Order::Files(snapshots) => left.extend(snapshots),
-                        Order::Done(tell) => waiting.push((Instant::now(), tell)),
+        wait = match request {
+            Ok(request) => {
+                for request in iter::once(request).chain(requests.try_iter()) {
+                    match request {
+                        Request::Files(snapshots) => remaining.extend(snapshots),
+                        Request::Done(notify) => waiting.push((Instant::now(), notify)),
                     }
                 }
                 FIRST_RETRY_DELAY
@@ -88,26 +83,28 @@ fn serve(inner: &Weak<SandboxesInner>, orders: &RemovalQueue) {
             Err(RecvTimeoutError::Timeout) => wait * 2,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        let Some(inner) = inner.upgrade() else { return };
-        remove_files(&inner, &mut left);
-        for (_, tell) in waiting.extract_if(.., |(since, _)| {
-            left.is_empty() || since.elapsed() >= MAX_WAIT
+        let Some(engines) = engines.upgrade() else {
+            return;
+        };
+        remove_files(&engines, &mut remaining);
+        for (_, notify) in waiting.extract_if(.., |(since, _)| {
+            remaining.is_empty() || since.elapsed() >= MAX_WAIT
         }) {
-            // One that does not wait any more needs no word.
-            let _ = tell.send(());
+            // Ignore the error: the caller stopped waiting.
+            let _ = notify.send(());
         }
         if wait > MAX_RETRY_DELAY {
-            left.clear();
+            remaining.clear();
         }
     }
 }
 
 /// Removes files of snapshots in the order in which the engines permit it. Snapshots whose files
 /// cannot be removed yet remain in `snapshots`.
-pub(super) fn remove_files(inner: &SandboxesInner, snapshots: &mut Vec<SnapshotOnDisk>) {
+pub(super) fn remove_files(engines: &SnapshotEngines, snapshots: &mut Vec<SnapshotOnDisk>) {
     loop {
         let before = snapshots.len();
-        snapshots.retain(|snapshot| match inner.remove_files(snapshot) {
+        snapshots.retain(|snapshot| match engines.remove_files(snapshot) {
             Ok(()) => false,
             Err(e) => {
                 let id = &snapshot.id;

@@ -1,32 +1,33 @@
-//! Files and snapshots that belong to nothing, removed while everything runs.
+//! Periodic garbage collection.
 //!
-//! Each round looks at a part of the snapshots and of their files, so that it costs no more on a
-//! host with many. After the start rounds follow each other until all was looked at once, for what
-//! an earlier daemon left; later there is one in each interval.
+//! Each round checks a part of the snapshots and of their files, so that its cost does not grow with
+//! their number. After the start, rounds follow each other until everything was checked once, since
+//! an earlier daemon may have left garbage. Later there is one round in each interval.
 
 use super::super::snapshot_engine::{DiskWalk, SnapshotOnDisk};
 use super::super::{OperationError, Sandboxes};
+use super::GarbageCollector;
 use super::file_remover::remove_files;
 use crate::{DirectoryLock, START_DELAY};
 use jiffy_api_types::SnapshotPurpose;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Snapshots, and files of snapshots, that one round looks at.
-pub(in super::super) const MAX_PER_ROUND: usize = 1000;
-/// Time between two rounds until all was looked at once.
+/// Number of snapshots, and of snapshots on the disk, that one round checks.
+const MAX_PER_ROUND: usize = 1000;
+/// Pause between two rounds of the first pass.
 const FIRST_ROUNDS_PAUSE: Duration = Duration::from_millis(100);
 
-/// Position of gc between two rounds.
+/// Position of garbage collection between two rounds.
 #[derive(Default)]
-pub(in super::super) struct GcPosition {
-    /// Snapshot that was looked at last; empty: none.
+struct GcPosition {
+    /// Snapshot that was checked last. Empty at the start of a pass.
     snapshot: String,
-    /// Files that were not looked at yet; none: all were.
+    /// Files that were not checked yet. `None` at the start of a pass.
     files: Option<DiskWalk>,
-    /// True once every snapshot was looked at.
+    /// Every snapshot was checked once.
     snapshots_seen: bool,
-    /// True once every file was looked at.
+    /// Every file was checked once.
     files_seen: bool,
 }
 
@@ -37,22 +38,24 @@ impl GcPosition {
 }
 
 impl Sandboxes {
-    /// Collects garbage every `every`, for as long as the sandboxes are there and the directory is
-    /// theirs.
-    pub(in super::super) fn spawn_gc(&self, every: Duration, lock: Option<Arc<DirectoryLock>>) {
-        let inner = Arc::downgrade(&self.0);
+    /// Starts the task that collects garbage every `interval` while the sandboxes exist and the
+    /// directory is locked by this daemon.
+    pub(in super::super) fn spawn_gc(&self, interval: Duration, lock: Option<Arc<DirectoryLock>>) {
+        // The task needs the sandboxes: a retired template snapshot also leaves the warm pool.
+        let weak = self.downgrade();
         tokio::spawn(async move {
             let mut position = GcPosition::default();
-            tokio::time::sleep(START_DELAY.min(every)).await;
+            tokio::time::sleep(START_DELAY.min(interval)).await;
             loop {
-                let Some(this) = inner.upgrade().map(Sandboxes) else {
+                let Some(this) = weak.upgrade() else {
                     return;
                 };
                 if lock.as_ref().is_some_and(|lock| !lock.is_in_place()) {
                     return tracing::error!("no gc: the data directory was removed or replaced");
                 }
                 let round = tokio::task::spawn_blocking(move || {
-                    let collected = this.gc_round(&mut position);
+                    let retire = |ids: &[String]| this.templates().retire_outdated(ids);
+                    let collected = this.0.gc.run_round(&mut position, retire);
                     (collected, position)
                 });
                 let collected;
@@ -63,51 +66,61 @@ impl Sandboxes {
                         (Ok(0), GcPosition::default())
                     }
                 };
-                let goes_on = position.is_first_pass() && collected.is_ok();
+                let has_more = position.is_first_pass() && collected.is_ok();
                 match collected {
                     Ok(0) => {}
                     Ok(removed) => tracing::info!(removed, "removed orphaned files"),
                     Err(e) => tracing::warn!("cannot collect garbage: {e}"),
                 }
-                let pause = match goes_on {
-                    true => FIRST_ROUNDS_PAUSE.min(every),
-                    false => every,
+                let pause = match has_more {
+                    true => FIRST_ROUNDS_PAUSE.min(interval),
+                    false => interval,
                 };
                 tokio::time::sleep(pause).await;
             }
         });
     }
 
-    /// Removes snapshots that nothing needs, files of snapshots that have no record, and whatever
-    /// else was never finished. Returns how many things went. Blocks, looks at everything, and
-    /// holds no lock while it looks at the disk.
+    /// Removes unneeded snapshots, files of snapshots without a record, and other unfinished files.
+    /// Returns the number of removed files. Blocks, checks everything, and holds no lock while it
+    /// reads the disk.
     pub fn gc(&self) -> Result<usize, OperationError> {
         let templates = self.templates();
         templates.retire_outdated(&templates.kept(|_| true));
-        self.snapshots().gc_all();
-        let mut walk = self.0.walk_disk()?;
-        let mut removed = self.gc_engine()?;
+        self.0.gc.collect_all();
+        self.0.gc.remove_orphaned_files()
+    }
+}
+
+impl GarbageCollector {
+    /// Removes all files of snapshots without a record, and other unfinished files. Returns their
+    /// number.
+    fn remove_orphaned_files(&self) -> Result<usize, OperationError> {
+        let mut walk = self.parts.engines.walk_disk()?;
+        let mut removed = self.parts.engines.gc()?;
         loop {
-            let (mut unknown, ended) = self.unknown(&mut walk)?;
-            let found = unknown.len();
-            remove_files(&self.0, &mut unknown);
-            removed += found - unknown.len();
-            if ended {
+            let (mut orphans, is_end) = self.next_orphans(&mut walk)?;
+            let count = orphans.len();
+            remove_files(&self.parts.engines, &mut orphans);
+            removed += count - orphans.len();
+            if is_end {
                 return Ok(removed);
             }
         }
     }
 
-    /// One round of [`Self::gc`], from `position` on.
-    pub(in super::super) fn gc_round(
+    /// Performs one round of [`Sandboxes::gc`] from `position` on. Calls `retire_outdated` with the
+    /// template snapshots among the checked ones. Returns the number of orphaned files.
+    fn run_round(
         &self,
         position: &mut GcPosition,
+        retire_outdated: impl FnOnce(&[String]),
     ) -> Result<usize, OperationError> {
         let mut removed = match position.is_first_pass() && position.files.is_some() {
             true => 0,
-            false => self.gc_engine()?,
+            false => self.parts.engines.gc()?,
         };
-        let snapshots = self.0.catalog.read();
+        let snapshots = self.parts.catalog.read();
         let part = snapshots.following(&position.snapshot, MAX_PER_ROUND);
         let records = || part.iter().filter_map(|id| snapshots.get(id));
         let of_templates = records().filter(|s| s.purpose == SnapshotPurpose::Template);
@@ -115,8 +128,8 @@ impl Sandboxes {
         let unneeded = records().filter(|s| !s.kept);
         let unneeded: Vec<_> = unneeded.map(|s| s.id.clone()).collect();
         drop(snapshots);
-        self.templates().retire_outdated(&templates);
-        self.snapshots().gc(unneeded);
+        retire_outdated(&templates);
+        self.collect(unneeded);
         position.snapshot = match part.len() < MAX_PER_ROUND {
             true => {
                 position.snapshots_seen = true;
@@ -126,40 +139,32 @@ impl Sandboxes {
         };
         let mut walk = match position.files.take() {
             Some(walk) => walk,
-            None => self.0.walk_disk()?,
+            None => self.parts.engines.walk_disk()?,
         };
-        let (unknown, ended) = self.unknown(&mut walk)?;
-        removed += unknown.len();
-        if !unknown.is_empty() {
-            self.0.file_remover.remove(unknown);
-        }
-        match ended {
+        let (orphans, is_end) = self.next_orphans(&mut walk)?;
+        removed += orphans.len();
+        self.remove_files(orphans);
+        match is_end {
             true => position.files_seen = true,
             false => position.files = Some(walk),
         }
         Ok(removed)
     }
 
-    fn gc_engine(&self) -> Result<usize, OperationError> {
-        let mut removed = 0;
-        for engine in self.0.engines.all() {
-            let collected = engine.snapshot_files().gc();
-            removed += collected.map_err(OperationError::engine("remove orphaned files"))?;
-        }
-        Ok(removed)
-    }
-
-    /// Those of the next snapshots on the disk that have no record, and true if there are no
-    /// further ones.
-    fn unknown(&self, walk: &mut DiskWalk) -> Result<(Vec<SnapshotOnDisk>, bool), OperationError> {
+    /// Returns the snapshots without a record among the next ones on the disk, and whether these
+    /// are the last ones.
+    fn next_orphans(
+        &self,
+        walk: &mut DiskWalk,
+    ) -> Result<(Vec<SnapshotOnDisk>, bool), OperationError> {
         let next: Result<Vec<SnapshotOnDisk>, _> = walk.by_ref().take(MAX_PER_ROUND).collect();
         let failed = OperationError::engine("read the snapshots of this host");
-        let mut unknown = next.map_err(failed)?;
-        let ended = unknown.len() < MAX_PER_ROUND;
-        // In this order: a snapshot is held from before its first byte is on the disk until it has
-        // its record.
-        unknown.retain(|s| !self.0.catalog.pins().contains_key(&s.id));
-        unknown.retain(|s| self.0.catalog.read().get(&s.id).is_none());
-        Ok((unknown, ended))
+        let mut orphans = next.map_err(failed)?;
+        let is_end = orphans.len() < MAX_PER_ROUND;
+        // In this order: a snapshot is pinned before its first byte is on the disk until it has its
+        // record.
+        orphans.retain(|s| !self.parts.catalog.pins().contains_key(&s.id));
+        orphans.retain(|s| self.parts.catalog.read().get(&s.id).is_none());
+        Ok((orphans, is_end))
     }
 }

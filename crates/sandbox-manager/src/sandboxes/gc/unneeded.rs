@@ -1,8 +1,8 @@
-//! Snapshots that nothing needs any more.
+//! Removal of unneeded snapshots.
 
-use super::super::Snapshots;
 use super::super::snapshot_engine::SnapshotOnDisk;
 use super::super::snapshot_index::SnapshotIndex;
+use super::GarbageCollector;
 use crate::journal::JournalChange;
 use crate::snapshot::Snapshot;
 use crate::store_copies::StoreRetraction;
@@ -15,7 +15,7 @@ enum Need {
     /// It is kept, or a sandbox or an operation uses it.
     Used,
     /// Only the files of another snapshot lie on its files.
-    LainOn,
+    Dependency,
     None,
 }
 
@@ -25,37 +25,41 @@ struct UnneededSnapshots {
     /// Snapshots that lie on files that nothing else needs: those files can be folded into theirs.
     foldable: Vec<String>,
     /// Children before their parents.
-    gone: Vec<SnapshotOnDisk>,
+    removed: Vec<SnapshotOnDisk>,
     /// Their children, which have another parent now.
     moved: BTreeMap<String, Snapshot>,
     /// Their copies in stores.
     copies: Vec<StoreRetraction>,
 }
 
-impl Snapshots<'_> {
+impl GarbageCollector {
     /// Removes those of `candidates` that nothing needs, and of their ancestors those that nothing
     /// else needed. The cost depends on the number of removed snapshots only. A removed snapshot
     /// whose files one other snapshot needs is queued for a fold.
-    pub(in super::super) fn gc(self, candidates: impl IntoIterator<Item = String>) {
-        let change = self.0.catalog.change();
+    pub fn collect(&self, candidates: impl IntoIterator<Item = String>) {
+        let change = self.parts.catalog.change();
         let collected = {
             let mut snapshots = change.index();
             self.take_unneeded(&mut snapshots, candidates.into_iter().collect(), None)
         };
         self.commit_removals(&collected);
-        self.removed(collected);
+        self.finish_removals(collected);
     }
 
-    /// Looks at every snapshot that is not kept.
-    pub(in super::super) fn gc_all(self) {
-        self.gc(self.ids_of(|snapshot| !snapshot.kept));
+    /// Checks every snapshot that is not kept.
+    pub(super) fn collect_all(&self) {
+        let snapshots = self.parts.catalog.read();
+        let candidates = snapshots.values().filter(|snapshot| !snapshot.kept);
+        let candidates: Vec<_> = candidates.map(|snapshot| snapshot.id.clone()).collect();
+        drop(snapshots);
+        self.collect(candidates);
     }
 
     /// Returns true if the files of snapshot `parent` serve no other purpose than that those of
     /// `child` lie on them.
-    pub(in super::super) fn is_foldable(self, parent: &str, child: &str) -> bool {
-        let snapshots = self.0.catalog.read();
-        let pins = self.0.catalog.pins();
+    pub fn is_foldable(&self, parent: &str, child: &str) -> bool {
+        let snapshots = self.parts.catalog.read();
+        let pins = self.parts.catalog.pins();
         let is_stored = snapshots.get(child).is_some_and(|child| !child.storing);
         is_stored
             && match snapshots.get(parent) {
@@ -71,12 +75,12 @@ impl Snapshots<'_> {
     /// Completes the fold of the parent of `child`: removes the parent's record, replaces the files
     /// of `child`, and removes those of the parent. Returns `None`, and changes nothing, if the
     /// parent is needed by now.
-    pub(in super::super) fn commit_fold(
-        self,
+    pub fn commit_fold(
+        &self,
         fold: PreparedFold,
         child: &str,
     ) -> Option<Result<FoldedLayers, EngineError>> {
-        let change = self.0.catalog.change();
+        let change = self.parts.catalog.change();
         let parent = fold.parent().to_owned();
         if !self.is_foldable(&parent, child) {
             return None;
@@ -87,7 +91,7 @@ impl Snapshots<'_> {
             self.take_unneeded(&mut snapshots, queue, Some((&parent, child)))
         };
         // It has no record if an earlier fold did not complete; otherwise a pin may have come.
-        if collected.gone.is_empty() && self.0.catalog.get(&parent).is_some() {
+        if collected.removed.is_empty() && self.parts.catalog.get(&parent).is_some() {
             return None;
         }
         // A daemon that is killed here leaves files without a record, which the next one folds.
@@ -96,59 +100,61 @@ impl Snapshots<'_> {
         drop(change);
         let folded = fold.commit();
         if folded.is_ok()
-            && let Some(engine) = self.0.catalog.get(child).map(|record| record.engine)
-            && collected.gone.iter().all(|removed| removed.id != parent)
+            && let Some(engine) = self.parts.catalog.get(child).map(|record| record.engine)
+            && collected.removed.iter().all(|removed| removed.id != parent)
         {
-            collected.gone.push(SnapshotOnDisk { id: parent, engine });
+            collected
+                .removed
+                .push(SnapshotOnDisk { id: parent, engine });
         }
-        self.removed(collected);
+        self.finish_removals(collected);
         Some(folded)
     }
 
     /// Writes removals to the journal before the files go: files without a record are removed by
     /// gc, a record without files would be a lie.
-    fn commit_removals(self, collected: &UnneededSnapshots) {
-        if collected.gone.is_empty() {
+    fn commit_removals(&self, collected: &UnneededSnapshots) {
+        if collected.removed.is_empty() {
             return;
         }
-        let gone = collected.gone.iter();
-        let gone = gone.map(|snapshot| JournalChange::NoSnapshot(snapshot.id.clone()));
+        let removed = collected.removed.iter();
+        let removed = removed.map(|snapshot| JournalChange::NoSnapshot(snapshot.id.clone()));
         let moved = collected.moved.values().cloned();
         let moved = moved.map(JournalChange::Snapshot);
         let copies = collected.copies.iter().cloned();
         let copies = copies.map(JournalChange::Retraction);
-        self.0
+        self.parts
             .journal
-            .commit_write_behind(&gone.chain(moved).chain(copies).collect::<Vec<_>>());
+            .commit_write_behind(&removed.chain(moved).chain(copies).collect::<Vec<_>>());
     }
 
     /// Queues the work behind the removal of records.
-    fn removed(self, collected: UnneededSnapshots) {
+    fn finish_removals(&self, collected: UnneededSnapshots) {
         for id in &collected.foldable {
-            self.0.folder.enqueue(id);
+            self.parts.folder.enqueue(id);
         }
-        if !collected.gone.is_empty() {
-            self.0.uploads.retract(collected.copies);
-            self.0.file_remover.remove(collected.gone);
+        if !collected.removed.is_empty() {
+            self.parts.uploads.retract(collected.copies);
+            self.file_remover.remove(collected.removed);
         }
     }
 
     /// Takes those of `queue` that nothing needs out of the index, and their ancestors likewise. Of
     /// `folded`, a snapshot and its child, the child does not need the snapshot.
     fn take_unneeded(
-        self,
+        &self,
         snapshots: &mut SnapshotIndex,
         mut queue: Vec<String>,
         folded: Option<(&str, &str)>,
     ) -> UnneededSnapshots {
         let mut collected = UnneededSnapshots::default();
-        let pins = self.0.catalog.pins();
+        let pins = self.parts.catalog.pins();
         while let Some(id) = queue.pop() {
             let child = folded.filter(|(parent, _)| *parent == id);
             match self.need(snapshots, &pins, &id, child.map(|(_, child)| child)) {
                 Need::None => {}
                 Need::Used => continue,
-                Need::LainOn => {
+                Need::Dependency => {
                     let children = snapshots.children(&id).map(str::to_owned);
                     collected.foldable.extend(children);
                     continue;
@@ -169,7 +175,7 @@ impl Snapshots<'_> {
             }
             collected.copies.extend(record.store.all_retractions(&id));
             collected.moved.remove(&id);
-            collected.gone.push(SnapshotOnDisk {
+            collected.removed.push(SnapshotOnDisk {
                 id,
                 engine: record.engine,
             });
@@ -180,7 +186,7 @@ impl Snapshots<'_> {
 
     /// Need of snapshot `id`. The files of `except` do not count as lying on it.
     fn need(
-        self,
+        &self,
         snapshots: &SnapshotIndex,
         pins: &HashMap<String, usize>,
         id: &str,
@@ -190,18 +196,18 @@ impl Snapshots<'_> {
             // Snapshots of an engine that this host lacks are retained.
             let files = snapshots
                 .get(child)
-                .map(|s| self.0.engines.snapshot_files(&s.engine));
+                .map(|s| self.parts.engines.files(&s.engine));
             let files = files.and_then(Result::ok);
             except != Some(child) && files.is_none_or(|files| files.depends_on(child, id))
         };
         if snapshots.get(id).is_some_and(|s| s.kept)
             || pins.contains_key(id)
-            || self.0.indexes.users.has_any(id)
+            || self.parts.indexes.users.has_any(id)
         {
             return Need::Used;
         }
         match snapshots.children(id).any(depends_on_it) {
-            true => Need::LainOn,
+            true => Need::Dependency,
             false => Need::None,
         }
     }

@@ -84,7 +84,7 @@ impl Sandboxes {
         let pushed = self.push_chain(remote, &chain, cancelled).await;
         drop(chain);
         // Those that were let go meanwhile.
-        self.snapshots().gc(ids);
+        self.0.gc.collect(ids);
         pushed
     }
 
@@ -126,7 +126,12 @@ impl Sandboxes {
             if missing.map_err(failed)?.is_some() {
                 return Err(UploadError::MissingMemory(id));
             }
-            let parts = match self.0.files_of(&id).and_then(|files| files.parts(&id)) {
+            let parts = match self
+                .0
+                .snapshot_engines
+                .files_of(&id)
+                .and_then(|files| files.parts(&id))
+            {
                 Ok(parts) => parts,
                 // Merged with the one above it since that was looked at.
                 Err(_) if self.0.catalog.get(&id).is_none() => return Err(gone()),

@@ -47,7 +47,7 @@ impl Sandboxes {
             "the store is to have a snapshot anew: its memory is fetched"
         );
         let failed = || OperationError::engine("fetch its memory");
-        let files = self.0.files_of(id).map_err(failed())?;
+        let files = self.0.snapshot_engines.files_of(id).map_err(failed())?;
         files.complete_memory(id).await.map_err(failed())?;
         self.0.uploads.wake_readers.notify_one();
         Ok(())
@@ -57,7 +57,7 @@ impl Sandboxes {
 impl Snapshots<'_> {
     /// Returns the source of the memory that snapshot `id` lacks. Blocks.
     pub(super) fn missing_memory(self, id: &str) -> Result<Option<String>, EngineError> {
-        self.0.files_of(id)?.missing_memory(id)
+        self.0.snapshot_engines.files_of(id)?.missing_memory(id)
     }
 
     /// Layers in the store that snapshots of this host lack chunks of. Blocks.

@@ -1,0 +1,77 @@
+//! Deadlines of running sandboxes.
+
+use super::entry::{Entries, SandboxEntry};
+use super::entry_indexes::EntryIndexes;
+use super::ranked_lock::RankedMutex;
+use jiffy_engine_api::now_ms;
+use smol_str::SmolStr;
+use std::ops::Bound;
+use std::sync::Arc;
+use tokio::sync::Notify;
+
+/// Finds the sandboxes whose time is over, and wakes the task that waits for the next one.
+pub(super) struct Deadlines {
+    entries: Arc<RankedMutex<Entries>>,
+    indexes: Arc<EntryIndexes>,
+    has_changed: Arc<Notify>,
+}
+
+impl Deadlines {
+    pub fn new(entries: Arc<RankedMutex<Entries>>, indexes: Arc<EntryIndexes>) -> Self {
+        Self {
+            entries,
+            indexes,
+            has_changed: Arc::default(),
+        }
+    }
+
+    /// Notifies the waiting task that a deadline may have changed.
+    pub fn notify(&self) {
+        self.has_changed.notify_one();
+    }
+
+    /// Returns the notification of possible changes. A task that waits for it does not keep the
+    /// sandboxes alive.
+    pub fn has_changed(&self) -> Arc<Notify> {
+        self.has_changed.clone()
+    }
+
+    /// Returns the first deadline that is not being handled, in milliseconds since 1970.
+    pub fn next(&self) -> Option<u64> {
+        let mut from = Bound::Unbounded;
+        loop {
+            let deadlines = self.indexes.deadlines.lock();
+            let next = deadlines.range((from, Bound::Unbounded)).next().cloned()?;
+            drop(deadlines);
+            let entry = self.entries.lock().get(&next.1).cloned();
+            if entry.is_some_and(|entry| entry.deadline().is_some()) {
+                return Some(next.0);
+            }
+            from = Bound::Excluded(next);
+        }
+    }
+
+    /// Returns the sandboxes whose time is over. The caller handles each, and then calls
+    /// [`Self::finish`].
+    pub fn begin_due(&self) -> Vec<Arc<SandboxEntry>> {
+        let now = now_ms();
+        let deadlines = self.indexes.deadlines.lock();
+        let past = deadlines.iter().take_while(|(at, _)| *at <= now);
+        let ids: Vec<SmolStr> = past.map(|(_, id)| id.clone()).collect();
+        drop(deadlines);
+        let entries = self.entries.lock();
+        let due = ids.iter().filter_map(|id| entries.get(id).cloned());
+        let mut due: Vec<_> = due
+            .filter(|entry| entry.deadline().is_some_and(|at| at <= now))
+            .collect();
+        drop(entries);
+        due.retain(|entry| entry.begin_expiring());
+        due
+    }
+
+    /// Ends the handling of a sandbox whose time was over.
+    pub fn finish(&self, entry: &SandboxEntry) {
+        entry.end_expiring();
+        self.notify();
+    }
+}

@@ -1,0 +1,102 @@
+//! Sandboxes by owner, name or token, and lists of them.
+
+use super::list_order::{ListOrder, ListedSandboxes, SharedPosition};
+use super::{Sandboxes, SandboxesInner};
+use crate::sandbox::Sandbox;
+use smol_str::SmolStr;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Maximum number of entries of an owner's list that are read under one lock.
+const LIST_PART: usize = 64;
+
+/// Sandboxes by owner, name or token.
+#[derive(Clone, Copy)]
+pub struct SandboxIndex<'a>(pub(super) &'a Arc<SandboxesInner>);
+
+impl Sandboxes {
+    /// Sandboxes by owner, name or token.
+    pub fn index(&self) -> SandboxIndex<'_> {
+        SandboxIndex(&self.0)
+    }
+}
+
+impl SandboxIndex<'_> {
+    /// Returns the first `limit` sandboxes that match. Checks no more than necessary, or all running
+    /// ones, and copies only the result.
+    pub fn in_order(
+        self,
+        listed: ListedSandboxes<'_>,
+        order: &ListOrder,
+        limit: usize,
+        matches: impl Fn(&Sandbox) -> bool,
+    ) -> Vec<Sandbox> {
+        let indexes = &self.0.indexes;
+        let entries = self.0.entries.lock();
+        // A sandbox that is being created or removed has no entry.
+        let copy = |id: &SmolStr| {
+            let entry = entries.get(id)?;
+            entry.with_record(|r| matches(r).then(|| r.clone()))
+        };
+        let first = |positions: &BTreeSet<SharedPosition>| {
+            let found = order.of(positions).filter_map(|(_, id)| copy(id));
+            found.take(limit).collect()
+        };
+        match listed {
+            ListedSandboxes::All => first(&indexes.ages.lock()),
+            ListedSandboxes::Running => {
+                let running = indexes.running.lock().clone();
+                let positions = running.into_iter().filter_map(|id| {
+                    let created_ms = entries.get(&id)?.with_record(|r| r.created_ms);
+                    Some((created_ms, id))
+                });
+                first(&positions.collect())
+            }
+            ListedSandboxes::OfOwner(owner) => {
+                let mut order = order.clone();
+                let mut sandboxes = Vec::new();
+                // In parts: a record changes under its own lock, and the index under that.
+                while sandboxes.len() < limit {
+                    let owners = indexes.owners.lock();
+                    let part = owners.in_order(owner, &order).take(LIST_PART);
+                    let part: Vec<_> = part.map(|(ms, id)| (ms, id.clone())).collect();
+                    drop(owners);
+                    let Some((ms, id)) = part.last() else {
+                        break;
+                    };
+                    order.after = Some((*ms, id.to_string()));
+                    let matching = part.iter().filter_map(|(_, id)| copy(id));
+                    sandboxes.extend(matching.take(limit - sandboxes.len()));
+                }
+                sandboxes
+            }
+        }
+    }
+
+    /// Returns all sandboxes that match, in no order. Checks every one, and copies only the result.
+    pub fn all(self, matches: impl Fn(&Sandbox) -> bool) -> Vec<Sandbox> {
+        let entries = self.0.entries.lock();
+        let found = entries.values();
+        let found = found.filter_map(|entry| entry.with_record(|r| matches(r).then(|| r.clone())));
+        found.collect()
+    }
+
+    /// Returns the ids of the sandboxes of an API key that are not killed.
+    pub fn of_owner(self, owner: &str) -> Vec<String> {
+        let owners = self.0.indexes.owners.lock();
+        owners.of(owner).map(SmolStr::to_string).collect()
+    }
+
+    /// Returns the id of the running or paused sandbox whose agent token fits. Checks every one.
+    pub fn by_token(self, fits: impl Fn(&str) -> bool) -> Option<String> {
+        let entries = self.0.entries.lock();
+        let mut found = entries.iter().filter(|(_, e)| e.has_token(&fits));
+        found.next().map(|(id, _)| id.to_string())
+    }
+
+    /// Returns the sandboxes with this name that are not killed, at most one of each owner.
+    pub fn named(self, name: &str) -> Vec<Sandbox> {
+        let ids = self.0.indexes.names.ids(name);
+        ids.iter().filter_map(|id| self.0.find(id)).collect()
+    }
+}
