@@ -251,9 +251,9 @@ mod tests {
         let of = |method: &str, more: &str| {
             format!("{method} /x HTTP/1.1\r\nHost: localhost\r\n{more}\r\n")
         };
-        let answer = heard(&of("GET", "")).await;
+        let answer = answer_after_half_close(&of("GET", "")).await;
         assert!(answer.ends_with("control plane"), "{answer}");
-        assert_eq!(heard(&of("POST", "")).await, "");
+        assert_eq!(answer_after_half_close(&of("POST", "")).await, "");
         let guest = "E2b-Sandbox-Id: i0123456789abcdefghi\r\nE2b-Sandbox-Port: 80\r\n";
         let began = Instant::now();
         assert_eq!(answer_after_half_close(&of("GET", guest)).await, "");

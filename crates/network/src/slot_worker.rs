@@ -24,8 +24,8 @@ const QUIET_TIME: Duration = Duration::from_millis(40);
 const MAX_DEFERRAL: Duration = Duration::from_secs(1);
 /// Maximum number of slots removed together.
 const MAX_REMOVALS_AT_ONCE: usize = 64;
-/// Divisor of the usual number of ready slots. If fewer slots than the quotient are ready, slots are
-/// created without deferral.
+/// Divisor of the usual number of ready slots. If fewer slots than the quotient are ready, slots
+/// are created without deferral.
 const LOW_WATER_DIVISOR: usize = 4;
 
 /// Slot to be removed.

@@ -65,9 +65,9 @@ impl SharedStore {
         let mut readers = Readers::default();
         for reader in self.backend.list(&tenant.key(READERS)).await? {
             if now - reader.modified_ms > time {
-                readers.ended.push(reader.key)
+                readers.ended.push(reader.key);
             } else {
-                readers.roots.extend(root_of(&reader))
+                readers.roots.extend(root_of(&reader));
             }
         }
         Ok(readers)

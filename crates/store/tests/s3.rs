@@ -218,7 +218,7 @@ fn answers_that_do_not_end_are_given_up_at_their_limits() {
         server.answer(Answer::LongRange);
         store.get_range("any", 0..100).await.unwrap_err();
         let (_, sent) = server.counts();
-        assert!(sent < most, "{sent} bytes");
+        assert!(sent < max_bytes, "{sent} bytes");
         server.answer(Answer::Page(5000, Duration::ZERO));
         store.probe("tenants").await.unwrap();
         assert_eq!(server.counts().0, 1);

@@ -171,11 +171,10 @@ mod tests {
         while let Some(path) = pending.pop() {
             for entry in std::fs::read_dir(path).unwrap().flatten() {
                 if entry.path().is_dir() {
-                    pending.push(entry.path())
+                    pending.push(entry.path());
                 } else {
-                    drop(
-                        files.insert((entry.path(), entry.metadata().unwrap().modified().unwrap())),
-                    )
+                    let modified = entry.metadata().unwrap().modified().unwrap();
+                    files.insert((entry.path(), modified));
                 }
             }
         }

@@ -50,9 +50,9 @@ fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            walk(&path, found)
+            walk(&path, found);
         } else {
-            found.push(path)
+            found.push(path);
         }
     }
 }
