@@ -3,6 +3,8 @@
 use jiffy_api::openapi;
 use serde_json::{Value, json};
 
+/// Columns of a line.
+const WIDTH: usize = 100;
 const SANDBOX: &str = "j5xc8vu3pd4ik2nrmssr";
 const SNAPSHOT: &str = "zbxdtv6u3pd4ik2nrmss";
 const BUILD: &str = "0197d3a2-4f0e-7c61-9a52-6b1f0e8c2d47";
@@ -97,7 +99,10 @@ pub fn curl(method: &str, path: &str, operation: &Value) -> String {
     } else {
         format!("-X {method} ")
     };
-    let command = format!("curl {key}{method}{url}");
+    let mut command = format!("curl {key}{method}{url}");
+    if command.len() > WIDTH {
+        command = format!("curl {key}{method}\\\n  {url}");
+    }
     match (id, body) {
         ("deployFunction", _) => {
             let settings = r#"-F 'settings={"public":true};type=application/json'"#;
