@@ -108,14 +108,10 @@ impl Metrics {
         let steps = Family::new_with_constructor(step_seconds as fn() -> Histogram);
         let creates = Family::default();
         let create_durations = Family::new_with_constructor(seconds as fn() -> Histogram);
-        registry.register(
-            "operations",
-            "Operations on sandboxes, by name and outcome",
-            operations.clone(),
-        );
+        registry.register("operations", "Operations on sandboxes", operations.clone());
         registry.register(
             "operation_duration_seconds",
-            "Time operations took, by name and outcome",
+            "Duration of operations",
             durations.clone(),
         );
         registry.register(
@@ -125,12 +121,12 @@ impl Metrics {
         );
         registry.register(
             "creates",
-            "Sandboxes that were to be made, by where they come from and outcome",
+            "Requested sandboxes, by origin of the guest",
             creates.clone(),
         );
         registry.register(
             "create_duration_seconds",
-            "Time from asking for a sandbox to its agent's word, by where it comes from",
+            "Duration of successful creates until the agent is ready, by origin of the guest",
             create_durations.clone(),
         );
         Self {

@@ -22,7 +22,7 @@ const USED: [OfKey<KeyUsage>; 8] = [
     ("key_templates", "Tags of templates of a key", |u| {
         Some(u.builds.templates)
     }),
-    ("key_builds", "Builds of a key that wait or run", |u| {
+    ("key_builds", "Waiting and running builds of a key", |u| {
         Some(u.builds.builds)
     }),
     ("key_uploads", "Uploaded files of a key", |u| {
@@ -33,31 +33,39 @@ const USED: [OfKey<KeyUsage>; 8] = [
         "Requests and streams to sandboxes of a key",
         |u| Some(u.exchanges),
     ),
-    ("key_disk_bytes", "Disk space of what a key keeps", |u| {
+    ("key_disk_bytes", "Disk space of a key", |u| {
         Some(u.amount().disk_bytes)
     }),
 ];
 const LIMITS: [OfKey<Limits>; 6] = [
-    ("key_sandboxes_limit", "Most running sandboxes", |l| {
-        l.max_sandboxes.map(u64::from)
-    }),
-    ("key_paused_limit", "Most paused sandboxes", |l| {
-        l.max_paused.map(u64::from)
-    }),
-    ("key_snapshots_limit", "Most snapshots", |l| {
+    (
+        "key_sandboxes_limit",
+        "Maximum number of running sandboxes",
+        |l| l.max_sandboxes.map(u64::from),
+    ),
+    (
+        "key_paused_limit",
+        "Maximum number of paused sandboxes",
+        |l| l.max_paused.map(u64::from),
+    ),
+    ("key_snapshots_limit", "Maximum number of snapshots", |l| {
         l.max_snapshots.map(u64::from)
     }),
-    ("key_templates_limit", "Most tags of templates", |l| {
-        l.max_templates.map(u64::from)
-    }),
-    ("key_builds_limit", "Most builds that wait or run", |l| {
-        l.max_builds.map(u64::from)
-    }),
-    ("key_disk_limit_bytes", "Most disk space", |l| {
+    (
+        "key_templates_limit",
+        "Maximum number of template tags",
+        |l| l.max_templates.map(u64::from),
+    ),
+    (
+        "key_builds_limit",
+        "Maximum number of waiting and running builds",
+        |l| l.max_builds.map(u64::from),
+    ),
+    ("key_disk_limit_bytes", "Maximum disk space", |l| {
         l.max_disk_mib.map(|mib| mib.saturating_mul(1 << 20))
     }),
 ];
-/// Most keys that are shown: each is a dozen lines of every scrape.
+/// Maximum number of keys in a scrape. Each key has a dozen lines.
 const MAX_KEYS: usize = 1000;
 
 fn families<T>(all: &[OfKey<T>], of_keys: &[(String, T)]) -> Vec<FigureFamily> {

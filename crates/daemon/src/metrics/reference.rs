@@ -54,9 +54,8 @@ OpenMetrics text. It needs a key with the scope `admin` or `read`, or an address
 - `outcome` is `ok` or the kind of the error: `unknown`, `invalid`, `conflict`, `busy`,
   `too_large`, `quota`, `disk_quota` or `failed`. `boot_mode` is `cold`, `snapshot`, `warm-pool`,
   `fork`, or `none` if the create failed before the choice.
-- A metric without a value is absent: an operation before its first use, the store without
-  `--store`, a limit that a key does not have, pressure on a kernel without pressure stall
-  information.
+- A metric without a value is absent. Examples are operations before their first use, the store
+  without `--store`, unset limits of a key, and pressure on kernels that do not report it.
 ";
 
 /// Groups of metrics: the beginning of the name after `jiffy_`, and a title. The first match counts.

@@ -165,18 +165,18 @@ impl SandboxFigures<'_> {
         now.add_each("sandboxes", "Sandboxes by state", "state", states);
         now.add(
             "warm_pool",
-            "Restored sandboxes that wait for their creator",
+            "Guests in the warm pool",
             WarmPool(self.0).waiting() as f64,
         );
         let promised = self.promised();
         now.add(
             "memory_committed_bytes",
-            "What all guests together may grow to",
+            "Maximum memory of all guests",
             (promised.memory_mib << 20) as f64,
         );
         now.count_each(
             "admission_refusals",
-            "What was refused, by what was short",
+            "Rejected guests, by scarce resource",
             "reason",
             promised.refused.iter().map(|(why, n)| (why.name(), *n)),
         );
@@ -188,23 +188,23 @@ impl SandboxFigures<'_> {
         };
         mib(
             "memory_commit_limit_bytes",
-            "What all guests together may grow to at most",
+            "Limit of the maximum memory of all guests",
             limit,
         );
         let available = figures.memory_available_mib;
         mib(
             "host_memory_available_bytes",
-            "Memory the host has left",
+            "Available memory of the host",
             available,
         );
         mib(
             "host_memory_bytes",
-            "Memory the host has",
+            "Memory of the host",
             figures.memory_total_mib,
         );
         mib(
             "host_disk_free_bytes",
-            "Space left on the data directory's disk",
+            "Free space of the data directory's file system",
             figures.disk_free_mib,
         );
         if let Some(p) = figures.pressure {
@@ -215,12 +215,12 @@ impl SandboxFigures<'_> {
                 ("io_full", p.io_full),
             ];
             let values = values.map(|(what, percent)| (what, percent / 100.0));
-            let help = "Share of the last ten seconds that some or all tasks waited";
+            let help = "Share of the last 10 s in which some or all tasks waited";
             now.add_each("host_pressure_ratio", help, "what", values);
         }
         now.add(
             "snapshots",
-            "Snapshots there are",
+            "Snapshots on this host",
             Snapshots(self.0).count() as f64,
         );
         let bytes = self.0.catalog.read().bytes();

@@ -70,9 +70,9 @@ impl Sandboxes {
         };
         let (waiting, running) = uploads.counts();
         let states = [("waiting", waiting as f64), ("running", running as f64)];
-        let help = "Snapshots on their way into the store, by state";
+        let help = "Snapshots that are not uploaded yet";
         now.add_each("store_uploads_pending", help, "state", states);
-        let help = "Copies that are still to be removed from the store";
+        let help = "Copies in the store that are not removed yet";
         now.add("store_removals_pending", help, uploads.retractions() as f64);
         let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &uploads.counters;
@@ -80,17 +80,17 @@ impl Sandboxes {
             ("ok", of(&counters.uploads)),
             ("failed", of(&counters.failures)),
         ];
-        let help = "Uploads that ended, by outcome; failed ones are tried again";
+        let help = "Completed and failed uploads; failed uploads are retried";
         now.count_each("store_uploads", help, "outcome", outcomes);
         let outcomes = [
             ("ok", of(&counters.mended)),
             ("failed", of(&counters.not_mended)),
         ];
-        let help = "Damaged snapshots of this host that were to be fetched anew, by outcome";
+        let help = "Repairs of damaged snapshots of this host";
         now.count_each("store_mended_snapshots", help, "outcome", outcomes);
         let (chunks, sent) = (of(&counters.chunks), of(&counters.new_chunks));
         let chunks = [("sent", sent), ("known", chunks.saturating_sub(sent))];
-        let help = "Chunks of uploaded snapshots: sent, or known to the store";
+        let help = "Chunks of uploaded snapshots: sent, or already in the store";
         now.count_each("store_chunks", help, "what", chunks);
         let traffic = remote.traffic();
         let requests = [
@@ -107,7 +107,7 @@ impl Sandboxes {
         ];
         let help = "Bytes read from the store and written to it";
         now.count_each("store_bytes", help, "direction", bytes);
-        let help = "Requests to the store that were made again after a failure";
+        let help = "Retried requests to the store";
         now.count_each("store_retries", help, "kind", [("any", traffic.retries)]);
         let mut states = StoreState::ALL.map(|state| (state.name(), 0.0));
         let snapshots = self.0.catalog.read();
