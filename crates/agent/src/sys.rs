@@ -75,9 +75,10 @@ pub fn write(fd: RawFd, buffer: &[u8]) -> io::Result<usize> {
 /// caller waiting, is `EINVAL`.
 pub fn open_regular(path: &Path, options: &mut std::fs::OpenOptions) -> io::Result<File> {
     let file = options.custom_flags(libc::O_NONBLOCK).open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EINVAL))
     }
 }
 

@@ -176,9 +176,10 @@ impl Workers {
             work,
             done,
         };
-        let mut pause = match self.0.submit(task)? {
-            true => patience.min(CHECK_INTERVAL),
-            false => QUEUE_INTERVAL,
+        let mut pause = if self.0.submit(task)? {
+            patience.min(CHECK_INTERVAL)
+        } else {
+            QUEUE_INTERVAL
         };
         let began = Instant::now();
         loop {
@@ -348,18 +349,16 @@ impl Pool {
             state.idle += 1;
             let has_timeout = state.threads > MIN_THREADS;
             let mut is_idle = false;
-            state = match has_timeout {
-                true => {
-                    let waited = self.ready.wait_timeout(state, IDLE_TIMEOUT);
-                    let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-                    is_idle = waited.timed_out();
-                    state
-                }
+            state = if has_timeout {
+                let waited = self.ready.wait_timeout(state, IDLE_TIMEOUT);
+                let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+                is_idle = waited.timed_out();
+                state
+            } else {
                 // Without a timeout, so that an idle sandbox does not wake up.
-                false => self
-                    .ready
+                self.ready
                     .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner),
+                    .unwrap_or_else(PoisonError::into_inner)
             };
             state.idle -= 1;
             if is_idle && state.ready.is_empty() && state.threads > MIN_THREADS {
@@ -375,9 +374,10 @@ impl PoolState {
     fn count(&self, class: CallClass, now_ms: u64) -> (usize, usize) {
         let mut counts = (0, 0);
         for record in self.running.iter().filter(|r| r.class == class) {
-            match record.is_stuck(now_ms) {
-                true => counts.1 += 1,
-                false => counts.0 += 1,
+            if record.is_stuck(now_ms) {
+                counts.1 += 1
+            } else {
+                counts.0 += 1
             }
         }
         counts

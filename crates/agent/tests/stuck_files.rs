@@ -39,13 +39,15 @@ fn stuck_calls(agent: &TestAgent) -> u64 {
 
 /// Sends a request and returns its answer's status and body.
 fn ask(agent: &TestAgent, line: &str, body: &str) -> (u16, String) {
-    let kind = match line.contains("WatchDir") || line.contains("Start") {
-        true => "Content-Type: application/connect+json",
-        false => "Content-Type: application/json",
+    let kind = if line.contains("WatchDir") || line.contains("Start") {
+        "Content-Type: application/connect+json"
+    } else {
+        "Content-Type: application/json"
     };
-    let body = match kind.contains("connect") {
-        true => common::frame(body.as_bytes()),
-        false => body.as_bytes().to_vec(),
+    let body = if kind.contains("connect") {
+        common::frame(body.as_bytes())
+    } else {
+        body.as_bytes().to_vec()
     };
     let (head, body) = agent.raw(line, &[kind], &body);
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();

@@ -293,9 +293,10 @@ impl IdentityWork {
         if let Err(e) = site.replace(Path::new("/"), settings, &self.identity.env) {
             let why = format!("cannot install certificate authorities and proxy: {e}");
             // A sandbox that is resumed, with a full disk perhaps, is of more use than none.
-            match self.is_same {
-                true => eprintln!("jiffy-agent: {why}"),
-                false => return Err(why),
+            if self.is_same {
+                eprintln!("jiffy-agent: {why}")
+            } else {
+                return Err(why);
             }
         }
         *lock(&self.site_variables) = site.variables().clone();

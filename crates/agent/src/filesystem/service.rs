@@ -142,12 +142,11 @@ async fn list(
         Ok((first.unwrap_or_default(), listing))
     };
     let (first, listing) = on_existing(agent, call, "list", path, work).await?;
-    Ok(json_body(match listing.is_ended() {
-        true => ReplyBody::whole(first),
-        false => {
-            let body = WorkerBody::new(&agent.workers, what, Some(first), listing, None);
-            ReplyBody::Stream(Box::new(body))
-        }
+    Ok(json_body(if listing.is_ended() {
+        ReplyBody::whole(first)
+    } else {
+        let body = WorkerBody::new(&agent.workers, what, Some(first), listing, None);
+        ReplyBody::Stream(Box::new(body))
     }))
 }
 

@@ -96,9 +96,10 @@ impl DirectoryWatch {
     fn add(&mut self, relative: &Path) -> io::Result<()> {
         let path = sys::cpath(&self.root.join(relative))?;
         // Below the root the event of the directory above says that one was moved.
-        let mask = match relative.as_os_str().is_empty() {
-            true => MASK | libc::IN_MOVE_SELF,
-            false => MASK,
+        let mask = if relative.as_os_str().is_empty() {
+            MASK | libc::IN_MOVE_SELF
+        } else {
+            MASK
         };
         // SAFETY: a valid C string.
         let id = sys::check(unsafe {

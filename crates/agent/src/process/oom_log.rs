@@ -63,9 +63,10 @@ impl OomVictim {
     }
 
     fn line(&self, at: SystemTime) -> String {
-        let of = match self.in_group {
-            true => "a control group of the guest".to_owned(),
-            false => guest_memory_text(),
+        let of = if self.in_group {
+            "a control group of the guest".to_owned()
+        } else {
+            guest_memory_text()
         };
         format!(
             "{} out of memory: the kernel killed process {} ({}), which used {} MiB; {of} had none left",

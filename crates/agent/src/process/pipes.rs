@@ -42,9 +42,10 @@ pub fn open(request: &StartRequest, user: &User) -> io::Result<(ChildStdio, Agen
         ];
         return Ok((child, AgentEnds::Pty(master)));
     }
-    let (their_stdin, stdin) = match request.stdin.unwrap_or(true) {
-        true => owned_pipe(user.uid).map(|(theirs, ours)| (Some(theirs), Some(ours)))?,
-        false => (None, None),
+    let (their_stdin, stdin) = if request.stdin.unwrap_or(true) {
+        owned_pipe(user.uid).map(|(theirs, ours)| (Some(theirs), Some(ours)))?
+    } else {
+        (None, None)
     };
     let (stdout, their_stdout) = owned_pipe(user.uid)?;
     let (stderr, their_stderr) = owned_pipe(user.uid)?;

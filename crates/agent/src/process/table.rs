@@ -219,9 +219,10 @@ impl ProcessTable {
         process: Option<&GuestProcess>,
     ) -> bool {
         let is_signalled = matches!(exit, ProcessExit::Signal(_));
-        let named = match is_signalled && !counted {
-            true => self.victims.contains(pid),
-            false => None,
+        let named = if is_signalled && !counted {
+            self.victims.contains(pid)
+        } else {
+            None
         };
         match named {
             Some(true) => {

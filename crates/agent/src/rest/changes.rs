@@ -192,9 +192,10 @@ impl ChangeWalk<'_> {
                     return Ok(());
                 }
                 if found.is_dir() && found.dev() == device {
-                    match depth < MAX_DEPTH {
-                        true => waiting.push((path, depth + 1)),
-                        false => self.out.more = true,
+                    if depth < MAX_DEPTH {
+                        waiting.push((path, depth + 1))
+                    } else {
+                        self.out.more = true
                     }
                 }
             }

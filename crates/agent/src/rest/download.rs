@@ -144,9 +144,10 @@ fn open(
         let rest = Some((FileSource::Gzip { file, encoder }, None));
         return Ok(Download { response, rest });
     }
-    let limit = match sized {
-        true => usize::try_from(length).map_or(FIRST_CHUNK_BYTES, |l| l.min(FIRST_CHUNK_BYTES)),
-        false => FIRST_CHUNK_BYTES,
+    let limit = if sized {
+        usize::try_from(length).map_or(FIRST_CHUNK_BYTES, |l| l.min(FIRST_CHUNK_BYTES))
+    } else {
+        FIRST_CHUNK_BYTES
     };
     let first = response.body_mut();
     first.reserve(limit);
@@ -155,9 +156,10 @@ fn open(
         Err(e) if sized => return Err(failed(&e)),
         _ => progress.advance(),
     }
-    let is_complete = match sized {
-        true => first.len() as u64 == length,
-        false => first.len() < limit,
+    let is_complete = if sized {
+        first.len() as u64 == length
+    } else {
+        first.len() < limit
     };
     let rest = (!is_complete).then(|| (FileSource::Plain(file), sized.then_some(length)));
     Ok(Download { response, rest })

@@ -101,10 +101,7 @@ impl From<CallError> for RestError {
         };
         let is_stuck = !matches!(error, CallError::Busy { .. } | CallError::Failed { .. });
         let rest = Self::new(status, error.to_string());
-        match is_stuck {
-            true => rest.reason(REASON),
-            false => rest,
-        }
+        if is_stuck { rest.reason(REASON) } else { rest }
     }
 }
 

@@ -141,8 +141,11 @@ fn mount_modules(images: usize) -> Result<&'static str, String> {
     if std::env::var_os(MODULES).is_none() {
         return Ok("");
     }
-    let letter = IMAGE_DISKS.get(images).copied().map(char::from);
-    let letter = letter.ok_or("there is no disk for the kernel's modules")?;
+    let letter = IMAGE_DISKS
+        .get(images)
+        .copied()
+        .map(char::from)
+        .ok_or("there is no disk for the kernel's modules")?;
     directory("/lower-modules", 0o755);
     mount_image(&text(format!("/dev/vd{letter}"))?, c"/lower-modules")?;
     Ok(":/lower-modules")

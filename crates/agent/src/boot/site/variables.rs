@@ -146,9 +146,12 @@ pub fn names_proxy(env: &BTreeMap<String, String>) -> bool {
 /// Adds the variables that `env` lacks. A proxy that is set in one case of letters is not added in
 /// the other: programs would disagree on the one in force.
 pub fn add_missing(env: &mut BTreeMap<String, String>, variables: &BTreeMap<String, String>) {
-    let twin = |name: &str| match name.bytes().any(|b| b.is_ascii_lowercase()) {
-        true => name.to_ascii_uppercase(),
-        false => name.to_ascii_lowercase(),
+    let twin = |name: &str| {
+        if name.bytes().any(|b| b.is_ascii_lowercase()) {
+            name.to_ascii_uppercase()
+        } else {
+            name.to_ascii_lowercase()
+        }
     };
     let missing = variables.iter();
     let missing: Vec<_> = missing

@@ -49,9 +49,10 @@ pub async fn answer(
     let (sender, receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
     let unpack = move |progress: &Progress| {
         let pieces = ArchiveReader::new(receiver, progress.clone());
-        let unpacked = match gzip {
-            true => unpack(MultiGzDecoder::new(pieces), root.as_fd(), &rules),
-            false => unpack(pieces, root.as_fd(), &rules),
+        let unpacked = if gzip {
+            unpack(MultiGzDecoder::new(pieces), root.as_fd(), &rules)
+        } else {
+            unpack(pieces, root.as_fd(), &rules)
         };
         unpacked.map_err(|e| refusal(&e))
     };
@@ -128,8 +129,9 @@ fn owner(text: &str) -> Result<UnpackOwner, RestError> {
     if let Ok(id) = text.parse::<u32>() {
         return Ok(UnpackOwner::Fixed(id, id));
     }
-    let user = Users::load().find(text);
-    let user = user.ok_or_else(|| RestError::bad(format!("unknown owner '{text}'")))?;
+    let user = Users::load()
+        .find(text)
+        .ok_or_else(|| RestError::bad(format!("unknown owner '{text}'")))?;
     Ok(UnpackOwner::Fixed(user.uid, user.gid))
 }
 
