@@ -157,10 +157,7 @@ impl AgentClient {
     }
 
     async fn put(&self, uri: String, gzip: bool, body: RequestBody) -> Result<(), ClientError> {
-        let encoding = match gzip {
-            true => "gzip",
-            false => "identity",
-        };
+        let encoding = if gzip { "gzip" } else { "identity" };
         let call = AgentCall {
             method: Method::PUT,
             path: &uri,
