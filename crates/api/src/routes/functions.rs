@@ -56,7 +56,7 @@ impl From<FunctionError> for ApiError {
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 Self::new(status, "functions_unavailable", message).after(1)
             }
-            F::NoRoom(refusal) => match refusal.downcast::<QuotaRefusal>() {
+            F::QuotaExceeded(refusal) => match refusal.downcast::<QuotaRefusal>() {
                 Ok(refusal) => (*refusal).into(),
                 Err(other) => Self::internal(other.to_string()),
             },

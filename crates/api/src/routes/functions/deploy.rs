@@ -12,7 +12,7 @@ use axum::http::{StatusCode, header};
 use jiffy_api_types::{DeploySettings, Function};
 use jiffy_function_manager::owner::is_name;
 use jiffy_function_manager::{
-    BoxError, DeployChanges, DeployRoom, DiskRoom, FunctionError, ModuleUpload,
+    BoxError, DeployChanges, DeployQuota, DiskQuota, FunctionError, ModuleUpload,
 };
 use jiffy_proto::function::MAX_MODULE_BYTES;
 use jiffy_sandbox_manager::{QuotaAmount, QuotaPermit, QuotaRequest};
@@ -98,9 +98,9 @@ fn content_length(request: &Request) -> Option<u64> {
 
 /// Reserves space for a module of `bytes` bytes and its machine code in the budget of the caller.
 /// Both may come to need more, which is reserved before it is written.
-async fn module_room(app: &App, caller: &Caller, bytes: u64) -> Result<DeployRoom, ApiError> {
+async fn module_room(app: &App, caller: &Caller, bytes: u64) -> Result<DeployQuota, ApiError> {
     let Some(key) = caller.key().filter(|_| caller.bounds().is_some()) else {
-        return Ok(DeployRoom::default());
+        return Ok(DeployQuota::default());
     };
     let bytes = bytes.min(MAX_MODULE_BYTES);
     let request = QuotaRequest {
@@ -111,7 +111,7 @@ async fn module_room(app: &App, caller: &Caller, bytes: u64) -> Result<DeployRoo
         disk_floor: None,
     };
     let permit = app.quota.reserve(key, request, None).await?;
-    Ok(DeployRoom::limited(ModuleRoom { permit, used: 0 }))
+    Ok(DeployQuota::limited(ModuleRoom { permit, used: 0 }))
 }
 
 /// Space in the budget of a key for one deployment.
@@ -122,7 +122,7 @@ struct ModuleRoom {
     used: u64,
 }
 
-impl DiskRoom for ModuleRoom {
+impl DiskQuota for ModuleRoom {
     fn grow(&mut self, bytes: u64) -> Result<(), BoxError> {
         self.used = self.used.saturating_add(bytes);
         let reserved = self.permit.disk_bytes().unwrap_or(u64::MAX);
