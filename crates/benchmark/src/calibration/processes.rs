@@ -23,9 +23,10 @@ pub(super) fn fork_and_exec() -> Result<Cost, String> {
         let status = command
             .status()
             .map_err(|e| format!("running `true`: {e}"))?;
-        match status.success() {
-            true => Ok(began.elapsed()),
-            false => Err(format!("`true` ended with {status}")),
+        if status.success() {
+            Ok(began.elapsed())
+        } else {
+            Err(format!("`true` ended with {status}"))
         }
     })
 }
