@@ -155,18 +155,20 @@ impl<'a> Expander<'a, '_> {
     fn variable(&mut self, out: &mut String, depth: usize) -> Result<(), ExpandError> {
         let Some(inner) = self.rest.strip_prefix('{') else {
             let name = self.name();
-            match name.is_empty() {
-                true => out.push('$'),
-                false => out.push_str(&(self.value)(name).unwrap_or_default()),
+            if name.is_empty() {
+                out.push('$')
+            } else {
+                out.push_str(&(self.value)(name).unwrap_or_default())
             }
             return Ok(());
         };
         self.rest = inner;
         let name = self.name().to_owned();
         if name.is_empty() {
-            return Err(match self.rest.is_empty() {
-                true => ExpandError::Open,
-                false => ExpandError::Name,
+            return Err(if self.rest.is_empty() {
+                ExpandError::Open
+            } else {
+                ExpandError::Name
             });
         }
         let colon = self.rest.starts_with(':');

@@ -83,9 +83,12 @@ impl<'c> ContextFiles<'c> {
             return Ok(Vec::new());
         }
         self.resolve_inside(&path)?;
-        let join = |name: &str| match directory.is_empty() {
-            true => name.to_owned(),
-            false => format!("{directory}/{name}"),
+        let join = |name: &str| {
+            if directory.is_empty() {
+                name.to_owned()
+            } else {
+                format!("{directory}/{name}")
+            }
         };
         // Names that are not UTF-8 match no pattern.
         let entries = sorted(&path)?.into_iter();
@@ -113,9 +116,10 @@ impl<'c> ContextFiles<'c> {
         if !ignored || self.ignore.has_exceptions() {
             self.add_tree(source.as_bytes(), &real, to)?;
         }
-        match ignored && to.len() == before {
-            true => Err(SourceError::Ignored),
-            false => Ok(()),
+        if ignored && to.len() == before {
+            Err(SourceError::Ignored)
+        } else {
+            Ok(())
         }
     }
 

@@ -103,9 +103,10 @@ fn clean(path: &str) -> String {
             _ => names.push(name),
         }
     }
-    match names.is_empty() {
-        true => ".".to_owned(),
-        false => names.join("/"),
+    if names.is_empty() {
+        ".".to_owned()
+    } else {
+        names.join("/")
     }
 }
 

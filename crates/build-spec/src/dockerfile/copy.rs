@@ -88,11 +88,12 @@ impl StageParser<'_> {
     fn mode(&self, line: &Instruction, value: &str) -> Result<String, DockerfileError> {
         let mode = self.word(line, value)?;
         let octal = mode.len() <= 4 && mode.bytes().all(|b| (b'0'..=b'7').contains(&b));
-        match mode.contains('$') || octal && !mode.is_empty() {
-            true => Ok(mode),
-            false => Err(line.error(format!(
+        if mode.contains('$') || octal && !mode.is_empty() {
+            Ok(mode)
+        } else {
+            Err(line.error(format!(
                 "--chmod={value}: use octal digits, as in --chmod=755"
-            ))),
+            )))
         }
     }
 
@@ -131,9 +132,10 @@ impl StageParser<'_> {
 
 /// Content of a here-document; variables are expanded only if its delimiter is unquoted.
 fn content(document: &HereDocument) -> String {
-    match document.expand {
-        true => document.content.clone(),
-        false => escape(&document.content),
+    if document.expand {
+        document.content.clone()
+    } else {
+        escape(&document.content)
     }
 }
 
@@ -141,9 +143,10 @@ fn content(document: &HereDocument) -> String {
 fn relative(source: &str) -> String {
     let relative = source.trim_start_matches('/');
     let relative = relative.strip_prefix("./").unwrap_or(relative);
-    match relative.is_empty() {
-        true => ".".to_owned(),
-        false => relative.to_owned(),
+    if relative.is_empty() {
+        ".".to_owned()
+    } else {
+        relative.to_owned()
     }
 }
 

@@ -201,9 +201,10 @@ fn fill<'a>(
     source: &mut impl Iterator<Item = (u32, &'a str)>,
 ) -> Result<(), String> {
     for (_, line) in source {
-        let stripped = match document.strip {
-            true => line.trim_start_matches('\t'),
-            false => line,
+        let stripped = if document.strip {
+            line.trim_start_matches('\t')
+        } else {
+            line
         };
         if stripped == document.name {
             return Ok(());

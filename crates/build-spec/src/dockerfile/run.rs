@@ -75,13 +75,14 @@ fn mount_type(value: &str) -> &str {
 fn with_documents(line: &Instruction, rest: &str) -> StepCommand {
     if let ([only], Some(_)) = (&line.documents[..], document(rest)) {
         let script = &only.content;
-        return match script.starts_with("#!") {
-            true => StepCommand::Exec(
+        return if script.starts_with("#!") {
+            StepCommand::Exec(
                 ["/bin/sh", "-c", RUN_SCRIPT, "-", script]
                     .map(str::to_owned)
                     .to_vec(),
-            ),
-            false => StepCommand::Line(script.clone()),
+            )
+        } else {
+            StepCommand::Line(script.clone())
         };
     }
     let mut whole = rest.to_owned();

@@ -207,9 +207,10 @@ impl<'o> StageParser<'o> {
     }
 
     fn check_stage_limit(&self, line: &Instruction) -> Result<(), DockerfileError> {
-        match self.finished.len() < MAX_STAGES {
-            true => Ok(()),
-            false => Err(line.error(format!("there are more than {MAX_STAGES} stages"))),
+        if self.finished.len() < MAX_STAGES {
+            Ok(())
+        } else {
+            Err(line.error(format!("there are more than {MAX_STAGES} stages")))
         }
     }
 
@@ -351,10 +352,11 @@ fn stage_name(line: &Instruction, name: &str) -> Result<String, DockerfileError>
     let lower = name.to_ascii_lowercase();
     let begins = lower.starts_with(|c: char| c.is_ascii_lowercase());
     let goes_on = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
-    match begins && lower.chars().all(goes_on) && lower != "scratch" {
-        true => Ok(lower),
-        false => Err(line.error(format!(
+    if begins && lower.chars().all(goes_on) && lower != "scratch" {
+        Ok(lower)
+    } else {
+        Err(line.error(format!(
             "'{name}' is no name for a stage: use letters, digits, '-', '_' and '.', a letter first"
-        ))),
+        )))
     }
 }

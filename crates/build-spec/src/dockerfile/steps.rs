@@ -125,21 +125,23 @@ impl StageParser<'_> {
                 .split('-')
                 .all(|n| n.parse::<u16>().is_ok_and(|n| n > 0));
             let known = ["tcp", "udp", "sctp"].contains(&protocol.to_ascii_lowercase().as_str());
-            match valid && known && numbers.split('-').count() <= 2 {
-                true => Ok(format!("{numbers}/{}", protocol.to_ascii_lowercase())),
-                false => Err(line.error(format!("'{word}' is no port: 8080, 8080/udp, 8000-8010"))),
+            if valid && known && numbers.split('-').count() <= 2 {
+                Ok(format!("{numbers}/{}", protocol.to_ascii_lowercase()))
+            } else {
+                Err(line.error(format!("'{word}' is no port: 8080, 8080/udp, 8000-8010")))
             }
         };
         line.arguments.split_whitespace().map(port).collect()
     }
 
     fn shell(&mut self, line: &Instruction) -> Result<Vec<String>, DockerfileError> {
-        let shell = json(&line.arguments).filter(|shell| !shell.is_empty());
-        let shell = shell.ok_or_else(|| {
-            line.error(
+        let shell = json(&line.arguments)
+            .filter(|shell| !shell.is_empty())
+            .ok_or_else(|| {
+                line.error(
                 "must be a JSON array, as in SHELL [\"/bin/bash\", \"-o\", \"pipefail\", \"-c\"]",
             )
-        })?;
+            })?;
         if let Some(current) = &mut self.current {
             current.shell.clone_from(&shell);
         }
