@@ -1,9 +1,9 @@
 //! Reduces the number of data segments of a module.
 //!
 //! An instance has a record of each data segment, which is written when the instance is created. A
-//! program that was initialized at build time has tens of thousands of segments, one between any
-//! two runs of a few zeros. The memory of an instance is of zeros at first, so segments with zeros
-//! between them can become one segment. Passive segments that no instruction uses are removed.
+//! program that was initialized at build time has tens of thousands of segments, separated by short
+//! runs of zeros. The memory of an instance initially contains zeros, so segments with zeros
+//! between them can be merged. Passive segments that no instruction uses are removed.
 
 use crate::binary_sections::{
     COMPONENT_HEAD, MODULE_HEAD, Section, sections, write_bytes, write_number, write_signed,
@@ -15,7 +15,7 @@ use wasmparser::{
     Operator, Result, TypeRef,
 };
 
-/// Maximum number of zeros between two segments that become one.
+/// Maximum number of zeros between two segments that are merged.
 const MAX_GAP_BYTES: u64 = 1024;
 /// Maximum number of zeros that are added to a module.
 const MAX_ZEROS: u64 = 4 << 20;
@@ -39,7 +39,7 @@ pub fn merge(binary: &[u8]) -> Cow<'_, [u8]> {
     merged.map_or(Cow::Borrowed(binary), Cow::Owned)
 }
 
-/// Returns `None` if nothing changes.
+/// Merges segments of a module or component. Returns `None` if nothing changes.
 fn merge_within(binary: &[u8], depth: usize) -> Result<Option<Vec<u8>>> {
     if let Some(body) = binary.strip_prefix(MODULE_HEAD) {
         let mut sections = sections(body)?;
@@ -69,7 +69,7 @@ fn merge_module(sections: &mut Vec<Section<'_>>) -> Result<bool> {
     let Some(data) = find(DATA) else {
         return Ok(false);
     };
-    // An imported memory may not be of zeros.
+    // An imported memory may contain other values than zeros.
     if let Some(imports) = find(IMPORTS) {
         let reader = ImportSectionReader::new(BinaryReader::new(content(imports), 0))?;
         for import in reader.into_imports() {
@@ -78,7 +78,7 @@ fn merge_module(sections: &mut Vec<Section<'_>>) -> Result<bool> {
             }
         }
     }
-    // Without a count no instruction may name a segment.
+    // Without a data count section, no instruction may refer to a segment.
     if find(DATA_COUNT).is_some()
         && let Some(code) = find(CODE)
         && names_segments(content(code))?
@@ -96,7 +96,7 @@ fn merge_module(sections: &mut Vec<Section<'_>>) -> Result<bool> {
     let mut bytes = Vec::new();
     write_number(&mut bytes, merged.len() as u64);
     for segment in &merged {
-        // Active, in memory 0, at a constant.
+        // An active segment of memory 0 at a constant offset.
         bytes.extend_from_slice(&[0, 0x41]);
         let at = u32::try_from(segment.start).unwrap_or(u32::MAX);
         write_signed(&mut bytes, i64::from(at.cast_signed()));
@@ -127,13 +127,13 @@ fn names_segments(code: &[u8]) -> Result<bool> {
     Ok(false)
 }
 
-/// Active segment of memory 0.
+/// Active data segment of memory 0.
 struct Segment {
     start: u64,
     bytes: Vec<u8>,
 }
 
-/// Segments in the same order; none if one is somewhere that is not known.
+/// Returns the merged segments in the same order. `None` if an offset is unknown.
 fn merge_data(reader: DataSectionReader<'_>) -> Result<Option<Vec<Segment>>> {
     let mut merged: Vec<Segment> = Vec::new();
     let mut zeros_left = MAX_ZEROS;
@@ -149,7 +149,7 @@ fn merge_data(reader: DataSectionReader<'_>) -> Result<Option<Vec<Segment>>> {
         let gap = merged.last().and_then(|last| {
             let end = last.start + last.bytes.len() as u64;
             let gap = start.checked_sub(end)?;
-            // Zeros must not come upon what an earlier segment wrote.
+            // The zeros must not overwrite data of an earlier segment.
             (end >= highest_end && gap <= MAX_GAP_BYTES.min(zeros_left)).then_some(gap)
         });
         highest_end = highest_end.max(start + data.data.len() as u64);
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use wasmtime::{Engine, Instance, Module, Store};
 
-    /// Segments and memory of a module.
+    /// Returns the number of segments and the initial memory of a module.
     fn effect(binary: &[u8]) -> (usize, Vec<u8>) {
         let body = binary.strip_prefix(MODULE_HEAD).unwrap();
         let sections = sections(body).unwrap();

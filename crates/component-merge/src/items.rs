@@ -41,7 +41,8 @@ pub(crate) enum Item<'a> {
     Canon(CanonicalFunction),
 }
 
-/// Reference of an item to a core instance, or to a function, table, memory or global of one.
+/// Reference of an item to a core instance, or to a function, table, memory or global of an
+/// instance.
 #[derive(Clone, Copy)]
 pub(crate) enum Reference {
     Instance(usize),
@@ -182,7 +183,7 @@ impl<'a> Items<'a> {
                     name,
                 });
             } else {
-                // A section with this alias only.
+                // A section with only this alias.
                 let mut one = Vec::new();
                 write_number(&mut one, 1);
                 one.extend_from_slice(content.get(start..end).ok_or(Unmergeable)?);

@@ -382,9 +382,10 @@ impl Linker {
                 constants: &self.constants,
             };
             relocation.parse_global(&mut self.globals, global.clone())?;
-            let value = match global.ty.mutable {
-                true => None,
-                false => relocation.constant(&global.init_expr)?,
+            let value = if global.ty.mutable {
+                None
+            } else {
+                relocation.constant(&global.init_expr)?
             };
             self.constants.push(value);
         }

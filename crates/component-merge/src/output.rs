@@ -5,7 +5,7 @@ use crate::binary_sections::{COMPONENT_HEAD, MODULE_HEAD, write_section};
 use crate::core_module::{KINDS, Result, Unmergeable, kind_number, narrow};
 use crate::items::{CORE_MODULE, Item, Reference, option_reference, wide};
 use crate::linking::link;
-use crate::plan::{External, Plan, Standing, export_name, imports_from};
+use crate::plan::{External, Plan, Placement, export_name, imports_from};
 use std::collections::{HashMap, HashSet};
 use wasm_encoder::{
     Alias, CanonicalFunctionSection, ComponentAliasSection, ComponentSection, ExportKind,
@@ -71,10 +71,11 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
                 write_section(&mut output.binary, CORE_MODULE, binary);
                 modules += 1;
             } else if is_written.get(at) == Some(&true) {
-                let is_late = at < last && plan.standings.get(at) > Some(&Standing::Before);
-                match is_late {
-                    true => late.push((at, item)),
-                    false => output.item(at, item)?,
+                let is_late = at < last && plan.placements.get(at) > Some(&Placement::Before);
+                if is_late {
+                    late.push((at, item))
+                } else {
+                    output.item(at, item)?
                 }
             } else if at == last {
                 output.instantiate(slot, &externals)?;

@@ -11,12 +11,12 @@ const MAX_STEPS: usize = 10_000_000;
 
 /// Position of an item relative to the members.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Standing {
-    /// The item needs no member.
+pub(crate) enum Placement {
+    /// The item requires no member.
     Before,
     /// The item is a member, or an alias or instance of exports of members.
     Within,
-    /// The item needs a member and cannot be merged.
+    /// The item requires a member and cannot be merged.
     Behind,
 }
 
@@ -38,7 +38,7 @@ pub(crate) enum External<'a> {
 pub(crate) struct Plan<'p, 'a> {
     pub(crate) items: &'p Items<'a>,
     modules: &'p [Option<CoreModule<'a>>],
-    pub(crate) standings: Vec<Standing>,
+    pub(crate) placements: Vec<Placement>,
     /// Core instances of the members, in order, with the indices of their modules.
     pub(crate) members: Vec<(usize, usize)>,
     /// Members by core instance.
@@ -56,29 +56,29 @@ impl<'p, 'a> Plan<'p, 'a> {
         let mut plan = Self {
             items,
             modules,
-            standings: Vec::new(),
+            placements: Vec::new(),
             members: Vec::new(),
             member_of: HashMap::new(),
             item_instances: HashMap::new(),
         };
         let uses = plan.count_instantiations()?;
-        // After the first function of the component, any function may need any item.
-        let mut is_sealed = false;
+        // Set at the first lifted function or component instance: it may use any item afterwards.
+        let mut is_member_forbidden = false;
         let mut instance = 0;
         for item in &items.list {
-            let needed = plan.standing_of_references(item)?;
-            let standing = match item {
+            let needed = plan.placement_of_references(item)?;
+            let placement = match item {
                 Item::Other { section, .. } if *section == COMPONENT_INSTANCE => {
-                    is_sealed = true;
-                    Standing::Before
+                    is_member_forbidden = true;
+                    Placement::Before
                 }
                 Item::Other { .. } | Item::Module(_) | Item::Alias { .. } => needed,
                 Item::Canon(CanonicalFunction::Lift { .. }) => {
-                    is_sealed = true;
-                    Standing::Behind
+                    is_member_forbidden = true;
+                    Placement::Behind
                 }
-                Item::Canon(_) if needed == Standing::Before && !is_sealed => Standing::Before,
-                Item::Canon(_) => Standing::Behind,
+                Item::Canon(_) if needed == Placement::Before && !is_member_forbidden => Placement::Before,
+                Item::Canon(_) => Placement::Behind,
                 Item::Instance(Instance::FromExports(exports)) => {
                     plan.add_item_instance(instance, exports)?;
                     needed
@@ -86,10 +86,10 @@ impl<'p, 'a> Plan<'p, 'a> {
                 Item::Instance(Instance::Instantiate { module_index, .. }) => {
                     let module = wide(*module_index);
                     let is_used_once = uses.get(module) == Some(&1);
-                    plan.add_instance(instance, module, is_used_once && !is_sealed, needed)
+                    plan.add_instance(instance, module, is_used_once && !is_member_forbidden, needed)
                 }
             };
-            plan.standings.push(standing);
+            plan.placements.push(placement);
             instance += usize::from(matches!(item, Item::Instance(_)));
         }
         Ok((plan.members.len() > 1).then_some(plan))
@@ -106,13 +106,13 @@ impl<'p, 'a> Plan<'p, 'a> {
         Ok(uses)
     }
 
-    /// Returns the last standing among the items that `item` refers to.
-    fn standing_of_references(&self, item: &Item<'a>) -> Result<Standing> {
-        let mut last = Standing::Before;
+    /// Returns the last placement among the items that `item` refers to.
+    fn placement_of_references(&self, item: &Item<'a>) -> Result<Placement> {
+        let mut last = Placement::Before;
         item.references(|reference| {
             let target = self.items.target(reference).ok();
-            let standing = target.and_then(|at| self.standings.get(at)).copied();
-            last = last.max(standing.unwrap_or(Standing::Behind));
+            let placement = target.and_then(|at| self.placements.get(at)).copied();
+            last = last.max(placement.unwrap_or(Placement::Behind));
         })?;
         Ok(last)
     }
@@ -127,23 +127,23 @@ impl<'p, 'a> Plan<'p, 'a> {
         Ok(())
     }
 
-    /// Makes the instance of a module a member if possible. Returns its standing.
+    /// Makes the instance of a module a member if possible. Returns its placement.
     fn add_instance(
         &mut self,
         instance: usize,
         module: usize,
         may_move: bool,
-        needed: Standing,
-    ) -> Standing {
+        needed: Placement,
+    ) -> Placement {
         let is_parsed = self.modules.get(module).is_some_and(Option::is_some);
-        if is_parsed && may_move && needed < Standing::Behind {
+        if is_parsed && may_move && needed < Placement::Behind {
             self.member_of.insert(instance, self.members.len());
             self.members.push((instance, module));
-            return Standing::Within;
+            return Placement::Within;
         }
         match needed {
-            Standing::Before => Standing::Before,
-            Standing::Within | Standing::Behind => Standing::Behind,
+            Placement::Before => Placement::Before,
+            Placement::Within | Placement::Behind => Placement::Behind,
         }
     }
 
@@ -252,7 +252,7 @@ impl<'p, 'a> Plan<'p, 'a> {
     pub(crate) fn written_items(&self) -> Result<Vec<bool>> {
         let mut is_needed = vec![false; self.items.list.len()];
         for (at, item) in self.items.list.iter().enumerate().rev() {
-            let is_between = self.standings.get(at) == Some(&Standing::Within);
+            let is_between = self.placements.get(at) == Some(&Placement::Within);
             let needed = is_needed.get_mut(at).ok_or(Unmergeable)?;
             *needed |= !is_between;
             if !*needed {
@@ -272,7 +272,7 @@ impl<'p, 'a> Plan<'p, 'a> {
         Ok(is_needed)
     }
 
-    /// Returns the exports of the merged module: those exports of members that written items use.
+    /// Returns the exports of the merged module: the exports of members that written items use.
     pub(crate) fn exports(&self, is_written: &[bool]) -> Result<Vec<LinkedExport>> {
         let mut named = BTreeSet::new();
         for (item, _) in self
@@ -328,7 +328,7 @@ pub(crate) fn imports_from<'a>(
     Ok(imports)
 }
 
-/// Name of a member's export among the exports of the merged module.
+/// Returns the name of a member's export among the exports of the merged module.
 pub(crate) fn export_name(member: usize, name: &str) -> String {
     format!("{member} {name}")
 }

@@ -9,13 +9,13 @@ const LIMITS: Limits = Limits {
     instance_bytes: 1 << 20,
 };
 
-/// One in so many changed components is compiled, which takes some milliseconds.
+/// One in this number of changed components is compiled. A compilation takes some milliseconds.
 const COMPILED_SHARE: usize = 31;
 
-/// Component as linkers of languages with libraries make it: `env` has memory, table, and globals
-/// that say where each library lies; `lib` puts its functions into the table; `app` finds them
-/// there and by name; the host's function writes to memory, so that it comes by way of a table that
-/// is filled last.
+/// Component in the form that linkers emit for languages with libraries. `env` has memory, table,
+/// and globals with the location of each library. `lib` adds its functions to the table. `app` uses
+/// them through the table and by name. The host's function writes to memory, and is therefore
+/// called through a table that is filled last.
 const LIBRARIES: &str = r#"(component
   (type $named (func (param "name" string) (result u32)))
   (import "named" (func $named (type $named)))
@@ -113,7 +113,7 @@ fn run(component: &[u8]) -> wasmtime::Result<u32> {
     Ok(run.call(&mut store, (7,))?.0)
 }
 
-/// Core modules that have something in them.
+/// Returns the number of core modules that are not empty.
 fn modules(component: &[u8]) -> usize {
     let body = component.strip_prefix(COMPONENT_HEAD).unwrap();
     let sections = sections(body).unwrap().into_iter();
@@ -130,12 +130,12 @@ fn parsed(text: &str) -> Vec<u8> {
 fn libraries_are_one_module_that_does_the_same() {
     let component = parsed(LIBRARIES);
     let merged = merge(&component).unwrap();
-    // (7 + 5) * 2 by name and by the table, two calls, a name of four.
+    // (7 + 5) * 2 by name and by the table, two calls, a name of four bytes.
     assert_eq!(run(&component).unwrap(), 402_048);
     assert_eq!(run(&merged).unwrap(), 402_048);
     assert_eq!((modules(&component), modules(&merged)), (5, 2));
     let again = merge(&merged);
-    assert!(again.is_none(), "what is one module is merged again");
+    assert!(again.is_none(), "a single module is merged again");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn a_table_of_merged_modules_is_filled_from_constants() {
     );
 }
 
-/// Two modules, of which the second imports `item` of the first, within a component.
+/// Returns a component with two modules. The second module imports `item` of the first.
 fn two(first: &str, second: &str, more: &str) -> Vec<u8> {
     parsed(&format!(
         r#"(component
@@ -213,7 +213,7 @@ fn what_cannot_be_merged_stays_as_it_is() {
         let component = two(first, SECOND, more);
         assert!(merge(&component).is_none(), "{more} {first}");
     }
-    // Modules that are within limits, and would not be together.
+    // Each module is within the limits, but the merged module is not.
     let tables = "(table 1 funcref)".repeat(3);
     let listed = "$n ".repeat(17_000);
     let functions = format!("(func $n) (table 20000 funcref) (elem (i32.const 0) func {listed})");
@@ -223,7 +223,7 @@ fn what_cannot_be_merged_stays_as_it_is() {
         let both = merge(&two(&first, &second, ""));
         assert!(both.is_none(), "{:.40}", fields);
     }
-    // Core modules as such.
+    // A core module instead of a component.
     assert!(merge(&parsed("(module (memory 1))")).is_none());
 }
 
@@ -258,7 +258,8 @@ fn broken_components_are_left_to_the_compiler() {
         for value in [0, 1, 0x7f, 0xff, component[at].wrapping_add(1), flipped] {
             changed[at] = value;
             let merged = merge(&changed);
-            // Some are compiled, too: the same as before, or refused.
+            // Some components are compiled as well: the answer must be the same, or the component
+            // is rejected.
             if at % COMPILED_SHARE == 0
                 && value == flipped
                 && let Some(merged) = merged
