@@ -183,7 +183,7 @@ pub(crate) fn program(host: &Host) -> Result<PathBuf, EngineError> {
         Err(missing) => Err(EngineError::Failed {
             reason: format!(
                 "gVisor needs root, or user namespaces, to isolate sandboxes: {}; {}",
-                missing.what, missing.remedy
+                missing.description, missing.remedy
             ),
         }),
     }
