@@ -1,8 +1,8 @@
-//! Calls that block.
+//! Runs blocking calls on separate threads.
 
 use crate::function_error::FunctionError;
 
-/// Runs `work` on a thread for calls that block.
+/// Runs `work` on a thread for blocking calls.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, FunctionError> + Send + 'static,
 ) -> Result<T, FunctionError> {

@@ -1,8 +1,8 @@
-//! Compilation of modules, by a process of its own each.
+//! Compilation of modules, each in its own process.
 
-use crate::compile_turns::{CompileTurn, CompileTurns};
+use crate::compile_slots::{CompileSlot, CompileSlots};
 use crate::deploy_step::{DeployStep, reached};
-use crate::disk_room::DeployRoom;
+use crate::disk_quota::DeployQuota;
 use crate::tenant_process::ProcessError;
 use jiffy_proto::function::{CompileLimits, MAX_ARTIFACT_BYTES};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -15,13 +15,13 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Interval at which the end of a compiler, the end of its turn and its timeout are checked.
+/// Interval at which the exit, the time slice and the timeout of a compiler are checked.
 const COMPILE_POLL_MS: u16 = 5;
-/// Time after which a compiler leaves its turn to one that waits.
-const TURN_TIME: Duration = Duration::from_millis(200);
-/// Maximum length of a compiler's message that is passed on, in bytes.
+/// Time slice, after which a compiler yields its slot to a waiting compiler.
+const TIME_SLICE: Duration = Duration::from_millis(200);
+/// Maximum length in bytes of a compiler's message that is passed on.
 const MAX_MESSAGE_BYTES: usize = 4 << 10;
-/// Bytes of machine code that are written at once.
+/// Number of machine code bytes written at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// Settings of a compilation.
@@ -31,9 +31,9 @@ pub struct CompilerSettings<'a> {
     pub program: &'a Path,
     /// Owner of the module.
     pub owner: &'a str,
-    /// Limits; without a jail, of its time only.
+    /// Limits of the compilation. Without a jail, only the time limit applies.
     pub limits: CompileLimits,
-    /// False for tests of hosts that allow no namespaces.
+    /// True if the compiler is confined. False in tests on hosts without user namespaces.
     pub jailed: bool,
 }
 
@@ -41,31 +41,31 @@ pub struct CompilerSettings<'a> {
 #[derive(Debug)]
 struct CompilerProcess<'a> {
     child: Child,
-    turns: &'a CompileTurns,
-    /// `None` while it is stopped.
-    turn: Option<CompileTurn<'a>>,
-    turn_end: Instant,
-    /// Moment at which it has had its time. Time without a turn does not count.
+    slots: &'a CompileSlots,
+    /// `None` while the process is stopped.
+    slot: Option<CompileSlot<'a>>,
+    slice_end: Instant,
+    /// Time at which the compilation times out. Time without a slot does not count.
     deadline: Instant,
 }
 
 impl Drop for CompilerProcess<'_> {
     fn drop(&mut self) {
-        // Fails if it was waited for, which is fine.
+        // Fails if the process has already been waited for; ignore the error.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Compiles the module in `source` to `target` by a process of its own, and returns the digest of
-/// the compiled file in hexadecimal digits. Reserves in `room` what it writes. Blocks, also until
-/// it has one of `turns`.
+/// Compiles the module in `source` to the file `target` in a new process. Returns the digest of the
+/// compiled file in hexadecimal digits. Reserves the written bytes in `quota`. Blocks until one of
+/// `slots` is free and the compiler has exited.
 pub fn compile(
     settings: &CompilerSettings<'_>,
     source: File,
     target: &Path,
-    room: &DeployRoom,
-    turns: &CompileTurns,
+    quota: &DeployQuota,
+    slots: &CompileSlots,
 ) -> Result<String, ProcessError> {
     let mut file = File::options().write(true).create_new(true).open(target)?;
     let messages = tempfile::tempfile()?;
@@ -83,17 +83,17 @@ pub fn compile(
         .stdin(source)
         .stdout(Stdio::piped())
         .stderr(messages.try_clone()?);
-    let turn = turns.take();
+    let slot = slots.take();
     let started = Instant::now();
     let mut process = CompilerProcess {
         child: command.spawn()?,
-        turns,
-        turn: Some(turn),
-        turn_end: started + TURN_TIME,
+        slots,
+        slot: Some(slot),
+        slice_end: started + TIME_SLICE,
         deadline: started + limits.time,
     };
     reached(DeployStep::Compile);
-    let digest = process.receive(&mut file, room)?;
+    let digest = process.receive(&mut file, quota)?;
     let status = process.wait()?;
     if !status.success() {
         return Err(ProcessError::Compile(message(messages, status)));
@@ -106,14 +106,14 @@ impl<'a> CompilerProcess<'a> {
     fn receive(
         &mut self,
         file: &mut File,
-        room: &DeployRoom,
+        quota: &DeployQuota,
     ) -> Result<blake3::Hash, ProcessError> {
         let output = self.child.stdout.take();
         let mut output = output.ok_or_else(|| io::Error::other("the compiler has no output"))?;
         let mut hasher = blake3::Hasher::new();
         let (mut buffer, mut written) = (vec![0; CHUNK_BYTES], 0_u64);
         loop {
-            self.keep_time()?;
+            self.enforce_time_limits()?;
             if !is_readable(&output)? {
                 continue;
             }
@@ -127,55 +127,56 @@ impl<'a> CompilerProcess<'a> {
             let length = u64::try_from(count).unwrap_or(u64::MAX);
             written = written.saturating_add(length);
             if written > MAX_ARTIFACT_BYTES {
-                let most = MAX_ARTIFACT_BYTES >> 20;
-                let message = format!("the compiled module is larger than {most} MiB");
+                let max_mib = MAX_ARTIFACT_BYTES >> 20;
+                let message = format!("the compiled module is larger than {max_mib} MiB");
                 return Err(ProcessError::Compile(message));
             }
-            room.grow(length).map_err(ProcessError::NoRoom)?;
+            quota.grow(length).map_err(ProcessError::QuotaExceeded)?;
             hasher.update(bytes);
             file.write_all(bytes)?;
         }
     }
 
-    /// Waits for the end of the process.
+    /// Waits for the exit of the process.
     fn wait(&mut self) -> Result<ExitStatus, ProcessError> {
         loop {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
-            self.keep_time()?;
+            self.enforce_time_limits()?;
             std::thread::sleep(Duration::from_millis(COMPILE_POLL_MS.into()));
         }
     }
 
-    /// Fails if the process has had its time, and leaves its turn to another if that is over.
-    fn keep_time(&mut self) -> Result<(), ProcessError> {
+    /// Fails if the process has timed out. At the end of the time slice, stops the process and
+    /// yields its slot if another compiler waits.
+    fn enforce_time_limits(&mut self) -> Result<(), ProcessError> {
         let now = Instant::now();
         if now > self.deadline {
             return Err(ProcessError::Compile(
                 "the module takes too long to compile".to_owned(),
             ));
         }
-        if now < self.turn_end || !self.turns.is_awaited() {
+        if now < self.slice_end || !self.slots.has_waiters() {
             return Ok(());
         }
-        // One that has exited is not waited for yet: no other process has its id.
+        // An exited compiler has not been waited for yet, so its process id is not reused.
         let signal = |child: &Child, signal| {
             let id = i32::try_from(child.id()).map_err(io::Error::other)?;
             kill(Pid::from_raw(id), signal).map_err(io::Error::from)
         };
         signal(&self.child, Signal::SIGSTOP)?;
-        self.turn = None;
-        self.turn = Some(self.turns.take());
+        self.slot = None;
+        self.slot = Some(self.slots.take());
         signal(&self.child, Signal::SIGCONT)?;
-        let begun = Instant::now();
-        self.turn_end = begun + TURN_TIME;
-        self.deadline += begun.saturating_duration_since(now);
+        let started = Instant::now();
+        self.slice_end = started + TIME_SLICE;
+        self.deadline += started.saturating_duration_since(now);
         Ok(())
     }
 }
 
-/// Waits a moment until `output` has bytes or was closed.
+/// Polls `output` for [`COMPILE_POLL_MS`]. Returns whether it has bytes or was closed.
 fn is_readable(output: &ChildStdout) -> io::Result<bool> {
     let mut polled = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
     match poll(&mut polled, PollTimeout::from(COMPILE_POLL_MS)) {

@@ -1,44 +1,44 @@
-//! Steps of a deployment, at each of which tests end a process.
+//! Steps of a deployment. Tests kill a process before each step.
 
 use std::sync::OnceLock;
 
-/// Step of a deployment that comes next.
+/// Next step of a deployment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeployStep {
-    /// More of the module arrives, or it was all.
+    /// Receives more of the module, or the end of the module.
     Receive,
-    /// The module gets its name.
-    KeepModule,
-    /// The tenant's process, which has just started, is noted.
-    NoteProcess,
-    /// The compiler, which has just started, does its work.
+    /// Renames the module to its final name.
+    StoreModule,
+    /// Records the tenant's process, which has just started.
+    RecordProcess,
+    /// Runs the compiler, which has just started.
     Compile,
-    /// The compiled module gets its name.
-    KeepArtifact,
-    /// The compiled module is loaded.
+    /// Renames the compiled module to its final name.
+    StoreArtifact,
+    /// Loads the compiled module.
     Load,
-    /// The process is told who may call the function directly.
+    /// Sends the access of direct requests to the process.
     Publish,
-    /// The record is written beside the former one.
+    /// Writes the new record to a temporary file.
     WriteRecord,
-    /// It is brought to storage.
+    /// Syncs the new record to storage.
     SyncRecord,
-    /// It replaces the former one, which commits the deployment.
+    /// Replaces the previous record, which commits the deployment.
     ReplaceRecord,
-    /// Its directory is brought to storage.
+    /// Syncs the directory of the record to storage.
     SyncDirectory,
-    /// A file that no record needs is removed.
+    /// Removes a file that no record references.
     RemoveFile,
 }
 
 impl DeployStep {
-    /// All steps, in their order.
+    /// All steps in execution order.
     pub const ALL: [Self; 12] = [
         Self::Receive,
-        Self::KeepModule,
-        Self::NoteProcess,
+        Self::StoreModule,
+        Self::RecordProcess,
         Self::Compile,
-        Self::KeepArtifact,
+        Self::StoreArtifact,
         Self::Load,
         Self::Publish,
         Self::WriteRecord,
@@ -51,7 +51,7 @@ impl DeployStep {
 
 static OBSERVER: OnceLock<fn(DeployStep)> = OnceLock::new();
 
-/// Has `observer` called before each step from now on. For tests; the first observer stays.
+/// Calls `observer` before each following step. For tests; later calls have no effect.
 pub fn observe(observer: fn(DeployStep)) {
     let _ = OBSERVER.set(observer);
 }

@@ -1,4 +1,4 @@
-//! Link over which a tenant's process receives connections of clients, which it serves itself.
+//! Link over which a tenant's process receives client connections that it serves directly.
 
 use crate::function_error::FunctionError;
 use crate::function_state::FunctionState;
@@ -18,24 +18,24 @@ use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::task::AbortHandle;
 
-/// Time for a process to take a connection.
+/// Timeout for the process to accept a connection.
 const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Resources that a connection occupies while it is open.
+/// Resources that an open connection occupies.
 pub trait ConnectionPermit: Send + Sync {
-    /// Called when the connection becomes idle, and when a request is under way again. A new
-    /// connection is busy.
+    /// Called when the connection becomes idle, and when the next request starts. A new connection
+    /// is busy.
     fn set_busy(&mut self, is_busy: bool);
 }
 
-/// [`ConnectionPermit`] of any type.
+/// Boxed [`ConnectionPermit`].
 pub type BoxConnectionPermit = Box<dyn ConnectionPermit>;
 
-/// Open connections by number.
+/// Open connections by id.
 type OpenConnections = Arc<Mutex<HashMap<u64, OpenConnection>>>;
 
-/// Socket over which a process gets connections. It ends with this value, upon which the process
-/// ends its connections after the requests under way.
+/// Socket over which a process receives connections. When this value is dropped, the process closes
+/// its connections after the requests in flight.
 #[derive(Debug)]
 pub(crate) struct DirectLink {
     socket: Arc<AsyncFd<Channel>>,
@@ -44,7 +44,7 @@ pub(crate) struct DirectLink {
     listening: AbortHandle,
 }
 
-/// Connection that the process has.
+/// Connection that the process serves.
 pub(crate) struct OpenConnection {
     state: Arc<FunctionState>,
     _in_use: CountedUse,
@@ -73,39 +73,39 @@ impl fmt::Debug for OpenConnection {
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
-        // The last of its requests are in the process's log and counts.
+        // The process has log entries and metrics of the last requests.
         self.state.ran.store(true, Ordering::Release);
     }
 }
 
 impl DirectLink {
-    /// Makes a link, and returns it with the end that is the process's. Must be called inside of
-    /// the runtime.
+    /// Creates a link, and returns the link and the process's end of the socket. Must be called
+    /// inside a runtime.
     pub(crate) fn new() -> io::Result<(Self, OwnedFd)> {
-        let (ours, theirs) = Channel::pair().map_err(io::Error::other)?;
-        fcntl(&ours, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        // SAFETY: a channel owns its descriptor, and keeps it open as long as it lives.
-        let socket = Arc::new(unsafe { AsyncFd::register(ours) }?);
+        let (daemon_end, process_end) = Channel::pair().map_err(io::Error::other)?;
+        fcntl(&daemon_end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        // SAFETY: a channel owns its descriptor, and keeps the descriptor open until it is dropped.
+        let socket = Arc::new(unsafe { AsyncFd::register(daemon_end) }?);
         let open = OpenConnections::default();
-        let listening = tokio::spawn(note_events(socket.clone(), open.clone()));
+        let listening = tokio::spawn(process_events(socket.clone(), open.clone()));
         let link = Self {
             socket,
             open,
             next: AtomicU64::new(0),
             listening: listening.abort_handle(),
         };
-        Ok((link, theirs))
+        Ok((link, process_end))
     }
 
-    /// Notes that functions with open connections may have run.
-    pub(crate) fn mark_running(&self) {
+    /// Marks the functions with open connections as run, so that their logs and metrics are read.
+    pub(crate) fn mark_run(&self) {
         for connection in self.open.lock().values() {
             connection.state.ran.store(true, Ordering::Release);
         }
     }
 
-    /// Passes the connection `stream` to a function to the process. `host` is that of its first
-    /// request. `connection` is dropped when the connection is closed.
+    /// Hands over the connection `stream` for a function to the process. `host` is the host of the
+    /// first request. `connection` is dropped when the connection is closed.
     pub(crate) async fn hand_over(
         &self,
         function: &str,
@@ -119,7 +119,7 @@ impl DirectLink {
             function: function.to_owned(),
             host: host.to_owned(),
         };
-        // Before it can be closed.
+        // Inserted first, because the process may report the closed connection at any time.
         self.open.lock().insert(id, connection);
         let passed = tokio::time::timeout(HAND_OVER_TIMEOUT, self.pass(&message, stream)).await;
         if let Ok(Ok(())) = passed {
@@ -127,7 +127,7 @@ impl DirectLink {
         }
         let refused = self.open.lock().remove(&id);
         drop(refused);
-        let message = "their process does not take the connection".to_owned();
+        let message = "the process does not accept the connection".to_owned();
         Err(FunctionError::Unavailable(message))
     }
 
@@ -146,14 +146,15 @@ impl DirectLink {
 impl Drop for DirectLink {
     fn drop(&mut self) {
         self.listening.abort();
-        // Outside of the lock, as uses of the process end with them.
+        // Dropped after the lock is released, because dropping connections ends uses of the
+        // process.
         let open = std::mem::take(&mut *self.open.lock());
         drop(open);
     }
 }
 
-/// Notes which connections the process has closed, and which are idle, until it is gone.
-async fn note_events(socket: Arc<AsyncFd<Channel>>, open: OpenConnections) {
+/// Processes events of closed and idle connections until the process disconnects.
+async fn process_events(socket: Arc<AsyncFd<Channel>>, open: OpenConnections) {
     while let Ok(mut ready) = socket.readable().await {
         match socket.get_ref().recv::<DirectEvent>() {
             Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),

@@ -1,11 +1,13 @@
 //! Broker of a tenant's outgoing connections.
 //!
-//! A tenant's process has no network. It asks the broker, which is in the daemon, for a connection
-//! to a host; the broker looks at the function's list of hosts, which the process cannot change,
-//! resolves the name, checks the addresses, connects, speaks TLS, and hands out one end of a pair
-//! of Unix sockets, between which and the host it copies within limits. A function that was
-//! deployed with a key for sandboxes reaches the control plane as well, by its one reserved name:
-//! the other end of the pair is then the control plane's, which asks for the key.
+//! A tenant's process has no network. It requests connections from the broker, a thread of the
+//! daemon. The broker checks the function's list of hosts, which the process cannot change. It
+//! resolves the name, checks the addresses, connects and performs the TLS handshake. It then
+//! returns one end of a pair of Unix sockets, and copies data between the other end and the host
+//! within limits.
+//!
+//! A function deployed with a sandbox key also reaches the control plane under a reserved name. The
+//! broker passes the other end of the pair to the control plane, which verifies the key.
 
 mod allow_list;
 mod destination;
@@ -31,48 +33,48 @@ use std::sync::Arc;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Connections of one tenant at once, those that are being made included.
+/// Maximum number of connections of a tenant, including connections that are being established.
 const MAX_CONNECTIONS: usize = 64;
-/// Threads that look up names for one tenant.
+/// Number of threads that resolve names for a tenant.
 const LOOKUP_THREADS: usize = 4;
 
-/// Settings by the host's owner.
+/// Settings by the operator.
 #[derive(Debug, Clone, Default)]
 pub struct EgressSettings {
-    /// True if functions reach nothing, whatever they list.
+    /// True if functions have no egress, regardless of their lists.
     pub is_off: bool,
-    /// Ranges outside of the public internet that functions may reach if they list the host.
+    /// Ranges outside the public internet that functions may reach if they list the host.
     pub granted: Vec<IpNet>,
-    /// Names that are not looked up; none: all are.
-    pub names: Option<Arc<dyn KnownNames>>,
-    /// Way to the control plane; none: it is not reached.
+    /// Names that are not resolved by lookups. `None` if all names are resolved by lookups.
+    pub names: Option<Arc<dyn NameOverrides>>,
+    /// Connector to the control plane. `None` if functions cannot reach the control plane.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
 }
 
-/// Names whose addresses are known without a lookup.
-pub trait KnownNames: fmt::Debug + Send + Sync {
-    /// Addresses of a name, asked for anew for each connection; none: it is looked up.
+/// Addresses of names that override lookups.
+pub trait NameOverrides: fmt::Debug + Send + Sync {
+    /// Returns the addresses of a name. Called for each connection. `None` if a lookup is required.
     fn addresses(&self, name: &str) -> Option<Vec<IpAddr>>;
 }
 
-impl KnownNames for BTreeMap<String, Vec<IpAddr>> {
+impl NameOverrides for BTreeMap<String, Vec<IpAddr>> {
     fn addresses(&self, name: &str) -> Option<Vec<IpAddr>> {
         self.get(name).cloned()
     }
 }
 
-/// Broker of one tenant. It ends with this value, and its connections with it.
+/// Broker of one tenant. Dropping this value stops the broker and closes its connections.
 #[derive(Debug)]
 pub struct EgressBroker {
     lists: Arc<RwLock<HashMap<String, AllowList>>>,
-    /// Its runtime stops when this is dropped.
+    /// Dropping this sender stops the broker's runtime.
     _stop: tokio::sync::oneshot::Sender<()>,
 }
 
 impl EgressBroker {
-    /// Starts a broker, and returns it with the end of its socket that is the process's.
+    /// Starts a broker, and returns the broker and the process's end of its socket.
     pub fn start(settings: EgressSettings) -> io::Result<(Self, OwnedFd)> {
-        let (ours, theirs) = Channel::pair().map_err(io::Error::other)?;
+        let (broker_end, process_end) = Channel::pair().map_err(io::Error::other)?;
         let control_plane = settings.control_plane.clone();
         let destinations = Destinations::new(settings).map_err(io::Error::other)?;
         let connector = Connector::new(destinations).map_err(io::Error::other)?;
@@ -81,11 +83,12 @@ impl EgressBroker {
             .max_blocking_threads(LOOKUP_THREADS)
             .enable_all()
             .build()?;
-        set_nonblocking(&ours)?;
+        set_nonblocking(&broker_end)?;
         let socket = {
             let _inside = runtime.enter();
-            // SAFETY: a channel owns its descriptor, and keeps it open as long as it lives.
-            Arc::new(unsafe { AsyncFd::register(ours) }?)
+            // SAFETY: a channel owns its descriptor, and keeps the descriptor open until it is
+            // dropped.
+            Arc::new(unsafe { AsyncFd::register(broker_end) }?)
         };
         let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
         let broker = Broker {
@@ -103,10 +106,10 @@ impl EgressBroker {
                     _ = &mut stopped => {}
                 }
             });
-            // Lookups that hang end by themselves.
+            // Pending lookups end by themselves.
             runtime.shutdown_background();
         })?;
-        Ok((Self { lists, _stop: stop }, theirs))
+        Ok((Self { lists, _stop: stop }, process_end))
     }
 
     /// Sets the hosts that `function` may reach.
@@ -114,25 +117,25 @@ impl EgressBroker {
         self.lists.write().insert(function.to_owned(), list);
     }
 
-    /// Hosts that `function` may reach.
+    /// Returns the hosts that `function` may reach.
     #[must_use]
     pub fn allowed(&self, function: &str) -> AllowList {
         self.lists.read().get(function).cloned().unwrap_or_default()
     }
 
-    /// Forgets a function.
+    /// Removes a function.
     pub fn forget(&self, function: &str) {
         self.lists.write().remove(function);
     }
 }
 
-/// Sets a descriptor to return at once.
+/// Makes a descriptor non-blocking.
 fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
     fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     Ok(())
 }
 
-/// Broker on its thread.
+/// State of a broker on its thread.
 struct Broker {
     socket: Arc<AsyncFd<Channel>>,
     lists: Arc<RwLock<HashMap<String, AllowList>>>,
@@ -151,7 +154,7 @@ enum EgressRoute {
 }
 
 impl Broker {
-    /// Serves until the process closes its end, or says what is no request.
+    /// Serves until the process closes its end or sends an invalid request.
     async fn serve(self) {
         while let Ok(request) = self.receive().await {
             let permit = self.permits.clone().try_acquire_owned();
@@ -159,18 +162,18 @@ impl Broker {
                 (None, _) => EgressFailure::Denied,
                 (_, Err(_)) => EgressFailure::TooMany,
                 (Some(EgressRoute::ControlPlane(origin)), Ok(permit)) => {
-                    let made = self.enter(origin, permit);
-                    answer(&self.socket, request.id, made).await;
+                    let connection = self.connect_control_plane(origin, permit);
+                    answer(&self.socket, request.id, connection).await;
                     continue;
                 }
                 (Some(EgressRoute::Host), Ok(permit)) => {
                     let (connector, socket) = (self.connector.clone(), self.socket.clone());
                     tokio::spawn(async move {
-                        let (relay, made) = match connector.relay(&request).await {
-                            Ok((relay, theirs)) => (Some(relay), Ok(theirs)),
+                        let (relay, connection) = match connector.relay(&request).await {
+                            Ok((relay, process_end)) => (Some(relay), Ok(process_end)),
                             Err(failure) => (None, Err(failure)),
                         };
-                        if answer(&socket, request.id, made).await
+                        if answer(&socket, request.id, connection).await
                             && let Some(relay) = relay
                         {
                             relay.run().await;
@@ -196,17 +199,18 @@ impl Broker {
             .then_some(EgressRoute::Host)
     }
 
-    /// Hands the control plane one end of a pair, and returns the process's.
-    fn enter(
+    /// Passes one end of a socket pair to the control plane, and returns the process's end.
+    fn connect_control_plane(
         &self,
         origin: InternalOrigin,
         permit: OwnedSemaphorePermit,
     ) -> Result<OwnedFd, EgressFailure> {
         let connector = self.control_plane.as_ref().ok_or(EgressFailure::Denied)?;
-        let (ours, theirs) = pair().map_err(|_| EgressFailure::TooMany)?;
-        match connector.connect(origin, ours, Box::new(permit)) {
-            true => Ok(theirs),
-            false => Err(EgressFailure::Refused),
+        let (broker_end, process_end) = pair().map_err(|_| EgressFailure::TooMany)?;
+        if connector.connect(origin, broker_end, Box::new(permit)) {
+            Ok(process_end)
+        } else {
+            Err(EgressFailure::Refused)
         }
     }
 
@@ -219,20 +223,24 @@ impl Broker {
                 .map_err(|_| ChannelError::Closed)?;
             match self.socket.get_ref().recv() {
                 Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
-                // Descriptors that come with it are closed.
+                // Received descriptors are closed.
                 received => return received.map(|(request, _)| request),
             }
         }
     }
 }
 
-/// Answers a request. Returns true if the process has the answer.
-async fn answer(socket: &AsyncFd<Channel>, id: u64, made: Result<OwnedFd, EgressFailure>) -> bool {
-    let (theirs, failure) = match made {
-        Ok(theirs) => (Some(theirs), None),
+/// Answers a request. Returns whether the process received the answer.
+async fn answer(
+    socket: &AsyncFd<Channel>,
+    id: u64,
+    connection: Result<OwnedFd, EgressFailure>,
+) -> bool {
+    let (process_end, failure) = match connection {
+        Ok(process_end) => (Some(process_end), None),
         Err(failure) => (None, Some(failure)),
     };
-    let files: Vec<_> = theirs.iter().map(|file| file.as_fd()).collect();
+    let files: Vec<_> = process_end.iter().map(|file| file.as_fd()).collect();
     let response = EgressResponse { id, failure };
     loop {
         let Ok(mut ready) = socket.writable().await else {

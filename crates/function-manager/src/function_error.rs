@@ -1,4 +1,4 @@
-//! Failures of calls on functions.
+//! Errors of calls on functions.
 
 use crate::module_digest::{DigestError, ModuleDigest};
 use crate::owner::MAX_NAME_BYTES;
@@ -8,68 +8,74 @@ use jiffy_proto::function::{LimitError, MAX_FUNCTIONS, MAX_MODULE_BYTES};
 use std::path::Path;
 use std::time::Duration;
 
-/// Failure of a call on functions.
+/// Error of a call on functions.
 #[derive(Debug, thiserror::Error)]
 pub enum FunctionError {
-    /// The host has no program for functions.
-    #[error("this host runs no functions: the program jiffy-functions is not installed")]
+    /// The program `jiffy-functions` is not installed.
+    #[error(
+        "functions are not available on this host: the program jiffy-functions is not installed"
+    )]
     NotInstalled,
-    /// No such function.
+    /// The function does not exist.
     #[error("function `{0}` does not exist")]
     NotFound(String),
-    /// No such version.
-    #[error("version {version} of function `{name}` does not exist any more; it has {kept}")]
+    /// The version does not exist.
+    #[error(
+        "version {version} of function `{name}` no longer exists; available versions: {available}"
+    )]
     NoVersion {
-        /// Function.
+        /// Name of the function.
         name: String,
-        /// Version that was asked for.
+        /// Requested version.
         version: u64,
-        /// Versions that there are.
-        kept: String,
+        /// Available versions.
+        available: String,
     },
-    /// A name that no function may have.
+    /// The name is not valid.
     #[error("a function's name has 1 to {MAX_NAME_BYTES} characters of a-z, 0-9 and single dashes")]
     Name,
-    /// A setting out of its range.
+    /// A setting is out of its range.
     #[error("{0}")]
     Setting(String),
-    /// A limit out of its range.
+    /// A limit is out of its range.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// Too many functions.
-    #[error("{MAX_FUNCTIONS} functions are there, and no more may be: remove some")]
+    /// The owner has too many functions.
+    #[error(
+        "cannot create a function: the maximum of {MAX_FUNCTIONS} functions is reached; remove a function"
+    )]
     TooMany,
-    /// Module above the limit.
+    /// The module exceeds the size limit.
     #[error("the module is larger than {} MiB", MAX_MODULE_BYTES >> 20)]
     TooLarge,
-    /// The budget of the owner has no room for the module or its machine code.
+    /// The quota of the owner is too small for the module or its machine code.
     #[error("{0}")]
-    NoRoom(BoxError),
-    /// No such module of the owner.
-    #[error("module {0} of yours does not exist on this host, nor in a store that it shares")]
+    QuotaExceeded(BoxError),
+    /// The owner has no such module.
+    #[error("you have no module {0} on this host or in the shared store")]
     NoModule(ModuleDigest),
-    /// Module that is not as it was put into the store.
-    #[error("the module {0} in the store is damaged; deploy it from its file")]
+    /// The content of the module in the store does not match its digest.
+    #[error("module {0} in the store is damaged; deploy it from its file")]
     ModuleDamaged(ModuleDigest),
-    /// The store cannot be used now; with the time after which it may be.
-    #[error("the store that hosts share cannot be used now; try again later")]
+    /// The store is temporarily unavailable. The value is the time after which a retry is useful.
+    #[error("the shared store is temporarily unavailable; try again later")]
     StoreUnavailable(Duration),
-    /// The store failed or refused. The host's log has the reason.
-    #[error("the module cannot be fetched from the store; the log of the host says why")]
+    /// The store failed or denied the request. The host's log contains the reason.
+    #[error("cannot fetch the module from the store; see the log of the host for the reason")]
     Store,
-    /// Request with a body above the function's limit.
+    /// The body of a request exceeds the function's limit.
     #[error("The body of the request is larger than the function accepts")]
     RequestTooLarge,
-    /// A module that does not compile or start. The message is its author's.
+    /// The module does not compile or start. The module's author receives the message.
     #[error("{0}")]
     Module(String),
-    /// The owner's process cannot be started or reached now.
-    #[error("functions cannot run now: {0}")]
+    /// The owner's process cannot be started or reached.
+    #[error("functions are unavailable: {0}")]
     Unavailable(String),
-    /// Files of the host.
+    /// An operation on a file of the host failed.
     #[error("{path}: {source}")]
     File {
-        /// Path.
+        /// Path of the file.
         path: String,
         /// Reason.
         source: std::io::Error,
@@ -77,7 +83,7 @@ pub enum FunctionError {
 }
 
 impl FunctionError {
-    /// Failure of a file.
+    /// Returns a function that wraps an error of the file at `path`.
     pub(crate) fn file(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.display().to_string();
         move |source| Self::File { path, source }
@@ -96,7 +102,7 @@ impl From<ProcessError> for FunctionError {
             ProcessError::Refused(message) | ProcessError::Compile(message) => {
                 Self::Module(message)
             }
-            ProcessError::NoRoom(refusal) => Self::NoRoom(refusal),
+            ProcessError::QuotaExceeded(refusal) => Self::QuotaExceeded(refusal),
             ProcessError::Start(_) | ProcessError::Control(_) => {
                 Self::Unavailable(error.to_string())
             }

@@ -1,4 +1,4 @@
-//! Function as it is kept on disk.
+//! Record of a function on disk.
 
 use crate::egress::AllowList;
 use crate::function_error::FunctionError;
@@ -9,31 +9,31 @@ use jiffy_proto::function::{ControlRequest, DirectAccess, LoadSettings, World};
 use jiffy_proto::internal::{InternalOrigin, is_api_host};
 use serde::{Deserialize, Serialize};
 
-/// Versions of a function that are kept.
+/// Maximum number of versions retained per function.
 pub const MAX_VERSIONS: usize = 5;
-/// Environment of a function in bytes, as JSON. It is part of one control message.
+/// Maximum size of a function's environment as JSON, in bytes. It is part of one control message.
 const MAX_ENV_BYTES: usize = 32 << 10;
 
-/// Function with its versions.
+/// Function and its versions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionRecord {
-    /// Id of the API key that it belongs to; none: the host's owner.
+    /// Id of the API key that owns the function. `None` if the operator owns it.
     pub owner: Option<String>,
-    /// Name, unique for its owner.
+    /// Name, unique per owner.
     pub name: String,
-    /// False to refuse requests.
+    /// True if the function answers requests.
     pub enabled: bool,
-    /// True to answer requests without a key.
+    /// True if the function answers requests without a key.
     pub public: bool,
     /// Limits, environment, egress.
     pub settings: LoadSettings,
-    /// Times at which it is called, in the notation of cron.
+    /// Schedule of calls in cron notation.
     #[serde(default)]
     pub schedule: Option<String>,
-    /// Key for sandboxes.
+    /// Sandbox key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_key: Option<SandboxKey>,
-    /// Number of the version that answers.
+    /// Number of the active version.
     pub answering: u64,
     /// Versions, oldest first.
     pub versions: Vec<VersionRecord>,
@@ -41,54 +41,54 @@ pub struct FunctionRecord {
     pub next_version: u64,
     /// Number of changes so far.
     pub revision: u64,
-    /// Milliseconds since 1970 of the first deployment.
+    /// Time of the first deployment in milliseconds since 1970.
     pub created_ms: u64,
-    /// Milliseconds since 1970 of the last change.
+    /// Time of the last change in milliseconds since 1970.
     pub updated_ms: u64,
 }
 
 /// Version of a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionRecord {
-    /// Number, from 1.
+    /// Number, starting at 1.
     pub number: u64,
     /// Digest of the module (BLAKE3) in hexadecimal digits.
     pub module: String,
-    /// Bytes of the module.
+    /// Size of the module in bytes.
     pub bytes: u64,
     /// World of the module.
     pub world: World,
     /// Compiled file.
     pub artifact: Artifact,
-    /// Milliseconds since 1970 of its deployment.
+    /// Time of the deployment in milliseconds since 1970.
     pub created_ms: u64,
 }
 
 /// Compiled file of a version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Artifact {
-    /// Fingerprint of the engine that it is for.
+    /// Fingerprint of the engine that the file requires.
     pub engine: String,
     /// Digest of the file in hexadecimal digits.
     pub digest: String,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
 }
 
 impl FunctionRecord {
-    /// Version that answers.
+    /// Returns the active version.
     #[must_use]
     pub fn version(&self) -> Option<&VersionRecord> {
         self.find(self.answering)
     }
 
-    /// Version by its number.
+    /// Returns the version with this number.
     #[must_use]
     pub fn find(&self, number: u64) -> Option<&VersionRecord> {
         self.versions.iter().find(|v| v.number == number)
     }
 
-    /// Settings for its process, with the environment variables that a key for sandboxes adds.
+    /// Returns the settings for the process, including the environment variables of a sandbox key.
     pub(crate) fn load_settings(&self) -> LoadSettings {
         let mut settings = self.settings.clone();
         if let Some(key) = &self.sandbox_key {
@@ -97,7 +97,8 @@ impl FunctionRecord {
         settings
     }
 
-    /// Origin of its connections to the control plane; none: it has no key for sandboxes.
+    /// Returns the origin of the function's connections to the control plane. `None` without a
+    /// sandbox key.
     pub(crate) fn origin(&self) -> Option<InternalOrigin> {
         let key = self.sandbox_key.as_ref()?;
         Some(key.origin(self.owner.as_deref(), &self.name))
@@ -115,7 +116,7 @@ impl FunctionRecord {
         }
     }
 
-    /// Adds a version, which answers from now on, and drops the oldest beyond [`MAX_VERSIONS`].
+    /// Adds a version, makes it active, and removes the oldest version beyond [`MAX_VERSIONS`].
     pub(crate) fn push(&mut self, mut version: VersionRecord) {
         version.number = self.next_version;
         self.answering = version.number;
@@ -125,18 +126,18 @@ impl FunctionRecord {
         self.versions.drain(..beyond);
     }
 
-    /// Lets another version answer; none: the one before that which answers.
+    /// Makes another version active. Defaults to the version before the active version.
     pub(crate) fn roll_back(&mut self, version: Option<u64>) -> Result<(), FunctionError> {
         let before = self.versions.iter().map(|v| v.number);
         let before = before.filter(|n| *n < self.answering).max();
         let number = version.or(before);
         let number = number.unwrap_or_else(|| self.answering.saturating_sub(1));
         if self.find(number).is_none() {
-            let kept: Vec<_> = self.versions.iter().map(|v| v.number.to_string()).collect();
+            let available: Vec<_> = self.versions.iter().map(|v| v.number.to_string()).collect();
             return Err(FunctionError::NoVersion {
                 name: self.name.clone(),
                 version: number,
-                kept: kept.join(", "),
+                available: available.join(", "),
             });
         }
         self.answering = number;
@@ -144,31 +145,32 @@ impl FunctionRecord {
     }
 }
 
-/// Changes of settings by a deployment. What is absent stays, or has its default.
+/// Changes of settings by a deployment. An absent setting is unchanged; a new function uses the
+/// default.
 #[derive(Debug, Clone, Default)]
 pub struct DeployChanges {
-    /// Memory of one request in MiB.
+    /// Maximum memory of a request in MiB.
     pub memory_mib: Option<u32>,
-    /// Processor time of one request in milliseconds.
+    /// Maximum processor time of a request in milliseconds.
     pub cpu_ms: Option<u32>,
-    /// Time of one request in milliseconds.
+    /// Time limit of a request in milliseconds.
     pub wall_ms: Option<u32>,
-    /// Requests that run at once.
+    /// Maximum number of concurrent requests.
     pub concurrency: Option<u32>,
-    /// Environment, as a whole.
+    /// Complete new environment.
     pub env: Option<std::collections::BTreeMap<String, String>>,
-    /// Hosts, as a whole.
+    /// Complete new list of allowed hosts.
     pub allow: Option<Vec<String>>,
-    /// True to answer requests without a key.
+    /// True if the function answers requests without a key.
     pub public: Option<bool>,
     /// Schedule; an empty one removes it.
     pub schedule: Option<String>,
-    /// Key for sandboxes from now on. The former one, if there was one, is good for nothing more.
+    /// New sandbox key. The previous key becomes invalid.
     pub sandbox_key: Option<SandboxKey>,
 }
 
 impl DeployChanges {
-    /// Applies the changes, each of which is checked.
+    /// Checks and applies the changes.
     pub(crate) fn apply(&self, record: &mut FunctionRecord) -> Result<(), FunctionError> {
         let mut limits = record.settings.limits.clone();
         limits.memory_mib = self.memory_mib.unwrap_or(limits.memory_mib);
@@ -204,25 +206,27 @@ fn check_env(env: &std::collections::BTreeMap<String, String>) -> Result<(), Fun
     let bad = |name: &str| name.is_empty() || name.contains(['=', '\0']);
     if let Some((name, _)) = env.iter().find(|(n, v)| bad(n) || v.contains('\0')) {
         let name = name.escape_debug();
-        let message =
-            format!("`{name}` is no environment variable: it is empty or holds `=` or NUL");
+        let message = format!(
+            "`{name}` is not a valid environment variable: the name is empty, or the variable contains `=` or NUL"
+        );
         return Err(FunctionError::Setting(message));
     }
     let bytes = serde_json::to_vec(env).map_or(usize::MAX, |text| text.len());
-    match bytes <= MAX_ENV_BYTES {
-        true => Ok(()),
-        false => Err(FunctionError::Setting(format!(
-            "the environment of a function has {MAX_ENV_BYTES} bytes at most as JSON"
-        ))),
+    if bytes <= MAX_ENV_BYTES {
+        Ok(())
+    } else {
+        Err(FunctionError::Setting(format!(
+            "the environment of a function may have at most {MAX_ENV_BYTES} bytes as JSON"
+        )))
     }
 }
 
-/// Refuses variables that a key for sandboxes sets.
+/// Rejects variables that a sandbox key sets.
 fn check_given(env: &std::collections::BTreeMap<String, String>) -> Result<(), FunctionError> {
     match env.keys().find(|name| is_given(name)) {
         None => Ok(()),
         Some(name) => Err(FunctionError::Setting(format!(
-            "`{name}` is set by the key for sandboxes: deploy with an environment without it"
+            "`{name}` is set by the sandbox key: remove it from the environment"
         ))),
     }
 }
@@ -230,17 +234,17 @@ fn check_given(env: &std::collections::BTreeMap<String, String>) -> Result<(), F
 fn check_hosts(hosts: &[String]) -> Result<(), FunctionError> {
     let name = |host: &String| host.split(':').next().unwrap_or_default().to_owned();
     if let Some(host) = hosts.iter().find(|host| is_api_host(&name(host))) {
-        let message = format!("`{host}` is reached with a key for sandboxes only (`sandboxKey`)");
+        let message = format!("`{host}` is reachable only with a sandbox key (`sandboxKey`)");
         return Err(FunctionError::Setting(message));
     }
-    // As the function's process reads them.
+    // The function's process parses the list in the same way.
     match AllowList::parse(hosts) {
         Ok(_) => Ok(()),
         Err(error) => Err(FunctionError::Setting(format!("`allow`: {error}"))),
     }
 }
 
-/// Record of a function that is not deployed yet.
+/// Creates the record of a function that is not deployed yet.
 pub(crate) fn new_record(
     owner: Option<&str>,
     name: &str,
@@ -292,15 +296,15 @@ mod tests {
         for _ in 0..7 {
             record.push(version());
         }
-        let kept: Vec<_> = record.versions.iter().map(|v| v.number).collect();
-        assert_eq!((kept, record.answering), (vec![3, 4, 5, 6, 7], 7));
+        let numbers: Vec<_> = record.versions.iter().map(|v| v.number).collect();
+        assert_eq!((numbers, record.answering), (vec![3, 4, 5, 6, 7], 7));
         record.roll_back(None).unwrap();
         assert_eq!(record.answering, 6);
         record.roll_back(Some(3)).unwrap();
         let refused = record.roll_back(None).unwrap_err().to_string();
         assert!(
             refused.contains(
-                "version 2 of function `hello` does not exist any more; it has 3, 4, 5, 6, 7"
+                "version 2 of function `hello` no longer exists; available versions: 3, 4, 5, 6, 7"
             ),
             "{refused}"
         );

@@ -1,4 +1,4 @@
-//! Function in the daemon's memory: its record, log and counts.
+//! State of a function in the daemon's memory: its record, log and metrics.
 
 use crate::function_record::FunctionRecord;
 use crate::log_buffer::LogBuffer;
@@ -16,21 +16,21 @@ pub(crate) struct FunctionState {
     record: RwLock<Arc<FunctionRecord>>,
     pub log: Mutex<LogBuffer>,
     counts: Mutex<FunctionCounts>,
-    /// As the record has it.
+    /// Parsed schedule of the record.
     pub schedule: Mutex<Option<Schedule>>,
-    /// True if it ran since log and counts were taken from the process.
+    /// True if the function ran since its log and metrics were last read from the process.
     pub ran: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct FunctionCounts {
-    /// Of processes that have ended.
+    /// Metrics of exited processes.
     past: MetricsSnapshot,
-    /// Of the process that runs, as it told last.
+    /// Metrics of the running process, as last read.
     current: MetricsSnapshot,
 }
 
-/// Schedule of a record, which was checked when it was deployed.
+/// Parses the schedule of a record. The schedule was checked at the deployment.
 fn parse(record: &FunctionRecord) -> Option<Schedule> {
     let schedule = Schedule::parse(record.schedule.as_deref()?, Timestamp::now());
     schedule
@@ -66,14 +66,14 @@ impl FunctionState {
         record
     }
 
-    /// True if a scheduled call is to be made now. None is of a function that is disabled.
-    pub(crate) fn begin_scheduled(&self, now: Timestamp) -> bool {
+    /// Returns whether to make a scheduled call now. Always false for a disabled function.
+    pub(crate) fn start_scheduled(&self, now: Timestamp) -> bool {
         let is_enabled = self.record().enabled;
         let mut schedule = self.schedule.lock();
         is_enabled && schedule.as_mut().is_some_and(|s| s.begin(now))
     }
 
-    /// Counts of all processes.
+    /// Returns the sum of the metrics of all processes.
     pub(crate) fn metrics(&self) -> MetricsSnapshot {
         let counts = self.counts.lock();
         let mut sum = counts.past.clone();
@@ -81,28 +81,28 @@ impl FunctionState {
         sum
     }
 
-    /// Notes the failure of a request that did not reach the process.
-    pub(crate) fn note_fault(&self, request_id: &str, code: &str) {
+    /// Records the failure of a request that did not reach the process.
+    pub(crate) fn record_fault(&self, request_id: &str, code: &str) {
         self.log.lock().push_fault(request_id, code);
         let mut counts = self.counts.lock();
         let count = counts.past.faults.entry(code.to_owned()).or_default();
         *count = count.saturating_add(1);
     }
 
-    /// Takes log and counts from the process. Blocks.
+    /// Reads log and metrics from the process. Blocks.
     pub(crate) fn pull(&self, process: &TenantProcess) {
         self.ran.store(false, Ordering::Release);
         let function = self.record().name.clone();
         let order = ControlRequest::Metrics {
             function: function.clone(),
         };
-        // Refused if this process never ran it.
+        // The process rejects the order if it never loaded the function.
         let Ok(ControlResponse::Metrics { metrics }) = process.order(&order) else {
             return;
         };
         self.counts.lock().current = metrics;
         loop {
-            // Held over the order, so that pulls do not cross each other.
+            // Held during the order, so that concurrent reads do not append entries twice.
             let mut log = self.log.lock();
             let order = ControlRequest::Logs {
                 function: function.clone(),
@@ -115,7 +115,7 @@ impl FunctionState {
         }
     }
 
-    /// The process has ended.
+    /// Handles the exit of the process.
     pub(crate) fn end_process(&self) {
         self.ran.store(false, Ordering::Release);
         self.log.lock().end_process();

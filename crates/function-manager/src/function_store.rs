@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! <owner digest>/
-//!   records/<name>.json          function; its replacement is what commits a change
-//!   modules/<blake3>.wasm        modules, by content
-//!   compiled/<engine>/<module>.cwasm   their machine code
-//!   http.sock, control.sock, process.json   of the process that runs
+//!   records/<name>.json          function; replacing this file commits a change
+//!   modules/<blake3>.wasm        modules, named by content
+//!   compiled/<engine>/<module>.cwasm   machine code of the modules
+//!   http.sock, control.sock, process.json   sockets and record of the process
 //! ```
 
 use crate::deploy_step::{DeployStep, reached};
@@ -37,17 +37,17 @@ impl FunctionStore {
         &self.directory
     }
 
-    /// Makes the directories, which only this user can enter.
+    /// Creates the directories with access for this user only.
     pub(crate) fn create(&self) -> Result<(), FunctionError> {
         for name in ["records", "modules", "compiled"] {
             let path = self.directory.join(name);
-            let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
-            made.map_err(FunctionError::file(&path))?;
+            let created = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+            created.map_err(FunctionError::file(&path))?;
         }
         Ok(())
     }
 
-    /// All functions. Files that cannot be read are reported and skipped.
+    /// Reads all records. Unreadable files are logged and skipped.
     pub(crate) fn records(&self) -> Vec<FunctionRecord> {
         let entries = fs::read_dir(self.directory.join("records"));
         let entries = entries.into_iter().flatten().flatten();
@@ -58,7 +58,10 @@ impl FunctionStore {
             }
             let record = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
             if let Err(e) = &record {
-                tracing::error!("a function cannot be read: {}: {e}", path.display());
+                tracing::error!(
+                    "cannot read the record of a function: {}: {e}",
+                    path.display()
+                );
             }
             record.ok()
         });
@@ -69,7 +72,8 @@ impl FunctionStore {
         self.directory.join("records").join(format!("{name}.json"))
     }
 
-    /// Writes a record at once: the former one stays until the new one is complete on disk.
+    /// Writes a record atomically: the previous record remains until the new record is synced to
+    /// disk.
     pub(crate) fn commit(&self, record: &FunctionRecord) -> Result<(), FunctionError> {
         let path = self.record_path(&record.name);
         let write = || {
@@ -92,69 +96,71 @@ impl FunctionStore {
         let path = self.record_path(name);
         let removed = match fs::remove_file(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            // Before gc removes modules that the record names.
+            // The removal must be durable before garbage collection removes modules of the record.
             removed => removed.and_then(|()| sync_directory_of(&path)),
         };
         removed.map_err(FunctionError::file(&path))
     }
 
-    /// Keeps a module that has arrived. It is in storage before a record names it.
-    pub(crate) fn keep_module(
+    /// Moves a received module to its final path. The module is durable before a record references
+    /// it.
+    pub(crate) fn store_module(
         &self,
         file: NamedTempFile,
         digest: &str,
     ) -> Result<(), FunctionError> {
         let path = self.module(digest);
-        let keep = || {
+        let persist = || {
             file.as_file().sync_all()?;
-            reached(DeployStep::KeepModule);
+            reached(DeployStep::StoreModule);
             file.persist(&path)?;
             sync_directory_of(&path)
         };
-        keep().map_err(FunctionError::file(&path))
+        persist().map_err(FunctionError::file(&path))
     }
 
-    /// Gives a compiled module, which is complete, its name. Returns its bytes.
-    pub(crate) fn keep_artifact(unfinished: &Path, path: &Path) -> Result<u64, FunctionError> {
-        let keep = || -> io::Result<u64> {
+    /// Renames a complete compiled module to its final path. Returns its size in bytes.
+    pub(crate) fn store_artifact(unfinished: &Path, path: &Path) -> Result<u64, FunctionError> {
+        let persist = || -> io::Result<u64> {
             let file = File::open(unfinished)?;
             file.sync_all()?;
-            reached(DeployStep::KeepArtifact);
+            reached(DeployStep::StoreArtifact);
             fs::rename(unfinished, path)?;
             sync_directory_of(path)?;
             Ok(file.metadata()?.len())
         };
-        keep().map_err(FunctionError::file(path))
+        persist().map_err(FunctionError::file(path))
     }
 
-    /// Path of a module.
+    /// Returns the path of a module.
     pub(crate) fn module(&self, digest: &str) -> PathBuf {
         let name = format!("{digest}.wasm");
         self.directory.join("modules").join(name)
     }
 
-    /// Path of a compiled module.
+    /// Returns the path of a compiled module.
     pub(crate) fn artifact(&self, engine: &str, module: &str) -> PathBuf {
         let name = format!("{module}.cwasm");
         self.directory.join("compiled").join(engine).join(name)
     }
 
-    /// Makes the directory of compiled modules of an engine, and removes those of others.
+    /// Creates the directory for modules compiled for `engine`, and removes the directories of
+    /// other engines.
     pub(crate) fn prepare_engine(&self, engine: &str) -> Result<(), FunctionError> {
         let compiled = self.directory.join("compiled");
         for entry in fs::read_dir(&compiled).into_iter().flatten().flatten() {
             if entry.file_name() != OsStr::new(engine) {
-                // Compiled again when it is needed.
+                // Modules of another engine are compiled again on demand.
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
         let path = compiled.join(engine);
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
-        made.map_err(FunctionError::file(&path))
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        created.map_err(FunctionError::file(&path))
     }
 
-    /// Removes files that no record needs: of former versions, and of deployments that were cut
-    /// off. Compilers may be writing, unless this is the start of a daemon.
+    /// Removes files that no record references: files of old versions and of interrupted
+    /// deployments. Compilers may be writing files, unless the daemon is starting.
     pub(crate) fn gc<'a>(&self, records: impl Iterator<Item = &'a FunctionRecord>, is_start: bool) {
         let versions = records.flat_map(|record| &record.versions);
         let modules: HashSet<&str> = versions.map(|version| version.module.as_str()).collect();
@@ -172,7 +178,7 @@ impl FunctionStore {
             for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
                 if !needed(&entry.path()) {
                     reached(DeployStep::RemoveFile);
-                    // Left for the next gc.
+                    // The next garbage collection retries.
                     let _ = fs::remove_file(entry.path());
                 }
             }
@@ -185,7 +191,7 @@ impl FunctionStore {
         }
     }
 
-    /// Removes everything.
+    /// Removes all files of the owner.
     pub(crate) fn remove_all(&self) {
         if let Err(e) = fs::remove_dir_all(&self.directory)
             && e.kind() != io::ErrorKind::NotFound
@@ -195,7 +201,7 @@ impl FunctionStore {
     }
 }
 
-/// Brings the names in a file's directory to storage.
+/// Syncs the directory of a file to storage.
 fn sync_directory_of(path: &Path) -> io::Result<()> {
     File::open(path.parent().unwrap_or(path))?.sync_all()
 }

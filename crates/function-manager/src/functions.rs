@@ -9,9 +9,9 @@ mod observe;
 mod processes;
 mod scheduled;
 
-pub use module_store::FoundModule;
+pub use module_store::LocatedModule;
 
-use crate::compile_turns::CompileTurns;
+use crate::compile_slots::CompileSlots;
 use crate::egress::EgressSettings;
 use crate::function_error::FunctionError;
 use crate::function_record::FunctionRecord;
@@ -33,42 +33,43 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Directory of modules that arrive, beside those of owners.
+/// Directory of modules that are being received, next to the directories of owners.
 const UPLOADS: &str = ".uploads";
-/// Modules of an owner that arrive, are copied, or wait for their deployment, at once.
+/// Maximum number of an owner's modules that are being received, copied, or wait for deployment.
 pub const MAX_UPLOADS: usize = 16;
-/// Modules that are being compiled, one of an owner at most: this bounds the memory of compilers.
+/// Maximum number of modules being compiled, at most one per owner. This limits the memory of
+/// compilers.
 const MAX_COMPILERS: usize = 8;
-/// Compilers that run at once. Others are stopped, and have their turns.
+/// Maximum number of running compilers. The other compilers are stopped and take slots.
 const MAX_RUNNING_COMPILERS: usize = 2;
-/// Interval at which processes are looked after.
-const UPKEEP_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval between maintenance passes over the processes.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Settings of a host's functions.
 #[derive(Debug, Clone)]
 pub struct FunctionHostSettings {
-    /// Directory of functions; made when it is needed.
+    /// Directory of all functions, created on demand.
     pub directory: PathBuf,
-    /// Program `jiffy-functions`; none: functions are refused.
+    /// Path of the program `jiffy-functions`. `None` if functions are not available.
     pub program: Option<PathBuf>,
-    /// False for tests of hosts that allow no namespaces.
+    /// True if processes are confined. False in tests on hosts without user namespaces.
     pub jailed: bool,
-    /// Control groups that limit processes; none: they are not limited.
+    /// Control groups that limit processes. `None` if processes have no control groups.
     pub cgroups: Option<Cgroups>,
-    /// Limits of a process, and the reset of its slots. Processes of another reset that an earlier
-    /// daemon left are replaced.
+    /// Limits of a process, and the reset of its slots. A process that an earlier daemon started
+    /// with another reset is replaced.
     pub limits: TenantLimits,
     /// Limits of a compilation.
     pub compile: CompileLimits,
-    /// Time without a request after which a process ends.
+    /// Time without a request after which a process is stopped.
     pub idle: Duration,
-    /// Time without a daemon after which it ends.
+    /// Time without a daemon after which a process exits.
     pub grace: Duration,
-    /// Hosts that functions may reach if they list them.
+    /// Egress settings of functions.
     pub egress: EgressSettings,
 }
 
-/// Functions of a host. Clones are the same.
+/// Functions of a host. Clones share the same state.
 #[derive(Debug, Clone)]
 pub struct Functions(Arc<Shared>);
 
@@ -77,8 +78,8 @@ struct Shared {
     settings: FunctionHostSettings,
     owners: RwLock<Owners>,
     compilers: Semaphore,
-    compile_turns: CompileTurns,
-    /// None: modules stay on this host.
+    compile_slots: CompileSlots,
+    /// Shared store of modules. Unset if modules remain on this host.
     store: OnceLock<ModuleStore>,
 }
 
@@ -91,16 +92,16 @@ struct Owners {
 /// Functions of one owner, and the process that runs them.
 #[derive(Debug)]
 struct Owner {
-    /// Id of the API key; none: the host's owner.
+    /// Id of the API key. `None` for the operator.
     key: Option<String>,
     store: FunctionStore,
     functions: RwLock<HashMap<String, Arc<FunctionState>>>,
     running: RwLock<Option<Arc<RunningProcess>>>,
-    /// Held while the process starts or ends.
+    /// Held while the process is started or stopped.
     starting: tokio::sync::Mutex<StartBackoff>,
-    /// Held while a function changes.
+    /// Held while a function is changed.
     changing: tokio::sync::Mutex<()>,
-    /// Held while a module is compiled: compilers of one owner do not delay those of others.
+    /// Held while a module is compiled, so that compilers of one owner do not delay other owners.
     compiling: tokio::sync::Mutex<()>,
     uploads: Arc<Semaphore>,
 }
@@ -121,8 +122,8 @@ impl Owner {
 
     fn function(&self, name: &str) -> Result<Arc<FunctionState>, FunctionError> {
         let functions = self.functions.read();
-        let found = functions.get(name).cloned();
-        found.ok_or_else(|| FunctionError::NotFound(name.to_owned()))
+        let function = functions.get(name).cloned();
+        function.ok_or_else(|| FunctionError::NotFound(name.to_owned()))
     }
 
     fn states(&self) -> Vec<Arc<FunctionState>> {
@@ -137,24 +138,24 @@ impl Owner {
 }
 
 impl Functions {
-    /// Opens the functions of a host, and takes over the processes that an earlier daemon left.
-    /// Blocks; must be called inside a tokio runtime.
+    /// Opens the functions of a host, and adopts the processes of an earlier daemon. Blocks; must
+    /// be called inside a tokio runtime.
     #[must_use]
     pub fn open(settings: FunctionHostSettings) -> Self {
         let functions = Self(Arc::new(Shared {
             settings,
             owners: RwLock::default(),
             compilers: Semaphore::new(MAX_COMPILERS),
-            compile_turns: CompileTurns::new(MAX_RUNNING_COMPILERS),
+            compile_slots: CompileSlots::new(MAX_RUNNING_COMPILERS),
             store: OnceLock::new(),
         }));
-        // Modules whose deployment was cut off.
+        // Remove modules of interrupted deployments.
         let _ = fs::remove_dir_all(functions.0.settings.directory.join(UPLOADS));
         let directories = fs::read_dir(&functions.0.settings.directory);
         for entry in directories.into_iter().flatten().flatten() {
             functions.open_owner(entry.path());
         }
-        tokio::spawn(look_after(Arc::downgrade(&functions.0)));
+        tokio::spawn(maintain(Arc::downgrade(&functions.0)));
         functions
     }
 
@@ -166,14 +167,17 @@ impl Functions {
             process
         });
         let Some(first) = records.first() else {
-            // The first deployment was cut off.
+            // The first deployment was interrupted.
             drop(process);
             store.remove_all();
             return;
         };
         let key = first.owner.clone();
         if store.directory().file_name() != Some(owner::directory_name(key.as_deref()).as_ref()) {
-            tracing::error!("{} is of no owner", store.directory().display());
+            tracing::error!(
+                "directory {} does not match the owner of its functions",
+                store.directory().display()
+            );
             return;
         }
         let owner = Owner::new(key.clone(), store);
@@ -183,16 +187,16 @@ impl Functions {
             .collect();
         owner.gc(true);
         if let Some(process) = process {
-            let is_wanted = process.reset() == self.0.settings.limits.reset;
+            let has_configured_reset = process.reset() == self.0.settings.limits.reset;
             let running = Arc::new(RunningProcess::new(process, owner.store.directory()));
             *owner.running.write() = Some(running.clone());
-            // Logs and counts of the time without a daemon.
+            // The process may have logs and metrics from the time without a daemon.
             for state in owner.states() {
                 state.ran.store(true, std::sync::atomic::Ordering::Release);
             }
-            if !is_wanted {
+            if !has_configured_reset {
                 tracing::info!(
-                    "ending the process {} of functions: its reset is {}",
+                    "stopping function process {}: its reset {} differs from the configured reset",
                     running.process.id(),
                     running.process.reset().word()
                 );
@@ -202,7 +206,7 @@ impl Functions {
         self.0.owners.write().add(Arc::new(owner));
     }
 
-    /// True if the host can run functions.
+    /// Returns whether the host can run functions.
     #[must_use]
     pub fn is_installed(&self) -> bool {
         self.0.settings.program.is_some()
@@ -210,8 +214,8 @@ impl Functions {
 
     fn existing_owner(&self, key: Option<&str>, name: &str) -> Result<Arc<Owner>, FunctionError> {
         let owners = self.0.owners.read();
-        let found = owners.by_key.get(&key.map(str::to_owned)).cloned();
-        found.ok_or_else(|| FunctionError::NotFound(name.to_owned()))
+        let owner = owners.by_key.get(&key.map(str::to_owned)).cloned();
+        owner.ok_or_else(|| FunctionError::NotFound(name.to_owned()))
     }
 
     fn owner(&self, key: Option<&str>) -> Result<Arc<Owner>, FunctionError> {
@@ -232,7 +236,7 @@ impl Functions {
         self.0.owners.read().by_key.values().cloned().collect()
     }
 
-    /// Function of an owner by its name.
+    /// Returns a function of an owner by its name.
     pub fn find(
         &self,
         key: Option<&str>,
@@ -242,7 +246,7 @@ impl Functions {
         Ok(owner.function(name)?.record())
     }
 
-    /// Function by its public name, the label below `fn.DOMAIN`.
+    /// Returns a function by its public name, the label below `fn.DOMAIN`.
     pub fn find_label(&self, label: &str) -> Result<Arc<FunctionRecord>, FunctionError> {
         let unknown = || FunctionError::NotFound(label.to_owned());
         let (name, tag) = owner::parse_label(label).ok_or_else(unknown)?;
@@ -251,7 +255,7 @@ impl Functions {
         Ok(state.map_err(|_| unknown())?.record())
     }
 
-    /// All functions, by owner and name.
+    /// Returns all functions, sorted by owner and name.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<FunctionRecord>> {
         let owners = self.owners();
@@ -261,7 +265,7 @@ impl Functions {
         records
     }
 
-    /// Bytes on disk of an owner's modules and their machine code.
+    /// Returns the disk space of an owner's modules and their machine code in bytes.
     #[must_use]
     pub fn disk_bytes(&self, key: Option<&str>) -> u64 {
         let Ok(owner) = self.existing_owner(key, "") else {
@@ -277,7 +281,7 @@ impl Functions {
             .fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
-    /// Number of an owner's functions.
+    /// Returns the number of an owner's functions.
     #[must_use]
     pub fn count(&self, key: Option<&str>) -> usize {
         let owner = self.existing_owner(key, "");
@@ -286,8 +290,8 @@ impl Functions {
 
     fn uploads(&self) -> Result<PathBuf, FunctionError> {
         let path = self.0.settings.directory.join(UPLOADS);
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
-        made.map_err(FunctionError::file(&path))?;
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        created.map_err(FunctionError::file(&path))?;
         Ok(path)
     }
 }
@@ -300,9 +304,9 @@ impl Owners {
     }
 }
 
-/// Ends idle processes and runs schedules until the functions are dropped.
-async fn look_after(shared: Weak<Shared>) {
-    let mut tick = tokio::time::interval(UPKEEP_INTERVAL);
+/// Stops idle processes and runs schedules until the functions are dropped.
+async fn maintain(shared: Weak<Shared>) {
+    let mut tick = tokio::time::interval(MAINTENANCE_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
@@ -312,7 +316,7 @@ async fn look_after(shared: Weak<Shared>) {
         let functions = Functions(shared);
         functions.run_schedules(jiff::Timestamp::now());
         for owner in functions.owners() {
-            functions.upkeep(&owner).await;
+            functions.maintain_process(&owner).await;
         }
     }
 }

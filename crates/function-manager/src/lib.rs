@@ -1,10 +1,10 @@
-//! Functions of a host: modules and versions on disk, a process per tenant that runs them, and
-//! requests to it.
+//! Functions of a host: modules and versions on disk, one process per tenant that runs them, and
+//! requests to this process.
 //!
 //! The process is the program `jiffy-functions` (crates/function-runtime), which links Wasmtime;
-//! this crate does not. Why it is so: docs/design-functions.md.
+//! this crate does not. docs/design-functions.md explains the design.
 
-pub mod compile_turns;
+pub mod compile_slots;
 pub mod compiler;
 pub mod deploy_step;
 pub mod egress;
@@ -20,7 +20,7 @@ pub mod tenant_process;
 
 mod blocking;
 mod direct_link;
-mod disk_room;
+mod disk_quota;
 mod function_state;
 mod function_store;
 mod log_buffer;
@@ -36,10 +36,10 @@ mod start_backoff;
 mod use_count;
 
 pub use direct_link::{BoxConnectionPermit, ConnectionPermit};
-pub use disk_room::{DeployRoom, DiskRoom};
+pub use disk_quota::{DeployQuota, DiskQuota};
 pub use function_error::FunctionError;
 pub use function_record::{Artifact, DeployChanges, FunctionRecord, MAX_VERSIONS, VersionRecord};
-pub use functions::{FoundModule, FunctionHostSettings, Functions, MAX_UPLOADS};
+pub use functions::{FunctionHostSettings, Functions, LocatedModule, MAX_UPLOADS};
 pub use module_digest::{DigestError, ModuleDigest};
 pub use module_upload::ModuleUpload;
 pub use request_body::{BoxError, RequestBody};

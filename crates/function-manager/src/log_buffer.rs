@@ -1,12 +1,12 @@
-//! Log of a function in the daemon: entries of all processes that ran it, in one sequence.
+//! Log of a function in the daemon: entries of all its processes in one sequence.
 
 use jiffy_engine_api::now_ms;
 use jiffy_proto::function::{LogEntry, LogStream};
 use std::collections::VecDeque;
 
-/// Bytes of entries that are kept.
+/// Maximum size of the retained entries in bytes.
 const MAX_LOG_BYTES: usize = 256 << 10;
-/// Bytes that count for an entry besides its text.
+/// Bytes that count for an entry in addition to its text.
 const ENTRY_OVERHEAD_BYTES: usize = 128;
 
 /// Log of a function.
@@ -16,7 +16,7 @@ pub(crate) struct LogBuffer {
     bytes: usize,
     /// Number of the next entry.
     next: u64,
-    /// Number that the next entry has in the process that runs.
+    /// Number of the next entry in the running process.
     process_next: u64,
 }
 
@@ -25,17 +25,17 @@ fn cost(entry: &LogEntry) -> usize {
 }
 
 impl LogBuffer {
-    /// First entry that the process is asked for.
+    /// Returns the first entry to request from the process.
     pub(crate) fn process_next(&self) -> u64 {
         self.process_next
     }
 
-    /// Number of the next entry.
+    /// Returns the number of the next entry.
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
 
-    /// Appends entries of the process that runs. Those that are there already are left out.
+    /// Appends entries of the running process. Known entries are skipped.
     pub(crate) fn append(&mut self, entries: Vec<LogEntry>) {
         for mut entry in entries {
             if entry.sequence < self.process_next {
@@ -47,7 +47,7 @@ impl LogBuffer {
         }
     }
 
-    /// Appends a failure of a request that did not reach a process.
+    /// Appends the failure of a request that did not reach a process.
     pub(crate) fn push_fault(&mut self, request_id: &str, code: &str) {
         self.push(LogEntry {
             sequence: self.next,
@@ -70,13 +70,13 @@ impl LogBuffer {
         }
     }
 
-    /// The process has ended; the next one counts from 0.
+    /// Handles the exit of the process: the next process counts from 0.
     pub(crate) fn end_process(&mut self) {
         self.process_next = 0;
     }
 
-    /// Entries from `after` on. A position of an earlier daemon, beyond the last entry, is the
-    /// beginning.
+    /// Returns the entries from `after` on. A position beyond the last entry comes from an earlier
+    /// daemon, and is treated as the beginning.
     pub(crate) fn read(&self, after: u64) -> Vec<LogEntry> {
         let from = if after > self.next { 0 } else { after };
         let entries = self.entries.iter().filter(|entry| entry.sequence >= from);

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Name of the hash in front of its digits, which may be left out.
+/// Optional prefix with the name of the hash.
 const PREFIX: &str = "blake3:";
 
-/// Text that is not the digest of a module.
+/// Error: the text is not the digest of a module.
 #[derive(Debug, thiserror::Error)]
-#[error("the digest of a module is `blake3:` and 64 hexadecimal digits")]
+#[error("the digest of a module must be `blake3:` followed by 64 hexadecimal digits")]
 pub struct DigestError;
 
 /// BLAKE3 hash of a module.
@@ -16,7 +16,7 @@ pub struct DigestError;
 pub struct ModuleDigest(blake3::Hash);
 
 impl ModuleDigest {
-    /// Hexadecimal digits, as records and files have them.
+    /// Returns the hexadecimal digits, as used in records and file names.
     pub(crate) fn digits(self) -> String {
         self.0.to_hex().to_string()
     }

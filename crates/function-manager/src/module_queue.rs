@@ -1,4 +1,4 @@
-//! Owners whose modules in the store differ from what their functions need, or may.
+//! Queue of owners whose modules in the store may differ from the modules of their functions.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -6,34 +6,34 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Owners that are worked on at once.
+/// Maximum number of owners that are processed at once.
 const MAX_RUNNING: usize = 4;
 const FIRST_DELAY: Duration = Duration::from_secs(1);
-/// Longest time between two attempts.
+/// Maximum delay between two attempts.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 
-/// Owner of modules: the id of an API key; none: the host's owner.
+/// Owner of modules: the id of an API key. `None` for the operator.
 type Key = Option<String>;
 
-/// Owners that are to be looked at.
+/// Owners to synchronise.
 #[derive(Debug, Default)]
 pub(crate) struct ModuleQueue {
     work: Mutex<HashMap<Key, Work>>,
-    /// Told of each change.
+    /// Notified of each change.
     pub changed: Notify,
 }
 
 #[derive(Debug)]
 struct Work {
     due: Instant,
-    /// Attempts in a row that failed.
+    /// Number of consecutive failed attempts.
     failures: u32,
     is_running: bool,
-    /// True if it changed since the attempt that runs began.
+    /// True if the owner's modules changed after the running attempt started.
     is_stale: bool,
 }
 
-/// Delay after a failure that follows on `failures` others.
+/// Returns the delay after a failure that follows `failures` consecutive failures.
 fn delay(failures: u32) -> Duration {
     FIRST_DELAY
         .saturating_mul(1 << failures.min(16))
@@ -41,7 +41,7 @@ fn delay(failures: u32) -> Duration {
 }
 
 impl ModuleQueue {
-    /// Has an owner looked at: now, or when its next attempt is due.
+    /// Queues an owner for an immediate attempt. After a failure, its next attempt keeps its time.
     pub(crate) fn add(&self, key: Key) {
         let mut work = self.work.lock();
         let entry = work.entry(key).or_insert_with(|| Work {
@@ -55,15 +55,15 @@ impl ModuleQueue {
         self.changed.notify_one();
     }
 
-    /// Takes owners that are due, as many as may run beside those that do.
+    /// Starts the attempts that are due, up to [`MAX_RUNNING`] at once. Returns their owners.
     pub(crate) fn begin(&self) -> Vec<Key> {
         let now = Instant::now();
         let mut work = self.work.lock();
         let running = work.values().filter(|work| work.is_running).count();
         let due = work.iter_mut();
         let due = due.filter(|(_, work)| !work.is_running && work.due <= now);
-        let begun = due.take(MAX_RUNNING.saturating_sub(running));
-        begun
+        let started = due.take(MAX_RUNNING.saturating_sub(running));
+        started
             .map(|(key, work)| {
                 work.is_running = true;
                 key.clone()
@@ -71,7 +71,7 @@ impl ModuleQueue {
             .collect()
     }
 
-    /// Ends an attempt. Returns true for the first failure of a row.
+    /// Completes an attempt. Returns whether it is the first of consecutive failures.
     pub(crate) fn end(&self, key: &Key, is_done: bool) -> bool {
         let mut work = self.work.lock();
         let Some(entry) = work.get_mut(key) else {
@@ -91,7 +91,7 @@ impl ModuleQueue {
         is_first
     }
 
-    /// Returns when something changes or is due.
+    /// Waits until the queue changes or an attempt is due.
     pub(crate) async fn wait(&self) {
         let next = {
             let work = self.work.lock();
@@ -101,7 +101,7 @@ impl ModuleQueue {
         let is_due = async {
             match next {
                 Some(due) if due > Instant::now() => tokio::time::sleep_until(due).await,
-                // Nothing waits, or for one of those that run.
+                // No owner waits, or the owners that are due wait for running attempts.
                 _ => std::future::pending().await,
             }
         };
@@ -154,13 +154,13 @@ mod tests {
         for number in 0..10 {
             queue.add(key(&number.to_string()));
         }
-        let begun = queue.begin();
-        assert_eq!((begun.len(), queue.begin().len()), (MAX_RUNNING, 0));
-        queue.add(begun[0].clone());
-        queue.end(&begun[0], true);
-        queue.end(&begun[1], true);
+        let started = queue.begin();
+        assert_eq!((started.len(), queue.begin().len()), (MAX_RUNNING, 0));
+        queue.add(started[0].clone());
+        queue.end(&started[0], true);
+        queue.end(&started[1], true);
         let work = queue.work.lock();
-        assert!(work.contains_key(&begun[0]) && !work.contains_key(&begun[1]));
+        assert!(work.contains_key(&started[0]) && !work.contains_key(&started[1]));
         drop(work);
         assert_eq!(queue.begin().len(), 2);
     }

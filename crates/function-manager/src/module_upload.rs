@@ -1,7 +1,7 @@
-//! Module of a deployment while it is received.
+//! Module that is being received for a deployment.
 
 use crate::deploy_step::{DeployStep, reached};
-use crate::disk_room::DeployRoom;
+use crate::disk_quota::DeployQuota;
 use crate::function_error::FunctionError;
 use crate::module_digest::ModuleDigest;
 use jiffy_proto::function::MAX_MODULE_BYTES;
@@ -10,25 +10,25 @@ use std::path::Path;
 use tempfile::NamedTempFile;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Module that is being received. Its file is removed when the value is dropped.
+/// Module that is being received. Its file is removed when this value is dropped.
 #[derive(Debug)]
 pub struct ModuleUpload {
     pub(crate) file: NamedTempFile,
     hasher: blake3::Hasher,
     bytes: u64,
-    /// First bytes, which show the world.
+    /// First bytes, from which the world is detected.
     pub(crate) head: Vec<u8>,
-    /// Reserved before anything is written.
-    pub(crate) room: DeployRoom,
-    /// One of the uploads of the owner.
+    /// Quota from which space is reserved before each write.
+    pub(crate) quota: DeployQuota,
+    /// Permit for one of the owner's uploads.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl ModuleUpload {
-    /// Creates an empty file in `directory`. `permit` is one of the owner's.
+    /// Creates an empty file in `directory`. `permit` is a permit for one of the owner's uploads.
     pub(crate) fn new(
         directory: &Path,
-        room: DeployRoom,
+        quota: DeployQuota,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Result<Self, FunctionError> {
         let file = NamedTempFile::new_in(directory).map_err(FunctionError::file(directory))?;
@@ -37,7 +37,7 @@ impl ModuleUpload {
             hasher: blake3::Hasher::new(),
             bytes: 0,
             head: Vec::new(),
-            room,
+            quota,
             _permit: permit,
         })
     }
@@ -49,7 +49,9 @@ impl ModuleUpload {
         if self.bytes > MAX_MODULE_BYTES {
             return Err(FunctionError::TooLarge);
         }
-        self.room.grow(length).map_err(FunctionError::NoRoom)?;
+        self.quota
+            .grow(length)
+            .map_err(FunctionError::QuotaExceeded)?;
         if self.head.len() < 8 {
             self.head.extend(bytes.iter().take(8 - self.head.len()));
         }
@@ -61,13 +63,13 @@ impl ModuleUpload {
         Ok(())
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Digest of the bytes so far.
+    /// Returns the digest of the bytes so far.
     pub(crate) fn digest(&self) -> ModuleDigest {
         self.hasher.finalize().into()
     }

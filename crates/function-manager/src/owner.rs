@@ -1,16 +1,16 @@
-//! Owners of functions: an API key, or the host's owner.
+//! Owners of functions: an API key, or the operator.
 
-/// Hexadecimal digits of the digest that names an owner's directory.
+/// Number of hexadecimal digits of the digest that names an owner's directory.
 const DIGEST_DIGITS: usize = 32;
-/// Hexadecimal digits of the digest in public names.
+/// Number of hexadecimal digits of the digest in public names.
 const TAG_DIGITS: usize = 12;
-/// Separator of name and tag in a public name. No function's name contains it.
+/// Separator of name and tag in a public name. Function names do not contain it.
 const LABEL_SEPARATOR: &str = "--";
-/// Longest name of a function in bytes: with separator and tag it fits into a DNS label.
+/// Maximum length of a function's name in bytes. With separator and tag it fits into a DNS label.
 pub const MAX_NAME_BYTES: usize = 48;
 
-/// Name of an owner for its process and its compiled files. `key` is the id of an API key; none:
-/// the host's owner.
+/// Returns the name of an owner for its process and its compiled files. `key` is the id of an API
+/// key, or `None` for the operator.
 #[must_use]
 pub fn process_owner(key: Option<&str>) -> String {
     match key {
@@ -26,32 +26,32 @@ fn digits(key: Option<&str>, count: usize) -> String {
     digest.as_str().chars().take(count).collect()
 }
 
-/// Name of an owner's directory.
+/// Returns the name of an owner's directory.
 #[must_use]
 pub fn directory_name(key: Option<&str>) -> String {
     digits(key, DIGEST_DIGITS)
 }
 
-/// Part of public names that stands for the owner.
+/// Returns the part of public names that identifies the owner.
 #[must_use]
 pub fn tag(key: Option<&str>) -> String {
     digits(key, TAG_DIGITS)
 }
 
-/// Public name of a function: the label below `fn.DOMAIN`.
+/// Returns the public name of a function: the label below `fn.DOMAIN`.
 #[must_use]
 pub fn label(key: Option<&str>, name: &str) -> String {
     format!("{name}{LABEL_SEPARATOR}{}", tag(key))
 }
 
-/// Name and tag of a public name.
+/// Splits a public name into name and tag.
 #[must_use]
 pub fn parse_label(label: &str) -> Option<(&str, &str)> {
     let (name, tag) = label.rsplit_once(LABEL_SEPARATOR)?;
     (is_name(name) && tag.len() == TAG_DIGITS).then_some((name, tag))
 }
 
-/// True for a name that a function may have: `a-z`, `0-9` and single dashes inside.
+/// Returns whether a function may have this name: `a-z`, `0-9` and single dashes inside.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
@@ -71,7 +71,7 @@ mod tests {
         let mine = label(Some("k1"), "my-app");
         assert_ne!(mine, label(Some("k2"), "my-app"));
         assert_ne!(mine, label(None, "my-app"));
-        // The id of a key cannot be chosen such that it is the host's owner.
+        // No key id can be chosen so that it denotes the operator.
         assert_ne!(label(Some("host"), "a"), label(None, "a"));
         assert_eq!(parse_label(&mine), Some(("my-app", &*tag(Some("k1")))));
         assert!(label(None, &"a".repeat(MAX_NAME_BYTES)).len() <= 63);

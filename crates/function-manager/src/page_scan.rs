@@ -1,4 +1,4 @@
-//! Page scans of the kernel, which the reset `fast` of functions needs.
+//! Check for the kernel's page scans, which the reset `fast` of functions requires.
 
 use jiffy_proto::function::SlotReset;
 use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
@@ -7,12 +7,12 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-/// Pages of this process, which answers scans from Linux 6.7 on.
+/// Page map of this process, which supports scans since Linux 6.7.
 const PAGEMAP: &str = "/proc/self/pagemap";
-/// Categories that the reset requests.
+/// Page categories that the reset requests.
 const CATEGORIES: u64 = WRITTEN | FILE | PRESENT | SWAPPED | PFNZERO;
 
-/// Reset that this host's kernel cannot do.
+/// Error: the host's kernel does not support the reset.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the reset `fast` of functions needs page scans (PAGEMAP_SCAN, Linux 6.7 and later), which \
@@ -20,7 +20,7 @@ const CATEGORIES: u64 = WRITTEN | FILE | PRESENT | SWAPPED | PFNZERO;
 )]
 pub struct PageScanUnavailable(#[source] io::Error);
 
-/// Checks that this host can reset slots in this way.
+/// Checks whether this host supports a reset.
 pub fn check_reset(reset: SlotReset) -> Result<(), PageScanUnavailable> {
     match reset {
         SlotReset::Strict => Ok(()),
@@ -28,7 +28,7 @@ pub fn check_reset(reset: SlotReset) -> Result<(), PageScanUnavailable> {
     }
 }
 
-/// Asks for a scan of no pages, as Wasmtime does.
+/// Requests a scan of no pages, as Wasmtime does.
 fn scan(pagemap: &Path) -> io::Result<()> {
     let file = File::open(pagemap)?;
     let mut scan = PageScan {
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn a_kernel_without_page_scans_is_told_with_what_to_do() {
-        // The answer of a kernel to a request that it does not know.
+        // A kernel that does not know the request returns the same error.
         let old = scan(Path::new("/dev/null")).unwrap_err();
         assert_eq!(old.raw_os_error(), Some(libc::ENOTTY));
         let refused = PageScanUnavailable(old).to_string();

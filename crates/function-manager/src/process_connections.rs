@@ -38,7 +38,7 @@ impl ProcessConnections {
     }
 
     /// Sends a request and waits, without limit, for the head of the response. If an idle
-    /// connection turns out to be closed before the request is sent, a new connection is used.
+    /// connection slots out to be closed before the request is sent, a new connection is used.
     pub(crate) async fn send(
         &self,
         mut request: Request<RequestBody>,

@@ -1,4 +1,4 @@
-//! File that identifies a tenant's process to the next daemon.
+//! File that identifies a tenant's process for the next daemon.
 
 use crate::deploy_step::{DeployStep, reached};
 use jiffy_engine_api::ProcessInstance;
@@ -10,38 +10,39 @@ use std::path::Path;
 
 /// Name of the file in a tenant's directory.
 const PROCESS_FILE: &str = "process.json";
-/// The same while it is written.
+/// Name of the temporary file while it is written.
 const UNFINISHED_FILE: &str = "process.new";
 
-/// Process as the file has it.
+/// Contents of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessRecord {
     #[serde(flatten)]
     pub instance: ProcessInstance,
-    /// Reset of its slots; absent in files of versions that had one for all.
+    /// Reset of the process's slots. Absent in files of versions with a single reset.
     #[serde(default)]
     pub reset: SlotReset,
 }
 
 impl ProcessRecord {
-    /// Record in `directory`; none if there is none that can be read.
+    /// Reads the record in `directory`. `None` if no readable record exists.
     pub(crate) fn read(directory: &Path) -> Option<Self> {
         let text = fs::read(directory.join(PROCESS_FILE)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
-    /// Writes it at once. A power failure ends the process as well, so nothing is synced.
+    /// Writes the record atomically. The record is not synced, because a power failure also ends
+    /// the process.
     pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
         let unfinished = directory.join(UNFINISHED_FILE);
         serde_json::to_writer(File::create(&unfinished)?, self)?;
-        reached(DeployStep::NoteProcess);
+        reached(DeployStep::RecordProcess);
         fs::rename(unfinished, directory.join(PROCESS_FILE))
     }
 
-    /// Removes it, also one that was not finished.
+    /// Removes the record and an unfinished record.
     pub(crate) fn remove(directory: &Path) {
         for name in [PROCESS_FILE, UNFINISHED_FILE] {
-            // Absent, or replaced by the next start.
+            // The file is absent, or the next start replaces it.
             let _ = fs::remove_file(directory.join(name));
         }
     }

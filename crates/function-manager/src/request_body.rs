@@ -1,4 +1,4 @@
-//! Body of a request to a function, and the error of its source.
+//! Body of a request to a function, and its error type.
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;

@@ -1,7 +1,7 @@
-//! Bound on the body of a request on its way to a function.
+//! Size limit for the body of a request before it reaches a function.
 //!
-//! The process has the same bound, but answers before it has read such a body, upon which the rest
-//! of it could break the connection before the answer is read.
+//! The process has the same limit, but answers before it has read the complete body. The rest of
+//! the body could then break the connection before the gateway reads the answer.
 
 use crate::request_body::{BoxError, RequestBody};
 use bytes::Bytes;
@@ -12,19 +12,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
-/// Body that fails beyond a number of bytes.
+/// Body that fails after a maximum number of bytes.
 struct LimitedRequest {
     inner: RequestBody,
-    left: u64,
+    remaining: u64,
     exceeded: Arc<AtomicBool>,
 }
 
-/// Bounds a body to `bytes`. The flag tells that it was longer.
+/// Limits a body to `bytes`. The returned flag is set if the body exceeds the limit.
 pub(crate) fn limited(body: RequestBody, bytes: u64) -> (RequestBody, Arc<AtomicBool>) {
     let exceeded = Arc::new(AtomicBool::new(body.size_hint().lower() > bytes));
     let body = LimitedRequest {
         inner: body,
-        left: bytes,
+        remaining: bytes,
         exceeded: exceeded.clone(),
     };
     (body.boxed_unsync(), exceeded)
@@ -43,9 +43,9 @@ impl Body for LimitedRequest {
             .as_ref()
             .and_then(|frame| frame.as_ref().ok()?.data_ref());
         let bytes = data.map_or(0, |data| u64::try_from(data.len()).unwrap_or(u64::MAX));
-        match self.left.checked_sub(bytes) {
-            Some(left) => {
-                self.left = left;
+        match self.remaining.checked_sub(bytes) {
+            Some(remaining) => {
+                self.remaining = remaining;
                 Poll::Ready(frame)
             }
             None => {

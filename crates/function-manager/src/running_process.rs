@@ -1,4 +1,4 @@
-//! Process of an owner while it runs: requests under way, loaded versions, connections.
+//! Running process of an owner: its requests in flight, loaded versions and connections.
 
 use crate::direct_link::DirectLink;
 use crate::function_error::FunctionError;
@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Process that runs.
+/// Running process.
 #[derive(Debug)]
 pub(crate) struct RunningProcess {
     pub process: Arc<TenantProcess>,
     pub connections: Arc<ProcessConnections>,
-    /// Revisions of functions that the process answers with.
+    /// Revisions of loaded functions by name.
     pub loaded: Mutex<HashMap<String, u64>>,
     /// Held while a version is loaded.
     pub loading: tokio::sync::Mutex<()>,
-    /// Its connections end when it is taken.
+    /// Taking the link closes its connections.
     direct: Mutex<Option<Arc<DirectLink>>>,
     uses: Arc<UseCount>,
     pub started: Instant,
@@ -42,58 +42,59 @@ impl RunningProcess {
         }
     }
 
-    /// Link for direct connections, which is made when it is first needed.
+    /// Returns the link for direct connections, which is created on first use.
     pub(crate) async fn direct(self: &Arc<Self>) -> Result<Arc<DirectLink>, FunctionError> {
         if let Some(link) = &*self.direct.lock() {
             return Ok(link.clone());
         }
-        // One at a time.
+        // Only one task creates the link.
         let _loading = self.loading.lock().await;
         if let Some(link) = &*self.direct.lock() {
             return Ok(link.clone());
         }
         let unavailable = |e: &dyn std::fmt::Display| FunctionError::Unavailable(e.to_string());
-        let (link, theirs) = DirectLink::new().map_err(|e| unavailable(&e))?;
+        let (link, process_end) = DirectLink::new().map_err(|e| unavailable(&e))?;
         let process = self.process.clone();
-        let attached = tokio::task::spawn_blocking(move || process.attach_direct(&theirs)).await;
+        let attached =
+            tokio::task::spawn_blocking(move || process.attach_direct(&process_end)).await;
         attached.map_err(|e| unavailable(&e))??;
         let link = Arc::new(link);
         *self.direct.lock() = Some(link.clone());
         Ok(link)
     }
 
-    /// Notes that functions with direct connections may have run.
+    /// Marks the functions with direct connections as run, so that their logs and metrics are read.
     pub(crate) fn mark_direct(&self) {
         let link = self.direct.lock().clone();
         if let Some(link) = link {
-            link.mark_running();
+            link.mark_run();
         }
     }
 
-    /// Ends direct connections, each after the request under way.
+    /// Closes direct connections, each after the request in flight.
     pub(crate) fn close_direct(&self) {
         let link = self.direct.lock().take();
         drop(link);
     }
 
-    /// Counts a request, or another use; none if the process is about to end.
+    /// Counts a use, such as a request. `None` if the process is about to stop.
     pub(crate) fn enter(self: &Arc<Self>) -> Option<ProcessUse> {
         let counted = self.uses.enter()?;
         Some(ProcessUse(self.clone(), counted))
     }
 
-    /// The process, unless it is over. Does not keep it from ending as idle.
-    pub(crate) fn peek(self: Arc<Self>) -> Option<Arc<Self>> {
+    /// Returns the process unless it has exited or is about to stop. Does not count as a use.
+    pub(crate) fn if_running(self: Arc<Self>) -> Option<Arc<Self>> {
         Some(self).filter(|running| !running.is_over())
     }
 
-    /// Waits until the process has ended, at most for `limit`. One that is killed closes its
-    /// connections before its end is told.
+    /// Waits for the exit of the process, at most for `limit`. The kernel closes the connections of
+    /// a killed process before it reports the exit.
     pub(crate) async fn wait_for_end(&self, limit: Duration) {
         let Ok(pidfd) = self.process.pidfd() else {
             return;
         };
-        // SAFETY: the descriptor is a pidfd of its own, which the value that is made here owns.
+        // SAFETY: the new `AsyncFd` owns the pidfd.
         let Ok(pidfd) = (unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) })
         else {
             return;
@@ -101,28 +102,28 @@ impl RunningProcess {
         let _ = tokio::time::timeout(limit, pidfd.readable()).await;
     }
 
-    /// Refuses further uses, if there is none and was none for `idle`.
+    /// Rejects further uses if the process is not in use and was idle for `idle`.
     pub(crate) fn close_if_idle(&self, idle: Duration) -> bool {
         self.uses.close_if_idle(idle)
     }
 
-    /// Refuses further uses.
+    /// Rejects further uses.
     pub(crate) fn close(&self) {
         self.uses.close();
     }
 
-    /// True if it has ended, or is about to.
+    /// Returns whether the process has exited or is about to stop.
     pub(crate) fn is_over(&self) -> bool {
         self.uses.is_closed() || self.process.has_ended()
     }
 }
 
-/// Use of a process, which does not end as idle meanwhile.
+/// Use of a process. A process in use is not stopped as idle.
 #[derive(Debug)]
 pub(crate) struct ProcessUse(pub Arc<RunningProcess>, CountedUse);
 
 impl ProcessUse {
-    /// Returns the use alone, without the process.
+    /// Returns only the counted use, without the process.
     pub(crate) fn into_counted(self) -> CountedUse {
         self.1
     }

@@ -1,4 +1,4 @@
-//! Access of a function to sandboxes, handed in with its deployment.
+//! Sandbox keys: access of a function to sandboxes, granted with its deployment.
 
 use jiffy_engine_api::{IdentityError, new_token};
 use jiffy_proto::internal::{API_HOST, InternalOrigin};
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Secrets have the shape of API keys: clients of other makes insist on it, and values of this
-/// shape are taken out of what is passed on.
+/// Prefix of secrets. They have the form of API keys, because other clients require this form, and
+/// values of this form are redacted from forwarded data.
 const SECRET_PREFIX: &str = "e2b_";
-/// Environment variables of a function with a key, by which clients find key and control plane.
+/// Environment variables with the sandbox key. Client libraries read the API key from them.
 const KEY_VARIABLES: [&str; 2] = ["E2B_API_KEY", "JIFFY_API_KEY"];
 const URL_VARIABLES: [&str; 3] = ["E2B_API_URL", "E2B_SANDBOX_URL", "JIFFY_URL"];
-/// Secret and address by which a sandbox calls the function.
+/// Environment variable with the secret and address by which a sandbox calls the function.
 const CALLBACK_KEY_VARIABLE: &str = "JIFFY_CALLBACK_KEY";
 const CALLBACK_URL_VARIABLE: &str = "JIFFY_CALLBACK_URL";
 
@@ -20,14 +20,14 @@ const CALLBACK_URL_VARIABLE: &str = "JIFFY_CALLBACK_URL";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxKeyScope {
-    /// Looks at them, and changes nothing.
+    /// Lists and inspects sandboxes, without changing them.
     Read,
-    /// Makes them, uses them and ends them.
+    /// Creates, uses and removes sandboxes.
     Create,
 }
 
 impl SandboxKeyScope {
-    /// One word for it.
+    /// Returns the name of the scope.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -37,23 +37,23 @@ impl SandboxKeyScope {
     }
 }
 
-/// Key of one function for sandboxes. It is good for connections of this function only, and for as
-/// long as the record that holds it says so.
+/// Sandbox key of one function. It is valid only on connections of this function, and only while
+/// the function's record contains it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxKey {
-    /// Id of the API key whose sandboxes they are.
+    /// Id of the API key that owns the sandboxes.
     pub key: String,
-    /// True if that key was made for the function, and ends with it.
+    /// True if that API key was created for the function and is removed with it.
     pub is_own: bool,
-    /// Rights over them.
+    /// Rights over the sandboxes.
     pub scope: SandboxKeyScope,
-    /// Secret that the function shows.
+    /// Secret that the function presents.
     pub secret: String,
-    /// Secret that a sandbox shows: it invokes the function, and is good for nothing else.
+    /// Secret that a sandbox presents to invoke the function. It grants no other access.
     pub callback: String,
 }
 
-/// Secrets are left out.
+/// Omits the secrets.
 impl fmt::Debug for SandboxKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SandboxKey")
@@ -64,7 +64,7 @@ impl fmt::Debug for SandboxKey {
 }
 
 impl SandboxKey {
-    /// Makes a key with new secrets.
+    /// Creates a key with new secrets.
     pub fn new(key: String, is_own: bool, scope: SandboxKeyScope) -> Result<Self, IdentityError> {
         let secret = || Ok::<_, IdentityError>(format!("{SECRET_PREFIX}{}", new_token()?));
         Ok(Self {
@@ -76,7 +76,7 @@ impl SandboxKey {
         })
     }
 
-    /// Environment variables of the function `name`.
+    /// Returns the environment variables for the function `name`.
     pub(crate) fn env(&self, name: &str) -> BTreeMap<String, String> {
         let url = format!("http://{API_HOST}");
         let callback = format!("{url}/functions/{name}/invoke/");
@@ -91,7 +91,7 @@ impl SandboxKey {
             .collect()
     }
 
-    /// Connections of the function `name` of `owner`.
+    /// Returns the origin of connections of the function `name` of `owner`.
     pub(crate) fn origin(&self, owner: Option<&str>, name: &str) -> InternalOrigin {
         InternalOrigin::Function {
             key: self.key.clone(),
@@ -102,7 +102,7 @@ impl SandboxKey {
     }
 }
 
-/// Returns true for an environment variable that a function with a key is given.
+/// Returns whether a sandbox key sets this environment variable.
 pub(crate) fn is_given(variable: &str) -> bool {
     KEY_VARIABLES.contains(&variable)
         || URL_VARIABLES.contains(&variable)

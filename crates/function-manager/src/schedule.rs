@@ -1,12 +1,12 @@
-//! Times at which a function is called, in the notation of cron.
+//! Schedules of functions in cron notation.
 
 use crate::function_error::FunctionError;
 use cronexpr::{Crontab, FallbackTimezoneOption, MakeTimestamp, ParseOptions};
 use jiff::{SignedDuration, Timestamp};
 
-/// Longest expression in bytes.
+/// Maximum length of an expression in bytes.
 const MAX_EXPRESSION_BYTES: usize = 256;
-/// Lateness beyond which a call is left out: the host was suspended, or too busy.
+/// Maximum delay of a call. A later call is skipped, because the host was suspended or overloaded.
 const MAX_LATENESS: SignedDuration = SignedDuration::from_secs(30);
 
 /// Schedule of a function.
@@ -22,22 +22,22 @@ pub(crate) struct Schedule {
 /// Calls of a schedule since the daemon started.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ScheduleStatus {
-    /// Next call in milliseconds since 1970; none: never.
+    /// Time of the next call in milliseconds since 1970. `None` if there is no next call.
     pub next_ms: Option<i64>,
-    /// Last call in milliseconds since 1970.
+    /// Time of the last call in milliseconds since 1970.
     pub last_ms: Option<i64>,
-    /// Status of its response; none if there was no response.
+    /// HTTP status of the last call. `None` if the function returned no response.
     pub last_status: Option<u16>,
-    /// Calls that were left out because their time was over when they could be made.
+    /// Number of calls that were skipped because they were too late.
     pub missed: u64,
-    /// Calls that were left out because the one before still ran.
+    /// Number of calls that were skipped because the previous call was still running.
     pub skipped: u64,
 }
 
 fn refused(expression: &str, reason: impl std::fmt::Display) -> FunctionError {
     let expression = expression.escape_debug();
     FunctionError::Setting(format!(
-        "`{expression}` is no schedule as `minute hour day month weekday`: {reason}"
+        "`{expression}` is not a valid schedule (`minute hour day month weekday`): {reason}"
     ))
 }
 
@@ -47,7 +47,7 @@ fn next_after(crontab: &Crontab, now: Timestamp) -> Option<Timestamp> {
 }
 
 impl Schedule {
-    /// Parses an expression. Without a time zone it is in UTC.
+    /// Parses an expression. The time zone defaults to UTC.
     pub(crate) fn parse(expression: &str, now: Timestamp) -> Result<Self, FunctionError> {
         if expression.len() > MAX_EXPRESSION_BYTES {
             let reason = format!("it is longer than {MAX_EXPRESSION_BYTES} bytes");
@@ -57,7 +57,7 @@ impl Schedule {
         options.fallback_timezone_option = FallbackTimezoneOption::UTC;
         let crontab = cronexpr::parse_crontab_with(expression, options);
         let crontab = crontab.map_err(|e| refused(expression, e))?;
-        let never = || refused(expression, "there is no such time");
+        let never = || refused(expression, "the schedule never matches");
         let next = next_after(&crontab, now).ok_or_else(never)?;
         Ok(Self {
             expression: expression.to_owned(),
@@ -79,7 +79,8 @@ impl Schedule {
         }
     }
 
-    /// True if a call is to be made now; [`Self::ended`] follows it.
+    /// Returns whether to make a call now. If true, the caller must call [`Self::ended`]
+    /// afterwards.
     pub(crate) fn begin(&mut self, now: Timestamp) -> bool {
         let Some(due) = self.next.filter(|due| *due <= now) else {
             return false;
@@ -98,7 +99,7 @@ impl Schedule {
         true
     }
 
-    /// The call has ended.
+    /// Records the end of a call.
     pub(crate) fn ended(&mut self, status: Option<u16>) {
         self.is_running = false;
         self.status.last_status = status;

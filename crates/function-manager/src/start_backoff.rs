@@ -1,10 +1,10 @@
-//! Delays between starts of a process that keeps ending.
+//! Delays between starts of a process that exits repeatedly.
 
 use std::time::{Duration, Instant};
 
 /// Minimum lifetime of a process that is not counted as a failed start.
 const STABLE_LIFE: Duration = Duration::from_secs(10);
-/// Delay before the second start in a row; doubled for each further one.
+/// Delay before the second start in a row, doubled for each further start.
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 /// Maximum delay between two starts.
 const MAX_DELAY: Duration = Duration::from_secs(30);
@@ -17,12 +17,12 @@ pub(crate) struct StartBackoff {
 }
 
 impl StartBackoff {
-    /// Notes that a process ended after `life`.
+    /// Records that a process exited after `life`.
     pub(crate) fn ended(&mut self, life: Duration) {
         if life >= STABLE_LIFE {
             self.failures = 0;
         }
-        // The first end may be an accident, after which the process is back at once.
+        // The first exit may be an isolated failure: restart the process at once.
         let delay = match self.failures {
             0 => Duration::ZERO,
             n => FIRST_DELAY.saturating_mul(1 << n.min(16)).min(MAX_DELAY),

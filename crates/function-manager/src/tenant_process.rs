@@ -1,4 +1,4 @@
-//! Starter's side of a tenant's process.
+//! Daemon's side of a tenant's process.
 
 use crate::egress::{AllowList, EgressBroker, EgressSettings};
 use crate::process_record::ProcessRecord;
@@ -30,69 +30,69 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Time within which a process starts, and answers an order.
+/// Timeout for the start of a process, and for its answer to an order, in seconds.
 const ANSWER_TIMEOUT_S: i64 = 30;
-/// Time for a killed process to end, in milliseconds.
+/// Timeout for the exit of a killed process, in milliseconds.
 const END_TIMEOUT_MS: u16 = 5000;
-/// Socket of requests in a tenant's directory.
+/// Name of the socket for requests in a tenant's directory.
 pub const HTTP_SOCKET: &str = "http.sock";
-/// Control socket there.
+/// Name of the control socket in a tenant's directory.
 const CONTROL_SOCKET: &str = "control.sock";
 
-/// Failure of a tenant's process or of a compiler.
+/// Error of a tenant's process or of a compiler.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// It cannot be started.
+    /// The process cannot be started.
     #[error("starting jiffy-functions: {0}")]
     Start(#[from] io::Error),
-    /// It does not answer.
+    /// The process does not answer.
     #[error("the process of functions does not answer: {0}")]
     Control(#[from] ChannelError),
-    /// It refused an order.
+    /// The process rejected an order.
     #[error("{0}")]
     Refused(String),
-    /// The module was not compiled. The message is its author's.
+    /// The module was not compiled. The module's author receives the message.
     #[error("{0}")]
     Compile(String),
-    /// The budget of the module's owner has no room for the machine code.
+    /// The quota of the module's owner is too small for the machine code.
     #[error("{0}")]
-    NoRoom(BoxError),
+    QuotaExceeded(BoxError),
 }
 
-/// Settings of a process that is started.
+/// Settings for starting a process.
 #[derive(Debug, Clone, Copy)]
 pub struct ProcessSettings<'a> {
     /// Program `jiffy-functions`.
     pub program: &'a Path,
-    /// Owner of its functions.
+    /// Owner of the functions.
     pub owner: &'a str,
     /// Limits of the process.
     pub limits: TenantLimits,
-    /// False for tests of hosts that allow no namespaces.
+    /// True if the process is confined. False in tests on hosts without user namespaces.
     pub jailed: bool,
-    /// Time without a daemon after which it ends.
+    /// Time without a daemon after which the process exits.
     pub grace: Duration,
 }
 
-/// Process of a tenant. It ends with this value, unless it is left to the next daemon. Calls block
-/// until the process has answered; orders are carried out one at a time.
+/// Process of a tenant. Dropping this value kills the process, unless it was detached for the next
+/// daemon. Calls block until the process has answered; orders are executed one at a time.
 #[derive(Debug)]
 pub struct TenantProcess {
     record: ProcessRecord,
     pidfd: OwnedFd,
-    /// None for one that an earlier daemon started.
+    /// `None` if an earlier daemon started the process.
     child: Option<Child>,
     directory: PathBuf,
     control: Mutex<Channel>,
     engine: String,
-    left: AtomicBool,
+    is_detached: AtomicBool,
     egress_settings: EgressSettings,
-    /// None until a function may reach a host.
+    /// `None` until a function may reach a host.
     egress: Mutex<Option<EgressBroker>>,
 }
 
 impl TenantProcess {
-    /// Starts a process with its sockets in `directory`, and waits until it serves.
+    /// Starts a process with its sockets in `directory`, and waits until the process is ready.
     pub fn start(settings: &ProcessSettings<'_>, directory: &Path) -> Result<Self, ProcessError> {
         remove_files(directory);
         let http = UnixListener::bind(directory.join(HTTP_SOCKET))?;
@@ -112,47 +112,47 @@ impl TenantProcess {
             directory: directory.to_owned(),
             control: Mutex::new(control),
             engine,
-            left: AtomicBool::new(false),
+            is_detached: AtomicBool::new(false),
             egress_settings: EgressSettings::default(),
             egress: Mutex::default(),
         })
     }
 
-    /// Takes over the process that an earlier daemon left in `directory`; none if it has ended or
-    /// does not answer, in which case nothing of it stays.
+    /// Adopts the process that an earlier daemon left in `directory`. Returns `None` if the process
+    /// has exited or does not answer; such a process is killed, and its files are removed.
     #[must_use]
     pub fn adopt(directory: &Path) -> Option<Self> {
-        let found = adopt(directory);
-        if found.is_none() {
+        let process = adopt(directory);
+        if process.is_none() {
             remove_files(directory);
         }
-        found
+        process
     }
 
-    /// Fingerprint of its engine: compiled files of another one are compiled again.
+    /// Returns the fingerprint of the process's engine. Files of another engine are compiled again.
     #[must_use]
     pub fn engine(&self) -> &str {
         &self.engine
     }
 
-    /// Process id.
+    /// Returns the process id.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.record.instance.pid
     }
 
-    /// Reset of its slots.
+    /// Returns the reset of the process's slots.
     #[must_use]
     pub fn reset(&self) -> SlotReset {
         self.record.reset
     }
 
-    /// Descriptor that is readable when the process has ended.
+    /// Returns a descriptor that becomes readable when the process exits.
     pub fn pidfd(&self) -> io::Result<OwnedFd> {
         self.pidfd.try_clone()
     }
 
-    /// True if the process has ended.
+    /// Returns whether the process has exited.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.ends_within(PollTimeout::ZERO)
@@ -163,18 +163,18 @@ impl TenantProcess {
         poll(&mut watched, timeout) != Ok(0)
     }
 
-    /// Ends the process, and waits until it has ended.
+    /// Kills the process, and waits until it has exited.
     pub fn end(&self) {
         self.kill();
         self.ends_within(PollTimeout::from(END_TIMEOUT_MS));
     }
 
-    /// Leaves the process to the next daemon: it goes on when this value is dropped.
-    pub fn leave(&self) {
-        self.left.store(true, Ordering::Release);
+    /// Detaches the process for the next daemon: dropping this value no longer kills the process.
+    pub fn detach(&self) {
+        self.is_detached.store(true, Ordering::Release);
     }
 
-    /// Carries out an order.
+    /// Executes an order.
     pub fn order(&self, order: &ControlRequest) -> Result<ControlResponse, ProcessError> {
         let answer = self.send(order, None)?;
         if let ControlRequest::Remove { function } = order {
@@ -183,7 +183,7 @@ impl TenantProcess {
         Ok(answer)
     }
 
-    /// Loads a compiled file whose digest is `digest` in hexadecimal digits.
+    /// Loads a compiled file. `digest` is the digest of the file in hexadecimal digits.
     pub fn load(
         &self,
         function: &str,
@@ -194,7 +194,7 @@ impl TenantProcess {
         self.load_as(function, file, digest, settings.into(), None)
     }
 
-    /// The same for a function that reaches the control plane as `origin`.
+    /// Like [`Self::load`], for a function that reaches the control plane as `origin`.
     pub fn load_as(
         &self,
         function: &str,
@@ -205,12 +205,13 @@ impl TenantProcess {
     ) -> Result<World, ProcessError> {
         let list = allow_list(&settings.allow)?;
         if origin.is_some() {
-            // The process asks for no connection of a function that may reach nothing.
+            // The process requests no connections for a function with an empty list.
             settings.allow.push(API_HOST.to_owned());
         }
         let list = list.with_origin(origin);
         let former = self.allowed(function);
-        // Neither the former version nor the next one is refused a host of its own meanwhile.
+        // During the change, neither the previous version nor the next version is denied a host of
+        // its own.
         self.set_allowed(function, former.and(&list))?;
         let order = ControlRequest::Load {
             function: function.to_owned(),
@@ -226,19 +227,19 @@ impl TenantProcess {
         loaded
     }
 
-    /// Lets the process serve the connections that come over `socket`.
+    /// Makes the process serve the connections received on `socket`.
     pub(crate) fn attach_direct(&self, socket: &OwnedFd) -> Result<(), ProcessError> {
         self.send(&ControlRequest::Direct, Some(socket.as_fd()))
             .map(drop)
     }
 
-    /// Sets what the host's owner lets functions reach, before any is loaded.
+    /// Sets the egress settings of the operator. Must be called before a function is loaded.
     pub fn set_egress(&mut self, settings: EgressSettings) {
         self.egress_settings = settings;
     }
 
-    /// Sets the hosts that a function may reach, for one that is loaded already: a process that was
-    /// adopted reaches nothing before.
+    /// Sets the hosts that a loaded function may reach. An adopted process reaches no host before
+    /// this call.
     pub fn allow(&self, function: &str, hosts: &[String]) -> Result<(), ProcessError> {
         self.set_allowed(function, allow_list(hosts)?)
     }
@@ -250,9 +251,10 @@ impl TenantProcess {
     }
 
     fn set_allowed(&self, function: &str, list: AllowList) -> Result<(), ProcessError> {
-        let list = match self.egress_settings.is_off {
-            true => list.without_hosts(),
-            false => list,
+        let list = if self.egress_settings.is_off {
+            list.without_hosts()
+        } else {
+            list
         };
         let mut egress = self.egress.lock();
         let broker = match &mut *egress {
@@ -264,9 +266,10 @@ impl TenantProcess {
                 none.insert(broker)
             }
         };
-        match list.is_empty() {
-            true => broker.forget(function),
-            false => broker.allow(function, list),
+        if list.is_empty() {
+            broker.forget(function)
+        } else {
+            broker.allow(function, list)
         }
         Ok(())
     }
@@ -280,7 +283,7 @@ impl TenantProcess {
         let control = self.control.lock();
         let answered = control.send(order, &files).and_then(|()| control.recv());
         if answered.is_err() {
-            // A late answer would be taken for that of the next order.
+            // A late answer would be mistaken for the answer to the next order.
             self.kill();
         }
         match answered?.0 {
@@ -289,7 +292,7 @@ impl TenantProcess {
         }
     }
 
-    /// Ends the process.
+    /// Kills the process.
     pub fn kill(&self) {
         kill(&self.pidfd);
     }
@@ -297,15 +300,15 @@ impl TenantProcess {
 
 impl Drop for TenantProcess {
     fn drop(&mut self) {
-        if self.left.load(Ordering::Acquire) {
+        if self.is_detached.load(Ordering::Acquire) {
             return;
         }
         self.kill();
         if let Some(mut child) = self.child.take() {
-            // Ends now.
+            // The killed process exits now.
             let _ = child.wait();
         }
-        // Another process may run there by now.
+        // The record may belong to another process by now.
         if ProcessRecord::read(&self.directory).is_some_and(|record| record == self.record) {
             remove_files(&self.directory);
         }
@@ -320,7 +323,7 @@ fn unexpected(answer: &ControlResponse) -> ProcessError {
     ProcessError::Refused(format!("unexpected answer {answer:?}"))
 }
 
-/// Child that is ended unless it is taken.
+/// Child process that is killed when this value is dropped, unless it was taken.
 struct UnreadyChild(Option<Child>);
 
 impl UnreadyChild {
@@ -332,7 +335,7 @@ impl UnreadyChild {
 impl Drop for UnreadyChild {
     fn drop(&mut self) {
         if let Some(child) = &mut self.0 {
-            // Already ended, or ends now.
+            // The process has exited, or exits now.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -355,7 +358,7 @@ fn spawn(
         .args(["--connections", &limits.connections.to_string()])
         .args(["--reset", limits.reset.word()])
         .args(["--grace-s", &settings.grace.as_secs().to_string()])
-        // Signals of the daemon's terminal are not for it.
+        // Signals from the daemon's terminal must not reach the process.
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -374,7 +377,7 @@ fn spawn(
         },
     ];
     command.fd_mappings(mappings).map_err(io::Error::other)?;
-    // The process has its copies of the descriptors; ours close with the command.
+    // The process has its own copies of the descriptors. The daemon's copies close with `command`.
     let child = command.spawn()?;
     drop(command);
     messages.forward("jiffy-functions", child.id());
@@ -400,7 +403,8 @@ fn control_socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Connects to the control socket in `directory`. Returns the fingerprint of the process's engine.
+/// Connects to the control socket in `directory`. Returns the channel and the fingerprint of the
+/// process's engine.
 fn connect_control(directory: &Path) -> Result<(Channel, String), ProcessError> {
     let control = control_socket()?;
     let timeout = TimeVal::new(ANSWER_TIMEOUT_S, 0);
@@ -424,8 +428,8 @@ fn adopt(directory: &Path) -> Option<TenantProcess> {
     let record = ProcessRecord::read(directory)?;
     let pid = record.instance.pid;
     let pidfd = open_pidfd(pid).ok()?;
-    // A pidfd refers to one process for ever: if the instance matches now, it was opened on the
-    // right one.
+    // A pidfd always refers to the same process. If the instance matches now, the pidfd refers to
+    // the recorded process.
     if ProcessInstance::of(pid).ok()? != record.instance {
         return None;
     }
@@ -437,12 +441,12 @@ fn adopt(directory: &Path) -> Option<TenantProcess> {
             directory: directory.to_owned(),
             control: Mutex::new(control),
             engine,
-            left: AtomicBool::new(false),
+            is_detached: AtomicBool::new(false),
             egress_settings: EgressSettings::default(),
             egress: Mutex::default(),
         }),
         Err(e) => {
-            tracing::warn!("ending the process {pid} of functions: {e}");
+            tracing::warn!("cannot adopt function process {pid}; killing it: {e}");
             kill(&pidfd);
             None
         }
@@ -452,7 +456,7 @@ fn adopt(directory: &Path) -> Option<TenantProcess> {
 fn remove_files(directory: &Path) {
     ProcessRecord::remove(directory);
     for name in [HTTP_SOCKET, CONTROL_SOCKET] {
-        // Absent, or replaced by the next start.
+        // The file is absent, or the next start replaces it.
         let _ = fs::remove_file(directory.join(name));
     }
 }

@@ -1,11 +1,11 @@
-//! Number of uses of a process, which does not end as idle while it is in use.
+//! Number of uses of a process. A process in use is not stopped as idle.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bit of the number that rejects further uses.
+/// Bit that marks the count as closed: further uses are rejected.
 const CLOSED: u64 = 1 << 63;
 
 /// Number of requests and direct connections of a process, and the time of the last one.
@@ -16,7 +16,7 @@ pub(crate) struct UseCount {
 }
 
 impl UseCount {
-    /// No use yet, at `now`.
+    /// Creates a count without uses. The idle time starts at `now`.
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             in_flight: AtomicU64::new(0),
@@ -33,7 +33,8 @@ impl UseCount {
         counted.is_ok().then(|| CountedUse(self.clone()))
     }
 
-    /// Rejects further uses if there is no use, and was none for `idle`. Returns whether it does.
+    /// Rejects further uses if no use exists and none existed for `idle`. Returns whether further
+    /// uses are rejected.
     pub(crate) fn close_if_idle(&self, idle: Duration) -> bool {
         self.last_used.lock().elapsed() >= idle
             && self
@@ -53,7 +54,7 @@ impl UseCount {
     }
 }
 
-/// One use, which ends when the value is dropped.
+/// Counted use. Dropping this value ends the use.
 #[derive(Debug)]
 pub(crate) struct CountedUse(Arc<UseCount>);
 

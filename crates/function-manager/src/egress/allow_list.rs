@@ -3,44 +3,44 @@
 use jiffy_proto::internal::{InternalOrigin, is_api_host};
 use std::net::IpAddr;
 
-/// Hosts that one function may have on its list.
+/// Maximum number of hosts on a function's list.
 pub const MAX_ALLOWED_HOSTS: usize = 64;
-/// Longest name of a host, as in DNS.
+/// Maximum length of a host name in bytes, as in DNS.
 const MAX_NAME_BYTES: usize = 253;
-/// Ports of an entry without one.
+/// Ports of an entry without a port.
 const DEFAULT_PORTS: [u16; 2] = [80, 443];
 
-/// List that cannot be one.
+/// Error: the list of hosts is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllowListError {
-    /// Not a host.
+    /// The entry is not a host.
     #[error(
-        "`{0}` is no host to allow: write NAME, *.NAME, ADDRESS or [IPv6], and :PORT behind it"
+        "`{0}` is not a valid host: use NAME, *.NAME, ADDRESS or [IPv6], optionally followed by :PORT"
     )]
     Entry(String),
-    /// Too many.
-    #[error("a function may have {MAX_ALLOWED_HOSTS} allowed hosts")]
+    /// The list has too many entries.
+    #[error("a function may have at most {MAX_ALLOWED_HOSTS} allowed hosts")]
     TooMany,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AllowedHost {
     Name(String),
-    /// Names below this one, which begins with a dot.
+    /// Subdomains. The value starts with a dot.
     Below(String),
     Address(IpAddr),
 }
 
-/// Hosts that a function may reach, with their ports. An empty list allows nothing.
+/// Hosts and ports that a function may reach. An empty list allows no host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AllowList {
     hosts: Vec<(AllowedHost, Option<u16>)>,
-    /// Origin of its connections to the control plane; none: it does not reach that.
+    /// Origin of the function's connections to the control plane. `None` if it has no access.
     origin: Option<InternalOrigin>,
 }
 
 impl AllowList {
-    /// Reads entries `NAME`, `*.NAME` or an address, each with an optional `:PORT`.
+    /// Parses entries `NAME`, `*.NAME` or an address, each with an optional `:PORT`.
     pub fn parse(entries: &[String]) -> Result<Self, AllowListError> {
         if entries.len() > MAX_ALLOWED_HOSTS {
             return Err(AllowListError::TooMany);
@@ -61,13 +61,13 @@ impl AllowList {
         })
     }
 
-    /// The same list of a function that reaches the control plane, or does not.
+    /// Returns this list with the given access to the control plane.
     #[must_use]
     pub fn with_origin(self, origin: Option<InternalOrigin>) -> Self {
         Self { origin, ..self }
     }
 
-    /// The same list without hosts.
+    /// Returns this list without hosts.
     #[must_use]
     pub(crate) fn without_hosts(self) -> Self {
         Self {
@@ -76,13 +76,14 @@ impl AllowList {
         }
     }
 
-    /// Origin of the function's connections to the control plane; none: it does not reach that.
+    /// Returns the origin of the function's connections to the control plane. `None` if the
+    /// function has no access.
     pub(crate) fn origin(&self) -> Option<&InternalOrigin> {
         self.origin.as_ref()
     }
 
-    /// Returns true if `host`, a name or an address, may be reached at `port`. The control plane is
-    /// no host, whatever a list says.
+    /// Returns whether the function may reach `host`, a name or an address, at `port`. Always false
+    /// for the control plane.
     #[must_use]
     pub fn contains(&self, host: &str, port: u16) -> bool {
         let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
@@ -107,7 +108,7 @@ impl AllowList {
         })
     }
 
-    /// Both lists together.
+    /// Returns the union of both lists.
     #[must_use]
     pub(crate) fn and(&self, other: &Self) -> Self {
         Self {
@@ -116,7 +117,7 @@ impl AllowList {
         }
     }
 
-    /// Returns true if nothing may be reached.
+    /// Returns whether the list allows nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.hosts.is_empty() && self.origin.is_none()
@@ -144,8 +145,8 @@ fn entry(text: &str) -> Option<(AllowedHost, Option<u16>)> {
     }
 }
 
-/// Returns true for a name of DNS whose last label is no number: `127.1` would be an address to
-/// some resolvers.
+/// Returns whether `name` is a DNS name whose last label is not a number. Some resolvers treat
+/// `127.1` as an address.
 pub(crate) fn is_name(name: &str) -> bool {
     let is_label = |label: &str| {
         let bytes = label.as_bytes();
@@ -223,7 +224,7 @@ mod tests {
         };
         let list = AllowList::default().with_origin(Some(origin.clone()));
         assert!(!list.is_empty() && !list.contains("api.jiffy.internal", 80));
-        // Neither the former version nor the next one is refused meanwhile.
+        // Neither the previous version nor the next version is denied during the change.
         for both in [
             list.and(&AllowList::default()),
             AllowList::default().and(&list),

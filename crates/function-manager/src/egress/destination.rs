@@ -1,4 +1,5 @@
-//! Addresses of a host: looked up once, checked, and only then connected to.
+//! Addresses of a host. A name is resolved once, the addresses are checked, and only then connected
+//! to.
 
 use super::EgressSettings;
 use super::allow_list::is_name;
@@ -11,13 +12,13 @@ use std::time::Duration;
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
-/// Addresses that are tried for one host.
+/// Maximum number of addresses that are tried for a host.
 const MAX_ADDRESSES: usize = 4;
-/// Time for a lookup, and for a connection to one address.
+/// Timeout of a lookup, and of a connection to one address.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Rules about addresses.
+/// Rules for addresses.
 #[derive(Debug)]
 pub(super) struct Destinations {
     policy: EgressPolicy,
@@ -38,21 +39,21 @@ impl Destinations {
         Ok(Self { policy, settings })
     }
 
-    /// Returns true if the host's owner lets functions reach `address`: public, or granted, and
-    /// none of this host's own unless granted.
+    /// Returns whether functions may reach `address`: a public or granted address. An address of
+    /// this host must be granted.
     fn permits(&self, address: IpAddr, own: &[IpAddr]) -> bool {
         let granted = self.settings.granted.iter();
         let is_granted = granted.clone().any(|net| net.contains(&address));
         self.policy.allows(address) && (is_granted || !own.contains(&address))
     }
 
-    /// Connects to an address of `host` that functions may reach.
+    /// Connects to a permitted address of `host`.
     pub(super) async fn connect(&self, host: &str, port: u16) -> Result<TcpStream, EgressFailure> {
-        let found = self.resolve(host, port).await?;
-        // A mapped address reaches what the IPv4 address in it does.
-        let found = found.into_iter().map(|address| address.to_canonical());
+        let addresses = self.resolve(host, port).await?;
+        // A mapped address reaches the same host as its IPv4 address.
+        let addresses = addresses.into_iter().map(|address| address.to_canonical());
         let own = own_addresses();
-        let permitted = found.filter(|address| self.permits(*address, &own));
+        let permitted = addresses.filter(|address| self.permits(*address, &own));
         let mut failure = EgressFailure::ProhibitedAddress;
         for address in permitted.take(MAX_ADDRESSES) {
             let address = SocketAddr::new(address, port);
@@ -77,16 +78,16 @@ impl Destinations {
         if let Some(addresses) = known.and_then(|names| names.addresses(&name)) {
             return Ok(addresses);
         }
-        let found = timeout(LOOKUP_TIMEOUT, lookup_host((name, port))).await;
-        match found {
-            Ok(Ok(found)) => Ok(found.map(|address| address.ip()).collect()),
+        let addresses = timeout(LOOKUP_TIMEOUT, lookup_host((name, port))).await;
+        match addresses {
+            Ok(Ok(addresses)) => Ok(addresses.map(|address| address.ip()).collect()),
             Ok(Err(_)) => Err(EgressFailure::NotFound),
             Err(_) => Err(EgressFailure::Timeout),
         }
     }
 }
 
-/// Addresses of this host.
+/// Returns the addresses of this host.
 fn own_addresses() -> Vec<IpAddr> {
     let interfaces = getifaddrs().into_iter().flatten();
     let addresses = interfaces.filter_map(|interface| {
@@ -137,7 +138,7 @@ mod tests {
             "fd00::1",
             "fe80::1",
             "ff02::1",
-            // This host's own.
+            // An address of this host.
             "198.41.0.4",
         ] {
             assert!(!permits(&[], address), "{address}");

@@ -1,4 +1,4 @@
-//! Connection to a host, and the copying between it and a tenant's process.
+//! Connections to hosts, and relays between them and a tenant's process.
 
 use super::destination::Destinations;
 use jiffy_proto::function::{EgressFailure, EgressRequest};
@@ -15,20 +15,20 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-/// Bytes of a connection in each direction.
+/// Maximum number of bytes of a connection in each direction.
 const MAX_BYTES: u64 = 64 << 20;
-/// Bytes that are copied at once.
+/// Number of bytes copied at once.
 const BUFFER_BYTES: usize = 32 << 10;
-/// Time of a connection: that of the longest request.
+/// Maximum lifetime of a connection: the maximum time of a request.
 const MAX_LIFETIME: Duration = jiffy_proto::function::MAX_REQUEST_TIME;
-/// Time for a TLS handshake.
+/// Timeout of a TLS handshake.
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connection in plain text, whatever is below.
+/// Connection that carries plain text, over TCP or TLS.
 trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 
-/// Maker of connections.
+/// Establishes connections.
 pub(super) struct Connector {
     destinations: Destinations,
     tls: TlsConnector,
@@ -37,7 +37,7 @@ pub(super) struct Connector {
 impl Connector {
     pub(super) fn new(destinations: Destinations) -> Result<Self, tokio_rustls::rustls::Error> {
         let mut roots = RootCertStore::empty();
-        // Those that cannot be read are missing like those that are not there.
+        // Certificates that cannot be parsed are skipped.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
         let builder = builder.with_safe_default_protocol_versions()?;
@@ -49,22 +49,26 @@ impl Connector {
         })
     }
 
-    /// Connects, and makes a pair of sockets. Returns the relay and the process's end, which does
-    /// not block: a process under its filter cannot change that.
+    /// Connects to a host and creates a pair of sockets. Returns the relay and the process's end.
+    /// The process's end is non-blocking, because the process cannot change this under its seccomp
+    /// filter.
     pub(super) async fn relay(
         &self,
         request: &EgressRequest,
     ) -> Result<(Relay, OwnedFd), EgressFailure> {
         let host = self.connect(request).await?;
-        let made = pair().and_then(|(ours, theirs)| Ok((UnixStream::from_std(ours)?, theirs)));
-        let (ours, theirs) = made.map_err(|_| EgressFailure::TooMany)?;
-        Ok((Relay { host, ours }, theirs))
+        let (broker_end, process_end) = pair()
+            .and_then(|(broker_end, process_end)| {
+                Ok((UnixStream::from_std(broker_end)?, process_end))
+            })
+            .map_err(|_| EgressFailure::TooMany)?;
+        Ok((Relay { host, broker_end }, process_end))
     }
 
     async fn connect(&self, request: &EgressRequest) -> Result<Box<dyn Connection>, EgressFailure> {
         let stream = self.destinations.connect(&request.host, request.port);
         let stream = stream.await?;
-        // Requests are small and wait for their answers.
+        // Requests are small and wait for their responses.
         let _ = stream.set_nodelay(true);
         if !request.tls {
             return Ok(Box::new(stream));
@@ -78,41 +82,42 @@ impl Connector {
     }
 }
 
-/// Makes a pair of sockets that do not block: ours, and the process's.
+/// Creates a pair of non-blocking sockets. The second end is for the process.
 pub(super) fn pair() -> std::io::Result<(StdUnixStream, OwnedFd)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags)?;
-    Ok((StdUnixStream::from(ours), theirs))
+    let (broker_end, process_end) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags)?;
+    Ok((StdUnixStream::from(broker_end), process_end))
 }
 
-/// Connection that the process has one end of.
+/// Relay between a host and the process's end of a connection.
 pub(super) struct Relay {
     host: Box<dyn Connection>,
-    ours: UnixStream,
+    broker_end: UnixStream,
 }
 
 impl Relay {
-    /// Copies until either side closes, or a limit is reached.
+    /// Copies until either side closes its connection or a limit is reached.
     pub(super) async fn run(self) {
         let (host_read, host_write) = tokio::io::split(self.host);
-        let (our_read, our_write) = self.ours.into_split();
+        let (our_read, our_write) = self.broker_end.into_split();
         let both = async {
-            // A client of HTTP/1 does not close its half before the answer's end.
+            // An HTTP/1 client does not close its half of the connection before the response is
+            // complete.
             tokio::select! {
                 () = copy(host_read, our_write) => {}
                 () = copy(our_read, host_write) => {}
             }
         };
-        // At its end both sides are closed, which is all there is to tell.
+        // Both sides are closed afterwards. An error needs no further handling.
         let _ = timeout(MAX_LIFETIME, both).await;
     }
 }
 
-/// Copies up to the limit of bytes, and tells the end to the other side.
+/// Copies up to the limit, and then shuts down the other side.
 async fn copy(from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
     let from = from.take(MAX_BYTES);
     let mut from = tokio::io::BufReader::with_capacity(BUFFER_BYTES, from);
-    // A broken connection is as good as a closed one.
+    // A broken connection is handled like a closed connection.
     let _ = tokio::io::copy_buf(&mut from, &mut to).await;
     let _ = to.shutdown().await;
 }

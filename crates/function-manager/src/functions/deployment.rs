@@ -2,7 +2,7 @@
 
 use super::{Functions, Owner};
 use crate::blocking::blocking;
-use crate::disk_room::DeployRoom;
+use crate::disk_quota::DeployQuota;
 use crate::function_error::FunctionError;
 use crate::function_record::{DeployChanges, FunctionRecord, VersionRecord, new_record};
 use crate::function_state::FunctionState;
@@ -14,39 +14,39 @@ use std::sync::Arc;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit};
 
 impl Functions {
-    /// Begins with a module of a deployment.
+    /// Starts the upload of a module.
     pub fn upload(&self) -> Result<ModuleUpload, FunctionError> {
-        self.new_upload(DeployRoom::default(), None)
+        self.new_upload(DeployQuota::default(), None)
     }
 
     fn new_upload(
         &self,
-        room: DeployRoom,
+        quota: DeployQuota,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Result<ModuleUpload, FunctionError> {
         if !self.is_installed() {
             return Err(FunctionError::NotInstalled);
         }
-        ModuleUpload::new(&self.uploads()?, room, permit)
+        ModuleUpload::new(&self.uploads()?, quota, permit)
     }
 
-    /// The same for a module of an owner, whose bytes and machine code are reserved in `room`.
-    /// Waits while the owner has [`MAX_UPLOADS`].
+    /// Like [`Self::upload`], but reserves the module's bytes and machine code in `quota`. Waits
+    /// while the owner has [`MAX_UPLOADS`].
     ///
     /// [`MAX_UPLOADS`]: super::MAX_UPLOADS
     pub async fn upload_of(
         &self,
         key: Option<&str>,
-        room: DeployRoom,
+        quota: DeployQuota,
     ) -> Result<ModuleUpload, FunctionError> {
         let unavailable = |e: AcquireError| FunctionError::Unavailable(e.to_string());
         let uploads = self.owner(key)?.uploads.clone();
         let permit = uploads.acquire_owned().await.map_err(unavailable)?;
-        self.new_upload(room, Some(permit))
+        self.new_upload(quota, Some(permit))
     }
 
-    /// Deploys a module as a new version of a function. The former version answers until the new
-    /// one is compiled, loaded, instantiated once and written down. Goes on if it is cancelled.
+    /// Deploys a module as a new version of a function. The previous version answers until the new
+    /// version has been compiled, loaded, instantiated once and recorded. Continues if cancelled.
     pub async fn deploy(
         &self,
         key: Option<&str>,
@@ -54,7 +54,7 @@ impl Functions {
         changes: DeployChanges,
         module: ModuleUpload,
     ) -> Result<Arc<FunctionRecord>, FunctionError> {
-        // Refused before anything is made.
+        // Validates the name before any file is created.
         new_record(key, name, 0)?;
         let (functions, owner) = (self.clone(), self.owner(key)?);
         let name = name.to_owned();
@@ -63,7 +63,7 @@ impl Functions {
             let deployed = functions.deploy_to(&owner, &name, &changes, module).await;
             if let Ok(record) = &deployed {
                 let digest = record.version().map(|version| version.module.as_str());
-                functions.keep_stored(owner.key.as_deref(), digest);
+                functions.enqueue_sync(owner.key.as_deref(), digest);
             }
             functions.tidy(&owner).await;
             deployed
@@ -98,13 +98,13 @@ impl Functions {
             return Err(FunctionError::Setting(message.to_owned()));
         }
         let (digest, bytes) = (module.digest().digits(), module.bytes());
-        // Held until the record counts the files.
-        let room = module.room.clone();
+        // Held until the record accounts for the files.
+        let quota = module.quota.clone();
         {
             let (owner, digest) = (owner.clone(), digest.clone());
             blocking(move || {
                 owner.store.create()?;
-                owner.store.keep_module(module.file, &digest)
+                owner.store.store_module(module.file, &digest)
             })
             .await?;
         }
@@ -121,7 +121,7 @@ impl Functions {
         });
         let artifact = match known {
             Some(artifact) => artifact,
-            None => self.compile(owner, &in_use.0, &digest, &room).await?,
+            None => self.compile(owner, &in_use.0, &digest, &quota).await?,
         };
         record.push(VersionRecord {
             number: 0,
@@ -135,7 +135,7 @@ impl Functions {
         self.replace(owner, former, record).await
     }
 
-    /// Loads the answering version of a changed record, then writes it down.
+    /// Loads the active version of a changed record, then commits the record.
     async fn replace(
         &self,
         owner: &Arc<Owner>,
@@ -145,7 +145,7 @@ impl Functions {
         record.revision += 1;
         let name = record.name.clone();
         let in_use = self.process(owner).await?;
-        // Requests that need a load wait until it is decided which version answers.
+        // Requests that require a load wait until the active version is decided.
         let _loading = in_use.0.loading.lock().await;
         self.load(owner, &in_use.0, &record).await?;
         let committed = {
@@ -153,8 +153,7 @@ impl Functions {
             blocking(move || owner.store.commit(&record)).await
         };
         if let Err(e) = committed {
-            // The version that is written down answers again; if it cannot be loaded now, the next
-            // request tries.
+            // Reload the version of the committed record. If this fails, the next request retries.
             in_use.0.loaded.lock().remove(&name);
             let undone = match former {
                 Some(former) => self.load(owner, &in_use.0, &former.record()).await.is_ok(),
@@ -177,7 +176,7 @@ impl Functions {
         })
     }
 
-    /// Changes a record, and nothing else.
+    /// Changes and commits a record without loading a version.
     async fn change(
         &self,
         key: Option<&str>,
@@ -192,21 +191,26 @@ impl Functions {
         record.updated_ms = now_ms();
         let (store, written) = (owner.clone(), record.clone());
         blocking(move || store.store.commit(&written)).await?;
-        let Some(running) = owner.running.read().clone().and_then(RunningProcess::peek) else {
+        let Some(running) = owner
+            .running
+            .read()
+            .clone()
+            .and_then(RunningProcess::if_running)
+        else {
             return Ok(state.replace(record));
         };
-        // A version that is loaded meanwhile is published as the former record says.
+        // A load before this lock is acquired uses the settings of the previous record.
         let _loading = running.loading.lock().await;
         let record = state.replace(record);
         if running.loaded.lock().contains_key(name) {
             let (process, publish) = (running.process.clone(), record.publish_order());
-            // A process that does not answer is ended.
+            // A process that does not answer has been killed.
             let _ = blocking(move || Ok(process.order(&publish).is_ok())).await;
         }
         Ok(record)
     }
 
-    /// Lets a function answer requests, or refuse them.
+    /// Enables or disables a function.
     pub async fn enable(
         &self,
         key: Option<&str>,
@@ -217,7 +221,7 @@ impl Functions {
             .await
     }
 
-    /// Lets an earlier version answer again; none: the one before that which answers.
+    /// Makes an earlier version active. Defaults to the version before the active version.
     pub async fn roll_back(
         &self,
         key: Option<&str>,
@@ -233,7 +237,7 @@ impl Functions {
         self.replace(&owner, Some(state), record).await
     }
 
-    /// Removes a function with its versions. Requests under way end.
+    /// Removes a function with its versions. Requests in flight complete.
     pub async fn remove(&self, key: Option<&str>, name: &str) -> Result<(), FunctionError> {
         let owner = self.existing_owner(key, name)?;
         let _changing = owner.changing.lock().await;
@@ -247,7 +251,7 @@ impl Functions {
             let remove = ControlRequest::Remove {
                 function: name.to_owned(),
             };
-            // Refused by a process that has not loaded it.
+            // A process that has not loaded the function rejects the order.
             let _ = blocking(move || Ok(running.process.order(&remove).is_ok())).await;
         }
         self.tidy(&owner).await;
@@ -259,13 +263,13 @@ impl Functions {
         let records = self.list();
         for record in records.iter().filter(|r| r.owner.as_deref() == key) {
             if let Err(e) = self.remove(key, &record.name).await {
-                tracing::error!("function {} is not removed: {e}", record.name);
+                tracing::error!("cannot remove function {}: {e}", record.name);
             }
         }
     }
 
-    /// Removes files that are not needed any more, and those of an owner without functions, whose
-    /// process ends. The lock of changes must be held.
+    /// Removes unreferenced files. If the owner has no functions, stops the process and removes all
+    /// files. The caller must hold the lock `changing`.
     async fn tidy(&self, owner: &Arc<Owner>) {
         let key = owner.key.clone();
         if owner.functions.read().is_empty() {
@@ -289,6 +293,6 @@ impl Functions {
             })
             .await;
         }
-        self.keep_stored(key.as_deref(), None);
+        self.enqueue_sync(key.as_deref(), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Direct connections: clients whose connections a tenant's process serves itself.
+//! Direct connections: client connections that a tenant's process serves itself.
 
 use super::Functions;
 use crate::direct_link::{BoxConnectionPermit, OpenConnection};
@@ -7,9 +7,9 @@ use crate::function_record::FunctionRecord;
 use std::os::fd::OwnedFd;
 
 impl Functions {
-    /// Passes a connection of a client to the process of a function. Starts the process and loads
-    /// the function if necessary. No byte may have been read from `stream`; `host` is that of its
-    /// first request. `permit` is dropped when the connection is closed.
+    /// Hands over a client connection to the process of a function. Starts the process and loads
+    /// the function if necessary. No byte may have been read from `stream`. `host` is the host of
+    /// the first request. `permit` is dropped when the connection is closed.
     pub async fn hand_over(
         &self,
         record: &FunctionRecord,

@@ -14,19 +14,18 @@ use jiffy_proto::function::FUNCTION_HEADER;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Attempts of a request that may be repeated.
+/// Maximum number of attempts for a repeatable request.
 const MAX_ATTEMPTS: u32 = 3;
-/// Longest time between the loss of a connection and the end of the process that caused it.
+/// Maximum time between the loss of a connection and the exit of the process that caused it.
 const MAX_END_DELAY: Duration = Duration::from_millis(200);
-/// Header of a request's id, which the gateway sets.
+/// Header with the request's id, which the gateway sets.
 const REQUEST_ID_HEADER: &str = "x-request-id";
-/// Name under which a request with too long a body is counted, as by the process.
+/// Error code under which requests with too large a body are counted, as in the process.
 const TOO_LARGE: &str = "request_too_large";
 
 impl Functions {
-    /// Passes a request to a function, after its process was started and its version loaded if
-    /// need be. The path of the request is the one that the function sees; its `Host` header must
-    /// be set.
+    /// Passes a request to a function. Starts the process and loads the version if necessary. The
+    /// request must have the path that the function receives, and a `Host` header.
     pub async fn send(
         &self,
         record: &FunctionRecord,
@@ -60,8 +59,11 @@ impl Functions {
                 }
                 Err(e) => {
                     tracing::debug!("a request to function {} failed: {e}", record.name);
-                    let failed =
-                        || FunctionError::Unavailable("their process ended meanwhile".to_owned());
+                    let failed = || {
+                        FunctionError::Unavailable(
+                            "the process exited while it handled the request".to_owned(),
+                        )
+                    };
                     request = again.ok_or_else(failed)?;
                     attempt += 1;
                     in_use.0.wait_for_end(MAX_END_DELAY).await;
@@ -71,11 +73,11 @@ impl Functions {
     }
 }
 
-/// Notes that a request was refused for its body.
+/// Records that a request was rejected because of its body.
 fn too_large(owner: &Owner, record: &FunctionRecord, id: Option<&HeaderValue>) -> FunctionError {
     let id = id.and_then(|id| id.to_str().ok());
     if let Ok(state) = owner.function(&record.name) {
-        state.note_fault(id.unwrap_or_default(), TOO_LARGE);
+        state.record_fault(id.unwrap_or_default(), TOO_LARGE);
     }
     FunctionError::RequestTooLarge
 }
@@ -91,7 +93,7 @@ fn prepare(request: &mut Request<RequestBody>, name: &str) -> Result<(), Functio
     Ok(())
 }
 
-/// Copy of a request without a body.
+/// Copies a request without its body.
 fn copy(request: &Request<RequestBody>) -> Request<RequestBody> {
     let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
     let mut copy = Request::new(body);

@@ -1,10 +1,11 @@
-//! Versions of functions in processes: compiled for the engine of a process, and loaded.
+//! Loading of versions into processes. Versions are compiled again for the engine of a process if
+//! necessary.
 
 use super::{Functions, Owner};
 use crate::blocking::blocking;
 use crate::compiler::{self, CompilerSettings};
 use crate::deploy_step::{DeployStep, reached};
-use crate::disk_room::DeployRoom;
+use crate::disk_quota::DeployQuota;
 use crate::function_error::FunctionError;
 use crate::function_record::{Artifact, FunctionRecord};
 use crate::function_store::{FunctionStore, UNFINISHED};
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Functions {
-    /// Uses the process of an owner in which the answering version of a function is loaded.
+    /// Returns the process of an owner, with the active version of a function loaded.
     pub(super) async fn loaded(
         &self,
         owner: &Arc<Owner>,
@@ -33,9 +34,9 @@ impl Functions {
         if !is_loaded(record.revision) {
             let loaded = self.load(owner, &in_use.0, &record).await;
             if let Err(e) = loaded {
-                tracing::error!("function {name} cannot be loaded: {e}");
+                tracing::error!("cannot load function {name}: {e}");
                 return Err(FunctionError::Unavailable(
-                    "this one cannot be loaded".to_owned(),
+                    "the function cannot be loaded".to_owned(),
                 ));
             }
         }
@@ -43,8 +44,8 @@ impl Functions {
         Ok(in_use)
     }
 
-    /// Loads the answering version of a record, which is compiled again for another engine. The
-    /// lock of loads must be held.
+    /// Loads the active version of a record, and compiles it again if the engine differs. The
+    /// caller must hold the process's lock `loading`.
     pub(super) async fn load(
         &self,
         owner: &Arc<Owner>,
@@ -59,9 +60,9 @@ impl Functions {
             .artifact(running.process.engine(), &version.module);
         if artifact.engine != running.process.engine() || !path.exists() {
             artifact = self
-                .compile(owner, running, &version.module, &DeployRoom::default())
+                .compile(owner, running, &version.module, &DeployQuota::default())
                 .await?;
-            let noted = note(owner.clone(), version.module, artifact.clone());
+            let noted = record_artifact(owner.clone(), version.module, artifact.clone());
             tokio::spawn(noted);
         }
         let (running, record) = (running.clone(), record.clone());
@@ -81,13 +82,13 @@ impl Functions {
         .await
     }
 
-    /// Compiles a module for the engine of a process. Machine code is reserved in `room`.
+    /// Compiles a module for the engine of a process. Reserves its machine code in `quota`.
     pub(super) async fn compile(
         &self,
         owner: &Arc<Owner>,
         running: &Arc<RunningProcess>,
         module: &str,
-        room: &DeployRoom,
+        quota: &DeployQuota,
     ) -> Result<Artifact, FunctionError> {
         let unavailable = |e: tokio::sync::AcquireError| FunctionError::Unavailable(e.to_string());
         let _compiling = owner.compiling.lock().await;
@@ -96,7 +97,7 @@ impl Functions {
         let target = owner.store.artifact(&engine, module);
         let source = owner.store.module(module);
         let name = owner::process_owner(owner.key.as_deref());
-        let (shared, room) = (self.0.clone(), room.clone());
+        let (shared, quota) = (self.0.clone(), quota.clone());
         blocking(move || {
             let program = shared.settings.program.as_deref();
             let program = program.ok_or(FunctionError::NotInstalled)?;
@@ -110,9 +111,9 @@ impl Functions {
                 jailed: shared.settings.jailed,
             };
             let done =
-                compiler::compile(&settings, file, &unfinished, &room, &shared.compile_turns);
+                compiler::compile(&settings, file, &unfinished, &quota, &shared.compile_slots);
             let done = done.map_err(FunctionError::from).and_then(|digest| {
-                let bytes = FunctionStore::keep_artifact(&unfinished, &target)?;
+                let bytes = FunctionStore::store_artifact(&unfinished, &target)?;
                 Ok(Artifact {
                     engine,
                     digest,
@@ -128,9 +129,9 @@ impl Functions {
     }
 }
 
-/// Writes down in all records that a module was compiled again. A failure costs another
-/// compilation.
-async fn note(owner: Arc<Owner>, module: String, artifact: Artifact) {
+/// Updates all records that reference a recompiled module. If this fails, the module is compiled
+/// again at the next start.
+async fn record_artifact(owner: Arc<Owner>, module: String, artifact: Artifact) {
     let _changing = owner.changing.lock().await;
     for state in owner.states() {
         let mut record = FunctionRecord::clone(&state.record());

@@ -1,9 +1,8 @@
-//! Modules in the store that hosts share: put there behind deployments, and fetched for deployments
-//! by digest.
+//! Modules in the shared store: uploaded after deployments, and fetched by digest for deployments.
 
 use super::{Functions, Owner, Shared};
 use crate::blocking::blocking;
-use crate::disk_room::DeployRoom;
+use crate::disk_quota::DeployQuota;
 use crate::function_error::FunctionError;
 use crate::module_digest::ModuleDigest;
 use crate::module_queue::ModuleQueue;
@@ -18,25 +17,25 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use tokio::task::JoinSet;
 
-/// Bytes that are copied at once.
+/// Number of bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Store of a host's modules.
+/// Shared store of a host's modules, and the queue of owners to synchronise.
 #[derive(Debug)]
 pub(super) struct ModuleStore {
     modules: StoredModules,
     queue: Arc<ModuleQueue>,
 }
 
-/// Module that was found by its digest.
+/// Module of an owner, opened by its digest.
 #[derive(Debug)]
-pub struct FoundModule {
+pub struct LocatedModule {
     digest: ModuleDigest,
     file: File,
     bytes: u64,
 }
 
-impl FoundModule {
+impl LocatedModule {
     fn new(digest: ModuleDigest, file: File) -> Result<Self, FunctionError> {
         let metadata = file.metadata();
         let bytes = metadata.map_err(FunctionError::file(Path::new("a module")))?;
@@ -47,7 +46,7 @@ impl FoundModule {
         })
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -56,13 +55,13 @@ impl FoundModule {
 
 impl Drop for ModuleStore {
     fn drop(&mut self) {
-        // For the task that waits for changes, which finds that there are no functions any more.
+        // Wakes the synchronisation task, which then exits.
         self.queue.changed.notify_one();
     }
 }
 
 impl Owner {
-    /// Digests of modules that functions have.
+    /// Returns the digests of the modules of all versions.
     fn needed_modules(&self) -> HashSet<String> {
         let records = self.states().into_iter().map(|state| state.record());
         let digests = records.flat_map(|record| {
@@ -74,8 +73,8 @@ impl Owner {
 }
 
 impl Functions {
-    /// Keeps modules in a store from now on, those that are here already among them. Once, inside a
-    /// tokio runtime. Blocks.
+    /// Starts to synchronise modules with a store, including existing modules. Must be called once,
+    /// inside a tokio runtime. Blocks.
     pub fn share_modules(&self, remote: Arc<RemoteStore>) -> Result<(), RemoteError> {
         let modules = StoredModules::open(remote)?;
         let store = self.0.store.get_or_init(|| ModuleStore {
@@ -86,21 +85,20 @@ impl Functions {
         for key in keys.chain(store.modules.owners()) {
             store.queue.add(key);
         }
-        tokio::spawn(keep(Arc::downgrade(&self.0)));
+        tokio::spawn(run_sync(Arc::downgrade(&self.0)));
         Ok(())
     }
 
-    /// True if the store has a module of an owner, for as long as it is needed here. None if this
-    /// host shares none.
+    /// Returns whether the store has a module of an owner. `None` if this host has no shared store.
     #[must_use]
     pub fn is_stored(&self, key: Option<&str>, digest: &str) -> Option<bool> {
         let store = self.0.store.get()?;
         Some(store.modules.is_stored(key, digest))
     }
 
-    /// Has the store looked at after a change of an owner's functions. A module that was deployed
-    /// is put there again, which mends it if it was found damaged.
-    pub(super) fn keep_stored(&self, key: Option<&str>, deployed: Option<&str>) {
+    /// Queues an owner's modules for synchronisation after a change of its functions. A deployed
+    /// module is uploaded again, which repairs a damaged copy in the store.
+    pub(super) fn enqueue_sync(&self, key: Option<&str>, deployed: Option<&str>) {
         if let Some(store) = self.0.store.get() {
             if let Some(digest) = deployed {
                 store.modules.doubt(key, digest);
@@ -110,12 +108,12 @@ impl Functions {
     }
 
     /// Finds a module of an owner for a deployment, on this host or in the store. Modules of other
-    /// owners are not found. Writes nothing for the owner: the store's cache is the host's.
+    /// owners are not returned. A fetched module occupies the host's cache, not the owner's quota.
     pub async fn find_module(
         &self,
         key: Option<&str>,
         digest: ModuleDigest,
-    ) -> Result<FoundModule, FunctionError> {
+    ) -> Result<LocatedModule, FunctionError> {
         if !self.is_installed() {
             return Err(FunctionError::NotInstalled);
         }
@@ -123,7 +121,7 @@ impl Functions {
         if let Ok(owner) = self.existing_owner(key, "") {
             let (path, expected) = (owner.store.module(&digits), digits.clone());
             match tokio::task::spawn_blocking(move || open(&path, &expected)).await {
-                Ok(Ok(file)) => return FoundModule::new(digest, file),
+                Ok(Ok(file)) => return LocatedModule::new(digest, file),
                 Ok(Err(e)) if e.kind() == io::ErrorKind::NotFound => {}
                 Ok(Err(e)) => tracing::error!(%digest, error = %e, "cannot read a module"),
                 Err(e) => tracing::error!(%digest, error = %e, "cannot read a module"),
@@ -133,30 +131,31 @@ impl Functions {
         let store = self.0.store.get().ok_or_else(unknown)?;
         let fetching = store.modules.fetch(key, &digits, MAX_MODULE_BYTES);
         let file = fetching.await.map_err(|e| refusal(digest, e))?;
-        FoundModule::new(digest, file.ok_or_else(unknown)?)
+        LocatedModule::new(digest, file.ok_or_else(unknown)?)
     }
 
-    /// Copies a module for a deployment. Its bytes and machine code are reserved in `room`.
+    /// Copies a module for a deployment. Reserves its bytes and machine code in `quota`.
     pub async fn copy_module(
         &self,
         key: Option<&str>,
-        found: FoundModule,
-        room: DeployRoom,
+        module: LocatedModule,
+        quota: DeployQuota,
     ) -> Result<ModuleUpload, FunctionError> {
-        let upload = self.upload_of(key, room).await?;
-        let FoundModule { digest, file, .. } = found;
+        let upload = self.upload_of(key, quota).await?;
+        let LocatedModule { digest, file, .. } = module;
         let upload = blocking(move || copy(&file, upload)).await?;
-        match upload.digest() == digest {
-            true => Ok(upload),
-            false => {
-                tracing::error!("the store has other content under the module {digest}");
-                Err(FunctionError::ModuleDamaged(digest))
-            }
+        if upload.digest() == digest {
+            Ok(upload)
+        } else {
+            tracing::error!(
+                "the content of module {digest} in the store does not match its digest"
+            );
+            Err(FunctionError::ModuleDamaged(digest))
         }
     }
 
-    /// Lets the store have what an owner's functions need, and no more.
-    async fn keep_owner(&self, store: &ModuleStore, key: Option<&str>) -> Result<(), RemoteError> {
+    /// Uploads the modules that an owner's functions reference, and releases all others.
+    async fn sync_owner(&self, store: &ModuleStore, key: Option<&str>) -> Result<(), RemoteError> {
         let owner = self.existing_owner(key, "").ok();
         let needed = || owner.as_ref().map(|owner| owner.needed_modules());
         let mut failure = None;
@@ -165,10 +164,10 @@ impl Functions {
             held.retain(|digest| !needed.contains(digest));
         }
         for digest in held {
-            // Before another look: a function that is deployed meanwhile does not count on it.
+            // Marked first: a concurrent deployment then does not rely on the stored copy.
             store.modules.doubt(key, &digest);
             if needed().is_none_or(|needed| !needed.contains(&digest)) {
-                keep_first(&mut failure, store.modules.release(key, &digest).await)?;
+                retain_first(&mut failure, store.modules.release(key, &digest).await)?;
             }
         }
         let Some(owner) = &owner else {
@@ -184,24 +183,24 @@ impl Functions {
             let opened = opening.await.map_err(io::Error::other);
             let file = match opened.and_then(|opened| opened) {
                 Ok(file) => file,
-                // Removed meanwhile.
+                // Removed in the meantime.
                 Err(_) if !owner.needed_modules().contains(&digest) => continue,
                 Err(source) => {
                     let path = owner.store.module(&digest);
-                    keep_first(&mut failure, Err(RemoteError::Io { path, source }))?;
+                    retain_first(&mut failure, Err(RemoteError::Io { path, source }))?;
                     continue;
                 }
             };
             let stored = store.modules.store(key, &digest, file).await;
-            keep_first(&mut failure, stored.map(drop))?;
+            retain_first(&mut failure, stored.map(drop))?;
         }
         failure.map_or(Ok(()), Err)
     }
 }
 
-/// Keeps the first failure, with which the others of an owner go on. One of the store as a whole
-/// is returned: they would wait for it, too.
-fn keep_first(
+/// Retains the first failure, so that the remaining modules of the owner are still processed.
+/// Returns a failure of the whole store at once, because the remaining modules would fail as well.
+fn retain_first(
     failure: &mut Option<RemoteError>,
     done: Result<(), RemoteError>,
 ) -> Result<(), RemoteError> {
@@ -213,17 +212,18 @@ fn keep_first(
     Ok(())
 }
 
-/// Opens the file of a module, which must be the one that its name says.
+/// Opens the file of a module, and verifies its digest.
 fn open(path: &Path, digest: &str) -> io::Result<File> {
     let file = File::open(path)?;
     let hash = blake3::Hasher::new().update_reader(&file)?.finalize();
-    match *hash.to_hex() == *digest {
-        true => Ok(file),
-        false => Err(io::Error::other("the module is damaged; deploy it again")),
+    if *hash.to_hex() == *digest {
+        Ok(file)
+    } else {
+        Err(io::Error::other("the module is damaged; deploy it again"))
     }
 }
 
-/// Copies a file of bounded length.
+/// Copies a file, limited by the maximum size of a module.
 fn copy(file: &File, mut to: ModuleUpload) -> Result<ModuleUpload, FunctionError> {
     let mut buffer = vec![0; COPY_BYTES];
     loop {
@@ -235,9 +235,9 @@ fn copy(file: &File, mut to: ModuleUpload) -> Result<ModuleUpload, FunctionError
     }
 }
 
-/// As much as the owner needs to know of a failure of the store.
+/// Maps a failure of the store to the error for the owner. The details are only logged.
 fn refusal(digest: ModuleDigest, error: RemoteError) -> FunctionError {
-    tracing::warn!("the module {digest} cannot be fetched: {error}");
+    tracing::warn!("cannot fetch module {digest}: {error}");
     match error.retry_after() {
         Some(after) => FunctionError::StoreUnavailable(after),
         None if error.is_damage() => FunctionError::ModuleDamaged(digest),
@@ -245,8 +245,8 @@ fn refusal(digest: ModuleDigest, error: RemoteError) -> FunctionError {
     }
 }
 
-/// Works off the queue until the functions are dropped.
-async fn keep(shared: Weak<Shared>) {
+/// Synchronises the queued owners until the functions are dropped.
+async fn run_sync(shared: Weak<Shared>) {
     let mut running = JoinSet::new();
     loop {
         let Some(shared) = shared.upgrade() else {
@@ -260,12 +260,14 @@ async fn keep(shared: Weak<Shared>) {
             let functions = functions.clone();
             running.spawn(async move {
                 if let Some(store) = functions.0.store.get() {
-                    let kept = functions.keep_owner(store, key.as_deref()).await;
-                    let is_first = store.queue.end(&key, kept.is_ok());
-                    if let Err(e) = kept.as_ref()
+                    let synced = functions.sync_owner(store, key.as_deref()).await;
+                    let is_first = store.queue.end(&key, synced.is_ok());
+                    if let Err(e) = synced.as_ref()
                         && is_first
                     {
-                        tracing::warn!("modules of functions wait for the store: {e}");
+                        tracing::warn!(
+                            "cannot synchronise function modules with the store; retrying: {e}"
+                        );
                     }
                 }
             });

@@ -1,4 +1,4 @@
-//! Logs and counts.
+//! Logs and metrics.
 
 use super::Functions;
 use crate::blocking::blocking;
@@ -9,11 +9,11 @@ use jiffy_proto::function::{LogEntry, MetricsSnapshot};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Interval at which a process is asked for further entries of a log that is followed.
+/// Interval at which new log entries are requested from a process while a log is followed.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Functions {
-    /// Function with everything that its process has to tell.
+    /// Returns a function after its log and metrics were read from the process.
     async fn pulled(
         &self,
         key: Option<&str>,
@@ -22,7 +22,7 @@ impl Functions {
         let owner = self.existing_owner(key, name)?;
         let state = owner.function(name)?;
         let running = owner.running.read().clone();
-        if let Some(in_use) = running.and_then(|running| running.peek()) {
+        if let Some(in_use) = running.and_then(|running| running.if_running()) {
             let pulled = state.clone();
             blocking(move || {
                 pulled.pull(&in_use.process);
@@ -33,8 +33,8 @@ impl Functions {
         Ok(state)
     }
 
-    /// Entries of a function's log from `after` on, and the position behind them. Waits for `wait`
-    /// at most if there are none.
+    /// Returns the entries of a function's log from `after` on, and the next position. If there are
+    /// no entries, waits for at most `wait`.
     pub async fn logs(
         &self,
         key: Option<&str>,
@@ -52,12 +52,12 @@ impl Functions {
             if !entries.is_empty() || Instant::now() >= deadline {
                 return Ok((entries, next));
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            tokio::time::sleep(FOLLOW_INTERVAL.min(left)).await;
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            tokio::time::sleep(FOLLOW_INTERVAL.min(remaining)).await;
         }
     }
 
-    /// Counts of a function since the daemon started, and of the process that it found.
+    /// Returns the metrics of a function since the daemon started, including the adopted process.
     pub async fn metrics(
         &self,
         key: Option<&str>,
@@ -66,7 +66,7 @@ impl Functions {
         Ok(self.pulled(key, name).await?.metrics())
     }
 
-    /// Counts of all functions, at most a second old.
+    /// Returns the metrics of all functions, at most one second old.
     #[must_use]
     pub fn all_metrics(&self) -> Vec<(Arc<FunctionRecord>, MetricsSnapshot)> {
         let owners = self.owners();

@@ -1,4 +1,4 @@
-//! Processes of owners: started when they are needed, restarted, ended when idle.
+//! Processes of owners: started on demand, restarted after an exit, and stopped when idle.
 
 use super::{Functions, Owner, Shared};
 use crate::blocking::blocking;
@@ -13,9 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Memory of a process besides that of its guests, in bytes: its own, and compiled modules.
+/// Memory limit of a process without its guests, in bytes. It covers the runtime and compiled
+/// modules.
 const MEMORY_OVERHEAD_BYTES: u64 = 1 << 30;
-/// Threads and processes.
+/// Maximum number of threads and processes.
 const MAX_TASKS: u64 = 256;
 /// Maximum time for which a request waits for the next start.
 const MAX_START_WAIT: Duration = Duration::from_secs(1);
@@ -25,14 +26,14 @@ impl Owner {
         self.running.read().clone()
     }
 
-    /// Ends a process; its log and counts are taken first. Blocks until it has ended.
+    /// Reads the log and metrics of a process, and stops it. Blocks until the process has exited.
     pub(super) fn end(&self, running: Arc<RunningProcess>, shared: &Shared) {
         running.close();
         pull(&self.states(), &running);
         self.retire(running, shared);
     }
 
-    /// Takes a process that is over out of use. Blocks until it has ended.
+    /// Removes a closed process and kills it. Blocks until the process has exited.
     pub(super) fn retire(&self, running: Arc<RunningProcess>, shared: &Shared) {
         let id = running.process.id();
         running.process.end();
@@ -48,7 +49,7 @@ impl Owner {
     }
 }
 
-/// Takes logs and counts of functions that ran since the last time. Blocks.
+/// Reads the logs and metrics of functions that ran since the last pass. Blocks.
 fn pull(states: &[Arc<FunctionState>], running: &RunningProcess) {
     for state in states {
         if state.ran.load(Ordering::Acquire) {
@@ -58,7 +59,7 @@ fn pull(states: &[Arc<FunctionState>], running: &RunningProcess) {
 }
 
 impl Functions {
-    /// Uses the process of an owner, which is started if it does not run.
+    /// Returns a use of an owner's process, which is started if necessary.
     pub(super) async fn process(&self, owner: &Arc<Owner>) -> Result<ProcessUse, FunctionError> {
         if let Some(in_use) = usable(owner.current()) {
             return Ok(in_use);
@@ -72,7 +73,7 @@ impl Functions {
             backoff.ended(over.started.elapsed());
             tracing::warn!(
                 owner = owner::process_owner(owner.key.as_deref()),
-                "the process {} of functions has ended; it is started again",
+                "function process {} has exited; restarting it",
                 over.process.id()
             );
             let (owner, shared) = (owner.clone(), self.0.clone());
@@ -84,7 +85,7 @@ impl Functions {
         }
         let wait = backoff.wait();
         if wait > MAX_START_WAIT {
-            let message = "their process has ended several times in a row".to_owned();
+            let message = "the process has exited several times in a row".to_owned();
             return Err(FunctionError::Unavailable(message));
         }
         tokio::time::sleep(wait).await;
@@ -94,7 +95,7 @@ impl Functions {
         }
         let running = started?;
         *owner.running.write() = Some(running.clone());
-        let over = || FunctionError::Unavailable("their process has just ended".to_owned());
+        let over = || FunctionError::Unavailable("the process has just exited".to_owned());
         running.enter().ok_or_else(over)
     }
 
@@ -122,7 +123,8 @@ impl Functions {
         Ok(running)
     }
 
-    /// Limits a process while its first request is on the way: moving one takes some 15 ms.
+    /// Moves a process into its control group, concurrently with its first request. This takes some
+    /// 15 ms.
     fn limit(&self, running: &Arc<RunningProcess>) {
         let Some(cgroups) = self.0.settings.cgroups.clone() else {
             return;
@@ -131,16 +133,16 @@ impl Functions {
         let running = running.clone();
         tokio::task::spawn_blocking(move || {
             if let Err(e) = cgroups.limit(running.process.id(), limits) {
-                tracing::error!("ending a process of functions, which has no limits: {e}");
+                tracing::error!("cannot apply limits; killing the function process: {e}");
                 running.close();
                 running.process.kill();
             }
         });
     }
 
-    /// Ends the process of an owner if it was idle for `idle`; its log and counts are taken first.
+    /// Stops the process of an owner if it was idle for `idle`, after reading its log and metrics.
     async fn end_idle(&self, owner: &Arc<Owner>, running: Arc<RunningProcess>, idle: Duration) {
-        // Requests wait here for the next process.
+        // Requests wait for this lock before they start the next process.
         let _starting = owner.starting.lock().await;
         if !running.close_if_idle(idle) {
             return;
@@ -155,26 +157,28 @@ impl Functions {
         }
     }
 
-    /// Ends the process of an owner if it is idle, and takes logs and counts of functions that ran.
-    pub(super) async fn upkeep(&self, owner: &Arc<Owner>) {
+    /// Stops the process of an owner if it is idle. Otherwise reads the logs and metrics of
+    /// functions that ran.
+    pub(super) async fn maintain_process(&self, owner: &Arc<Owner>) {
         let Some(running) = owner.current() else {
             return;
         };
         if running.process.has_ended() {
-            // The next request starts another; those that wait for this one are told now.
+            // The next request starts another process. Requests waiting for this process fail now.
             running.close();
             return;
         }
         let is_without_functions = owner.functions.read().is_empty();
-        let idle = match is_without_functions {
-            true => Duration::ZERO,
-            false => self.0.settings.idle,
+        let idle = if is_without_functions {
+            Duration::ZERO
+        } else {
+            self.0.settings.idle
         };
         self.end_idle(owner, running.clone(), idle).await;
         running.mark_direct();
         let states = owner.states();
         if states.iter().any(|state| state.ran.load(Ordering::Acquire)) && !running.is_over() {
-            // A failure shows as the end of the process.
+            // If this fails, the process is killed, which the next pass detects.
             let pulled = blocking(move || {
                 pull(&states, &running);
                 Ok(())
@@ -183,7 +187,7 @@ impl Functions {
         }
     }
 
-    /// Leaves the processes to the next daemon.
+    /// Detaches the processes, so that the next daemon can adopt them.
     pub async fn leave(&self) {
         for owner in self.owners() {
             let _starting = owner.starting.lock().await;
@@ -193,16 +197,16 @@ impl Functions {
             running.close();
             running.close_direct();
             *owner.running.write() = None;
-            // Uses of it may still hold it for a moment.
+            // Other uses may still hold a reference for a moment.
             let _ = blocking(move || {
-                running.process.leave();
+                running.process.detach();
                 Ok(())
             })
             .await;
         }
     }
 
-    /// Ends all processes.
+    /// Stops all processes.
     pub async fn stop_all(&self) {
         for owner in self.owners() {
             let _starting = owner.starting.lock().await;
@@ -218,7 +222,7 @@ impl Functions {
         }
     }
 
-    /// Process ids of the processes that run, by owner.
+    /// Returns the ids of running processes by owner.
     #[must_use]
     pub fn process_ids(&self) -> Vec<(Option<String>, u32)> {
         let owners = self.owners().into_iter();
@@ -230,7 +234,7 @@ impl Functions {
     }
 }
 
-/// Limits of a process with all that its requests and its slots may have.
+/// Returns the limits of a process, including the memory of its requests and slots.
 fn group_limits(limits: &TenantLimits) -> GroupLimits {
     GroupLimits {
         memory_bytes: limits.memory_bytes + limits.kept_bytes() + MEMORY_OVERHEAD_BYTES,

@@ -1,4 +1,4 @@
-//! Calls of functions by their schedules.
+//! Scheduled calls of functions.
 
 use super::Functions;
 use crate::function_error::FunctionError;
@@ -11,17 +11,17 @@ use hyper::{Method, Request};
 use jiff::Timestamp;
 use std::sync::Arc;
 
-/// Header of requests by a schedule, with its expression.
+/// Header of scheduled requests, with the schedule's expression.
 const SCHEDULE_HEADER: &str = "jiffy-schedule";
-/// Host in such requests.
+/// Host of scheduled requests.
 const SCHEDULE_HOST: &str = "localhost";
 
 impl Functions {
-    /// Begins with the calls that are due at `now`. Must be called inside a tokio runtime.
+    /// Starts the calls that are due at `now`. Must be called inside a tokio runtime.
     pub fn run_schedules(&self, now: Timestamp) {
         for owner in self.owners() {
             for state in owner.states() {
-                if state.begin_scheduled(now) {
+                if state.start_scheduled(now) {
                     let (functions, state) = (self.clone(), state.clone());
                     tokio::spawn(async move { functions.run_scheduled(&state).await });
                 }
@@ -33,7 +33,7 @@ impl Functions {
         let status = self.call_scheduled(state).await;
         if let Err(e) = &status {
             let name = &state.record().name;
-            tracing::warn!("the scheduled call of function {name} failed: {e}");
+            tracing::warn!("scheduled call of function {name} failed: {e}");
         }
         if let Some(schedule) = &mut *state.schedule.lock() {
             schedule.ended(status.ok());
@@ -59,7 +59,7 @@ impl Functions {
         Ok(status)
     }
 
-    /// Calls of a function's schedule; none if it has none.
+    /// Returns the status of a function's schedule. `None` if the function has no schedule.
     pub fn schedule_status(
         &self,
         key: Option<&str>,

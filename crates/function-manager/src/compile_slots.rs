@@ -1,30 +1,31 @@
-//! Turns of compilers: few compile at once, and each of them leaves its turn to the next.
+//! Slots for running compilers. They limit the number of compilers that run at once, and each
+//! compiler yields its slot to the next waiting compiler after a time slice.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 
-/// Turns in the order of requests. Calls block.
+/// Slots, assigned in the order of requests. Calls block.
 #[derive(Debug)]
-pub struct CompileTurns {
+pub struct CompileSlots {
     count: usize,
-    queue: Mutex<TurnQueue>,
+    queue: Mutex<SlotQueue>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct TurnQueue {
+struct SlotQueue {
     taken: usize,
     next_ticket: u64,
     /// Tickets of the waiting compilers, oldest first.
     waiting: VecDeque<u64>,
 }
 
-/// A turn, given back when this value is dropped.
+/// Occupied slot, released when this value is dropped.
 #[derive(Debug)]
-pub(crate) struct CompileTurn<'a>(&'a CompileTurns);
+pub(crate) struct CompileSlot<'a>(&'a CompileSlots);
 
-impl CompileTurns {
-    /// `count` turns at once.
+impl CompileSlots {
+    /// Creates `count` slots.
     pub fn new(count: usize) -> Self {
         Self {
             count,
@@ -33,8 +34,8 @@ impl CompileTurns {
         }
     }
 
-    /// Waits for a turn.
-    pub(crate) fn take(&self) -> CompileTurn<'_> {
+    /// Waits for a slot.
+    pub(crate) fn take(&self) -> CompileSlot<'_> {
         let mut queue = self.queue.lock();
         let ticket = queue.next_ticket;
         queue.next_ticket += 1;
@@ -45,18 +46,18 @@ impl CompileTurns {
         queue.waiting.pop_front();
         queue.taken += 1;
         drop(queue);
-        // The next one may have a turn as well.
+        // A slot may be free for the next waiting compiler as well.
         self.changed.notify_all();
-        CompileTurn(self)
+        CompileSlot(self)
     }
 
-    /// Returns whether a compiler waits for a turn.
-    pub(crate) fn is_awaited(&self) -> bool {
+    /// Returns whether a compiler waits for a slot.
+    pub(crate) fn has_waiters(&self) -> bool {
         !self.queue.lock().waiting.is_empty()
     }
 }
 
-impl Drop for CompileTurn<'_> {
+impl Drop for CompileSlot<'_> {
     fn drop(&mut self) {
         self.0.queue.lock().taken -= 1;
         self.0.changed.notify_all();
@@ -67,34 +68,34 @@ impl Drop for CompileTurn<'_> {
 mod tests {
     use super::*;
 
-    fn wait_for_waiting(turns: &CompileTurns, count: usize) {
-        while turns.queue.lock().waiting.len() != count {
+    fn wait_for_waiting(slots: &CompileSlots, count: usize) {
+        while slots.queue.lock().waiting.len() != count {
             std::thread::yield_now();
         }
     }
 
     #[test]
-    fn turns_are_given_in_the_order_of_requests_and_no_more_than_there_are() {
-        let turns = CompileTurns::new(2);
+    fn slots_are_assigned_in_the_order_of_requests_up_to_their_number() {
+        let slots = CompileSlots::new(2);
         let order = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
-            let (first, second) = (turns.take(), turns.take());
-            assert!(!turns.is_awaited());
+            let (first, second) = (slots.take(), slots.take());
+            assert!(!slots.has_waiters());
             for number in 0..5 {
-                let (turns, order) = (&turns, &order);
+                let (slots, order) = (&slots, &order);
                 scope.spawn(move || {
-                    let _turn = turns.take();
-                    assert!(turns.queue.lock().taken <= 2);
+                    let _slot = slots.take();
+                    assert!(slots.queue.lock().taken <= 2);
                     order.lock().push(number);
                 });
-                wait_for_waiting(turns, number + 1);
+                wait_for_waiting(slots, number + 1);
             }
-            assert!(turns.is_awaited() && order.lock().is_empty());
+            assert!(slots.has_waiters() && order.lock().is_empty());
             drop(first);
-            wait_for_waiting(&turns, 0);
+            wait_for_waiting(&slots, 0);
             drop(second);
         });
         assert_eq!(*order.lock(), [0, 1, 2, 3, 4]);
-        assert_eq!(turns.queue.lock().taken, 0);
+        assert_eq!(slots.queue.lock().taken, 0);
     }
 }
