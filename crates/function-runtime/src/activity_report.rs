@@ -1,34 +1,34 @@
-//! Reports of a direct connection to the daemon: idle, or busy with a request.
+//! Reports to the daemon whether a direct connection is idle or busy with a request.
 //!
-//! Requests of a busy connection follow each other within fractions of a millisecond. A change is
-//! therefore reported once it has lasted for a while: short requests and short pauses cost no
-//! message.
+//! The pauses between the requests of a busy connection last fractions of a millisecond. A change
+//! is reported only after it has lasted for [`SETTLE_TIME`], so that short requests and short
+//! pauses cause no messages.
 
-use crate::head_timeout::UnderWay;
+use crate::head_timeout::InFlightRequests;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Time that a change must last.
+/// Minimum duration of a change before it is reported.
 const SETTLE_TIME: Duration = Duration::from_millis(20);
 
-/// State of a connection as it was reported, and as it is.
+/// Current and last reported state of a connection.
 pub(crate) struct ActivityReport<F> {
-    under_way: UnderWay,
-    /// Sends a report. Returns false if that has to be tried again.
+    in_flight: InFlightRequests,
+    /// Sends a report. Returns false if the report must be retried.
     report: F,
     reported_busy: bool,
-    /// Time since which the state differs from the reported one.
+    /// Time since which the current state differs from the reported state.
     differs_since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<F: FnMut(bool) -> bool + Unpin> ActivityReport<F> {
-    /// Creates the reports of a new connection, which counts as busy.
-    pub(crate) fn new(under_way: UnderWay, report: F) -> Self {
+    /// Creates the reporter of a new connection. A new connection counts as busy.
+    pub(crate) fn new(in_flight: InFlightRequests, report: F) -> Self {
         Self {
-            under_way,
+            in_flight,
             report,
             reported_busy: true,
             differs_since: None,
@@ -36,11 +36,12 @@ impl<F: FnMut(bool) -> bool + Unpin> ActivityReport<F> {
         }
     }
 
-    /// Compares the states, and reports a change that has lasted. Called whenever the task of the
-    /// connection is polled, after the connection. Never ready.
+    /// Compares the states and reports a change that has lasted long enough. Must be called
+    /// whenever the connection's task is polled, after the connection itself. Never returns
+    /// `Ready`.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
-            let is_busy = !self.under_way.is_idle();
+            let is_busy = !self.in_flight.is_idle();
             if is_busy == self.reported_busy {
                 self.differs_since = None;
                 return Poll::Pending;
@@ -48,17 +49,18 @@ impl<F: FnMut(bool) -> bool + Unpin> ActivityReport<F> {
             let now = Instant::now();
             let since = *self.differs_since.get_or_insert(now);
             if now >= since + SETTLE_TIME {
-                match (self.report)(is_busy) {
-                    true => self.reported_busy = is_busy,
-                    false => self.differs_since = Some(now),
+                if (self.report)(is_busy) {
+                    self.reported_busy = is_busy
+                } else {
+                    self.differs_since = Some(now)
                 }
                 continue;
             }
             let timer = self
                 .timer
                 .get_or_insert_with(|| Box::pin(sleep_until(since + SETTLE_TIME)));
-            // A timer of an earlier change runs on: setting one anew for each request costs a
-            // system call.
+            // A timer that an earlier change started keeps running: resetting the timer for each
+            // request would cost a system call.
             if timer.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
@@ -77,14 +79,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn changes_are_reported_when_they_last() {
-        let (under_way, told) = (UnderWay::default(), Rc::new(RefCell::new(Vec::new())));
-        let heard = told.clone();
+        let (in_flight, reports) = (
+            InFlightRequests::default(),
+            Rc::new(RefCell::new(Vec::new())),
+        );
+        let sink = reports.clone();
         let tries = Rc::new(RefCell::new(1));
-        let mut report = ActivityReport::new(under_way.clone(), move |is_busy| {
-            // The first report of each kind does not get through.
+        let mut report = ActivityReport::new(in_flight.clone(), move |is_busy| {
+            // The first report of each kind fails.
             *tries.borrow_mut() += 1;
             let sent = *tries.borrow() % 2 == 1;
-            heard.borrow_mut().extend(sent.then_some(is_busy));
+            sink.borrow_mut().extend(sent.then_some(is_busy));
             sent
         });
         let mut run = async |time: Duration| {
@@ -96,26 +101,26 @@ mod tests {
         };
         let short = SETTLE_TIME / 4;
         for _ in 0..20 {
-            let request = under_way.enter();
+            let request = in_flight.enter();
             run(short).await;
             drop(request);
             run(short).await;
         }
-        assert!(told.borrow().is_empty(), "short pauses");
+        assert!(reports.borrow().is_empty(), "short pauses");
         run(SETTLE_TIME * 3).await;
-        assert_eq!(*told.borrow(), [false]);
+        assert_eq!(*reports.borrow(), [false]);
         for _ in 0..20 {
-            let request = under_way.enter();
+            let request = in_flight.enter();
             run(short).await;
             drop(request);
             run(short).await;
         }
-        assert_eq!(*told.borrow(), [false], "short requests");
-        let request = under_way.enter();
+        assert_eq!(*reports.borrow(), [false], "short requests");
+        let request = in_flight.enter();
         run(SETTLE_TIME * 3).await;
-        assert_eq!(*told.borrow(), [false, true]);
+        assert_eq!(*reports.borrow(), [false, true]);
         drop(request);
         run(SETTLE_TIME * 3).await;
-        assert_eq!(*told.borrow(), [false, true, false]);
+        assert_eq!(*reports.borrow(), [false, true, false]);
     }
 }

@@ -1,17 +1,18 @@
-//! Compiled modules on disk: a header, checked before anything behind it is used, then machine code
-//! as Wasmtime serializes it.
+//! Files of compiled modules: a header, followed by machine code as serialized by Wasmtime. The
+//! header is checked before any other part of the file is used.
 //!
-//! Wasmtime trusts what it deserializes: a forged file runs as code of the process. The header
-//! names the engine, the owner and the code's digest. The loader also demands the digest of the
-//! file as a whole, which the daemon noted when it was compiled.
+//! Wasmtime trusts the data that it deserializes: a forged file would run as code of the process.
+//! The header contains the engine's fingerprint, the owner and the code's digest. The loader also
+//! requires the digest of the whole file, which the daemon recorded after the compilation.
 
 use jiffy_proto::function::World;
 
-/// First bytes of the file; the digit is the version of the format.
+/// Magic number of the file. The digit is the version of the format.
 const MAGIC: &[u8; 8] = b"JIFFYFN1";
-/// Bytes of a digest.
+/// Length of a digest in bytes.
 pub const DIGEST_BYTES: usize = 32;
-/// Bytes of the header: magic, world, reserved, engine, owner, module, code's digest and length.
+/// Length of the header in bytes: magic, world, reserved, engine, owner, module, digest and length
+/// of the code.
 pub const HEADER_BYTES: usize = 8 + 1 + 7 + 4 * DIGEST_BYTES + 8;
 
 /// Digest (BLAKE3).
@@ -24,24 +25,24 @@ pub struct ArtifactHeader {
     pub world: World,
     /// Fingerprint of the engine that compiled it.
     pub engine: Digest,
-    /// Digest of its owner's name.
+    /// Digest of the owner's name.
     pub owner: Digest,
     /// Digest of the module before compilation.
     pub module: Digest,
 }
 
-/// File that is not loaded.
+/// Error: the file cannot be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ArtifactError {
-    /// Cut off, or of another format.
-    #[error("the compiled module is cut off or of another format: compile it again")]
+    /// The file is truncated or has another format.
+    #[error("the compiled module is truncated or has another format: compile it again")]
     Format,
-    /// Other bytes than those that were compiled.
-    #[error("the compiled module is not the file that was compiled: its digest differs")]
+    /// The bytes differ from the output of the compiler.
+    #[error("the digest of the compiled module does not match: compile it again")]
     Digest,
-    /// Another version of Jiffy, or another processor.
+    /// Compiled by another version of Jiffy or for another processor.
     #[error(
-        "the compiled module was made by another version or for another processor: compile it again"
+        "the compiled module was compiled by another version or for another processor: compile it again"
     )]
     Engine,
     /// Compiled for another owner.
@@ -49,7 +50,7 @@ pub enum ArtifactError {
     Owner,
 }
 
-/// Digest of an owner's name.
+/// Returns the digest of an owner's name.
 #[must_use]
 pub fn owner_digest(owner: &str) -> Digest {
     blake3::derive_key(
@@ -58,7 +59,7 @@ pub fn owner_digest(owner: &str) -> Digest {
     )
 }
 
-/// Puts the header before machine code.
+/// Prepends the header to machine code.
 #[must_use]
 pub fn seal(header: &ArtifactHeader, code: &[u8]) -> Vec<u8> {
     let mut file = Vec::with_capacity(HEADER_BYTES + code.len());
@@ -78,7 +79,7 @@ pub fn seal(header: &ArtifactHeader, code: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Splits a file into header and code, both checked for integrity.
+/// Splits a file into header and code, and checks the integrity of both.
 pub fn parse(file: &[u8]) -> Result<(ArtifactHeader, &[u8]), ArtifactError> {
     let (header, code) = file
         .split_at_checked(HEADER_BYTES)
@@ -120,7 +121,7 @@ pub fn parse(file: &[u8]) -> Result<(ArtifactHeader, &[u8]), ArtifactError> {
     Ok((header, code))
 }
 
-/// Checks a file against what a process may load, and returns its world and machine code.
+/// Checks that this process may load the file, and returns its world and machine code.
 pub fn check<'a>(
     file: &'a [u8],
     digest: &Digest,

@@ -1,4 +1,4 @@
-//! Compilation of a module, by a process that does nothing else.
+//! Compilation of a module in a dedicated process.
 
 use crate::artifact::{self, ArtifactHeader};
 use crate::jail::{self, ProcessLimits};
@@ -11,20 +11,20 @@ use std::io::Read;
 use wasmtime::component::Component;
 use wasmtime::{Engine, Module};
 
-/// Module that is not compiled. The message is its author's to read.
+/// Error: the module was not compiled. The module's author receives the message.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
-    /// Above the limit.
+    /// The module exceeds the size limit.
     #[error("the module is larger than {} MiB", MAX_MODULE_BYTES >> 20)]
     TooLarge,
-    /// Without a world.
+    /// The file has no known world.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// Not valid, or it imports what is not there.
+    /// The module is not valid, or it imports unknown functions.
     #[error("the module is not valid: {0}")]
     Invalid(String),
     /// The input cannot be read.
-    #[error("reading the module: {0}")]
+    #[error("cannot read the module: {0}")]
     Read(#[from] std::io::Error),
 }
 
@@ -32,13 +32,13 @@ fn invalid(error: wasmtime::Error) -> CompileError {
     CompileError::Invalid(format!("{error:#}").chars().take(2000).collect())
 }
 
-/// Descriptors of a compiler.
+/// Maximum number of open descriptors of a compiler.
 const MAX_DESCRIPTORS: u64 = 16;
-/// Maximum length in bytes of the messages that a compiler writes to a file of its starter's.
+/// Maximum length in bytes of the messages that a compiler writes to the file of its parent.
 const MAX_MESSAGE_BYTES: u64 = 1 << 20;
 
-/// Makes the engine of a compiler, and confines the process if `jailed`. The limit of time is its
-/// starter's. Must be called before another thread exists.
+/// Creates the engine of a compiler, and confines the process if `jailed`. The parent enforces the
+/// time limit. Must be called before the process creates another thread.
 pub fn prepare(jailed: bool, limits: &CompileLimits) -> std::io::Result<Engine> {
     // SAFETY: nothing in this process owns a descriptor above standard error yet.
     unsafe { jiffy_confinement::close_descriptors(3) }?;
@@ -56,7 +56,7 @@ pub fn prepare(jailed: bool, limits: &CompileLimits) -> std::io::Result<Engine> 
     Ok(engine)
 }
 
-/// Reads a module of bounded size.
+/// Reads a module and enforces the size limit.
 pub fn read(source: impl Read) -> Result<Vec<u8>, CompileError> {
     let mut module = Vec::new();
     source.take(MAX_MODULE_BYTES + 1).read_to_end(&mut module)?;
@@ -81,7 +81,7 @@ fn compile_component(compiler: &Engine, component: &[u8]) -> wasmtime::Result<Co
     Component::from_binary(compiler, &merge_data_segments(component))
 }
 
-/// Compiles a module of `owner` to a file for [`artifact::check`].
+/// Compiles a module of `owner` to the file format that [`artifact::check`] reads.
 pub fn compile(engine: &Engine, module: &[u8], owner: &str) -> Result<Vec<u8>, CompileError> {
     let world = world::detect(module)?;
     let code = match world {

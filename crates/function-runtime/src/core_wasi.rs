@@ -1,6 +1,6 @@
-//! Imports that a module of `jiffy-core/1` may have: clocks, random numbers, sleep and output to
-//! the function's log, by the names and types of WASI preview 1, as compilers of other languages
-//! emit them. There are no arguments, environment, files or sockets.
+//! Imports of modules of `jiffy-core/1`: clocks, random numbers, sleep and output to the function's
+//! log. They use the names and types of WASI preview 1, which compilers of other languages emit.
+//! Modules have no arguments, environment, files or sockets.
 
 use crate::logs::RequestLog;
 use crate::memory_limiter::MemoryLimiter;
@@ -10,15 +10,16 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use wasmtime::{Caller, ExternType, Linker, Memory, Module, Val, ValType};
 
-/// Random bytes that one call may ask for.
+/// Maximum number of random bytes per call.
 const MAX_RANDOM_BYTES: u32 = 64 << 10;
-/// Buffers that one write may have.
+/// Maximum number of buffers per write.
 const MAX_BUFFERS: u32 = 1024;
-/// Events that one call may wait for.
+/// Maximum number of events per `poll_oneoff`.
 const MAX_SUBSCRIPTIONS: u32 = 16;
-/// Monotonic time at the start of this process: later than any at which a module was snapshotted.
+/// Monotonic time at the start of this process. It is later than the time at which any module was
+/// snapshotted.
 const MONOTONIC_START: Duration = Duration::from_secs(3600);
-/// Bytes of a subscription and of an event.
+/// Length of a subscription and of an event in bytes.
 const SUBSCRIPTION_BYTES: usize = 48;
 const EVENT_BYTES: usize = 32;
 
@@ -36,16 +37,16 @@ pub(crate) struct CoreState {
     pub(crate) stack: GuestStack,
 }
 
-/// Stack that a guest runs on, which decides what the end of an epoch does to it.
+/// Stack on which a guest runs. It determines the action at the end of an epoch.
 #[derive(Debug)]
 pub(crate) enum GuestStack {
-    /// Fiber: it yields.
+    /// A fiber: the guest yields.
     Fiber,
-    /// Worker's own stack, as a first try: it is ended.
+    /// The worker's own stack, as a first attempt: the guest is terminated.
     Try,
-    /// Worker's own stack: it goes on for a while.
+    /// The worker's own stack: the guest may continue for [`MAX_BUSY_TIME`].
     Busy {
-        /// Processor time of its thread when an epoch first ended.
+        /// Processor time of the thread at the end of the first epoch.
         since: Option<Duration>,
     },
 }
@@ -62,15 +63,15 @@ impl CoreState {
 
 type CoreCaller<'a> = Caller<'a, CoreState>;
 
-/// Import that waits.
+/// Name of the import that can wait.
 const POLL: &str = "poll_oneoff";
 
-/// True if a module imports a function that waits, and can only be called on a fiber.
+/// Returns whether the module imports a function that waits. Such a module must run on a fiber.
 pub(crate) fn may_wait(module: &Module) -> bool {
     module.imports().any(|import| import.name() == POLL)
 }
 
-/// Links the imports of a module. Those that are not served here fail in the guest with `EBADF`.
+/// Links the imports of a module. Unsupported imports return `EBADF` to the guest.
 pub(crate) fn link(module: &Module, linker: &mut Linker<CoreState>) -> wasmtime::Result<()> {
     let served = [
         "args_sizes_get",
@@ -125,7 +126,8 @@ fn memory(caller: &mut CoreCaller<'_>) -> wasmtime::Result<Memory> {
     memory.ok_or_else(|| wasmtime::Error::msg("the module has no memory"))
 }
 
-/// Writes into the guest's memory. An address outside of it is the guest's error.
+/// Writes to the guest's memory. Returns an error number to the guest if the address is out of
+/// bounds.
 fn put(caller: &mut CoreCaller<'_>, at: u32, bytes: &[u8]) -> wasmtime::Result<i32> {
     let memory = memory(caller)?;
     let written = memory.write(caller, usize::try_from(at)?, bytes);
@@ -141,11 +143,11 @@ fn no_strings(mut caller: CoreCaller<'_>, count: u32, bytes: u32) -> wasmtime::R
 
 fn exit(code: i32) -> wasmtime::Result<()> {
     Err(wasmtime::Error::msg(format!(
-        "the module ended itself with status {code}"
+        "the module exited with status {code}"
     )))
 }
 
-/// Time of a clock: 0 since 1970, 1 monotonic.
+/// Returns the time of clock 0 (real time since 1970) or 1 (monotonic).
 fn now(clock: u32) -> Option<Duration> {
     match clock {
         0 => SystemTime::now().duration_since(UNIX_EPOCH).ok(),
@@ -194,7 +196,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(*bytes))
 }
 
-/// Output to the log, on descriptors 1 and 2.
+/// Writes output on descriptors 1 and 2 to the log.
 fn write(
     mut caller: CoreCaller<'_>,
     descriptor: u32,
@@ -233,7 +235,7 @@ fn write(
 struct Subscription {
     user_data: [u8; 8],
     kind: u8,
-    /// Time to wait, None for what is not a clock.
+    /// Time to wait. `None` if the event is not a clock.
     wait: Option<Duration>,
 }
 
@@ -250,9 +252,10 @@ fn subscription(bytes: &[u8]) -> Option<Subscription> {
     let timeout = u64::from_le_bytes(*bytes.get(24..)?.first_chunk()?);
     let timeout = Duration::from_nanos(timeout);
     let is_absolute = bytes.get(40)? & 1 == 1;
-    let wait = match is_absolute {
-        true => timeout.saturating_sub(now(word(bytes, 16)?)?),
-        false => timeout,
+    let wait = if is_absolute {
+        timeout.saturating_sub(now(word(bytes, 16)?)?)
+    } else {
+        timeout
     };
     Some(Subscription {
         user_data,
@@ -261,7 +264,8 @@ fn subscription(bytes: &[u8]) -> Option<Subscription> {
     })
 }
 
-/// Sleeps until the first of the clocks asked for. Descriptors are told to be bad at once.
+/// Sleeps until the first of the clock events. Subscriptions to descriptors fail at once with
+/// `EBADF`.
 async fn poll(
     mut caller: CoreCaller<'_>,
     from: u32,

@@ -1,7 +1,7 @@
-//! World `jiffy-core/1`: a request and a response are each one message in the guest's memory.
+//! World `jiffy-core/1`: a request and a response are one message each in the guest's memory.
 //!
-//! A message is lines that end in LF: `METHOD PATH` or a status, then `name: value` for each
-//! header, then an empty line and the body.
+//! The lines of a message end in LF: `METHOD PATH` or a status, then `name: value` for each header,
+//! then an empty line and the body.
 
 use crate::core_wasi::{self, CoreState, GuestStack};
 use crate::cpu_meter::{BusyTooLong, MAX_BUSY_TIME, thread_cpu};
@@ -17,11 +17,11 @@ use wasmtime::{
     TypedFunc, UpdateDeadline,
 };
 
-/// Most headers of a response.
+/// Maximum number of headers of a response.
 const MAX_HEADERS: usize = 100;
-/// Longest head of a response in bytes.
+/// Maximum length of a response's head in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Headers that are the server's to set.
+/// Headers that only the server sets.
 const SERVER_HEADERS: [&str; 6] = [
     "connection",
     "content-length",
@@ -31,31 +31,33 @@ const SERVER_HEADERS: [&str; 6] = [
     "upgrade",
 ];
 
-/// Requests that start on a fiber at once after one did not end on its worker's own stack.
+/// Number of following requests that start directly on a fiber after a request did not complete on
+/// its worker's own stack.
 const FIBER_REQUESTS: u32 = 256;
-/// Epochs' ends after which a first try on a worker's own stack is given up.
+/// Number of epoch ends after which an attempt on a worker's own stack is aborted.
 const TRY_EPOCHS: u64 = 2;
 
-/// Module that is ready to be instantiated.
+/// Module prepared for instantiation.
 pub(crate) struct CoreFunction {
     pre: InstancePre<CoreState>,
     memory: ModuleExport,
-    /// In the order of [`CORE_FUNCTIONS`].
+    /// Exports in the order of [`CORE_FUNCTIONS`].
     functions: [ModuleExport; 3],
-    /// It imports functions that wait.
+    /// True if the module imports functions that wait.
     may_wait: bool,
-    /// It imports nothing, so that what it did can be thrown away and begun anew.
+    /// True if the module imports nothing. Its effects can then be discarded and the request
+    /// repeated.
     is_pure: bool,
-    /// Requests that still start on a fiber at once.
+    /// Number of further requests that start directly on a fiber.
     fiber_requests: AtomicU32,
 }
 
-/// A first try took longer than it may: the guest begins anew on a fiber.
+/// The attempt on the worker's own stack exceeded its time limit: the request restarts on a fiber.
 #[derive(Debug, thiserror::Error)]
 #[error("the guest needs a fiber")]
 struct FiberNeeded;
 
-/// Response of a guest, or why it has none.
+/// Response of a guest, or the reason for its absence.
 type Answer = Result<Response<Bytes>, RequestFault>;
 
 /// Resolves exports in advance.
@@ -64,7 +66,7 @@ pub(crate) fn prepare(module: &Module) -> wasmtime::Result<CoreFunction> {
         let index = module.get_export_index(name);
         index.ok_or_else(|| wasmtime::Error::msg(format!("the module does not export {name}")))
     };
-    // Calls rely on it.
+    // The unsafe calls of exports rely on this check.
     world::check_core(module)?;
     let [(buf, _), (handle, _), (out, _)] = CORE_FUNCTIONS;
     let mut linker = Linker::new(module.engine());
@@ -84,7 +86,7 @@ fn missing(what: &str) -> wasmtime::Error {
 }
 
 impl CoreFunction {
-    /// Makes an instance and throws it away.
+    /// Creates an instance and discards it.
     pub(crate) async fn prove(
         &self,
         engine: &Engine,
@@ -94,13 +96,14 @@ impl CoreFunction {
         self.pre.instantiate_async(&mut store).await.map(drop)
     }
 
-    /// Passes a message to a new instance, and returns the response that it answers with. `state`
-    /// is called for each instance that is made.
+    /// Passes a message to a new instance and returns its response. `state` is called for each new
+    /// instance.
     ///
-    /// A fiber is a good part of what a small request costs, and most requests end long before they
-    /// would have to yield. A guest that imports nothing therefore runs on the worker's own stack
-    /// first. If it takes longer, its instance is thrown away, which cannot be seen from outside,
-    /// and it begins anew on a fiber, as do the requests that follow for a while.
+    /// Creating a fiber is a large part of the cost of a small request, and almost all requests
+    /// complete long before they would yield. A guest without imports therefore runs on the
+    /// worker's own stack first. If the guest takes longer, its instance is discarded, which has no
+    /// visible effect, and the request restarts on a fiber. The next [`FIBER_REQUESTS`] requests
+    /// then start on a fiber directly.
     pub(crate) async fn call(
         &self,
         engine: &Engine,
@@ -129,7 +132,7 @@ impl CoreFunction {
                 .is_ok()
     }
 
-    /// Runs the guest on the worker's own stack for a few milliseconds at most.
+    /// Runs the guest on the worker's own stack for at most a few milliseconds.
     fn try_call(
         &self,
         engine: &Engine,
@@ -161,15 +164,17 @@ impl CoreFunction {
         let instance = self.pre.instantiate_async(&mut store).await?;
         let calls = self.calls(&mut store, &instance)?;
         let length = u32::try_from(message.len())?;
-        let at = match self.may_wait {
-            true => calls.buf.call_async(&mut store, length).await?,
-            false => busy(&mut store, |store| calls.buf.call(store, length))?,
+        let at = if self.may_wait {
+            calls.buf.call_async(&mut store, length).await?
+        } else {
+            busy(&mut store, |store| calls.buf.call(store, length))?
         };
         calls.write(&mut store, at, message)?;
         let length = calls.handle.call_async(&mut store, (at, length)).await?;
-        let at = match self.may_wait {
-            true => calls.out.call_async(&mut store, ()).await?,
-            false => busy(&mut store, |store| calls.out.call(store, ()))?,
+        let at = if self.may_wait {
+            calls.out.call_async(&mut store, ()).await?
+        } else {
+            busy(&mut store, |store| calls.out.call(store, ()))?
         };
         calls.response(&store, at, length, max_response)
     }
@@ -203,7 +208,7 @@ impl CoreFunction {
     }
 }
 
-/// Exports of one instance.
+/// Exports of an instance.
 struct GuestCalls {
     memory: Memory,
     buf: TypedFunc<u32, u32>,
@@ -236,8 +241,8 @@ impl GuestCalls {
     }
 }
 
-/// Calls a function on the worker's own stack, where it cannot yield, and may be busy for a while:
-/// a fiber for each call is a tenth of a small request.
+/// Calls a function on the worker's own stack. The function cannot yield, and may run for
+/// [`MAX_BUSY_TIME`]. A fiber for each call would cost a tenth of a small request.
 fn busy<T>(
     store: &mut Store<CoreState>,
     call: impl FnOnce(&mut Store<CoreState>) -> wasmtime::Result<T>,
@@ -256,7 +261,7 @@ fn store(engine: &Engine, state: CoreState) -> Store<CoreState> {
     store
 }
 
-/// Lets a guest yield, or go on where it cannot, for a while.
+/// Makes a guest yield. A guest that cannot yield continues until its time limit.
 fn epoch_ended(mut store: StoreContextMut<'_, CoreState>) -> wasmtime::Result<UpdateDeadline> {
     match &mut store.data_mut().stack {
         GuestStack::Fiber => Ok(UpdateDeadline::Yield(1)),
@@ -264,15 +269,16 @@ fn epoch_ended(mut store: StoreContextMut<'_, CoreState>) -> wasmtime::Result<Up
         GuestStack::Busy { since } => {
             let now = thread_cpu();
             let since = *since.get_or_insert(now);
-            match now.saturating_sub(since) > MAX_BUSY_TIME {
-                true => Err(BusyTooLong.into()),
-                false => Ok(UpdateDeadline::Continue(1)),
+            if now.saturating_sub(since) > MAX_BUSY_TIME {
+                Err(BusyTooLong.into())
+            } else {
+                Ok(UpdateDeadline::Continue(1))
             }
         }
     }
 }
 
-/// Writes a request as a message.
+/// Encodes a request as a message.
 pub(crate) fn request_message(head: &Parts, body: &[u8]) -> Vec<u8> {
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
     let headers = head.headers.iter();
@@ -293,7 +299,7 @@ pub(crate) fn request_message(head: &Parts, body: &[u8]) -> Vec<u8> {
     message
 }
 
-/// Reads a response from a message of the guest's.
+/// Decodes a response from a message of the guest.
 fn parse_response(message: &[u8], max_body: u64) -> Answer {
     let bad = |what: &str| RequestFault::Trap(format!("the response is not valid: {what}"));
     let mut at = 0;
@@ -305,7 +311,7 @@ fn parse_response(message: &[u8], max_body: u64) -> Answer {
             .get(..MAX_HEAD_BYTES.saturating_sub(at))
             .unwrap_or(rest);
         let end = window.iter().position(|byte| *byte == b'\n');
-        let end = end.ok_or_else(|| bad("its head has no end"))?;
+        let end = end.ok_or_else(|| bad("no empty line terminates the head"))?;
         let line = rest.get(..end).unwrap_or_default();
         at += end + 1;
         if status.is_none() {

@@ -1,8 +1,8 @@
-//! Processor time of a guest: that of its future's polls.
+//! Processor time of a guest, measured over the polls of its future.
 //!
-//! The clock of a thread's processor time is a system call, of half a microsecond on a virtual
-//! machine. Polls that are shorter than an epoch are therefore measured by the clock of the wall,
-//! which differs only if another thread took their processor meanwhile.
+//! Reading a thread's processor time is a system call, which takes half a microsecond on a virtual
+//! machine. Polls shorter than an epoch are therefore measured with the monotonic clock. The
+//! monotonic clock differs only if another thread used the processor in the meantime.
 
 use crate::fault::RequestFault;
 use nix::time::{ClockId, clock_gettime};
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-/// Processor time of `jiffy_buf` and of `jiffy_out`, which run on a worker's own stack and cannot
-/// yield.
+/// Maximum processor time of `jiffy_buf` and of `jiffy_out`, which run on a worker's own stack and
+/// cannot yield.
 pub(crate) const MAX_BUSY_TIME: Duration = Duration::from_millis(10);
 
 /// Error: `jiffy_buf` or `jiffy_out` exceeded [`MAX_BUSY_TIME`].
@@ -21,32 +21,32 @@ pub(crate) const MAX_BUSY_TIME: Duration = Duration::from_millis(10);
 #[error("jiffy_buf or jiffy_out ran for more than {} ms", MAX_BUSY_TIME.as_millis())]
 pub(crate) struct BusyTooLong;
 
-/// Use of resources by one request.
+/// Resource use of a request.
 #[derive(Debug, Default)]
 pub(crate) struct RequestUsage {
     cpu_ns: AtomicU64,
-    /// Growth of memory or of a table was refused.
+    /// True if a growth of memory or of a table was denied.
     pub(crate) growth_refused: AtomicBool,
-    /// The guest was ended, or failed. Set before its store is dropped, which ends the body of its
-    /// response as if it were complete.
+    /// True if the guest was terminated or failed. Set before the guest's store is dropped:
+    /// dropping the store ends the response body as if the body were complete.
     pub(crate) ended_early: AtomicBool,
-    /// A growth was refused because the tenant's memory is used up.
+    /// True if a growth was denied because the tenant's memory budget is exhausted.
     pub(crate) tenant_memory_short: AtomicBool,
 }
 
 impl RequestUsage {
-    /// Forgets what a try did that is thrown away, except for its processor time.
-    pub(crate) fn begin_anew(&self) {
+    /// Resets the state of a discarded attempt, except for its processor time.
+    pub(crate) fn reset_attempt(&self) {
         self.growth_refused.store(false, Ordering::Relaxed);
         self.tenant_memory_short.store(false, Ordering::Relaxed);
     }
 
-    /// Processor time so far.
+    /// Returns the processor time so far.
     pub(crate) fn cpu(&self) -> Duration {
         Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed))
     }
 
-    /// Returns what a guest's failure is to its client.
+    /// Returns the fault that the client receives for a failure of the guest.
     pub(crate) fn fault(&self, error: &wasmtime::Error) -> RequestFault {
         if error
             .downcast_ref::<wasmtime::PoolConcurrencyLimitError>()
@@ -59,15 +59,16 @@ impl RequestUsage {
             return RequestFault::Cpu;
         }
         let detail = format!("{error:#}").chars().take(2000).collect();
-        match self.growth_refused.load(Ordering::Relaxed) {
-            true => RequestFault::Memory(detail),
-            false => RequestFault::Trap(detail),
+        if self.growth_refused.load(Ordering::Relaxed) {
+            RequestFault::Memory(detail)
+        } else {
+            RequestFault::Trap(detail)
         }
     }
 }
 
-/// Guest whose processor time is limited. An epoch's end makes it yield, so that it is looked at
-/// every few milliseconds.
+/// Guest with a limit of its processor time. The guest yields at the end of each epoch, so that the
+/// limit is checked every few milliseconds.
 pub(crate) struct MeteredGuest<'a, F> {
     guest: Pin<&'a mut F>,
     usage: &'a RequestUsage,
@@ -84,24 +85,24 @@ impl<'a, F> MeteredGuest<'a, F> {
     }
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 pub(crate) fn thread_cpu() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Time up to which a poll is measured by the clock of the wall, and up to which a reading of the
-/// thread's clock is used for the next poll.
+/// Maximum duration of a poll that is measured with the monotonic clock. Also the maximum age of a
+/// reading of the thread's clock that is reused for the next poll.
 const MAX_UNREAD: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// Last reading of the thread's clock, and its moment.
+    /// Last reading of the thread's clock, and the time of the reading.
     static LAST_READING: Cell<Option<(Instant, Duration)>> = const { Cell::new(None) };
 }
 
 /// Start of a poll.
 struct PollStart {
     at: Instant,
-    /// Thread's clock at that moment or up to [`MAX_UNREAD`] before.
+    /// Processor time of the thread at the start, read at most [`MAX_UNREAD`] earlier.
     cpu: Duration,
 }
 
@@ -116,13 +117,14 @@ impl PollStart {
         Self { at, cpu }
     }
 
-    /// Processor time since then.
+    /// Returns the processor time since the start.
     fn spent(&self) -> Duration {
         let now = Instant::now();
         let elapsed = now.duration_since(self.at);
-        match elapsed <= MAX_UNREAD {
-            true => elapsed,
-            false => read_at(now).saturating_sub(self.cpu).min(elapsed),
+        if elapsed <= MAX_UNREAD {
+            elapsed
+        } else {
+            read_at(now).saturating_sub(self.cpu).min(elapsed)
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Direct connections of clients, which the daemon hands over with their first request unread.
+//! Direct connections of clients. The daemon hands over a connection before reading its first
+//! request.
 
 use crate::activity_report::ActivityReport;
 use crate::fault::RequestFault;
 use crate::function::Function;
 use crate::guest_body::ResponseBody;
-use crate::head_timeout::{HeadTimeout, UnderWay};
+use crate::head_timeout::{HeadTimeout, InFlightRequests};
 use crate::server::{FunctionServer, REQUEST_ID_HEADER, faulty};
 use crate::write_timeout::WriteTimeout;
 use bytes::Bytes;
@@ -32,27 +33,26 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
-/// Time for the head of a request to arrive, also for the next one: the connections of a process
-/// are limited.
+/// Timeout for the head of each request. The number of connections of a process is limited.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time for which a write may make no progress.
+/// Maximum time for which a write may make no progress.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of a request's head.
+/// Maximum length of a request's head in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// Socket over which a daemon hands over connections.
+/// Socket on which the daemon hands over connections.
 pub(crate) struct DirectLink {
     socket: AsyncFd<Channel>,
     server: FunctionServer,
     permits: Arc<Semaphore>,
-    /// Its receivers see the end of the daemon.
+    /// Receivers are notified when the daemon disconnects.
     open: watch::Sender<bool>,
 }
 
-/// Client of one connection, and what it asked for first.
+/// Client of a connection, and the function and host of its first request.
 #[derive(Debug)]
 pub struct DirectClient {
     function: String,
@@ -60,7 +60,7 @@ pub struct DirectClient {
     address: HeaderValue,
 }
 
-/// Serves the connections that come over `socket`. Must be called inside of the runtime.
+/// Serves the connections received on `socket`. Must be called inside a runtime.
 pub(crate) fn attach(
     server: &FunctionServer,
     permits: &Arc<Semaphore>,
@@ -68,7 +68,7 @@ pub(crate) fn attach(
 ) -> io::Result<()> {
     fcntl(&socket, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     let link = DirectLink {
-        // SAFETY: a channel owns its descriptor, and keeps it open as long as it lives.
+        // SAFETY: a channel owns its descriptor, and keeps the descriptor open until it is dropped.
         socket: unsafe { AsyncFd::register(Channel::new(socket)) }?,
         server: server.clone(),
         permits: permits.clone(),
@@ -79,16 +79,16 @@ pub(crate) fn attach(
 }
 
 impl DirectLink {
-    /// Takes connections until the daemon is gone.
+    /// Accepts connections until the daemon disconnects.
     async fn serve(self: Arc<Self>) {
         while let Ok((connection, mut files)) = self.receive().await {
             let link = self.clone();
             let (permit, file) = (self.permits.clone().try_acquire_owned(), files.pop());
             tokio::spawn(async move {
                 let id = connection.id;
-                // One without a permit is closed.
+                // A connection without a permit is closed.
                 if let (Ok(_permit), Some(file)) = (permit, file) {
-                    // Its end or its fault: nothing is left to do.
+                    // The connection was closed or failed: no further action is necessary.
                     let _ = link.connection(connection, file).await;
                 }
                 link.tell_closed(id).await;
@@ -118,7 +118,7 @@ impl DirectLink {
         }
     }
 
-    /// Sends a report to the daemon. Returns false if there is no room for it now.
+    /// Sends a report to the daemon. Returns false if the socket's buffer is full.
     fn report(&self, activity: DirectActivity) -> bool {
         let sent = self.socket.get_ref().send(&activity, &[]);
         !matches!(sent, Err(ChannelError::Io(Errno::EAGAIN)))
@@ -126,7 +126,7 @@ impl DirectLink {
 
     async fn connection(&self, connection: DirectConnection, file: OwnedFd) -> io::Result<()> {
         let open = self.open.subscribe();
-        // Not by the standard library, which uses a call that the filter has not.
+        // The standard library uses a system call that the seccomp filter denies.
         fcntl(&file, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let stream = TcpStream::from_std(StdTcpStream::from(file))?;
         let client = DirectClient::new(&stream, connection.function, &connection.host)?;
@@ -137,7 +137,8 @@ impl DirectLink {
 }
 
 impl DirectClient {
-    /// Client of a connection for one function. `host` is what each of its requests must have.
+    /// Creates the client of a connection to one function. `host` is the required host of each
+    /// request.
     pub fn new(stream: &TcpStream, function: String, host: &str) -> io::Result<Self> {
         let address = stream.peer_addr()?.ip().to_canonical().to_string();
         Ok(Self {
@@ -148,7 +149,7 @@ impl DirectClient {
     }
 }
 
-/// Serves a connection. It ends after the request under way when `open` becomes false.
+/// Serves a connection. When `open` becomes false, the connection ends after the request in flight.
 pub async fn serve(
     server: &FunctionServer,
     stream: TcpStream,
@@ -158,8 +159,8 @@ pub async fn serve(
     serve_reporting(server, stream, client, open, |_| true).await
 }
 
-/// As [`serve`], and calls `report` when the connection becomes idle or busy, until that returns
-/// true.
+/// Like [`serve`], but calls `report` when the connection becomes idle or busy, until `report`
+/// returns true.
 async fn serve_reporting(
     server: &FunctionServer,
     stream: TcpStream,
@@ -167,27 +168,27 @@ async fn serve_reporting(
     mut open: watch::Receiver<bool>,
     report: impl FnMut(bool) -> bool + Unpin,
 ) -> io::Result<()> {
-    let under_way = UnderWay::default();
+    let in_flight = InFlightRequests::default();
     let service = service_fn(|request| async {
-        let request_under_way = under_way.enter();
+        let in_flight_request = in_flight.enter();
         let response = server.handle_direct(client, request).await;
-        Ok::<_, Infallible>(response.map(|body| body.until_sent(&request_under_way)))
+        Ok::<_, Infallible>(response.map(|body| body.until_sent(&in_flight_request)))
     });
     let stream = WriteTimeout::new(stream, WRITE_TIMEOUT);
-    let stream = HeadTimeout::new(stream, HEAD_TIMEOUT, under_way.clone());
-    let mut report = ActivityReport::new(under_way.clone(), report);
+    let stream = HeadTimeout::new(stream, HEAD_TIMEOUT, in_flight.clone());
+    let mut report = ActivityReport::new(in_flight.clone(), report);
     let served = http1::Builder::new()
         .max_buf_size(MAX_HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), service);
     let mut served = pin!(served);
     let closed = async {
-        // An end of the sender is the same.
+        // A dropped sender has the same effect as `false`.
         drop(open.wait_for(|open| !open).await);
     };
     let ended = tokio::select! {
         biased;
         ended = served.as_mut() => ended,
-        // After the connection, whose state it reads.
+        // Polled after the connection, because `poll` reads its state.
         () = poll_fn(|context| report.poll(context)) => Ok(()),
         () = closed => {
             served.as_mut().graceful_shutdown();
@@ -198,7 +199,7 @@ async fn serve_reporting(
 }
 
 impl FunctionServer {
-    /// Answers a request of a direct connection as the gateway has one answered.
+    /// Answers a request of a direct connection in the same way as the gateway.
     async fn handle_direct<B>(
         &self,
         client: &DirectClient,
@@ -250,7 +251,7 @@ impl FunctionServer {
     }
 }
 
-/// Turns the head of a client's request into that of the request to the guest.
+/// Rewrites the head of a client's request for the guest.
 fn rewrite(head: &mut Parts, client: &DirectClient, id: &HeaderValue) {
     if head.uri.authority().is_some() && head.method != Method::CONNECT {
         let path = head.uri.path_and_query().cloned();

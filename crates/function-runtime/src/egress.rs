@@ -1,5 +1,5 @@
-//! Outgoing connections of guests, made by the broker outside of this process. Without one, and for
-//! functions that may reach nothing, requests are denied.
+//! Outgoing connections of guests. The broker, a thread of the daemon, establishes them outside
+//! this process. Requests are denied without a broker, and for functions without allowed hosts.
 
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{EgressFailure, EgressRequest, EgressResponse};
@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 type Answer = Result<OwnedFd, EgressFailure>;
 type Waiting = Mutex<HashMap<u64, oneshot::Sender<Answer>>>;
 
-/// Way to the broker of this process; there may be none.
+/// Connection to the broker of this process. `None` inside if no broker is attached.
 #[derive(Debug, Default)]
 pub(crate) struct Egress(RwLock<Option<Arc<BrokerLink>>>);
 
@@ -31,12 +31,13 @@ struct BrokerLink {
 }
 
 impl Egress {
-    /// Uses the broker at `socket` from now on. Must be called inside of the runtime.
+    /// Replaces the broker by the one at `socket`. Must be called inside a runtime.
     pub(crate) fn attach(self: &Arc<Self>, socket: OwnedFd) -> io::Result<()> {
         let flags = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK);
         nix::fcntl::fcntl(&socket, flags)?;
         let link = Arc::new(BrokerLink {
-            // SAFETY: a channel owns its descriptor, and keeps it open as long as it lives.
+            // SAFETY: a channel owns its descriptor, and keeps the descriptor open until it is
+            // dropped.
             socket: unsafe { AsyncFd::register(Channel::new(socket)) }?,
             waiting: Mutex::default(),
             next: AtomicU64::new(0),
@@ -60,7 +61,7 @@ impl Egress {
         }
     }
 
-    /// Asks for a connection.
+    /// Requests a connection from the broker.
     pub(crate) async fn connect(
         &self,
         function: &str,
@@ -78,12 +79,12 @@ impl Egress {
             tls,
         };
         let socket = link.ask(&request).await?;
-        // The broker has set it to not block.
+        // The broker has made the socket non-blocking.
         UnixStream::from_std(StdUnixStream::from(socket)).map_err(|_| EgressFailure::TooMany)
     }
 }
 
-/// Request that waits for its answer, and is forgotten with this value.
+/// Request that waits for its answer. Dropping this value removes the request.
 struct WaitingConnection<'a>(&'a Waiting, u64);
 
 impl Drop for WaitingConnection<'_> {
@@ -113,11 +114,11 @@ impl BrokerLink {
                 sent => break sent.map_err(|_| EgressFailure::Denied)?,
             }
         }
-        // The sender is gone if the broker is.
+        // The sender is dropped when the broker disconnects.
         receiver.await.unwrap_or(Err(EgressFailure::Denied))
     }
 
-    /// Passes answers to those who wait, until the broker is gone.
+    /// Passes answers to the waiting requests until the broker disconnects.
     async fn pass_answers(&self) {
         loop {
             let Ok(mut ready) = self.socket.readable().await else {
@@ -132,7 +133,7 @@ impl BrokerLink {
                         Some(failure) => Err(failure),
                     };
                     if let Some(sender) = self.waiting().remove(&response.id) {
-                        // The guest may have ended meanwhile.
+                        // The guest may have exited in the meantime.
                         let _ = sender.send(answer);
                     }
                 }

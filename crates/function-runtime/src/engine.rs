@@ -1,4 +1,4 @@
-//! Wasmtime engines: one that compiles, and one that runs what was compiled.
+//! Wasmtime engines: one compiles modules, the other runs compiled modules.
 
 use crate::artifact::Digest;
 #[cfg(feature = "fast-reset")]
@@ -7,30 +7,30 @@ use jiffy_proto::function::{MAX_FUNCTION_MEMORY_MIB, MEMORIES_PER_SLOT, SlotRese
 use std::hash::{Hash, Hasher};
 use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
-/// Stack of a guest in bytes. Deeper recursion traps.
+/// Stack size of a guest in bytes. Deeper recursion traps.
 const GUEST_STACK_BYTES: usize = 512 << 10;
-/// Stack of a fiber in bytes: the guest's, and the host's calls on top.
+/// Stack size of a fiber in bytes: the guest's stack plus the host calls on top of it.
 const FIBER_STACK_BYTES: usize = 2 << 20;
-/// Bytes of a memory, and of a table, that are set to zero at the end of a request; the rest is
-/// given back to the kernel. bench/functions measures it.
+/// Number of bytes of a memory, and of a table, that are cleared with `memset` at the end of a
+/// request. The rest is released to the kernel. `bench/functions` measures this value.
 const MEMSET_BYTES: usize = 64 << 10;
-/// Largest table in elements.
+/// Maximum number of elements of a table.
 pub(crate) const MAX_TABLE_ELEMENTS: usize = 20_000;
-/// Core instances, memories and tables that the parts of one component may have.
+/// Maximum number of core instances, memories and tables of a component.
 pub(crate) const MAX_CORE_INSTANCES: u32 = 32;
 pub(crate) const MAX_MEMORIES: u32 = 4;
 pub(crate) const MAX_TABLES: u32 = 16;
-/// Memories and tables that one core module may define.
+/// Maximum number of memories and tables of a core module.
 pub(crate) const MAX_MODULE_MEMORIES: u32 = 1;
 pub(crate) const MAX_MODULE_TABLES: u32 = 4;
-/// Largest record of a core instance in bytes, beside its memory and tables.
+/// Maximum size of a core instance's record in bytes, without its memory and tables.
 pub(crate) const MAX_INSTANCE_BYTES: usize = 1 << 20;
 
-/// Number that changes with what this package does to modules before and after their compilation,
-/// so that functions are compiled anew.
+/// Revision of this package's changes to modules before and after their compilation. A new value
+/// forces the recompilation of functions.
 const CODE_REVISION: u8 = 2;
 
-/// Settings that decide about machine code; equal in both engines.
+/// Settings that affect machine code. Both engines must use the same values.
 fn common() -> Config {
     let mut config = Config::new();
     config
@@ -38,24 +38,26 @@ fn common() -> Config {
         .max_wasm_stack(GUEST_STACK_BYTES)
         .async_stack_size(FIBER_STACK_BYTES)
         .memory_init_cow(true)
-        // Tables that only debuggers and offsets in backtraces need: each function has a copy.
+        // Only debuggers and offsets in backtraces use these tables. Each function would have a
+        // copy.
         .native_unwind_info(false)
         .generate_address_map(false)
-        // Features beyond WebAssembly 2.0 that widen the compiler's and the runtime's surface.
+        // These features go beyond WebAssembly 2.0 and enlarge the attack surface.
         .shared_memory(false)
         .wasm_memory64(false);
     config
 }
 
-/// Engine that compiles.
+/// Creates the engine that compiles.
 pub fn compiling() -> wasmtime::Result<Engine> {
     Engine::new(&common())
 }
 
 /// Resets that this build supports.
-pub const RESETS: &[SlotReset] = match cfg!(feature = "fast-reset") {
-    true => &[SlotReset::Strict, SlotReset::Fast],
-    false => &[SlotReset::Strict],
+pub const RESETS: &[SlotReset] = if cfg!(feature = "fast-reset") {
+    &[SlotReset::Strict, SlotReset::Fast]
+} else {
+    &[SlotReset::Strict]
 };
 
 /// Creates the engine that runs requests in a pool of slots. The engine maps the pool, and must be
@@ -115,7 +117,7 @@ fn pooled(pool: PoolingAllocationConfig) -> wasmtime::Result<Engine> {
     Engine::new(&config)
 }
 
-/// Hasher that keeps all of its input.
+/// Hasher that stores its complete input.
 #[derive(Default)]
 struct DigestHasher(blake3::Hasher);
 
@@ -129,8 +131,9 @@ impl Hasher for DigestHasher {
     }
 }
 
-/// Fingerprint of everything that machine code depends on: version, processor, settings. The engine
-/// must be of [`compiling`]; that of [`running`] has no compiler, whose settings count.
+/// Returns the fingerprint of all inputs of machine code: version, processor and settings. The
+/// engine must come from [`compiling`]: the settings of a compiler count, and the engine of
+/// [`running`] has no compiler.
 #[must_use]
 pub fn fingerprint(compiling: &Engine) -> Digest {
     let mut hasher = DigestHasher::default();
@@ -154,7 +157,7 @@ mod tests {
         let code = wasmtime::Module::new(&compiling, b"\0asm\x01\0\0\0")
             .unwrap()
             .serialize();
-        // SAFETY: it was compiled on the line above.
+        // SAFETY: the line above compiled the code.
         unsafe { wasmtime::Module::deserialize(&running, code.unwrap()) }.unwrap();
     }
 

@@ -1,4 +1,5 @@
-//! Thread that ends epochs, at each of which running guests yield. It sleeps while no guest runs.
+//! Thread that increments the epoch, at which running guests yield. The thread sleeps while no
+//! guest runs.
 
 use std::io;
 use std::sync::Arc;
@@ -7,9 +8,9 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 use wasmtime::Engine;
 
-/// Length of an epoch: the longest time for which a guest keeps a worker.
+/// Length of an epoch: the maximum time for which a guest occupies a worker without yielding.
 const EPOCH: Duration = Duration::from_millis(1);
-/// Epochs without a guest after which the thread sleeps.
+/// Number of epochs without a guest after which the thread sleeps.
 const IDLE_EPOCHS: u32 = 50;
 
 #[derive(Debug, Default)]
@@ -25,7 +26,7 @@ pub struct EpochTicker {
     thread: Thread,
 }
 
-/// Guest that runs.
+/// Running guest.
 #[derive(Debug)]
 pub struct RunningGuest(Arc<TickerState>);
 
@@ -44,7 +45,7 @@ impl EpochTicker {
         })
     }
 
-    /// Counts a guest that runs, and wakes the thread if it sleeps.
+    /// Counts a running guest, and wakes the thread if it sleeps.
     #[must_use]
     pub fn enter(&self) -> RunningGuest {
         self.state.guests.fetch_add(1, Ordering::SeqCst);
@@ -72,7 +73,8 @@ fn tick(state: &TickerState, engine: &Engine) {
         };
         if idle >= IDLE_EPOCHS {
             state.sleeping.store(true, Ordering::SeqCst);
-            // A guest that entered before this load is seen, a later one unparks.
+            // This load sees a guest that entered earlier. A guest that enters later unparks the
+            // thread.
             while state.guests.load(Ordering::SeqCst) == 0 {
                 thread::park();
             }

@@ -4,7 +4,7 @@
 //! here: its mask misses pages that are swapped out or migrated during the scan, and its result has
 //! room for 32 regions. Both are corrected in an interposed `ioctl` ([`page_scan`]), where a scan
 //! is also answered without the kernel if the request caused no page fault ([`retained_pages`]).
-//! SECURITY.md states what the interposition may do and how it fails.
+//! SECURITY.md states the permitted effects of the interposition and its failure modes.
 
 mod page_scan;
 mod retained_pages;

@@ -1,5 +1,5 @@
-//! Failures of a request and the answers that clients get. Details of a guest's failure go to the
-//! function's log only.
+//! Failures of a request and the answers that clients receive. Details of a guest's failure are
+//! written only to the function's log.
 
 use bytes::Bytes;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -9,51 +9,51 @@ use serde::Serialize;
 /// Failure of one request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestFault {
-    /// No function of that name.
-    #[error("There is no such function")]
+    /// No function has this name.
+    #[error("The function does not exist")]
     NotFound,
-    /// Host that the connection is not for.
-    #[error("This connection is for another host: open another one")]
+    /// The host of the request differs from the host of the connection.
+    #[error("This connection is for another host: open another connection")]
     Misdirected,
-    /// Its owner has disabled it.
+    /// The owner has disabled the function.
     #[error("The function is disabled")]
     Disabled,
-    /// A head that cannot be passed on.
+    /// The head of the request cannot be passed on.
     #[error("The request cannot be passed to the function: {0}")]
     BadRequest(&'static str),
-    /// Body above the limit.
+    /// The body of the request exceeds the limit.
     #[error("The body of the request is larger than the function accepts")]
     RequestTooLarge,
-    /// Body that did not arrive in time.
+    /// The body of the request did not arrive in time.
     #[error("The body of the request did not arrive in time")]
     RequestTimeout,
-    /// Client that went away inside its body.
+    /// The client disconnected while sending the body.
     #[error("The body of the request ended early")]
     RequestAborted,
-    /// Too many requests run and wait.
-    #[error("Too many requests to this function are under way: try again later")]
+    /// Too many requests of this function are running and queued.
+    #[error("Too many requests to this function are in flight: try again later")]
     Busy,
-    /// Slots or memory of the tenant's process are used up.
-    #[error("Too many requests to functions are under way: try again later")]
+    /// The slots or the memory of the tenant's process are exhausted.
+    #[error("Too many requests to functions are in flight: try again later")]
     HostBusy,
-    /// Growth of memory or tables was refused, and the guest failed thereafter.
-    #[error("The function needed more memory than it may have")]
+    /// A growth of memory or tables was denied, and the guest failed afterwards.
+    #[error("The function exceeded its memory limit")]
     Memory(String),
-    /// Trap, or no response.
+    /// The guest trapped or returned no response.
     #[error("The function failed")]
     Trap(String),
-    /// Response above the limit.
-    #[error("The response of the function is larger than it may be")]
+    /// The response exceeds the limit.
+    #[error("The response of the function exceeds the size limit")]
     ResponseTooLarge,
-    /// Processor time used up.
-    #[error("The function used up its processor time")]
+    /// The request exceeded its processor time.
+    #[error("The function exceeded its processor time limit")]
     Cpu,
-    /// Time of the request used up.
+    /// The request exceeded its time limit.
     #[error("The function did not answer in time")]
     Timeout,
 }
 
-/// Body of an answer to a failed request, in the shape of the control plane's errors.
+/// Body of an error response, in the same format as errors of the control plane.
 #[derive(Serialize)]
 struct FaultBody<'a> {
     code: u16,
@@ -62,7 +62,7 @@ struct FaultBody<'a> {
 }
 
 impl RequestFault {
-    /// Word for programs; also the name under which metrics count it.
+    /// Returns the machine-readable error code, which is also the label in metrics.
     #[must_use]
     pub fn error_code(&self) -> &'static str {
         match self {
@@ -83,7 +83,7 @@ impl RequestFault {
         }
     }
 
-    /// Status of the answer.
+    /// Returns the HTTP status of the error response.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
@@ -99,7 +99,7 @@ impl RequestFault {
         }
     }
 
-    /// Cause inside of the guest, for the function's log.
+    /// Returns the cause inside the guest, for the function's log.
     #[must_use]
     pub fn detail(&self) -> Option<&str> {
         match self {
@@ -108,7 +108,7 @@ impl RequestFault {
         }
     }
 
-    /// Answer with `{code, message, error_code}`.
+    /// Returns the error response with the body `{code, message, error_code}`.
     #[must_use]
     pub fn answer(&self) -> Response<Bytes> {
         let message = self.to_string();

@@ -1,4 +1,4 @@
-//! Function: a name with a version that answers, its limits, and what runs of it.
+//! A function: its name, active version, limits and running requests.
 
 use crate::artifact::Digest;
 use crate::core_world::CoreFunction;
@@ -19,7 +19,7 @@ pub(crate) struct Version {
     pub code: VersionCode,
 }
 
-/// Code of a version by its world.
+/// Code of a version, by world.
 pub(crate) enum VersionCode {
     Core(CoreFunction),
     Http(HttpFunction),
@@ -34,19 +34,19 @@ impl Version {
     }
 }
 
-/// Settings that requests see as one: they are replaced as a whole.
+/// Settings that a request reads together. They are replaced as a whole.
 #[derive(Clone)]
 pub(crate) struct Deployment {
     pub version: Arc<Version>,
     pub settings: Arc<LoadSettings>,
     pub enabled: bool,
-    /// Answer to direct requests.
+    /// Access of direct requests.
     pub access: DirectAccess,
     permits: Arc<Semaphore>,
     waiting: Arc<AtomicU32>,
 }
 
-/// Function with its counts and log, which outlive versions.
+/// Function with its metrics and log, which are retained across versions.
 pub(crate) struct Function {
     deployment: RwLock<Arc<Deployment>>,
     pub metrics: FunctionMetrics,
@@ -79,7 +79,7 @@ impl Function {
         }
     }
 
-    /// Settings at this moment. A request keeps those that it started with.
+    /// Returns the current settings. A request uses the settings that were active when it started.
     pub(crate) fn deployment(&self) -> Arc<Deployment> {
         self.deployment
             .read()
@@ -97,7 +97,7 @@ impl Function {
         *current = Arc::new(next);
     }
 
-    /// Replaces the version. Requests under way end on the former one.
+    /// Replaces the version. Requests in flight complete on the previous version.
     pub(crate) fn swap(&self, version: Version, settings: LoadSettings) {
         self.change(|deployment| {
             deployment.version = Arc::new(version);
@@ -113,12 +113,12 @@ impl Function {
         });
     }
 
-    /// Sets how it answers direct requests.
+    /// Sets the access of direct requests.
     pub(crate) fn publish(&self, access: DirectAccess) {
         self.change(|deployment| deployment.access = access);
     }
 
-    /// Enables or disables it.
+    /// Enables or disables the function.
     pub(crate) fn enable(&self, enabled: bool) {
         self.change(|deployment| deployment.enabled = enabled);
     }

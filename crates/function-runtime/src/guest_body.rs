@@ -1,8 +1,8 @@
-//! Bodies of responses that guests write while they are sent.
+//! Response bodies that guests write while the host sends them.
 
 use crate::cpu_meter::RequestUsage;
 use crate::fault::RequestFault;
-use crate::head_timeout::{Answering, RequestUnderWay};
+use crate::head_timeout::{InFlightGuard, InFlightRequest};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use std::io;
@@ -13,15 +13,15 @@ use std::task::{Context, Poll, ready};
 use tokio::task::JoinHandle;
 use wasmtime_wasi_http::p2::body::HyperOutgoingBody;
 
-/// Body of any response. An error resets the connection.
+/// Body of a response. An error resets the connection.
 pub struct ResponseBody {
     content: Content,
-    /// Request that ends with the body.
-    _under_way: Option<RequestUnderWay>,
+    /// Request that counts as in flight until the body is dropped.
+    _in_flight: Option<InFlightRequest>,
 }
 
 enum Content {
-    /// Bytes in memory, until they are taken.
+    /// Bytes in memory. `None` after they were sent.
     Whole(Option<Bytes>),
     Guest(GuestBody),
 }
@@ -30,17 +30,17 @@ impl ResponseBody {
     fn new(content: Content) -> Self {
         Self {
             content,
-            _under_way: None,
+            _in_flight: None,
         }
     }
 
-    /// Extends the request until the body has been sent. A body in memory needs no extension: each
-    /// write to the client postpones the deadline.
-    pub(crate) fn until_sent(self, request: &Answering<'_>) -> Self {
+    /// Counts the request as in flight until the body has been sent. A body in memory needs no
+    /// extension: each write to the client postpones the deadline.
+    pub(crate) fn until_sent(self, request: &InFlightGuard<'_>) -> Self {
         match self.size_hint().exact() {
             Some(_) => self,
             None => Self {
-                _under_way: Some(request.extend()),
+                _in_flight: Some(request.extend()),
                 ..self
             },
         }
@@ -91,14 +91,14 @@ impl Body for ResponseBody {
     }
 }
 
-/// Guest that has begun. One that still runs ends with the value.
+/// Started guest. Dropping this value terminates a running guest.
 pub(crate) enum GuestTask {
     Ended(Result<(), RequestFault>),
     Running(JoinHandle<Result<(), RequestFault>>),
 }
 
 impl GuestTask {
-    /// Waits for the end of a guest that gave no response.
+    /// Waits for the exit of a guest that returned no response, and returns its fault.
     pub(crate) async fn fault(mut self) -> RequestFault {
         let ended = match &mut self {
             Self::Ended(ended) => ended.clone(),
@@ -109,7 +109,7 @@ impl GuestTask {
         };
         match ended {
             Err(fault) => fault,
-            Ok(()) => RequestFault::Trap("the guest gave no response".to_owned()),
+            Ok(()) => RequestFault::Trap("the guest returned no response".to_owned()),
         }
     }
 }
@@ -122,7 +122,7 @@ impl Drop for GuestTask {
     }
 }
 
-/// Body of bounded length. Its end, or the client's, is the guest's end.
+/// Body with a length limit. The guest is terminated when the body ends or the client disconnects.
 pub(crate) struct GuestBody {
     body: HyperOutgoingBody,
     left: u64,
@@ -137,14 +137,15 @@ impl GuestBody {
         usage: Arc<RequestUsage>,
         task: GuestTask,
     ) -> Result<Self, RequestFault> {
-        match body.size_hint().lower() > max {
-            true => Err(RequestFault::ResponseTooLarge),
-            false => Ok(Self {
+        if body.size_hint().lower() > max {
+            Err(RequestFault::ResponseTooLarge)
+        } else {
+            Ok(Self {
                 body,
                 left: max,
                 usage,
                 _task: task,
-            }),
+            })
         }
     }
 }
@@ -159,7 +160,7 @@ impl Body for GuestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
             None if self.usage.ended_early.load(Ordering::Acquire) => {
-                let error = io::Error::other("the guest ended inside of its response");
+                let error = io::Error::other("the guest exited before the end of its response");
                 return Poll::Ready(Some(Err(error)));
             }
             None => return Poll::Ready(None),

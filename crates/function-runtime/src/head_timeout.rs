@@ -1,8 +1,8 @@
-//! Connections on which the head of a request arrives in time, and the next one within as much
-//! after a response.
+//! Connections with a timeout for the head of a request. The timeout starts with the connection and
+//! again after each response.
 //!
-//! A timer per connection is looked at, not set anew for each request: that would cost a system
-//! call, as the runtime would have to be woken for an earlier deadline.
+//! Each connection has one timer. The timer is not reset for each request: an earlier deadline
+//! would have to wake the runtime, which costs a system call.
 
 use std::io;
 use std::pin::Pin;
@@ -13,21 +13,21 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Number of a connection's requests whose head was read and whose response is not complete.
+/// Number of requests of a connection whose head was read and whose response is incomplete.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct UnderWay(Arc<AtomicUsize>);
+pub(crate) struct InFlightRequests(Arc<AtomicUsize>);
 
-/// Request that is under way.
-pub(crate) struct RequestUnderWay(UnderWay);
+/// Request in flight, independent of the connection's lifetime.
+pub(crate) struct InFlightRequest(InFlightRequests);
 
-/// The same, as long as its connection is served.
-pub(crate) struct Answering<'a>(&'a UnderWay);
+/// Request in flight, borrowed from the connection that serves it.
+pub(crate) struct InFlightGuard<'a>(&'a InFlightRequests);
 
-impl UnderWay {
+impl InFlightRequests {
     /// Counts a request until the value is dropped.
-    pub(crate) fn enter(&self) -> Answering<'_> {
+    pub(crate) fn enter(&self) -> InFlightGuard<'_> {
         self.0.fetch_add(1, Ordering::AcqRel);
-        Answering(self)
+        InFlightGuard(self)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -39,50 +39,50 @@ impl UnderWay {
     }
 }
 
-impl Drop for Answering<'_> {
+impl Drop for InFlightGuard<'_> {
     fn drop(&mut self) {
         self.0.leave();
     }
 }
 
-impl Drop for RequestUnderWay {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
         self.0.leave();
     }
 }
 
-impl Answering<'_> {
+impl InFlightGuard<'_> {
     /// Counts the request until the returned value is dropped.
-    pub(crate) fn extend(&self) -> RequestUnderWay {
+    pub(crate) fn extend(&self) -> InFlightRequest {
         self.0.0.fetch_add(1, Ordering::AcqRel);
-        RequestUnderWay(self.0.clone())
+        InFlightRequest(self.0.clone())
     }
 }
 
-/// Connection with a limit of the time for a head.
+/// Connection with a timeout for the head of a request.
 pub(crate) struct HeadTimeout<S> {
     stream: S,
     limit: Duration,
-    under_way: UnderWay,
-    /// Connection, or last write of a response.
+    in_flight: InFlightRequests,
+    /// Time of the connection's start or of the last write of a response.
     since: Instant,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> HeadTimeout<S> {
-    pub(crate) fn new(stream: S, limit: Duration, under_way: UnderWay) -> Self {
+    pub(crate) fn new(stream: S, limit: Duration, in_flight: InFlightRequests) -> Self {
         Self {
             stream,
             limit,
-            under_way,
+            in_flight,
             since: Instant::now(),
             timer: None,
         }
     }
 
-    /// Waits for the deadline, while a head is waited for.
+    /// Polls the deadline if the connection waits for a head.
     fn poll_deadline(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.under_way.is_idle() {
+        if !self.in_flight.is_idle() {
             return Poll::Pending;
         }
         let deadline = self.since + self.limit;
@@ -94,7 +94,7 @@ impl<S> HeadTimeout<S> {
             if Instant::now() >= deadline {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
-            // It was set before the last response.
+            // The timer was set before the last response.
             timer.as_mut().reset(deadline);
         }
     }
@@ -153,10 +153,10 @@ mod tests {
     const LIMIT: Duration = Duration::from_millis(200);
 
     #[tokio::test]
-    async fn a_head_that_trickles_is_cut_off_and_a_request_under_way_is_not() {
+    async fn a_head_that_trickles_is_cut_off_and_a_request_in_flight_is_not() {
         let (mut client, server) = duplex(64);
-        let under_way = UnderWay::default();
-        let mut server = HeadTimeout::new(server, LIMIT, under_way.clone());
+        let in_flight = InFlightRequests::default();
+        let mut server = HeadTimeout::new(server, LIMIT, in_flight.clone());
         let mut buffer = [0; 1];
         let start = Instant::now();
         let sender = tokio::spawn(async move {
@@ -175,12 +175,12 @@ mod tests {
         sender.await.unwrap();
 
         let (mut client, server) = duplex(64);
-        let mut server = HeadTimeout::new(server, LIMIT, under_way.clone());
-        let request = under_way.enter();
+        let mut server = HeadTimeout::new(server, LIMIT, in_flight.clone());
+        let request = in_flight.enter();
         let waited = tokio::time::timeout(LIMIT * 2, server.read_exact(&mut buffer)).await;
-        assert!(waited.is_err(), "a body has limits of its own");
+        assert!(waited.is_err(), "the head timeout does not apply to bodies");
         drop(request);
-        // A response puts off the deadline.
+        // A response postpones the deadline.
         server.write_all(b"y").await.unwrap();
         client.write_all(b"z").await.unwrap();
         server.read_exact(&mut buffer).await.unwrap();

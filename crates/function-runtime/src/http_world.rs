@@ -1,6 +1,6 @@
-//! World `wasi:http/proxy@0.2`: a component with the handler of wasi:http. It has clocks, random
-//! numbers, the environment of its deployment and output to the function's log, and no files or
-//! sockets.
+//! World `wasi:http/proxy@0.2`: a component that exports the handler of wasi:http. The component
+//! has clocks, random numbers, the environment of its deployment and output to the function's log,
+//! but no files or sockets.
 
 use crate::cpu_meter::RequestUsage;
 use crate::logs::RequestLog;
@@ -28,24 +28,24 @@ use wasmtime_wasi_http::{
     Error, RequestOptions, WasiBody, WasiHttpCtx, WasiHttpCtxView, WasiHttpHooks, WasiHttpView,
 };
 
-/// Resources that a guest may hold at once.
+/// Maximum number of resources that a guest holds at once.
 const MAX_HANDLES: usize = 256;
-/// Fields of one head in bytes.
+/// Maximum size of the fields of a head in bytes.
 const MAX_FIELDS_BYTES: usize = 64 << 10;
-/// Random bytes that one call may ask for.
+/// Maximum number of random bytes per call.
 const MAX_RANDOM_BYTES: u64 = 64 << 10;
-/// Bytes that the host copies from a guest in one call.
+/// Maximum number of bytes that the host copies from a guest in one call.
 const MAX_CALL_BYTES: usize = 16 << 20;
-/// Bytes of a response that lie in memory before the guest has to wait.
+/// Number of buffered response bytes at which the guest must wait.
 const BODY_CHUNK_BYTES: usize = 64 << 10;
 
-/// Ends of epochs at which a guest first yields.
+/// Number of epoch ends after which a guest first yields.
 const FIRST_EPOCHS: u64 = 2;
 
-/// Component that is ready to be instantiated.
+/// Component prepared for instantiation.
 pub(crate) struct HttpFunction(ProxyPre<HttpState>);
 
-/// Response of a guest, or its refusal.
+/// Response of a guest, or the error code that it returned.
 pub(crate) type GuestResponse = Result<hyper::Response<HyperOutgoingBody>, ErrorCode>;
 
 /// State of one request.
@@ -115,7 +115,7 @@ impl WasiHttpView for HttpState {
     }
 }
 
-/// Outgoing requests, refused with `HTTP-request-denied` where there are none.
+/// Outgoing requests. They fail with `HTTP-request-denied` if the function has no allowed hosts.
 struct OutgoingHooks(Option<OutgoingRequests>);
 
 impl WasiHttpHooks for OutgoingHooks {
@@ -136,7 +136,7 @@ impl WasiHttpHooks for OutgoingHooks {
     }
 }
 
-/// Output of a guest into the function's log.
+/// Writes a guest's output to the function's log.
 #[derive(Clone)]
 struct LogOutput {
     log: Arc<RequestLog>,
@@ -198,16 +198,16 @@ impl wasmtime_wasi::p2::OutputStream for LogOutput {
     }
 }
 
-/// Makes the linker of all that components import, once for an engine.
+/// Creates the linker with all imports of components, once per engine.
 pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<HttpState>> {
     let mut linker = Linker::new(engine);
-    // All of WASI 0.2, as standard libraries import it: files and sockets are there to be refused.
+    // Standard libraries import all of WASI 0.2. Files and sockets exist, but calls on them fail.
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker)?;
     Ok(linker)
 }
 
-/// Links a component. Fails for an import that the world does not have.
+/// Links a component. Fails if the component imports a function outside the world.
 pub(crate) fn prepare(
     linker: &Linker<HttpState>,
     component: &Component,
@@ -219,14 +219,14 @@ fn store(engine: &Engine, state: HttpState) -> Store<HttpState> {
     let mut store = Store::new(engine, state);
     store.limiter(|state| &mut state.limiter);
     store.set_hostcall_fuel(MAX_CALL_BYTES);
-    // The first one is over at any time: most guests end within a whole one.
+    // The current epoch may end at any time. Almost all guests complete within a full epoch.
     store.set_epoch_deadline(FIRST_EPOCHS);
     store.epoch_deadline_async_yield_and_update(1);
     store
 }
 
 impl HttpFunction {
-    /// Makes an instance and throws it away.
+    /// Creates an instance and discards it.
     pub(crate) async fn prove(
         &self,
         engine: &Engine,
@@ -237,8 +237,8 @@ impl HttpFunction {
         self.0.instantiate_async(&mut store).await.map(drop)
     }
 
-    /// Passes a request to a new instance, which answers by `response`. Returns when the guest has
-    /// done all of its work, and the instance is gone.
+    /// Passes a request to a new instance, which sends its response through `response`. Returns
+    /// when the guest has finished and the instance has been dropped.
     pub(crate) async fn call(
         &self,
         engine: &Engine,

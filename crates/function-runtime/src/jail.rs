@@ -1,5 +1,5 @@
 //! Confinement of a tenant's process and of compilers: empty namespaces, no files, no network, a
-//! user of their own, no privileges. Seccomp follows ([`crate::serve`], [`crate::compile`]).
+//! separate user, no privileges. Seccomp follows ([`crate::serve`], [`crate::compile`]).
 
 use jiffy_confinement::{self as confinement, CapabilitySet};
 use nix::sched::{CloneFlags, unshare};
@@ -7,30 +7,30 @@ use nix::sys::resource::Resource;
 use nix::unistd::Uid;
 use std::io;
 
-/// Limits of a process by the kernel.
+/// Limits of a process that the kernel enforces.
 #[derive(Debug, Clone, Copy)]
 pub struct ProcessLimits {
-    /// Open descriptors.
+    /// Maximum number of open descriptors.
     pub descriptors: u64,
-    /// Processor time in seconds.
+    /// Maximum processor time in seconds.
     pub cpu_s: Option<u64>,
-    /// True to end with the thread that started it. A server ends with its control socket instead:
-    /// the starter's thread may end long before the starter.
+    /// True if the process is killed when the thread that started it exits. A server exits with its
+    /// control socket instead, because the thread may exit long before the daemon.
     pub ends_with_starter: bool,
-    /// Address space in bytes. None where a pool reserves terabytes of it.
+    /// Maximum address space in bytes. `None` for a process whose pool reserves terabytes of it.
     pub address_space: Option<u64>,
-    /// Length in bytes of files that it writes, also of those in memory.
+    /// Maximum length in bytes of written files, including files in memory.
     pub file_bytes: u64,
 }
 
-/// Confines this process, which must have one thread only. Without root, only what an unprivileged
-/// process can do to itself.
+/// Confines this process, which must have one thread only. Without root, only the restrictions that
+/// an unprivileged process can apply to itself take effect.
 pub fn confine(limits: &ProcessLimits) -> io::Result<()> {
     confinement::prefer_for_oom_kill();
     if Uid::effective().is_root() {
         confinement::leave_host(jiffy_rootless::is_host_root())?;
     } else {
-        // Hosts may forbid it; seccomp still allows neither paths nor new sockets.
+        // The host may forbid namespaces. Seccomp still denies paths and new sockets.
         let _ = unshare(
             CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWIPC,
         );
@@ -48,7 +48,7 @@ pub fn confine(limits: &ProcessLimits) -> io::Result<()> {
     }
     confinement::forbid_inspection()?;
     if limits.ends_with_starter {
-        // Set last, since a change of user clears it.
+        // Set last, because a change of the user clears the setting.
         confinement::end_with_parent()?;
     }
     Ok(())

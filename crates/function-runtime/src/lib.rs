@@ -1,8 +1,9 @@
-//! Functions: WebAssembly modules that answer HTTP requests, each request in an instance of its
-//! own that is thrown away afterwards.
+//! Functions: WebAssembly modules that answer HTTP requests. Each request runs in an instance of
+//! its own, which is discarded afterwards.
 //!
-//! A tenant has one process, `jiffy-functions serve`, which this crate's binary is. The ABI of
-//! modules, limits and answers: docs/functions.md; why it is so: docs/design-functions.md.
+//! Each tenant has one process, `jiffy-functions serve`, which is the binary of this crate.
+//! docs/functions.md describes the ABI of modules, limits and responses; docs/design-functions.md
+//! explains the design.
 
 pub mod artifact;
 pub mod compile;

@@ -1,4 +1,4 @@
-//! Output and failures of a function, in a bounded ring.
+//! Output and failures of a function, in a ring buffer of bounded size.
 
 use hyper::header::HeaderValue;
 use jiffy_proto::function::{LogEntry, LogStream};
@@ -7,13 +7,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Bytes of text that a function's log keeps.
+/// Maximum number of text bytes in a function's log.
 const MAX_LOG_BYTES: usize = 256 << 10;
-/// Bytes that count for an entry besides its text.
+/// Bytes that count for an entry in addition to its text.
 const ENTRY_OVERHEAD_BYTES: usize = 128;
-/// Longest text of one entry in bytes; a longer one is cut.
+/// Maximum text length of an entry in bytes. Longer texts are truncated.
 const MAX_TEXT_BYTES: usize = 4 << 10;
-/// Bytes of output that one request may log; further ones are dropped.
+/// Maximum number of output bytes that a request may log. Further output is discarded.
 const MAX_REQUEST_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ struct LogRing {
 pub struct FunctionLog(Mutex<LogRing>);
 
 impl FunctionLog {
-    /// Appends an entry, and drops the oldest ones beyond the bound.
+    /// Appends an entry, and removes the oldest entries beyond the limit.
     pub fn append(&self, request_id: &str, stream: LogStream, text: &[u8]) {
         let cut = text.get(..MAX_TEXT_BYTES).unwrap_or(text);
         let text = String::from_utf8_lossy(cut).into_owned();
@@ -54,7 +54,8 @@ impl FunctionLog {
         }
     }
 
-    /// Entries from `sequence` on, of `max_bytes` of text at most, but one if there is one.
+    /// Returns the entries from `sequence` on, with at most `max_bytes` of text. Returns at least
+    /// one entry if any exists.
     pub fn read(&self, sequence: u64, max_bytes: usize) -> Vec<LogEntry> {
         let ring = self.0.lock();
         let mut bytes = 0;
@@ -63,7 +64,7 @@ impl FunctionLog {
             .iter()
             .filter(|entry| entry.sequence >= sequence);
         let within = from.take_while(|entry| {
-            // A character may take six bytes as JSON.
+            // A character may occupy six bytes as JSON.
             let first = bytes == 0;
             bytes += entry.text.len() * 6 + entry.request_id.len() * 6 + ENTRY_OVERHEAD_BYTES;
             first || bytes <= max_bytes
@@ -93,7 +94,7 @@ impl RequestLog {
         self.request_id.to_str().unwrap_or_default()
     }
 
-    /// Appends output, as long as the request may.
+    /// Appends output until the request has reached its limit.
     pub(crate) fn write(&self, stream: LogStream, output: &[u8]) {
         let allowed = {
             let mut left = self.left.lock();

@@ -1,4 +1,4 @@
-//! `jiffy-functions`: the process of a tenant's functions, and their compiler. Jiffy starts both.
+//! `jiffy-functions`: the process of a tenant's functions, and the compiler. Jiffy starts both.
 
 use clap::{Args, Parser, Subcommand};
 use jiffy_function_runtime::compile::{self, CompileError};
@@ -11,7 +11,7 @@ use std::time::Duration;
 #[derive(Parser)]
 #[command(
     name = "jiffy-functions",
-    about = "Functions: every request in a sandbox of its own"
+    about = "Run WebAssembly functions, each request in its own instance"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -22,7 +22,8 @@ struct Cli {
 enum Command {
     /// Compile the module on standard input to standard output.
     Compile(CompileArgs),
-    /// Serve one tenant: listening control socket on descriptor 3, listener on descriptor 4.
+    /// Serve one tenant. Descriptor 3 is the listening control socket, descriptor 4 the HTTP
+    /// listener
     Serve(ServeArgs),
 }
 
@@ -31,13 +32,13 @@ struct CompileArgs {
     /// Owner of the module.
     #[arg(long)]
     owner: String,
-    /// Processor time in seconds.
+    /// Limit the processor time, in seconds
     #[arg(long, default_value_t = CompileLimits::default().cpu_s)]
     cpu_s: u64,
-    /// Address space in bytes.
+    /// Limit the address space, in bytes
     #[arg(long, default_value_t = CompileLimits::default().memory_bytes)]
     memory_bytes: u64,
-    /// Run as the user who starts it.
+    /// Do not confine the process; run as the current user
     #[arg(long)]
     no_jail: bool,
 }
@@ -47,25 +48,25 @@ struct ServeArgs {
     /// Owner of the functions.
     #[arg(long)]
     owner: String,
-    /// Requests that run at once.
+    /// Maximum number of concurrent requests
     #[arg(long, default_value_t = TenantLimits::default().slots)]
     slots: u32,
-    /// Memory of all requests in bytes.
+    /// Maximum memory of all requests, in bytes
     #[arg(long, default_value_t = TenantLimits::default().memory_bytes)]
     memory_bytes: u64,
-    /// Connections at once.
+    /// Maximum number of connections
     #[arg(long, default_value_t = TenantLimits::default().connections)]
     connections: u32,
-    /// Reset of slots at the end of requests.
+    /// Reset of slots at the end of requests
     #[arg(long, default_value = "strict")]
     reset: SlotReset,
-    /// Seconds without a daemon after which the process ends.
+    /// Seconds without a daemon after which the process exits
     #[arg(long, default_value_t = 600)]
     grace_s: u32,
-    /// Threads that run guests; by default one per processor.
+    /// Number of threads that run guests; defaults to one per processor
     #[arg(long)]
     workers: Option<usize>,
-    /// Run as the user who starts it.
+    /// Do not confine the process; run as the current user
     #[arg(long)]
     no_jail: bool,
 }
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            // The reader may be gone.
+            // The reader may have closed its end.
             let _ = writeln!(io::stderr(), "{message}");
             ExitCode::FAILURE
         }
@@ -87,7 +88,8 @@ fn main() -> ExitCode {
 }
 
 fn run_compiler(args: &CompileArgs) -> Result<(), String> {
-    let failed = |error: io::Error| format!("jiffy-functions: confining the compiler: {error}");
+    let failed =
+        |error: io::Error| format!("jiffy-functions: cannot confine the compiler: {error}");
     let limits = CompileLimits {
         cpu_s: args.cpu_s,
         memory_bytes: args.memory_bytes,

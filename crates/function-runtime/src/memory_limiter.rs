@@ -1,4 +1,4 @@
-//! Limits of memory: of each request, and of a tenant's requests together.
+//! Memory limits of each request, and of all requests of a tenant together.
 
 use crate::cpu_meter::RequestUsage;
 use crate::engine::{MAX_CORE_INSTANCES, MAX_MEMORIES, MAX_TABLE_ELEMENTS, MAX_TABLES};
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use wasmtime::ResourceLimiter;
 
-/// Memory of a tenant's requests in bytes.
+/// Memory budget of a tenant's requests in bytes.
 #[derive(Debug)]
 pub struct MemoryBudget {
     limit: u64,
     used: AtomicU64,
 }
 
-/// Part of the budget that a request has.
+/// Part of the budget that a request has reserved.
 #[derive(Debug)]
 pub(crate) struct MemoryReservation {
     budget: Arc<MemoryBudget>,
@@ -28,7 +28,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Bytes in use.
+    /// Returns the bytes in use.
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -49,7 +49,7 @@ impl MemoryReservation {
         }
     }
 
-    /// Adds bytes. False, and nothing is added, if the budget is used up.
+    /// Reserves `bytes`. Returns false, without reserving anything, if the budget is exhausted.
     pub(crate) fn grow(&mut self, bytes: u64) -> bool {
         let taken = self.budget.take(bytes);
         if taken {
@@ -65,7 +65,7 @@ impl Drop for MemoryReservation {
     }
 }
 
-/// Limits of one request's store.
+/// Limits of a request's store.
 #[derive(Debug)]
 pub(crate) struct MemoryLimiter {
     usage: Arc<RequestUsage>,
@@ -105,7 +105,7 @@ impl ResourceLimiter for MemoryLimiter {
             return Ok(self.refuse());
         }
         if maximum.is_some_and(|maximum| desired > maximum) {
-            // A limit of the module's own.
+            // The module itself declares this limit.
             return Ok(false);
         }
         if !self.reservation.grow(more) {

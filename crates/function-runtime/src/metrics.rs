@@ -1,4 +1,4 @@
-//! Counts of a function's requests.
+//! Metrics of a function's requests.
 
 use crate::fault::RequestFault;
 use jiffy_proto::function::{LATENCY_BUCKETS_US, MetricsSnapshot};
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Counts of one function.
+/// Metrics of one function.
 #[derive(Debug, Default)]
 pub struct FunctionMetrics {
     requests: AtomicU64,
@@ -18,12 +18,12 @@ pub struct FunctionMetrics {
     faults: Mutex<BTreeMap<&'static str, u64>>,
 }
 
-/// Request that is counted as running.
+/// Request that counts as running until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct RunningRequest<'a>(&'a FunctionMetrics);
 
 impl FunctionMetrics {
-    /// Counts a request that starts to run.
+    /// Counts a started request.
     pub(crate) fn enter(&self) -> RunningRequest<'_> {
         self.running.fetch_add(1, Ordering::Relaxed);
         RunningRequest(self)
@@ -52,7 +52,7 @@ impl FunctionMetrics {
         self.cpu_us.fetch_add(us, Ordering::Relaxed);
     }
 
-    /// Counts at this moment.
+    /// Returns the current values.
     pub fn snapshot(&self) -> MetricsSnapshot {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let faults = self.faults.lock();

@@ -1,5 +1,5 @@
-//! Outgoing requests of wasi:http: HTTP/1.1 over a connection of the broker's, one request each.
-//! Redirects are the guest's to follow, each subject to the same list of hosts.
+//! Outgoing requests of wasi:http: HTTP/1.1, one request per connection of the broker. Guests
+//! follow redirects themselves, and each redirect is subject to the same list of hosts.
 
 use crate::egress::Egress;
 use bytes::Bytes;
@@ -17,21 +17,21 @@ use std::time::Duration;
 use tokio::time::{Sleep, timeout};
 use wasmtime_wasi_http::{Error, RequestOptions, WasiBody};
 
-/// Time for the head of a response, and between parts of its body, unless the guest wants less. The
-/// incoming request's own limit ends both before.
+/// Maximum time for the head of a response, and between parts of its body. The guest may request
+/// less. The time limit of the incoming request applies in addition.
 const MAX_WAIT: Duration = jiffy_proto::function::MAX_REQUEST_TIME;
-/// Bytes of a response's head.
+/// Maximum length of a response's head in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
 type IoTask = Box<dyn Future<Output = Result<(), Error>> + Send>;
 pub(crate) type SentRequest =
     Box<dyn Future<Output = Result<(hyper::Response<WasiBody>, IoTask), Error>> + Send>;
 
-/// Way of one function's requests to elsewhere.
+/// Outgoing requests of one incoming request.
 pub(crate) struct OutgoingRequests {
     pub(crate) egress: Arc<Egress>,
     pub(crate) function: String,
-    /// Requests that the guest may still send.
+    /// Number of further requests that the guest may send.
     pub(crate) left: u32,
 }
 
@@ -63,7 +63,7 @@ fn failed(failure: EgressFailure) -> Error {
     }
 }
 
-/// Host without brackets, port, and true for TLS.
+/// Returns the host without brackets, the port, and whether TLS is used.
 fn destination(uri: &Uri) -> Result<(String, u16, bool), Error> {
     let tls = match uri.scheme() {
         Some(scheme) if *scheme == Scheme::HTTP => false,
@@ -71,7 +71,7 @@ fn destination(uri: &Uri) -> Result<(String, u16, bool), Error> {
         _ => return Err(Error::HttpProtocolError),
     };
     let authority = uri.authority().ok_or(Error::HttpRequestUriInvalid)?;
-    // Names and passwords in a URI are no part of HTTP.
+    // HTTP does not permit names and passwords in a URI.
     if authority.as_str().contains('@') || authority.host().is_empty() {
         return Err(Error::HttpRequestUriInvalid);
     }
@@ -81,14 +81,14 @@ fn destination(uri: &Uri) -> Result<(String, u16, bool), Error> {
     Ok((bare.unwrap_or(host).to_owned(), port, tls))
 }
 
-/// Port of an authority without a name and a password. None means the scheme's.
+/// Returns the port of an authority without user information. `None` if the scheme's port applies.
 fn port(authority: &Authority) -> Result<Option<u16>, Error> {
     let rest = authority.as_str().get(authority.host().len()..);
     let digits = rest.and_then(|rest| rest.strip_prefix(':'));
     let Some(digits) = digits.filter(|digits| !digits.is_empty()) else {
         return Ok(None);
     };
-    // The parser of authorities takes any number, and tells none for one that is no port.
+    // The parser of authorities accepts any number, and returns `None` for a number above 65535.
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
     let port = digits.parse().ok().filter(|_| is_number);
     port.map(Some).ok_or(Error::HttpRequestUriInvalid)
@@ -139,7 +139,7 @@ async fn exchange(
         },
     };
     let body = |incoming| ResponseParts::new(incoming, wait(between)).boxed_unsync();
-    // The connection lives as long as its driver.
+    // Dropping the connection must stop its driver.
     let driver = AbortOnDrop(driver);
     let io: IoTask = Box::new(async move {
         let mut driver = driver;
@@ -159,7 +159,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Body of a response, whose parts must follow each other in time.
+/// Response body with a timeout between its parts.
 struct ResponseParts {
     incoming: Incoming,
     wait: Duration,

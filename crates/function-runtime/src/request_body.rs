@@ -1,4 +1,5 @@
-//! Bodies of requests, read in full before a guest starts, so that a slow client takes no slot.
+//! Request bodies. They are read in full before a guest starts, so that a slow client occupies no
+//! slot.
 
 use crate::fault::RequestFault;
 use crate::memory_limiter::MemoryReservation;
@@ -8,7 +9,7 @@ use hyper::body::Body;
 use jiffy_proto::function::FunctionLimits;
 use std::time::Duration;
 
-/// Reads a body within the limits of size and time.
+/// Reads a body within the size and time limits.
 pub(crate) async fn read(
     body: impl Body<Data = Bytes> + Unpin,
     limits: &FunctionLimits,
@@ -36,7 +37,7 @@ async fn collect(
     let mut read = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| RequestFault::RequestAborted)?;
-        // Trailers are dropped.
+        // Trailers are discarded.
         let Ok(data) = frame.into_data() else {
             continue;
         };

@@ -1,5 +1,5 @@
-//! Seccomp filters of a tenant's process and of compilers, which open no path and no socket, start
-//! no process, and send no signal. Other calls fail with EPERM.
+//! Seccomp filters of a tenant's process and of compilers. These processes cannot open paths or
+//! sockets, start processes or send signals. Denied calls fail with EPERM.
 
 #[cfg(feature = "fast-reset")]
 use crate::fast_reset;
@@ -7,7 +7,7 @@ use jiffy_confinement::AllowedCalls;
 use jiffy_proto::function::SlotReset;
 use std::io;
 
-/// Calls of the allocator, of locks and clocks, of existing descriptors, of exit.
+/// System calls for the allocator, locks, clocks, existing descriptors and exit.
 const COMMON: &[libc::c_long] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -40,7 +40,7 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_write,
 ];
 
-/// Further calls of a server: its event loop, connections, images of memories.
+/// Additional system calls of a server: event loop, connections, memory images.
 const SERVER: &[libc::c_long] = &[
     libc::SYS_accept4,
     libc::SYS_epoll_ctl,
@@ -63,7 +63,7 @@ const SERVER: &[libc::c_long] = &[
     libc::SYS_writev,
 ];
 
-/// Confines all threads of a server. Further ones cannot start.
+/// Confines all threads of a server. The server cannot start further threads.
 pub(crate) fn confine_server(reset: SlotReset) -> io::Result<()> {
     let mut calls = AllowedCalls::new(&[COMMON, SERVER].concat());
     calls.allow_thread_names()?;

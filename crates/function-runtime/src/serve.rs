@@ -1,4 +1,5 @@
-//! Process of a tenant: engine, jail, then requests and control messages.
+//! Process of a tenant: creates the engine, enters the jail, then serves requests and control
+//! messages.
 
 use crate::artifact::{DIGEST_BYTES, Digest};
 use crate::epoch_ticker::EpochTicker;
@@ -21,45 +22,45 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::Semaphore;
 
-/// Maximum length in bytes of an image of a memory, of which a module addresses 4 GiB.
+/// Maximum length of a memory image in bytes. A module addresses at most 4 GiB.
 const MAX_IMAGE_BYTES: u64 = 8 << 30;
-/// Descriptors besides connections.
+/// Number of descriptors in addition to connections.
 const OTHER_DESCRIPTORS: u64 = 1024;
-/// Time for the daemon that started the process to connect. A daemon that is killed before it has
-/// noted the process leaves one that no other finds.
+/// Timeout for the connection of the daemon that started the process. A daemon killed before it
+/// recorded the process leaves an orphaned process that no other daemon can find.
 const STARTER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of log entries in one answer.
+/// Maximum size of the log entries in one answer, in bytes.
 const MAX_LOG_ANSWER_BYTES: usize = 48 << 10;
 
 /// Settings of the process.
 #[derive(Debug, Clone)]
 pub struct ServeSettings {
-    /// Tenant whose files are loaded.
+    /// Owner of the files that this process may load.
     pub owner: String,
     /// Limits of the process.
     pub limits: TenantLimits,
-    /// Time without a daemon after which the process ends.
+    /// Time without a daemon after which the process exits.
     pub grace: Duration,
-    /// Threads that run guests.
+    /// Number of threads that run guests.
     pub workers: usize,
-    /// False for tests of hosts that allow no namespaces.
+    /// True if the process is confined. False in tests on hosts without user namespaces.
     pub jailed: bool,
 }
 
-/// Serves until no daemon has been connected to the control socket for the time of grace: a daemon
-/// that restarts finds the process as it was. Must be called before another thread exists, with
-/// both listeners at their descriptors.
+/// Serves until no daemon has been connected to the control socket for the grace period. A
+/// restarted daemon thus finds the process unchanged. Must be called before the process creates
+/// another thread, with both listeners at their descriptors.
 pub fn serve(settings: &ServeSettings) -> io::Result<()> {
     // SAFETY: nothing in this process owns a descriptor above the listener yet.
     unsafe { jiffy_confinement::close_descriptors(LISTENER_FD.cast_unsigned() + 1) }?;
-    // SAFETY: the starter put both there, and nothing else in this process owns them.
+    // SAFETY: the parent put both descriptors there, and nothing else in this process owns them.
     let (control, listener) = unsafe {
         let control = OwnedFd::from_raw_fd(CONTROL_FD);
         (control, OwnedFd::from_raw_fd(LISTENER_FD))
     };
     let listener = UnixListener::from(listener);
     listener.set_nonblocking(true)?;
-    // It maps the pool, and reads files of /proc.
+    // The engine maps the pool and reads files in /proc, which the jail forbids.
     let engine = engine::running(&settings.limits).map_err(io::Error::other)?;
     if settings.jailed {
         jail::confine(&ProcessLimits {
@@ -72,8 +73,8 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
     }
     let runtime = Builder::new_multi_thread()
         .worker_threads(settings.workers.max(1))
-        // Guests that use their whole epochs are polled in turn: with the defaults, a connection
-        // would wait for 61 of those before its bytes are looked at.
+        // Guests that use full epochs are polled in turn. With the default interval, a connection
+        // would wait for 61 such polls before its bytes are read.
         .event_interval(1)
         .global_queue_interval(8)
         .enable_io()
@@ -102,13 +103,13 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
     let mut timeout = settings.grace.min(STARTER_TIMEOUT);
     while let Some(channel) = next_daemon(&control, timeout)? {
         timeout = settings.grace;
-        // Its end or its fault; another daemon may connect.
+        // The daemon disconnected or sent an invalid message. Another daemon may connect.
         let _ = orders.answer(&channel);
     }
     Ok(())
 }
 
-/// Waits for a daemon to connect; none if the time is over.
+/// Waits for a daemon to connect. `None` if the timeout expires.
 fn next_daemon(listener: &OwnedFd, timeout: Duration) -> io::Result<Option<Channel>> {
     let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
     let mut waiting = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
@@ -116,7 +117,7 @@ fn next_daemon(listener: &OwnedFd, timeout: Duration) -> io::Result<Option<Chann
         return Ok(None);
     }
     let accepted = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?;
-    // SAFETY: the kernel has just made this descriptor for us; it has no other owner.
+    // SAFETY: the kernel has just created this descriptor; it has no other owner.
     Ok(Some(Channel::new(unsafe {
         OwnedFd::from_raw_fd(accepted)
     })))
@@ -126,7 +127,7 @@ fn next_daemon(listener: &OwnedFd, timeout: Duration) -> io::Result<Option<Chann
 struct Orders {
     tenant: Arc<Tenant>,
     server: FunctionServer,
-    /// Direct connections, as many as of the gateway.
+    /// Permits for direct connections. Their number equals the limit for the gateway's connections.
     direct: Arc<Semaphore>,
     ticker: EpochTicker,
     runtime: Handle,
@@ -159,7 +160,7 @@ impl Orders {
             } => {
                 let file = files.pop().ok_or("the message has no file")?;
                 let file = read_artifact(File::from(file)).map_err(|e| text(&e))?;
-                let digest = digest_of(&digest).ok_or("the digest is not one")?;
+                let digest = digest_of(&digest).ok_or("the digest is not 64 hexadecimal digits")?;
                 let load = tenant.load(&self.ticker, &function, &file, &digest, settings);
                 let world = self.runtime.block_on(load).map_err(|e| text(&e))?;
                 return Ok(ControlResponse::Loaded { world });
@@ -210,10 +211,11 @@ pub fn hex(digest: &Digest) -> String {
 }
 
 fn digest_of(digits: &str) -> Option<Digest> {
-    match digits.len() == DIGEST_BYTES * 2 {
-        true => blake3::Hash::from_hex(digits)
+    if digits.len() == DIGEST_BYTES * 2 {
+        blake3::Hash::from_hex(digits)
             .ok()
-            .map(|hash| *hash.as_bytes()),
-        false => None,
+            .map(|hash| *hash.as_bytes())
+    } else {
+        None
     }
 }

@@ -1,4 +1,4 @@
-//! Requests: connections, dispatch to a function, and the guest that answers.
+//! HTTP server: accepts connections, dispatches requests to functions and runs their guests.
 
 use crate::core_wasi::CoreState;
 use crate::cpu_meter::{MeteredGuest, RequestUsage};
@@ -6,7 +6,7 @@ use crate::epoch_ticker::EpochTicker;
 use crate::fault::RequestFault;
 use crate::function::{Deployment, Function, VersionCode};
 use crate::guest_body::{GuestBody, GuestTask, ResponseBody};
-use crate::head_timeout::{HeadTimeout, UnderWay};
+use crate::head_timeout::{HeadTimeout, InFlightRequests};
 use crate::http_world::HttpState;
 use crate::logs::RequestLog;
 use crate::memory_limiter::{MemoryLimiter, MemoryReservation};
@@ -36,24 +36,24 @@ use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Odd, so that different numbers of requests stay different.
+/// An odd multiplier maps different request numbers to different values.
 const ID_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Header that names the function. The gateway sets it, whatever a client sent.
+/// Header with the name of the function. The gateway overwrites the value of a client.
 pub const FUNCTION_HEADER: HeaderName =
     HeaderName::from_static(jiffy_proto::function::FUNCTION_HEADER);
-/// Header of the request's id, in requests of the gateway and in responses.
+/// Header with the request's id, in requests of the gateway and in responses.
 pub const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
-/// Longest id that is taken over from a request.
+/// Maximum length of an id that is accepted from a request.
 const MAX_REQUEST_ID_BYTES: usize = 64;
-/// Time for the head of a request to arrive, also for the next one on a connection.
+/// Timeout for the head of each request on a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time for which a write may make no progress.
+/// Maximum time for which a write may make no progress.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of a request's head.
+/// Maximum length of a request's head in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Requests that a guest may send while it answers one.
+/// Maximum number of outgoing requests of a guest per incoming request.
 const MAX_OUTGOING_REQUESTS: u32 = 32;
-/// Time to wait after an accept that failed.
+/// Delay after a failed accept.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Server of one tenant.
@@ -78,12 +78,12 @@ impl FunctionServer {
             ticker,
             connections: Arc::new(Semaphore::new(connections)),
             next_id: AtomicU64::new(0),
-            // Each has keys of its own.
+            // Each `RandomState` has its own keys.
             id_keys: [(); 2].map(|()| RandomState::new().hash_one(0u8)),
         }))
     }
 
-    /// Accepts connections for ever.
+    /// Accepts connections forever.
     pub async fn listen(self, listener: UnixListener) {
         loop {
             let Ok(permit) = self.0.connections.clone().acquire_owned().await else {
@@ -104,15 +104,15 @@ impl FunctionServer {
 
     /// Serves one connection.
     pub async fn connection(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let under_way = UnderWay::default();
+        let in_flight = InFlightRequests::default();
         let service = service_fn(|request| async {
-            let request_under_way = under_way.enter();
+            let in_flight_request = in_flight.enter();
             let response = self.handle(request).await;
-            Ok::<_, Infallible>(response.map(|body| body.until_sent(&request_under_way)))
+            Ok::<_, Infallible>(response.map(|body| body.until_sent(&in_flight_request)))
         });
         let stream = WriteTimeout::new(stream, WRITE_TIMEOUT);
-        let stream = HeadTimeout::new(stream, HEAD_TIMEOUT, under_way.clone());
-        // An end of either side is the connection's: nothing is left to do.
+        let stream = HeadTimeout::new(stream, HEAD_TIMEOUT, in_flight.clone());
+        // The connection was closed or failed: no further action is necessary.
         let _ = http1::Builder::new()
             .max_buf_size(MAX_HEAD_BYTES)
             .serve_connection(TokioIo::new(stream), service)
@@ -173,7 +173,7 @@ impl FunctionServer {
         }
     }
 
-    /// Id of 128 bits. Different processes have different ones; the order of one's tells nothing.
+    /// Returns a new id of 128 bits. Processes generate different ids; the order reveals nothing.
     pub(crate) fn new_request_id(&self) -> HeaderValue {
         let number = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let mixed = number.wrapping_mul(ID_MULTIPLIER) ^ self.0.id_keys[1];
@@ -196,10 +196,12 @@ impl FunctionServer {
         }
         let (mut head, body) = request.into_parts();
         if head.method == Method::CONNECT {
-            return Err(RequestFault::BadRequest("it is a CONNECT"));
+            return Err(RequestFault::BadRequest(
+                "the method CONNECT is not supported",
+            ));
         }
         if head.uri.authority().is_none() && !head.headers.contains_key(HOST) {
-            return Err(RequestFault::BadRequest("it names no host"));
+            return Err(RequestFault::BadRequest("the request has no host"));
         }
         head.headers.remove(FUNCTION_HEADER);
         let mut reservation = MemoryReservation::empty(self.0.tenant.budget());
@@ -241,7 +243,7 @@ pub(crate) fn faulty(fault: &RequestFault) -> Response<ResponseBody> {
     fault.answer().map(ResponseBody::from)
 }
 
-/// Request whose guest runs, with everything that it occupies.
+/// Request of a running guest, with all resources that it occupies.
 struct GuestRequest {
     server: FunctionServer,
     name: String,
@@ -249,7 +251,7 @@ struct GuestRequest {
     deployment: Arc<Deployment>,
     usage: Arc<RequestUsage>,
     log: Arc<RequestLog>,
-    /// End of the request's time.
+    /// Deadline of the request.
     deadline: Instant,
     _permits: [OwnedSemaphorePermit; 2],
     _reservation: MemoryReservation,
@@ -267,7 +269,7 @@ impl GuestRequest {
         MemoryLimiter::new(self.server.0.tenant.budget(), self.usage.clone(), bytes)
     }
 
-    /// Way of its requests to elsewhere; none if it may not send any.
+    /// Returns the outgoing requests. `None` if the function has no allowed hosts.
     fn outgoing(&self) -> Option<OutgoingRequests> {
         let is_allowed = !self.deployment.settings.allow.is_empty();
         is_allowed.then(|| OutgoingRequests {
@@ -277,7 +279,8 @@ impl GuestRequest {
         })
     }
 
-    /// Runs a guest within the limits of time. It stays where it is: it is several KiB.
+    /// Runs a guest within the time limits. The future is pinned by the caller, since it occupies
+    /// several KiB.
     async fn limited<T, F>(&self, guest: Pin<&mut F>) -> Result<T, RequestFault>
     where
         F: Future<Output = wasmtime::Result<Result<T, RequestFault>>>,
@@ -290,7 +293,7 @@ impl GuestRequest {
         let guest = pin!(guest);
         let limit = self.deployment.settings.limits.cpu_time();
         let mut guest = MeteredGuest::new(guest, &self.usage, limit);
-        // Most guests end before a timer is worth setting.
+        // Almost all guests complete before the cost of a timer pays off.
         let mut timer = pin!(None::<Sleep>);
         poll_fn(|context| {
             if let Poll::Ready(ended) = Pin::new(&mut guest).poll(context) {
@@ -323,7 +326,7 @@ impl GuestRequest {
         let max = self.deployment.settings.limits.response_bytes;
         let engine = self.server.0.tenant.engine();
         let state = || {
-            self.usage.begin_anew();
+            self.usage.reset_attempt();
             CoreState::new(self.limiter(), Some(self.log.clone()))
         };
         let guest = pin!(code.call(engine, state, &message, max));
@@ -331,8 +334,8 @@ impl GuestRequest {
         Ok(response.map(ResponseBody::from))
     }
 
-    /// Runs the guest, as a task if it does not end at once: it goes on while its response is sent,
-    /// and a client that does not read cannot keep it from its limit of time.
+    /// Runs the guest. A guest that does not complete at once continues in a task while its
+    /// response is sent. A client that does not read the response thus cannot delay the time limit.
     async fn run_http(
         self,
         head: Parts,
@@ -374,18 +377,20 @@ impl GuestRequest {
             Poll::Pending => GuestTask::Running(tokio::spawn(guest)),
         };
         if let GuestTask::Ended(Err(fault)) = &task {
-            // Nothing of a response was sent.
+            // No part of the response was sent.
             return Err(fault.clone());
         }
         let response = match receiver.await {
             Ok(Ok(response)) => response,
             Ok(Err(code)) => {
-                return Err(RequestFault::Trap(format!("the guest refused: {code:?}")));
+                return Err(RequestFault::Trap(format!(
+                    "the guest returned the error {code:?}"
+                )));
             }
             Err(_) => return Err(task.fault().await),
         };
         if response.status().is_informational() {
-            // An upgrade would take the connection out of HTTP's hands.
+            // An upgraded connection would bypass the checks of HTTP messages.
             let status = response.status();
             return Err(RequestFault::Trap(format!(
                 "the response has the status {status}"

@@ -1,22 +1,22 @@
-//! Table of symbols in machine code, which only profilers read: each loaded function has a copy of
-//! it, a tenth of what it takes in memory.
+//! Removes the symbol table from machine code. Only profilers read the table, but each loaded
+//! function has a copy of it, a tenth of its memory.
 
-/// Offsets in the head of an ELF file of 64 bits.
+/// Offsets in the header of a 64-bit ELF file.
 const SECTIONS_AT: usize = 0x28;
 const SEGMENTS_NUMBER: usize = 0x38;
 const SECTION_BYTES_AT: usize = 0x3a;
 const SECTIONS_NUMBER: usize = 0x3c;
 const NAMES_INDEX: usize = 0x3e;
-/// Offsets in a section's head.
+/// Offsets in a section header.
 const KIND: usize = 4;
 const OFFSET: usize = 24;
 const LENGTH: usize = 32;
 const LINK: usize = 40;
 const SECTION_HEAD_BYTES: usize = 64;
-/// Kind of a section with symbols. It is linked to one with their names.
+/// Type of a section with symbols. Its link field refers to the section with their names.
 const SYMBOLS: u64 = 2;
 
-/// Returns the code without its symbols. Code of an unknown form stays as it is.
+/// Returns the code without its symbols. Code in an unknown format is returned unchanged.
 pub(crate) fn strip(code: Vec<u8>) -> Vec<u8> {
     stripped(&code).unwrap_or(code)
 }
@@ -55,7 +55,7 @@ fn stripped(code: &[u8]) -> Option<Vec<u8>> {
         .position(|head| number(head, KIND, 4) == Some(SYMBOLS))?;
     let symbol_names = size(heads.get(symbols)?, LINK, 4)?;
     let removed = [symbols, symbol_names];
-    // Everything that stays, but for the names of sections, lies before.
+    // All other parts precede the symbols, except for the names of sections.
     let end = size(heads.get(symbols)?, OFFSET, 8)?.min(size(heads.get(symbol_names)?, OFFSET, 8)?);
     if removed.contains(&names) || end > sections_at {
         return None;
@@ -104,7 +104,7 @@ mod tests {
         let stripped = strip(code.clone());
         assert!(stripped.len() + 4000 < code.len(), "{}", stripped.len());
         assert!(!stripped.windows(7).any(|name| name == b"wasm[0]"));
-        // SAFETY: it was compiled above.
+        // SAFETY: the code above compiled it.
         let module = unsafe { Module::deserialize(&engine, &stripped) }.unwrap();
         let mut store = Store::new(&engine, ());
         store.set_epoch_deadline(1);

@@ -22,40 +22,40 @@ use tokio::sync::Semaphore;
 use wasmtime::component::{Component, Linker};
 use wasmtime::{Engine, Module};
 
-/// Longest name of a function in bytes.
+/// Maximum length of a function's name in bytes.
 const MAX_NAME_BYTES: usize = 64;
-/// Time for the instantiation that proves a version.
+/// Timeout of the instantiation that validates a version.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(15);
-/// Processor time of it: start functions may build tables.
+/// Processor time limit of this instantiation: start functions may build tables.
 const PROOF_CPU: Duration = Duration::from_millis(500);
 
-/// Version or setting that is refused.
+/// Error: a version or setting is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum DeployError {
-    /// A name that no function may have.
+    /// The name of a function is not valid.
     #[error("a function's name has 1 to {MAX_NAME_BYTES} characters of a-z, 0-9, - and _")]
     Name,
-    /// No such function.
-    #[error("there is no function {0:?}")]
+    /// The function does not exist.
+    #[error("function {0:?} does not exist")]
     NotFound(String),
-    /// Too many.
-    #[error("a tenant may have {MAX_FUNCTIONS} functions")]
+    /// The tenant has too many functions.
+    #[error("a tenant may have at most {MAX_FUNCTIONS} functions")]
     TooMany,
-    /// A limit out of its range.
+    /// A limit is out of its range.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// Not a file that this process may load.
+    /// This process may not load the file.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
-    /// Exports that do not fit the world.
+    /// The exports do not match the world.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// It cannot be loaded or instantiated.
+    /// The module cannot be loaded or instantiated.
     #[error("the module cannot be {what}: {reason}")]
     Load {
         /// Step that failed.
         what: &'static str,
-        /// Reason of Wasmtime.
+        /// Reason reported by Wasmtime.
         reason: String,
     },
 }
@@ -67,10 +67,10 @@ fn failed(what: &'static str) -> impl Fn(wasmtime::Error) -> DeployError {
     }
 }
 
-/// Tenant: engine and functions.
+/// A tenant's engine and functions.
 pub struct Tenant {
     engine: Engine,
-    /// Shared, as its functions take tens of KiB.
+    /// Shared by all functions, because the linker occupies tens of KiB.
     http_linker: Linker<HttpState>,
     fingerprint: Digest,
     owner: Digest,
@@ -82,7 +82,7 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Creates a tenant without functions. Its engine must be of [`engine::running`].
+    /// Creates a tenant without functions. The engine must come from [`engine::running`].
     pub fn new(owner: &str, limits: TenantLimits, engine: Engine) -> wasmtime::Result<Self> {
         Ok(Self {
             fingerprint: engine::fingerprint(&engine::compiling()?),
@@ -97,13 +97,13 @@ impl Tenant {
         })
     }
 
-    /// Fingerprint of the engine whose files it loads.
+    /// Returns the fingerprint of the engine that compiled files must match.
     #[must_use]
     pub fn fingerprint(&self) -> &Digest {
         &self.fingerprint
     }
 
-    /// Engine of its requests.
+    /// Returns the engine that runs requests.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
@@ -125,7 +125,7 @@ impl Tenant {
         &self.slots
     }
 
-    /// Linear memory and bodies of running requests in bytes.
+    /// Returns the bytes in use for linear memory and bodies of running requests.
     #[must_use]
     pub fn memory_used(&self) -> u64 {
         self.budget.used()
@@ -144,8 +144,8 @@ impl Tenant {
             .ok_or_else(|| DeployError::NotFound(name.to_owned()))
     }
 
-    /// Loads a compiled file, proves it by an instantiation, and makes it the version that answers.
-    /// A failure leaves the former version as it is.
+    /// Loads a compiled file, validates it by an instantiation, and makes it the active version. If
+    /// this fails, the previous version remains active.
     pub async fn load(
         &self,
         ticker: &EpochTicker,
@@ -184,9 +184,9 @@ impl Tenant {
         let unloadable = failed("loaded");
         match world {
             World::Core => {
-                // SAFETY: `artifact::check` has found the digest that the daemon noted when
-                // this version's compiler, of this engine's settings, wrote the file for this
-                // tenant; `code` is a private copy that cannot change since.
+                // SAFETY: `artifact::check` has verified the digest that the daemon recorded when a
+                // compiler with this engine's settings wrote the file for this tenant. `code` is a
+                // private copy that cannot have changed since.
                 let module = unsafe { Module::deserialize(&self.engine, code) };
                 let module = module.map_err(&unloadable)?;
                 world::check_core(&module)?;
@@ -195,7 +195,7 @@ impl Tenant {
                     .map_err(unloadable)
             }
             World::Http => {
-                // SAFETY: as above.
+                // SAFETY: see the deserialization of the module above.
                 let component = unsafe { Component::deserialize(&self.engine, code) };
                 let component = component.map_err(&unloadable)?;
                 world::check_http(&component)?;
@@ -233,9 +233,11 @@ impl Tenant {
         };
         match tokio::time::timeout(PROOF_TIMEOUT, proof).await {
             Ok(Ok(proved)) => proved.map_err(failed("instantiated")),
-            Ok(Err(RequestFault::Cpu)) => Err(unproved("its start uses too much processor time")),
+            Ok(Err(RequestFault::Cpu)) => Err(unproved(
+                "its start function exceeded the processor time limit",
+            )),
             Ok(Err(fault)) => Err(unproved(&fault.to_string())),
-            Err(_) => Err(unproved("its start takes too long")),
+            Err(_) => Err(unproved("its start function timed out")),
         }
     }
 
@@ -246,7 +248,7 @@ impl Tenant {
         Ok(())
     }
 
-    /// Sets how a function answers direct requests.
+    /// Sets the access of direct requests to a function.
     pub fn publish(&self, name: &str, access: DirectAccess) -> Result<(), DeployError> {
         self.existing(name)?.publish(access);
         Ok(())
@@ -258,7 +260,7 @@ impl Tenant {
         Ok(())
     }
 
-    /// Removes a function. Requests under way end.
+    /// Removes a function. Requests in flight complete.
     pub fn remove(&self, name: &str) -> Result<(), DeployError> {
         let mut functions = self
             .functions
@@ -270,12 +272,12 @@ impl Tenant {
             .ok_or_else(|| DeployError::NotFound(name.to_owned()))
     }
 
-    /// Counts of a function.
+    /// Returns the metrics of a function.
     pub fn metrics(&self, name: &str) -> Result<MetricsSnapshot, DeployError> {
         Ok(self.existing(name)?.metrics.snapshot())
     }
 
-    /// Entries of a function's log from `sequence` on.
+    /// Returns the entries of a function's log from `sequence` on.
     pub fn logs(
         &self,
         name: &str,
@@ -285,7 +287,7 @@ impl Tenant {
         Ok(self.existing(name)?.log.read(sequence, max))
     }
 
-    /// World and digest of the version that answers.
+    /// Returns the world and the digest of the active version.
     pub fn version(&self, name: &str) -> Result<(World, Digest), DeployError> {
         let deployment = self.existing(name)?.deployment();
         Ok((deployment.version.world(), deployment.version.digest))

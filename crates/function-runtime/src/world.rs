@@ -1,27 +1,27 @@
-//! Worlds: the interfaces by which a module answers requests, told from the file.
+//! Worlds: the interfaces through which a module answers requests, detected from the file.
 
 use jiffy_proto::function::World;
 use wasmtime::component::Component;
 use wasmtime::{ExternType, Module, ValType};
 
-/// File that has no world.
+/// Error: the file has no known world.
 #[derive(Debug, thiserror::Error)]
 pub enum WorldError {
-    /// No WebAssembly in binary form.
+    /// The file is not binary WebAssembly.
     #[error("the file is not a WebAssembly module or component in binary form")]
     NotWasm,
-    /// A core module that lacks an export.
+    /// A core module lacks an export.
     #[error("a module of jiffy-core/1 must export {0}; see docs/functions.md")]
     MissingExport(&'static str),
-    /// A core module that imports from elsewhere.
-    #[error("a module of jiffy-core/1 may import of wasi_snapshot_preview1 only, not {0}")]
+    /// A core module has an import of an unknown module.
+    #[error("a module of jiffy-core/1 may import only from wasi_snapshot_preview1, not {0}")]
     Import(String),
-    /// A component without the handler.
+    /// A component does not export the handler.
     #[error("a component must export wasi:http/incoming-handler@0.2 (world wasi:http/proxy)")]
     NoHandler,
 }
 
-/// Functions of jiffy-core/1 with the counts of their parameters; all are of type `i32`.
+/// Functions of jiffy-core/1 and their numbers of parameters. All parameters have the type `i32`.
 pub(crate) const CORE_FUNCTIONS: [(&str, usize); 3] =
     [("jiffy_buf", 1), ("jiffy_handle", 2), ("jiffy_out", 0)];
 /// Module name of the imports of jiffy-core/1.
@@ -34,7 +34,7 @@ pub(crate) fn detect(module: &[u8]) -> Result<World, WorldError> {
     World::detect(module).ok_or(WorldError::NotWasm)
 }
 
-/// Checks imports and exports of a core module.
+/// Checks the imports and exports of a core module.
 pub(crate) fn check_core(module: &Module) -> Result<(), WorldError> {
     let mut imports = module.imports();
     if let Some(import) = imports.find(|import| import.module() != WASI_MODULE) {
@@ -71,13 +71,14 @@ pub(crate) fn check_core(module: &Module) -> Result<(), WorldError> {
     Ok(())
 }
 
-/// Checks that a component exports the handler. Imports are checked when it is linked.
+/// Checks that a component exports the handler. Linking checks its imports.
 pub(crate) fn check_http(component: &Component) -> Result<(), WorldError> {
     let engine = component.engine();
     let component_type = component.component_type();
     let mut names = component_type.exports(engine).map(|(name, _)| name);
-    match names.any(|name| name.starts_with("wasi:http/incoming-handler@0.2.")) {
-        true => Ok(()),
-        false => Err(WorldError::NoHandler),
+    if names.any(|name| name.starts_with("wasi:http/incoming-handler@0.2.")) {
+        Ok(())
+    } else {
+        Err(WorldError::NoHandler)
     }
 }

@@ -1,5 +1,5 @@
-//! Connections on which a write that makes no progress fails: a client that does not read would
-//! otherwise keep its response in memory.
+//! Connections on which a write fails after a period without progress. Otherwise a client that does
+//! not read would keep its response in memory.
 
 use std::io;
 use std::pin::Pin;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// Connection with a limit of the time for which a write may wait.
+/// Connection with a timeout for writes.
 pub(crate) struct WriteTimeout<S> {
     stream: S,
     limit: Duration,
-    /// End of the wait for the write under way.
+    /// Deadline of the pending write.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,4 +1,4 @@
-//! Imports of modules of jiffy-core/1.
+//! Tests for the imports of modules of jiffy-core/1.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -7,9 +7,9 @@ use jiffy_proto::function::{ControlRequest, FunctionLimits, LogStream};
 use std::time::{Duration, Instant};
 use support::TestTenant;
 
-/// Answers with a letter for each call's result, A for success: output, output from outside of its
-/// memory, random numbers, too many of them, a time, a clock that is not there, a directory, and a
-/// sleep of 50 ms.
+/// Answers with a letter for the result of each call, `A` for success. The calls are: output,
+/// output from outside the memory, random numbers, too many random numbers, a time, an unknown
+/// clock, a directory, and a sleep of 50 ms.
 const IMPORTS: &str = r#"(module
   (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "random_get" (func $random (param i32 i32) (result i32)))
@@ -49,7 +49,7 @@ fn imports_work_within_their_bounds() {
     tenant.deploy("imports", IMPORTS.as_bytes(), FunctionLimits::default());
     let start = Instant::now();
     let answer = tenant.connect().get("imports", "/");
-    // Errors: V fault, ] invalid, I bad descriptor; B is the one event.
+    // Errors: V fault, ] invalid, I bad descriptor; B is the number of events.
     assert_eq!((answer.status, answer.text()), (200, "AVA]A]IAB"));
     assert!(start.elapsed() >= Duration::from_millis(50));
     let entries = tenant.logs("imports", 0);
@@ -82,8 +82,8 @@ fn imports_of_other_names_are_refused() {
     }
 }
 
-/// Calls an import without end, by the first letter of the path: c a clock, r random numbers,
-/// o output, w a wait of an hour.
+/// Calls an import in an endless loop. The first letter of the path selects the import: c clock, r
+/// random numbers, o output, w a wait of an hour.
 const ENDLESS: &str = r#"(module
   (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "random_get" (func $random (param i32 i32) (result i32)))
@@ -128,7 +128,7 @@ fn imports_that_are_called_without_end_are_ended_and_output_is_bounded() {
         64 << 10
     );
 
-    // A client that leaves ends the wait as well.
+    // A disconnecting client terminates the wait as well.
     let mut leaving = tenant.connect();
     leaving.send(b"GET /w HTTP/1.1\r\nhost: f\r\njiffy-function: endless\r\n\r\n");
     tenant.wait_for("endless", |metrics| metrics.running == 1);

@@ -1,4 +1,4 @@
-//! Compilation, loading, and replacement of versions.
+//! Tests for compilation, loading, and replacement of versions.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -48,7 +48,7 @@ fn a_module_that_cannot_run_is_refused_with_the_reason() {
     }
 }
 
-/// Module of one function, with 800,000 additions.
+/// Returns a module with a single function of 800,000 additions.
 fn one_large_function() -> Vec<u8> {
     let mut function = Function::new([(1, ValType::I64)]);
     let mut code = function.instructions();
@@ -76,7 +76,7 @@ fn a_module_that_takes_too_much_to_compile_is_refused_and_requests_go_on() {
         time: Duration::from_millis(300),
         ..CompileLimits::default()
     };
-    // These are enough for others.
+    // These limits suffice for other modules.
     for limits in [too_short, too_small] {
         tenant.compile_within(PROBE, OWNER, limits).unwrap();
     }
@@ -93,14 +93,14 @@ fn a_module_that_takes_too_much_to_compile_is_refused_and_requests_go_on() {
         let _done = SetOnDrop(&done);
         for (module, limits, reason) in [
             (&many, too_short, "ran out of memory or time (signal: 9"),
-            // It may send no signal, not even to itself: abort ends in a fault.
+            // The filter denies signals, also to the process itself, so that abort ends in a fault.
             (&one, too_small, "ran out of memory or time (signal: 11"),
             (&many, too_slow, "takes too long to compile"),
         ] {
             let before = answered.load(Ordering::Relaxed);
             let start = Instant::now();
             let refused = tenant.compile_within(module, OWNER, limits);
-            println!("refused within {:?}", start.elapsed());
+            println!("rejected within {:?}", start.elapsed());
             let message = refused.unwrap_err().to_string();
             assert!(message.contains(reason), "{message}");
             assert!(answered.load(Ordering::Relaxed) > before + 10, "{reason}");
@@ -112,7 +112,7 @@ fn a_module_that_takes_too_much_to_compile_is_refused_and_requests_go_on() {
 fn a_module_above_the_limit_of_size_is_not_compiled() {
     let tenant = TestTenant::start();
     let mut module = vec![0; usize::try_from(MAX_MODULE_BYTES).unwrap()];
-    // The magic number, without a version.
+    // Only the magic number, without a version.
     module[..4].copy_from_slice(b"\0asm");
     let message = refused(&tenant, &module);
     assert!(message.contains("not a WebAssembly"), "{message}");
@@ -182,7 +182,7 @@ fn forged_stale_and_foreign_files_are_not_loaded() {
     };
     assert!(edit(HEADER_BYTES + 5000, false).contains("digest differs"));
     assert!(edit(HEADER_BYTES + 5000, true).contains("digest differs"));
-    // Byte 16 is the first of the engine's fingerprint.
+    // Byte 16 is the first byte of the engine's fingerprint.
     assert!(edit(16, true).contains("another version"));
     assert!(edit(8, true).contains("another format"));
     let (foreign, foreign_digest) = tenant.compile_for(&constant("x"), "tenant-2").unwrap();
@@ -246,7 +246,7 @@ fn no_request_fails_while_versions_are_replaced_ten_times_a_second() {
                 FunctionLimits::default(),
             );
         }
-        // Slow ones would be fewer than ten a second.
+        // The number would be lower than ten per second with slow requests.
         assert!(start.elapsed() < Duration::from_secs(6));
     });
     assert!(
@@ -260,7 +260,7 @@ fn a_process_is_taken_over_by_the_next_daemon_and_ends_without_one() {
     let tenant = std::thread::spawn(TestTenant::start).join().unwrap();
     tenant.deploy("one", &constant("first"), FunctionLimits::default());
     let (directory, id) = (tenant.directory, tenant.process.id());
-    tenant.process.leave();
+    tenant.process.detach();
     drop(tenant.process);
     let get = || TestClient::connect(&directory.path().join(HTTP_SOCKET)).get("one", "/");
     assert_eq!(get().text(), "first");
@@ -271,14 +271,14 @@ fn a_process_is_taken_over_by_the_next_daemon_and_ends_without_one() {
     });
     assert!(matches!(refused, Err(ProcessError::Refused(_))));
     assert_eq!(get().text(), "first");
-    // Of a process that is killed nothing is adopted.
+    // A killed process is not adopted.
     adopted.kill();
     let start = Instant::now();
     while !adopted.has_ended() {
-        assert!(start.elapsed() < Duration::from_secs(10), "it goes on");
+        assert!(start.elapsed() < Duration::from_secs(10), "the process is still running");
         std::thread::sleep(Duration::from_millis(10));
     }
-    adopted.leave();
+    adopted.detach();
     drop(adopted);
     assert!(TenantProcess::adopt(directory.path()).is_none());
 
@@ -288,11 +288,11 @@ fn a_process_is_taken_over_by_the_next_daemon_and_ends_without_one() {
     };
     let process = TenantProcess::start(&settings, directory.path()).unwrap();
     let ended = File::from(process.pidfd().unwrap());
-    process.leave();
+    process.detach();
     drop(process);
     let mut ended = [PollFd::new(ended.as_fd(), PollFlags::POLLIN)];
     let count = poll(&mut ended, PollTimeout::from(10_000u16)).unwrap();
-    assert_eq!(count, 1, "the process goes on without a daemon");
+    assert_eq!(count, 1, "the process keeps running without a daemon");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Direct requests to public functions: the connection is the process's, and the answers are those
-//! that come through the gateway.
+//! Tests for direct requests to public functions. The process serves the connection, and the
+//! answers equal the answers through the gateway.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 const KEY: Option<&str> = Some("k1");
-/// Module of jiffy-core/1 that answers with the message that it gets; `GET /t` traps.
+/// Module of jiffy-core/1 that answers with the received message. `GET /t` traps.
 const MIRROR: &str = r#"(module (memory (export "memory") 2)
     (data (i32.const 4091) "200\n\n")
     (func (export "jiffy_buf") (param i32) (result i32) (i32.const 4096))
@@ -47,9 +47,9 @@ impl ConnectionPermit for Permit {
 struct DirectHost {
     functions: Functions,
     directory: tempfile::TempDir,
-    /// Held by each open connection.
+    /// Reference held by each open connection.
     permits: Arc<()>,
-    /// State of the connection that was reported last.
+    /// Last reported state of the connection.
     is_busy: watch::Sender<bool>,
 }
 
@@ -93,7 +93,7 @@ impl DirectHost {
         deployed.await.unwrap();
     }
 
-    /// Connection of a client to a function.
+    /// Opens a client connection to a function.
     async fn connect(&self, name: &str) -> Result<DirectClient, FunctionError> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -121,7 +121,7 @@ impl DirectHost {
         until(|| self.connections() == 0).await;
     }
 
-    /// Waits until the last reported state of the only connection is this.
+    /// Waits until the last reported state of the only connection equals `is_busy`.
     async fn until_busy(&self, is_busy: bool) {
         let mut reported = self.is_busy.subscribe();
         let reported = reported.wait_for(|reported| *reported == is_busy);
@@ -142,7 +142,7 @@ impl DirectHost {
 async fn until(condition: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !condition() {
-        assert!(Instant::now() < deadline, "it does not happen");
+        assert!(Instant::now() < deadline, "timed out waiting for the condition");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -166,10 +166,10 @@ impl DirectResponse {
 }
 
 impl DirectClient {
-    /// Response to a request; none if the connection is closed.
+    /// Sends a request and returns the response. `None` if the connection is closed.
     async fn request(&mut self, head: &str, body: &str) -> Option<DirectResponse> {
         let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
-        // It may be closed already.
+        // The connection may be closed already.
         let _ = self.stream.write_all(request.as_bytes()).await;
         let mut read = Vec::new();
         loop {
@@ -241,7 +241,7 @@ async fn a_public_function_answers_with_its_own_ids_counts_and_forwarding_header
     ids.dedup();
     assert_eq!(ids.len(), 3);
     assert_eq!(host.requests("probe").await, before + 3);
-    // A failure has the usual answer, and is in the log under the id that the client saw.
+    // A failure has the usual answer, and is logged under the id that the client received.
     let failed = client.get("/trap").await.unwrap();
     assert_eq!(failed.status, 502);
     assert!(failed.body.contains("function_trap"), "{}", failed.body);
@@ -260,11 +260,11 @@ async fn a_direct_connection_is_busy_while_a_request_is_under_way() {
     let host = DirectHost::new();
     host.deploy("probe", MIRROR.as_bytes(), true).await;
     let mut client = host.connect("probe").await.unwrap();
-    assert!(*host.is_busy.borrow(), "as a new connection");
+    assert!(*host.is_busy.borrow(), "a new connection is busy");
     assert_eq!(client.get("/").await.unwrap().status, 200);
     host.until_busy(false).await;
     for _ in 0..2 {
-        // The function waits for the rest of the body.
+        // The function waits for the remaining body.
         let head = format!("POST / HTTP/1.1\r\nhost: {}\r\n", client.host);
         let begun = format!("{head}content-length: 4\r\n\r\nab");
         client.stream.write_all(begun.as_bytes()).await.unwrap();
@@ -289,7 +289,7 @@ async fn a_direct_connection_is_for_one_public_function_only() {
     host.deploy("closed", &constant("closed"), false).await;
     let mut client = host.connect("open").await.unwrap();
     assert_eq!(client.get("/").await.unwrap().body, "open");
-    // Another function of the same owner, and a host that is nobody's.
+    // Another function of the same owner, and unknown hosts.
     for other in [self::host("closed"), "localhost".to_owned(), String::new()] {
         let head = format!("GET / HTTP/1.1\r\nhost: {other}\r\n");
         let refused = client.request(&head, "").await.unwrap();
@@ -297,13 +297,13 @@ async fn a_direct_connection_is_for_one_public_function_only() {
         assert!(refused.body.contains("misdirected_request"));
         assert!(refused.header("x-request-id").is_some());
     }
-    // The process itself hides what is not public.
+    // The process itself rejects requests to functions that are not public.
     let mut hidden = host.connect("closed").await.unwrap();
     let refused = hidden.get("/").await.unwrap();
     assert_eq!(refused.status, 404);
     assert!(refused.body.contains("function_not_found"));
 
-    // Changes hold for connections that are open.
+    // Changes apply to open connections.
     host.functions.enable(KEY, "open", false).await.unwrap();
     let refused = client.get("/").await.unwrap();
     assert_eq!(refused.status, 503);
@@ -337,14 +337,14 @@ async fn direct_connections_end_with_the_process_and_with_the_daemon_and_come_ba
     let mut client = host.connect("hello").await.unwrap();
     assert_eq!(client.get("/").await.unwrap().body, "hello");
 
-    // The process that a daemon leaves closes them, and the next daemon's are served.
+    // A detached process closes its connections, and serves connections of the next daemon.
     let (_, id) = host.functions.process_ids()[0];
     host.functions.leave().await;
     assert_eq!(host.connections(), 0);
     let deadline = Instant::now() + Duration::from_secs(20);
-    // A request that is under way is answered.
+    // The request in flight is answered.
     while client.get("/").await.is_some() {
-        assert!(Instant::now() < deadline, "the connection stays");
+        assert!(Instant::now() < deadline, "the connection remains open");
     }
     host.functions = open(&host.directory);
     assert_eq!(host.functions.process_ids()[0].1, id);

@@ -1,12 +1,12 @@
-//! Requests of functions to elsewhere, and what the broker lets through.
+//! Tests for outgoing requests of functions and the checks of the broker.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
 
-use jiffy_function_manager::DeployRoom;
-use jiffy_function_manager::compile_turns::CompileTurns;
+use jiffy_function_manager::DeployQuota;
+use jiffy_function_manager::compile_slots::CompileSlots;
 use jiffy_function_manager::compiler::{self, CompilerSettings};
-use jiffy_function_manager::egress::{EgressSettings, KnownNames};
+use jiffy_function_manager::egress::{EgressSettings, NameOverrides};
 use jiffy_function_manager::tenant_process::{HTTP_SOCKET, TenantProcess};
 use jiffy_proto::function::{CompileLimits, FunctionLimits, LoadSettings};
 use std::collections::BTreeMap;
@@ -18,14 +18,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use support::{HTTP, OWNER, TestClient, TestTenant, program};
 
-/// Answers of the guest: the cases of `error-code` in wasi:http.
+/// Answers of the guest: cases of `error-code` in wasi:http.
 const DENIED: &str = "EP";
 const PROHIBITED: &str = "EE";
 const NOT_FOUND: &str = "EC";
 const REFUSED: &str = "EG";
 const TOO_MANY: &str = "EL";
 
-/// Server on loopback that answers every request with `answer`, or not at all, and counts.
+/// Server on the loopback interface. It counts requests, and answers with `answer` or not at all.
 struct Server {
     address: SocketAddr,
     requests: Arc<AtomicUsize>,
@@ -59,7 +59,7 @@ fn respond(stream: TcpStream, answer: &str, requests: &AtomicUsize) {
         host |= line.to_ascii_lowercase().starts_with("host: ");
         line.clear();
     }
-    assert!(host, "a request names its host");
+    assert!(host, "the request has a host header");
     requests.fetch_add(1, Ordering::SeqCst);
     let _ = reader.get_mut().write_all(answer.as_bytes());
 }
@@ -79,7 +79,7 @@ fn settings(allow: &[&str], wall_ms: u32) -> LoadSettings {
     }
 }
 
-/// Tenant whose host's owner grants `granted`, with the function `http`.
+/// Starts a tenant with the function `http` and the granted ranges `granted`.
 fn tenant(granted: &[&str], allow: &[&str]) -> TestTenant {
     let name = |name: &str, addresses: &[&str]| {
         let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
@@ -93,7 +93,7 @@ fn tenant(granted: &[&str], allow: &[&str]) -> TestTenant {
     tenant_with(granted, allow, Arc::new(names))
 }
 
-fn tenant_with(granted: &[&str], allow: &[&str], names: Arc<dyn KnownNames>) -> TestTenant {
+fn tenant_with(granted: &[&str], allow: &[&str], names: Arc<dyn NameOverrides>) -> TestTenant {
     let mut tenant = TestTenant::start();
     tenant.process.set_egress(EgressSettings {
         granted: granted.iter().map(|net| net.parse().unwrap()).collect(),
@@ -173,39 +173,39 @@ fn of_a_names_addresses_only_permitted_ones_are_tried() {
     let loaded = tenant
         .process
         .load("http", &file, &bad.1, settings(&["127.1"], 1000));
-    assert!(loaded.unwrap_err().to_string().contains("no host to allow"));
-    // The former version keeps its hosts.
+    assert!(loaded.unwrap_err().to_string().contains("not a valid host"));
+    // The previous version keeps its hosts.
     assert_eq!(fetch(&tenant, &mixed), "R2");
     assert_ne!(fetch(&tenant, &mixed), NOT_FOUND);
 }
 
-/// Name with one address and then another, in turn.
+/// Name that resolves to two addresses in alternation.
 #[derive(Debug)]
 struct Rebinding {
     addresses: [IpAddr; 2],
     lookups: AtomicUsize,
 }
 
-impl KnownNames for Rebinding {
+impl NameOverrides for Rebinding {
     fn addresses(&self, _: &str) -> Option<Vec<IpAddr>> {
         let lookup = self.lookups.fetch_add(1, Ordering::SeqCst);
         Some(vec![self.addresses[lookup % 2]])
     }
 }
 
-/// Servers of the same port on two addresses.
+/// Starts two servers with the same port on two addresses.
 fn servers_of_one_port(addresses: [IpAddr; 2]) -> [Server; 2] {
     loop {
         let first = TcpListener::bind((addresses[0], 0)).unwrap();
         let port = first.local_addr().unwrap().port();
-        // Another program may have it on the other address.
+        // Another program may use the port on the other address.
         if let Ok(second) = TcpListener::bind((addresses[1], port)) {
             return [first, second].map(|listener| serve(listener, Some(OK)));
         }
     }
 }
 
-/// A second lookup, for the connection, would lead the first request to where it may not go.
+/// A second lookup for the connection would let the first request reach a forbidden address.
 #[test]
 fn a_name_that_is_rebound_does_not_lead_to_loopback() {
     let addresses = ["127.0.0.2", "127.0.0.1"].map(|address| address.parse().unwrap());
@@ -260,7 +260,7 @@ fn a_flood_of_connections_is_bounded_and_ends_with_its_requests() {
         .filter(|a| a.status == 200 && a.text().starts_with(TOO_MANY));
     let ended = answers.iter().filter(|answer| answer.status == 504);
     assert_eq!((refused.count(), ended.count()), (26, 64));
-    // The connections of requests that have ended are free again.
+    // The connections of completed requests are free again.
     let listed = server(Some(OK));
     let entry = listed.address.to_string();
     tenant
@@ -301,14 +301,14 @@ fn an_adopted_process_reaches_nothing_until_it_is_allowed() {
         limits: CompileLimits::default(),
         jailed: true,
     };
-    let (room, turns) = (DeployRoom::default(), CompileTurns::new(1));
+    let (room, turns) = (DeployQuota::default(), CompileSlots::new(1));
     let digest = compiler::compile(&compiling, module, &target, &room, &turns).unwrap();
     let file = File::open(&target).unwrap();
     first
         .load("http", &file, &digest, settings(&[&entry], 20_000))
         .unwrap();
     assert_eq!(ask(), "R2");
-    first.leave();
+    first.detach();
     drop(first);
     let mut second = TenantProcess::adopt(path).unwrap();
     second.set_egress(granted);

@@ -1,7 +1,8 @@
-//! Examples in examples/functions, built as their authors would, tested, deployed and asked.
+//! Tests, builds and deploys the examples in examples/functions with their own tools, and sends
+//! them requests.
 //!
-//! Those whose tools this machine does not have are skipped. Large modules need a compiler that is
-//! optimised: JIFFY_BIN_DIR tells where it is.
+//! Examples whose tools are not installed are skipped. Large modules require an optimised compiler,
+//! in the directory JIFFY_BIN_DIR.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -26,7 +27,7 @@ const LARGE: FunctionLimits = FunctionLimits {
     queue_ms: 1000,
 };
 
-/// Returns true, and says so, if a test cannot run here.
+/// Reports a test that cannot run here, and returns true if `reason` is given.
 fn skip(test: &str, reason: Option<&str>) -> bool {
     let Some(reason) = reason else { return false };
     eprintln!("skipped: {reason}");
@@ -57,7 +58,7 @@ fn run_with(script: &Path, arguments: &[&Path]) {
     assert!(output.status.success(), "{}: {text}", script.display());
 }
 
-/// Tests and builds the example in a directory of its own, and sends it `body`.
+/// Tests and builds the example in a temporary directory, and sends `body` to it.
 fn ask(tenant: &TestTenant, language: &str, body: &[u8]) -> TestResponse {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/functions");
     let directory = tempfile::tempdir().unwrap();
@@ -85,8 +86,8 @@ fn ask(tenant: &TestTenant, language: &str, body: &[u8]) -> TestResponse {
     first
 }
 
-/// Compiles without the limit of time that deployments have: machines of tests are slow. One at a
-/// time.
+/// Compiles without the time limit of deployments, because test machines are slow. Only one
+/// compilation runs at a time.
 fn compile(tenant: &TestTenant, module: &Path) -> (PathBuf, String) {
     static COMPILING: Mutex<()> = Mutex::new(());
     let _one = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,7 +107,7 @@ fn tenant() -> TestTenant {
     TestTenant::start()
 }
 
-/// Tenant whose program is optimised, if there is one.
+/// Returns a tenant with an optimised program, if the program exists.
 fn fast_tenant() -> Option<TestTenant> {
     let directory = PathBuf::from(std::env::var_os("JIFFY_BIN_DIR")?);
     let program = directory.join("jiffy-functions");

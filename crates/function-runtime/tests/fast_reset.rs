@@ -1,4 +1,5 @@
-//! Pages that are swapped out when a request ends, and pages that the reset `fast` retains.
+//! Tests for pages that are swapped out when a request ends, and for pages that the reset `fast`
+//! retains.
 #![cfg(feature = "fast-reset")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -21,9 +22,9 @@ use wasmtime::{Engine, Instance, Linker, Module, Store};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
-/// `MADV_PAGEOUT` is refused for a page that is busy; it is asked for again within this time.
+/// Timeout for swapping out pages. `MADV_PAGEOUT` skips busy pages, and is repeated.
 const PAGE_OUT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Memory of 64 pages, of which 16 begin with what the module says.
+/// Memory of 64 pages. The module sets the beginning of 16 of them.
 const MODULE: &str = r#"(module (memory (export "memory") 4)
     (table (export "table") 2000 funcref) (elem declare func $f) (func $f)
     (func (export "mark") (param i32) (table.set (local.get 0) (ref.func $f)))
@@ -44,8 +45,8 @@ fn scan(address: usize, length: usize, mask: u64, any: u64) -> u64 {
         ..PageScan::default()
     };
     let pagemap = File::open("/proc/self/pagemap").unwrap();
-    // SAFETY: the structure and what it points to live until the call returns. This is no call of
-    // `ioctl`, which is corrected.
+    // SAFETY: the structure and its pointers are valid until the call returns. `syscall` is used
+    // because `ioctl` is interposed.
     let found = unsafe {
         libc::syscall(
             libc::SYS_ioctl,
@@ -59,8 +60,8 @@ fn scan(address: usize, length: usize, mask: u64, any: u64) -> u64 {
     bytes / PAGE as u64
 }
 
-/// Swaps out everything that this process has written in mappings of its own, until `pages` from
-/// `address` are.
+/// Swaps out all private mappings of this process, until the `pages` pages from `address` are
+/// swapped out.
 fn page_out(address: usize, pages: usize) {
     let pagemap = File::open("/proc/self/pagemap").unwrap();
     let start = Instant::now();
@@ -72,8 +73,8 @@ fn page_out(address: usize, pages: usize) {
             let [from, to] = [from, to].map(|a| usize::from_str_radix(a, 16).unwrap_or(0));
             let is_slot = flags == "rw-p" && to - from >= PAGE && !line.contains('[');
             if is_slot {
-                // SAFETY: it changes where pages lie, not what is in them. An error is one of a
-                // mapping that has no pages to swap.
+                // SAFETY: the call moves pages, but does not change their contents. It fails for
+                // mappings without pages to swap.
                 unsafe { libc::madvise(from as *mut _, to - from, libc::MADV_PAGEOUT) };
             }
         }
@@ -86,7 +87,7 @@ fn page_out(address: usize, pages: usize) {
         if swapped.count() == pages {
             return;
         }
-        assert!(start.elapsed() < PAGE_OUT_TIMEOUT, "pages stay in memory");
+        assert!(start.elapsed() < PAGE_OUT_TIMEOUT, "pages remain in memory");
     }
 }
 
@@ -107,12 +108,12 @@ fn engine_with(reset: SlotReset) -> (Engine, Module) {
     let engine = engine::running(&limits).unwrap();
     let binary = wat::parse_str(MODULE).unwrap();
     let code = Module::new(&engine::compiling().unwrap(), binary).unwrap();
-    // SAFETY: compiled on the line above.
+    // SAFETY: the line above compiled the code.
     let module = unsafe { Module::deserialize(&engine, code.serialize().unwrap()) };
     (engine, module.unwrap())
 }
 
-/// Writes to all pages and to the table; returns the memory's address.
+/// Writes to all pages and to the table. Returns the memory's address.
 fn write(store: &mut Store<()>, instance: &Instance) -> usize {
     let memory = instance.get_memory(&mut *store, "memory").unwrap();
     memory.data_mut(&mut *store).fill(90);
@@ -130,12 +131,12 @@ fn assert_clean(engine: &Engine, module: &Module, address: usize) {
     assert_eq!(
         memory.data_ptr(&store) as usize,
         address,
-        "it is another slot"
+        "the memory is in another slot"
     );
     let (head, rest) = memory.data(&store).split_at(4);
     assert_eq!(head, b"DATA");
     let dirty = rest.iter().position(|byte| *byte != 0);
-    assert_eq!(dirty, None, "a byte of the request before is there");
+    assert_eq!(dirty, None, "a byte of the previous request remains");
     let is_null = instance
         .get_typed_func::<u32, u32>(&mut store, "is_null")
         .unwrap();
@@ -155,7 +156,7 @@ fn a_slot_that_is_swapped_out_when_its_request_ends_is_clean_for_the_next() {
         Err(error) => {
             return skip(
                 "a_slot_that_is_swapped_out_when_its_request_ends_is_clean_for_the_next",
-                &format!("no swap space can be used here: {error}"),
+                &format!("cannot enable swap space: {error}"),
             );
         }
     };
@@ -168,7 +169,7 @@ fn a_slot_that_is_swapped_out_when_its_request_ends_is_clean_for_the_next() {
             let length = PAGES * PAGE;
             let stock = scan(address, length, WRITTEN | PRESENT, 0);
             let corrected = scan(address, length, WRITTEN, PRESENT | SWAPPED);
-            // Without the correction `fast` would reset nothing: that is what this test shows.
+            // Without the correction, `fast` would reset no page. This test shows the defect.
             assert_eq!((stock, corrected), (0, PAGES as u64));
             drop(store);
             assert_clean(&engine, &module, address);

@@ -1,4 +1,5 @@
-//! Functions of a host: versions on disk and the life of a tenant's process, without a daemon.
+//! Tests for functions of a host without a daemon: versions on disk and lifetime of a tenant's
+//! process.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -16,7 +17,7 @@ use http_body_util::{BodyExt, Empty};
 use hyper::Request;
 use jiffy_function_manager::egress::EgressSettings;
 use jiffy_function_manager::{
-    BoxError, DeployChanges, DeployRoom, FunctionError, FunctionHostSettings, FunctionRecord,
+    BoxError, DeployChanges, DeployQuota, FunctionError, FunctionHostSettings, FunctionRecord,
     Functions, MAX_UPLOADS, RequestBody, owner,
 };
 use jiffy_proto::function::{CompileLimits, MAX_FUNCTIONS, TenantLimits};
@@ -31,14 +32,14 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use support::constant;
 
-/// Module that looks for marks of earlier requests.
+/// Module that searches for marks of earlier requests.
 #[cfg(feature = "fast-reset")]
 const MARKS: &[u8] = include_bytes!("guests/marks.wat");
 const NAME: &str = "hello";
 const KEY: Option<&str> = Some("k1");
-/// Time of a request that waits for a process.
+/// Maximum time of a request that waits for a process.
 const BACK_WITHIN: Duration = Duration::from_millis(50);
-/// Module that answers nothing, and logs the request that it gets.
+/// Module that returns an empty answer and logs the received request.
 const LOGGING: &str = r#"(module
     (import "wasi_snapshot_preview1" "fd_write"
         (func $write (param i32 i32 i32 i32) (result i32)))
@@ -114,15 +115,16 @@ fn process(functions: &Functions) -> u32 {
     ids[0].1
 }
 
-/// Files below a directory, without those of a process.
+/// Returns the files below a directory, without files of a process.
 fn files(directory: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut left = vec![directory.to_owned()];
     while let Some(at) = left.pop() {
         for entry in std::fs::read_dir(at).into_iter().flatten().flatten() {
-            match entry.file_type().unwrap().is_dir() {
-                true => left.push(entry.path()),
-                false => found.push(entry.file_name().to_string_lossy().into_owned()),
+            if entry.file_type().unwrap().is_dir() {
+                left.push(entry.path())
+            } else {
+                found.push(entry.file_name().to_string_lossy().into_owned())
             }
         }
     }
@@ -139,14 +141,15 @@ async fn versions_are_deployed_rolled_back_and_removed_without_a_trace() {
         assert_eq!(deploy(&functions, &text).await.answering, number);
         assert_eq!(get(&functions).await, text);
     }
-    // Five records' worth of modules and machine code.
+    // Modules and machine code of five versions.
     assert_eq!(files(directory.path()).len(), 1 + 5 + 5);
     functions.roll_back(KEY, NAME, Some(3)).await.unwrap();
     assert_eq!(get(&functions).await, "version 3");
     let refused = functions.roll_back(KEY, NAME, Some(2)).await;
     assert!(matches!(refused, Err(FunctionError::NoVersion { .. })));
 
-    // A module that does not compile or start leaves the former version, and no file.
+    // A module that does not compile or start leaves the previous version unchanged, and adds no
+    // file.
     let before = files(directory.path()).len();
     let trap = r#"(module (memory (export "memory") 1) (func $start unreachable) (start $start)
         (func (export "jiffy_buf") (param i32) (result i32) (i32.const 0))
@@ -162,7 +165,7 @@ async fn versions_are_deployed_rolled_back_and_removed_without_a_trace() {
         assert_eq!(files(directory.path()).len(), before);
     }
 
-    // Another owner has a process of its own, and neither sees the other's functions.
+    // Another owner has its own process, and neither owner can access functions of the other.
     deploy_module(&functions, None, NAME, &constant("the host's"))
         .await
         .unwrap();
@@ -206,7 +209,7 @@ async fn an_owner_has_a_thousand_functions_at_most() {
         matches!(refused, Err(FunctionError::TooMany)),
         "{refused:?}"
     );
-    // Those that are there change, and others have as many.
+    // Existing functions can be changed at the limit, and other owners have their own limit.
     deploy(&functions, "second").await;
     assert_eq!(get(&functions).await, "second");
     let module = constant("another owner's");
@@ -229,14 +232,14 @@ async fn modules_of_an_owner_that_arrive_are_bounded_and_others_wait() {
     for _ in 0..MAX_UPLOADS {
         arriving.push(
             functions
-                .upload_of(KEY, DeployRoom::default())
+                .upload_of(KEY, DeployQuota::default())
                 .await
                 .unwrap(),
         );
     }
-    let mut waiting = pin!(functions.upload_of(KEY, DeployRoom::default()));
+    let mut waiting = pin!(functions.upload_of(KEY, DeployQuota::default()));
     assert!(poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_pending())).await);
-    let another = functions.upload_of(Some("another"), DeployRoom::default());
+    let another = functions.upload_of(Some("another"), DeployQuota::default());
     another.await.unwrap();
     arriving.pop();
     drop(waiting.await.unwrap());
@@ -262,7 +265,7 @@ async fn a_killed_process_is_back_within_a_second_under_load_and_others_are_unaf
                     failures.fetch_add(1, Ordering::Relaxed);
                     return;
                 }
-                // A runtime cannot end while a task never waits.
+                // The runtime cannot shut down while a task never yields.
                 tokio::task::yield_now().await;
             }
         })
@@ -272,7 +275,7 @@ async fn a_killed_process_is_back_within_a_second_under_load_and_others_are_unaf
         let (_, id) = *ids.iter().find(|(key, _)| key.as_deref() == KEY).unwrap();
         kill(Pid::from_raw(id as i32), Signal::SIGKILL).unwrap();
         let start = Instant::now();
-        // A request that may be repeated does not even fail.
+        // A repeatable request succeeds.
         assert_eq!(get(&functions).await, "mine");
         assert!(
             start.elapsed() < Duration::from_secs(1),
@@ -295,7 +298,7 @@ async fn a_process_and_what_it_counted_outlive_the_daemon() {
     let id = process(&functions);
     functions.leave().await;
     drop(functions);
-    // A deployment that was cut off.
+    // Files of an interrupted deployment.
     let owner = std::fs::read_dir(directory.path()).unwrap().flatten();
     let owner = owner.map(|e| e.path()).find(|p| p.join("modules").exists());
     let stray = owner.unwrap().join("modules").join("stray.wasm");
@@ -308,7 +311,7 @@ async fn a_process_and_what_it_counted_outlive_the_daemon() {
     assert_eq!(functions.metrics(KEY, NAME).await.unwrap().requests, 2);
     deploy(&functions, "second").await;
     assert_eq!(get(&functions).await, "second");
-    // A daemon that is killed leaves it as well, and one that ends meanwhile is started again.
+    // A killed daemon leaves the process as well. A process that exits meanwhile is started again.
     functions.leave().await;
     drop(functions);
     kill(Pid::from_raw(id as i32), Signal::SIGKILL).unwrap();
@@ -338,7 +341,7 @@ async fn a_process_of_another_reset_is_replaced_and_what_it_counted_stays() {
 
     let functions = open(SlotReset::Fast);
     assert_eq!(functions.process_ids(), []);
-    // Ended, though this test, which has started it, has not waited for it.
+    // The process has exited, although its parent, this test, has not waited for it.
     let words = std::fs::read(format!("/proc/{strict}/cmdline")).unwrap_or_default();
     assert_eq!(words, b"");
     for _ in 0..3 {
@@ -371,11 +374,11 @@ async fn an_idle_process_ends_and_is_back_while_the_request_waits() {
     deploy(&functions, "here").await;
     assert_eq!(get(&functions).await, "here");
     let mut best = Duration::MAX;
-    // Others may take the processors in the meantime: one of five rounds shows what it takes.
+    // Other programs may occupy the processors: one of five rounds must meet the limit.
     for round in 1..=5 {
         let deadline = Instant::now() + Duration::from_secs(20);
         while !functions.process_ids().is_empty() {
-            assert!(Instant::now() < deadline, "the idle process goes on");
+            assert!(Instant::now() < deadline, "the idle process is still running");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let start = Instant::now();
@@ -387,8 +390,8 @@ async fn an_idle_process_ends_and_is_back_while_the_request_waits() {
             break;
         }
     }
-    println!("back in {best:?}");
-    // Programs of tests are not optimised.
+    println!("restarted in {best:?}");
+    // Test programs are not optimised.
     assert!(best < BACK_WITHIN * 3, "{best:?}");
     functions.stop_all().await;
 }
@@ -418,7 +421,7 @@ async fn no_request_fails_while_versions_are_deployed() {
         tokio::time::sleep(due.saturating_duration_since(Instant::now())).await;
         deploy(&functions, &format!("version {}", round % 2)).await;
     }
-    // Slow ones would be fewer than ten a second.
+    // The number would be lower than ten per second with slow requests.
     let elapsed = start.elapsed();
     assert!(elapsed < Duration::from_secs(6), "{elapsed:?}");
     done.store(true, Ordering::Relaxed);

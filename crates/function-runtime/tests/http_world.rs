@@ -1,4 +1,4 @@
-//! Components of wasi:http/proxy.
+//! Tests for components of wasi:http/proxy.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -106,7 +106,7 @@ fn a_client_that_leaves_inside_of_a_response_ends_its_guest() {
     assert_eq!(tenant.metrics("http").running, 1);
     drop(client);
     tenant.wait_for("http", |metrics| metrics.running == 0);
-    // It did not end by itself.
+    // The guest did not exit by itself.
     assert_eq!(tenant.metrics("http").faults.len(), 0);
     assert_eq!(tenant.connect().get("http", "/hello").status, 200);
 }

@@ -1,4 +1,4 @@
-//! Limits of requests and the answers that clients get.
+//! Tests for limits of requests, and for the answers to clients.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -32,7 +32,7 @@ fn a_guest_that_goes_too_far_is_ended_with_its_answer() {
             !answer.text().contains("unreachable"),
             "details are for the log only"
         );
-        // The process and the connection go on.
+        // The process and the connection continue to work.
         assert_eq!(
             client.request("POST", "probe", "/echo", b"body").text(),
             "body"
@@ -55,7 +55,7 @@ fn a_guest_that_goes_too_far_is_ended_with_its_answer() {
     assert!(metrics.cpu_us >= 50_000, "{metrics:?}");
 }
 
-/// Module whose `jiffy_buf` is `body`.
+/// Module whose `jiffy_buf` has the body `body`.
 fn with_buf(body: &str) -> String {
     with_exports(body, "(i32.const 0)")
 }
@@ -99,7 +99,7 @@ fn a_buffer_that_takes_too_long_or_too_much_is_ended_with_its_answer() {
     }
 }
 
-/// A first try ends after some milliseconds; what it did is not seen.
+/// A first attempt ends after a few milliseconds, and has no visible effects.
 #[test]
 fn a_guest_that_takes_long_answers_as_one_that_does_not() {
     let tenant = TestTenant::start();
@@ -224,7 +224,7 @@ fn a_tenant_has_as_much_memory_as_it_was_given() {
         client.get("probe", "/memory").fault(),
         fault(503, "host_busy")
     );
-    // It was given back.
+    // The memory was returned to the budget.
     assert_eq!(
         client
             .request("POST", "probe", "/echo", &[b'z'; 1 << 20])
@@ -248,7 +248,7 @@ fn a_body_that_ends_early_is_told_apart_and_gives_its_memory_back() {
         "POST /echo HTTP/1.1\r\nhost: f\r\njiffy-function: probe\r\ncontent-length: {length}\r\n\r\n"
     );
     let half = [head.as_bytes(), &whole[..length / 2]].concat();
-    // Together they are more than the tenant has.
+    // The responses together exceed the tenant's budget.
     for _ in 0..8 {
         let mut client = tenant.connect();
         client.send(&half);
@@ -283,7 +283,7 @@ fn a_request_without_a_free_slot_is_told_to_come_back() {
     let mut first = tenant.connect();
     first.send(b"GET /spin HTTP/1.1\r\nhost: f\r\njiffy-function: probe\r\n\r\n");
     tenant.wait_for("probe", |metrics| metrics.running == 1);
-    // The slot is for all functions.
+    // All functions share the slot.
     for name in ["probe", "other"] {
         let answer = tenant.connect().get(name, "/spin");
         assert_eq!(answer.fault(), fault(503, "host_busy"), "{name}");

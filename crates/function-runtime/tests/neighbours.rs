@@ -1,4 +1,4 @@
-//! Effect of hostile clients and functions on others.
+//! Tests for the effect of hostile clients and functions on other functions.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::{PROBE, SetOnDrop, TestClient, TestTenant, constant};
 
-/// Slow enough for a busy host, and far below what spinning guests use.
+/// High enough for a busy host, and far below the time that spinning guests use.
 const MAX_MEDIAN: Duration = Duration::from_millis(30);
 const MAX_P99: Duration = Duration::from_millis(250);
 
@@ -39,7 +39,8 @@ fn a_spinning_function_leaves_its_neighbour_time() {
     });
 }
 
-/// Median and 99th percentile of requests to a function that answers with its name.
+/// Returns the median and the 99th percentile of the latency of a function that answers with its
+/// name.
 fn latencies(client: &mut TestClient, name: &str, requests: usize) -> [Duration; 2] {
     let mut times: Vec<_> = (0..requests)
         .map(|_| {
@@ -84,7 +85,7 @@ fn a_tenant_that_spins_on_all_its_slots_leaves_another_time() {
         println!("alone: median {idle_median:?}, p99 {idle_p99:?}");
         println!("beside: median {median:?}, p99 {p99:?}");
         assert!(p99 < MAX_P99, "{p99:?}");
-        // All along.
+        // The guests are still spinning.
         spinning.wait_for("spin", |counts| counts.running == u64::from(SLOTS));
     });
 }
@@ -112,7 +113,7 @@ fn slow_heads_and_silent_clients_take_no_slot() {
     for _ in 0..20 {
         assert_eq!(client.get("good", "/").text(), "good");
     }
-    // Clients that leave in the middle of a body.
+    // The clients disconnect in the middle of a body.
     drop(slow);
     assert_eq!(client.get("good", "/").text(), "good");
 }

@@ -1,25 +1,25 @@
-//! Load by real clients, wrk and h2load, where they are installed.
+//! Load from the real clients wrk and h2load, if they are installed.
 
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::process::Command;
 
-/// Connections at once, as in the reference.
+/// Numbers of concurrent connections, as in the reference.
 const CONNECTIONS: [u32; 4] = [8, 16, 32, 64];
 const SECONDS: u32 = 3;
-/// Name of the server that others are compared with.
+/// Name of the server that serves as the baseline.
 const PLAIN: &str = "plain hyper";
 
-/// Figures of another project, on another and larger machine that it does not name: what can be
-/// compared is the ratio to its plain server.
+/// Figures of another project, measured on an unspecified larger machine. Only the ratio to its
+/// plain server is comparable.
 const REFERENCE: &str = "Drogon on TinyKVM (README of libriscv/drogon-sandbox, commit 01dfd5cf; wrk \
                          with as many threads as connections, on another and larger machine)";
-/// Its requests per second, by [`CONNECTIONS`].
+/// Requests per second of the reference, by [`CONNECTIONS`].
 const REFERENCE_RATES: [f64; 4] = [817_439.0, 1_283_099.0, 1_552_155.0, 1_969_675.0];
-/// Those of its plain server, which it tells for the first of them only.
+/// Requests per second of its plain server, published only for the first number of connections.
 const REFERENCE_PLAIN: f64 = 889_613.0;
 
-/// The reference as part of the results.
+/// Returns the reference as part of the results.
 pub fn reference() -> Value {
     json!({
         "name": REFERENCE, "client": "wrk", "connections": CONNECTIONS,
@@ -27,7 +27,7 @@ pub fn reference() -> Value {
     })
 }
 
-/// One series for each client and number of connections. `targets` are measured in turn.
+/// Returns one series per client and number of connections. Alternates between the `targets`.
 pub fn measure(targets: &[(String, SocketAddr)], rounds: usize) -> Vec<Value> {
     let mut measured = Vec::new();
     for connections in CONNECTIONS {
@@ -112,17 +112,17 @@ fn h2load(address: SocketAddr, connections: u32) -> Option<Value> {
     Some(json!({ "requests_per_s": rate.round(), "mean": micros(mean) }))
 }
 
-/// Microseconds of a time with its unit.
+/// Parses a time with its unit to microseconds.
 fn micros(text: &str) -> f64 {
     let units = [("us", 1.0), ("ms", 1e3), ("s", 1e6)];
     let found = units
         .iter()
         .find_map(|(unit, factor)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * factor));
-    found.unwrap_or_else(|| panic!("{text} is no time"))
+    found.unwrap_or_else(|| panic!("{text} is not a time"))
 }
 
-/// Prints medians of requests per second as the reference has them, and their part of those of
-/// plain hyper, to standard error.
+/// Prints the median requests per second, as in the reference, and the ratio to plain hyper to
+/// standard error.
 fn print_table(measured: &[Value]) {
     for client in ["wrk", "h2load"] {
         let of_client: Vec<_> = measured.iter().filter(|m| m["client"] == client).collect();

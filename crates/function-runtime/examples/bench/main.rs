@@ -1,13 +1,14 @@
-//! Medians of requests to functions in one process beside those to plain hyper, as JSON.
+//! Compares medians of requests to functions in one process with requests to plain hyper. Prints
+//! JSON.
 //!
-//! `bench serve` serves for ever instead, for profilers, and says where.
+//! `bench serve` serves forever instead, for profilers, and prints its addresses.
 //!
-//! usage: bench [REQUESTS [ROUNDS_OF_LOAD [EXAMPLES]]]. EXAMPLES is a directory with built
-//! examples, NAME.wasm each. `bench/functions` runs it and keeps its output.
+//! usage: bench [REQUESTS [ROUNDS_OF_LOAD [EXAMPLES]]]. EXAMPLES is a directory with built examples
+//! as NAME.wasm. `bench/functions` runs this program and stores its output.
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a measurement that cannot be made ends"
+    reason = "a measurement that fails aborts the program"
 )]
 
 mod load;
@@ -28,9 +29,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 const WARM_UP: usize = 200;
-/// Rounds, in each of which all series are measured: they meet the same other load.
+/// Number of rounds. Each round measures all series, so that all are subject to the same other
+/// load.
 const ROUNDS: usize = 5;
-/// One in so many requests goes to the examples, which take longer.
+/// The number of requests to the examples is divided by this number, because they take longer.
 const EXAMPLE_SHARE: usize = 10;
 
 fn main() {
@@ -40,9 +42,10 @@ fn main() {
             .nth(at)
             .map_or(default, |n| n.parse().unwrap())
     };
-    let (requests, load_rounds) = match serves {
-        true => (0, 0),
-        false => (argument(1, 5000), argument(2, 3)),
+    let (requests, load_rounds) = if serves {
+        (0, 0)
+    } else {
+        (argument(1, 5000), argument(2, 3))
     };
     let examples = std::env::args().nth(3).map(servers::built_examples);
     let examples = examples.unwrap_or_default();
@@ -78,7 +81,7 @@ fn main() {
             let times = runtime.block_on(in_process(&functions.server, name, None, requests));
             series.add(label("in process"), 1, times);
             for clients in [1, 8] {
-                // Beside each, as load changes within a run.
+                // Measured before each series, because the load changes within a run.
                 let beside = runtime.block_on(measure(plain, clients, requests));
                 let address = functions.addresses[name];
                 let times = runtime.block_on(measure(address, clients, requests));
@@ -129,7 +132,7 @@ fn main() {
     println!("{}", serde_json::to_string_pretty(&output).unwrap());
 }
 
-/// Times of each series, in the order of their first.
+/// Times of each series, in the order in which the series were first measured.
 #[derive(Default)]
 struct Series(Vec<(String, usize, Vec<Duration>, Duration)>);
 
@@ -162,7 +165,7 @@ fn result(name: &str, clients: usize, (mut times, elapsed): (Vec<Duration>, Dura
     })
 }
 
-/// Times of requests without HTTP, one after the other: GET, or POST with a body.
+/// Measures sequential requests without HTTP: GET, or POST with a body.
 async fn in_process(
     server: &FunctionServer,
     function: &str,
@@ -201,7 +204,7 @@ async fn in_process(
     run.await.unwrap()
 }
 
-/// Times of requests by clients that run at once, and the time of all.
+/// Measures requests by concurrent clients. Returns the time of each request, and the total time.
 async fn measure(
     address: SocketAddr,
     clients: usize,
@@ -214,7 +217,7 @@ async fn measure(
     for task in tasks {
         times.extend(task.await.unwrap());
     }
-    // Requests that warm up take their share of it.
+    // Exclude the share of the warm-up requests.
     let share = (requests as f64) / (requests + WARM_UP * clients) as f64;
     (times, start.elapsed().mul_f64(share))
 }
@@ -249,7 +252,7 @@ async fn client(address: SocketAddr, requests: usize) -> Vec<Duration> {
     times
 }
 
-/// Returns true at the end of one of the bodies that are served here.
+/// Returns whether the response ends with one of the bodies of these servers.
 fn is_complete(response: &[u8]) -> bool {
     response.ends_with(b"hello, function") || response.ends_with(b"0\r\n\r\n")
 }

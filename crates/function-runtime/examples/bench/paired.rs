@@ -1,10 +1,10 @@
-//! Times of direct requests beyond those to plain hyper, compared within each round: both meet the
-//! same other load, which changes from round to round.
+//! Difference between direct requests and requests to plain hyper within each round. Both are
+//! subject to the same other load, which changes from round to round.
 
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Differences of medians in microseconds, one for each round, by series and number of clients.
+/// Differences of medians in microseconds per round, by series and number of clients.
 #[derive(Default)]
 pub struct PairedDifferences(Vec<(String, usize, Vec<f64>)>);
 
@@ -29,9 +29,9 @@ impl PairedDifferences {
         }
     }
 
-    /// Prints the median of each series' rounds to standard error, and returns all.
+    /// Prints the median over the rounds of each series to standard error, and returns all values.
     pub fn report(self) -> Vec<Value> {
-        eprintln!("direct over plain hyper, median of the rounds' differences (least, most)");
+        eprintln!("direct over plain hyper, median of the rounds' differences (minimum, maximum)");
         let all = self.0.into_iter();
         all.map(|(name, clients, rounds)| {
             let mut sorted = rounds.clone();

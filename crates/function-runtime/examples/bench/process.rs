@@ -1,4 +1,4 @@
-//! Process of a tenant: how long it takes to start, and the memory that it and its functions take.
+//! Start time of a tenant's process, and memory use of the process and its functions.
 
 use jiffy_function_manager::tenant_process::{HTTP_SOCKET, ProcessSettings, TenantProcess};
 use jiffy_function_runtime::engine::RESETS;
@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const STARTS: usize = 20;
-/// Functions that are loaded beside the first: a tenant may have 1,000.
+/// Number of functions loaded in addition to the first. A tenant may have 1,000.
 const FUNCTIONS: u32 = 999;
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Starts, memory without functions, and memory of each function of the examples that are small
-/// enough to be loaded so often.
+/// Measures starts, memory without functions, and memory per function of the examples that are
+/// small enough to be loaded [`FUNCTIONS`] times.
 pub fn measure(owner: &str, small: &[u8], loaded: &[(&str, &[u8])]) -> Value {
     let processes = RESETS.iter().map(|&reset| {
         let mut starts: Vec<_> = (0..STARTS).map(|_| start(owner, reset, small)).collect();
@@ -53,7 +53,7 @@ fn program() -> PathBuf {
     target.join("jiffy-functions")
 }
 
-/// Starts a process, and has one function answer.
+/// Starts a process, and waits for the answer of one function.
 fn start(owner: &str, reset: SlotReset, file: &[u8]) -> Start {
     let directory = tempfile::tempdir().unwrap();
     let program = program();
@@ -102,7 +102,7 @@ fn request(socket: &Path, function: &str) {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
-/// Memory of a process with many functions beside that before they were loaded.
+/// Measures the memory of a process before and after it has loaded many functions.
 fn each(owner: &str, name: &str, file: &[u8]) -> Value {
     let started = start(owner, SlotReset::Strict, file);
     let compiled = started.directory.path().join("compiled");
@@ -130,7 +130,7 @@ fn each(owner: &str, name: &str, file: &[u8]) -> Value {
     })
 }
 
-/// Memory of a process in KiB.
+/// Returns the memory of a process in KiB.
 fn memory(process: u32) -> Value {
     let rollup = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap();
     let field = |name: &str| {

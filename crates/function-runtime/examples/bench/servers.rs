@@ -1,4 +1,4 @@
-//! Servers that are measured: plain hyper, and functions with each reset, all in this process.
+//! Measured servers: plain hyper, and functions with each reset, all in this process.
 
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 pub const OWNER: &str = "bench";
 pub const FUNCTIONS: [&str; 5] = ["core-0", "core-1", "core-16", "core-256", "http"];
-/// Examples, and bodies that they take.
+/// Examples, and request bodies for them.
 pub const EXAMPLES: [(&str, &str); 5] = [
     ("c", "123456789"),
     ("go", "abc"),
@@ -29,10 +29,10 @@ pub const EXAMPLES: [(&str, &str); 5] = [
     ("javascript", r#"{"b": 1, "a": [true, null]}"#),
     ("python", "name,age\nAda,36\n"),
 ];
-/// Compiled modules by the names of their examples.
+/// Compiled modules by the name of the example.
 pub type Examples = BTreeMap<&'static str, Vec<u8>>;
 
-/// Compiles the examples of which `directory` has a module.
+/// Compiles the examples with a module in `directory`.
 pub fn built_examples(directory: String) -> Examples {
     let compiling = engine::compiling().unwrap();
     let built = EXAMPLES.iter().filter_map(|(name, _)| {
@@ -47,15 +47,15 @@ pub fn compiled(module: &[u8]) -> Vec<u8> {
     compile::compile(&engine::compiling().unwrap(), module, OWNER).unwrap()
 }
 
-/// Functions with one reset.
+/// Function servers with one reset.
 pub struct FunctionServers {
     pub reset: SlotReset,
     pub server: FunctionServer,
-    /// Direct listeners by function.
+    /// Addresses of direct listeners by function.
     pub addresses: BTreeMap<&'static str, SocketAddr>,
 }
 
-/// Module that answers with 16 bytes after writing a byte to each of `pages` pages.
+/// Returns a module that writes a byte to each of `pages` pages and answers with 16 bytes.
 pub fn core_module(pages: usize) -> Vec<u8> {
     let end = 65536 + pages * 4096;
     let text = format!(
@@ -81,7 +81,7 @@ async fn listen() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// Serves with hyper alone.
+/// Starts a plain hyper server.
 pub async fn serve_plain() -> SocketAddr {
     let (listener, address) = listen().await;
     tokio::spawn(async move {
@@ -97,7 +97,7 @@ pub async fn serve_plain() -> SocketAddr {
     address
 }
 
-/// Serves all functions.
+/// Starts servers of all functions.
 pub async fn serve_functions(reset: SlotReset, examples: &Examples) -> FunctionServers {
     let limits = TenantLimits {
         slots: 256,
@@ -143,7 +143,7 @@ pub async fn serve_functions(reset: SlotReset, examples: &Examples) -> FunctionS
     }
 }
 
-/// Serves connections as they are when the daemon has handed them over.
+/// Serves connections in the state in which the daemon hands them over.
 async fn accept(listener: TcpListener, server: FunctionServer, name: &'static str) {
     let host = listener.local_addr().unwrap().to_string();
     while let Ok((stream, _)) = listener.accept().await {

@@ -51,7 +51,7 @@ fn correct(scan: &mut PageScan) -> bool {
 ///
 /// # Safety
 ///
-/// The requirements are those of `ioctl`.
+/// The caller must meet the requirements of `ioctl`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_ioctl(
     descriptor: c_int,

@@ -1,16 +1,16 @@
 //! Pages that stay in a slot between requests, determined without a page scan.
 //!
 //! A scan returns each page that the process has a copy of, since a request may have written any of
-//! them, and the reset retains these pages. This set grows only by page faults: a write to a page
-//! that is absent, of zeros or of a file causes one. If the thread that ran a request has had no
-//! page fault, the set is that of the slot's last scan, and the result of that scan is returned
-//! again. A scan takes longer than many requests.
+//! them, and the reset retains these pages. This set grows only by page faults: a write to an
+//! absent page, a zero page or a page of a file causes one. If the thread that ran a request has
+//! had no page fault, the set is unchanged since the slot's last scan, and the result of this scan
+//! is returned again. A scan takes longer than many requests.
 //!
 //! - A [`Window`] spans one poll of a request on its thread; the polls span the instance's lifetime
 //!   ([`within_windows`]). Between polls no code accesses the memory. A request that is dropped
 //!   between polls is scanned for.
-//! - The kernel counts all page faults of a thread, including those of its own accesses to user
-//!   memory.
+//! - The kernel counts all page faults of a thread, including page faults of the kernel's own
+//!   accesses to user memory.
 //! - Huge pages would appear without a page fault, because the kernel collapses small pages in the
 //!   background. The process disables huge pages (`PR_SET_THP_DISABLE`); if that fails, each
 //!   request is scanned for ([`enable`]).
@@ -207,7 +207,7 @@ fn scan_and_record(
     // No result is recorded for the slot during the scan, nor if the scan fails.
     let previous = LAST_SCANS.lock().remove(&scan.start);
     let result = call_kernel(scan);
-    // A full buffer, or an end before that of the memory, may leave pages out.
+    // A full buffer, or an end before the end of the memory, may leave pages out.
     let count = usize::try_from(result).ok();
     let count = count.filter(|count| *count < MAX_REGIONS && scan.walk_end == scan.end);
     if let Some(scanned) = count.and_then(|count| buffer.get(..count)) {
@@ -266,13 +266,13 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn no_mark_stays_where_the_kernel_is_not_asked() {
-        // As many slots as tasks: fewer would be rejected. All threads share them.
+        // One slot per task: requests are rejected if there are fewer. All threads share the slots.
         let engine = engine(4);
         assert!(ENABLED.load(Ordering::Relaxed), "huge pages cannot be off");
         let binary = wat::parse_str(MARKER).unwrap();
         let code = Module::new(&engine::compiling().unwrap(), binary).unwrap();
         let code = code.serialize().unwrap();
-        // SAFETY: it was compiled on the line above.
+        // SAFETY: the line above compiled the code.
         let module = unsafe { Module::deserialize(&engine, code) }.unwrap();
         let function = Arc::new(core_world::prepare(&module).unwrap());
         let before = REUSED_SCANS.load(Ordering::Relaxed);
@@ -282,7 +282,7 @@ mod tests {
                 let budget = Arc::new(MemoryBudget::new(1 << 30));
                 let mut seed = task + 1;
                 for number in 0..3000u32 {
-                    // Few pages at first, so that all of them are resident, and others later.
+                    // Few pages at first, so that all of them are resident, and other pages later.
                     seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                     let page = 1 + (seed >> 8) % (4 + number / 16);
                     let state = || {
@@ -333,12 +333,13 @@ mod tests {
         let binary = wat::parse_str(r#"(module (memory (export "memory") 4))"#).unwrap();
         let code = Module::new(&engine::compiling().unwrap(), binary).unwrap();
         let code = code.serialize().unwrap();
-        // SAFETY: it was compiled on the line above.
+        // SAFETY: the line above compiled the code.
         let module = unsafe { Module::deserialize(&engine, code) }.unwrap();
         for waits in [false, true] {
             let before = REUSED_SCANS.load(Ordering::Relaxed);
             for number in 0..400usize {
-                // Most requests write where others did; every eighth to a page of its own.
+                // Seven of eight requests write to the same pages, every eighth to a page of its
+                // own.
                 let page = match number % 8 {
                     7 => 8 + number / 8,
                     _ => 1,
@@ -370,7 +371,7 @@ mod tests {
         let binary = wat::parse_str(r#"(module (memory (export "memory") 64))"#).unwrap();
         let code = Module::new(&engine::compiling().unwrap(), binary).unwrap();
         let code = code.serialize().unwrap();
-        // SAFETY: it was compiled on the line above.
+        // SAFETY: the line above compiled the code.
         let module = unsafe { Module::deserialize(&engine, code) }.unwrap();
         let before = REUSED_SCANS.load(Ordering::Relaxed);
         for number in 0..100u8 {

@@ -1,5 +1,6 @@
-//! Deployments during which the daemon, the compiler or the tenant's process is killed with
-//! SIGKILL. Children do them, as the steps of all deployments of a process are observed.
+//! Tests for deployments during which the daemon, the compiler or the tenant's process is killed
+//! with SIGKILL. A child process performs them, because an observer sees all deployments of its
+//! process.
 
 use super::{DeployChanges, NAME, files, settings, try_get};
 use crate::support::constant;
@@ -14,11 +15,12 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Directory, key and step of a child; without a step it kills other processes than itself.
+/// Directory, key and step of a child. Without a step, the child kills other processes instead of
+/// itself.
 const CHILD: [&str; 3] = ["JIFFY_KILL_DIR", "JIFFY_KILL_KEY", "JIFFY_KILL_STEP"];
-/// Answer of the version that a child deploys.
+/// Answer of the version that the child deploys.
 const NEW_ANSWER: &str = "of the child";
-/// Time without a daemon after which a process that was not noted ends.
+/// Time without a daemon after which an unrecorded process exits.
 const SHORT_GRACE: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -30,7 +32,7 @@ enum Victim {
     Tenant,
 }
 
-/// Next kill, and the key of the function.
+/// Next process to kill, its step, and the key of the function.
 static NEXT: Mutex<Option<(Victim, DeployStep, String)>> = Mutex::new(None);
 
 fn kill_at(step: DeployStep) {
@@ -46,7 +48,7 @@ fn kill_at(step: DeployStep) {
     }
 }
 
-/// Processes of `jiffy-functions` with this command and key.
+/// Returns the processes of `jiffy-functions` with this command and key.
 fn processes(command: &str, key: &str) -> Vec<Pid> {
     let owner = owner::process_owner(Some(key));
     let is_one = |id: &i32| {
@@ -67,15 +69,15 @@ fn wait_for(what: &str, ready: impl Fn() -> bool) {
     }
 }
 
-/// Kills the only process, and waits until it is gone.
+/// Kills the only process, and waits until it has exited.
 fn kill_one(command: &str, key: &str) {
-    // One that has just started has no command line for a moment.
+    // A process that has just started has no command line for a moment.
     wait_for(command, || processes(command, key).len() == 1);
     kill(processes(command, key)[0], Signal::SIGKILL).unwrap();
-    wait_for("it goes on", || processes(command, key).is_empty());
+    wait_for("the process is still running", || processes(command, key).is_empty());
 }
 
-/// Key that no other run on this host has.
+/// Returns a key that no other test run on this host uses.
 fn key(test: &str) -> String {
     format!("{test}-{}", std::process::id())
 }
@@ -84,7 +86,7 @@ fn open(directory: &Path) -> Functions {
     Functions::open(settings(directory, Duration::from_secs(600)))
 }
 
-/// Module whose compilation takes far longer than a look for its compiler.
+/// Module whose compilation takes far longer than finding its compiler.
 fn long_module() -> Vec<u8> {
     let step = "(local.set 0 (i32.mul (local.get 0) (i32.add (local.get 0) (i32.const 3))))";
     let function = format!(
@@ -101,7 +103,7 @@ async fn deploy(functions: &Functions, key: &str, text: &str) -> Result<(), Func
     deploy_module(functions, key, &constant(text)).await
 }
 
-/// Deploys a module that arrives in two parts.
+/// Deploys a module that is received in two parts.
 async fn deploy_module(
     functions: &Functions,
     key: &str,
@@ -120,7 +122,7 @@ async fn get(functions: &Functions, key: &str) -> String {
     try_get(functions, Some(key), NAME).await.unwrap()
 }
 
-/// The child. Does nothing where no other test has started it.
+/// Child process. Does nothing unless another test has started it.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_in_a_child_process() {
     let [Ok(directory), Ok(key), Ok(step)] = CHILD.map(std::env::var) else {
@@ -131,7 +133,7 @@ async fn work_in_a_child_process() {
     };
     let (directory, step) = (Path::new(&directory), DeployStep::ALL[step]);
     let grace = match step {
-        DeployStep::NoteProcess => SHORT_GRACE,
+        DeployStep::RecordProcess => SHORT_GRACE,
         _ => LIMIT,
     };
     let functions = Functions::open(FunctionHostSettings {
@@ -164,17 +166,17 @@ fn deploy_and_die(directory: &Path, key: &str, step: DeployStep) {
     );
 }
 
-/// True if the version of a daemon that was killed before `step` answers.
+/// Returns whether the deployment is committed if the daemon is killed before `step`.
 fn is_committed(step: DeployStep) -> bool {
     matches!(step, DeployStep::SyncDirectory | DeployStep::RemoveFile)
 }
 
-/// Files of a record with so many modules.
+/// Returns the number of files of a record with `modules` modules.
 fn files_of(modules: usize) -> usize {
     1 + 2 * modules
 }
 
-/// Different modules of the versions that are there.
+/// Returns the number of different modules of existing versions.
 fn modules(functions: &Functions, key: &str) -> usize {
     let record = functions.find(Some(key), NAME).unwrap();
     let modules: HashSet<_> = record.versions.iter().map(|v| &v.module).collect();
@@ -190,16 +192,17 @@ async fn a_deployment_that_is_killed_at_any_step_leaves_the_former_version_or_th
     deploy(&functions, &key, &former).await.unwrap();
     for step in DeployStep::ALL {
         match step {
-            // One that has just started.
-            DeployStep::NoteProcess => functions.stop_all().await,
+            // Stops the process that was just started.
+            DeployStep::RecordProcess => functions.stop_all().await,
             _ => functions.leave().await,
         }
         drop(functions);
         deploy_and_die(directory, &key, step);
         functions = open(directory);
-        let expected = match is_committed(step) {
-            true => NEW_ANSWER,
-            false => former.as_str(),
+        let expected = if is_committed(step) {
+            NEW_ANSWER
+        } else {
+            former.as_str()
         };
         assert_eq!(get(&functions, &key).await, expected, "{step:?}");
         let kept = files_of(modules(&functions, &key));
@@ -207,8 +210,8 @@ async fn a_deployment_that_is_killed_at_any_step_leaves_the_former_version_or_th
         former = format!("after {step:?}");
         deploy(&functions, &key, &former).await.unwrap();
         assert_eq!(get(&functions, &key).await, former);
-        // One that no daemon knows ends by itself.
-        wait_for("a process is left", || processes("serve", &key).len() == 1);
+        // A process that no daemon knows exits by itself.
+        wait_for("one process remains", || processes("serve", &key).len() == 1);
     }
     functions.stop_all().await;
     assert_eq!(processes("serve", &key), []);
@@ -218,7 +221,7 @@ async fn a_deployment_that_is_killed_at_any_step_leaves_the_former_version_or_th
 async fn a_first_deployment_that_is_killed_leaves_the_function_or_nothing() {
     for step in [
         DeployStep::Receive,
-        DeployStep::KeepArtifact,
+        DeployStep::StoreArtifact,
         DeployStep::ReplaceRecord,
         DeployStep::SyncDirectory,
     ] {
@@ -232,7 +235,7 @@ async fn a_first_deployment_that_is_killed_leaves_the_function_or_nothing() {
         } else {
             assert!(functions.list().is_empty(), "{step:?}");
             assert_eq!(files(directory), [""; 0], "{step:?}");
-            wait_for("a process is left", || processes("serve", &key).is_empty());
+            wait_for("no process remains", || processes("serve", &key).is_empty());
         }
         deploy(&functions, &key, "after").await.unwrap();
         assert_eq!(get(&functions, &key).await, "after");
@@ -273,7 +276,7 @@ async fn kill_other_processes(key: &str) {
                 );
                 1
             }
-            // The process in which it is loaded, or was to be.
+            // The process that has loaded the version, or was about to.
             (_, DeployStep::Load | DeployStep::Publish) => {
                 assert!(
                     matches!(deployed, Err(FunctionError::Unavailable(_))),

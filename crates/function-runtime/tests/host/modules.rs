@@ -1,9 +1,9 @@
-//! Modules in a store that hosts share: deployed on one host, by digest on another.
+//! Tests for modules in a shared store: deployed on one host, and by digest on another host.
 
 use super::{KEY, NAME, deploy, deploy_module, get, open, try_get};
 use crate::support::constant;
 use jiffy_function_manager::{
-    DeployChanges, DeployRoom, FunctionError, FunctionRecord, Functions, ModuleDigest,
+    DeployChanges, DeployQuota, FunctionError, FunctionRecord, Functions, ModuleDigest,
 };
 use jiffy_store::host::{LastStore, RemoteSettings, RemoteStore, StoredModules};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Another owner.
 const OTHER: Option<&str> = Some("k2");
 
-/// Data directories of hosts, beside the directory of their store.
+/// Data directories of hosts, next to the directory of their store.
 struct Hosts(tempfile::TempDir);
 
 impl Hosts {
@@ -48,23 +48,22 @@ impl Hosts {
         functions
     }
 
-    /// Objects of the store below folders of this name, with their bytes.
+    /// Returns the objects of the store below directories named `folder`, with their sizes in
+    /// bytes.
     fn objects(&self, folder: &str) -> Vec<(PathBuf, u64)> {
-        let (mut found, mut left) = (Vec::new(), vec![self.bucket()]);
-        while let Some(path) = left.pop() {
-            for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        let (mut objects, mut directories) = (Vec::new(), vec![self.bucket()]);
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
                 let path = entry.path();
-                match path.is_dir() {
-                    true => left.push(path),
-                    false if path.iter().any(|part| part == folder) => {
-                        found.push((path, entry.metadata().map_or(0, |found| found.len())));
-                    }
-                    false => {}
+                if path.is_dir() {
+                    directories.push(path);
+                } else if path.iter().any(|part| part == folder) {
+                    objects.push((path, entry.metadata().map_or(0, |metadata| metadata.len())));
                 }
             }
         }
-        found.sort();
-        found
+        objects.sort();
+        objects
     }
 }
 
@@ -80,7 +79,7 @@ async fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until a host knows that the store has the module of a version.
+/// Waits until a host has recorded that the store has the module of a version.
 async fn stored(functions: &Functions, record: &FunctionRecord) {
     let module = &record.version().unwrap().module;
     let is_stored = || functions.is_stored(record.owner.as_deref(), module) == Some(true);
@@ -94,7 +93,7 @@ async fn deploy_by_digest(
 ) -> Result<Arc<FunctionRecord>, FunctionError> {
     let module = functions.find_module(key, digest).await?;
     let module = functions
-        .copy_module(key, module, DeployRoom::default())
+        .copy_module(key, module, DeployQuota::default())
         .await?;
     let changes = DeployChanges::default();
     functions.deploy(key, NAME, changes, module).await
@@ -133,20 +132,21 @@ async fn a_module_of_one_host_is_deployed_by_its_digest_on_another_by_its_owner_
     assert_eq!(on_b.version().unwrap().module, digest.to_string()[7..]);
     assert_eq!(get(&b).await, "from a");
     stored(&b, &on_b).await;
-    wait("the other's module is given up", || {
+    wait("the module of the other owner is released", || {
         hosts.objects("modules").len() == 2
     })
     .await;
     let now = hosts.objects("packs");
     assert!(packs.iter().all(|pack| now.contains(pack)));
-    assert_eq!(now.len(), packs.len() + 1, "one of each owner");
+    assert_eq!(now.len(), packs.len() + 1, "one pack per owner");
 
-    // Gone from a: b holds it. Gone from b as well: nobody has it.
+    // Removed from host a: host b still holds the module. Removed from b as well: no holder
+    // remains.
     a.remove(KEY, NAME).await.unwrap();
-    wait("a lets go", || hosts.objects("modules").len() == 1).await;
+    wait("host a releases the module", || hosts.objects("modules").len() == 1).await;
     drop(a.find_module(KEY, digest).await.unwrap());
     b.remove(KEY, NAME).await.unwrap();
-    wait("b lets go", || hosts.objects("modules").is_empty()).await;
+    wait("host b releases the module", || hosts.objects("modules").is_empty()).await;
     let refused = a.find_module(KEY, digest).await;
     assert!(
         matches!(refused, Err(FunctionError::NoModule(_))),
@@ -163,7 +163,7 @@ async fn a_module_that_is_damaged_in_the_store_is_refused_and_taken_from_the_hos
     let deployed = deploy(&a, "sound").await;
     stored(&a, &deployed).await;
     for (pack, _) in hosts.objects("packs") {
-        // Behind the header: in the frame of the first chunk.
+        // The offset is behind the header, in the frame of the first chunk.
         flip(&pack, 100);
     }
     let refused = deploy_by_digest(&b, KEY, digest(&deployed)).await;
@@ -171,11 +171,11 @@ async fn a_module_that_is_damaged_in_the_store_is_refused_and_taken_from_the_hos
         matches!(refused, Err(FunctionError::ModuleDamaged(_))),
         "{refused:?}"
     );
-    assert!(b.find(KEY, NAME).is_err(), "nothing was deployed");
+    assert!(b.find(KEY, NAME).is_err(), "no function was deployed");
     let again = deploy_by_digest(&a, KEY, digest(&deployed)).await.unwrap();
     assert_eq!((again.answering, get(&a).await.as_str()), (2, "sound"));
 
-    // Another module under this digest, in a store that is sound.
+    // Another module under this digest, in an undamaged store.
     let wrong = ModuleDigest::from(blake3::hash(b"what it should be"));
     let module = hosts.0.path().join("module");
     std::fs::write(&module, wat::parse_bytes(&constant("wrong")).unwrap()).unwrap();
@@ -220,7 +220,7 @@ async fn a_module_is_deployed_while_the_store_is_away_and_stored_when_it_is_back
     a.leave().await;
     drop(a);
 
-    // The next daemon does what is left.
+    // The next daemon completes the remaining work.
     let a = hosts.open("a");
     assert_eq!(is_stored(&a, &second), Some(false));
     std::fs::rename(&away, hosts.bucket()).unwrap();

@@ -1,4 +1,4 @@
-//! Modules that are too large, or take too much to compile.
+//! Tests for modules that are too large or whose compilation exceeds a limit.
 
 use super::support::many_functions;
 use super::{KEY, NAME, deploy, deploy_module, files, get, open, settings};

@@ -1,16 +1,16 @@
-//! Shares of owners: space on the disk is reserved before it is used, and compilers take turns.
+//! Tests for fair shares: disk space is reserved before it is used, and compilers take turns.
 
 use super::support::many_functions;
 use super::{KEY, NAME, deploy_module, files, open, settings};
 use crate::support::constant;
 use jiffy_function_manager::{
-    BoxError, DeployChanges, DeployRoom, DiskRoom, FunctionError, Functions, ModuleDigest,
+    BoxError, DeployChanges, DeployQuota, DiskQuota, FunctionError, Functions, ModuleDigest,
 };
 use jiffy_proto::function::CompileLimits;
 use std::path::Path;
 use std::time::Duration;
 
-/// Space for so many bytes. Checks that nothing was written ahead of its reservation.
+/// Quota with a number of bytes. Checks that no data was written before its reservation.
 #[derive(Debug)]
 struct TestRoom {
     left: u64,
@@ -19,8 +19,8 @@ struct TestRoom {
 }
 
 impl TestRoom {
-    fn of(directory: &Path, left: u64) -> DeployRoom {
-        DeployRoom::limited(Self {
+    fn of(directory: &Path, left: u64) -> DeployQuota {
+        DeployQuota::limited(Self {
             left,
             directory: directory.to_owned(),
             reserved: written(directory),
@@ -28,7 +28,7 @@ impl TestRoom {
     }
 }
 
-/// Bytes of all files below a directory, without records.
+/// Returns the size of all files below a directory, without records.
 fn written(directory: &Path) -> u64 {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let bytes = entries.map(|entry| match entry.metadata() {
@@ -39,7 +39,7 @@ fn written(directory: &Path) -> u64 {
     bytes.sum()
 }
 
-impl DiskRoom for TestRoom {
+impl DiskQuota for TestRoom {
     fn grow(&mut self, bytes: u64) -> Result<(), BoxError> {
         let before = written(&self.directory);
         assert!(before <= self.reserved, "{before} of {}", self.reserved);
@@ -53,7 +53,7 @@ impl DiskRoom for TestRoom {
 }
 
 fn is_out_of_room<T>(result: &Result<T, FunctionError>) -> bool {
-    matches!(result, Err(FunctionError::NoRoom(e)) if e.to_string() == "the budget is used up")
+    matches!(result, Err(FunctionError::QuotaExceeded(e)) if e.to_string() == "the budget is used up")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -64,7 +64,7 @@ async fn a_deployment_reserves_what_it_writes_before_it_writes_it() {
     let length = u64::try_from(module.len()).unwrap();
     let room = |left| TestRoom::of(directory.path(), left);
 
-    // Neither the module nor its machine code may exceed the budget.
+    // Neither the module nor its machine code may exceed the quota.
     let mut upload = functions.upload_of(KEY, room(length - 1)).await.unwrap();
     let refused = upload.write(&module);
     assert!(is_out_of_room(&refused), "{refused:?}");
@@ -82,12 +82,12 @@ async fn a_deployment_reserves_what_it_writes_before_it_writes_it() {
     let changes = DeployChanges::default();
     functions.deploy(KEY, NAME, changes, upload).await.unwrap();
 
-    // A copy of a module that the owner has is as large as the module.
+    // A copy of a module that the owner already has requires the size of the module.
     let before = files(directory.path());
     let digest = ModuleDigest::from(blake3::hash(&module));
     let found = functions.find_module(KEY, digest).await.unwrap();
     assert_eq!(found.bytes(), length);
-    assert_eq!(files(directory.path()), before, "nothing is copied yet");
+    assert_eq!(files(directory.path()), before, "no file is copied yet");
     let refused = functions.copy_module(KEY, found, room(length - 1)).await;
     assert!(is_out_of_room(&refused), "{refused:?}");
     assert_eq!(files(directory.path()), before);
@@ -103,7 +103,7 @@ async fn slow_compilations_of_some_owners_do_not_hold_up_another() {
         ..CompileLimits::default()
     };
     let functions = Functions::open(settings);
-    // Processes are started before: what is compared are compilations.
+    // Start the processes first, so that only compilations are compared.
     let quick = constant("quick");
     for key in ["k1", "k2", "k3"] {
         let first = deploy_module(&functions, Some(key), "first", &constant(key)).await;
@@ -120,7 +120,7 @@ async fn slow_compilations_of_some_owners_do_not_hold_up_another() {
         .await
         .unwrap();
     let ended = [&one, &other].map(tokio::task::JoinHandle::is_finished);
-    assert_eq!(ended, [false; 2], "the slow ones are still compiled");
+    assert_eq!(ended, [false; 2], "the slow modules are still being compiled");
     for slow in [one, other] {
         let refused = slow.await.unwrap().unwrap_err().to_string();
         assert!(refused.contains("takes too long to compile"), "{refused}");
@@ -128,7 +128,7 @@ async fn slow_compilations_of_some_owners_do_not_hold_up_another() {
     functions.stop_all().await;
 }
 
-/// Waits until so many compilers of this process run.
+/// Waits until `count` compilers of this process run.
 async fn wait_for_compilers(count: usize) {
     let tasks = || std::fs::read_dir("/proc/self/task").into_iter().flatten();
     let is_compiler = |id: &str| {

@@ -1,4 +1,4 @@
-//! Attempts of code that has taken a process over, and their targets on the host.
+//! Attack attempts of code that controls a process, and their targets on the host.
 
 use crate::taken_process::{CallEnd, TakenThread};
 use nix::sys::signal::Signal;
@@ -9,10 +9,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::{Child, Command};
 
-/// Marker of a corrected page scan, and `PAGEMAP_SCAN`: neither passes without the other.
+/// Marker of a corrected page scan, and the request `PAGEMAP_SCAN`. The filter requires both.
 const SCAN_MARKER: u64 = 0x4a69_6666;
 const PAGEMAP_SCAN: u64 = 0xC060_6610;
-/// Bit of system calls of the ABI x32.
+/// Bit of system calls of the x32 ABI.
 const X32: libc::c_long = 0x4000_0000;
 /// `open` of 32-bit programs.
 const OPEN_32: u64 = 5;
@@ -44,7 +44,7 @@ impl Host {
         host
     }
 
-    /// Fails if something on the host was reached.
+    /// Fails if an attack affected the host.
     pub fn assert_untouched(&mut self) {
         assert!(self.victim.try_wait().unwrap().is_none(), "killed");
         let tcp = self.tcp.accept().map(drop).map_err(|e| e.kind());
@@ -56,8 +56,8 @@ impl Host {
         assert_eq!(self.directory.path().read_dir().unwrap().count(), 0);
     }
 
-    /// Tries all that the filter refuses in a thread, which has the open descriptor `open`. Returns
-    /// those that were not refused.
+    /// Makes all attempts that the filter denies, in a thread with the open descriptor `open`.
+    /// Returns the names of the attempts that were not denied.
     pub fn attack(&self, thread: &mut TakenThread, open: i32) -> Vec<String> {
         let targets = self.targets(thread, open);
         let mut reached = Vec::new();
@@ -70,8 +70,8 @@ impl Host {
         reached
     }
 
-    /// Tries what needs files, processes or a network in a thread without a filter. Returns what
-    /// was not refused.
+    /// Makes the attempts that require files, processes or a network, in a thread without a filter.
+    /// Returns the names of the attempts that were not denied.
     pub fn attack_jail(&self, thread: &mut TakenThread) -> Vec<String> {
         let [inet, unix] = [libc::AF_INET, libc::AF_UNIX].map(|family| {
             let stream = libc::SOCK_STREAM as u64;
@@ -94,7 +94,7 @@ impl Host {
         reached
     }
 
-    /// Arguments of attempts, in the memory of the thread.
+    /// Writes the arguments of attempts to the memory of the thread.
     fn targets(&self, thread: &mut TakenThread, open: i32) -> Targets {
         let mut put = |bytes: &[u8]| thread.put(bytes).unwrap();
         let mut text = |text: &CStr| put(text.to_bytes_with_nul());
@@ -138,22 +138,22 @@ struct Targets {
     open: u64,
     /// Process of the host.
     victim: u64,
-    /// Addresses of texts.
+    /// Addresses of strings.
     passwd: u64,
     maps: u64,
     shell: u64,
     proc: u64,
     root: u64,
     in_root: u64,
-    /// Path of the host at which there is no file.
+    /// Path on the host without a file.
     new: u64,
     /// Addresses of a program's arguments, and of an empty list.
     arguments: u64,
     none: u64,
-    /// Address of zeros, and of a range of them.
+    /// Address of zeros, and of a range that contains them.
     buffer: u64,
     range: u64,
-    /// Addresses of sockets' addresses.
+    /// Addresses of socket addresses.
     inet: u64,
     unix: u64,
     unix_length: u64,
@@ -162,11 +162,11 @@ struct Targets {
 fn returned(thread: &mut TakenThread, number: libc::c_long, arguments: [u64; 6]) -> i64 {
     match thread.call(number, arguments).unwrap() {
         CallEnd::Returned(value) => value,
-        CallEnd::Killed(signal) => panic!("call {number} ended the thread by signal {signal}"),
+        CallEnd::Killed(signal) => panic!("system call {number} killed the thread with signal {signal}"),
     }
 }
 
-/// List of names, system calls, and their first arguments; others are zero.
+/// List of names, system calls, and their first arguments. The other arguments are zero.
 macro_rules! attempts {
     ($($name:literal: $call:ident($($argument:expr),*);)*) => {
         vec![$(($name, libc::$call, arguments(&[$($argument),*]))),*]
@@ -185,7 +185,7 @@ const SEIZE: u64 = libc::PTRACE_SEIZE as u64;
 const WRITE: u64 = (libc::O_CREAT | libc::O_WRONLY) as u64;
 const NEW_USER: u64 = libc::CLONE_NEWUSER as u64;
 
-/// Attempts that the filter refuses.
+/// Attempts that the filter denies.
 fn filter_attempts(t: &Targets) -> Vec<Attempt> {
     let stream = libc::SOCK_STREAM as u64;
     let raw = libc::SOCK_RAW as u64;
@@ -204,9 +204,9 @@ fn filter_attempts(t: &Targets) -> Vec<Attempt> {
         "openat a file": SYS_openat(HERE, t.passwd);
         "openat2 a file": SYS_openat2(HERE, t.passwd, t.buffer, 24);
         "open its maps": SYS_openat(HERE, t.maps);
-        "make a file": SYS_openat(HERE, t.new, WRITE, 0o600);
-        "make a directory": SYS_mkdir(t.new, 0o700);
-        "make a device": SYS_mknod(t.new, 0o600);
+        "create a file": SYS_openat(HERE, t.new, WRITE, 0o600);
+        "create a directory": SYS_mkdir(t.new, 0o700);
+        "create a device": SYS_mknod(t.new, 0o600);
         "stat a file": SYS_stat(t.passwd, t.buffer);
         "read a link": SYS_readlink(t.passwd, t.buffer, 64);
         "link a file": SYS_link(t.passwd, t.new);
@@ -233,8 +233,8 @@ fn filter_attempts(t: &Targets) -> Vec<Attempt> {
         "kill a process": SYS_kill(t.victim, KILL);
         "kill a thread": SYS_tgkill(t.victim, t.victim, KILL);
         "queue a signal": SYS_rt_sigqueueinfo(t.victim, KILL, t.buffer);
-        "hold a process": SYS_pidfd_open(t.victim);
-        "signal what is held": SYS_pidfd_send_signal(t.open, KILL);
+        "open a pidfd": SYS_pidfd_open(t.victim);
+        "signal a pidfd": SYS_pidfd_send_signal(t.open, KILL);
         "take a descriptor": SYS_pidfd_getfd(t.open);
         "trace a process": SYS_ptrace(SEIZE, t.victim);
         "read a process": SYS_process_vm_readv(t.victim, t.range, 1, t.range, 1);
@@ -269,13 +269,13 @@ fn filter_attempts(t: &Targets) -> Vec<Attempt> {
     all
 }
 
-/// Attempts that are refused without a filter, on sockets of either kind.
+/// Attempts that are denied without a filter, on sockets of both kinds.
 fn jail_attempts(t: &Targets, unix: &Targets) -> Vec<Attempt> {
     attempts! {
         "open a file": SYS_open(t.passwd);
         "open its maps": SYS_open(t.maps);
-        "make a file": SYS_open(t.new, WRITE, 0o600);
-        "make a file in its root": SYS_open(t.in_root, WRITE, 0o600);
+        "create a file": SYS_open(t.new, WRITE, 0o600);
+        "create a file in its root": SYS_open(t.in_root, WRITE, 0o600);
         "open by handle": SYS_open_by_handle_at(HERE, t.buffer);
         "run a program": SYS_execve(t.shell, t.arguments, t.none);
         "connect to a port": SYS_connect(t.open, t.inet, 16);
@@ -300,8 +300,8 @@ impl Drop for Host {
     }
 }
 
-/// Tries to open a file as 32-bit programs do. True if the process was ended for it, be it by its
-/// filter, or by a kernel that knows no such programs.
+/// Tries to open a file like a 32-bit program. Returns whether the process was killed, by its
+/// filter or by a kernel without support for 32-bit programs.
 pub fn is_ended_for_a_32_bit_call(thread: &mut TakenThread) -> bool {
     let ended = thread.call_32(OPEN_32, [0; 3]).unwrap();
     matches!(ended, CallEnd::Killed(Signal::SIGSYS | Signal::SIGSEGV))

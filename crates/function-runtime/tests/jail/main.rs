@@ -1,5 +1,5 @@
-//! Confinement of a tenant's process and of compilers, looked at from outside, and attacked from
-//! inside. Without root there are no namespaces to look at.
+//! Tests for the confinement of a tenant's process and of compilers, inspected from outside and
+//! attacked from inside. Without root, no namespaces exist.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../support/mod.rs"]
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use support::{OWNER, TestTenant, constant, program};
 use taken_process::{CallEnd, TakenThread};
 
-/// Time in which a compiler confines itself.
+/// Timeout for a compiler to confine itself.
 const CONFINE_TIMEOUT: Duration = Duration::from_secs(20);
 const STANDARD_INPUT: i32 = 0;
 
@@ -76,12 +76,12 @@ fn a_tenants_process_has_no_files_network_privileges_or_core() {
     );
 }
 
-/// Takes a thread over, unless this host does not let root do it.
+/// Takes over a thread, or skips the test if the host denies tracing.
 fn take_or_skip(thread: u32, test: &str) -> Option<TakenThread> {
     match TakenThread::take(thread.try_into().unwrap()) {
         Ok(taken) => Some(taken),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            skip(test, "threads cannot be traced here");
+            skip(test, "tracing of threads is not permitted on this host");
             None
         }
         Err(error) => panic!("{error}"),
@@ -96,7 +96,7 @@ fn threads(process: u32) -> Vec<u32> {
         .collect()
 }
 
-/// A call that is allowed shows that the attempts are made.
+/// A permitted system call shows that the attempts reach the kernel.
 fn assert_calls_as(process: u32, thread: &mut TakenThread) {
     let own = thread.call(libc::SYS_getpid, [0; 6]).unwrap();
     assert_eq!(own, CallEnd::Returned(process.into()));
@@ -121,7 +121,7 @@ fn code_in_a_serving_process_reaches_nothing() {
             assert_eq!(host.attack(&mut taken, LISTENER_FD), Vec::<String>::new());
         }
         host.assert_untouched();
-        // It goes on as if nothing had been.
+        // The process continues to work.
         assert_eq!(tenant.connect().get("one", "/").text(), "one");
         let mut taken = TakenThread::take(process.try_into().unwrap()).unwrap();
         assert!(is_ended_for_a_32_bit_call(&mut taken));
@@ -131,7 +131,7 @@ fn code_in_a_serving_process_reaches_nothing() {
 struct Compiler(Child);
 
 impl Compiler {
-    /// Starts one that waits for its module, confined.
+    /// Starts a confined compiler that waits for its module.
     fn start() -> Self {
         let mut command = Command::new(program());
         command.env_clear().args(["compile", "--owner", OWNER]);
@@ -139,7 +139,7 @@ impl Compiler {
         let compiler = Self(command.spawn().unwrap());
         let status = format!("/proc/{}/status", compiler.0.id());
         let start = Instant::now();
-        // It has two, of which the second one is its last step.
+        // The compiler installs two filters. The second filter is its last step.
         while !fs::read_to_string(&status)
             .unwrap()
             .contains("Seccomp_filters:\t2")
@@ -178,7 +178,7 @@ fn code_in_a_compiler_reaches_nothing() {
     assert!(is_ended_for_a_32_bit_call(&mut taken));
 }
 
-/// As if the filter of system calls had a hole.
+/// Simulates a hole in the seccomp filter.
 #[test]
 fn code_that_the_filter_lets_through_finds_no_files_processes_or_network() {
     let test = "code_that_the_filter_lets_through_finds_no_files_processes_or_network";
@@ -189,9 +189,9 @@ fn code_that_the_filter_lets_through_finds_no_files_processes_or_network() {
             return;
         };
         match taken.suspend_filter().map_err(|error| error.kind()) {
-            // Kernels without checkpoints, and tests that have a filter themselves.
+            // The kernel has no checkpoint support, or the test itself has a filter.
             Err(ErrorKind::InvalidInput | ErrorKind::PermissionDenied) => {
-                return skip(test, "filters cannot be suspended here");
+                return skip(test, "suspending filters is not permitted on this host");
             }
             suspended => suspended.unwrap(),
         }

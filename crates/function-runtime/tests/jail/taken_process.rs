@@ -1,5 +1,5 @@
-//! Thread of a process that was taken over: it makes the system calls that the test asks for, as an
-//! attacker's code would in it.
+//! Stopped thread of a process under the test's control. It executes system calls of the test, as
+//! an attacker's code in the process would.
 
 use nix::sys::signal::Signal;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
@@ -10,43 +10,43 @@ use std::os::unix::fs::FileExt;
 
 /// Machine code of `syscall`.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// Machine code of the way into the kernel that 32-bit programs take.
+/// Machine code of the system call instruction of 32-bit programs.
 const SYSCALL_32: [u8; 2] = [0xcd, 0x80];
-/// Bytes for arguments.
+/// Size of the memory for arguments in bytes.
 const ROOM_BYTES: u64 = 64 << 10;
 
-/// End of a system call.
+/// Result of a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallEnd {
-    /// Value that it returned: an error's number, negative, or a result.
+    /// Returned value: a negative error number, or a result.
     Returned(i64),
-    /// Signal that ended the process, or would.
+    /// Signal that killed the process, or would have killed it.
     Killed(Signal),
 }
 
-/// Thread that is stopped. It goes on where it was when the value is dropped.
+/// Stopped thread. It continues at its previous position when this value is dropped.
 pub struct TakenThread {
     thread: libc::pid_t,
     before: libc::user_regs_struct,
     memory: File,
-    /// Address of machine code that makes a system call.
+    /// Address of machine code that executes a system call.
     code: u64,
-    /// Address of free memory, and its end.
+    /// Start and end address of free memory.
     room: (u64, u64),
     is_gone: bool,
 }
 
-/// Request without an address, or with an address that the caller answers for.
+/// Sends a ptrace request. The caller must ensure that an address in `data` is valid.
 fn trace(request: libc::c_uint, thread: libc::pid_t, data: usize) -> io::Result<()> {
-    // SAFETY: no address of this process, except for one of registers that the callers pass, which
-    // live until the call returns.
+    // SAFETY: no address of this process is used, except for registers that the callers pass, which
+    // are valid until the call returns.
     match unsafe { libc::ptrace(request, thread, 0usize, data) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
 }
 
-/// Waits until a thread has stopped or ended. An end is left to its parent to be waited for.
+/// Waits until a thread has stopped or exited. An exited thread remains waitable for its parent.
 fn wait(thread: libc::pid_t) -> io::Result<WaitStatus> {
     let thread = || Id::Pid(Pid::from_raw(thread));
     let changes = WaitPidFlag::WEXITED | WaitPidFlag::WSTOPPED | WaitPidFlag::__WALL;
@@ -57,7 +57,7 @@ fn wait(thread: libc::pid_t) -> io::Result<WaitStatus> {
 }
 
 impl TakenThread {
-    /// Stops a thread of another process. Only root can, as the processes forbid debuggers.
+    /// Stops a thread of another process. This requires root, as the processes are not dumpable.
     pub fn take(thread: libc::pid_t) -> io::Result<Self> {
         let options = usize::try_from(libc::PTRACE_O_EXITKILL).map_err(io::Error::other)?;
         trace(libc::PTRACE_SEIZE, thread, options)?;
@@ -90,24 +90,24 @@ impl TakenThread {
         }
     }
 
-    /// Takes the filter of system calls from the thread for as long as it is stopped.
+    /// Suspends the seccomp filter of the thread while it is stopped.
     pub fn suspend_filter(&self) -> io::Result<()> {
         let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_SUSPEND_SECCOMP;
         let options = usize::try_from(options).map_err(io::Error::other)?;
         trace(libc::PTRACE_SETOPTIONS, self.thread, options)
     }
 
-    /// Puts bytes into its memory, and returns their address.
+    /// Writes bytes to the thread's memory, and returns their address.
     pub fn put(&mut self, bytes: &[u8]) -> io::Result<u64> {
         let at = self.room.0;
         self.room.0 += u64::try_from(bytes.len()).map_err(io::Error::other)?;
         self.room.0 = self.room.0.next_multiple_of(16);
-        assert!(self.room.0 <= self.room.1, "there is no room");
+        assert!(self.room.0 <= self.room.1, "the memory for arguments is full");
         self.memory.write_all_at(bytes, at)?;
         Ok(at)
     }
 
-    /// Makes a system call.
+    /// Executes a system call.
     pub fn call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<CallEnd> {
         let [rdi, rsi, rdx, r10, r8, r9] = arguments;
         let registers = libc::user_regs_struct {
@@ -123,7 +123,7 @@ impl TakenThread {
         self.step(registers)
     }
 
-    /// Makes a system call as 32-bit programs do.
+    /// Executes a system call like a 32-bit program.
     pub fn call_32(&mut self, number: u64, arguments: [u64; 3]) -> io::Result<CallEnd> {
         let [rbx, rcx, rdx] = arguments;
         self.memory.write_all_at(&SYSCALL_32, self.code)?;
@@ -145,7 +145,7 @@ impl TakenThread {
     fn step(&mut self, registers: libc::user_regs_struct) -> io::Result<CallEnd> {
         let registers = libc::user_regs_struct {
             rip: self.code,
-            // The call that it was in is not begun anew.
+            // The interrupted system call is not restarted.
             orig_rax: u64::MAX,
             ..registers
         };
@@ -168,7 +168,7 @@ impl TakenThread {
 impl Drop for TakenThread {
     fn drop(&mut self) {
         if !self.is_gone {
-            // It may have been killed meanwhile.
+            // The thread may have been killed in the meantime.
             let _ = set_registers(self.thread, &self.before);
             let _ = trace(libc::PTRACE_DETACH, self.thread, 0);
         }
@@ -176,7 +176,7 @@ impl Drop for TakenThread {
 }
 
 fn registers(thread: libc::pid_t) -> io::Result<libc::user_regs_struct> {
-    // SAFETY: integers, for which zero is a value.
+    // SAFETY: the structure contains integers, for which zero is valid.
     let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
     let at = &raw mut registers;
     trace(libc::PTRACE_GETREGS, thread, at.expose_provenance())?;
@@ -188,7 +188,7 @@ fn set_registers(thread: libc::pid_t, registers: &libc::user_regs_struct) -> io:
     trace(libc::PTRACE_SETREGS, thread, at.expose_provenance())
 }
 
-/// Finds machine code that makes a system call in a process.
+/// Finds machine code in a process that executes a system call.
 fn find_code(process: libc::pid_t, memory: &File) -> io::Result<u64> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
     for line in maps.lines().filter(|line| line.contains(" r-xp ")) {
@@ -205,5 +205,5 @@ fn find_code(process: libc::pid_t, memory: &File) -> io::Result<u64> {
             return Ok(from + u64::try_from(at).map_err(io::Error::other)?);
         }
     }
-    Err(io::Error::other("the process makes no system calls"))
+    Err(io::Error::other("the process has no system call instruction"))
 }

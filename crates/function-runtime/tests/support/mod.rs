@@ -1,13 +1,13 @@
-//! Tenant's process with functions, and a client that speaks to it over its socket.
+//! Tenant's process with functions, and a client of its socket.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use jiffy_function_manager::DeployRoom;
-use jiffy_function_manager::compile_turns::CompileTurns;
+use jiffy_function_manager::DeployQuota;
+use jiffy_function_manager::compile_slots::CompileSlots;
 use jiffy_function_manager::compiler::{self, CompilerSettings};
 use jiffy_function_manager::tenant_process::{
     HTTP_SOCKET, ProcessError, ProcessSettings, TenantProcess,
 };
-// The argument of build.rs makes every test call it for ioctl.
+// build.rs passes a linker argument that makes every test reference the interposed `ioctl`.
 use jiffy_function_runtime as _;
 use jiffy_proto::function::{
     CompileLimits, ControlRequest, ControlResponse, FunctionLimits, LogEntry, MetricsSnapshot,
@@ -22,13 +22,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use wasm_encoder::{CodeSection, Function, FunctionSection, Module, TypeSection, ValType};
 
-/// Time after which a state that is waited for is missing.
+/// Timeout for an expected state.
 const WAIT: Duration = Duration::from_secs(20);
-/// Time after which a read of the client fails.
+/// Timeout of reads by the client.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 pub const OWNER: &str = "tenant-1";
 
-/// Namespaces need root; an ordinary user's process confines itself as far as it can.
+/// Namespaces require root. Without root, a process applies the remaining restrictions.
 pub fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_jiffy-functions"))
 }
@@ -120,8 +120,8 @@ impl TestTenant {
             &settings,
             file,
             &target,
-            &DeployRoom::default(),
-            &CompileTurns::new(1),
+            &DeployQuota::default(),
+            &CompileSlots::new(1),
         )?;
         Ok((target, digest))
     }
@@ -143,7 +143,7 @@ impl TestTenant {
         }
     }
 
-    /// Waits for a state of a function's counts.
+    /// Waits until the metrics of a function satisfy a condition.
     pub fn wait_for(&self, function: &str, reached: impl Fn(&MetricsSnapshot) -> bool) {
         let start = Instant::now();
         loop {
@@ -156,7 +156,7 @@ impl TestTenant {
         }
     }
 
-    /// Entries of a function's log, from one on.
+    /// Returns the entries of a function's log from `sequence` on.
     pub fn logs(&self, function: &str, mut sequence: u64) -> Vec<LogEntry> {
         let mut all = Vec::new();
         loop {
@@ -164,7 +164,7 @@ impl TestTenant {
                 function: function.to_owned(),
                 sequence,
             };
-            // An answer is a packet, which has room for some entries.
+            // An answer is one packet, which holds a limited number of entries.
             match self.process.order(&order) {
                 Ok(ControlResponse::Logs { entries }) if entries.is_empty() => return all,
                 Ok(ControlResponse::Logs { entries }) => all.extend(entries),
@@ -189,7 +189,7 @@ pub struct TestResponse {
 }
 
 impl TestResponse {
-    /// Status and error code of an answer of the process.
+    /// Returns the status and the error code of an error response.
     pub fn fault(&self) -> (u16, String) {
         let body: serde_json::Value = serde_json::from_slice(&self.body).unwrap_or_default();
         assert_eq!(body["code"], self.status, "{self:?}");
@@ -213,7 +213,7 @@ impl TestClient {
         self.0.get_mut().write_all(bytes).unwrap();
     }
 
-    /// Ends what is sent, and goes on to read.
+    /// Shuts down the sending direction, so that the client can still read.
     pub fn end_sending(&mut self) {
         self.0.get_mut().shutdown(Shutdown::Write).unwrap();
     }
@@ -225,7 +225,7 @@ impl TestClient {
         length
     }
 
-    /// Sends as much as the server takes.
+    /// Sends as many bytes as the server accepts.
     pub fn try_send(&mut self, bytes: &[u8]) {
         let _ = self.0.get_mut().write_all(bytes);
     }
@@ -250,7 +250,7 @@ impl TestClient {
         self.response().unwrap()
     }
 
-    /// Status of a response without a body.
+    /// Reads a response without a body, and returns its status.
     pub fn status(&mut self) -> u16 {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
@@ -259,7 +259,7 @@ impl TestClient {
         head.split(' ').nth(1).unwrap().parse().unwrap()
     }
 
-    /// Reads a response, None if the connection ends before its end.
+    /// Reads a response. `None` if the connection ends early.
     pub fn response(&mut self) -> Option<TestResponse> {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
@@ -300,7 +300,7 @@ pub const PROBE: &[u8] = include_bytes!("../guests/probe.wat");
 pub const HTTP: &[u8] = include_bytes!("../guests/http.wat");
 pub const TRACES: &[u8] = include_bytes!("../guests/traces.wat");
 
-/// Module of jiffy-core/1 that answers every request with `text`.
+/// Returns a module of jiffy-core/1 that answers every request with `text`.
 pub fn constant(text: &str) -> Vec<u8> {
     let message = format!("200\\n\\n{text}");
     let length = text.len() + 5;
@@ -313,7 +313,7 @@ pub fn constant(text: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Module with `count` functions that are all the same.
+/// Returns a module with `count` identical functions.
 pub fn repeated(count: u32, function: &Function) -> Vec<u8> {
     let mut types = TypeSection::new();
     types.ty().function([], []);
@@ -327,7 +327,7 @@ pub fn repeated(count: u32, function: &Function) -> Vec<u8> {
     module.finish()
 }
 
-/// Module that takes a compiler tens of seconds: 100,000 functions.
+/// Returns a module of 100,000 functions, whose compilation takes tens of seconds.
 pub fn many_functions() -> Vec<u8> {
     let mut function = Function::new([(1, ValType::I64)]);
     for number in 0..20 {
@@ -338,8 +338,8 @@ pub fn many_functions() -> Vec<u8> {
     repeated(100_000, &function)
 }
 
-/// Tells threads of a scope that the test is over, also when it has failed: the scope waits for
-/// them.
+/// Notifies the threads of a scope that the test has ended, also after a failure, because the scope
+/// waits for its threads.
 pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {

@@ -1,9 +1,9 @@
-//! Tests that cannot run on a machine, which scripts/test counts.
+//! Reports tests that cannot run on this machine. scripts/test counts them.
 
 use std::fs::File;
 use std::io::Write;
 
-/// Says that a test cannot run here.
+/// Reports that a test cannot run on this machine.
 pub fn skip(test: &str, reason: &str) {
     eprintln!("skipped {test}: {reason}");
     if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {

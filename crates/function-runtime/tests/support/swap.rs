@@ -1,5 +1,5 @@
-//! Swap space of a test: compressed memory (zram) of its own where the kernel has it, a file
-//! otherwise.
+//! Swap space for a test: a dedicated compressed memory device (zram) if the kernel supports it,
+//! otherwise a file.
 
 use std::ffi::CString;
 use std::fs;
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 const SWAP_BYTES: u64 = 64 << 20;
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
-/// `SWAP_FLAG_PREFER` with the highest priority: it is used before other swap space.
+/// `SWAP_FLAG_PREFER` with the highest priority, so that the kernel prefers this swap space.
 const FLAGS: libc::c_int = 0x8000 | 0x7fff;
-/// Time in which other programs that look at new devices close them.
+/// Timeout for other programs to close a new device that they probe.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Swap space in use, until the value is dropped.
+/// Swap space in use until this value is dropped.
 pub struct Swap {
     path: CString,
     _device: Option<Zram>,
@@ -25,7 +25,7 @@ pub struct Swap {
 }
 
 impl Swap {
-    /// Fails where there can be none: without root, or on file systems without swap files.
+    /// Fails without root, and on file systems without support for swap files.
     pub fn on() -> io::Result<Self> {
         if let Ok(device) = Zram::new()
             && let Ok(path) = use_for_swap(&device.path())
@@ -38,7 +38,7 @@ impl Swap {
         }
         let directory = tempfile::tempdir()?;
         let file = directory.path().join("swap");
-        // Without holes.
+        // A swap file must have no holes.
         fs::write(&file, vec![0; usize::try_from(SWAP_BYTES).unwrap()])?;
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?;
         Ok(Self {
@@ -51,7 +51,7 @@ impl Swap {
 
 impl Drop for Swap {
     fn drop(&mut self) {
-        // SAFETY: a path that ends in zero.
+        // SAFETY: the path is terminated by zero.
         let off = unsafe { libc::swapoff(self.path.as_ptr()) };
         assert_eq!(off, 0, "{}", io::Error::last_os_error());
     }
@@ -64,14 +64,14 @@ fn use_for_swap(path: &Path) -> io::Result<CString> {
         return Err(io::Error::other(said));
     }
     let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: a path that ends in zero.
+    // SAFETY: the path is terminated by zero.
     match unsafe { libc::swapon(path.as_ptr(), FLAGS) } {
         0 => Ok(path),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Device made for the test. Others are left as they are.
+/// Device created for the test. Other devices are unchanged.
 struct Zram(u32);
 
 impl Zram {

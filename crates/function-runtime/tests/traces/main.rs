@@ -1,7 +1,8 @@
-//! Traces of a request that later ones could find: none, however the request ended, whatever the
-//! kernel does to memory meanwhile.
+//! Tests that a request leaves no traces for later requests, however it ends, and whatever the
+//! kernel does to memory in the meantime.
 //!
-//! There are more functions than memories in a pool, so that slots go from one to another.
+//! The number of functions exceeds the number of memories in the pool, so that functions reuse
+//! slots of other functions.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../support/mod.rs"]
@@ -29,7 +30,8 @@ use swap::Swap;
 use trace_guest::{FUNCTIONS, TraceGuest};
 use wasmtime::{Instance, Module, Store};
 
-/// Late requests of a search while memory is under pressure: others end before it comes to them.
+/// Interval of late requests during a search under memory pressure. Other requests complete
+/// earlier.
 const PRESSED_LATE_INTERVAL: u32 = 8;
 const PRESSED_REQUESTS: u32 = 250;
 
@@ -38,7 +40,7 @@ fn worlds_and_resets() -> impl Iterator<Item = (World, SlotReset)> {
     worlds.flat_map(|world| RESETS.iter().map(move |reset| (world, *reset)))
 }
 
-/// Other tests rely on it.
+/// Other tests rely on this.
 #[test]
 fn a_memory_of_a_slot_serves_one_function_after_another() {
     for &reset in RESETS {
@@ -52,7 +54,7 @@ fn a_memory_of_a_slot_serves_one_function_after_another() {
         let modules = (0..FUNCTIONS).map(|pages| {
             let text = format!("(module (memory (export \"memory\") {pages}))");
             let code = Module::new(&compiling, wat::parse_str(text).unwrap()).unwrap();
-            // SAFETY: compiled on the line above.
+            // SAFETY: the line above compiled the code.
             unsafe { Module::deserialize(&running, code.serialize().unwrap()) }.unwrap()
         });
         let mut users = BTreeMap::<usize, BTreeSet<usize>>::new();
@@ -70,7 +72,7 @@ fn a_memory_of_a_slot_serves_one_function_after_another() {
     }
 }
 
-/// Asked again in the same instance, it finds what it has left.
+/// A repeated call in the same instance finds the marks of the first call.
 #[test]
 fn a_guest_finds_marks_in_memory_data_globals_tables_and_sizes() {
     let engine = engine::compiling().unwrap();
@@ -90,7 +92,7 @@ fn a_guest_finds_marks_in_memory_data_globals_tables_and_sizes() {
             let start = usize::try_from(at).unwrap();
             memory.write(&mut store, start, request).unwrap();
             handle.call(&mut store, (at, 7)).unwrap();
-            // Behind the status and the head's end.
+            // The byte follows the status and the end of the head.
             memory.data(&store)[5]
         };
         assert_eq!(ask(), b'@', "{guest:?}");
@@ -98,7 +100,7 @@ fn a_guest_finds_marks_in_memory_data_globals_tables_and_sizes() {
     }
 }
 
-/// The reset `fast` retains pages. If it did not, its page scans would have failed in the jail.
+/// The reset `fast` retains pages. Otherwise its page scans would have failed in the jail.
 #[test]
 fn no_request_finds_a_mark_of_another() {
     let resident = RESETS.iter().map(|&reset| {
@@ -118,7 +120,7 @@ fn no_request_finds_a_mark_of_another() {
     }
 }
 
-/// Nor another environment, or handles in use.
+/// Environments and handles of other requests are not visible either.
 #[test]
 fn no_request_of_a_component_finds_a_mark_of_another() {
     for &reset in RESETS {
@@ -157,7 +159,7 @@ fn no_request_finds_a_mark_while_memory_is_swapped_out() {
     let swap = match Swap::on() {
         Ok(swap) => swap,
         Err(error) => {
-            let reason = format!("no swap space can be used here: {error}");
+            let reason = format!("cannot enable swap space: {error}");
             return skip(
                 "no_request_finds_a_mark_while_memory_is_swapped_out",
                 &reason,
@@ -175,7 +177,7 @@ fn no_request_finds_a_mark_while_memory_is_swapped_out() {
         let most = pressure::while_swapping(&tenant, || search.run(&tenant));
         let after = ["pswpout", "pswpin"].map(kernel_count);
         println!("{world:?} {reset:?}: {most} KiB at once, {before:?} {after:?}");
-        assert!(most > 0, "nothing of the process was swapped out");
+        assert!(most > 0, "no memory of the process was swapped out");
         assert!(after[0] > before[0] && after[1] > before[1]);
     }
     drop(swap);
@@ -186,7 +188,7 @@ fn no_request_finds_a_mark_while_memory_is_compacted() {
     if !Uid::effective().is_root() || !Path::new(pressure::COMPACT).exists() {
         return skip(
             "no_request_finds_a_mark_while_memory_is_compacted",
-            "only root can ask for it, of a kernel that can",
+            "compaction requires root and kernel support",
         );
     }
     let moved = kernel_count("pgmigrate_success");

@@ -1,4 +1,4 @@
-//! Pressure on memory while requests run: a kernel that moves pages, or writes them to swap space.
+//! Memory pressure while requests run: the kernel moves pages or writes them to swap space.
 
 use crate::support::{SetOnDrop, TestTenant};
 use std::fs;
@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub const COMPACT: &str = "/proc/sys/vm/compact_memory";
-/// Times between two rounds, so that guests also run.
+/// Intervals between two rounds, in which guests run.
 const COMPACTION_INTERVAL: Duration = Duration::from_millis(20);
 const PAGE_OUT_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Count of the kernel since its start.
+/// Returns a counter of the kernel.
 pub fn kernel_count(name: &str) -> u64 {
     let all = fs::read_to_string("/proc/vmstat").unwrap();
     let mut words = all.lines().filter_map(|line| line.split_once(' '));
@@ -19,7 +19,7 @@ pub fn kernel_count(name: &str) -> u64 {
     count.parse().unwrap()
 }
 
-/// Field of a process's status in KiB.
+/// Returns a field of a process's status in KiB.
 pub fn status_kib(process: u32, field: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field));
@@ -27,7 +27,7 @@ pub fn status_kib(process: u32, field: &str) -> u64 {
     words.next().unwrap().parse().unwrap()
 }
 
-/// Does `work` while `round` is done again and again.
+/// Runs `work` while `round` is repeated.
 fn during<T>(interval: Duration, mut round: impl FnMut() + Send, work: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -42,14 +42,14 @@ fn during<T>(interval: Duration, mut round: impl FnMut() + Send, work: impl FnOn
     })
 }
 
-/// Does `work` while the kernel compacts all memory, which only root can ask for.
+/// Runs `work` while the kernel compacts all memory, which requires root.
 pub fn while_compacting<T>(work: impl FnOnce() -> T) -> T {
     let compact = || fs::write(COMPACT, "1").unwrap();
     during(COMPACTION_INTERVAL, compact, work)
 }
 
-/// Does `work` while the tenant's memory is written to swap space. Returns the most that was there
-/// at once, in KiB.
+/// Runs `work` while the tenant's memory is written to swap space. Returns the maximum amount of
+/// swapped memory in KiB.
 pub fn while_swapping(tenant: &TestTenant, work: impl FnOnce()) -> u64 {
     let process = tenant.process.id();
     let pidfd = tenant.process.pidfd().unwrap();
@@ -62,8 +62,7 @@ pub fn while_swapping(tenant: &TestTenant, work: impl FnOnce()) -> u64 {
     most
 }
 
-/// Writes memory that a process has written in mappings of its own to swap space. Pages that are
-/// busy stay.
+/// Writes the private mappings of a process to swap space. Busy pages remain in memory.
 fn page_out(process: u32, pidfd: i32) {
     for line in fs::read_to_string(format!("/proc/{process}/maps"))
         .unwrap()
@@ -80,9 +79,9 @@ fn page_out(process: u32, pidfd: i32) {
             iov_base: std::ptr::without_provenance_mut(from),
             iov_len: to - from,
         };
-        // SAFETY: a list of one range, which lives until the call returns. The call changes where
-        // pages of the other process lie, not what is in them; a range that has gone meanwhile is
-        // an error.
+        // SAFETY: the list of one range is valid until the call returns. The call moves pages of
+        // the other process, but does not change their contents. A range that was unmapped in the
+        // meantime causes an error.
         unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,

@@ -1,4 +1,4 @@
-//! Requests to all guests in turn, each of which looks for marks of those before.
+//! Sends requests to all guests in turn. Each request searches for marks of earlier requests.
 
 use crate::support::{TestClient, TestResponse, TestTenant};
 use crate::trace_guest::{FUNCTIONS, TraceGuest};
@@ -8,17 +8,17 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Requests that run at once, and clients that send them.
+/// Number of concurrent requests, and number of clients that send them.
 pub const SLOTS: u32 = 2;
-/// Time in which a request whose client has left gives its slot back.
+/// Timeout for a request whose client has disconnected to release its slot.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Requests to one function before the next one, in the second half of a search.
+/// Number of consecutive requests to one function in the second half of a search.
 const RUN: u32 = 40;
 
 /// Compiled file and its digest.
 type Artifact = (Vec<u8>, String);
 
-/// Compiled files of a world's guests, made once.
+/// Compiled files of a world's guests, created once.
 fn artifacts(world: World) -> &'static [Artifact] {
     static ALL: [OnceLock<Vec<Artifact>>; 2] = [const { OnceLock::new() }; 2];
     let compile = |guest: TraceGuest, tenant: &TestTenant| {
@@ -37,7 +37,7 @@ fn artifacts(world: World) -> &'static [Artifact] {
     })
 }
 
-/// Tenant with all guests as functions.
+/// Returns a tenant with all guests as functions.
 pub fn tenant(world: World, reset: SlotReset) -> TestTenant {
     let tenant = TestTenant::with_limits(&TenantLimits {
         reset,
@@ -50,7 +50,8 @@ pub fn tenant(world: World, reset: SlotReset) -> TestTenant {
         let file = File::open(path).unwrap();
         let settings = LoadSettings {
             limits: FunctionLimits {
-                // Requests that spin use it up; others must not on a busy host.
+                // Spinning requests must reach this limit; other requests must not, even on a busy
+                // host.
                 cpu_ms: 100,
                 wall_ms: 10_000,
                 ..FunctionLimits::default()
@@ -68,20 +69,20 @@ pub fn tenant(world: World, reset: SlotReset) -> TestTenant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     Answer,
-    /// Answers after a millisecond or more.
+    /// Answers after at least one millisecond.
     Late,
     Trap,
     Spin,
-    /// Its client does not wait.
+    /// The client disconnects.
     Left,
 }
 
-/// Search with a number of requests.
+/// Search with a given number of requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Search {
     pub world: World,
     pub requests: u32,
-    /// Requests of which one is late.
+    /// One in this number of requests is late.
     pub late_interval: u32,
 }
 
@@ -96,17 +97,19 @@ impl Search {
         }
     }
 
-    /// Function of a request. Each request has the next one at first, so that slots go from one to
-    /// another; then it stays for a while, so that resets know the pages that are written.
+    /// Returns the function of a request. In the first half, consecutive requests use different
+    /// functions, so that functions reuse slots of other functions. In the second half, several
+    /// requests use the same function, so that the reset tracks the written pages.
     fn guest(&self, number: u32) -> TraceGuest {
-        let turn = match number < self.requests / 2 {
-            true => number,
-            false => number / RUN,
+        let turn = if number < self.requests / 2 {
+            number
+        } else {
+            number / RUN
         };
         TraceGuest(1 + usize::try_from(turn).unwrap() % FUNCTIONS)
     }
 
-    /// Path of a request: its end, and the place of its marks.
+    /// Returns the path of a request, which selects its end and the position of its marks.
     fn path(&self, number: u32) -> String {
         let ending = match self.ending(number) {
             Ending::Answer => 'x',
@@ -116,12 +119,12 @@ impl Search {
         };
         match number % 8 {
             0 => format!("/{ending}a"),
-            // Mostly pages that others wrote to, and some that none did.
+            // Mainly pages that other requests wrote to, and some that no request wrote to.
             _ => format!("/{ending}{}", number / 16 % 10),
         }
     }
 
-    /// Sends all requests, and fails if one finds a mark.
+    /// Sends all requests. Fails if a request finds a mark.
     pub fn run(&self, tenant: &TestTenant) {
         let next = AtomicU32::new(0);
         let handles = OnceLock::new();
@@ -188,7 +191,7 @@ impl Search {
     }
 }
 
-/// Answer to a request once a slot is free.
+/// Returns the answer to a request, which is repeated until a slot is free.
 fn admitted(client: &mut TestClient, name: &str, path: &str) -> TestResponse {
     let start = Instant::now();
     loop {

@@ -1,8 +1,9 @@
-//! Guests that look for marks of other requests in all that they have: memory from its first byte,
-//! also grown, data, globals, each element of tables; components also handles and environment. They
-//! leave marks of their own there.
+//! Guests that search all of their state for marks of other requests: memory from its first byte,
+//! including grown memory, data, globals, and each element of tables. Components also search
+//! handles and the environment. Guests then leave their own marks there.
 //!
-//! No two have the same sizes, data or bytes, so that a slot that goes from one to another changes.
+//! All guests differ in sizes, data and marks, so that a slot's contents change when another guest
+//! reuses it.
 
 use crate::support::TRACES;
 use std::collections::BTreeMap;
@@ -11,22 +12,22 @@ use std::ops::Range;
 
 const CORE: &str = include_str!("../guests/traces_core.wat");
 const HTTP: &str = include_str!("../guests/traces_http.wat");
-/// Bytes at the start of a component's memory that it needs to answer, and marks last.
+/// Bytes at the start of a component's memory that the answer requires. They are marked last.
 const KEPT_BYTES: u32 = 2048;
 const PAGE_BYTES: u32 = 64 << 10;
 
 /// Sizes of a guest. Addresses and lengths of data are multiples of 16.
 struct Shape {
     pages: u32,
-    /// Pages by which it grows.
+    /// Number of pages by which memory grows.
     grown: u32,
-    /// Elements of its table.
+    /// Number of elements in the table.
     elements: u32,
-    /// Elements that the module sets.
+    /// Elements that the module initializes.
     own_elements: Range<u32>,
     /// Address and length of each segment, in ascending order.
     data: &'static [(u32, u32)],
-    /// Address of requests, without data.
+    /// Address of the request buffer, which contains no data segment.
     buffer: u32,
 }
 
@@ -46,7 +47,8 @@ const fn shape(
     }
 }
 
-/// Memories and tables below and above what resets keep, images at both ends, large, and none.
+/// Memories and tables below and above the size that resets retain, large images at both ends, and
+/// no images.
 const SHAPES: [Shape; FUNCTIONS] = [
     shape((1, 3), (10, 0..0), &[], 1024),
     shape((2, 0), (64, 3..11), &[(0, 4096)], 8192),
@@ -68,10 +70,10 @@ const SHAPES: [Shape; FUNCTIONS] = [
     shape((6, 2), (5, 2..3), &[(393_200, 16)], 131_072),
 ];
 
-/// Guests that there are.
+/// Number of guests.
 pub const FUNCTIONS: usize = 8;
 
-/// Guest by its number, from 1 on.
+/// Guest by its number, starting at 1.
 #[derive(Debug, Clone, Copy)]
 pub struct TraceGuest(pub usize);
 
@@ -80,35 +82,36 @@ impl TraceGuest {
         (1..=FUNCTIONS).map(Self)
     }
 
-    /// Name of its function.
+    /// Returns the name of its function.
     pub fn name(self) -> String {
         format!("guest-{}", self.0)
     }
 
-    /// Variables: one by the same name in all guests, and one of its own.
+    /// Returns the environment variables: a common variable with a different value, and one of its
+    /// own.
     pub fn environment(self) -> BTreeMap<String, String> {
         let name = self.name();
         let own = format!("OF_{}", self.0);
         BTreeMap::from([("GUEST".to_owned(), name.clone()), (own, name)])
     }
 
-    /// Start of its answer if it has found nothing.
+    /// Returns the start of the answer if no marks were found.
     pub fn clean(self) -> String {
         format!("@{}", self.0)
     }
 
-    /// First byte of its answer if it has found marks wherever it looks.
+    /// Returns the first byte of the answer if marks were found everywhere.
     pub fn marked(self) -> u8 {
         let no_data = u8::from(self.shape().data.is_empty());
         b'@' + 31 - no_data * 2
     }
 
-    /// Module of jiffy-core/1 in text form.
+    /// Returns the module of jiffy-core/1 in text form.
     pub fn core(self) -> Vec<u8> {
         self.fill(CORE, 0)
     }
 
-    /// Component of wasi:http/proxy in text form.
+    /// Returns the component of wasi:http/proxy in text form.
     pub fn component(self) -> Vec<u8> {
         self.fill(HTTP, KEPT_BYTES)
     }
@@ -160,7 +163,7 @@ impl TraceGuest {
         text
     }
 
-    /// Calls that look at data and at all between.
+    /// Returns calls that check data and the ranges between.
     fn ranges(self) -> String {
         let shape = self.shape();
         let mut text = String::new();

@@ -1,8 +1,8 @@
-//! Components of wasi:http whose handler is a piece of WebAssembly text with all functions of
-//! `wasi:http/types` at hand, and those of other interfaces that it needs.
+//! Components of wasi:http in WebAssembly text. The handler can use all functions of
+//! `wasi:http/types`, and functions of other interfaces on request.
 //!
-//! Handlers keep strings in a first region of memory (`$text`), get results at `$R` and further
-//! areas of 64 bytes, and what the host allocates above. Handles are plain numbers.
+//! Memory layout: strings in the first region (`$text`), results at `$R` and in further areas of 64
+//! bytes, allocations of the host above. Handles are plain numbers.
 
 mod http_types;
 mod interfaces;
@@ -10,8 +10,8 @@ mod interfaces;
 use interfaces::{DROPS, INTERFACES};
 use std::fmt::Write;
 
-/// Helpers of handlers. A check that fails ends the handler with the answer `failed: N`, of which N
-/// is the number of the check.
+/// Helper functions of handlers. A failed check ends the handler with the answer `failed: N`, where
+/// N is the number of the check.
 const HELPERS: &str = r#"
     (global $R i32 (i32.const 1024))
     (global $checks (mut i32) (i32.const 0))
@@ -59,18 +59,18 @@ const HELPERS: &str = r#"
 /// Parts of a component.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ComponentText<'a> {
-    /// Texts that handler and functions refer to by `{name}`, replaced by address and length, or by
-    /// `{@name}`, the address.
+    /// Strings that handlers and functions refer to: `{name}` is replaced by address and length,
+    /// `{@name}` by the address.
     pub texts: &'a [(&'a str, &'a str)],
     /// Handler of a request.
     pub handler: &'a str,
-    /// Functions that it calls.
+    /// Functions that the handler calls.
     pub functions: &'a str,
-    /// Further parts of the component.
+    /// Additional parts of the component.
     pub more: &'a str,
 }
 
-/// Handler of several: the first letter of the path says which one it is.
+/// Returns a handler that dispatches to one of several handlers by the first letter of the path.
 pub fn by_letter(handlers: &[(char, &str)]) -> String {
     let mut text = "(call $path (local.get $in) (global.get $R))
         (local.set $a (i32.load8_u offset=1 (i32.load offset=4 (global.get $R))))\n"
@@ -83,7 +83,7 @@ pub fn by_letter(handlers: &[(char, &str)]) -> String {
     text + "(call $done)"
 }
 
-/// Component with one handler.
+/// Returns a component with one handler.
 pub fn component(texts: &[(&str, &str)], handler: &str) -> Vec<u8> {
     let text = ComponentText {
         texts,
@@ -94,7 +94,7 @@ pub fn component(texts: &[(&str, &str)], handler: &str) -> Vec<u8> {
 }
 
 impl ComponentText<'_> {
-    /// Component in binary form.
+    /// Returns the component in binary form.
     pub fn build(&self) -> Vec<u8> {
         let mut data = String::new();
         let (mut handler, mut functions) = (self.handler.to_owned(), self.functions.to_owned());

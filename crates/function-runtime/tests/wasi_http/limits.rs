@@ -1,4 +1,4 @@
-//! Limits of what a component may ask of its host.
+//! Tests for limits of a component's calls to the host.
 
 use super::component::{ComponentText, by_letter};
 use super::support::TestTenant;
@@ -6,10 +6,10 @@ use jiffy_proto::function::{ControlRequest, FunctionLimits, LogStream};
 use std::fs::File;
 
 const TEXTS: &[(&str, &str)] = &[("name", "x-a"), ("value", "v")];
-/// Bytes of output of one request that are logged.
+/// Maximum number of logged output bytes of a request.
 const MAX_LOGGED_BYTES: usize = 64 << 10;
 
-/// Handlers that go too far in a call, by their letters, with a part of what the log has of them.
+/// Handlers that exceed a limit in a call, by letter, with a part of the expected log entry.
 const TOO_FAR: [(char, &str, &str); 9] = [
     (
         'a',
@@ -65,7 +65,7 @@ const TOO_FAR: [(char, &str, &str); 9] = [
         "fuel allocated for hostcalls",
     ),
     (
-        // One byte more than the stream takes.
+        // One byte more than the stream accepts.
         'i',
         "(call $body (call $response (call $fields)) (global.get $R)) (call $ok)
          (call $body-write (i32.load offset=4 (global.get $R)) (global.get $R)) (call $ok)
@@ -78,7 +78,7 @@ const TOO_FAR: [(char, &str, &str); 9] = [
     ),
 ];
 
-/// Handlers that call the host without end.
+/// Handlers that call the host in an endless loop.
 const ENDLESS: [(char, &str); 4] = [
     ('r', "(loop $next (drop (call $random-number)) (br $next))"),
     ('n', "(loop $next (drop (call $now)) (br $next))"),
@@ -105,7 +105,7 @@ const WAIT: (char, &str) = (
     "(call $block (call $timer (i64.const 3600000000000))) (call $done)",
 );
 
-/// Handler that goes as far as it may.
+/// Handler that reaches all limits without exceeding them.
 const FAR: (char, &str) = (
     'z',
     "(local.set $b (i32.const 10000))
@@ -124,7 +124,7 @@ const FAR: (char, &str) = (
      (call $done)",
 );
 
-/// Tenant with all of them as the function `f`.
+/// Tenant with all handlers as the function `f`.
 fn tenant() -> TestTenant {
     let mut handlers = vec![WAIT, FAR];
     handlers.extend(ENDLESS);
@@ -165,7 +165,7 @@ fn a_component_that_asks_too_much_in_a_call_is_ended_and_told_so_in_its_log() {
         assert!(logged.text.contains(reason), "{letter}: {}", logged.text);
         assert_eq!(client.get("f", "/z").text(), "ok", "after {letter}");
     }
-    // Heads that come from outside have a bound, too.
+    // Heads of outgoing responses have a limit, too.
     let field = "x".repeat(200 << 10);
     let head = format!("GET /z HTTP/1.1\r\nhost: f\r\njiffy-function: f\r\nx-a: {field}\r\n\r\n");
     let mut client = tenant.connect();
@@ -224,6 +224,6 @@ fn a_component_of_too_many_instances_is_not_loaded() {
     load(24).unwrap();
     let refused = load(40).unwrap_err().to_string();
     assert!(refused.contains("core module instances"), "{refused}");
-    // The former version stays.
+    // The previous version remains active.
     assert_eq!(tenant.connect().get("f", "/").text(), "ok");
 }

@@ -1,4 +1,5 @@
-//! Behaviour of `wasi:http/types` as its interface describes it, function by function.
+//! Tests for the behaviour of `wasi:http/types`, function by function, as specified by its
+//! interface.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../support/mod.rs"]
@@ -12,7 +13,7 @@ use component::component;
 use jiffy_proto::function::FunctionLimits;
 use support::{TestClient, TestResponse, TestTenant};
 
-/// Tenant with one component, as the function `f`.
+/// Tenant with one component as the function `f`.
 struct Guest(TestTenant);
 
 impl Guest {
@@ -26,20 +27,20 @@ impl Guest {
         self.0.connect().get("f", path)
     }
 
-    /// Texts of the function's log.
+    /// Returns the texts of the function's log.
     fn log(&self) -> String {
         let entries = self.0.logs("f", 0).into_iter();
         entries.map(|entry| entry.text).collect()
     }
 
-    /// Asks a handler that ends in `$done`.
+    /// Sends a request to a handler that ends in `$done`.
     fn passes(&self) {
         let answer = self.get("/");
         assert_eq!((answer.status, answer.text()), (200, "ok"), "{answer:?}");
     }
 }
 
-/// Sends a request with further headers.
+/// Sends a request with additional headers.
 fn send(client: &mut TestClient, method: &str, headers: &str, body: &[u8]) -> TestResponse {
     let length = body.len();
     let head = format!(
@@ -52,7 +53,7 @@ fn send(client: &mut TestClient, method: &str, headers: &str, body: &[u8]) -> Te
 
 #[test]
 fn each_method_of_a_request_is_its_case() {
-    // The status is 200 and the number of the case.
+    // The status is 200 plus the number of the case.
     let guest = Guest::new(
         &[],
         "(call $method (local.get $in) (global.get $R))
@@ -231,7 +232,7 @@ fn fields_with_bad_syntax_or_a_forbidden_name_are_refused() {
     Guest::new(&texts, &handler).passes();
 }
 
-/// Takes the body of the request to `$a` and its stream to `$b`.
+/// Consumes the request's body to `$a`, and opens its stream as `$b`.
 const CONSUME: &str = "(call $consume (local.get $in) (global.get $R)) (call $ok)
      (local.set $a (i32.load offset=4 (global.get $R)))
      (call $stream (local.get $a) (global.get $R)) (call $ok)
@@ -322,7 +323,7 @@ fn a_response_has_its_status_and_headers_and_one_body() {
     Guest::new(&[], twice).passes();
 }
 
-/// Handler that promises three bytes and writes `{text}`.
+/// Handler that announces a body of three bytes and writes `{text}`.
 const PROMISE: &str = "(local.set $b (call $fields))
      (call $fields-append (local.get $b) {length} {three} (global.get $R)) (call $ok)
      (local.set $a (call $response (local.get $b)))

@@ -1,11 +1,11 @@
-//! Requests of components to elsewhere, and the bodies on their way.
+//! Tests for outgoing requests of components and their bodies.
 
 mod origin;
 
 use super::Guest;
 use super::component::{ComponentText, by_letter};
 use super::support::TestTenant;
-use jiffy_function_manager::egress::{EgressSettings, KnownNames};
+use jiffy_function_manager::egress::{EgressSettings, NameOverrides};
 use jiffy_proto::function::{FunctionLimits, LoadSettings};
 use origin::Origin;
 use std::fs::File;
@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Longest time that a lookup is held back.
+/// Maximum time for which a lookup is delayed.
 const MAX_LOOKUP: Duration = Duration::from_secs(20);
 
 /// Functions of all handlers.
@@ -109,12 +109,12 @@ const FUNCTIONS: &str = "
       (call $check (i32.eq (i32.load8_u offset=8 (global.get $R)) (i32.const 17)))
       (call $check (i32.eq (i32.load offset=24 (global.get $R)) (local.get $length))))";
 
-/// Handlers, whose error codes are told by the number of their case.
+/// Handlers, which report error codes by the number of their case.
 const HANDLERS: [(char, &str); 17] = [
     ('g', "(call $fetch (call $get {query}))"),
     ('l', "(call $fetch (call $get {long}))"),
     (
-        // The body of the request goes there and comes back.
+        // The server returns the body of the request.
         'e',
         "(local.set $a (call $to (call $fields) (i32.const 2) {echo}))
          (call $request-body (local.get $a) (global.get $R)) (call $ok)
@@ -130,7 +130,7 @@ const HANDLERS: [(char, &str); 17] = [
          (call $pass (call $input (call $response-of (local.get $c))))",
     ),
     (
-        // Two at once.
+        // Two requests at once.
         'b',
         "(local.set $a (call $begin (call $get {query}) (i32.const 0)))
          (local.set $b (call $begin (call $get {long}) (i32.const 0)))
@@ -145,14 +145,14 @@ const HANDLERS: [(char, &str); 17] = [
          (call $done)",
     ),
     (
-        // A port above all.
+        // A port above the maximum.
         'i',
         "(local.set $a (call $get {query}))
          (call $check (i32.eqz (call $set-authority (local.get $a) (i32.const 1) {bad port})))
          (call $fails (call $begin (local.get $a) (i32.const 0)) (i32.const 19)) (call $done)",
     ),
     (
-        // A name with a part that is too long.
+        // A name with a label that is too long.
         'x',
         "(local.set $a (call $get {query}))
          (call $check (i32.eqz (call $set-authority (local.get $a) (i32.const 1) {bad name})))
@@ -182,7 +182,7 @@ const HANDLERS: [(char, &str); 17] = [
     ('k', "(call $misfit {three}) (call $done)"),
     ('m', "(call $misfit {query}) (call $done)"),
     (
-        // Two lengths, passed on.
+        // Two lengths, passed on to the client.
         'd',
         "(local.set $a
            (call $response-of (call $begin (call $get {twice}) (i32.const 0))))
@@ -191,7 +191,7 @@ const HANDLERS: [(char, &str); 17] = [
          (call $done)",
     ),
     (
-        // A server that speaks something else.
+        // A server that uses another protocol.
         'h',
         "(call $fails (call $begin (call $get {other}) (i32.const 0)) (i32.const 35))
          (call $done)",
@@ -219,14 +219,14 @@ const HANDLERS: [(char, &str); 17] = [
          (call $fails (call $begin (local.get $b) (local.get $a)) (i32.const 8)) (call $done)",
     ),
     (
-        // A body that is cut off.
+        // A truncated body.
         'c',
         "(call $breaks (call $input (call $response-of
            (call $begin (call $get {cut}) (i32.const 0)))))
          (call $done)",
     ),
     (
-        // Messages with half a body that are dropped, and a request under way.
+        // Messages with half a body that are dropped, and a request in flight.
         'r',
         "(local.set $a (call $get {query}))
          (call $request-body (local.get $a) (global.get $R)) (call $ok)
@@ -247,23 +247,23 @@ const HANDLERS: [(char, &str); 17] = [
     ),
 ];
 
-/// Names of which each waits until the test goes on.
+/// Resolver whose lookups wait until the test continues.
 #[derive(Debug)]
 struct SlowNames(Mutex<Receiver<()>>);
 
-impl KnownNames for SlowNames {
+impl NameOverrides for SlowNames {
     fn addresses(&self, _: &str) -> Option<Vec<IpAddr>> {
-        // The test may have failed meanwhile.
+        // The test may have failed in the meantime.
         let _ = self.0.lock().unwrap().recv_timeout(MAX_LOOKUP);
         Some(Vec::new())
     }
 }
 
-/// Guest that may reach a server.
+/// Guest that may reach one server.
 struct OutgoingGuest {
     guest: Guest,
     origin: Origin,
-    /// Lets a lookup go on.
+    /// Lets a lookup continue.
     go_on: Sender<()>,
 }
 

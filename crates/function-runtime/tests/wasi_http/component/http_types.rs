@@ -1,4 +1,4 @@
-//! `wasi:http/types` as text: its types, and its functions.
+//! Types and functions of `wasi:http/types` in text form.
 
 use super::interfaces::Function;
 

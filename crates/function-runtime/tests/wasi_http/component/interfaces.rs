@@ -1,24 +1,24 @@
-//! Interfaces that components import, as text.
+//! Interfaces that components import, in text form.
 
 use super::http_types;
 
-/// Function of an interface: name for handlers, name, component's type, core type.
+/// Function of an interface: its name in handlers, name, component type and core type.
 pub type Function = (&'static str, &'static str, &'static str, &'static str);
 
-/// Interface that is imported.
+/// Imported interface.
 pub struct Interface {
-    /// Identifier of its instance.
+    /// Identifier of the instance.
     pub id: &'static str,
     /// Name without its version, which is 0.2.0.
     pub name: &'static str,
-    /// Types that its functions need.
+    /// Types that the functions require.
     pub types: &'static str,
-    /// Names of its types that others use, and their identifiers there.
+    /// Names of types that other interfaces use, and their identifiers there.
     pub shared: &'static [(&'static str, &'static str)],
     pub functions: &'static [Function],
 }
 
-/// Interfaces; each uses types of those before.
+/// Interfaces. Each interface may use types of earlier interfaces.
 pub const INTERFACES: [Interface; 8] = [
     Interface {
         id: "error",
@@ -112,7 +112,7 @@ pub const INTERFACES: [Interface; 8] = [
     },
 ];
 
-/// Functions that drop a handle: name for handlers, and the handle's type.
+/// Functions that drop a handle: name in handlers, and type of the handle.
 pub const DROPS: [(&str, &str); 8] = [
     ("drop-input", "input-type"),
     ("drop-output", "output-type"),

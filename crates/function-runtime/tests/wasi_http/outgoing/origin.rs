@@ -1,18 +1,18 @@
-//! Server that components send requests to.
+//! Server that receives requests of components.
 
 use std::io::{BufRead, BufReader, Read, Result, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// Response of which a part is missing.
+/// Truncated response.
 const PARTIAL: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc";
-/// Response with two lengths, which counts as its transfer coding says.
+/// Response with two lengths. Its transfer coding determines the length.
 const TWO_LENGTHS: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 100\r\n\
     transfer-encoding: chunked\r\n\r\n0\r\n\r\n";
-/// First frame of a server of HTTP/2.
+/// First frame of an HTTP/2 server.
 const HTTP2_SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";
 
-/// Server on loopback.
+/// Server on the loopback interface.
 pub struct Origin {
     pub address: SocketAddr,
     heads: Arc<Mutex<Vec<String>>>,
@@ -27,14 +27,14 @@ impl Origin {
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (stream, seen) = (stream.unwrap(), seen.clone());
-                // Clients of some requests leave before the answer.
+                // Clients of some requests disconnect before the answer.
                 std::thread::spawn(move || answer(stream, &seen).unwrap_or_default());
             }
         });
         Self { address, heads }
     }
 
-    /// Heads of requests, in lower case behind the first line.
+    /// Returns the heads of requests. The header lines are in lower case.
     pub fn heads(&self) -> Vec<String> {
         self.heads.lock().unwrap().clone()
     }
@@ -54,9 +54,10 @@ fn answer(stream: TcpStream, heads: &Mutex<Vec<String>>) -> Result<()> {
     heads.lock().unwrap().push(line.clone() + &head);
     let mut words = line.split(' ').map(str::to_owned);
     let (method, path) = (words.next().unwrap(), words.next().unwrap());
-    let body = match head.contains("transfer-encoding: chunked") {
-        true => chunks(&mut reader)?,
-        false => Vec::new(),
+    let body = if head.contains("transfer-encoding: chunked") {
+        chunks(&mut reader)?
+    } else {
+        Vec::new()
     };
     let stream = reader.get_mut();
     match path.as_str() {
@@ -75,7 +76,7 @@ fn answer(stream: TcpStream, heads: &Mutex<Vec<String>>) -> Result<()> {
             return stream.write_all(&[head.as_bytes(), &body].concat());
         }
     }
-    // Until the client leaves.
+    // Reads until the client disconnects.
     reader.read_to_end(&mut Vec::new()).map(drop)
 }
 
