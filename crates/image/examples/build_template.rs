@@ -1,5 +1,4 @@
-//! Builds a template with the library alone: `cargo run --release --example build_template --
-//! base`.
+//! Builds a template with this crate only: `cargo run --release --example build_template -- base`.
 
 use jiffy_image::{Home, Progress, Recipe, Templates};
 use std::error::Error;

@@ -20,7 +20,7 @@ pub struct AgentRoot<'a> {
     agent: &'a [u8],
 }
 
-/// Part of a cached image's name; changes with the layout of the image.
+/// Part of the name of cached images. It must be raised if the layout of the image changes.
 const LAYOUT_VERSION: u32 = 2;
 /// Fixed UUID, so that images differ by their content only.
 const UUID: &str = "00000000-0000-4000-8000-000000000000";
@@ -30,16 +30,17 @@ const EPOCH: u64 = 1_735_689_600;
 impl<'a> AgentRoot<'a> {
     /// Creates an image for an agent binary, which must be static, since there are no libraries.
     pub fn new(agent: &'a [u8]) -> Result<Self, InitrdError> {
-        match agent.starts_with(b"\x7fELF") {
-            true => Ok(Self { agent }),
-            false => Err(InitrdError::NotAProgram),
+        if agent.starts_with(b"\x7fELF") {
+            Ok(Self { agent })
+        } else {
+            Err(InitrdError::NotAProgram)
         }
     }
 
     fn fill(&self, root: &Path) -> Result<(), InitrdError> {
         let places = ["dev", "newroot", "overlay", "proc", "sys", "tmp"];
-        // The lowest layer of every root: as in the image of the kernel's modules, places where
-        // programs keep container images.
+        // The lowest layer of every root file system contains the directories in which container
+        // engines store their images, as the image with the kernel's modules does.
         let below = ["docker", "containerd", "containers"].map(|n| format!("below/var/lib/{n}"));
         let images = (0..MAX_IMAGES).map(|n| format!("images/{n}"));
         for place in places
@@ -62,8 +63,8 @@ impl<'a> AgentRoot<'a> {
         format!("agent-{}-{LAYOUT_VERSION}.erofs", &sum_of(self.agent)[..12])
     }
 
-    /// Writes the image into `directory` under its name. The same agent gives the same bytes. Needs
-    /// `mkfs.erofs`.
+    /// Writes the image into `directory` under its name. The same agent gives the same bytes.
+    /// Requires `mkfs.erofs`.
     pub fn write(&self, directory: &Path) -> Result<PathBuf, InitrdError> {
         let name = self.name();
         let (path, work) = (
@@ -82,8 +83,8 @@ impl<'a> AgentRoot<'a> {
         made.map(|()| path)
     }
 
-    /// Copies the image from the package that this program was installed from, so that hosts need
-    /// no `mkfs.erofs`. Returns false if the package has no image of this agent.
+    /// Copies the image from the installed package, so that hosts do not need `mkfs.erofs`. Returns
+    /// false if the package has no image of this agent.
     fn copy_of_package(&self, home: &Home) -> Result<bool, InitrdError> {
         let name = self.name();
         let installation = Installation::current().ok();
@@ -109,9 +110,10 @@ impl<'a> AgentRoot<'a> {
             remedy: "remove it together with its .stamp file and run again",
         };
         check.open_or_make(&path, home, "initrd", || {
-            match self.copy_of_package(home)? {
-                true => Ok(()),
-                false => self.write(&home.initrd()).map(drop),
+            if self.copy_of_package(home)? {
+                Ok(())
+            } else {
+                self.write(&home.initrd()).map(drop)
             }
         })
     }
@@ -140,10 +142,10 @@ mod tests {
         let first = root.file(&home).unwrap();
         assert_eq!(root.file(&home).unwrap().sha256, first.sha256);
         let images: Vec<_> = fs::read_dir(place.path().join("initrd")).unwrap().collect();
-        // The image and its stamp.
+        // The image and its stamp file.
         assert_eq!(images.len(), 2, "{images:?}");
         assert!(AgentRoot::new(b"#!/bin/sh").is_err());
-        // Packages contain the same bytes, whenever they were built.
+        // A later build gives the same bytes, as required for reproducible packages.
         let again = root.write(place.path()).unwrap();
         assert_eq!(fs::read(again).unwrap(), fs::read(first.path).unwrap());
     }

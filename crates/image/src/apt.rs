@@ -59,7 +59,7 @@ fn is_transport_option(line: &str) -> bool {
         return false;
     };
     let key = key.to_ascii_lowercase();
-    let wanted = [
+    let is_listed = [
         "acquire::retries",
         "acquire::check-valid-until",
         "acquire::check-date",
@@ -74,10 +74,10 @@ fn is_transport_option(line: &str) -> bool {
                         .any(|k| rest.starts_with(k))
                 })
             });
-    wanted && value != "\"\";"
+    is_listed && value != "\"\";"
 }
 
-/// `sources.list` and the files beside it.
+/// Returns the paths of `sources.list` and of the files in `sources.list.d`.
 fn source_files(apt: &Path) -> Vec<PathBuf> {
     let mut files = vec![apt.join("sources.list")];
     if let Ok(entries) = fs::read_dir(apt.join("sources.list.d")) {
@@ -103,7 +103,8 @@ struct AptSource {
 }
 
 impl AptSource {
-    /// Tells if this is Debian's own archive or a mirror of it. Third-party packages are not used.
+    /// Returns whether this is Debian's own archive or a mirror of it. Third-party packages are not
+    /// used.
     fn is_debian(&self) -> bool {
         let signed = self
             .signed_by
@@ -178,13 +179,13 @@ fn stanzas(text: &str) -> Vec<AptSource> {
 
 fn stanza(lines: &[&str]) -> Option<AptSource> {
     let mut source = AptSource::default();
-    let mut wanted = false;
+    let mut is_binary = false;
     for line in lines {
         let Some((field, value)) = line.split_once(':') else {
             continue;
         };
         match field.to_ascii_lowercase().as_str() {
-            "types" => wanted = value.split_whitespace().any(|kind| kind == "deb"),
+            "types" => is_binary = value.split_whitespace().any(|kind| kind == "deb"),
             "uris" => source.uris = words(value),
             "suites" => source.suites = words(value),
             "components" => source.components = words(value),
@@ -193,7 +194,7 @@ fn stanza(lines: &[&str]) -> Option<AptSource> {
             _ => {}
         }
     }
-    wanted.then_some(source)
+    is_binary.then_some(source)
 }
 
 #[cfg(test)]

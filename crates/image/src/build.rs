@@ -1,4 +1,5 @@
-//! Builder of templates from recipes: atomic, and once per recipe.
+//! Builder of templates from recipes. A build is atomic, and an unchanged recipe is built only
+//! once.
 
 use crate::command::CommandError;
 use crate::erofs::{ImageRoot, WriteImageError};
@@ -32,7 +33,7 @@ pub enum BuildError {
     NotRoot,
     #[error(transparent)]
     TemplateFile(#[from] UnusableFile),
-    #[error("a recipe adds to templates of one image; `{name}` has {images}")]
+    #[error("the base template of a recipe must have one image, but `{name}` has {images}")]
     Stacked { name: String, images: usize },
     #[error(transparent)]
     Command(#[from] CommandError),
@@ -55,7 +56,8 @@ impl From<RootfsError> for BuildError {
     }
 }
 
-/// Creates the directory that becomes the image; replaced in tests, which have no network.
+/// Creates the directory with the content of the image. Tests replace it, since they have no
+/// network.
 type MakeRoot<'a> =
     &'a mut dyn FnMut(&BuildSite<'_>, &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, BuildError>;
 
@@ -73,7 +75,7 @@ pub fn build_if_needed(
     if let Some(template) = import_stock(templates, recipe, on_progress)? {
         return Ok(template);
     }
-    // Held until this template is published, so that its image is not removed.
+    // The base template is held until this template is published, so that its image is not removed.
     let below = match &recipe.from {
         Some(from) => Some(build_if_needed(templates, from, on_progress)?),
         None => None,
@@ -82,16 +84,16 @@ pub fn build_if_needed(
         if !nix::unistd::Uid::effective().is_root() || jiffy_rootless::maps_only_itself() {
             return Err(BuildError::NotRoot);
         }
-        // Packages take 85 % of the time, the image 10 %, its checksum the rest.
-        let told = &mut |line: &str, percent: u8| {
+        // Packages take 85 % of the time, the image 10 %, and its checksum the rest.
+        let report = &mut |line: &str, percent: u8| {
             on_progress(Progress::Line(line));
             on_progress(Progress::Percent(
                 u8::try_from(u32::from(percent) * 85 / 100).unwrap_or(0),
             ));
         };
         Ok(match &below {
-            None => rootfs::bootstrap(recipe, site, told)?,
-            Some(below) => rootfs_layer::build(recipe, only_image(below)?, site, told)?,
+            None => rootfs::bootstrap(recipe, site, report)?,
+            Some(below) => rootfs_layer::build(recipe, only_image(below)?, site, report)?,
         })
     };
     let below = below.as_ref().map(|t| &t.manifest.images[..]);
@@ -105,7 +107,7 @@ pub fn build_if_needed(
     )
 }
 
-/// The image of a template that has only one.
+/// Returns the image of a template that must have exactly one.
 fn only_image(below: &Template) -> Result<&Path, BuildError> {
     match &below.images[..] {
         [image] => Ok(&image.path),
@@ -116,7 +118,7 @@ fn only_image(below: &Template) -> Result<&Path, BuildError> {
     }
 }
 
-/// Builds a template of the images `below` and a new one.
+/// Builds a template from the images of `below` and a new image.
 fn build_with(
     templates: &Templates,
     home: &Home,
@@ -137,7 +139,7 @@ fn build_with(
     if let Some(template) = up_to_date(templates, recipe)? {
         return Ok(template);
     }
-    let work = WorkDir::begin(templates.unfinished(&reference))?;
+    let work = WorkDir::create(templates.unfinished(&reference))?;
     let cache = home.cache().join("apt").join(name);
     DirBuilder::new()
         .recursive(true)
@@ -179,7 +181,7 @@ fn build_with(
     Ok(template)
 }
 
-/// The template, if it was built from an equal recipe.
+/// Returns the template if it was built from an equal recipe.
 fn up_to_date(templates: &Templates, recipe: &Recipe) -> Result<Option<Template>, TemplateError> {
     if !templates
         .directory(&Reference::parse(recipe.name())?)

@@ -60,16 +60,16 @@ pub(crate) struct Tool {
 struct Jail {
     view: FsView,
     /// Capabilities of the program.
-    kept: CapabilitySet,
-    /// File that the program's user owns.
+    capabilities: CapabilitySet,
+    /// File that is given to the user of the program.
     output: CString,
     filter: SyscallFilter,
 }
 
 /// Read-only overlay that is mounted for one program only.
 struct OverlayMount {
-    /// Working directory during the mount. The options use names relative to it, since they must
-    /// fit into a page.
+    /// Working directory during the mount. The mount options use names relative to it, since all
+    /// options together must fit into one page.
     from: CString,
     at: CString,
     options: CString,
@@ -114,15 +114,15 @@ impl Tool {
         self
     }
 
-    /// Runs the program in a mount namespace of its own, so that its mounts are private and end
-    /// with it. Needs root.
+    /// Runs the program in a private mount namespace, so that its mounts are removed when it exits.
+    /// Requires root.
     pub(crate) fn private_mounts(&mut self) -> &mut Self {
         self.private_mounts = true;
         self
     }
 
-    /// Mounts an overlay of `lower` at the directory `at` for the program only. `lower` are names
-    /// in `from`, uppermost first. Needs root.
+    /// Mounts an overlay of `lower` at the directory `at` for this program only. `lower` contains
+    /// names in `from`, uppermost first. Requires root.
     pub(crate) fn overlay(
         &mut self,
         from: &Path,
@@ -130,7 +130,7 @@ impl Tool {
         at: &Path,
     ) -> io::Result<&mut Self> {
         let path = |path: &Path| CString::new(path.as_os_str().as_bytes());
-        // Only marks that were set by unpacking are valid.
+        // Redirects are not followed: only the marks that the unpacker sets are valid.
         let options = format!(
             "lowerdir={},redirect_dir=nofollow,metacopy=off",
             lower.join(":")
@@ -143,22 +143,22 @@ impl Tool {
         Ok(self.private_mounts())
     }
 
-    /// Confines the program: it sees the files of `view`, runs as a user of its own with the
-    /// capabilities `kept`, and has no network. The file `output` is given to that user. Needs
-    /// root.
+    /// Confines the program: it sees only the files of `view`, runs as an unprivileged user with
+    /// the given capabilities, and has no network. The file `output` is given to that user.
+    /// Requires root.
     pub(crate) fn jailed(
         &mut self,
         view: FsView,
-        kept: CapabilitySet,
+        capabilities: CapabilitySet,
         output: &Path,
     ) -> io::Result<&mut Self> {
-        // The environment may hold secrets; PATH is that of the view.
+        // The environment may contain secrets. PATH refers to directories of the view.
         let programs = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
         self.command.env_clear();
         self.env("PATH", programs).env("LC_ALL", "C.UTF-8");
         self.jail = Some(Jail {
             view,
-            kept,
+            capabilities,
             output: CString::new(output.as_os_str().as_bytes())?,
             filter: system_calls::program()?,
         });
@@ -166,15 +166,15 @@ impl Tool {
     }
 
     /// Kills the program after this time.
-    pub(crate) fn deadline(&mut self, most: Duration) -> &mut Self {
-        self.deadline = Some(most);
+    pub(crate) fn deadline(&mut self, timeout: Duration) -> &mut Self {
+        self.deadline = Some(timeout);
         self
     }
 
-    /// Runs the program to its end; `on_line` gets each line of output.
+    /// Runs the program until it exits and passes each line of its output to `on_line`.
     ///
-    /// If this process dies, the program gets SIGTERM. It holds `lock` until it has ended, so that
-    /// no other process starts on the same files meanwhile.
+    /// If this process dies, the program receives SIGTERM. The program holds `lock` until it has
+    /// exited, so that no other process starts to work on the same files before that.
     pub(crate) fn run(
         mut self,
         lock: Option<&Lock>,
@@ -222,11 +222,11 @@ impl Tool {
             }
             _ => CommandError::Run { program, source },
         })?;
-        // The command holds the write end as well, which would keep the output open.
+        // The command also holds the write end of the pipe, and the output would never end.
         drop(self.command);
         let watch = self
             .deadline
-            .map(|most| Deadline::begin(&child, most))
+            .map(|timeout| Deadline::start(&child, timeout))
             .transpose();
         if watch.is_err() {
             let _ = child.kill();
@@ -235,21 +235,23 @@ impl Tool {
         let status = child.wait().map_err(failed)?;
         drop(watch.map_err(failed)?);
         let tail = tail?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(CommandError::Failed {
+        if status.success() {
+            Ok(())
+        } else {
+            Err(CommandError::Failed {
                 program,
                 status,
                 tail: Vec::from(tail).join("\n"),
-            }),
+            })
         }
     }
 }
 
 impl OverlayMount {
-    /// Mounts the overlay. System calls only, no allocation: it runs between fork and exec.
+    /// Mounts the overlay. Runs between fork and exec, and therefore makes system calls only and
+    /// does not allocate.
     fn mount(&self) -> io::Result<()> {
-        // SAFETY: all pointers are to strings that end in zero and live through the calls.
+        // SAFETY: all pointers refer to zero-terminated strings that live through the calls.
         let done = unsafe {
             libc::chdir(self.from.as_ptr()) == 0
                 && libc::mount(
@@ -269,21 +271,21 @@ impl OverlayMount {
 }
 
 impl Jail {
-    /// Confines the calling process. System calls only, no allocation: it runs between fork and
-    /// exec.
+    /// Confines the calling process. Runs between fork and exec, and therefore makes system calls
+    /// only and does not allocate.
     fn enter(&self) -> io::Result<()> {
         let user = own_user_id();
-        // SAFETY: a string that ends in zero.
+        // SAFETY: the string is zero-terminated.
         if unsafe { libc::chown(self.output.as_ptr(), user, user) } < 0 {
             return Err(io::Error::last_os_error());
         }
         self.view.enter()?;
-        jail::leave(self.kept)?;
+        jail::drop_privileges(self.capabilities)?;
         self.filter.apply()
     }
 }
 
-/// Gives the calling process a mount namespace of its own.
+/// Moves the calling process into a new mount namespace.
 fn detach_mounts() -> io::Result<()> {
     // SAFETY: no pointers.
     match unsafe { libc::unshare(libc::CLONE_NEWNS) } {
@@ -292,8 +294,8 @@ fn detach_mounts() -> io::Result<()> {
     }
 }
 
-/// Passes lines on and returns the last ones. A carriage return ends a line as well, since progress
-/// bars use it.
+/// Passes lines on and returns the last lines. A carriage return ends a line as well, since
+/// progress bars use it.
 fn read_lines(output: impl Read, on_line: &mut dyn FnMut(&str)) -> io::Result<VecDeque<String>> {
     let mut tail = VecDeque::new();
     for chunk in BufReader::new(output).split(b'\n') {
@@ -390,13 +392,13 @@ mod tests {
                 shell.args(["sh"]);
                 shell.run(Some(&lock), &mut |_| ())
             });
-            // The program ends when its input is closed.
+            // The program exits when its input is closed.
             drop(hold);
             child.join().unwrap().unwrap();
         });
         drop(lock);
-        // A program that another test forks at this moment holds a copy of the descriptor until its
-        // exec.
+        // A program that another test starts at this moment holds a copy of the descriptor until
+        // its exec.
         let free = (0..100).any(|_| {
             let mut waited = false;
             drop(Lock::take(&path, || waited = true).unwrap());

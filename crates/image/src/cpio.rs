@@ -5,8 +5,8 @@ const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const CHARACTER: u32 = 0o020_000;
 
-/// Builder of a cpio archive. Entries belong to root and have no time, so equal content gives equal
-/// bytes.
+/// Builder of a cpio archive. Entries belong to root and have a fixed time, so equal content gives
+/// equal bytes.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,

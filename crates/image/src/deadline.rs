@@ -7,27 +7,27 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// Kills a process at its deadline, unless dropped before.
+/// Kills a process at its deadline, unless dropped earlier.
 pub(crate) struct Deadline {
-    done: Option<mpsc::Sender<()>>,
+    cancel: Option<mpsc::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 impl Deadline {
-    /// Watches `child`, which has not been waited for.
-    pub(crate) fn begin(child: &Child, most: Duration) -> io::Result<Self> {
+    /// Starts a deadline for `child`, which must not have been waited for yet.
+    pub(crate) fn start(child: &Child, timeout: Duration) -> io::Result<Self> {
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        // Refers to this process even after its end.
+        // A pidfd refers to this process even after it has exited and its pid is reused.
         let process = pidfd_open(pid.ok_or(io::ErrorKind::NotFound)?, PidfdFlags::empty())?;
-        let (done, ended) = mpsc::channel();
+        let (cancel, cancelled) = mpsc::channel();
         let thread = thread::Builder::new().spawn(move || {
-            if ended.recv_timeout(most) == Err(mpsc::RecvTimeoutError::Timeout) {
-                // It may have ended.
+            if cancelled.recv_timeout(timeout) == Err(mpsc::RecvTimeoutError::Timeout) {
+                // Ignore the error: the process may have exited.
                 let _ = pidfd_send_signal(process, Signal::KILL);
             }
         })?;
         Ok(Self {
-            done: Some(done),
+            cancel: Some(cancel),
             thread: Some(thread),
         })
     }
@@ -35,9 +35,9 @@ impl Deadline {
 
 impl Drop for Deadline {
     fn drop(&mut self) {
-        drop(self.done.take());
+        drop(self.cancel.take());
         if let Some(thread) = self.thread.take() {
-            // The thread ends by itself.
+            // The closed channel makes the thread exit.
             let _ = thread.join();
         }
     }

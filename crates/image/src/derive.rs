@@ -25,9 +25,11 @@ use std::time::Instant;
 pub struct DerivedTemplate<'a> {
     /// `[owner/]name[:tag]`.
     pub name: &'a str,
-    /// None: that of the replaced template, else private.
+    /// Visibility. If `None`, the visibility of the replaced template, or private for a new
+    /// template.
     pub visibility: Option<Visibility>,
-    /// Base template, possibly without images. Its images exist while a [`Template`] of it is held.
+    /// Base template, possibly without images. The caller must hold a [`Template`] of it, so that
+    /// its images are not removed.
     pub base: &'a TemplateManifest,
     pub defaults: Defaults,
     pub startup: Startup,
@@ -43,11 +45,11 @@ pub struct DerivedTemplate<'a> {
 }
 
 impl DerivedTemplate<'_> {
-    /// Creates a template from `base` and `layer`: a tar of the changes, optionally
-    /// compressed, in the format of OCI layers.
+    /// Creates a template from `base` and `layer`, a tar archive of the changes in the format of
+    /// OCI layers, optionally compressed.
     ///
-    /// Blocks. Needs root and `mkfs.erofs`. Replaces a template of the same name; its sandboxes are
-    /// unaffected.
+    /// Blocks the calling thread. Requires root and `mkfs.erofs`. Replaces a template of the same
+    /// name; sandboxes of the replaced template are unaffected.
     pub fn build(
         &self,
         templates: &Templates,
@@ -66,19 +68,19 @@ impl DerivedTemplate<'_> {
         for sum in &self.base.images {
             store.open(sum)?;
         }
-        let work = WorkDir::begin(templates.unfinished(&reference))?;
+        let work = WorkDir::create(templates.unfinished(&reference))?;
         let began = Instant::now();
         let root = work.0.join("layer");
         fs::create_dir(&root).on("create", &root)?;
         on_progress(Progress::Phase(Phase::Layers));
         let meter = |bytes| self.disk.reserve(bytes);
         let unpacked = unpack(layer, &root, self.limits, &meter, &mut |_| ());
-        let what = || format!("what was changed for template `{reference}`");
+        let what = || format!("the layer of changes for template `{reference}`");
         let unpacked = unpacked.map_err(|source| ImportError::layer(what(), source))?;
         if !unpacked.end_mark {
-            // Only the end mark shows that the archive is complete.
+            // A truncated archive can be recognised only by its missing end mark.
             return Err(ImportError::Layer {
-                what: format!("what was changed for template `{reference}`"),
+                what: format!("the layer of changes for template `{reference}`"),
                 source: crate::layer::LayerError::Truncated,
             });
         }
@@ -91,7 +93,7 @@ impl DerivedTemplate<'_> {
         let mut history = [&self.base.history[..], &self.history[..]].concat();
         if unpacked.entries > 0 || images.is_empty() {
             on_progress(Progress::Percent(50));
-            let mut text = "image of what changed".to_owned();
+            let mut text = "image of the changes".to_owned();
             let mut root = root;
             if images.len() >= MAX_IMAGES {
                 // At the maximum number of images, all but the lowest are merged.
@@ -108,7 +110,8 @@ impl DerivedTemplate<'_> {
                 seconds: began.elapsed().as_secs_f64(),
                 bytes: Some(image.size),
             });
-            // The new image may equal one below, and overlayfs accepts no directory twice.
+            // The new image may equal an image below it, and overlayfs rejects a directory that is
+            // listed twice.
             images.retain(|i| *i != image);
             images.push(image);
         }
@@ -136,8 +139,8 @@ impl DerivedTemplate<'_> {
         Ok(reference)
     }
 
-    /// Merges `layer` and all of `images` but the lowest into one directory, with the same meaning
-    /// above the lowest.
+    /// Merges `layer` and all `images` except the lowest into one directory. On the lowest image,
+    /// this directory has the same meaning as the separate layers.
     fn merge_images(
         &self,
         store: &ImageStore,
@@ -148,9 +151,10 @@ impl DerivedTemplate<'_> {
         let whole = work.0.join("together");
         for (n, sum) in images.iter().enumerate().skip(1) {
             let first = !whole.exists();
-            let root = match first {
-                true => whole.clone(),
-                false => work.0.join(format!("image-{n}")),
+            let root = if first {
+                whole.clone()
+            } else {
+                work.0.join(format!("image-{n}"))
             };
             fs::create_dir(&root).on("create", &root)?;
             let image = store.open(sum)?;
@@ -162,7 +166,7 @@ impl DerivedTemplate<'_> {
             })?;
         }
         merge(layer, &whole).map_err(|source| ImportError::Layer {
-            what: format!("what was changed for template `{}`", self.name),
+            what: format!("the layer of changes for template `{}`", self.name),
             source,
         })?;
         Ok(whole)

@@ -1,4 +1,4 @@
-//! Blank disks: the writable part of a sandbox's file system.
+//! Blank disks. The writable part of a sandbox's file system is on such a disk.
 
 use crate::command::{CommandError, Tool};
 use crate::file::{FileError, OnPath, create};
@@ -7,12 +7,14 @@ use crate::verified::{FileCheck, VerifiedFile, VerifyError};
 use std::fs::File;
 use std::path::Path;
 
-/// Minimum size of a disk in MiB; smaller ones would hold little but file system metadata.
+/// Minimum size of a disk in MiB. Smaller disks would hold little more than the metadata of the
+/// file system.
 pub const MIN_DISK_MIB: u64 = 64;
 /// Maximum size of a disk in MiB (1 TiB).
 pub const MAX_DISK_MIB: u64 = 1 << 20;
 
-/// Disk of a sandbox: a shared, read-only, blank file system below a private copy-on-write file.
+/// Disk of a sandbox: a shared, read-only, blank file system, and a private copy-on-write file for
+/// changes.
 #[derive(Clone, Copy, Debug)]
 pub struct BlankDisk {
     mib: u64,
@@ -29,19 +31,19 @@ pub enum DiskError {
     Format(#[from] CommandError),
     #[error(transparent)]
     Verify(#[from] VerifyError),
-    #[error("cannot make a disk")]
+    #[error("cannot create a disk")]
     File(#[from] FileError),
 }
 
-/// Options of `mkfs.ext4`. The disk is the upper layer of an overlay and lives no longer than its
+/// Options of `mkfs.ext4`. The disk is the upper layer of an overlay and is deleted with its
 /// sandbox:
-/// - no journal: it would double metadata writes, and protects only against power loss without the
-///   memory. Snapshots freeze memory and disk in one window, so the mounted file system continues,
-///   it never recovers;
-/// - no checksums and no lazy initialisation: nothing is written behind the user's back after the
-///   first mount, and every block that is never written stays shared;
-/// - metadata packed together at the start: fewer copy-on-write units touched by the first writes;
-/// - no reserved blocks, fixed identity: the same size gives the same bytes on every host.
+/// - no journal: a journal would double the writes of metadata, and protects only against a power
+///   loss in which the guest's memory is lost as well. A snapshot contains memory and disk of the
+///   same moment, so the mounted file system continues and never needs recovery;
+/// - no checksums and no lazy initialisation: ext4 writes nothing in the background after the first
+///   mount, and every block that is never written stays shared;
+/// - metadata packed together at the start: the first writes touch fewer copy-on-write units;
+/// - no reserved blocks and fixed identifiers: the same size gives the same bytes on every host.
 const FEATURES: &str = "none,dir_index,extent,ext_attr,filetype,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize";
 const EXTENDED: &str = "lazy_itable_init=0,packed_meta_blocks=1,root_owner=0:0,hash_seed=6a696666-7900-4000-8000-000000000002";
 const UUID: &str = "6a696666-7900-4000-8000-000000000001";
@@ -62,9 +64,9 @@ impl BlankDisk {
         self.mib
     }
 
-    /// Opens the blank ext4 image of this size, read-only; formats it on first use.
+    /// Opens the blank ext4 image of this size, read-only. Formats the image on first use.
     ///
-    /// Sparse: a blank disk of 10 GiB uses less than 1 MiB.
+    /// The file is sparse: a blank disk of 10 GiB uses less than 1 MiB.
     pub fn blank_ext4(&self, home: &Home) -> Result<VerifiedFile, DiskError> {
         let name = format!("ext4-{}.img", self.mib);
         let path = home.disks().join(&name);
@@ -85,7 +87,7 @@ impl BlankDisk {
         })
     }
 
-    /// Creates an unlinked file for the writes of one sandbox.
+    /// Creates an unlinked file for the changed blocks of one sandbox.
     pub fn overlay_file(home: &Home) -> Result<File, DiskError> {
         Ok(tempfile::tempfile_in(home.run()).on("create a file in", &home.run())?)
     }

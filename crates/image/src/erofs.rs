@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
-/// Fixed time of files that a build creates, in seconds since 1970. Files of packages keep their
+/// Fixed time of files that a build creates, in seconds since 1970. Files of packages retain their
 /// times, which compiled Python modules record.
 pub(crate) const EPOCH: u64 = 1_735_689_600;
 
@@ -26,10 +26,10 @@ pub use read::ImageError;
 /// Content of a new image.
 pub(crate) enum ImageRoot {
     Directory(PathBuf),
-    /// Directory with overlayfs's marks, which the image keeps.
+    /// Directory with overlayfs's marks, which are stored in the image.
     Marked(PathBuf),
-    /// Unpacked layers, lowest first, and an empty directory for links and the mount point of their
-    /// overlay.
+    /// Unpacked layers, lowest first, and an empty directory for short symbolic links to the layers
+    /// and for the mount point of their overlay.
     Layers {
         layers: Vec<PathBuf>,
         work: PathBuf,
@@ -38,10 +38,10 @@ pub(crate) enum ImageRoot {
 
 /// Writes `root` as an EROFS image.
 ///
-/// - not compressed: 1.6 times the size of lz4, half the time of a read (figures in
-///   `docs/templates.md`);
+/// - not compressed: the image has 1.6 times the size of an lz4 image, and a read takes half the
+///   time (figures in `docs/templates.md`);
 /// - no inlined tails: every file starts on a page boundary, so equal files have equal pages;
-/// - files keep their times, since compiled Python modules are valid only for sources of the
+/// - files retain their times, since compiled Python modules are valid only for sources of the
 ///   recorded time.
 pub(crate) fn write(
     root: &ImageRoot,
@@ -69,7 +69,8 @@ fn make(
         program: "mkfs.erofs",
         source,
     };
-    // Both options are needed: a fixed time alone would apply to every file, not only to the image.
+    // Both options are needed: a fixed time alone would apply to every file instead of only the
+    // image.
     mkfs.args([
         "--quiet",
         "-Enoinline_data",
@@ -91,43 +92,44 @@ fn make(
         mkfs.arg(image).arg(tree);
         return mkfs.run(lock, &mut |_| ());
     }
-    let kept = match root {
+    let capabilities = match root {
         ImageRoot::Marked(_) => READ_MARKS_CAPABILITIES,
         ImageRoot::Directory(_) | ImageRoot::Layers { .. } => READ_CAPABILITIES,
     };
     let file = File::create(image).map_err(failed)?;
-    // The program's view is mounted on a directory that stays empty.
+    // The view of the program is mounted on this directory, which itself stays empty.
     let stage = tempfile::tempdir().map_err(failed)?;
-    confine(&mut mkfs, stage.path(), &tree, kept, image).map_err(failed)?;
-    let made = mkfs.run(lock, &mut |_| ());
-    // The program's user owned the file meanwhile.
+    confine(&mut mkfs, stage.path(), &tree, capabilities, image).map_err(failed)?;
+    let result = mkfs.run(lock, &mut |_| ());
+    // The file belonged to the program's user until now.
     fchown(&file, Some(0), Some(0)).map_err(failed)?;
-    made
+    result
 }
 
-/// Capabilities for reading files of all owners, and overlayfs's marks.
+/// Capabilities for reading files of all owners and the marks of overlayfs.
 const READ_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
 const READ_MARKS_CAPABILITIES: CapabilitySet = READ_CAPABILITIES.union(CapabilitySet::SYS_ADMIN);
-/// Time limit of writing the largest image.
+/// Timeout for writing the largest image.
 const MKFS_TIMEOUT: Duration = Duration::from_secs(3600);
 
 fn confine(
     mkfs: &mut Tool,
     stage: &Path,
     tree: &Path,
-    kept: CapabilitySet,
+    capabilities: CapabilitySet,
     image: &Path,
 ) -> io::Result<()> {
     let view = FsView::new(stage)?
         .programs()?
         .reading(tree, "tree")?
         .writing(image, "image")?;
-    mkfs.args(["/image", "/tree"]).jailed(view, kept, image)?;
+    mkfs.args(["/image", "/tree"])
+        .jailed(view, capabilities, image)?;
     Ok(())
 }
 
-/// Gives the layers short names, uppermost first, and adds an empty layer, since an overlay needs
-/// two.
+/// Creates short names for the layers, uppermost first, and adds an empty layer, since an overlay
+/// needs at least two.
 fn link(layers: &[PathBuf], work: &Path, at: &Path) -> io::Result<Vec<String>> {
     fs::create_dir(at)?;
     let mut names = Vec::new();
@@ -186,7 +188,8 @@ mod tests {
             write(&tree, &dir.path().join("image"), UUID, 0, None)
         };
         write().unwrap();
-        // Beside the other one, mkfs.erofs would store it under that one's name.
+        // With a neighbour of the shortened name, `mkfs.erofs` would store this file under that
+        // name.
         fs::write(below.join(format!("{longest}n")), "").unwrap();
         let error = write().unwrap_err().to_string();
         assert!(error.contains("`/usr/share/nnnn"), "{error}");

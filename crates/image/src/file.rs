@@ -1,4 +1,4 @@
-//! Atomic creation of files, and errors that name the file.
+//! Atomic creation of files, and errors with the path of the file.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
@@ -30,12 +30,13 @@ impl<T> OnPath<T> for io::Result<T> {
     }
 }
 
-/// Prefix of unfinished files. Without a held lock they are garbage.
+/// Name prefix of unfinished files. An unfinished file may be removed if its lock is free.
 pub(crate) const UNFINISHED: &str = ".new-";
 
-/// Creates `dir/name` by `fill`, atomically: after a crash the file is complete or missing.
+/// Creates `dir/name` with the content that `fill` writes. The creation is atomic: after a crash
+/// the file is complete or missing.
 ///
-/// The caller holds the lock of `dir`. Unfinished files of earlier attempts are removed first.
+/// The caller must hold the lock of `dir`. Unfinished files of earlier attempts are removed first.
 pub(crate) fn create<E: From<FileError>>(
     dir: &Path,
     name: &str,
@@ -45,7 +46,7 @@ pub(crate) fn create<E: From<FileError>>(
     replace(dir, name, UNFINISHED, fill)
 }
 
-/// Creates a small file atomically without a lock: the last writer wins. Removes no unfinished
+/// Creates a small file atomically without a lock: the last writer wins. Does not remove unfinished
 /// files.
 pub(crate) fn write(dir: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf, FileError> {
     replace(dir, name, ".write-", |file| {
@@ -76,7 +77,7 @@ fn replace<E: From<FileError>>(
     Ok(path)
 }
 
-/// Flushes the entries of `dir`.
+/// Flushes the directory entries of `dir`.
 pub(crate) fn sync_dir(dir: &Path) -> Result<(), FileError> {
     File::open(dir).and_then(|d| d.sync_all()).on("flush", dir)
 }

@@ -30,8 +30,8 @@ use std::path::{Path, PathBuf};
 ///   locks/                          one file for each thing that one process builds at a time
 /// ```
 ///
-/// A file `<x>.stamp` records the verified checksum and identity of `<x>`. A name that starts with
-/// `.new-` is unfinished and may be removed while no build runs.
+/// A file `<x>.stamp` records the verified checksum and identity of `<x>`. A file whose name starts
+/// with `.new-` is unfinished and may be removed while no build runs.
 #[derive(Clone, Debug)]
 pub struct Home {
     root: PathBuf,
@@ -41,14 +41,14 @@ pub struct Home {
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
     #[error(
-        "no place for the data directory: set JIFFY_HOME (neither XDG_DATA_HOME nor HOME is set)"
+        "cannot choose a data directory, since neither XDG_DATA_HOME nor HOME is set: set JIFFY_HOME"
     )]
     NoPlace,
-    #[error("data directory {} is not an absolute path: set JIFFY_HOME to one that is", path.display())]
+    #[error("data directory {} is not an absolute path: set JIFFY_HOME to an absolute path", path.display())]
     Relative { path: PathBuf },
-    #[error("data directory {} belongs to uid {owner}, not to uid {uid}: set JIFFY_HOME to a directory of your own", path.display())]
+    #[error("data directory {} belongs to uid {owner}, but this process runs as uid {uid}: set JIFFY_HOME to another directory", path.display())]
     Foreign { path: PathBuf, owner: u32, uid: u32 },
-    #[error("the data directory is unusable (set JIFFY_HOME to choose another)")]
+    #[error("cannot use the data directory (set JIFFY_HOME to choose another)")]
     File(#[from] FileError),
 }
 
@@ -137,7 +137,8 @@ impl Home {
         self.root.join("versions")
     }
 
-    /// Directories of snapshots, by engine. Versions and images that snapshots refer to are kept.
+    /// Directories of snapshots, one per engine. Versions and images that these snapshots refer to
+    /// are not removed.
     pub(crate) fn snapshots(&self) -> [PathBuf; 2] {
         ["snapshots", "gvisor"].map(|directory| self.root.join(directory))
     }
@@ -162,22 +163,22 @@ impl Home {
         self.root.join("cache")
     }
 
-    /// Directory of running sandboxes' unlinked files and sockets.
+    /// Directory with the unlinked files and sockets of running sandboxes.
     pub fn run(&self) -> PathBuf {
         self.root.join("run")
     }
 
-    /// Takes the lock `name` if it is free.
+    /// Acquires the lock `name` if it is free.
     pub(crate) fn try_lock(&self, name: &str) -> Result<Option<Lock>, FileError> {
         Lock::try_take(&self.root.join("locks").join(name))
     }
 
-    /// Takes the lock `name` as shared.
+    /// Acquires the lock `name` in shared mode.
     pub(crate) fn share(&self, name: &str) -> Result<Lock, FileError> {
         Lock::share(&self.root.join("locks").join(name))
     }
 
-    /// Takes the lock `name`; calls `wait` once if it is held.
+    /// Acquires the lock `name`. Calls `wait` once if the lock is held.
     pub(crate) fn lock(&self, name: &str, wait: impl FnOnce()) -> Result<Lock, FileError> {
         Lock::take(&self.root.join("locks").join(name), wait)
     }

@@ -1,9 +1,9 @@
-//! Store of images, each once, by content.
+//! Store of images. Each image is stored once, under its digest.
 //!
-//! Every user of an image holds a shared lock on its open file, which is inherited and ends with
-//! the last process that has the file open, such as a VMM that outlives the daemon. Locked images
-//! are not removed. A process that adds an image holds [`ImageStore::share`] until the image is
-//! referenced.
+//! Every user of an image holds a shared lock on its open file. Child processes inherit the lock.
+//! It ends when the last process closes the file, for example a VMM that outlives the daemon.
+//! Locked images are not removed. A process that adds an image holds [`ImageStore::share`] until
+//! the image is referenced.
 
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
@@ -16,7 +16,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Lock on the directory: shared to open and add images, exclusive to remove them.
+/// Lock on the directory: shared to open and add images, exclusive to remove images.
 const LOCK: &str = "images";
 const PREFIX: &str = "sha256-";
 const SUFFIX: &str = ".erofs";
@@ -27,13 +27,13 @@ pub(crate) struct ImageStore {
     home: Home,
 }
 
-/// An unused image; while this exists, no process opens it.
+/// An unused image. While this value exists, no process can open the image.
 pub(crate) struct UnusedImage {
     pub sum: ImageSum,
     path: PathBuf,
-    /// Disk space in bytes that its removal frees.
+    /// Disk space in bytes that the removal frees.
     pub bytes: u64,
-    /// Exclusive lock.
+    /// Exclusive lock on the file of the image.
     _lock: File,
 }
 
@@ -52,17 +52,18 @@ impl ImageStore {
         Self { home: home.clone() }
     }
 
-    /// Takes the shared lock, under which no image is removed.
+    /// Acquires the shared lock. No image is removed while it is held.
     pub(crate) fn share(&self) -> Result<Lock, FileError> {
         self.home.share(LOCK)
     }
 
-    /// Takes the exclusive lock, under which no image is opened or added. None if it is held and
-    /// `wait` is false.
-    pub(crate) fn alone(&self, wait: bool) -> Result<Option<Lock>, FileError> {
-        match wait {
-            true => self.home.lock(LOCK, || ()).map(Some),
-            false => self.home.try_lock(LOCK),
+    /// Acquires the exclusive lock. No image is opened or added while it is held. Returns `None` if
+    /// another process holds the lock and `wait` is false.
+    pub(crate) fn exclusive(&self, wait: bool) -> Result<Option<Lock>, FileError> {
+        if wait {
+            self.home.lock(LOCK, || ()).map(Some)
+        } else {
+            self.home.try_lock(LOCK)
         }
     }
 
@@ -70,75 +71,76 @@ impl ImageStore {
         self.home.images().join(format!("{PREFIX}{sha256}{SUFFIX}"))
     }
 
-    /// Opens and verifies an image. It is not removed while the file is open in any process.
+    /// Opens and verifies an image. The image is not removed while any process has the file open.
     pub(crate) fn open(&self, sum: &ImageSum) -> Result<VerifiedFile, TemplateError> {
         let path = self.path(&sum.sha256);
         let opened = check(Some(&sum.sha256), Some(sum.size)).open(&path)?;
         let image = opened.ok_or_else(|| TemplateError::Image { path: path.clone() })?;
-        // A gc in a data directory that borrows this one may hold it briefly.
+        // The garbage collector of a data directory that borrows this store may hold the lock for a
+        // moment.
         image.file.lock_shared().on("lock", &path)?;
         Ok(image)
     }
 
-    /// Adds a finished file, unless its content exists.
-    pub(crate) fn add(&self, made: &Path) -> Result<ImageSum, TemplateError> {
-        self.take_over(made, check(None, None).measure(made)?)
+    /// Adds a finished file, unless an image with this content exists.
+    pub(crate) fn add(&self, file: &Path) -> Result<ImageSum, TemplateError> {
+        self.publish(file, check(None, None).measure(file)?)
     }
 
-    /// Adds a finished file if it has the expected digest; otherwise returns its digest.
+    /// Adds a finished file if it has the expected digest. Otherwise returns the actual digest.
     pub(crate) fn add_expected(
         &self,
-        made: &Path,
+        file: &Path,
         expected: &ImageSum,
     ) -> Result<Result<(), String>, TemplateError> {
-        let measured = check(None, None).measure(made)?;
+        let measured = check(None, None).measure(file)?;
         if measured.sha256() != expected.sha256 {
             return Ok(Err(measured.sha256().to_owned()));
         }
-        self.take_over(made, measured).map(drop).map(Ok)
+        self.publish(file, measured).map(drop).map(Ok)
     }
 
-    fn take_over(&self, made: &Path, measured: MeasuredFile) -> Result<ImageSum, TemplateError> {
+    fn publish(&self, file: &Path, measured: MeasuredFile) -> Result<ImageSum, TemplateError> {
         let sum = ImageSum {
             sha256: measured.sha256().to_owned(),
             size: measured.size(),
         };
         let path = self.path(&sum.sha256);
-        let known = check(Some(&sum.sha256), Some(sum.size)).open(&path);
+        let existing = check(Some(&sum.sha256), Some(sum.size)).open(&path);
         // A damaged image is replaced.
-        if !matches!(known, Ok(Some(_))) {
+        if !matches!(existing, Ok(Some(_))) {
             let _ = fs::remove_file(stamp_path(&path));
-            fs::rename(made, &path).on("create", &path)?;
+            fs::rename(file, &path).on("create", &path)?;
             file::sync_dir(&self.home.images())?;
-            check(None, None).vouch(&path, measured)?;
+            check(None, None).record_measured(&path, measured)?;
         }
         Ok(sum)
     }
 
-    /// Links an image of manifest format 1, which lies beside its manifest, into the store.
+    /// Adds a link to an image of manifest format 1, which is in the directory of its manifest.
     pub(crate) fn adopt(&self, sum: &ImageSum, old: &Path) -> Result<(), FileError> {
         let path = self.path(&sum.sha256);
         if path.exists() || !old.exists() {
             return Ok(());
         }
-        // Resolves links of a borrowed data directory.
+        // Resolves symbolic links into a borrowed data directory.
         let old = old.canonicalize().on("find", old)?;
         // A dangling link is replaced.
         for (from, to) in [(stamp_path(&old), stamp_path(&path)), (old, path)] {
             let _ = fs::remove_file(&to);
             match symlink(&from, &to) {
-                // Another process was faster.
+                // Another process created the link first.
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                made => made.on("create", &to)?,
+                result => result.on("create", &to)?,
             }
         }
         Ok(())
     }
 
     /// Moves an image of manifest format 1 into the store before its directory is removed.
-    pub(crate) fn rescue(&self, sum: &ImageSum, old: &Path) -> Result<(), FileError> {
+    pub(crate) fn move_format_1(&self, sum: &ImageSum, old: &Path) -> Result<(), FileError> {
         let path = self.path(&sum.sha256);
-        // Images of another data directory stay there.
+        // Images of another data directory are not moved.
         let home = self.home.path().canonicalize();
         let found = old.canonicalize();
         let ours = matches!((found, home), (Ok(found), Ok(home)) if found.starts_with(&home));
@@ -150,7 +152,8 @@ impl ImageStore {
         file::sync_dir(&self.home.images())
     }
 
-    /// Unused images, and the digests of those in use. The caller holds [`Self::alone`].
+    /// Returns the unused images, and the digests of the images in use. The caller must hold the
+    /// lock of [`Self::exclusive`].
     pub(crate) fn classify(&self) -> Result<(Vec<UnusedImage>, Vec<String>), FileError> {
         let (mut unused, mut in_use) = (Vec::new(), Vec::new());
         let directory = self.home.images();
@@ -167,9 +170,9 @@ impl ImageStore {
             let Some(sha256) = sum.map(str::to_owned) else {
                 continue;
             };
-            // A link leads to an image of another data directory, or dangles.
+            // A symbolic link refers to an image of another data directory, or to nothing.
             let metadata = fs::symlink_metadata(&path).on("examine", &path)?;
-            let own = metadata.is_file();
+            let is_file = metadata.is_file();
             let opened = match File::open(&path) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {
                     fs::remove_file(&path).on("remove", &path)?;
@@ -183,7 +186,7 @@ impl ImageStore {
                         sha256,
                         size: metadata.len(),
                     },
-                    bytes: if own { metadata.blocks() * 512 } else { 0 },
+                    bytes: if is_file { metadata.blocks() * 512 } else { 0 },
                     path,
                     _lock: opened,
                 }),

@@ -35,7 +35,7 @@ use std::time::Instant;
 /// Version of the importer in the hash of an import: raise it when its results change.
 const IMPORTER_VERSION: u32 = 1;
 
-/// Maximum number of attempts, if other processes remove layers meanwhile.
+/// Maximum number of attempts if other processes remove layers during the import.
 const MAX_ATTEMPTS: usize = 4;
 
 /// Description of an import.
@@ -43,7 +43,8 @@ const MAX_ATTEMPTS: usize = 4;
 pub struct Import {
     /// Name of the template: `[owner/]name[:tag]`.
     pub name: String,
-    /// None: that of the replaced template, else private.
+    /// Visibility. If `None`, the visibility of the replaced template, or private for a new
+    /// template.
     pub visibility: Option<Visibility>,
     pub source: ImportSource,
     /// Default vCPUs of sandboxes.
@@ -70,17 +71,17 @@ pub enum ImportSource {
         /// Settings of the pull.
         pull: PullSettings,
     },
-    /// An OCI layout, the output of `docker save`, or a root file system; as tar, optionally
-    /// compressed.
+    /// An OCI layout, the output of `docker save`, or a root file system, as a tar archive with
+    /// optional compression.
     Archive(PathBuf),
     /// An OCI layout or a root file system.
     Directory(PathBuf),
 }
 
-/// Identity towards a registry.
+/// Authentication to a registry.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum RegistryAccess {
-    /// Credentials of the environment or of this host's Docker configuration.
+    /// Credentials from the environment or from this host's Docker configuration.
     #[default]
     Host,
     Anonymous,
@@ -100,14 +101,14 @@ impl fmt::Debug for RegistryAccess {
     }
 }
 
-/// Command that every sandbox of the template starts with.
+/// Command that is started in every sandbox of the template.
 #[derive(Clone, Debug, Default)]
 pub enum ImportStart {
     #[default]
     Nothing,
     /// Command line for `/bin/sh -c`.
     Command(String),
-    /// Entry point of the image with its arguments.
+    /// Entry point of the image and its arguments.
     Image,
 }
 
@@ -137,7 +138,7 @@ impl FoundImage {
 /// Receiver of progress.
 type ProgressSink<'a> = dyn FnMut(Progress<'_>) + 'a;
 
-/// The template, or the digests of blobs whose layers are gone from the store.
+/// The template, or the digests of blobs whose layers are no longer in the store.
 enum ImportAttempt {
     Made(Box<Template>),
     Missing(Vec<String>),
@@ -146,7 +147,7 @@ enum ImportAttempt {
 impl Import {
     /// Imports the image as a template, or returns the existing template if it is equal.
     ///
-    /// Imports exclude each other, since they share unpacked layers. Needs root and `mkfs.erofs`.
+    /// Imports are serialised, since they share unpacked layers. Requires root and `mkfs.erofs`.
     pub fn run(
         &self,
         templates: &Templates,
@@ -164,8 +165,8 @@ impl Import {
                 access,
                 pull,
             } => {
-                let asked = (&reference[..], access, pull);
-                match FetchedImage::fetch((templates, home), self, asked, on_progress)? {
+                let source = (&reference[..], access, pull);
+                match FetchedImage::fetch((templates, home), self, source, on_progress)? {
                     FetchOutcome::UpToDate(template) => return Ok(*template),
                     FetchOutcome::Fetched(fetched) => Some(fetched),
                 }
@@ -173,7 +174,7 @@ impl Import {
             _ => None,
         };
         for _ in 0..MAX_ATTEMPTS {
-            let made = self.once(
+            let attempt = self.once(
                 templates,
                 home,
                 &reference,
@@ -181,11 +182,11 @@ impl Import {
                 &mut fetched,
                 on_progress,
             );
-            if let Err(ImportError::Budget { .. }) = &made {
-                // Layers beyond the quota do not stay on disk.
+            if let Err(ImportError::Budget { .. }) = &attempt {
+                // Layers that exceed the quota are removed from the disk.
                 templates.gc_unused()?;
             }
-            match made? {
+            match attempt? {
                 ImportAttempt::Made(template) => {
                     templates.prune_if_idle();
                     return Ok(*template);
@@ -198,11 +199,11 @@ impl Import {
                 }
             }
         }
-        let problem = "its layers are removed by others as fast as they come: run again";
+        let problem = "other processes removed its layers during the import: run again";
         Err(ImportError::image(problem.to_owned()))
     }
 
-    /// Creates the template under its lock and that of the layers.
+    /// Creates the template. Acquires the lock of the template and the lock of the layer store.
     fn once(
         &self,
         templates: &Templates,
@@ -217,7 +218,7 @@ impl Import {
         })?;
         let layers = LayerStore::open(home, || on_progress(Progress::Phase(Phase::Waiting)))?;
         self.check_cancelled()?;
-        let work = WorkDir::begin(templates.unfinished(reference))?;
+        let work = WorkDir::create(templates.unfinished(reference))?;
         let job = ImportJob {
             import: self,
             reference,
@@ -247,7 +248,7 @@ impl Import {
     }
 }
 
-/// The existing template, if it equals the import.
+/// Returns the existing template if it equals the import.
 fn up_to_date(
     templates: &Templates,
     import: &Import,
@@ -259,13 +260,13 @@ fn up_to_date(
     }
     let template = templates.get(&import.name)?;
     let visibility = templates.visibility(&reference, import.visibility);
-    let same = template.manifest.recipe_sha256 == import.hash(found)?
+    let is_same = template.manifest.recipe_sha256 == import.hash(found)?
         && template.manifest.visibility == visibility;
-    Ok(same.then_some(template))
+    Ok(is_same.then_some(template))
 }
 
-/// Checks a chosen template name. Stock names need a tag, and reserved names are for internal
-/// templates.
+/// Checks a chosen template name. Names of stock templates require a tag. Names that are reserved
+/// for internal templates are rejected.
 pub(crate) fn check_name(
     name: &str,
     visibility: Option<Visibility>,
@@ -344,7 +345,7 @@ impl Import {
                 let mut words = words.collect::<Vec<String>>().into_iter();
                 let command = words.next().ok_or_else(|| {
                     ImportError::image(
-                        "it has no command to start: name one with --start".to_owned(),
+                        "it has no command to start: specify a command with --start".to_owned(),
                     )
                 })?;
                 Some(start(command, Some(words.collect())))
@@ -358,7 +359,7 @@ impl Import {
     }
 }
 
-/// Rejects defaults and startups that no sandbox can have.
+/// Rejects defaults and startup settings that are out of range.
 pub(crate) fn check_defaults(defaults: &Defaults, startup: &Startup) -> Result<(), ImportError> {
     let standard = SandboxSize::default();
     let size = SandboxSize {

@@ -18,21 +18,21 @@ pub struct Initrd<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum InitrdError {
     #[error(
-        "the guest agent is not an ELF program: {}",
+        "the guest agent is not an ELF executable: {}",
         Package::current().remedy(Component::Host)
     )]
     NotAProgram,
-    #[error("the guest agent is {size} bytes, more than an initial ramdisk can hold (4 GiB)")]
+    #[error("the guest agent has {size} bytes, but an initial ramdisk holds at most 4 GiB")]
     TooLarge { size: usize },
     #[error(transparent)]
     Verify(#[from] VerifyError),
-    #[error("cannot make the initial ramdisk")]
+    #[error("cannot create the initial ramdisk")]
     File(#[from] FileError),
-    #[error("cannot make the image of the guest agent")]
+    #[error("cannot create the image of the guest agent")]
     Image(#[from] WriteImageError),
 }
 
-/// Part of a cached ramdisk's name; changes with the layout of the archive.
+/// Part of the name of cached ramdisks. It must be raised if the layout of the archive changes.
 const LAYOUT_VERSION: u32 = 1;
 
 impl<'a> Initrd<'a> {
@@ -47,8 +47,8 @@ impl<'a> Initrd<'a> {
         Ok(Self { agent })
     }
 
-    /// Builds the archive. The kernel opens `/dev/console` before `/init` can mount anything, hence
-    /// the node.
+    /// Builds the archive. It contains `/dev/console`, because the kernel opens this device before
+    /// `/init` can mount a file system.
     pub fn archive(&self) -> Vec<u8> {
         let mut archive = Archive::default();
         for name in ["dev", "proc", "sys", "run", "mnt"] {
@@ -60,7 +60,7 @@ impl<'a> Initrd<'a> {
         archive.finish()
     }
 
-    /// Opens the archive as a file, which is built once per agent binary.
+    /// Opens the archive as a file. It is built once per agent binary.
     pub fn file(&self, home: &Home) -> Result<VerifiedFile, InitrdError> {
         let name = format!("{}-{LAYOUT_VERSION}.cpio", &sum_of(self.agent)[..12]);
         let path = home.initrd().join(&name);

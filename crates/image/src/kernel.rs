@@ -17,7 +17,7 @@ pub struct Kernel(KernelSource);
 enum KernelSource {
     /// Embedded in this program.
     BuiltIn { kernel: Packed, modules: Packed },
-    /// Files of the user, used unchanged.
+    /// Files that the user specified. They are used unchanged.
     Own {
         kernel: PathBuf,
         modules: Option<PathBuf>,
@@ -30,11 +30,11 @@ pub enum KernelError {
     #[error("the {what} inside this program is damaged ({detail}): install or build Jiffy again")]
     Packed { what: &'static str, detail: String },
     #[error(
-        "the kernel named by JIFFY_KERNEL is unusable: correct the path, or unset it to use the built-in kernel"
+        "cannot use the kernel in JIFFY_KERNEL: correct the path, or unset the variable to use the built-in kernel"
     )]
     Own(#[source] FileError),
     #[error(
-        "the modules named by JIFFY_KERNEL_MODULES are unusable: correct the path, or unset it"
+        "cannot use the modules in JIFFY_KERNEL_MODULES: correct the path, or unset the variable"
     )]
     OwnModules(#[source] FileError),
     #[error(
@@ -63,7 +63,8 @@ static MODULES: Package = Package {
     sums: include_str!("../../../kernel/modules.erofs.zst.sha256"),
 };
 
-/// An embedded file: a zstd frame, and `sha256sum` lines for `NAME.zst` and `NAME`.
+/// An embedded file: a zstd frame, and `sha256sum` lines for `NAME.zst` and `NAME`. The second line
+/// is optional.
 #[derive(Debug)]
 struct Package {
     what: &'static str,
@@ -85,7 +86,7 @@ struct Packed {
 }
 
 impl Package {
-    /// Parses the checksums; that of the content is computed if missing.
+    /// Parses the checksums. The checksum of the content is computed if it is missing.
     fn open(&'static self) -> Result<Packed, KernelError> {
         let name = format!("{}{}", self.stem, self.extension);
         let of = |name: &str| {
@@ -119,7 +120,8 @@ impl Package {
         })
     }
 
-    /// Name of the file in the data directory; none if `sha256` is not a checksum.
+    /// Returns the name of the file in the data directory. Returns `None` if `sha256` is not a
+    /// checksum.
     fn file_name(&self, sha256: &str) -> Option<String> {
         let is_sum = sha256.len() == 64 && sha256.bytes().all(|b| b.is_ascii_hexdigit());
         let short = sha256.get(..12).filter(|_| is_sum)?;
@@ -138,7 +140,7 @@ impl Package {
 }
 
 impl Packed {
-    /// Opens the verified file; unpacks it into `home` on first use.
+    /// Opens the verified file. The first call unpacks it into `home`.
     fn open(&self, home: &Home) -> Result<VerifiedFile, KernelError> {
         let Package {
             what, compressed, ..
@@ -172,8 +174,8 @@ impl Packed {
 }
 
 impl Kernel {
-    /// Kernel at `$JIFFY_KERNEL` with the modules at `$JIFFY_KERNEL_MODULES` if set, else the
-    /// built-in one.
+    /// Returns the kernel at `$JIFFY_KERNEL` with the modules at `$JIFFY_KERNEL_MODULES`. Defaults
+    /// to the built-in kernel.
     pub fn choose() -> Result<Self, KernelError> {
         let path = |name| env::var_os(name).filter(|path| !path.is_empty());
         match path("JIFFY_KERNEL") {
@@ -197,7 +199,7 @@ impl Kernel {
         }))
     }
 
-    /// Opens the verified kernel; unpacks it into `home` on first use.
+    /// Opens the verified kernel. The first call unpacks it into `home`.
     pub fn open(&self, home: &Home) -> Result<VerifiedFile, KernelError> {
         match &self.0 {
             KernelSource::BuiltIn { kernel, .. } => kernel.open(home),
@@ -205,7 +207,7 @@ impl Kernel {
         }
     }
 
-    /// Opens the image with the modules alike; none if there are no modules.
+    /// Opens the image with the modules in the same way. Returns `None` if there are no modules.
     pub fn modules(&self, home: &Home) -> Result<Option<VerifiedFile>, KernelError> {
         match &self.0 {
             KernelSource::BuiltIn { modules, .. } => modules.open(home).map(Some),
@@ -216,8 +218,8 @@ impl Kernel {
         }
     }
 
-    /// Opens the modules of a snapshot: those of this kernel, or of an earlier one in this data
-    /// directory.
+    /// Opens the modules that a snapshot requires. They belong to this kernel, or to an earlier
+    /// kernel that was unpacked into this data directory.
     pub fn modules_named(&self, sha256: &str, home: &Home) -> Result<VerifiedFile, KernelError> {
         match &self.0 {
             KernelSource::BuiltIn { modules, .. } if modules.plain == sha256 => {
@@ -239,7 +241,7 @@ impl Kernel {
     }
 }
 
-/// Opens and identifies a kernel of the user, without validation.
+/// Opens a kernel of the user and computes its identity. The content is not validated.
 fn own(path: &PathBuf) -> Result<VerifiedFile, FileError> {
     let open = || {
         let file = File::open(path)?;

@@ -1,4 +1,4 @@
-//! Layers of images: untrusted archives, unpacked into directories that nothing leads out of.
+//! Layers of images: untrusted archives. They are unpacked into directories that no path can leave.
 
 pub(crate) mod confined;
 mod confined_dir;
@@ -21,24 +21,25 @@ pub use unpack::{unpack, unpack_image};
 
 use serde::{Deserialize, Serialize};
 
-/// Reserves a total number of unpacked bytes, or rejects them with a message for the owner.
+/// Reserves a total number of unpacked bytes, or rejects the reservation with a message for the
+/// owner.
 pub(crate) type ByteMeter<'m> = &'m (dyn Fn(u64) -> Result<(), String> + Sync);
 
 /// Result of unpacking an archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnpackedLayer {
-    /// SHA-256 of the uncompressed archive, lower-case hexadecimal: its "DiffID".
+    /// SHA-256 of the uncompressed archive in lower-case hexadecimal (the DiffID of OCI).
     pub diff_id: String,
     /// Number of entries.
     pub entries: u64,
     /// Bytes of the files.
     pub bytes: u64,
-    /// Number of skipped device nodes; guests have their own.
+    /// Number of skipped device nodes. Guests have their own device nodes.
     pub devices_left_out: u64,
-    /// The archive has an end mark. Some packers write none; without a known diff id such an
+    /// Whether the archive has an end mark. Some packers omit it. Without a known diff id, such an
     /// archive may be truncated.
     pub end_mark: bool,
-    /// The layer hides all layers below.
+    /// Whether the layer hides all layers below it.
     pub opaque: bool,
 }
 

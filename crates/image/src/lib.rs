@@ -1,8 +1,8 @@
 //! Files of sandboxes on the host: guest kernel, templates, blank disks and the initial ramdisk.
 //!
-//! All files are in one data directory ([`Home`]). A file is created under a lock, beside its final
-//! path, flushed and renamed, so that it is complete or missing. It is used through an open
-//! descriptor whose content has been verified.
+//! All files are in one data directory ([`Home`]). A file is written under a lock to a temporary
+//! name in its final directory, flushed and renamed, so that it is complete or missing. It is used
+//! through an open descriptor, whose content has been verified.
 
 mod agent_root;
 mod apt;
@@ -62,7 +62,8 @@ pub use transfer::{
 };
 pub use verified::{VerifiedFile, VerifyError};
 
-/// Notes that a test is skipped: in its output, and in the list that `scripts/test` counts.
+/// Records that a test is skipped, in the output of the test and in the list that `scripts/test`
+/// counts.
 #[cfg(test)]
 fn skipped(test: &str, reason: &str) {
     use std::io::Write;

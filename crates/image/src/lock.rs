@@ -5,7 +5,8 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-/// A lock, held until it is dropped here and in every child process that inherited its descriptor.
+/// A lock. It is held until it is dropped in this process and in every child process that inherited
+/// its descriptor.
 ///
 /// The lock file is never removed: otherwise two holders could lock different files of the same
 /// name.
@@ -13,7 +14,7 @@ use std::path::Path;
 pub(crate) struct Lock(File);
 
 impl Lock {
-    /// Takes the lock at `path`; calls `wait` once if it is held.
+    /// Acquires the lock at `path`. Calls `wait` once if the lock is held.
     pub(crate) fn take(path: &Path, wait: impl FnOnce()) -> Result<Self, FileError> {
         let file = open(path)?;
         match file.try_lock() {
@@ -29,14 +30,14 @@ impl Lock {
 }
 
 impl Lock {
-    /// Takes the lock at `path` as shared; waits for an exclusive holder.
+    /// Acquires the lock at `path` in shared mode. Waits for an exclusive holder.
     pub(crate) fn share(path: &Path) -> Result<Self, FileError> {
         let file = open(path)?;
         file.lock_shared().on("lock", path)?;
         Ok(Self(file))
     }
 
-    /// Takes the lock at `path` if it is free.
+    /// Acquires the lock at `path` if it is free.
     pub(crate) fn try_take(path: &Path) -> Result<Option<Self>, FileError> {
         let file = open(path)?;
         match file.try_lock() {

@@ -7,7 +7,7 @@ use std::fmt;
 pub enum Progress<'a> {
     /// Start of a phase.
     Phase(Phase),
-    /// Completed share of the whole build, 0 to 100; never decreases.
+    /// Completed part of the whole build in percent. Never decreases.
     Percent(u8),
     /// Output line of a program.
     Line(&'a str),
@@ -16,10 +16,10 @@ pub enum Progress<'a> {
 /// A phase of a build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Waits for another build of the template.
+    /// Waiting for another build of the template.
     Waiting,
     Packages,
-    /// Downloads manifest and layers.
+    /// Downloading manifest and layers.
     Download,
     Layers,
     Image,

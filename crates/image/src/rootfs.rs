@@ -19,23 +19,24 @@ pub(crate) struct BuildSite<'a> {
     pub lock: &'a Lock,
 }
 
-/// Restores cached packages by hard links; the cache is on the same file system.
+/// Shell script that restores cached packages as hard links. The cache is on the same file system.
 const RESTORE_CACHE: &str = r#"mkdir -p "$1/var/cache/apt/archives/partial"
 for deb in "$JIFFY_CACHE"/*.deb; do [ ! -e "$deb" ] || ln "$deb" "$1/var/cache/apt/archives/"; done"#;
 
-/// Replaces the cache by the packages of this build.
+/// Shell script that replaces the cache with the packages of this build.
 const KEEP_CACHE: &str = r#"rm -rf "$JIFFY_CACHE.new" && mkdir -p "$JIFFY_CACHE.new"
 ln "$1"/var/cache/apt/archives/*.deb "$JIFFY_CACHE.new/"
 rm -rf "$JIFFY_CACHE" && mv "$JIFFY_CACHE.new" "$JIFFY_CACHE""#;
 
-/// Removes traces of the host, and files whose content every sandbox gets at its start.
+/// Shell script that removes traces of the host, and files whose content is generated when a
+/// sandbox starts.
 const FINISH: &str = r#"set -eu
 rm -f "$1/etc/apt/apt.conf.d/99mmdebstrap" "$1"/etc/*- "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old
 for empty in hostname machine-id resolv.conf; do : >"$1/etc/$empty"; chmod 0644 "$1/etc/$empty"; done
 printf '127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n' >"$1/etc/hosts"
 printf '%s\n' "$JIFFY_SOURCES" >"$1/etc/apt/sources.list""#;
 
-/// Installs the recipe's packages into `<work>/root` and returns that path. `on_progress` gets
+/// Installs the recipe's packages into `<work>/root`. Returns this path. `on_progress` receives
 /// output lines and percentages.
 pub(crate) fn bootstrap(
     recipe: &Recipe,
@@ -62,8 +63,8 @@ pub(crate) fn bootstrap(
         "--skip=essential/unlink",
     ]);
     mmdebstrap.arg(format!("--include={}", spec.packages.join(",")));
-    // apt's download user cannot access the data directory. Downloads are verified against signed
-    // indexes.
+    // apt's download user has no access to the data directory. Downloading as root is safe, since
+    // packages are verified against signed indexes.
     mmdebstrap.arg(r#"--aptopt=APT::Sandbox::User "root""#);
     mmdebstrap.args(
         apt::host_options()
@@ -80,7 +81,7 @@ pub(crate) fn bootstrap(
             .iter()
             .map(|path| format!("--dpkgopt=path-include={path}")),
     );
-    // No fsync: an interrupted build is discarded.
+    // Packages are not flushed to disk, since an interrupted build is discarded.
     mmdebstrap.arg("--dpkgopt=force-unsafe-io");
     mmdebstrap
         .arg(format!("--setup-hook={RESTORE_CACHE}"))
@@ -141,9 +142,9 @@ pub enum RootfsError {
     File(#[from] FileError),
 }
 
-/// Progress of an installation, from the output of apt and dpkg. There are two rounds (essential
-/// packages, then others); each announces its number of packages, and unpacks and configures every
-/// one.
+/// Progress of an installation, derived from the output of apt and dpkg. There are two rounds:
+/// essential packages, then others. Each round announces its number of packages, and unpacks and
+/// configures each of them.
 #[derive(Default)]
 pub(crate) struct InstallProgress {
     round: u32,
@@ -176,7 +177,7 @@ impl InstallProgress {
     }
 }
 
-/// `0 upgraded, 69 newly installed, 0 to remove and 0 not upgraded.`
+/// Parses a line such as `0 upgraded, 69 newly installed, 0 to remove and 0 not upgraded.`
 fn newly_installed(line: &str) -> Option<u32> {
     let (before, _) = line.split_once(" newly installed")?;
     before.rsplit(' ').next()?.parse().ok()

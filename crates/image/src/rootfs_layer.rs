@@ -1,5 +1,5 @@
-//! Layer that a recipe adds to the root file system of another template: packages, and the changes
-//! of its script.
+//! Layer that a recipe adds to the root file system of another template. It consists of packages
+//! and the changes of the recipe's script.
 
 use crate::apt;
 use crate::command::Tool;
@@ -11,19 +11,18 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Script that installs the layer.
+/// Shell script that creates the layer.
 const SCRIPT: &str = include_str!("rootfs_layer.sh");
 
-/// Prefix of overlayfs's extended attributes. Of these only [`OPAQUE`] has a meaning in another
-/// overlay.
+/// Prefix of overlayfs's extended attributes. Only [`OPAQUE`] is also valid in another overlay.
 const OVERLAY_XATTR_PREFIX: &str = "trusted.overlay.";
 const OPAQUE: &str = "trusted.overlay.opaque";
 
-/// Maximum length of a file's attribute list: that of the kernel (XATTR_LIST_MAX).
+/// Maximum length of a file's attribute list in bytes (XATTR_LIST_MAX of the kernel).
 const MAX_XATTR_LIST_BYTES: usize = 65_536;
 
-/// Creates `<work>/upper`: the changes of `recipe` to the image `below`, with overlayfs's marks for
-/// deletions. `on_progress` gets output lines and percentages.
+/// Creates `<work>/upper` with the changes of `recipe` to the image `below`. Deletions are recorded
+/// as overlayfs's marks. `on_progress` receives output lines and percentages.
 pub(crate) fn build(
     recipe: &Recipe,
     below: &Path,
@@ -34,7 +33,7 @@ pub(crate) fn build(
     fs::write(&marker, "").on("create", &marker)?;
     let upper = site.work.join("upper");
     fs::create_dir(&upper).on("create", &upper)?;
-    // The mode of the root directory.
+    // The directory becomes the root directory of the layer, with this mode.
     fs::set_permissions(&upper, fs::Permissions::from_mode(0o755)).on("protect", &upper)?;
     install(recipe, below, site, on_progress)?;
     remove_overlay_xattrs(&upper)?;
@@ -72,7 +71,7 @@ fn sources(recipe: &Recipe) -> String {
     apt::build_sources(recipe.suite()).join("\n")
 }
 
-/// Options of apt for this build.
+/// Returns apt's options for this build.
 fn options() -> String {
     let mut options = apt::host_options();
     let own = [
@@ -83,18 +82,17 @@ fn options() -> String {
         "Dir::Etc::SourceParts \"/dev/null\";",
         "Dir::Cache::pkgcache \"\";",
         "Dir::Cache::srcpkgcache \"\";",
-        // No fsync: an interrupted build is discarded.
+        // Packages are not flushed to disk, since an interrupted build is discarded.
         "DPkg::Options:: \"--force-unsafe-io\";",
     ];
     options.extend(own.map(str::to_owned));
     options.join("\n")
 }
 
-/// Removes overlayfs's attributes about the files below, such as inode numbers of this host.
+/// Removes overlayfs's attributes about lower files, such as inode numbers of this host.
 fn remove_overlay_xattrs(path: &Path) -> Result<(), RootfsError> {
     let mut names = vec![0; MAX_XATTR_LIST_BYTES];
-    let n = rustix::fs::llistxattr(path, &mut names[..]);
-    let n = n
+    let n = rustix::fs::llistxattr(path, &mut names[..])
         .map_err(std::io::Error::from)
         .on("read the attributes of", path)?;
     for name in names[..n].split(|&b| b == 0) {

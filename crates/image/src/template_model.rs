@@ -1,5 +1,5 @@
-//! Vocabulary of templates: names, recipes, manifests and errors. Everything that builds, imports,
-//! stores or removes templates depends on this module, which depends on none of it.
+//! Data model of templates: names, recipes, manifests and errors. All modules that build, import,
+//! store or remove templates depend on this module. It depends on none of them.
 
 mod error;
 pub(crate) mod manifest;
@@ -22,8 +22,8 @@ pub use reference::{
 
 use crate::verified::VerifiedFile;
 
-/// A verified template. Its images exist while it is held, and while one of their files is open in
-/// any process.
+/// A verified template. Its images are not removed while this value exists, or while any process
+/// has one of their files open.
 #[derive(Debug)]
 pub struct Template {
     pub manifest: TemplateManifest,

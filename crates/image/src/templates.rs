@@ -1,4 +1,4 @@
-//! Templates: bootable images with defaults.
+//! Store of templates: bootable images with defaults.
 
 use crate::file::{FileError, OnPath, UNFINISHED};
 use crate::home::Home;
@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Image beside the manifest in format 1.
+/// Name of the image in the directory of a format 1 manifest.
 const FORMAT_1_IMAGE: &str = "rootfs.erofs";
-/// Most templates that a message names.
+/// Maximum number of templates that a message lists.
 const MAX_NAMED: usize = 50;
 
 /// The templates of a data directory.
@@ -36,26 +36,27 @@ impl Templates {
         }
     }
 
-    /// All templates, sorted by name and tag. Images are verified when they are opened.
+    /// Returns all templates, sorted by name and tag. Images are not verified until they are
+    /// opened.
     pub fn list(&self) -> Result<Vec<TemplateManifest>, TemplateError> {
         let references = self.references()?;
         let found = references.iter().map(|r| self.look_up(r));
         found.filter_map(Result::transpose).collect()
     }
 
-    /// Time of the last change, with the resolution of the file system's time stamps.
+    /// Returns the time of the last change, with the resolution of the file system's time stamps.
     pub fn changed(&self) -> Option<SystemTime> {
         fs::metadata(self.home.templates()).ok()?.modified().ok()
     }
 
-    /// Manifest of a template. Images are not verified.
+    /// Returns the manifest of a template. Images are not verified.
     pub fn manifest(&self, name: &str) -> Result<TemplateManifest, TemplateError> {
         let reference = Reference::parse(name)?;
         self.look_up(&reference)?
             .ok_or_else(|| self.unknown(&reference))
     }
 
-    /// Manifest of a template, if it exists. Images are not verified.
+    /// Returns the manifest of a template if it exists. Images are not verified.
     pub fn look_up(
         &self,
         reference: &Reference,
@@ -65,13 +66,14 @@ impl Templates {
             return Ok(None);
         }
         match self.load(reference) {
-            // Removed or renamed meanwhile: a finished build takes its name like this.
+            // The template was removed or renamed meanwhile, for example by a build that has
+            // finished.
             Err(_) if !directory.exists() => Ok(None),
             loaded => loaded.map(Some),
         }
     }
 
-    /// Path of the manifest, which every change of the template replaces.
+    /// Returns the path of the manifest. Every change of the template replaces this file.
     pub fn manifest_path(&self, name: &str) -> Result<PathBuf, TemplateError> {
         Ok(self.manifest_file(&Reference::parse(name)?))
     }
@@ -85,12 +87,12 @@ impl Templates {
         let images = ImageStore::new(&self.home);
         let _shared = images.share()?;
         let manifest = self.manifest(name)?;
-        version::keep(&self.home, &manifest)?;
+        version::store(&self.home, &manifest)?;
         self.open(manifest, &images)
     }
 
-    /// Opens a version of a template, `name@version` (see [`TemplateManifest::version`]), which may
-    /// be superseded.
+    /// Opens the version `name@version` of a template (see [`TemplateManifest::version`]). The
+    /// version may be superseded.
     pub fn version(&self, name: &str) -> Result<Template, TemplateError> {
         let images = ImageStore::new(&self.home);
         let _shared = images.share()?;
@@ -98,7 +100,8 @@ impl Templates {
         self.open(manifest, &images)
     }
 
-    /// Version `name@version`. Before versions existed, the digest of the image was used instead.
+    /// Finds the version `name@version`. Snapshots from before versions existed specify the digest
+    /// of the image instead.
     pub(crate) fn find_version(&self, called: &str) -> Result<TemplateManifest, TemplateError> {
         let (name, digest) = called.rsplit_once('@').unwrap_or((called, ""));
         let missing = || TemplateError::Version {
@@ -111,7 +114,7 @@ impl Templates {
         let path = version::path(&self.home, digest);
         if path.exists() {
             let manifest = TemplateManifest::read(&path)?;
-            // The content must match the file name.
+            // The content of a version must match its file name.
             return (manifest.version() == digest)
                 .then_some(manifest)
                 .ok_or_else(missing);
@@ -120,11 +123,12 @@ impl Templates {
         if let Ok(current) = self.manifest(name)
             && is_it(&current)
         {
-            version::keep(&self.home, &current)?;
+            version::store(&self.home, &current)?;
             return Ok(current);
         }
-        let mut kept = version::all(&self.home)?.into_iter().map(|(_, m)| m);
-        kept.find(|m| m.name == name && is_it(m))
+        let mut versions = version::all(&self.home)?.into_iter().map(|(_, m)| m);
+        versions
+            .find(|m| m.name == name && is_it(m))
             .ok_or_else(missing)
     }
 
@@ -138,8 +142,8 @@ impl Templates {
         Ok(Template { manifest, images })
     }
 
-    /// Tags the current version of `from` as `to`. The replaced version is kept for its users.
-    /// Visibility is that of the replaced template, else `visibility`.
+    /// Tags the current version of `from` as `to`. The replaced version is retained for its users.
+    /// The visibility of a replaced template is inherited; otherwise `visibility` applies.
     pub fn tag(
         &self,
         from: &str,
@@ -156,12 +160,12 @@ impl Templates {
         let mut manifest = self.manifest(from)?;
         manifest.rename(&to);
         manifest.visibility = self.inherited(&to).unwrap_or(visibility);
-        let work = WorkDir::begin(self.unfinished(&to))?;
+        let work = WorkDir::create(self.unfinished(&to))?;
         self.publish(&manifest, &work, &lock)?;
         Ok(manifest)
     }
 
-    /// Removes a template with this tag, even a corrupted one. Its sandboxes and snapshots are
+    /// Removes the template with this tag, even if it is corrupted. Its sandboxes and snapshots are
     /// unaffected.
     pub fn remove(&self, name: &str) -> Result<(), TemplateError> {
         let reference = Reference::parse(name)?;
@@ -169,7 +173,7 @@ impl Templates {
         let (directory, doomed) = (self.directory(&reference), self.unfinished(&reference));
         remove_tree(&doomed)?;
         if let Ok(manifest) = self.load(&reference) {
-            self.rescue(&manifest, &directory)?;
+            self.move_format_1(&manifest, &directory)?;
         }
         match fs::rename(&directory, &doomed) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(self.unknown(&reference)),
@@ -181,19 +185,19 @@ impl Templates {
     }
 
     /// Moves the image of a format 1 template into the store before its directory is removed.
-    pub(crate) fn rescue(
+    pub(crate) fn move_format_1(
         &self,
         manifest: &TemplateManifest,
         directory: &Path,
     ) -> Result<(), FileError> {
         let images = ImageStore::new(&self.home);
         for sum in &manifest.images {
-            images.rescue(sum, &directory.join(FORMAT_1_IMAGE))?;
+            images.move_format_1(sum, &directory.join(FORMAT_1_IMAGE))?;
         }
         Ok(())
     }
 
-    /// Takes the lock under which a template is created, replaced or removed.
+    /// Acquires the lock under which a template is created, replaced or removed.
     pub(crate) fn lock(
         &self,
         reference: &Reference,
@@ -207,7 +211,7 @@ impl Templates {
         self.home.templates().join(reference.file_name())
     }
 
-    /// Working directory for a template, under its lock.
+    /// Returns the working directory for a template. The caller must hold the lock of the template.
     pub(crate) fn unfinished(&self, reference: &Reference) -> PathBuf {
         let name = format!("{UNFINISHED}{}", reference.file_name());
         self.home.templates().join(name)
@@ -218,7 +222,7 @@ impl Templates {
             Ok(names) => names,
             Err(e) => return e.into(),
         };
-        // Templates of the same owner, without internal ones.
+        // The list contains templates of the same owner, without internal templates.
         let shown = names
             .iter()
             .filter(|r| r.owner() == reference.owner() && !is_reserved(r.name()));
@@ -229,10 +233,10 @@ impl Templates {
         TemplateError::Unknown {
             name: reference.to_string(),
             known: match (names.is_empty(), others) {
-                (true, _) => "there are none yet: run `jiffy template build base`".to_owned(),
-                (false, 0) => format!("there are: {names}"),
+                (true, _) => "no templates exist yet: run `jiffy template build base`".to_owned(),
+                (false, 0) => format!("existing templates: {names}"),
                 (false, others) => format!(
-                    "there are: {names} and {others} others; `jiffy template ls` lists them"
+                    "existing templates: {names} and {others} others; `jiffy template ls` lists them"
                 ),
             },
         }
@@ -249,7 +253,7 @@ impl Templates {
             });
         }
         if reference.is_stock() {
-            // Also if it was built before templates had owners.
+            // Stock templates that were built before templates had owners become public as well.
             manifest.visibility = Visibility::Public;
         }
         for sum in &manifest.images {
@@ -313,7 +317,7 @@ mod tests {
         let message = templates.get("nope").unwrap_err().to_string();
         assert_eq!(
             message,
-            "template `nope` does not exist; there are none yet: run `jiffy template build base`"
+            "template `nope` does not exist; no templates exist yet: run `jiffy template build base`"
         );
         FakeRecipe::new("one").build(&home).unwrap();
         FakeRecipe::new("two").build(&home).unwrap();
@@ -323,7 +327,7 @@ mod tests {
         let message = templates.get("nope:x").unwrap_err().to_string();
         assert_eq!(
             message,
-            "template `nope:x` does not exist; there are: one, two, two:old"
+            "template `nope:x` does not exist; existing templates: one, two, two:old"
         );
         assert_eq!(templates.list().unwrap().len(), 3);
         templates.remove("one:default").unwrap();
@@ -370,12 +374,12 @@ mod tests {
         fs::write(&path, "{}").unwrap();
         let message = Templates::new(&home).get("one").unwrap_err().to_string();
         assert!(
-            message.starts_with(&format!("manifest {} is not readable", path.display())),
+            message.starts_with(&format!("cannot read manifest {}", path.display())),
             "{message}"
         );
     }
 
-    /// A template of format 1: its image beside its manifest.
+    /// Creates a template of format 1, whose image is in the directory of its manifest.
     fn in_the_first_format(home: &Home) -> (Template, PathBuf) {
         let template = FakeRecipe::new("one").build(home).unwrap();
         let path = Templates::new(home).manifest_path("one").unwrap();
@@ -414,7 +418,7 @@ mod tests {
         let templates = Templates::new(&home);
         let found = templates.get("one").unwrap();
         assert_eq!(found.manifest.version(), was.manifest.version());
-        // Reference of snapshots of that time.
+        // Form of the reference in snapshots of that time.
         let by_image = format!("one@{}", was.images[0].sha256);
         assert_eq!(
             templates.version(&by_image).unwrap().manifest.images,
@@ -424,7 +428,7 @@ mod tests {
             .build(&home)
             .unwrap();
         assert!(!old.exists());
-        // It was in use until now.
+        // The version was in use until this point.
         assert_eq!(
             templates.version(&by_image).unwrap().manifest.images,
             was.manifest.images

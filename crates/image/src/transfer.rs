@@ -1,8 +1,8 @@
-//! Export of templates to a file, and import.
+//! Export of templates to a file, and import from a file.
 //!
-//! The file is a tar archive, compressed with zstd: `template.json`, then its images in order,
-//! lowest first. Files are not trusted: their size is bounded, every image has the digest in the
-//! manifest, and only guests mount it.
+//! The file is a tar archive, compressed with zstd: `template.json`, then the images in order,
+//! lowest first. Files are not trusted: their size is bounded, every image must have the digest in
+//! the manifest, and only guests mount the images.
 
 use crate::file::OnPath;
 use crate::images::ImageStore;
@@ -33,8 +33,8 @@ fn entry_name(sum: &ImageSum) -> String {
     format!("sha256-{}.erofs", sum.sha256)
 }
 
-/// Exports a template to a file. Its images are verified first, and exist until the export
-/// ends.
+/// Exports a template to a file. The images are verified first, and are not removed before the
+/// export ends.
 pub fn export_template(
     templates: &Templates,
     name: &str,
@@ -53,7 +53,7 @@ fn write_archive(
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> io::Result<()> {
     let manifest = &template.manifest;
-    // Owner and visibility are local to this host.
+    // Owner and visibility are specific to this host and are not exported.
     let about = TemplateManifest {
         owner: None,
         visibility: Visibility::default(),
@@ -76,7 +76,7 @@ fn write_archive(
         let content = FileAt {
             file: &image.file,
             offset: 0,
-            told: &mut |n| on_progress(percent(done + n, all)),
+            on_read: &mut |n| on_progress(percent(done + n, all)),
         };
         archive.append_data(&mut header(sum.size), entry_name(sum), content)?;
         done += sum.size;
@@ -84,9 +84,9 @@ fn write_archive(
     archive.into_inner()?.finish()?.flush()
 }
 
-/// Adds the images of a template from elsewhere, and publishes it under its name if
-/// `published`; otherwise only its version is kept.
-fn bring_all<R: Read>(
+/// Adds the images of a template from another host. If `published`, also publishes the template
+/// under its name. Otherwise stores only its version.
+fn import_images<R: Read>(
     templates: &Templates,
     mut manifest: TemplateManifest,
     reference: &Reference,
@@ -100,9 +100,9 @@ fn bring_all<R: Read>(
 ) -> Result<(), ImportError> {
     check_defaults(&manifest.defaults, &manifest.startup)?;
     if manifest.size() > images.limit {
-        let most = images.limit >> 20;
+        let limit_mib = images.limit >> 20;
         let problem = format!(
-            "its images have {} MiB, more than {most}",
+            "its images have {} MiB, but the limit is {limit_mib} MiB",
             manifest.size() >> 20
         );
         return Err(ImportError::image(problem));
@@ -116,31 +116,32 @@ fn bring_all<R: Read>(
     })?;
     let store = ImageStore::new(&templates.home);
     let shared = store.share()?;
-    let work = WorkDir::begin(templates.unfinished(reference))?;
+    let work = WorkDir::create(templates.unfinished(reference))?;
     on_progress(Progress::Phase(Phase::Layers));
     let (all, mut done) = (manifest.size().max(1), 0);
     for sum in &manifest.images {
         let content = (images.open)(sum)?;
-        bring(&store, &work, sum, content)?;
+        import_image(&store, &work, sum, content)?;
         done += sum.size;
         on_progress(percent(done, all));
     }
     (images.confirm)()?;
-    match published {
-        true => templates.publish(&manifest, &work, &lock)?,
-        false => version::keep(&templates.home, &manifest)?,
+    if published {
+        templates.publish(&manifest, &work, &lock)?
+    } else {
+        version::store(&templates.home, &manifest)?
     }
     drop(shared);
     Ok(())
 }
 
-/// Images of a template from elsewhere.
+/// Images of a template from another host.
 struct Images<F, C> {
     /// Maximum total size in bytes.
     limit: u64,
     /// Opens an image; called once for each image, in order.
     open: F,
-    /// Checks the source after all images were read, before the template is published.
+    /// Checks the source after all images were read and before the template is published.
     confirm: C,
 }
 
@@ -149,7 +150,7 @@ struct Images<F, C> {
 pub struct FileImport {
     /// Name of the template. Defaults to the name in the file.
     pub name: Option<String>,
-    /// Visibility as in [`crate::Import`]. The visibility in the file is ignored.
+    /// Visibility as in [`crate::Import`]. The file specifies no visibility.
     pub visibility: Option<Visibility>,
     /// Limits of the unpacked archive.
     pub limits: UnpackLimits,
@@ -158,10 +159,12 @@ pub struct FileImport {
 }
 
 impl FileImport {
-    /// Imports the template in a file. Needs no more disk space than the template's images.
+    /// Imports the template in a file. Temporary disk space is not required beyond the template's
+    /// images.
     ///
     /// # Errors
-    /// Nothing is published if the file is damaged, or if [`Self::trust`] does not cover it.
+    /// The template is not published if the file is damaged, or if [`Self::trust`] does not cover
+    /// the file.
     pub fn run(
         &self,
         templates: &Templates,
@@ -173,7 +176,8 @@ impl FileImport {
         let mut file = HashedReader::new(from);
         let packed = LayerStream::open(file.clone(), limits).map_err(unreadable)?;
         let mut archive = Archive::new(packed);
-        // Raw entries: exports have no extended headers, which would be read into memory.
+        // Raw entries, because exports have no extended headers. Extended headers of another file
+        // would be read into memory.
         let mut entries = archive.entries().map_err(unreadable_io)?.raw(true);
         let mut manifest = first(entries.next())?;
         let own_name = || manifest.reference();
@@ -193,7 +197,7 @@ impl FileImport {
                 trust.check_digest(&reference, digest)
             },
         };
-        let imported = bring_all(
+        let imported = import_images(
             templates,
             manifest,
             &reference,
@@ -203,7 +207,7 @@ impl FileImport {
             on_progress,
         );
         if let Err(error) = imported {
-            // Images of the file may be in the store already.
+            // Images of the file may have been added to the store before the error.
             templates.prune_if_idle();
             return Err(error);
         }
@@ -213,8 +217,8 @@ impl FileImport {
     }
 }
 
-/// Reads one image, unless it exists, and adds it to the store if its digest matches.
-fn bring(
+/// Reads one image unless it exists. Adds the image to the store if its digest matches.
+fn import_image(
     store: &ImageStore,
     work: &WorkDir,
     sum: &ImageSum,
@@ -243,12 +247,12 @@ fn bring(
     let mut magic = [0; 4];
     let read = file.read_exact_at(&mut magic, EROFS_MAGIC.0);
     if read.is_err() || magic != EROFS_MAGIC.1 {
-        let problem = format!("{} is no EROFS image", entry_name(sum));
+        let problem = format!("{} is not an EROFS image", entry_name(sum));
         return Err(ImportError::image(problem));
     }
     drop(file);
-    let kept = store.add_expected(&path, sum)?;
-    kept.map_err(|found| ImportError::Digest {
+    let added = store.add_expected(&path, sum)?;
+    added.map_err(|found| ImportError::Digest {
         what: entry_name(sum),
         found,
     })
@@ -262,7 +266,8 @@ fn next<'a, R: Read>(
     name: &str,
     size: Option<u64>,
 ) -> Result<Entry<'a, R>, ImportError> {
-    let missing = || ImportError::image(format!("it is no exported template: {name} is missing"));
+    let missing =
+        || ImportError::image(format!("it is not an exported template: {name} is missing"));
     let entry = entry.ok_or_else(missing)?.map_err(unreadable_io)?;
     let header = entry.header();
     let as_named = entry.path_bytes() == name.as_bytes()
@@ -274,7 +279,7 @@ fn next<'a, R: Read>(
 fn first<R: Read>(entry: Next<'_, R>) -> Result<TemplateManifest, ImportError> {
     let entry = next(entry, MANIFEST, None)?;
     if entry.size() > MAX_MANIFEST_BYTES {
-        return Err(ImportError::image(format!("its {MANIFEST} is too long")));
+        return Err(ImportError::image(format!("its {MANIFEST} is too large")));
     }
     let mut text = Vec::new();
     let read = entry.take(MAX_MANIFEST_BYTES).read_to_end(&mut text);
@@ -299,18 +304,19 @@ fn percent(done: u64, all: u64) -> Progress<'static> {
     Progress::Percent(u8::try_from(percent).unwrap_or(100).min(100))
 }
 
-/// Positional reader of a file, whose descriptor is shared.
+/// Reader of a file by position. Clones of the descriptor have a shared offset, which this reader
+/// does not use.
 struct FileAt<'a> {
     file: &'a File,
     offset: u64,
-    told: &'a mut dyn FnMut(u64),
+    on_read: &'a mut dyn FnMut(u64),
 }
 
 impl Read for FileAt<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.file.read_at(buffer, self.offset)?;
         self.offset += n as u64;
-        (self.told)(self.offset);
+        (self.on_read)(self.offset);
         Ok(n)
     }
 }

@@ -1,8 +1,8 @@
 //! Files whose content is verified once in full, and recognized cheaply afterwards.
 //!
-//! After a full check, a stamp beside the file records the checksum together with size, inode and
-//! time stamps, which change with the content. While they match, the file is unchanged; otherwise
-//! it is checked again.
+//! After a full check, a stamp in the same directory records the checksum, size, inode and time
+//! stamps of the file. The time stamps change with the content. As long as they match, the file is
+//! unchanged. Otherwise it is checked again.
 
 use crate::Home;
 use crate::file::{FileError, OnPath, write};
@@ -19,12 +19,14 @@ use std::time::{Duration, SystemTime};
 /// An open file with verified content.
 #[derive(Debug)]
 pub struct VerifiedFile {
-    /// Opened for reading: the file that was verified, even if its name changes.
+    /// Descriptor of the verified file, opened for reading. Valid even if the name of the file
+    /// changes.
     pub file: File,
     pub path: PathBuf,
-    /// Checksum of the content, lower-case hexadecimal; of blank disks: of their non-zero blocks.
+    /// Checksum of the content in lower-case hexadecimal. For blank disks, the checksum of the
+    /// non-zero blocks.
     pub sha256: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
@@ -56,33 +58,33 @@ pub enum VerifyError {
     },
 }
 
-/// Expected properties of a file, and messages.
+/// Expected properties of a file, and texts for messages.
 pub(crate) struct FileCheck<'a> {
-    /// Kind of file in messages: "kernel image".
+    /// Kind of file in messages, such as "kernel image".
     pub what: &'static str,
-    /// Expected checksum; none: the recorded one.
+    /// Expected checksum. If `None`, the recorded checksum.
     pub sha256: Option<&'a str>,
     /// Expected size in bytes.
     pub size: Option<u64>,
-    /// Hashes only non-zero blocks and skips holes, for large sparse files.
+    /// Whether only non-zero blocks are hashed and holes are skipped. Used for large sparse files.
     pub sparse: bool,
     /// Remedy for a corrupted file, in messages.
     pub remedy: &'a str,
 }
 
-/// A file with a known checksum before it gets its name.
+/// A file whose checksum was computed before the file was renamed to its final name.
 pub(crate) struct MeasuredFile {
     file: File,
     stamp: FileStamp,
 }
 
 impl MeasuredFile {
-    /// Lower-case hexadecimal.
+    /// SHA-256 in lower-case hexadecimal.
     pub(crate) fn sha256(&self) -> &str {
         &self.stamp.sha256
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.stamp.size
     }
@@ -95,9 +97,9 @@ struct FileStamp {
     size: u64,
     device: u64,
     inode: u64,
-    /// Nanoseconds since 1970, as [`FileStamp::changed_ns`].
+    /// Modification time in nanoseconds since 1970.
     modified_ns: i128,
-    /// Change time: unlike the modification time, it cannot be set.
+    /// Change time in nanoseconds since 1970. Unlike the modification time, programs cannot set it.
     changed_ns: i128,
 }
 
@@ -119,7 +121,7 @@ impl FileStamp {
     }
 }
 
-/// Path of the stamp of `path`.
+/// Returns the path of the stamp of `path`.
 pub(crate) fn stamp_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".stamp");
@@ -127,8 +129,8 @@ pub(crate) fn stamp_path(path: &Path) -> PathBuf {
 }
 
 impl FileCheck<'_> {
-    /// Opens and verifies `path`. If it is missing or has no checksum, `make` creates it first,
-    /// once for all callers with this lock.
+    /// Opens and verifies `path`. If the file is missing or has no checksum, `make` creates it
+    /// first. Concurrent callers with the same lock create it only once.
     pub(crate) fn open_or_make<E: From<VerifyError> + From<FileError>>(
         &self,
         path: &Path,
@@ -147,7 +149,7 @@ impl FileCheck<'_> {
         Ok(self.record(path)?)
     }
 
-    /// Opens and verifies `path`; none if it is missing or has no known checksum.
+    /// Opens and verifies `path`. Returns `None` if the file is missing or has no known checksum.
     pub(crate) fn open(&self, path: &Path) -> Result<Option<VerifiedFile>, VerifyError> {
         let file = match File::open(path) {
             Ok(file) => file,
@@ -187,7 +189,7 @@ impl FileCheck<'_> {
         self.full(file, path, Some(expected)).map(Some)
     }
 
-    /// Computes the checksum of a file before it gets its name.
+    /// Computes the checksum of a file before it is renamed to its final name.
     pub(crate) fn measure(&self, path: &Path) -> Result<MeasuredFile, VerifyError> {
         let measured = || {
             let file = File::open(path).on("open", path)?;
@@ -201,9 +203,16 @@ impl FileCheck<'_> {
     }
 
     /// Records the stamp of a measured file after its rename, which changes only the change time.
-    pub(crate) fn vouch(&self, path: &Path, measured: MeasuredFile) -> Result<(), VerifyError> {
-        let metadata = measured.file.metadata().on("examine", path);
-        let metadata = metadata.map_err(|e| self.failed(e))?;
+    pub(crate) fn record_measured(
+        &self,
+        path: &Path,
+        measured: MeasuredFile,
+    ) -> Result<(), VerifyError> {
+        let metadata = measured
+            .file
+            .metadata()
+            .on("examine", path)
+            .map_err(|e| self.failed(e))?;
         let stamp = FileStamp::of(&metadata, measured.stamp.sha256.clone());
         let as_measured = FileStamp {
             changed_ns: stamp.changed_ns,
@@ -218,7 +227,7 @@ impl FileCheck<'_> {
         self.write_stamp(path, &stamp).map_err(|e| self.failed(e))
     }
 
-    /// Records a new file; its checksum is the expected one from now on.
+    /// Computes and records the checksum of a new file, which is the expected checksum from now on.
     pub(crate) fn record(&self, path: &Path) -> Result<VerifiedFile, VerifyError> {
         let file = File::open(path)
             .on("open", path)
@@ -310,17 +319,18 @@ fn wait_for_next_tick(metadata: &fs::Metadata) {
     thread::sleep(TICK.saturating_sub(age));
 }
 
-/// Lower-case hexadecimal SHA-256 of bytes.
+/// Returns the SHA-256 of `bytes` in lower-case hexadecimal.
 pub(crate) fn sum_of(bytes: &[u8]) -> String {
     hex(Sha256::new_with_prefix(bytes))
 }
 
-/// Lower-case hexadecimal SHA-256 of what was hashed.
+/// Returns the SHA-256 of the hashed bytes in lower-case hexadecimal.
 pub(crate) fn hex(hasher: Sha256) -> String {
     HEXLOWER.encode(&hasher.finalize())
 }
 
-/// Checksum of the whole content. Positional reads, so that the file offset is unchanged.
+/// Computes the checksum of the whole content. Uses positional reads, so that the file offset is
+/// unchanged.
 pub(crate) fn sum(file: &File) -> io::Result<String> {
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
@@ -336,14 +346,15 @@ pub(crate) fn sum(file: &File) -> io::Result<String> {
     }
 }
 
-/// Checksum of the size and the non-zero 4 KiB blocks with their offsets, independent of holes.
+/// Computes the checksum of the size and of the non-zero 4 KiB blocks with their offsets. The
+/// result is independent of holes.
 fn sparse_sum(file: &File) -> io::Result<String> {
     const BLOCK: usize = 4096;
     let size = file.metadata()?.len();
     let mut hasher = Sha256::new_with_prefix(size.to_le_bytes());
     let mut buffer = vec![0; 256 * BLOCK];
     let mut offset = 0;
-    // Only seeking finds holes; the file offset is restored afterwards.
+    // Holes can be found only by seeking. The file offset is restored afterwards.
     while let Some(data) = next_data(file, offset)? {
         offset = data - data % BLOCK as u64;
         let n = file.read_at(&mut buffer, offset)?;
@@ -362,7 +373,8 @@ fn sparse_sum(file: &File) -> io::Result<String> {
     Ok(hex(hasher))
 }
 
-/// Offset of the first data at or after `offset`; none if only a hole follows.
+/// Returns the offset of the first data at or after `offset`. Returns `None` if only a hole
+/// follows.
 fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
     use nix::unistd::{Whence, lseek};
     let offset = i64::try_from(offset).map_err(io::Error::other)?;

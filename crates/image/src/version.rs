@@ -1,7 +1,8 @@
 //! Versions of templates, for snapshots and sandboxes that were created from them.
 //!
-//! `<home>/versions/<version>.json` is the manifest of every version that was opened here. It stays
-//! when the template is rebuilt or removed, so that the version can be opened.
+//! `<home>/versions/<version>.json` is the manifest of a version that was opened on this host. It
+//! is retained when the template is rebuilt or removed, so that snapshots and sandboxes can still
+//! open the version.
 
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
@@ -24,8 +25,8 @@ pub(crate) fn text(manifest: &TemplateManifest, path: &Path) -> Result<Vec<u8>, 
     Ok(text)
 }
 
-/// Stores a version unless it exists. The caller keeps its images.
-pub(crate) fn keep(home: &Home, manifest: &TemplateManifest) -> Result<(), FileError> {
+/// Stores a version unless it exists. The caller must ensure that its images are not removed.
+pub(crate) fn store(home: &Home, manifest: &TemplateManifest) -> Result<(), FileError> {
     let version = manifest.version();
     let path = path(home, &version);
     if path.exists() {
@@ -35,7 +36,7 @@ pub(crate) fn keep(home: &Home, manifest: &TemplateManifest) -> Result<(), FileE
     file::write(&home.versions(), &format!("{version}{SUFFIX}"), &text).map(drop)
 }
 
-/// All stored versions.
+/// Returns all stored versions.
 pub(crate) fn all(home: &Home) -> Result<Vec<(PathBuf, TemplateManifest)>, TemplateError> {
     let directory = home.versions();
     let mut found = Vec::new();
@@ -50,7 +51,8 @@ pub(crate) fn all(home: &Home) -> Result<Vec<(PathBuf, TemplateManifest)>, Templ
     Ok(found)
 }
 
-/// Returns whether the template has a single image with this digest, the version of old snapshots.
+/// Returns whether the template has a single image with this digest. Old snapshots use the digest
+/// as the version.
 pub(crate) fn is_of_image(manifest: &TemplateManifest, sha256: &str) -> bool {
     matches!(&manifest.images[..], [only] if only.sha256 == sha256)
 }

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 pub(crate) struct WorkDir(pub PathBuf);
 
 impl WorkDir {
-    /// Creates the directory. The caller holds the template's lock, so an existing directory is
-    /// from a killed build.
-    pub(crate) fn begin(path: PathBuf) -> Result<Self, FileError> {
+    /// Creates the directory. The caller must hold the template's lock, so an existing directory
+    /// was left by a build that was killed.
+    pub(crate) fn create(path: PathBuf) -> Result<Self, FileError> {
         remove_tree(&path)?;
         DirBuilder::new()
             .mode(0o700)
@@ -24,13 +24,13 @@ impl WorkDir {
 
 impl Drop for WorkDir {
     fn drop(&mut self) {
-        // Remains are removed by the next build.
+        // Ignore the error: the next build removes the remains.
         let _ = remove_tree(&self.0);
     }
 }
 
-/// Removes a directory tree, unless a file system is mounted in it, whose files would be removed as
-/// well.
+/// Removes a directory tree. Returns an error if a file system is mounted in it, since its files
+/// would be removed as well.
 pub(crate) fn remove_tree(path: &Path) -> Result<(), FileError> {
     let mounts =
         fs::read_to_string("/proc/self/mountinfo").on("read", Path::new("/proc/self/mountinfo"))?;
@@ -41,7 +41,7 @@ pub(crate) fn remove_tree(path: &Path) -> Result<(), FileError> {
     if let Some(point) = mounted {
         let busy = io::Error::new(
             io::ErrorKind::ResourceBusy,
-            "something is mounted there: unmount it and run again",
+            "a file system is mounted below it: unmount the file system and run again",
         );
         return Err(busy).on("remove", Path::new(point));
     }

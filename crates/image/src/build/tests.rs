@@ -123,8 +123,8 @@ fn a_failed_build_leaves_nothing_behind_and_the_old_template_in_place() {
 #[test]
 fn remains_of_a_killed_build_are_removed_by_the_next() {
     let (_dir, home) = home();
-    let left = home.templates().join(".new-one/root/usr");
-    fs::create_dir_all(&left).unwrap();
+    let leftover = home.templates().join(".new-one/root/usr");
+    fs::create_dir_all(&leftover).unwrap();
     FakeRecipe::new("one").build(&home).unwrap();
     assert_eq!(names(&home.templates()), ["one"]);
 }
@@ -150,8 +150,8 @@ fn a_corrupted_template_is_refused_instead_of_rebuilt_unasked() {
 fn the_same_recipe_makes_the_same_image_on_another_host() {
     let ((_a, one), (_b, other)) = (home(), home());
     let fake = FakeRecipe::new("one");
-    fake.build_with(&one, &mut settled).unwrap();
-    fake.build_with(&other, &mut settled).unwrap();
+    fake.build_with(&one, &mut set_times).unwrap();
+    fake.build_with(&other, &mut set_times).unwrap();
     let sum = |home| {
         Templates::new(home).get("one").unwrap().images[0]
             .sha256
@@ -161,7 +161,7 @@ fn the_same_recipe_makes_the_same_image_on_another_host() {
 }
 
 /// Sets a fixed time on all files, as a real build does.
-fn settled(work: &Path) -> Result<(), BuildError> {
+fn set_times(work: &Path) -> Result<(), BuildError> {
     let time = UNIX_EPOCH + std::time::Duration::from_secs(EPOCH);
     for path in [work.join("root/file"), work.join("root")] {
         fs::File::open(path).unwrap().set_modified(time).unwrap();

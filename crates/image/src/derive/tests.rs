@@ -13,7 +13,7 @@ macro_rules! root_or_skip {
     ($name:ident) => {
         if !nix::unistd::Uid::effective().is_root() {
             let test = concat!("derive::tests::", stringify!($name));
-            return skipped(test, "needs root, to give files to others");
+            return skipped(test, "needs root to change the owners of files");
         }
     };
 }
@@ -25,7 +25,7 @@ fn scratch() -> TemplateManifest {
     }
 }
 
-fn wanted<'a>(name: &'a str, base: &'a TemplateManifest) -> DerivedTemplate<'a> {
+fn template_spec<'a>(name: &'a str, base: &'a TemplateManifest) -> DerivedTemplate<'a> {
     DerivedTemplate {
         name,
         visibility: None,
@@ -44,8 +44,12 @@ fn wanted<'a>(name: &'a str, base: &'a TemplateManifest) -> DerivedTemplate<'a> 
     }
 }
 
-fn derived(home: &Home, wanted: &DerivedTemplate<'_>, layer: Tar) -> Result<Template, ImportError> {
-    wanted.build(&Templates::new(home), &layer.end()[..], &mut |_| ())
+fn derived(
+    home: &Home,
+    template_spec: &DerivedTemplate<'_>,
+    layer: Tar,
+) -> Result<Template, ImportError> {
+    template_spec.build(&Templates::new(home), &layer.end()[..], &mut |_| ())
 }
 
 fn count(path: &Path) -> usize {
@@ -59,41 +63,46 @@ fn a_derived_template_shares_the_images_of_its_base_and_adds_one() {
     let nothing = scratch();
     let base = derived(
         &home,
-        &wanted("one", &nothing),
+        &template_spec("one", &nothing),
         Tar::default().file("a", b"1"),
     )
     .unwrap();
     let layer = Tar::default().file(".wh.a", b"").file("b", b"2");
-    let on_it = derived(&home, &wanted("two:V1", &base.manifest), layer).unwrap();
-    let m = &on_it.manifest;
+    let derived_template = derived(&home, &template_spec("two:V1", &base.manifest), layer).unwrap();
+    let m = &derived_template.manifest;
     assert_eq!(
         (m.name.as_str(), m.tag.as_str(), m.images.len()),
         ("two", "V1", 2)
     );
     assert_eq!(m.images[0], base.manifest.images[0]);
-    let said: Vec<&str> = m.history.iter().map(|s| s.text.as_str()).collect();
+    let texts: Vec<&str> = m.history.iter().map(|s| s.text.as_str()).collect();
     assert_eq!(
-        said,
+        texts,
         [
             "RUN one",
-            "image of what changed",
+            "image of the changes",
             "RUN two:V1",
-            "image of what changed"
+            "image of the changes"
         ]
     );
-    // Image and stamp of each.
+    // An image and a stamp each.
     assert_eq!(count(&home.images()), 4);
-    // No changes: no further image.
-    let same = derived(&home, &wanted("same", &base.manifest), Tar::default()).unwrap();
+    // Without changes, no further image is created.
+    let same = derived(
+        &home,
+        &template_spec("same", &base.manifest),
+        Tar::default(),
+    )
+    .unwrap();
     assert_eq!(same.manifest.images, base.manifest.images);
     assert_eq!(same.manifest.version(), base.manifest.version());
-    // All below is deleted.
+    // Everything below is deleted.
     let layer = Tar::default().file(".wh..wh..opq", b"").file("c", b"3");
-    let alone = derived(&home, &wanted("alone", m), layer).unwrap();
-    assert_eq!(alone.manifest.images.len(), 1);
+    let standalone = derived(&home, &template_spec("alone", m), layer).unwrap();
+    assert_eq!(standalone.manifest.images.len(), 1);
 }
 
-/// Content of an image as a layer, by name.
+/// Returns the content of an image as a layer, by name.
 fn contents(home: &Home, image: &ImageSum) -> BTreeMap<String, String> {
     let file = ImageStore::new(home).open(image).unwrap().file;
     let mut layer = Vec::new();
@@ -147,7 +156,7 @@ fn a_stack_beyond_the_image_limit_is_merged_and_stays_equal() {
             .file("both/second", b"3")
             .file("becomes-directory/in", b"3")
             .file(&format!("{}/leaf", &long[..90]), b"3"),
-        // Both may have files below them.
+        // Both kinds of entry may have files below them.
         tar()
             .file(".wh.lowest", b"")
             .file("tree/new", b"4")
@@ -161,21 +170,21 @@ fn a_stack_beyond_the_image_limit_is_merged_and_stays_equal() {
             .link(EntryType::Symlink, "both/link", "../kept")
             .file("changed", b"5"),
     ];
-    let mut base = derived(&home, &wanted("x", &scratch()), lowest).unwrap();
+    let mut base = derived(&home, &template_spec("x", &scratch()), lowest).unwrap();
     for layer in layers {
-        base = derived(&home, &wanted("x", &base.manifest), layer).unwrap();
+        base = derived(&home, &template_spec("x", &base.manifest), layer).unwrap();
     }
     assert_eq!(base.manifest.images.len(), MAX_IMAGES);
     let layer = tar()
         .file("changed", b"7")
         .file("both/.wh.first", b"")
         .file("d/.wh.lowest", b"");
-    let over = derived(&home, &wanted("x", &base.manifest), layer).unwrap();
-    let images = &over.manifest.images;
+    let merged = derived(&home, &template_spec("x", &base.manifest), layer).unwrap();
+    let images = &merged.manifest.images;
     assert_eq!(images.len(), 2);
     assert_eq!(images[0], base.manifest.images[0]);
-    let said = &over.manifest.history.last().unwrap().text;
-    assert_eq!(said, "image of what changed and of 5 images below");
+    let texts = &merged.manifest.history.last().unwrap().text;
+    assert_eq!(texts, "image of the changes and of 5 images below");
     let leaf = format!("{}/leaf", &long[..90]);
     let expected = [
         (".wh.goes", ""),
@@ -206,7 +215,7 @@ fn a_stack_beyond_the_image_limit_is_merged_and_stays_equal() {
     assert!(found.remove(&format!("{}/", &long[..90])).is_some());
     let found: Vec<(&str, &str)> = (found.iter().map(|(k, v)| (k.as_str(), v.as_str()))).collect();
     for pair in &expected {
-        assert!(found.contains(pair), "{} is not there", pair.0);
+        assert!(found.contains(pair), "{} is missing", pair.0);
     }
     assert_eq!(
         found.len(),
@@ -214,10 +223,10 @@ fn a_stack_beyond_the_image_limit_is_merged_and_stays_equal() {
         "{:?}",
         found.iter().map(|f| f.0).collect::<Vec<_>>()
     );
-    // From here on there is space again, and images of other templates stay.
+    // From here on, disk space is available, and images of other templates are not removed.
     let next = derived(
         &home,
-        &wanted("y", &over.manifest),
+        &template_spec("y", &merged.manifest),
         tar().file("more", b"8"),
     )
     .unwrap();
@@ -238,19 +247,19 @@ fn an_invalid_image_is_refused_and_its_links_are_never_followed() {
         .file("d/other", b"x")
         .link(EntryType::Symlink, "d/link", "somewhere")
         .file(".wh.gone", b"");
-    let made = derived(&home, &wanted("x", &scratch()), layer).unwrap();
+    let template = derived(&home, &template_spec("x", &scratch()), layer).unwrap();
     let mut image = Vec::new();
     let mut file = &ImageStore::new(&home)
-        .open(&made.manifest.images[0])
+        .open(&template.manifest.images[0])
         .unwrap()
         .file;
     std::io::Read::read_to_end(&mut file, &mut image).unwrap();
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut random = |most: usize| {
+    let mut random = |bound: usize| {
         seed ^= seed << 13;
         seed ^= seed >> 7;
         seed ^= seed << 17;
-        usize::try_from(seed % most as u64).unwrap()
+        usize::try_from(seed % bound as u64).unwrap()
     };
     let limits = UnpackLimits {
         bytes: 1 << 20,
@@ -263,7 +272,7 @@ fn an_invalid_image_is_refused_and_its_links_are_never_followed() {
     for round in 0..300 {
         let mut bytes = image.clone();
         for _ in 0..=random(6) {
-            // Metadata of the format is in the first blocks.
+            // The metadata of the format is in the first blocks.
             let at = 1024 + random(bytes.len().min(8192) - 1024);
             bytes[at] = u8::try_from(random(256)).unwrap();
         }
@@ -283,7 +292,7 @@ fn a_hostile_or_truncated_layer_leaves_nothing() {
     root_or_skip!(a_hostile_or_truncated_layer_leaves_nothing);
     let (_dir, home) = home();
     let nothing = scratch();
-    let x = wanted("x", &nothing);
+    let x = template_spec("x", &nothing);
     let outside = Tar::default().file("../x", b"x");
     assert!(derived(&home, &x, outside).is_err());
     let whole = Tar::default().file("x", b"x").end();
@@ -292,14 +301,14 @@ fn a_hostile_or_truncated_layer_leaves_nothing() {
         .build(&Templates::new(&home), cut, &mut |_| ())
         .unwrap_err();
     assert!(matches!(refused, ImportError::Layer { .. }), "{refused}");
-    let stock = wanted("base", &nothing);
+    let stock = template_spec("base", &nothing);
     let refused = derived(&home, &stock, Tar::default()).unwrap_err();
     assert!(refused.to_string().contains("stock template"), "{refused}");
-    let gone = manifest(&["a"]);
-    let refused = derived(&home, &wanted("x", &gone), Tar::default()).unwrap_err();
+    let missing = manifest(&["a"]);
+    let refused = derived(&home, &template_spec("x", &missing), Tar::default()).unwrap_err();
     assert!(refused.to_string().contains("is missing"), "{refused}");
-    for made in [home.templates(), home.images(), home.versions()] {
-        assert_eq!(count(&made), 0, "{}", made.display());
+    for template in [home.templates(), home.images(), home.versions()] {
+        assert_eq!(count(&template), 0, "{}", template.display());
     }
 }
 
@@ -319,13 +328,13 @@ fn gc_keeps_images_of_templates_snapshots_and_open_files_only() {
     let nothing = scratch();
     let base = derived(
         &home,
-        &wanted("base:x", &nothing),
+        &template_spec("base:x", &nothing),
         Tar::default().file("a", b"1"),
     );
     let base = base.unwrap().manifest;
     let make = |content: &str| {
         let layer = Tar::default().file("b", content.as_bytes());
-        derived(&home, &wanted("x", &base), layer).unwrap()
+        derived(&home, &template_spec("x", &base), layer).unwrap()
     };
     let asleep = make("asleep").manifest;
     snapshot(&home, "s1", &asleep);
@@ -337,25 +346,25 @@ fn gc_keeps_images_of_templates_snapshots_and_open_files_only() {
 
     let opens = |m: &TemplateManifest| templates.version(&format!("x@{}", m.version())).is_ok();
     assert!(opens(&asleep) && opens(&running.manifest) && opens(&tagged) && opens(&current));
-    // It was removed when its last reference was.
+    // The image was removed together with its last reference.
     assert!(!opens(&unneeded));
     assert_eq!(templates.prune().unwrap(), crate::PrunedImages::default());
     templates.remove("x").unwrap();
     assert!(opens(&asleep) && opens(&running.manifest) && opens(&tagged) && !opens(&current));
     let version = running.manifest.version();
     drop(running);
-    let told = templates.preview_prune(&[]).unwrap();
+    let preview = templates.preview_prune(&[]).unwrap();
     assert!(templates.version(&format!("x@{version}")).is_ok());
     let with_tagged = templates.preview_prune(&["x:kept".to_owned()]).unwrap();
     assert_eq!(with_tagged.images.len(), 2);
     let pruned = templates.prune().unwrap();
-    assert_eq!(pruned, told);
+    assert_eq!(pruned, preview);
     assert_eq!(pruned.versions, [format!("x@{version}")]);
     assert_eq!(pruned.images.len(), 1);
     assert!(pruned.bytes > 0);
     fs::write(home.snapshots()[0].join("s1/manifest.json"), "{").unwrap();
     templates.remove("x:kept").unwrap();
-    // A damaged snapshot may need any image.
+    // A damaged snapshot may refer to any image.
     assert!(
         templates
             .prune()

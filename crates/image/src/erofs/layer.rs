@@ -1,4 +1,4 @@
-//! Conversion of an image to the layer that it was made of: an archive with OCI whiteouts.
+//! Conversion of an image back to the layer that it was built from: an archive with OCI whiteouts.
 
 use super::read::{ErofsImage, ImageError, Inode};
 use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveError, ArchiveWriter};
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 
-/// Maximum depth of directories; the unpacker accepts fewer.
+/// Maximum depth of directories. The unpacker's limit is lower.
 const MAX_DEPTH: usize = 300;
 const BUFFER_BYTES: usize = 1 << 18;
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
@@ -17,7 +17,7 @@ const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 pub enum LayerOfImageError {
     #[error(transparent)]
     Image(#[from] ImageError),
-    #[error("what is in the image cannot be written: {0}")]
+    #[error("cannot write the content of the image: {0}")]
     Write(#[from] io::Error),
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn write_layer(image: &File, out: impl Write) -> Result<(), LayerOfIm
     let image = ErofsImage::open(image)?;
     let root = image.inode(image.root)?;
     if kind(&root) != FileType::Directory {
-        return Err(ImageError::Damaged("its root is no directory").into());
+        return Err(ImageError::Damaged("its root is not a directory").into());
     }
     let mut work = LayerConverter {
         image,
@@ -65,7 +65,7 @@ impl<W: Write> LayerConverter<'_, W> {
         depth: usize,
     ) -> Result<(), LayerOfImageError> {
         if depth > MAX_DEPTH {
-            return Err(ImageError::Damaged("directories within each other without end").into());
+            return Err(ImageError::Damaged("its directories are nested too deeply").into());
         }
         let shown = [&path[..], b"/"].concat();
         let mut entry = self.entry(inode, ArchiveEntryKind::Directory, &shown)?;
@@ -84,9 +84,10 @@ impl<W: Write> LayerConverter<'_, W> {
         while offset < inode.size {
             for (name, number) in self.image.names(inode, offset)? {
                 let found = self.image.inode(number)?;
-                let path = match path.is_empty() {
-                    true => name,
-                    false => [&shown[..], &name].concat(),
+                let path = if path.is_empty() {
+                    name
+                } else {
+                    [&shown[..], &name].concat()
                 };
                 match kind(&found) {
                     FileType::Directory => self.directory(&found, path, depth + 1)?,
@@ -141,8 +142,8 @@ impl<W: Write> LayerConverter<'_, W> {
         Ok(self.writer.end()?)
     }
 
-    /// Writes a whiteout: `.wh.` in front of the name in the directory `above`, which ends with a
-    /// slash if it is not the root.
+    /// Writes a whiteout for `name` in the directory `above`: `.wh.` is put in front of the name.
+    /// `above` ends with a slash unless it is the root.
     fn mark(&mut self, above: &[u8], name: &[u8]) -> Result<(), LayerOfImageError> {
         let above = if above == b"/" { b"" } else { above };
         let path = [above, b".wh.", name].concat();

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 /// Maximum length of a file name in images, in bytes.
 pub(super) const MAX_NAME_BYTES: usize = 254;
-/// Number of characters of a long name in the message.
+/// Maximum number of characters of a long name that the message shows.
 const SHOWN_CHARS: usize = 80;
 
 /// Error of writing an image.
@@ -26,14 +26,15 @@ pub enum WriteImageError {
          images have at most {MAX_NAME_BYTES}; rename or remove the file"
     )]
     LongName {
-        /// Path in the image; of the last component only the beginning.
+        /// Path in the image. The last component is shortened.
         path: String,
         /// Length of its last component in bytes.
         length: usize,
     },
 }
 
-/// Searches the files of `root` for a name that is too long. Files that cannot be read are skipped.
+/// Returns an error for the first file of `root` with a name that is too long. Directories that
+/// cannot be read are skipped.
 pub(super) fn find(root: &ImageRoot) -> Option<WriteImageError> {
     match root {
         ImageRoot::Directory(path) | ImageRoot::Marked(path) => find_below(path, &[]),
@@ -43,7 +44,7 @@ pub(super) fn find(root: &ImageRoot) -> Option<WriteImageError> {
     }
 }
 
-/// Searches the files of `root` that none of the layers `above` removes.
+/// Searches the files of `root` that no layer in `above` removes.
 fn find_below(root: &Path, above: &[PathBuf]) -> Option<WriteImageError> {
     let mut directories = vec![root.to_owned()];
     while let Some(directory) = directories.pop() {
@@ -70,7 +71,8 @@ fn find_below(root: &Path, above: &[PathBuf]) -> Option<WriteImageError> {
     None
 }
 
-/// Returns whether one of the layers has overlayfs's mark for a deletion at `path` or above.
+/// Returns whether one of the layers has overlayfs's mark for a deletion at `path` or at one of its
+/// parent directories.
 fn is_removed(path: &Path, layers: &[PathBuf]) -> bool {
     let is_mark = |layer: &PathBuf, path: &Path| {
         let found = fs::symlink_metadata(layer.join(path));

@@ -1,6 +1,6 @@
-//! Reader of EROFS images as written here: uncompressed, contiguous, on one device (Linux,
-//! fs/erofs/erofs_fs.h). Images may be hostile: every offset is checked against the end of the
-//! file, and memory is bounded by the fields of the format.
+//! Reader of EROFS images as [`super::write`] creates them: uncompressed, contiguous, on one device
+//! (Linux, fs/erofs/erofs_fs.h). Images may be hostile: every offset is checked against the end of
+//! the file, and the fields of the format bound the use of memory.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 const SUPER_BLOCK: u64 = 1024;
 const EROFS_MAGIC: u32 = 0xe0f5_e1e2;
-/// Incompatible feature that is accepted: it only concerns the start of compressed data.
+/// Incompatible feature that is accepted, since it concerns only the start of compressed data.
 const ACCEPTED_FEATURES: u32 = 1;
 /// Unit of inode numbers in bytes.
 const INODE_SLOT_BYTES: u64 = 32;
@@ -29,7 +29,7 @@ pub enum ImageError {
     Read(#[from] io::Error),
     #[error("the image is damaged: {0}")]
     Damaged(&'static str),
-    #[error("the image is of a kind that is not made here: {0}")]
+    #[error("the image uses an unsupported feature: {0}")]
     Foreign(&'static str),
 }
 
@@ -40,7 +40,7 @@ pub(super) struct ErofsImage<'a> {
     block: u64,
     inodes: u64,
     attributes: u64,
-    /// Time of compact inodes, which have none.
+    /// Modification time of compact inodes, which store no time.
     time: (i64, u32),
     pub root: u64,
 }
@@ -48,7 +48,7 @@ pub(super) struct ErofsImage<'a> {
 /// Location of a file's content.
 enum InodeLayout {
     Plain,
-    /// The last block follows the inode at this offset.
+    /// The last block follows the inode, at this offset of the image.
     Tail(u64),
 }
 
@@ -101,16 +101,14 @@ impl<'a> ErofsImage<'a> {
         };
         let head = image.bytes(SUPER_BLOCK, 128)?;
         if u32_at(&head, 0) != EROFS_MAGIC {
-            return Err(ImageError::Damaged("it is no EROFS image"));
+            return Err(ImageError::Damaged("it is not an EROFS image"));
         }
         if u32_at(&head, 80) & !ACCEPTED_FEATURES != 0 || u16_at(&head, 86) != 0 {
-            return Err(ImageError::Foreign(
-                "it is compressed, or lies on several devices",
-            ));
+            return Err(ImageError::Foreign("compression, or several devices"));
         }
         let bits = u32::from(head[12]);
         if !(9..=16).contains(&bits) {
-            return Err(ImageError::Damaged("the size of its blocks"));
+            return Err(ImageError::Damaged("its block size is invalid"));
         }
         image.block = 1 << bits;
         image.root = u64::from(u16_at(&head, 14));
@@ -130,26 +128,27 @@ impl<'a> ErofsImage<'a> {
     fn fill(&self, at: u64, buffer: &mut [u8]) -> ErofsResult<()> {
         match self.file.read_exact_at(buffer, at) {
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                Err(ImageError::Damaged("it ends too early"))
+                Err(ImageError::Damaged("it is truncated"))
             }
-            // Offset beyond the maximum of the file system.
+            // The offset exceeds the maximum of the host's file system.
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
-                Err(ImageError::Damaged("it names a place that cannot be"))
+                Err(ImageError::Damaged("an offset is out of range"))
             }
             outcome => Ok(outcome?),
         }
     }
 
     pub(super) fn inode(&self, number: u64) -> ErofsResult<Inode> {
-        let far = ImageError::Damaged("an inode is at a place that cannot be");
+        let far = ImageError::Damaged("the number of an inode is out of range");
         let at = number.checked_mul(INODE_SLOT_BYTES);
         let at = at.and_then(|at| at.checked_add(self.inodes)).ok_or(far)?;
         let compact = self.bytes(at, 32)?;
         let format = u16_at(&compact, 0);
         let extended = format & 1 == 1;
-        let i = match extended {
-            true => self.bytes(at, 64)?,
-            false => compact,
+        let i = if extended {
+            self.bytes(at, 64)?
+        } else {
+            compact
         };
         let counted = u64::from(u16_at(&i, 2));
         let length = match counted {
@@ -161,9 +160,7 @@ impl<'a> ErofsImage<'a> {
             0 => InodeLayout::Plain,
             2 => InodeLayout::Tail(behind + length),
             _ => {
-                return Err(ImageError::Foreign(
-                    "a file in it is compressed or in pieces",
-                ));
+                return Err(ImageError::Foreign("a compressed or fragmented file"));
             }
         };
         let mtime = (
@@ -200,10 +197,11 @@ impl<'a> ErofsImage<'a> {
         })
     }
 
-    /// Reads content at `offset`, which is inside the file; returns the number of bytes.
+    /// Reads content from `offset`, which must be inside the file. Returns the number of bytes
+    /// read.
     pub(super) fn read(&self, inode: &Inode, offset: u64, buffer: &mut [u8]) -> ErofsResult<usize> {
         let first = u64::from(inode.word) * self.block;
-        let (at, left) = match inode.layout {
+        let (at, remaining) = match inode.layout {
             InodeLayout::Tail(tail) => {
                 let before = inode.size.div_ceil(self.block).saturating_sub(1) * self.block;
                 match offset.checked_sub(before) {
@@ -213,16 +211,20 @@ impl<'a> ErofsImage<'a> {
             }
             InodeLayout::Plain => (first.saturating_add(offset), inode.size - offset),
         };
-        let most = usize::try_from(left).unwrap_or(usize::MAX);
-        let most = most.min(buffer.len());
-        self.fill(at, &mut buffer[..most])?;
-        Ok(most)
+        let length = usize::try_from(remaining).unwrap_or(usize::MAX);
+        let length = length.min(buffer.len());
+        self.fill(at, &mut buffer[..length])?;
+        Ok(length)
     }
 
-    /// Target of a symbolic link.
+    /// Returns the target of a symbolic link.
     pub(super) fn target(&self, inode: &Inode) -> ErofsResult<Vec<u8>> {
-        let length = usize::try_from(inode.size).ok().filter(|n| *n <= 4096);
-        let length = length.ok_or(ImageError::Damaged("a link is too long"))?;
+        let length = usize::try_from(inode.size)
+            .ok()
+            .filter(|n| *n <= 4096)
+            .ok_or(ImageError::Damaged(
+                "the target of a symbolic link is too long",
+            ))?;
         let mut target = vec![0; length];
         let mut filled = 0;
         while filled < length {
@@ -231,11 +233,11 @@ impl<'a> ErofsImage<'a> {
         Ok(target)
     }
 
-    /// Names in the directory block at `offset`, with their inode numbers.
+    /// Returns the names in the directory block at `offset`, with their inode numbers.
     pub(super) fn names(&self, directory: &Inode, offset: u64) -> ErofsResult<Vec<(Vec<u8>, u64)>> {
-        const ODD: ImageError = ImageError::Damaged("a directory makes no sense");
-        let left = (directory.size - offset).min(self.block);
-        let mut block = vec![0; usize::try_from(left).unwrap_or(0)];
+        const ODD: ImageError = ImageError::Damaged("a directory block is invalid");
+        let remaining = (directory.size - offset).min(self.block);
+        let mut block = vec![0; usize::try_from(remaining).unwrap_or(0)];
         let mut filled = 0;
         while filled < block.len() {
             filled += self.read(directory, offset + filled as u64, &mut block[filled..])?;
@@ -270,9 +272,9 @@ impl<'a> ErofsImage<'a> {
         self.block
     }
 
-    /// Extended attributes with their full names.
+    /// Returns the extended attributes with their full names.
     pub(super) fn attributes(&self, inode: &Inode) -> ErofsResult<Vec<(Vec<u8>, Vec<u8>)>> {
-        const ODD: ImageError = ImageError::Damaged("an extended attribute makes no sense");
+        const ODD: ImageError = ImageError::Damaged("an extended attribute is invalid");
         let (at, length) = inode.attributes;
         if length == 0 {
             return Ok(Vec::new());
@@ -305,7 +307,8 @@ fn entry_length(head: &[u8]) -> usize {
     4 + usize::from(head[0]) + usize::from(u16_at(head, 2))
 }
 
-/// Name and value; none for an unknown prefix.
+/// Parses the name and value of an attribute. The inner `Option` is `None` if the prefix is
+/// unknown.
 fn attribute(entry: &[u8]) -> Option<Option<(Vec<u8>, Vec<u8>)>> {
     let name = entry.get(4..4 + usize::from(*entry.first()?))?;
     let value = entry.get(4 + name.len()..)?;

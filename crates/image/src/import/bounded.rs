@@ -1,4 +1,4 @@
-//! Bounded lists and maps in untrusted documents: a document of a few MiB can hold more than a
+//! Bounded lists and maps in untrusted documents. A document of a few MiB can contain more than a
 //! million entries, which need many times its size in memory.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};

@@ -3,15 +3,15 @@
 use super::ProgressSink;
 use crate::progress::{Phase, Progress};
 
-/// Converts bytes to percentages.
+/// Converter from bytes to percentages.
 pub(super) struct ByteProgress<'a, 'b> {
     on_progress: &'a mut ProgressSink<'b>,
     total: u64,
-    /// Percentages at the start and of this part.
+    /// Percentages at the start and at the end of this part.
     from: u64,
     share: u64,
     before: u64,
-    told: u64,
+    reported_percent: u64,
 }
 
 impl<'a, 'b> ByteProgress<'a, 'b> {
@@ -24,7 +24,7 @@ impl<'a, 'b> ByteProgress<'a, 'b> {
         Self::after(phase, total, 0, share, on_progress)
     }
 
-    /// Progress of a part that starts at `from` percent and ends at `share`.
+    /// Returns the progress of a part that starts at `from` percent and ends at `share` percent.
     pub(super) fn after(
         phase: Phase,
         total: u64,
@@ -39,22 +39,22 @@ impl<'a, 'b> ByteProgress<'a, 'b> {
             from,
             share: share - from,
             before: 0,
-            told: from,
+            reported_percent: from,
         }
     }
 
-    /// Sets the bytes of the current file.
+    /// Sets the number of bytes of the current file that were processed.
     pub(super) fn at(&mut self, bytes: u64) {
         let done = u128::from(self.before.saturating_add(bytes)) * u128::from(self.share);
         let percent = done.checked_div(u128::from(self.total)).unwrap_or(0);
         let percent = self.from + u64::try_from(percent).unwrap_or(0).min(self.share);
-        if percent > self.told {
-            self.told = percent;
+        if percent > self.reported_percent {
+            self.reported_percent = percent;
             (self.on_progress)(Progress::Percent(u8::try_from(percent).unwrap_or(100)));
         }
     }
 
-    /// Ends the current file.
+    /// Completes the current file, which had `bytes` bytes.
     pub(super) fn done(&mut self, bytes: u64) {
         self.at(bytes);
         self.before = self.before.saturating_add(bytes);

@@ -9,7 +9,7 @@ use std::env;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Key of Docker Hub in Docker's configuration.
+/// Key of the entry for Docker Hub in Docker's configuration.
 const DOCKER_HUB: &str = "https://index.docker.io/v1/";
 
 #[derive(Default, Deserialize)]
@@ -40,11 +40,11 @@ struct HelperOutput {
 
 /// User name and password.
 type UserPassword = (String, String);
-/// Asks a helper for the credentials of a registry.
+/// Function that requests the credentials of a registry from a helper.
 type HelperFn = dyn Fn(&str, &str) -> Option<UserPassword>;
 
-/// Credentials for `registry`: `JIFFY_REGISTRY_USER` and `JIFFY_REGISTRY_PASSWORD`, else those of
-/// `docker login`.
+/// Returns the credentials for `registry`: `JIFFY_REGISTRY_USER` and `JIFFY_REGISTRY_PASSWORD` if
+/// set, else the credentials of `docker login`.
 pub(super) fn find(registry: &str) -> Option<Credentials> {
     let var = |name| env::var(name).ok().filter(|v| !v.is_empty());
     if let (Some(user), Some(password)) =
@@ -99,7 +99,8 @@ fn ask_helper(helper: &str, registry: &str) -> Option<UserPassword> {
         .stderr(Stdio::null())
         .spawn()
         .ok()?;
-    // A helper may answer without reading its input. Dropping the pipe closes it.
+    // A helper may print its response without reading its input. Dropping the pipe closes the
+    // input.
     drop(
         child
             .stdin
@@ -108,7 +109,7 @@ fn ask_helper(helper: &str, registry: &str) -> Option<UserPassword> {
     );
     let output = child.wait_with_output().ok()?;
     let helped: HelperOutput = serde_json::from_slice(&output.stdout).ok()?;
-    // Identity tokens are for a protocol that the puller does not speak.
+    // The puller does not support the protocol that uses identity tokens.
     (output.status.success() && helped.username != "<token>")
         .then_some((helped.username, helped.secret))
 }

@@ -4,17 +4,18 @@ use super::ImportError;
 use std::fmt;
 use std::sync::Arc;
 
-/// Reserves a total number of bytes, or refuses with a message for the caller.
+/// Reserves a total number of bytes, or rejects the reservation with a message for the caller.
 type ReserveFn = dyn Fn(u64) -> Result<(), String> + Send + Sync;
 
-/// Disk budget of an import, reserved as its size becomes known.
+/// Disk budget of an import. Space is reserved as soon as the size of a part is known.
 #[derive(Clone, Default)]
 pub struct DiskBudget(Option<Arc<ReserveFn>>);
 
 impl DiskBudget {
-    /// Creates a budget; `ask` is called with the total bytes of the import.
-    pub fn new(ask: impl Fn(u64) -> Result<(), String> + Send + Sync + 'static) -> Self {
-        Self(Some(Arc::new(ask)))
+    /// Creates a budget that reserves space with `reserve`, which receives the total bytes of the
+    /// import.
+    pub fn new(reserve: impl Fn(u64) -> Result<(), String> + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(reserve)))
     }
 
     /// Reserves `bytes` in total.

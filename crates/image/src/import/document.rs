@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 pub(super) const MAX_DOCUMENT_BYTES: u64 = 4 << 20;
 /// Maximum number of layers (overlayfs allows 500).
 const MAX_LAYERS: usize = 400;
-/// Maximum size of an image's environment in bytes; it is sent to every sandbox in one message.
+/// Maximum size of an image's environment in bytes. Every sandbox receives the environment in one
+/// message.
 const MAX_ENV_BYTES: usize = 128 << 10;
 
 /// Descriptor of a document or layer.
@@ -32,7 +33,7 @@ pub(super) struct Platform {
     pub os: String,
 }
 
-/// An index or a manifest, told apart by their fields.
+/// An index or a manifest. Which of them it is follows from the fields that are set.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Document {
     #[serde(default, deserialize_with = "bounded::list")]
@@ -108,17 +109,18 @@ impl Document {
             .collect();
         found.dedup();
         Err(ImportError::Platform {
-            found: match found.is_empty() {
-                true => "no platform it names".to_owned(),
-                false => found.join(", "),
+            found: if found.is_empty() {
+                "an unspecified platform".to_owned()
+            } else {
+                found.join(", ")
             },
         })
     }
 }
 
 impl ImageConfig {
-    /// Diff ids of the layers, lowest first, if the image is for linux/amd64 and has `layers` of
-    /// them.
+    /// Returns the diff ids of the layers, lowest first. The image must be for linux/amd64 and list
+    /// exactly `layers` diff ids.
     pub(super) fn diff_ids(&self, layers: usize) -> Result<Vec<String>, ImportError> {
         if self.os != "linux" || self.architecture != "amd64" {
             let found = format!("{}/{}", self.os, self.architecture);
@@ -128,7 +130,7 @@ impl ImageConfig {
         }
         let ids = &self.rootfs.diff_ids;
         if ids.len() != layers {
-            let problem = format!("it lists {} layers and brings {layers}", ids.len());
+            let problem = format!("it lists {} diff ids, but has {layers} layers", ids.len());
             return Err(ImportError::image(problem));
         }
         if layers > MAX_LAYERS {
@@ -140,7 +142,7 @@ impl ImageConfig {
 }
 
 impl RunConfig {
-    /// Environment; the last value of a name wins.
+    /// Returns the environment. If a variable occurs twice, the last value applies.
     pub(super) fn environment(&self) -> Result<BTreeMap<String, String>, ImportError> {
         let list = self.env.as_deref().unwrap_or_default();
         if list.iter().map(String::len).sum::<usize>() > MAX_ENV_BYTES {
@@ -158,7 +160,7 @@ impl RunConfig {
             .collect())
     }
 
-    /// User as `name` or `uid`, optionally with `:group`; root by default.
+    /// Returns the user as `name` or `uid`, optionally with `:group`. Defaults to root.
     pub(super) fn user(&self) -> Result<String, ImportError> {
         let user = self
             .user
@@ -169,18 +171,18 @@ impl RunConfig {
         if user.len() > 128 || !user.chars().all(plain) {
             let shown = shown(user.as_bytes());
             return Err(ImportError::image(format!(
-                "its user `{shown}` cannot be one"
+                "its user `{shown}` is not a valid user name"
             )));
         }
         Ok(user.to_owned())
     }
 
-    /// Absolute working directory.
+    /// Returns the working directory as an absolute path.
     pub(super) fn workdir(&self) -> Result<String, ImportError> {
         let path = self.working_dir.as_deref().unwrap_or_default();
         if path.len() > 4095 || path.contains('\0') {
             return Err(ImportError::image(
-                "its working directory cannot be one".to_owned(),
+                "its working directory is not a valid path".to_owned(),
             ));
         }
         Ok(format!("/{}", path.trim_matches('/')))

@@ -6,14 +6,14 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// File of a layer, which no other import writes to.
+/// File for the download of a layer. No other import writes to it.
 ///
-/// For the host's owner it has a name, and an interrupted download is resumed; one import at a time
-/// holds its lock. Concurrent imports and all imports of keys use unnamed files: they are removed
-/// with the import, and a key's partial download is never resumed or trusted.
+/// For the host's owner, the file has a name, and an interrupted download is resumed. One import at
+/// a time holds the lock of the file. Concurrent imports and all imports of keys use unnamed files.
+/// These are removed with the import, so a key's partial download is never resumed or trusted.
 pub(super) struct Download {
     pub file: File,
-    /// Path of the file, or of its directory.
+    /// Path of the file. For an unnamed file, the path of its directory.
     pub path: PathBuf,
     named: bool,
 }
@@ -36,7 +36,7 @@ impl Download {
         })
     }
 
-    /// Opens the named file; none if another import holds it.
+    /// Opens the named file. Returns `None` if another import holds its lock.
     fn named(path: &Path) -> Result<Option<Self>, FileError> {
         loop {
             let file = OpenOptions::new()
@@ -63,7 +63,7 @@ impl Download {
         }
     }
 
-    /// Removes the file after it was unpacked or found invalid.
+    /// Removes the file after its layer was unpacked or found to be invalid.
     pub(super) fn remove(self) -> Result<(), ImportError> {
         if self.named {
             fs::remove_file(&self.path).on("remove", &self.path)?;
@@ -91,13 +91,13 @@ mod tests {
         assert_eq!(
             open(true).file.metadata().unwrap().len(),
             0,
-            "it is the owner's"
+            "only the host's owner uses named files"
         );
         let again = open(false);
         assert_eq!(
             again.file.metadata().unwrap().len(),
             4,
-            "it is taken up again"
+            "the partial download is retained"
         );
         again.remove().unwrap();
         assert_eq!(fs::read_dir(blobs.path()).unwrap().count(), 0);

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// Error of an import.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    #[error("`{name}` is the name of a stock template: choose another one with --name")]
+    #[error("`{name}` is the name of a stock template: choose another name with --name")]
     Stock { name: String },
     #[error(
         "the file has another recipe of the stock template `{name}` than this version of jiffy: use the \
@@ -19,7 +19,7 @@ pub enum ImportError {
     OtherRecipe { name: String },
     #[error(
         "the file has the SHA-256 {digest}, which is not in the list of this package, and would become \
-         the stock template `{name}`: compare the digest with that of its publisher and pass it with \
+         the stock template `{name}`: compare it with the digest that the publisher states and pass it with \
          --sha256, choose another name with --name, or pass --force"
     )]
     UnknownFile { name: String, digest: String },
@@ -29,9 +29,9 @@ pub enum ImportError {
     )]
     UnknownDownload { digest: String },
     #[error(
-        "making a template of an image, or of what a sandbox changed, needs root of this host, to \
-         give files to their owners and to mark what was removed: run it with sudo, or take the \
-         template along (`jiffy template export` as root, `jiffy template import` as this user)"
+        "building a template from an image or from the changes of a sandbox needs root, to set the \
+         owners of files and the marks of removed files: run it with sudo, or run `jiffy template \
+         export` as root and `jiffy template import` as this user"
     )]
     NotRoot,
     #[error("cannot download {url}: {source}")]
@@ -47,12 +47,10 @@ pub enum ImportError {
     #[error("the image cannot be used: {problem}")]
     Image { problem: String },
     #[error(
-        "the image is for {found}, and sandboxes here are linux/amd64: choose an image for that"
+        "the image is for {found}, but sandboxes run linux/amd64: choose an image for linux/amd64"
     )]
     Platform { found: String },
-    #[error(
-        "{what} is not what its digest says (found {found}): it was damaged or changed on its way; run again"
-    )]
+    #[error("{what} does not match its digest (its content has sha256 {found}): run again")]
     Digest { what: String, found: String },
     #[error("cannot unpack {what}")]
     Layer { what: String, source: LayerError },
@@ -70,42 +68,42 @@ pub enum ImportError {
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     #[error(
-        "`{reference}` is not an image reference ({problem}): write [HOST[:PORT]/]NAME[:TAG|@DIGEST]"
+        "`{reference}` is not an image reference ({problem}): use the form [HOST[:PORT]/]NAME[:TAG|@DIGEST]"
     )]
     Reference { reference: String, problem: String },
-    #[error("there is no image {image}: check name and tag")]
+    #[error("image {image} does not exist: check the name and the tag")]
     NotFound { image: String },
     #[error(
-        "{registry} does not let us read {image}: it does not exist, or needs credentials; run \
+        "{registry} denies access to {image}: it does not exist, or needs credentials; run \
          `docker login {registry}`, or set JIFFY_REGISTRY_USER and JIFFY_REGISTRY_PASSWORD"
     )]
     Auth { image: String, registry: String },
-    #[error("{registry} wants us to ask less often: wait, or log in, which raises the limit")]
+    #[error("{registry} has limited the rate of requests: wait, or log in, which raises the limit")]
     RateLimit { registry: String },
     #[error(
         "cannot reach {registry}: {reason}; check network and proxy (a registry without TLS must \
          be named with --plain-http)"
     )]
     Unreachable { registry: String, reason: String },
-    /// Error for keys that reveals nothing of the host's network.
+    /// Error that keys receive. It reveals nothing about the host's network.
     #[error("{registry} could not be reached, or does not speak the protocol over TLS")]
     NoAnswer {
         registry: String,
-        /// Detail for the host's owner; not in the message.
+        /// Detail for the host's owner. It is not part of the message.
         detail: String,
     },
     #[error(
-        "this host lets keys reach no registry but those that its owner names with \
-         --registry-allow, and {registry} is not among them"
+        "registry {registry} is not allowed on this host: its owner must add it to \
+         --registry-allow"
     )]
     NotAllowed { registry: String },
     #[error("{registry} is too slow: {reason}")]
     Slow { registry: String, reason: String },
     #[error("{registry} refuses: {reason}")]
     Refused { registry: String, reason: String },
-    #[error("{digest} is longer than {most} bytes")]
-    TooLong { digest: String, most: u64 },
-    #[error("cannot ask {registry}: {problem}")]
+    #[error("{digest} is longer than {max_bytes} bytes")]
+    TooLong { digest: String, max_bytes: u64 },
+    #[error("cannot run the puller for {registry}: {problem}")]
     Puller { registry: String, problem: String },
     #[error("{digest} ended after {found} of {expected} bytes: run again to get the rest")]
     Truncated {
@@ -113,12 +111,12 @@ pub enum RegistryError {
         found: u64,
         expected: u64,
     },
-    #[error("the disk is full at {}: free some space and run again", path.display())]
+    #[error("the disk is full, cannot write {}: free some space and run again", path.display())]
     DiskFull { path: PathBuf },
 }
 
 impl ImportError {
-    /// Detail that the message omits, since a key may read it.
+    /// Returns the detail that the message omits, since a key may read the message.
     pub fn detail(&self) -> Option<&str> {
         match self {
             Self::Registry(RegistryError::NoAnswer { detail, .. }) => Some(detail),
@@ -126,7 +124,7 @@ impl ImportError {
         }
     }
 
-    /// Error of unpacking `what`.
+    /// Returns the error of unpacking `what`.
     pub(crate) fn layer(what: String, source: LayerError) -> Self {
         match source {
             LayerError::Budget { message } => Self::Budget { message },

@@ -1,4 +1,4 @@
-//! Images of registries, downloaded before any lock is taken.
+//! Images of registries. They are downloaded before any lock is taken.
 
 use super::byte_progress::ByteProgress;
 use super::download::Download;
@@ -17,16 +17,17 @@ use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom};
 use std::path::Path;
 
-/// Percentage of the progress for download and unpacking.
+/// Share of downloading and unpacking in the whole progress, in percent.
 const FETCH_PERCENT: u64 = 85;
 
-/// Image whose layers are proved ([`crate::layer::BlobProofs`]) but not unpacked.
+/// Image for all layers of which there is a proof ([`crate::layer::BlobProofs`]). The layers are
+/// not unpacked yet.
 pub(super) struct FetchedImage {
     registry: RegistryImage,
     from: String,
     found: FoundImage,
     layers: Vec<FetchedLayer>,
-    /// Proofs by the SHA-256 of the blob.
+    /// Proofs by SHA-256 of the blob.
     blobs: BTreeMap<String, BlobProof>,
 }
 
@@ -36,14 +37,14 @@ struct FetchedLayer {
     sha256: String,
 }
 
-/// Proof that the registry has a blob.
+/// Proof that the registry has the bytes of a blob.
 enum BlobProof {
     Here(Download),
-    /// Confirmed by the registry, which served these bytes before.
+    /// Confirmed by the registry, which served these bytes to this host in the past.
     Proved,
 }
 
-/// A fetched image, or the existing template of an equal one.
+/// A fetched image, or the existing template of an equal image.
 pub(super) enum FetchOutcome {
     Fetched(Box<FetchedImage>),
     UpToDate(Box<Template>),
@@ -89,7 +90,7 @@ impl FetchedImage {
         Ok(FetchOutcome::Fetched(Box::new(fetched)))
     }
 
-    /// Obtains proofs of all layers without one; downloads those in `anew`.
+    /// Obtains proofs of all layers that have none. The blobs in `anew` are downloaded in any case.
     pub(super) fn download(
         &mut self,
         home: &Home,
@@ -97,10 +98,11 @@ impl FetchedImage {
         on_progress: &mut ProgressSink<'_>,
     ) -> Result<(), ImportError> {
         let sum: u64 = self.layers.iter().map(|l| l.descriptor.size).sum();
-        // Checked before the download, since a full disk affects other users.
+        // The budget is checked before the download, since a full disk affects other users.
         let blobs = home.blobs();
-        let disk = rustix::fs::statvfs(&blobs).map_err(std::io::Error::from);
-        let disk = disk.on("examine", &blobs)?;
+        let disk = rustix::fs::statvfs(&blobs)
+            .map_err(std::io::Error::from)
+            .on("examine", &blobs)?;
         if sum > disk.f_bavail.saturating_mul(disk.f_frsize) {
             return Err(RegistryError::DiskFull { path: blobs }.into());
         }
@@ -114,12 +116,11 @@ impl FetchedImage {
             let again = anew.contains(sha256);
             if again || !self.blobs.contains_key(sha256) {
                 let proved = !again && self.registry.proves(descriptor, diff_id, home)?;
-                let blob = match proved {
-                    true => BlobProof::Proved,
-                    false => {
-                        let mut on_bytes = |n| steps.at(n);
-                        BlobProof::Here(self.registry.download(descriptor, home, &mut on_bytes)?)
-                    }
+                let blob = if proved {
+                    BlobProof::Proved
+                } else {
+                    let mut on_bytes = |n| steps.at(n);
+                    BlobProof::Here(self.registry.download(descriptor, home, &mut on_bytes)?)
                 };
                 self.blobs.insert(sha256.clone(), blob);
             }
@@ -130,14 +131,14 @@ impl FetchedImage {
 }
 
 impl ImportJob<'_> {
-    /// Creates the template of a fetched image, or returns the digests of blobs that must be
-    /// downloaded.
+    /// Creates the template of a fetched image. Returns the digests of blobs that must be
+    /// downloaded, if layers are missing.
     pub(super) fn registry(
         &self,
         fetched: &mut FetchedImage,
         on_progress: &mut ProgressSink<'_>,
     ) -> Result<Result<Template, Vec<String>>, ImportError> {
-        // Another import may have created it meanwhile.
+        // Another import may have created the template during the download.
         if let Some(template) = self.up_to_date(&fetched.found)? {
             return Ok(Ok(template));
         }
@@ -174,7 +175,8 @@ impl ImportJob<'_> {
                     self.layers.record(diff_id, sha256, repository.as_ref())?;
                     layers.push(unpacked);
                 }
-                // The layer was removed after it was proved, with its last template.
+                // The layer was removed after its proof, together with the last template that used
+                // it.
                 (None, _) | (_, None) => missing.push(sha256.clone()),
             }
             steps.done(descriptor.size);

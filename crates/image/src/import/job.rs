@@ -27,7 +27,7 @@ pub(super) struct ImportJob<'a> {
     pub(super) home: &'a Home,
     pub(super) work: &'a WorkDir,
     pub(super) layers: LayerStore,
-    /// Lock of the template; programs that write to it inherit it.
+    /// Lock of the template. Programs that write to the template inherit the lock.
     pub(super) lock: &'a Lock,
     pub(super) began: Instant,
     /// Bytes of the layers that this import has unpacked.
@@ -40,33 +40,36 @@ impl ImportJob<'_> {
         path: &Path,
         on_progress: &mut ProgressSink<'_>,
     ) -> Result<Template, ImportError> {
-        // Not canonicalized: standard input may be a pipe without a name.
+        // The path is not canonicalized: standard input may be a pipe without a name.
         let path = std::path::absolute(path).on("find", path)?;
         let file = File::open(&path).on("open", &path)?;
         let size = file.metadata().on("examine", &path)?.len();
         let mut steps = ByteProgress::new(Phase::Layers, size, 85, on_progress);
-        let aside = self
+        let pending = self
             .layers
             .unpack_pending(&file, self.import.limits, &self.meter(), &mut |n| {
                 steps.at(n)
             })
-            // Only the end mark shows that the archive is complete.
-            .and_then(|aside| match aside.unpacked.end_mark {
-                true => Ok(aside),
-                false => Err(LayerError::Truncated),
+            // A truncated archive can be recognised only by its missing end mark.
+            .and_then(|pending| {
+                if pending.unpacked.end_mark {
+                    Ok(pending)
+                } else {
+                    Err(LayerError::Truncated)
+                }
             })
             .map_err(|source| ImportError::layer(path.display().to_string(), source))?;
-        self.count(&aside.unpacked)?;
-        if ImageLayout::open(&aside.root)?.is_some() {
-            // Makes way for the layers in it.
+        self.count(&pending.unpacked)?;
+        if ImageLayout::open(&pending.root)?.is_some() {
+            // The layout is moved, so that its layers can be unpacked next to it.
             let layout = self.work.0.join("layout");
-            fs::rename(&aside.root, &layout).on("create", &layout)?;
-            drop(aside);
+            fs::rename(&pending.root, &layout).on("create", &layout)?;
+            drop(pending);
             let layout = ImageLayout::open(&layout)?
-                .ok_or_else(|| ImportError::image("it is gone".to_owned()))?;
+                .ok_or_else(|| ImportError::image("its unpacked files were removed".to_owned()))?;
             return self.layout(&layout, path.display().to_string(), on_progress);
         }
-        let layer = self.layers.keep(aside)?;
+        let layer = self.layers.commit(pending)?;
         let found = FoundImage {
             run: RunConfig::default(),
             diff_ids: vec![layer.unpacked.diff_id.clone()],
@@ -132,13 +135,14 @@ impl ImportJob<'_> {
         Ok(layer)
     }
 
-    /// Reserves the owner's budget for the layers so far and for bytes of the next one.
+    /// Returns a meter that reserves the owner's budget for the layers so far and for the next
+    /// layer.
     fn meter(&self) -> impl Fn(u64) -> Result<(), String> + Sync + use<> {
         let (disk, before) = (self.import.disk.clone(), self.unpacked_bytes.get());
         move |bytes| disk.reserve(before.saturating_add(bytes))
     }
 
-    /// Adds the bytes of a layer that was unpacked.
+    /// Adds the bytes of an unpacked layer.
     fn count(&self, layer: &UnpackedLayer) -> Result<(), ImportError> {
         let bytes = self.unpacked_bytes.get().saturating_add(layer.bytes);
         self.unpacked_bytes.set(bytes);
@@ -158,11 +162,12 @@ impl ImportJob<'_> {
             let note = format!("{left_out} device nodes left out: sandboxes have their own /dev");
             on_progress(Progress::Line(&note));
         }
-        // An opaque layer hides all below it.
+        // An opaque layer hides all layers below it.
         let opaque = layers.iter().rposition(|layer| layer.unpacked.opaque);
         let mut roots: Vec<PathBuf> = Vec::new();
         for layer in &layers[opaque.unwrap_or(0)..] {
-            // Of equal layers the uppermost suffices; overlayfs accepts no directory twice.
+            // Of equal layers only the uppermost is used, since overlayfs rejects a directory that
+            // is listed twice.
             roots.retain(|root| *root != layer.root);
             roots.push(layer.root.clone());
         }
@@ -211,7 +216,7 @@ impl ImportJob<'_> {
         Ok(self.templates.get(&self.import.name)?)
     }
 
-    /// The existing template, if it equals the import.
+    /// Returns the existing template if it equals the import.
     pub(super) fn up_to_date(&self, found: &FoundImage) -> Result<Option<Template>, ImportError> {
         up_to_date(self.templates, self.import, found)
     }

@@ -11,10 +11,11 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// Maximum depth of indexes.
+/// Maximum depth of nested indexes.
 const MAX_INDEXES: usize = 4;
 
-/// Directory of an image. Its files may link to each other (older `docker save`), but not outside.
+/// Directory of an image. Its files may be symbolic links to each other (older `docker save`), but
+/// not to files outside.
 pub(super) struct ImageLayout {
     path: PathBuf,
     directory: OwnedFd,
@@ -32,7 +33,7 @@ struct DockerSaveEntry {
 }
 
 impl ImageLayout {
-    /// Opens the image in `path`; none if it is a plain directory.
+    /// Opens the image in `path`. Returns `None` if `path` is a plain directory.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, FileError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(CWD, path, flags, Mode::empty());
@@ -49,7 +50,7 @@ impl ImageLayout {
         self.file(name).is_ok()
     }
 
-    /// Opens a regular file by its path inside.
+    /// Opens a regular file by its path in the layout.
     pub(super) fn file(&self, name: &str) -> Result<File, ImportError> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -89,7 +90,7 @@ impl ImageLayout {
         Ok(text)
     }
 
-    /// The image, and the file names of its layers.
+    /// Returns the image and the file names of its layers.
     pub(super) fn image(&self) -> Result<(FoundImage, Vec<String>), ImportError> {
         if self.has("oci-layout") && self.has("index.json") {
             self.oci_image()
@@ -106,7 +107,7 @@ impl ImageLayout {
                 break;
             }
             let next = match &document.manifests[..] {
-                // A single entry needs no platform: its configuration has one.
+                // A single entry needs no platform, since its configuration has a platform.
                 [only] if only.platform.is_none() => only,
                 [first, .., last] if first.platform.is_none() && last.platform.is_none() => {
                     return Err(several(document.manifests.iter().map(name_of)));
@@ -116,8 +117,10 @@ impl ImageLayout {
             manifest_sha256 = Some(sha256(&next.digest)?.to_owned());
             document = parse("manifest", &self.document(next)?)?;
         }
-        let config = document.config.as_ref();
-        let config = config.ok_or_else(|| ImportError::image("it has no manifest".to_owned()))?;
+        let config = document
+            .config
+            .as_ref()
+            .ok_or_else(|| ImportError::image("it has no manifest".to_owned()))?;
         let config: ImageConfig = parse("configuration", &self.document(config)?)?;
         let layers = document.layers.iter();
         let files = layers.map(|layer| Ok(blob(sha256(&layer.digest)?)));
@@ -158,6 +161,6 @@ fn several(names: impl Iterator<Item = String>) -> ImportError {
         .collect();
     let names = names.join(", ");
     ImportError::image(format!(
-        "it holds not one image but these: {names}; save the one that is meant"
+        "the archive contains several images ({names}): save only one image"
     ))
 }

@@ -1,5 +1,5 @@
-//! Images in registries, requested by a puller process. The puller is not trusted: digests of
-//! documents and layers are checked here.
+//! Images in registries, requested through a puller process. The puller is not trusted: this module
+//! verifies the digests of documents and layers.
 
 use super::document::{Descriptor, Document, ImageConfig, MAX_DOCUMENT_BYTES, parse, sha256};
 use super::download::Download;
@@ -15,7 +15,7 @@ use oci_spec::distribution::Reference;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Maximum number of resumptions of a download that makes progress.
+/// Maximum number of times that a download is resumed after progress.
 const MAX_RESUMES: usize = 5;
 
 /// An image in a registry.
@@ -23,7 +23,7 @@ pub(super) struct RegistryImage {
     puller: Puller,
     reference: Reference,
     by_key: bool,
-    /// The connection uses TLS, which authenticates the registry's name.
+    /// Whether the connection uses TLS, which authenticates the name of the registry.
     tls: bool,
 }
 
@@ -67,12 +67,13 @@ impl RegistryImage {
         })
     }
 
-    /// Complete reference, with defaults filled in.
+    /// Returns the complete reference, with defaults filled in.
     pub(super) fn name(&self) -> String {
         self.reference.whole()
     }
 
-    /// Repository, if later imports may rely on its name.
+    /// Returns the repository if later imports may rely on its name, that is, if the connection
+    /// uses TLS.
     pub(super) fn repository(&self) -> Option<Repository> {
         self.tls.then(|| Repository {
             registry: self.reference.resolve_registry().to_owned(),
@@ -80,7 +81,7 @@ impl RegistryImage {
         })
     }
 
-    /// Configuration and layers of the image, with verified digests.
+    /// Returns the configuration and the layers of the image. Their digests are verified.
     pub(super) fn image(&mut self) -> Result<(FoundImage, Vec<Descriptor>), ImportError> {
         let asked = self.reference.digest().map(str::to_owned);
         let (mut text, mut digest) = self.manifest(asked)?;
@@ -92,20 +93,22 @@ impl RegistryImage {
             document = parse("manifest", &text)?;
         }
         let config = document.config.as_ref().ok_or_else(|| {
-            ImportError::image("what its name stands for is not an image".to_owned())
+            ImportError::image("its manifest does not describe an image".to_owned())
         })?;
         let config: ImageConfig = parse("configuration", &self.document(config)?)?;
         let found = FoundImage::new(config, Some(digest), document.layers.len())?;
         Ok((found, document.layers))
     }
 
-    /// A manifest and its SHA-256, which equals `digest` if given.
+    /// Returns a manifest and its SHA-256. The SHA-256 equals `digest` if given.
     fn manifest(&mut self, digest: Option<String>) -> Result<(Vec<u8>, String), ImportError> {
         let expected = digest.as_deref().map(sha256).transpose()?;
         let tag = self.reference.tag().unwrap_or("latest");
         let named = digest.as_deref().unwrap_or(tag).to_owned();
-        let text = self.puller.manifest(&named, MAX_DOCUMENT_BYTES);
-        let text = text.map_err(|e| self.failed("its manifest", e))?;
+        let text = self
+            .puller
+            .manifest(&named, MAX_DOCUMENT_BYTES)
+            .map_err(|e| self.failed("its manifest", e))?;
         let found = sum_of(&text);
         if expected.is_some_and(|expected| expected != found) {
             let what = format!("manifest {named}");
@@ -118,8 +121,8 @@ impl RegistryImage {
         let expected = sha256(&descriptor.digest)?;
         let text = self
             .puller
-            .small_blob(&descriptor.digest, MAX_DOCUMENT_BYTES);
-        let text = text.map_err(|e| self.failed(&descriptor.digest, e))?;
+            .small_blob(&descriptor.digest, MAX_DOCUMENT_BYTES)
+            .map_err(|e| self.failed(&descriptor.digest, e))?;
         let found = sum_of(&text);
         if found != expected {
             let what = format!("document sha256:{expected}");
@@ -128,8 +131,8 @@ impl RegistryImage {
         Ok(text)
     }
 
-    /// Tells if the registry proves, without sending it, that it has a layer; the layer is then in
-    /// the store.
+    /// Returns whether the registry proves, without sending the layer, that it has the layer. The
+    /// layer is then in the store.
     pub(super) fn proves(
         &mut self,
         layer: &Descriptor,
@@ -145,7 +148,7 @@ impl RegistryImage {
         has.map_err(|e| self.failed(&layer.digest, e))
     }
 
-    /// Downloads a layer. `on_bytes` gets the number of bytes so far.
+    /// Downloads a layer. `on_bytes` receives the number of bytes downloaded so far.
     pub(super) fn download(
         &mut self,
         layer: &Descriptor,
@@ -189,7 +192,7 @@ impl RegistryImage {
             }
             match read {
                 Ok(()) if at == layer.size => break,
-                // The registry has no further bytes.
+                // The registry has no more bytes.
                 Ok(()) | Err(PullError::Fault(PullFault::Status(416, _))) => {
                     return Err(RegistryError::Truncated {
                         digest: layer.digest.clone(),
@@ -204,7 +207,7 @@ impl RegistryImage {
         }
         let found = sum(file).on("read", path)?;
         if found != expected {
-            // The bytes are wrong and cannot be resumed.
+            // The content is wrong, and the download must not be resumed.
             download.remove()?;
             let what = format!("layer sha256:{expected}");
             return Err(ImportError::Digest { what, found });
@@ -231,19 +234,22 @@ fn not_written(error: io::Error, download: &Download) -> ImportError {
     }
 }
 
-/// Converts an error of the puller. Keys learn nothing of the host's network: closed, filtered and
-/// refused ports, other protocols and certificate errors give one message.
+/// Converts an error of the puller. Keys must not learn about the host's network: closed, filtered
+/// and refused ports, other protocols and certificate errors give the same message.
 fn failed(reference: &Reference, by_key: bool, what: &str, error: PullError) -> ImportError {
     let (registry, image) = (reference.resolve_registry().to_owned(), reference.whole());
-    let unreachable = |reason: String| match by_key {
-        true => RegistryError::NoAnswer {
-            registry: registry.clone(),
-            detail: reason,
-        },
-        false => RegistryError::Unreachable {
-            registry: registry.clone(),
-            reason,
-        },
+    let unreachable = |reason: String| {
+        if by_key {
+            RegistryError::NoAnswer {
+                registry: registry.clone(),
+                detail: reason,
+            }
+        } else {
+            RegistryError::Unreachable {
+                registry: registry.clone(),
+                reason,
+            }
+        }
     };
     match error {
         PullError::Cancelled => return ImportError::Cancelled,
@@ -252,23 +258,24 @@ fn failed(reference: &Reference, by_key: bool, what: &str, error: PullError) -> 
         PullError::Fault(PullFault::NotFound) => RegistryError::NotFound { image },
         PullError::Fault(PullFault::Unauthorized) => RegistryError::Auth { image, registry },
         PullError::Fault(PullFault::RateLimit) => RegistryError::RateLimit { registry },
-        PullError::Fault(PullFault::TooLong(most)) => RegistryError::TooLong {
+        PullError::Fault(PullFault::TooLong(max_bytes)) => RegistryError::TooLong {
             digest: crate::layer::shown(what.as_bytes()),
-            most,
+            max_bytes,
         },
         PullError::Fault(PullFault::Status(code, text)) => RegistryError::Refused {
             registry,
             // The text may come from a server that is not a registry.
-            reason: match by_key {
-                true => format!("status {code}"),
-                false => format!("status {code}: {text}"),
+            reason: if by_key {
+                format!("status {code}")
+            } else {
+                format!("status {code}: {text}")
             },
         },
         PullError::Fault(PullFault::Unreachable(text) | PullFault::Refused(text)) => {
             unreachable(text)
         }
         PullError::Fault(PullFault::Broken(text)) => {
-            unreachable(format!("the connection broke off: {text}"))
+            unreachable(format!("the connection was interrupted: {text}"))
         }
         other @ (PullError::Start(_)
         | PullError::Died(_)

@@ -45,7 +45,7 @@ impl Image {
         json!({ "digest": format!("sha256:{sum}"), "size": content.len(), "mediaType": media_type })
     }
 
-    /// Writes the layout, with another platform in its index, and returns its directory.
+    /// Writes the layout. Its index also has another platform. Returns its directory.
     fn write(&self) -> &Path {
         let kind = |k: &str| format!("application/vnd.oci.image.{k}");
         let config = self.blob(
@@ -77,7 +77,7 @@ impl Image {
     }
 }
 
-/// A lower layer, and one that deletes, replaces and adds files.
+/// Returns a lower layer, and a layer that deletes, replaces and adds files.
 fn two_layers() -> Vec<Vec<u8>> {
     let lower = Tar::default()
         .directory("etc", 0o755)
@@ -96,7 +96,7 @@ fn two_layers() -> Vec<Vec<u8>> {
     vec![lower.end(), upper.end()]
 }
 
-fn wanted(name: &str, source: ImportSource) -> Import {
+fn import_of(name: &str, source: ImportSource) -> Import {
     Import {
         name: name.to_owned(),
         visibility: None,
@@ -126,13 +126,13 @@ fn refused(home: &Home, import: &Import) -> String {
     text
 }
 
-/// Tells if an uncompressed image contains these bytes.
+/// Returns whether an uncompressed image contains these bytes.
 fn holds(template: &Template, bytes: &[u8]) -> bool {
     let image = fs::read(&template.images[0].path).unwrap();
     image.windows(bytes.len()).any(|w| w == bytes)
 }
 
-/// Number of directory entries, with unfinished ones.
+/// Returns the number of directory entries, including unfinished files.
 fn count(path: &Path) -> usize {
     fs::read_dir(path).unwrap().count()
 }
@@ -141,7 +141,7 @@ macro_rules! root_or_skip {
     ($name:ident) => {
         if !nix::unistd::Uid::effective().is_root() {
             let test = concat!("import::tests::", stringify!($name));
-            return skipped(test, "needs root, to put layers together");
+            return skipped(test, "needs root to merge layers");
         }
     };
 }
@@ -153,7 +153,7 @@ fn layers_are_merged_and_upper_ones_have_priority() {
     root_or_skip!(layers_are_merged_and_upper_ones_have_priority);
     let (_dir, home) = home();
     let image = Image::new(two_layers());
-    let import = wanted("two", ImportSource::Directory(image.write().to_owned()));
+    let import = import_of("two", ImportSource::Directory(image.write().to_owned()));
     let template = imported(&home, &import).unwrap();
     assert!(holds(&template, b"lower-stays") && holds(&template, b"upper-new"));
     for hidden in ["lower-gone", "lower-new", "lower-hidden"] {
@@ -171,15 +171,18 @@ fn layers_are_merged_and_upper_ones_have_priority() {
         (m.defaults.disk_mib, m.defaults.env["A"].as_str()),
         (256, "b")
     );
-    assert!(m.startup.is_empty(), "nothing runs that nobody asked for");
+    assert!(
+        m.startup.is_empty(),
+        "a command is started without a request"
+    );
     let origin = m.origin.as_ref().unwrap();
     assert_eq!(
         (origin.layers.len(), origin.exposed_ports[0].as_str()),
         (2, "80/tcp")
     );
-    // Again, with no work left and an equal result.
-    let again = imported(&home, &import).unwrap();
-    assert_eq!(again.manifest, template.manifest);
+    // The second import does no work and has an equal result.
+    let second = imported(&home, &import).unwrap();
+    assert_eq!(second.manifest, template.manifest);
 }
 
 #[test]
@@ -189,22 +192,22 @@ fn layers_are_shared_and_go_with_their_last_template() {
     let mut layers = two_layers();
     let one = Image::new(layers.clone());
     layers.push(Tar::default().file("more", b"more").end());
-    // The lowest layer once more on top: overlayfs accepts no directory twice.
+    // The lowest layer is repeated on top: overlayfs rejects a directory that is listed twice.
     layers.push(layers[0].clone());
     let other = Image::new(layers);
     imported(
         &home,
-        &wanted("one", ImportSource::Directory(one.write().to_owned())),
+        &import_of("one", ImportSource::Directory(one.write().to_owned())),
     )
     .unwrap();
     assert_eq!(count(&home.layers()), 2);
     let template = imported(
         &home,
-        &wanted("other", ImportSource::Directory(other.write().to_owned())),
+        &import_of("other", ImportSource::Directory(other.write().to_owned())),
     );
     assert!(
         holds(&template.unwrap(), b"lower-gone"),
-        "the uppermost layer counts"
+        "the uppermost layer does not win"
     );
     assert_eq!(count(&home.layers()), 3);
     Templates::new(&home).remove("one").unwrap();
@@ -219,8 +222,9 @@ fn the_kind_of_an_archive_is_detected_by_its_content() {
     let (dir, home) = home();
     let image = Image::new(two_layers());
     let path = dir.path().join("archive");
-    let archived =
-        |name: &str| imported(&home, &wanted(name, ImportSource::Archive(path.clone()))).unwrap();
+    let archived = |name: &str| {
+        imported(&home, &import_of(name, ImportSource::Archive(path.clone()))).unwrap()
+    };
     // An OCI layout.
     let tar = Command::new("tar")
         .arg("-czf")
@@ -231,7 +235,7 @@ fn the_kind_of_an_archive_is_detected_by_its_content() {
         .status();
     assert!(tar.unwrap().success());
     assert_eq!(archived("layout").manifest.defaults.user, "7:8");
-    // Older format of `docker save`, with a link for a layer.
+    // The older format of `docker save`, with a symbolic link in place of a layer.
     let lower = format!("{}/layer.tar", "a".repeat(64));
     let saved =
         json!([{ "Config": "config.json", "RepoTags": ["x:1"], "Layers": [lower, "b/layer.tar"] }]);
@@ -251,16 +255,20 @@ fn the_kind_of_an_archive_is_detected_by_its_content() {
     assert!(holds(&template, b"lower-new"));
     let d = &template.manifest.defaults;
     assert_eq!((d.user.as_str(), d.workdir.as_str()), ("root", "/"));
-    assert_eq!(count(&home.layers()), 2, "the layer is one that is known");
-    // Only the end mark shows that it is complete; a layer has its diff id.
+    assert_eq!(count(&home.layers()), 2, "the layer was not shared");
+    // Only the end mark shows that plain files are complete. A layer of an image has a diff id
+    // instead.
     let cut = image.layers[0].len() - 1024;
     fs::write(&path, &image.layers[0][..cut]).unwrap();
-    let message = refused(&home, &wanted("cut", ImportSource::Archive(path.clone())));
-    assert!(message.contains("ends in the middle"), "{message}");
+    let message = refused(
+        &home,
+        &import_of("cut", ImportSource::Archive(path.clone())),
+    );
+    assert!(message.contains("it is truncated"), "{message}");
     let bare = Image::new(vec![image.layers[0][..cut].to_vec()]);
     imported(
         &home,
-        &wanted("bare", ImportSource::Directory(bare.write().to_owned())),
+        &import_of("bare", ImportSource::Directory(bare.write().to_owned())),
     )
     .unwrap();
 }
@@ -281,8 +289,8 @@ fn a_link_in_an_archive_leads_to_no_file_of_this_host() {
         .file("manifest.json", saved.to_string().as_bytes());
     let path = dir.path().join("archive");
     fs::write(&path, saved.end()).unwrap();
-    assert!(imported(&home, &wanted("x", ImportSource::Archive(path))).is_err());
-    assert_eq!(count(&home.templates()), 0, "nothing is left of it");
+    assert!(imported(&home, &import_of("x", ImportSource::Archive(path))).is_err());
+    assert_eq!(count(&home.templates()), 0, "the import left files behind");
     assert_eq!(count(&home.layers()), 0);
 }
 
@@ -293,7 +301,7 @@ fn a_directory_of_files_is_imported_again_every_time() {
     let root = dir.path().join("root");
     fs::create_dir_all(root.join("bin")).unwrap();
     fs::write(root.join("bin/x"), "first-content").unwrap();
-    let import = wanted("x", ImportSource::Directory(root.clone()));
+    let import = import_of("x", ImportSource::Directory(root.clone()));
     assert!(holds(&imported(&home, &import).unwrap(), b"first-content"));
     fs::write(root.join("bin/x"), "other-content").unwrap();
     assert!(holds(&imported(&home, &import).unwrap(), b"other-content"));
@@ -306,7 +314,7 @@ fn the_images_command_is_started_only_on_request_and_without_a_shell() {
     let image = Image::new(two_layers());
     let import = Import {
         start: ImportStart::Image,
-        ..wanted("x", ImportSource::Directory(image.write().to_owned()))
+        ..import_of("x", ImportSource::Directory(image.write().to_owned()))
     };
     let start = imported(&home, &import)
         .unwrap()
@@ -324,13 +332,13 @@ fn the_images_command_is_started_only_on_request_and_without_a_shell() {
 fn an_invalid_import_is_refused_with_its_reason() {
     root_or_skip!(an_invalid_import_is_refused_with_its_reason);
     let (dir, home) = home();
-    let from = |image: &Image| wanted("x", ImportSource::Directory(image.write().to_owned()));
+    let from = |image: &Image| import_of("x", ImportSource::Directory(image.write().to_owned()));
     let mut arm = Image::new(two_layers());
     arm.config["architecture"] = json!("arm64");
     assert!(refused(&home, &from(&arm)).contains("linux/arm64"));
     let mut fewer = Image::new(two_layers());
     fewer.layers.pop();
-    assert!(refused(&home, &from(&fewer)).contains("lists 2 layers and brings 1"));
+    assert!(refused(&home, &from(&fewer)).contains("lists 2 diff ids, but has 1 layers"));
     let mut other = Image::new(two_layers());
     other.layers[1] = Tar::default().file("evil", b"").end();
     let message = refused(&home, &from(&other));
@@ -343,19 +351,19 @@ fn an_invalid_import_is_refused_with_its_reason() {
             fs::write(&path, text.replace("7:8", "0:0")).unwrap();
         }
     }
-    let changed = wanted("x", ImportSource::Directory(changed.dir.path().to_owned()));
-    assert!(refused(&home, &changed).contains("is not what its digest says"));
-    for (import, told) in [
+    let changed = import_of("x", ImportSource::Directory(changed.dir.path().to_owned()));
+    assert!(refused(&home, &changed).contains("does not match its digest"));
+    for (import, expected) in [
         (
-            wanted("base", ImportSource::Directory("/".into())),
+            import_of("base", ImportSource::Directory("/".into())),
             "stock template",
         ),
         (
-            wanted("a b", ImportSource::Directory("/".into())),
+            import_of("a b", ImportSource::Directory("/".into())),
             "not a template name",
         ),
         (
-            wanted("x", ImportSource::Archive(dir.path().join("none"))),
+            import_of("x", ImportSource::Archive(dir.path().join("none"))),
             "cannot import",
         ),
         (
@@ -374,7 +382,7 @@ fn an_invalid_import_is_refused_with_its_reason() {
         ),
     ] {
         let message = refused(&home, &import);
-        assert!(message.contains(told), "{told}: {message}");
+        assert!(message.contains(expected), "{expected}: {message}");
     }
     assert_eq!(count(&home.templates()), 0);
 }
@@ -385,30 +393,36 @@ fn an_image_beyond_its_owners_budget_becomes_no_template_and_leaves_nothing() {
     let (_dir, home) = home();
     let image = Image::new(two_layers());
     image.write();
-    let budget = |most: u64| {
-        DiskBudget::new(move |bytes| match bytes <= most {
-            true => Ok(()),
-            false => Err(format!("{bytes} bytes of {most}")),
+    let budget = |max_bytes: u64| {
+        DiskBudget::new(move |bytes| {
+            if bytes <= max_bytes {
+                Ok(())
+            } else {
+                Err(format!("{bytes} bytes of {max_bytes}"))
+            }
         })
     };
-    let mut import = wanted("x", ImportSource::Directory(image.dir.path().to_owned()));
+    let mut import = import_of("x", ImportSource::Directory(image.dir.path().to_owned()));
     import.disk = budget(100);
-    let told = refused(&home, &import);
-    assert!(told.ends_with("bytes of 100"), "{told}");
+    let message = refused(&home, &import);
+    assert!(message.ends_with("bytes of 100"), "{message}");
     assert_eq!(count(&home.templates()), 0);
-    let left = || {
+    let leftovers = || {
         let emptied = [home.images(), home.layers()];
-        let left = emptied.iter().flat_map(|dir| fs::read_dir(dir).unwrap());
-        left.flatten().map(|entry| entry.path()).collect::<Vec<_>>()
+        let leftovers = emptied.iter().flat_map(|dir| fs::read_dir(dir).unwrap());
+        leftovers
+            .flatten()
+            .map(|entry| entry.path())
+            .collect::<Vec<_>>()
     };
-    // A program that another test forks may hold the images' lock until its exec; the next import
-    // then runs the gc.
+    // A program that another test starts may hold the lock of the images until its exec. In this
+    // case the next import removes the unused images.
     for _ in 0..20 {
-        if !left().is_empty() {
+        if !leftovers().is_empty() {
             refused(&home, &import);
         }
     }
-    assert_eq!(left(), Vec::<PathBuf>::new());
+    assert_eq!(leftovers(), Vec::<PathBuf>::new());
     import.disk = budget(1 << 30);
     imported(&home, &import).unwrap();
 }
@@ -423,21 +437,22 @@ fn an_image_beyond_its_owners_budget_is_rejected_before_it_is_unpacked() {
     });
     let image = Image::new(vec![layer.end()]);
     image.write();
-    let most: u64 = 20 << 20;
+    let max_bytes: u64 = 20 << 20;
     let (layers, seen) = (home.layers(), Arc::new(AtomicU64::new(0)));
-    let mut import = wanted("x", ImportSource::Directory(image.dir.path().to_owned()));
+    let mut import = import_of("x", ImportSource::Directory(image.dir.path().to_owned()));
     let on_disk = seen.clone();
-    import.disk = DiskBudget::new(move |bytes| match bytes <= most {
-        true => Ok(()),
-        false => {
+    import.disk = DiskBudget::new(move |bytes| {
+        if bytes <= max_bytes {
+            Ok(())
+        } else {
             on_disk.store(bytes_below(&layers), Ordering::Relaxed);
-            Err(format!("more than {most} bytes"))
+            Err(format!("more than {max_bytes} bytes"))
         }
     });
-    let told = refused(&home, &import);
-    assert_eq!(told, format!("more than {most} bytes"));
+    let message = refused(&home, &import);
+    assert_eq!(message, format!("more than {max_bytes} bytes"));
     let seen = seen.load(Ordering::Relaxed);
-    assert!((1..=most).contains(&seen), "{seen} bytes on disk");
+    assert!((1..=max_bytes).contains(&seen), "{seen} bytes on disk");
     assert_eq!(bytes_below(&home.layers()), 0);
     assert_eq!(count(&home.images()), 0);
 }

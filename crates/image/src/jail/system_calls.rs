@@ -3,8 +3,9 @@
 use jiffy_confinement::{AllowedCalls, DeniedCalls, SyscallFilter};
 use std::io;
 
-/// System calls that host programs are denied: those that would let capabilities reach beyond the
-/// view, and those that reveal kernel state. Their other calls are not known in advance.
+/// System calls that host programs must not make: calls that would let capabilities reach beyond
+/// the view, and calls that reveal kernel state. This is a deny list, because the other calls of
+/// these programs are not known in advance.
 const DENIED_TO_PROGRAMS: &[libc::c_long] = &[
     libc::SYS_acct,
     libc::SYS_add_key,
@@ -63,7 +64,8 @@ const DENIED_TO_PROGRAMS: &[libc::c_long] = &[
     libc::SYS_vhangup,
 ];
 
-/// System calls of the unpacker, with those of other C libraries. All others kill the process.
+/// System calls of the unpacker, including the variants that other C libraries use. Any other call
+/// kills the process.
 const UNPACKER_CALLS: &[libc::c_long] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -127,7 +129,7 @@ pub(crate) fn unpacker() -> io::Result<SyscallFilter> {
     AllowedCalls::or_kill(UNPACKER_CALLS).compile()
 }
 
-/// Filter of a host program. It may start threads but no processes.
+/// Returns the filter for a host program. The program may start threads but no processes.
 pub(crate) fn program() -> io::Result<SyscallFilter> {
     let mut denied = DeniedCalls::new(DENIED_TO_PROGRAMS);
     denied.deny_processes()?;

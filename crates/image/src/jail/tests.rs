@@ -7,8 +7,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::time::Duration;
 
-/// Attempts of a compromised program. Prints its user, its root directory, and the attempts that
-/// succeeded.
+/// Perl script with the attempts of a compromised program. Prints its user, its root directory, and
+/// the attempts that succeeded.
 const ATTEMPTS: &str = r#"
 use Socket; use POSIX ();
 opendir(my $root, "/"); my @names = sort grep { !/^\.\.?$/ } readdir($root);
@@ -17,9 +17,9 @@ sub attempt { my ($name, $work) = @_; push @done, $name if $work->() }
 attempt("read its tree", sub { open(my $f, "<", "/tree/secret") or return 0; <$f> eq "tree" });
 attempt("write its image", sub { open(my $f, ">", "/image") or return 0; print $f "image" });
 attempt("write its tree", sub { open(my $f, ">", "/tree/new") });
-attempt("write beside it", sub { open(my $f, ">", "/new") });
+attempt("write outside its tree", sub { open(my $f, ">", "/new") });
 attempt("write a program", sub { open(my $f, ">>", "/usr/bin/env") });
-attempt("read the daemon's words", sub { grep { !/^(PATH|LC_ALL|PWD)$/ } keys %ENV });
+attempt("read the daemon's environment", sub { grep { !/^(PATH|LC_ALL|PWD)$/ } keys %ENV });
 attempt("read a file of the host", sub { open(my $f, "<", "/etc/passwd") });
 attempt("leave by ..", sub { open(my $f, "<", "/tree/../../../../../etc/passwd") });
 attempt("own its tree", sub { chown($>, $>, "/tree/secret") });
@@ -63,11 +63,11 @@ fn a_compromised_program_reads_its_tree_writes_its_image_and_does_nothing_else()
     fs::write(&secret, "tree").unwrap();
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o0)).unwrap();
     chown(&secret, Some(1234), Some(1234)).unwrap();
-    let mut said = Vec::new();
+    let mut lines = Vec::new();
     let perl = perl(&stage, &tree, &image);
-    perl.run(None, &mut |line| said.push(line.to_owned()))
+    perl.run(None, &mut |line| lines.push(line.to_owned()))
         .unwrap();
-    let (first, done) = said.split_first().unwrap();
+    let (first, done) = lines.split_first().unwrap();
     let (user, names) = first.split_once(' ').unwrap();
     let user: u32 = user.parse().unwrap();
     assert!(user > 1_900_000_000, "{user}");
@@ -79,7 +79,7 @@ fn a_compromised_program_reads_its_tree_writes_its_image_and_does_nothing_else()
     assert_eq!(done, ["read its tree", "write its image"]);
     assert_eq!(fs::read(&image).unwrap(), b"image");
     assert_eq!(fs::metadata(&image).unwrap().uid(), user);
-    // The tree left nothing on the host.
+    // The mounts of the tree were not visible on the host.
     assert_eq!(fs::read_dir(&stage).unwrap().count(), 0);
 }
 

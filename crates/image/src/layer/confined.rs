@@ -1,10 +1,11 @@
-//! Unpacking in a confined process, since archives are not trusted: it sees only the directory that
-//! it fills.
+//! Unpacking in a confined process, since archives are not trusted. The process sees only the
+//! directory that it fills.
 //!
-//! The process is the program itself with [`UNPACK_ARGUMENT`] (see [`set_unpacker_program`]). It
-//! reads the archive from standard input. To standard output it writes a line for each
-//! [`REPORT_BYTES`] that it is about to unpack, an [`UnpackOutcome`] as one line, and the
-//! directories that need overlayfs's mark, which only the parent may set.
+//! The process runs this program with [`UNPACK_ARGUMENT`] (see [`set_unpacker_program`]). It reads
+//! the archive from standard input. It writes to standard output, in this order:
+//! - a line before each [`REPORT_BYTES`] that it unpacks;
+//! - an [`UnpackOutcome`] as one line;
+//! - the directories that need overlayfs's mark, which only the parent may set.
 
 use super::confined_dir::{ConfinedDir, LayerPath};
 use super::unpack::{
@@ -31,18 +32,20 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
-/// First argument of the unpacker process; the second is a [`UnpackTask`].
+/// First argument of the unpacker process. The second argument is a [`UnpackTask`].
 pub const UNPACK_ARGUMENT: &str = "--as-unpacker";
-/// Additional time before an unpacker is killed.
+/// Time after the time limit at which the parent kills an unpacker.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
-/// Maximum length of the first line of output in bytes.
+/// Maximum length of the line with the outcome, in bytes.
 const MAX_OUTCOME_BYTES: u64 = 1 << 20;
-/// Memory limit in bytes, beside remembered names: windows of decompression.
+/// Memory limit in bytes in addition to the remembered names. Decompression windows need most of
+/// it.
 const MEMORY_BYTES: u64 = 1 << 30;
 const CHUNK_BYTES: usize = 1 << 18;
-/// Start of a line that reports the number of unpacked bytes. Outcomes are JSON.
+/// Prefix of lines that report the number of unpacked bytes. Outcomes are JSON and start
+/// differently.
 const REPORT_MARK: &[u8] = b"+";
-/// Capabilities for giving files any owner, mode and capability.
+/// Capabilities for setting any owner, mode and capability of a file.
 const UNPACKER_CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FOWNER)
@@ -51,10 +54,11 @@ const UNPACKER_CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
 
 static UNPACKER_PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Sets the program that unpacks layers from now on; it calls [`unpacker`] when its first argument
-/// is [`UNPACK_ARGUMENT`]. Without one, layers are unpacked in the calling process.
+/// Sets the program that unpacks layers from now on. The program must call [`unpacker`] if its
+/// first argument is [`UNPACK_ARGUMENT`]. If no program is set, layers are unpacked in the calling
+/// process.
 pub fn set_unpacker_program(program: impl Into<PathBuf>) {
-    // The first call wins.
+    // Ignore the error: later calls have no effect.
     let _ = UNPACKER_PROGRAM.set(program.into());
 }
 
@@ -74,7 +78,7 @@ enum UnpackOutcome {
     Failed(String),
 }
 
-/// Unpacks as [`super::unpack`] does, and asks `meter` before bytes are written.
+/// Unpacks as [`super::unpack`] does. Calls `meter` before bytes are written.
 pub(crate) fn unpack(
     packed: impl Read,
     into: &Path,
@@ -117,7 +121,7 @@ pub(crate) fn unpack_image(
     }
 }
 
-/// An unpacker process, killed on drop.
+/// An unpacker process. It is killed on drop.
 struct UnpackerProcess {
     child: Child,
     _watch: Deadline,
@@ -125,7 +129,7 @@ struct UnpackerProcess {
 
 impl Drop for UnpackerProcess {
     fn drop(&mut self) {
-        // It may have ended.
+        // Ignore the error: the process may have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -156,12 +160,12 @@ impl UnpackerProcess {
         if let Some(word) = std::env::var_os("JIFFY_JAIL") {
             command.env("JIFFY_JAIL", word);
         }
-        // SAFETY: one system call without pointers.
+        // SAFETY: a system call without pointers.
         unsafe {
             command.pre_exec(end_with_parent);
         }
         let mut child = command.spawn().map_err(failed)?;
-        match Deadline::begin(&child, limits.time.saturating_add(GRACE_PERIOD)) {
+        match Deadline::start(&child, limits.time.saturating_add(GRACE_PERIOD)) {
             Ok(watch) => Ok(Self {
                 child,
                 _watch: watch,
@@ -174,8 +178,8 @@ impl UnpackerProcess {
         }
     }
 
-    /// Feeds the archive to the process and awaits the result. Kills the process if `meter` rejects
-    /// the bytes that the process reports.
+    /// Sends the archive to the process and waits for the result. Kills the process if `meter`
+    /// rejects the bytes that the process reports.
     fn run(
         mut self,
         packed: impl Read,
@@ -185,35 +189,46 @@ impl UnpackerProcess {
         on_bytes: &mut dyn FnMut(u64),
     ) -> Result<UnpackedLayer, LayerError> {
         let failed = |e: io::Error| LayerError::Process(e.to_string());
-        let output = self.child.stdout.take();
-        let output = output.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+        let output = self
+            .child
+            .stdout
+            .take()
+            .ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         let input = self.child.stdin.take();
-        // The process is not reaped before the reader has ended.
+        // The process is not reaped before the reader thread has exited, so its pid is not reused.
         let process = Pid::from_child(&self.child);
         let (fed, read) = thread::scope(|scope| {
             let reader = scope.spawn(move || {
                 let read = read_output(output, &limits, meter);
                 if read.is_err() {
-                    // It may have exited.
+                    // Ignore the error: the process may have exited.
                     let _ = kill_process(process, Signal::KILL);
                 }
                 read
             });
             (feed(input, packed, on_bytes), reader.join())
         });
-        let read = read.map_err(|_| failed(io::Error::other("the reader of its output failed")))?;
+        let read = read.map_err(|_| {
+            failed(io::Error::other(
+                "the thread that reads its output panicked",
+            ))
+        })?;
         let (line, marks) = match (read, fed) {
-            // The process was killed, which broke the pipe.
+            // The process was killed, and writing to it failed as a consequence.
             (Err(budget @ LayerError::Budget { .. }), _) => return Err(budget),
             (_, Err(e)) => return Err(LayerError::read(e)),
             (read, Ok(())) => read?,
         };
         let status = self.child.wait().map_err(failed)?;
         if let Some(signal) = status.signal() {
-            return Err(LayerError::Process(format!("it ended by signal {signal}")));
+            return Err(LayerError::Process(format!(
+                "it was killed by signal {signal}"
+            )));
         }
-        let told = serde_json::from_slice(&line);
-        match told.map_err(|_| LayerError::Process(format!("it ended ({status})")))? {
+        let outcome = serde_json::from_slice(&line);
+        match outcome
+            .map_err(|_| LayerError::Process(format!("it exited without a result ({status})")))?
+        {
             UnpackOutcome::Done(unpacked) => {
                 mark(into, &marks, &limits)?;
                 Ok(unpacked)
@@ -222,12 +237,13 @@ impl UnpackerProcess {
             UnpackOutcome::DiskFull { entry } => Err(LayerError::DiskFull {
                 entry: shown(entry.as_bytes()),
             }),
-            UnpackOutcome::Failed(why) => Err(LayerError::Told(shown(why.as_bytes()))),
+            UnpackOutcome::Failed(why) => Err(LayerError::Reported(shown(why.as_bytes()))),
         }
     }
 }
 
-/// Feeds the archive as far as the process reads it. Returns read errors only.
+/// Writes the archive to the process until the process stops reading. Returns only errors of
+/// reading the archive.
 fn feed(
     input: Option<ChildStdin>,
     mut packed: impl Read,
@@ -244,7 +260,7 @@ fn feed(
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             Err(e) => return Err(e),
         };
-        // A process that stops reading reports the reason.
+        // Ignore the error: if the process stops reading, it reports the reason itself.
         if input.write_all(&buffer[..n]).is_err() {
             return Ok(());
         }
@@ -277,26 +293,25 @@ fn read_output(
         };
         let bytes = std::str::from_utf8(report).ok();
         let bytes: Option<u64> = bytes.and_then(|bytes| bytes.trim_end().parse().ok());
-        // Reports are far apart, which bounds their number.
+        // A minimum distance between reports bounds their number.
         let bytes = bytes.filter(|bytes| {
             *bytes <= limits.bytes && bytes.saturating_sub(reported) >= REPORT_BYTES
         });
         let Some(bytes) = bytes else {
-            return Err(LayerError::Process("its report is not valid".to_owned()));
+            return Err(LayerError::Process("it wrote an invalid report".to_owned()));
         };
         reported = bytes;
         meter(bytes).map_err(|message| LayerError::Budget { message })?;
     }
 }
 
-/// Sets overlayfs's mark on directories of `into`. Their names come from the process and are not
+/// Sets overlayfs's mark on directories in `into`. The process supplies their names, which are not
 /// trusted.
 fn mark(into: &Path, names: &[u8], limits: &UnpackLimits) -> Result<(), LayerError> {
     if names.is_empty() {
         return Ok(());
     }
-    let failed =
-        |path: &[u8], errno| LayerError::write("mark as deleted what is below", path, errno);
+    let failed = |path: &[u8], errno| LayerError::write("hide the lower layers of", path, errno);
     let place =
         ConfinedDir::open(into).map_err(|e| failed(into.as_os_str().as_encoded_bytes(), e))?;
     for name in names.split(|b| *b == 0).filter(|name| !name.is_empty()) {
@@ -318,7 +333,8 @@ pub fn unpacker() -> ExitCode {
         Err(LayerError::DiskFull { entry }) => UnpackOutcome::DiskFull { entry },
         Err(error) => UnpackOutcome::Failed(chain(&error)),
     };
-    // Writers get an error instead of blocking. SAFETY: standard input is not read any more.
+    // Closing standard input gives the parent an error instead of blocking it. SAFETY: this process
+    // has stopped reading standard input.
     unsafe { libc::close(libc::STDIN_FILENO) };
     let mut line = serde_json::to_vec(&outcome).unwrap_or_default();
     line.push(b'\n');
@@ -346,10 +362,10 @@ fn work(marks: &mut Vec<Vec<u8>>) -> Result<UnpackedLayer, LayerError> {
     let task = std::env::args().nth(2).unwrap_or_default();
     let failed = |e: io::Error| LayerError::Process(format!("confining it: {e}"));
     let task: UnpackTask = serde_json::from_str(&task).map_err(|e| failed(e.into()))?;
-    // SAFETY: nothing in this process owns a descriptor above standard error yet.
+    // SAFETY: no value in this process owns a descriptor above standard error yet.
     unsafe { close_descriptors(3) }.map_err(failed)?;
     let place = confine(&task.into, &task.limits).map_err(failed)?;
-    let marks = OverlayMarks::Told(marks);
+    let marks = OverlayMarks::Collect(marks);
     if !task.is_image {
         let on_unpacked = &mut |bytes: u64| {
             let mut output = io::stdout();
@@ -371,7 +387,7 @@ fn work(marks: &mut Vec<Vec<u8>>) -> Result<UnpackedLayer, LayerError> {
     Ok(UnpackedLayer::default())
 }
 
-/// Confines the process to the directory `into`; returns its new path.
+/// Confines the process to the directory `into`. Returns the path of `into` in the new root.
 fn confine(into: &Path, limits: &UnpackLimits) -> io::Result<PathBuf> {
     let filter = system_calls::unpacker()?;
     let memory = limits.names.saturating_add(MEMORY_BYTES);
@@ -382,7 +398,7 @@ fn confine(into: &Path, limits: &UnpackLimits) -> io::Result<PathBuf> {
         let view = FsView::of(into)?;
         detach()?;
         view.enter()?;
-        jail::leave(UNPACKER_CAPABILITIES)?;
+        jail::drop_privileges(UNPACKER_CAPABILITIES)?;
         place = PathBuf::from("/");
     }
     filter.apply()?;

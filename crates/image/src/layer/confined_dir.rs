@@ -1,7 +1,8 @@
-//! Directory that no path leads out of.
+//! Directory that no path can leave.
 //!
-//! The parent of every entry is opened below the directory's descriptor by `openat2`, which follows
-//! no symbolic link and never leaves it. Entries are then created in the parent by a single name.
+//! The parent of every entry is opened relative to the directory's descriptor by `openat2`, which
+//! follows no symbolic link and never leaves the directory. Each entry is then created in its
+//! parent by a single name.
 
 use super::limits::UnpackLimits;
 use super::{EntryProblem, LayerError};
@@ -10,14 +11,14 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// Never above, through a link, or into another file system.
+/// Forbids paths to directories above, through symbolic links, and into other file systems.
 const RESOLVE_CONFINED: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
-/// Normalized path in the directory: components joined by `/`, none empty, `.` or `..`. Empty for
-/// the directory itself.
+/// Normalized path in the directory: components joined by `/`. No component is empty, `.` or `..`.
+/// The path of the directory itself is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LayerPath(Vec<u8>);
 
@@ -48,7 +49,7 @@ impl LayerPath {
         self.0.is_empty()
     }
 
-    /// Path of the parent directory, and the name in it.
+    /// Returns the path of the parent directory, and the name in it.
     pub(super) fn split(&self) -> (&[u8], &[u8]) {
         match self.0.iter().rposition(|b| *b == b'/') {
             Some(slash) => (&self.0[..slash], &self.0[slash + 1..]),
@@ -60,9 +61,9 @@ impl LayerPath {
 /// The directory.
 pub(super) struct ConfinedDir {
     root: OwnedFd,
-    /// Parent of the last entry: archives list entries by directory.
+    /// Parent of the last entry. It is cached, since archives list entries by directory.
     last: Option<(Vec<u8>, OwnedFd)>,
-    /// Created directories that no entry has named so far.
+    /// Created parent directories for which the archive has had no entry so far.
     pub(super) implied: Vec<Vec<u8>>,
 }
 
@@ -83,7 +84,7 @@ impl ConfinedDir {
         self.confined(path, flags)
     }
 
-    /// Opens it for changes of its attributes.
+    /// Opens the directory `path` for changes of its attributes.
     pub(super) fn open_directory(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         self.confined(path, flags)
@@ -94,8 +95,8 @@ impl ConfinedDir {
         fs::openat2(&self.root, path, flags, Mode::empty(), RESOLVE_CONFINED)
     }
 
-    /// Parent directory of `path`, and the name in it. Missing parents are created with mode 0755,
-    /// owned by root.
+    /// Returns the parent directory of `path`, and the name in it. Creates missing parents with
+    /// mode 0755 and owner root.
     pub(super) fn parent<'p>(
         &mut self,
         path: &'p LayerPath,
@@ -131,7 +132,7 @@ impl ConfinedDir {
             let name = &path[start..end];
             match fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) => {
-                    // Independent of the umask.
+                    // The mode is set explicitly, independent of the umask.
                     let made = self.open_directory(&path[..end])?;
                     fs::fchmod(made, Mode::from_raw_mode(0o755))?;
                     self.implied.push(path[..end].to_vec());
@@ -145,7 +146,7 @@ impl ConfinedDir {
         Ok(above)
     }
 
-    /// Type of `name` in `parent`, if it exists.
+    /// Returns the type of `name` in `parent`, or `None` if it does not exist.
     pub(super) fn kind(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<FileType>, Errno> {
         match fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) => Ok(Some(FileType::from_raw_mode(found.st_mode))),

@@ -10,12 +10,12 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum LayerError {
     /// A limit of [`super::UnpackLimits`] is exceeded.
-    #[error("it has too much: more {what} than {limit}")]
+    #[error("it exceeds a limit: more {what} than {limit}")]
     TooMuch { what: &'static str, limit: String },
-    /// The owner's disk budget has no room for what is unpacked.
+    /// The unpacked bytes exceed the owner's disk budget.
     #[error("{message}")]
     Budget { message: String },
-    #[error("it ends in the middle: get it again")]
+    #[error("it is truncated: download or create it again")]
     Truncated,
     #[error("{0}")]
     Problem(EntryProblem),
@@ -28,7 +28,7 @@ pub enum LayerError {
         entry: String,
         problem: EntryProblem,
     },
-    #[error("its content has sha256 {found} instead of {expected}: get it again")]
+    #[error("its content has sha256 {found} instead of {expected}: download it again")]
     Content { expected: String, found: String },
     #[error("cannot read it: {0}")]
     Read(io::Error),
@@ -36,8 +36,8 @@ pub enum LayerError {
     #[error(transparent)]
     Image(#[from] LayerOfImageError),
     #[error(
-        "the disk is full at `{entry}`: free some space (`jiffy template rm` gives back what \
-         templates hold) and run again"
+        "the disk is full at `{entry}`: free some space, for example with `jiffy template \
+         rm`, and run again"
     )]
     DiskFull { entry: String },
     #[error("cannot {action} `{entry}`")]
@@ -50,7 +50,7 @@ pub enum LayerError {
     File(#[from] FileError),
     /// Error reported by the unpacker process.
     #[error("{0}")]
-    Told(String),
+    Reported(String),
     #[error("the process that unpacks it failed: {0}")]
     Process(String),
 }
@@ -58,26 +58,29 @@ pub enum LayerError {
 /// Problem with an archive or one of its entries.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EntryProblem {
-    #[error("it is not a tar archive, nor one compressed with gzip or zstd")]
+    #[error("it is not a tar archive, either uncompressed or compressed with gzip or zstd")]
     NotTar,
-    #[error("it is compressed with {0}: unpack that first, or use gzip or zstd")]
+    #[error(
+        "it is compressed with {0}, which is not supported: decompress it first, or use gzip or zstd"
+    )]
     Compression(&'static str),
     #[error("has a zero byte in its name")]
     ZeroByte,
     #[error("leads out of the root with `..`")]
     Outside,
-    #[error("goes through a symbolic link or a file, as if it were a directory")]
+    #[error("goes through a symbolic link or a file in place of a directory")]
     Through,
-    #[error("is a hard link to `{0}`, which the archive did not bring before as a file")]
+    #[error("is a hard link to `{0}`, which is not an earlier file of the archive")]
     LinkTarget(String),
-    #[error("replaces a directory with something else")]
+    #[error("replaces a directory with another type of file")]
     ReplacesDirectory,
     #[error("has a path that is too long or too deep")]
     Path,
 }
 
 impl LayerError {
-    /// Converts a read error: a wrapped error of this crate, an early end, or an I/O error.
+    /// Converts a read error: an error of this crate that was wrapped, an unexpected end, or an I/O
+    /// error.
     pub(crate) fn read(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => Self::Truncated,

@@ -7,26 +7,29 @@ use std::time::{Duration, Instant};
 /// Limits of unpacking one archive, which is not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnpackLimits {
-    /// Bytes of all files; holes count in full, since the image stores them.
+    /// Maximum number of bytes of all files. Holes count in full, since the image stores them.
     pub bytes: u64,
-    /// Number of entries.
+    /// Maximum number of entries.
     pub entries: u64,
-    /// Unpacked bytes per packed byte, after the first [`UnpackLimits::RATIO_SLACK`] bytes.
+    /// Maximum number of unpacked bytes per packed byte. Applies after the first
+    /// [`UnpackLimits::RATIO_SLACK`] bytes.
     pub ratio: u64,
-    /// Bytes of a path or a symbolic link's target.
+    /// Maximum length in bytes of a path, or of the target of a symbolic link.
     pub path: usize,
-    /// Components of a path. Removing a tree holds one descriptor for each.
+    /// Maximum number of components of a path. The removal of a tree holds one descriptor per
+    /// component.
     pub depth: usize,
-    /// Bytes of an entry's extended headers and its map of holes.
+    /// Maximum number of bytes of an entry's extended headers and its map of holes.
     pub headers: u64,
-    /// Bytes of names that are remembered until the end (those of directories).
+    /// Maximum number of bytes of the directory names that are remembered until the end.
     pub names: u64,
     /// Time limit.
     pub time: Duration,
 }
 
 impl UnpackLimits {
-    /// Bytes that are unpacked before the ratio applies: small archives of zeros are harmless.
+    /// Number of bytes that are unpacked before the ratio applies, since small archives of zeros
+    /// are harmless.
     pub const RATIO_SLACK: u64 = 256 << 20;
 }
 
@@ -65,7 +68,7 @@ impl UnpackBudget {
         }
     }
 
-    /// Counts a header, also of an extension, since each takes time.
+    /// Counts a header. Headers of extensions count as well, since each of them takes time.
     pub(super) fn entry(&mut self) -> Result<(), LayerError> {
         self.in_time()?;
         self.entries = (self.entries.checked_sub(1))
@@ -73,7 +76,7 @@ impl UnpackBudget {
         Ok(())
     }
 
-    /// Counts a file before its first byte is written.
+    /// Counts a file. The caller must call this before the first byte is written.
     pub(super) fn file(&mut self, bytes: u64) -> Result<(), LayerError> {
         self.bytes = (self.bytes.checked_sub(bytes))
             .ok_or_else(|| too_much("bytes", format!("{} MiB", self.limits.bytes >> 20)))?;
@@ -82,10 +85,10 @@ impl UnpackBudget {
 
     /// Counts a remembered name.
     pub(super) fn name(&mut self, name: &[u8]) -> Result<(), LayerError> {
-        // Overhead of the vector, the time and the allocator.
+        // Overhead of the vector, the time stamp and the allocator.
         const OVERHEAD: u64 = 64;
         self.names = (self.names.checked_sub(name.len() as u64 + OVERHEAD))
-            .ok_or_else(|| too_much("names of directories", "their limit".to_owned()))?;
+            .ok_or_else(|| too_much("names of directories", "the limit".to_owned()))?;
         Ok(())
     }
 

@@ -1,8 +1,9 @@
-//! Merging of an upper unpacked layer into a lower one, with the same meaning as a stack. Whiteouts
-//! of the upper one delete files of the lower one, and stay for the layers below both.
+//! Merging of an upper unpacked layer into a lower layer. The result has the same meaning as both
+//! layers on top of each other. Whiteouts of the upper layer delete files of the lower layer, and
+//! are retained for the layers below both.
 //!
-//! Both directories were filled by [`super::unpack`] and are private. Their links are not trusted
-//! and never followed.
+//! Both directories were filled by [`super::unpack`] and are private. Their symbolic links are not
+//! trusted and never followed.
 
 use super::confined_dir::ConfinedDir;
 use super::unpack::OVERLAY_OPAQUE;
@@ -14,7 +15,8 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
-/// Moves all of `upper` into `lower`, and leaves `upper` empty. After an error both are incomplete.
+/// Moves all files of `upper` into `lower`. `upper` is empty afterwards. After an error both are
+/// incomplete.
 pub(crate) fn merge(upper: &Path, lower: &Path) -> Result<(), LayerError> {
     let open = |path: &Path| {
         let bytes = path.as_os_str().as_encoded_bytes();
@@ -29,7 +31,7 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Merges the directory `from` into `onto`, both at `path`.
+/// Merges the directory `from` into the directory `onto`. Both have the path `path`.
 fn directory(from: &OwnedFd, onto: &OwnedFd, path: &mut Vec<u8>) -> Result<(), LayerError> {
     let length = path.len();
     for name in names(from).map_err(|errno| LayerError::write("list", path, errno))? {
@@ -40,7 +42,7 @@ fn directory(from: &OwnedFd, onto: &OwnedFd, path: &mut Vec<u8>) -> Result<(), L
         one(from, onto, &name, path)?;
         path.truncate(length);
     }
-    // Last, since changes inside modify the time.
+    // The times are set last, since changes in the directory modify them.
     like(from, onto).map_err(|errno| LayerError::write("own", path, errno))
 }
 
@@ -62,7 +64,7 @@ fn one(from: &OwnedFd, onto: &OwnedFd, name: &[u8], path: &mut Vec<u8>) -> Resul
         }
         Some(FileType::Directory) => remove_tree(onto, name, path)?,
         Some(_) if is_directory => {
-            // The file that is removed hid all below both, so the directory becomes opaque.
+            // The removed file hid all layers below both, so the directory becomes opaque.
             let mark = |parent: &OwnedFd| {
                 let fd = fs::openat(parent, name, DIRECTORY, Mode::empty())?;
                 let found = fs::fstat(&fd)?;
@@ -72,7 +74,7 @@ fn one(from: &OwnedFd, onto: &OwnedFd, name: &[u8], path: &mut Vec<u8>) -> Resul
             mark(from).map_err(|e| failed(path, e))?;
             fs::unlinkat(onto, name, AtFlags::empty()).map_err(|e| failed(path, e))?;
         }
-        // Replaced by the rename.
+        // The rename below replaces the file.
         _ => {}
     }
     fs::renameat(from, name, onto, name).map_err(|e| failed(path, e))
@@ -111,7 +113,7 @@ fn remove_tree(parent: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(), LayerEr
     })
 }
 
-/// Copies owner, mode, attributes and times of `from`, except the opaque mark.
+/// Copies owner, mode, attributes and times from `from`, except the opaque mark.
 fn like(from: &OwnedFd, onto: &OwnedFd) -> Result<(), Errno> {
     for name in attributes(onto)? {
         fs::fremovexattr(onto, name.as_slice())?;
@@ -129,7 +131,7 @@ fn like(from: &OwnedFd, onto: &OwnedFd) -> Result<(), Errno> {
     fs::futimens(onto, &times(&found))
 }
 
-/// Names of attributes except the opaque mark.
+/// Returns the names of the attributes except the opaque mark.
 fn attributes(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     let mut list = vec![0; 64 << 10];
     let length = match fs::flistxattr(directory, &mut list[..]) {
@@ -138,11 +140,11 @@ fn attributes(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     };
     let names = list[..length]
         .split(|b| *b == 0)
-        .filter(|n| super::unpack::is_kept(n));
+        .filter(|n| super::unpack::is_allowed_attribute(n));
     Ok(names.map(<[u8]>::to_vec).collect())
 }
 
-// The type of nanoseconds is that of the backend that rustix is built with.
+// The integer type of nanoseconds depends on the backend of rustix.
 #[allow(clippy::useless_conversion)]
 fn times(found: &fs::Stat) -> Timestamps {
     let time = Timespec {

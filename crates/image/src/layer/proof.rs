@@ -1,20 +1,21 @@
 //! Proofs that a registry has a layer.
 //!
-//! The store shares unpacked layers by content between all imports. A manifest alone must not give
+//! The store shares unpacked layers between all imports, by content. A manifest alone must not give
 //! access to a layer, since anyone can write a manifest with the diff id of a private layer. An
-//! import gets a layer of the store only if its registry has proved, in this import, that it has
-//! the bytes of the layer:
+//! import may use a layer of the store only if its registry has proved, during this import, that it
+//! has the bytes of the layer. There are two kinds of proof:
 //!
-//! - it served the blob, whose digest the parent computed. If that digest is recorded as one that
-//!   unpacks to the layer, the blob is not unpacked again; otherwise it is, and its diff id is
-//!   compared;
-//! - or it answered `HEAD` for the blob with the right size, and the record says that *this*
-//!   registry and repository once served these very bytes to this host, over TLS. A `HEAD` of a
-//!   registry that never served the bytes proves nothing, since a registry can answer 200 to
-//!   everything. With the record, the answer shows that the caller may still read the blob: the
-//!   request has the credentials of this import, and TLS authenticates the registry.
+//! - The registry served the blob, and the parent computed its digest. If the store has a record
+//!   that a blob with this digest unpacks to the layer, the blob is not unpacked again. Otherwise
+//!   the blob is unpacked, and its diff id is compared.
+//! - The registry answered `HEAD` for the blob with the right size, and a record states that *this*
+//!   registry and repository once served these bytes to this host over TLS. Without the record, the
+//!   response would prove nothing, since a registry can answer 200 to every request. With the
+//!   record, the response shows that the caller may still read the blob: the request has the
+//!   credentials of this import, and TLS authenticates the registry.
 //!
-//! Records are written beside the layer, under the lock of the layers, and are removed with it.
+//! The records of a layer are in the directory of the layer. They are written under the lock of the
+//! layer store, and are removed with the layer.
 
 use super::store::LayerStore;
 use crate::file::{self, FileError, OnPath};
@@ -25,7 +26,8 @@ use std::io;
 use std::path::Path;
 
 const PROOFS_FILE: &str = "blobs.json";
-/// Maximum number of blobs and repositories per layer; others are downloaded again.
+/// Maximum number of blobs, and of repositories per blob, that are recorded for a layer. Others are
+/// downloaded again.
 const MAX_PROOFS: usize = 64;
 
 /// Repository that served a blob over TLS.
@@ -47,7 +49,8 @@ struct BlobRecord {
 pub(crate) struct BlobProofs(Vec<BlobRecord>);
 
 impl BlobProofs {
-    /// Reads the proofs of a layer without a lock; it may be added or removed meanwhile.
+    /// Reads the proofs of a layer without a lock. Another process may add or remove the layer
+    /// meanwhile.
     pub(crate) fn peek(home: &Home, diff_id: &str) -> Self {
         Self::read(&LayerStore::place_in(&home.layers(), diff_id))
     }
@@ -58,12 +61,12 @@ impl BlobProofs {
         proofs.unwrap_or_default()
     }
 
-    /// Tells if the blob unpacks to the layer.
+    /// Returns whether the blob unpacks to the layer.
     pub(crate) fn knows(&self, sha256: &str) -> bool {
         self.0.iter().any(|blob| blob.sha256 == sha256)
     }
 
-    /// Tells if the blob unpacks to the layer and this repository has served it.
+    /// Returns whether the blob unpacks to the layer and this repository has served it.
     pub(crate) fn served(&self, sha256: &str, by: &Repository) -> bool {
         let mut blobs = self.0.iter().filter(|blob| blob.sha256 == sha256);
         blobs.any(|blob| blob.served_by.contains(by))
@@ -97,12 +100,13 @@ impl BlobProofs {
 }
 
 impl LayerStore {
-    /// Tells if the blob is recorded to unpack to the layer.
+    /// Returns whether there is a record that the blob unpacks to the layer.
     pub(crate) fn knows(&self, diff_id: &str, sha256: &str) -> bool {
         BlobProofs::read(&self.place(diff_id)).knows(sha256)
     }
 
-    /// Records that the blob unpacks to the layer, and the repository that served it over TLS.
+    /// Records that the blob unpacks to the layer. Also records the repository, if it served the
+    /// blob over TLS.
     pub(crate) fn record(
         &self,
         diff_id: &str,
@@ -114,8 +118,9 @@ impl LayerStore {
         if !proofs.add(sha256, by) {
             return Ok(());
         }
-        let text = serde_json::to_vec(&proofs).map_err(io::Error::other);
-        let text = text.on("write", &place)?;
+        let text = serde_json::to_vec(&proofs)
+            .map_err(io::Error::other)
+            .on("write", &place)?;
         file::write(&place, PROOFS_FILE, &text).map(drop)
     }
 }

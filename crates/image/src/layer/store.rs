@@ -1,4 +1,4 @@
-//! Store of unpacked layers, each once, by content.
+//! Store of unpacked layers. Each layer is stored once, by content.
 
 use super::confined::unpack;
 use super::{ByteMeter, LayerError, UnpackLimits, UnpackedLayer};
@@ -16,11 +16,11 @@ const RECORD_FILE: &str = "layer.json";
 const LOCK: &str = "layers";
 const PREFIX: &str = "sha256-";
 
-/// `<home>/layers`: `sha256-<diff id>/root` with `layer.json` beside it. Holds the lock of the
-/// store: no layer is removed meanwhile.
+/// `<home>/layers`: `sha256-<diff id>/` contains `root` and `layer.json`. Holds the lock of the
+/// store: no layer is removed while this value exists.
 pub(crate) struct LayerStore {
     directory: PathBuf,
-    /// Held for its effect.
+    /// Held until drop.
     _lock: Lock,
 }
 
@@ -36,7 +36,7 @@ impl LayerStore {
         Ok(Self::with(home, home.lock(LOCK, wait)?))
     }
 
-    /// Opens the store; none if its lock is held.
+    /// Opens the store. Returns `None` if another process holds its lock.
     pub(crate) fn try_open(home: &Home) -> Result<Option<Self>, FileError> {
         let lock = home.try_lock(LOCK)?;
         Ok(lock.map(|lock| Self::with(home, lock)))
@@ -49,7 +49,7 @@ impl LayerStore {
         }
     }
 
-    /// The layer, if it is in the store.
+    /// Returns the layer if it is in the store.
     pub(crate) fn get(&self, diff_id: &str) -> Option<StoredLayer> {
         let place = self.place(diff_id);
         let record = fs::read(place.join(RECORD_FILE)).ok()?;
@@ -58,7 +58,7 @@ impl LayerStore {
         Some(StoredLayer { unpacked, root })
     }
 
-    /// Unpacks an archive with the diff id `expected` into the store. `meter` is asked before the
+    /// Unpacks an archive with the diff id `expected` into the store. Calls `meter` before the
     /// bytes are written.
     pub(crate) fn add(
         &self,
@@ -75,10 +75,10 @@ impl LayerStore {
                 found: new.unpacked.diff_id.clone(),
             });
         }
-        Ok(self.keep(new)?)
+        Ok(self.commit(new)?)
     }
 
-    /// Unpacks an archive to inspect it; removed on drop.
+    /// Unpacks an archive for inspection. The files are removed on drop.
     pub(crate) fn unpack_pending(
         &self,
         packed: impl Read,
@@ -90,23 +90,23 @@ impl LayerStore {
         remove_tree(&work)?;
         let make = |path: &Path, mode| DirBuilder::new().mode(mode).create(path).on("create", path);
         make(&work, 0o700)?;
-        let mut aside = PendingLayer {
+        let mut pending = PendingLayer {
             root: work.join(ROOT),
             work,
             unpacked: UnpackedLayer::default(),
         };
-        make(&aside.root, 0o755)?;
-        aside.unpacked = unpack(packed, &aside.root, limits, meter, on_bytes)?;
-        Ok(aside)
+        make(&pending.root, 0o755)?;
+        pending.unpacked = unpack(packed, &pending.root, limits, meter, on_bytes)?;
+        Ok(pending)
     }
 
     /// Moves an unpacked archive into the store.
-    pub(crate) fn keep(&self, new: PendingLayer) -> Result<StoredLayer, FileError> {
+    pub(crate) fn commit(&self, new: PendingLayer) -> Result<StoredLayer, FileError> {
         let place = self.place(&new.unpacked.diff_id);
         if let Some(layer) = self.get(&new.unpacked.diff_id) {
             return Ok(layer);
         }
-        // Without its record it is left over from a crash.
+        // A directory without `layer.json` was left by a crash.
         remove_tree(&place)?;
         let record = serde_json::to_vec(&new.unpacked)
             .map_err(io::Error::other)
@@ -120,13 +120,13 @@ impl LayerStore {
         })
     }
 
-    /// Removes all layers except `named`.
+    /// Removes all layers except the layers in `named`.
     pub(crate) fn retain(&self, named: &[String]) -> Result<(), FileError> {
         for entry in fs::read_dir(&self.directory).on("list", &self.directory)? {
             let path = entry.on("list", &self.directory)?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let wanted = |id: &str| named.iter().any(|n| n == id);
-            if name.strip_prefix(PREFIX).is_none_or(|id| !wanted(id)) {
+            let is_named = |id: &str| named.iter().any(|n| n == id);
+            if name.strip_prefix(PREFIX).is_none_or(|id| !is_named(id)) {
                 remove_tree(&path)?;
             }
         }
@@ -142,7 +142,7 @@ impl LayerStore {
     }
 }
 
-/// An unpacked archive outside of the store, removed on drop.
+/// An unpacked archive outside of the store. It is removed on drop.
 pub(crate) struct PendingLayer {
     pub unpacked: UnpackedLayer,
     pub root: PathBuf,
@@ -151,7 +151,8 @@ pub(crate) struct PendingLayer {
 
 impl Drop for PendingLayer {
     fn drop(&mut self) {
-        // Remains are removed by the next import. After [`LayerStore::keep`] there are none.
+        // Ignore the error: the next import removes the remains. After [`LayerStore::commit`] there
+        // are none.
         let _ = remove_tree(&self.work);
     }
 }

@@ -10,12 +10,12 @@ use std::rc::Rc;
 
 const BUFFER_BYTES: usize = 1 << 18;
 
-/// Uncompressed bytes of an archive. Its [`io::Error`]s may wrap a [`LayerError`].
+/// Uncompressed bytes of an archive. The returned [`io::Error`]s may wrap a [`LayerError`].
 pub(crate) struct LayerStream<'a> {
     inner: Box<dyn Read + 'a>,
     packed: Rc<Cell<u64>>,
     unpacked: u64,
-    most: u64,
+    max_bytes: u64,
     ratio: u64,
     hasher: Sha256,
 }
@@ -72,7 +72,7 @@ impl<'a> LayerStream<'a> {
             packed: count,
             unpacked: 0,
             // Every entry adds a header and padding of one block each.
-            most: limits
+            max_bytes: limits
                 .bytes
                 .saturating_add(limits.entries.saturating_mul(1024)),
             ratio: limits.ratio,
@@ -81,12 +81,12 @@ impl<'a> LayerStream<'a> {
     }
 
     fn check(&self) -> Result<(), LayerError> {
-        if self.unpacked > self.most {
-            return Err(too_much("bytes", format!("{} MiB", self.most >> 20)));
+        if self.unpacked > self.max_bytes {
+            return Err(too_much("bytes", format!("{} MiB", self.max_bytes >> 20)));
         }
         let fair = self.packed.get().saturating_mul(self.ratio);
         if self.unpacked > UnpackLimits::RATIO_SLACK && self.unpacked > fair {
-            let limit = format!("{} bytes for each one that is packed", self.ratio);
+            let limit = format!("{} bytes per compressed byte", self.ratio);
             return Err(too_much("bytes", limit));
         }
         Ok(())
@@ -97,7 +97,7 @@ impl<'a> LayerStream<'a> {
         self.packed.get()
     }
 
-    /// Reads the rest and returns the checksum of everything, lower-case hexadecimal.
+    /// Reads the rest, and returns the checksum of the whole stream in lower-case hexadecimal.
     pub(super) fn finish(mut self) -> Result<String, LayerError> {
         let mut buffer = vec![0; BUFFER_BYTES];
         while self.read(&mut buffer).map_err(LayerError::read)? > 0 {}

@@ -1,4 +1,4 @@
-//! Handmade archives, since no tool creates invalid ones.
+//! Tests with archives that are built byte by byte, since no tool creates invalid archives.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use tar::{EntryType, Header};
 mod faithful;
 mod hostile;
 
-/// Records of an extended header.
+/// Returns the records of an extended header.
 pub(super) fn pax(pairs: &[(&str, &str)]) -> Vec<u8> {
     let mut text = Vec::new();
     for (key, value) in pairs {
@@ -94,16 +94,17 @@ impl Tar {
 /// Links, mode, size, change time and content of a file.
 type Looks = (u64, u32, u64, i64, i64, Vec<u8>);
 
-/// A directory to unpack into, beside one that must not change.
+/// A directory to unpack into, and a directory next to it that must not change.
 struct Ground {
     dir: tempfile::TempDir,
 }
 
 impl Ground {
-    /// None, with the reason noted, where owners and marks cannot be set.
+    /// Returns `None` and records that the test is skipped if this user cannot set owners and
+    /// marks.
     fn new(test: &str) -> Option<Self> {
         if !nix::unistd::Uid::effective().is_root() {
-            crate::skipped(test, "needs root, to give files to others");
+            crate::skipped(test, "needs root to change the owners of files");
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -128,16 +129,20 @@ impl Ground {
     ) -> Result<UnpackedLayer, LayerError> {
         let before = self.outside();
         let unpacked = unpack(archive, &self.inside(""), limits, &mut |_| ());
-        assert_eq!(self.outside(), before, "something outside changed");
+        assert_eq!(
+            self.outside(),
+            before,
+            "a file outside of the directory changed"
+        );
         unpacked
     }
 
-    /// Error message for an archive.
+    /// Returns the error message for an archive.
     fn refused(&self, archive: &[u8]) -> String {
         self.unpack(archive).unwrap_err().to_string()
     }
 
-    /// State of everything beside the directory.
+    /// Returns the state of all files outside of the directory.
     fn outside(&self) -> BTreeMap<PathBuf, Looks> {
         let mut found = BTreeMap::new();
         for path in ["outside", "outside/secret"] {

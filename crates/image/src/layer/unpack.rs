@@ -1,8 +1,9 @@
 //! Unpacking of a layer's entries into files.
 //!
-//! Whiteouts become overlayfs's marks: a character device 0/0 for a name, `trusted.overlay.opaque`
-//! on a directory. Other devices are skipped (guests have their own `/dev`). Set-user-id bits,
-//! capabilities and FIFOs are kept, since nothing of the layer runs on the host.
+//! Whiteouts become the marks of overlayfs: a character device 0/0 for a name,
+//! `trusted.overlay.opaque` on a directory. Other devices are skipped, since guests have their own
+//! `/dev`. Set-user-id bits, capabilities and FIFOs are preserved, since no program of the layer
+//! runs on the host.
 
 use super::confined_dir::{ConfinedDir, LayerPath};
 use super::limits::{UnpackBudget, UnpackLimits};
@@ -21,18 +22,19 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::thread;
 
-/// Prefix of a deleted name (OCI image specification, layer.md, "Whiteouts").
+/// Name prefix of a whiteout: the rest of the name is deleted (OCI image specification, layer.md,
+/// "Whiteouts").
 const WHITEOUT: &[u8] = b".wh.";
-/// Name that deletes everything in lower layers of its directory.
+/// Name of an entry that deletes all files of its directory in lower layers.
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Prefix of aufs's own files.
+/// Name prefix of internal files of aufs.
 const AUFS_PREFIX: &[u8] = b".wh..wh.";
 pub(super) const OVERLAY_OPAQUE: &str = "trusted.overlay.opaque";
 const BUFFER_BYTES: usize = 1 << 18;
 
 /// Unpacks the archive `packed` (tar, optionally compressed) into the empty directory `into`.
-/// `on_bytes` gets the number of packed bytes read. After an error the caller removes the
-/// directory.
+/// `on_bytes` receives the number of packed bytes read so far. After an error, the caller must
+/// remove the directory.
 pub fn unpack(
     packed: impl Read,
     into: &Path,
@@ -46,23 +48,23 @@ pub fn unpack(
     unpack_with(packed, into, limits, &mut sinks, OverlayMarks::Set)
 }
 
-/// Receivers of an unpacking's progress.
+/// Callbacks that receive the progress of unpacking.
 pub(super) struct UnpackSinks<'s> {
-    /// Gets the number of packed bytes read.
+    /// Receives the number of packed bytes read so far.
     pub on_bytes: &'s mut dyn FnMut(u64),
-    /// Gets the number of unpacked bytes, before each [`REPORT_BYTES`] of them are written. An
-    /// error ends the unpacking.
+    /// Receives the number of unpacked bytes before each [`REPORT_BYTES`] are written. An error
+    /// stops the unpacking.
     pub on_unpacked: &'s mut dyn FnMut(u64) -> Result<(), LayerError>,
 }
 
 /// Number of unpacked bytes between two reports.
 pub(super) const REPORT_BYTES: u64 = 8 << 20;
 
-/// Overlayfs's marks, which only a privileged process can set.
+/// Handling of overlayfs's marks, which only a privileged process can set.
 pub(super) enum OverlayMarks<'m> {
     Set,
-    /// Returns the directories that need a mark.
-    Told(&'m mut Vec<Vec<u8>>),
+    /// Collects the directories that need a mark.
+    Collect(&'m mut Vec<Vec<u8>>),
 }
 
 pub(super) fn unpack_with(
@@ -83,7 +85,7 @@ pub(super) fn unpack_with(
         archive: ArchiveReader::with_limits(LayerStream::open(packed, &limits)?, tolerance),
         budget: UnpackBudget::new(limits),
         place,
-        // Unless the archive names it.
+        // Default of the root directory. An entry of the archive may replace it.
         directories: vec![(Vec::new(), (EPOCH.cast_signed(), 0))],
         done: UnpackedLayer::default(),
         buffer: vec![0; BUFFER_BYTES],
@@ -102,8 +104,8 @@ pub(super) fn unpack_with(
     unpacker.finish()
 }
 
-/// Unpacks an untrusted image of a template into the empty directory `into`, as the layer that it
-/// was made of.
+/// Unpacks an untrusted image of a template into the empty directory `into`. The result equals the
+/// layer that the image was built from.
 pub fn unpack_image(image: &File, into: &Path, limits: UnpackLimits) -> Result<(), LayerError> {
     unpack_image_with(image, into, limits, OverlayMarks::Set)
 }
@@ -118,7 +120,7 @@ pub(super) fn unpack_image_with(
     let (written, unpacked) = thread::scope(|scope| {
         let written =
             scope.spawn(|| write_layer(image, BufWriter::with_capacity(BUFFER_BYTES, writer)));
-        // The reader is dropped with this call, so that the writer never blocks.
+        // The reader is dropped with this call, so that the writer thread never blocks.
         let mut sinks = UnpackSinks {
             on_bytes: &mut |_| (),
             on_unpacked: &mut |_| Ok(()),
@@ -129,9 +131,10 @@ pub(super) fn unpack_image_with(
     if let Ok(Err(damaged @ LayerOfImageError::Image(_))) = written {
         return Err(damaged.into());
     }
-    match unpacked?.end_mark {
-        true => Ok(()),
-        false => Err(LayerError::Truncated),
+    if unpacked?.end_mark {
+        Ok(())
+    } else {
+        Err(LayerError::Truncated)
     }
 }
 
@@ -139,12 +142,13 @@ struct Unpacker<'a> {
     archive: ArchiveReader<LayerStream<'a>>,
     budget: UnpackBudget,
     place: ConfinedDir,
-    /// Their times are set last, since entries inside change them.
+    /// Directories and their times, which are set last, since entries in a directory change its
+    /// times.
     directories: Vec<(Vec<u8>, (i64, u32))>,
     done: UnpackedLayer,
     buffer: Vec<u8>,
     marks: OverlayMarks<'a>,
-    /// Unpacked bytes in the last report.
+    /// Number of unpacked bytes in the last report.
     reported: u64,
 }
 
@@ -154,7 +158,7 @@ impl Unpacker<'_> {
         Ok(self.archive.next_counted(&mut count)?)
     }
 
-    /// Reports the bytes up to the end of a file before the file is written.
+    /// Reports the bytes up to the end of a file. Must be called before the file is written.
     fn report(&mut self, entry: &ArchiveEntry, to: &mut UnpackSinks<'_>) -> Result<(), LayerError> {
         let bytes = self.done.bytes.saturating_add(match entry.kind {
             ArchiveEntryKind::File => entry.size,
@@ -173,7 +177,7 @@ impl Unpacker<'_> {
         self.done.entries += 1;
         if path.is_root() {
             return match entry.kind {
-                ArchiveEntryKind::Directory => self.directory_settled(entry, &path),
+                ArchiveEntryKind::Directory => self.set_directory_attributes(entry, &path),
                 _ => Err(LayerError::entry(
                     &entry.path,
                     EntryProblem::ReplacesDirectory,
@@ -205,7 +209,7 @@ impl Unpacker<'_> {
         }
     }
 
-    /// Directories without an entry get a fixed time, so that the image is reproducible.
+    /// Records a fixed time for directories without an entry, so that the image is reproducible.
     fn note_implied(&mut self) -> Result<(), LayerError> {
         for path in std::mem::take(&mut self.place.implied) {
             self.budget.name(&path)?;
@@ -214,8 +218,8 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    /// Removes the file of an earlier entry of this name; a directory is an error.
-    fn make_way(&mut self, path: &LayerPath) -> Result<(), LayerError> {
+    /// Removes the file that an earlier entry created under this name. A directory is an error.
+    fn remove_earlier(&mut self, path: &LayerPath) -> Result<(), LayerError> {
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("replace", path.bytes(), errno);
         match ConfinedDir::kind(parent, name).map_err(failed)? {
@@ -233,7 +237,7 @@ impl Unpacker<'_> {
         let failed = |errno| LayerError::write("create", path.bytes(), errno);
         let mut deleted = false;
         match ConfinedDir::kind(parent, name).map_err(failed)? {
-            Some(FileType::Directory) => return self.directory_settled(entry, path),
+            Some(FileType::Directory) => return self.set_directory_attributes(entry, path),
             Some(found) => {
                 deleted = found == FileType::CharacterDevice;
                 fs::unlinkat(parent, name, AtFlags::empty()).map_err(failed)?;
@@ -242,20 +246,20 @@ impl Unpacker<'_> {
         }
         fs::mkdirat(parent, name, Mode::from_raw_mode(0o700)).map_err(failed)?;
         if deleted {
-            // The directory's contents in lower layers stay deleted.
+            // The contents of the directory in lower layers stay deleted.
             self.mark_opaque(path.bytes())?;
         }
-        self.directory_settled(entry, path)
+        self.set_directory_attributes(entry, path)
     }
 
-    fn directory_settled(
+    fn set_directory_attributes(
         &mut self,
         entry: &ArchiveEntry,
         path: &LayerPath,
     ) -> Result<(), LayerError> {
         let opened = self.place.open_directory(path.bytes());
         let fd = opened.map_err(|errno| LayerError::write("open", path.bytes(), errno))?;
-        settle(fd.as_fd(), entry, path)?;
+        set_attributes(fd.as_fd(), entry, path)?;
         self.budget.name(path.bytes())?;
         self.directories.push((path.bytes().to_vec(), entry.mtime));
         Ok(())
@@ -263,7 +267,7 @@ impl Unpacker<'_> {
 
     fn file(&mut self, entry: &ArchiveEntry, path: &LayerPath) -> Result<(), LayerError> {
         self.budget.file(entry.size)?;
-        self.make_way(path)?;
+        self.remove_earlier(path)?;
         let (parent, name) = self.place.parent(path)?;
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -277,7 +281,7 @@ impl Unpacker<'_> {
             longer.map_err(|errno| LayerError::write("write", path.bytes(), errno))?;
         }
         self.done.bytes += entry.size;
-        settle(fd.as_fd(), entry, path)?;
+        set_attributes(fd.as_fd(), entry, path)?;
         let dated = fs::futimens(&fd, &times(entry.mtime));
         dated.map_err(|errno| LayerError::write("date", path.bytes(), errno))
     }
@@ -312,10 +316,10 @@ impl Unpacker<'_> {
         if entry.link.is_empty() || entry.link.len() > self.budget.limits.path {
             return Err(LayerError::entry(path.bytes(), EntryProblem::Path));
         }
-        self.make_way(path)?;
+        self.remove_earlier(path)?;
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("create", path.bytes(), errno);
-        // The target is not followed on this host.
+        // The target is only stored. It is not followed on this host.
         fs::symlinkat(entry.link.as_slice(), parent, name).map_err(failed)?;
         self.owned_and_dated(entry, path)
     }
@@ -334,14 +338,14 @@ impl Unpacker<'_> {
             Ok(Some(FileType::RegularFile | FileType::Symlink | FileType::Fifo)) => {}
             _ => return Err(bad()),
         }
-        self.make_way(path)?;
+        self.remove_earlier(path)?;
         let (parent, name) = self.place.parent(path)?;
         let linked = fs::linkat(above.as_fd(), from, parent, name, AtFlags::empty());
         linked.map_err(|errno| LayerError::write("link", path.bytes(), errno))
     }
 
     fn fifo(&mut self, entry: &ArchiveEntry, path: &LayerPath) -> Result<(), LayerError> {
-        self.make_way(path)?;
+        self.remove_earlier(path)?;
         let (parent, name) = self.place.parent(path)?;
         let mode = Mode::from_raw_mode(entry.mode & 0o777);
         let failed = |errno| LayerError::write("create", path.bytes(), errno);
@@ -350,7 +354,7 @@ impl Unpacker<'_> {
         self.owned_and_dated(entry, path)
     }
 
-    /// Sets owner and time of a file that cannot be opened.
+    /// Sets the owner and time of a file that cannot be opened.
     fn owned_and_dated(
         &mut self,
         entry: &ArchiveEntry,
@@ -373,13 +377,14 @@ impl Unpacker<'_> {
         match ConfinedDir::kind(parent, hidden).map_err(failed)? {
             None => fs::mknodat(parent, hidden, FileType::CharacterDevice, Mode::empty(), 0)
                 .map_err(failed),
-            // The layer's own directory replaces the lower one, in any order of entries.
+            // The directory of this layer replaces the lower directory, independent of the order of
+            // entries.
             Some(FileType::Directory) => {
                 let above = path.split().0;
                 let whole = [above, hidden].join(&b'/');
                 self.mark_opaque(whole.strip_prefix(b"/").unwrap_or(&whole))
             }
-            // The layer's own file hides the lower one.
+            // The file of this layer hides the lower file.
             Some(_) => Ok(()),
         }
     }
@@ -388,7 +393,7 @@ impl Unpacker<'_> {
         let (above, _) = path.split();
         self.place.parent(path)?;
         if above.is_empty() {
-            // overlayfs ignores the mark on the root of a layer.
+            // overlayfs ignores the mark on the root of a layer, hence the flag.
             self.done.opaque = true;
             return Ok(());
         }
@@ -396,21 +401,21 @@ impl Unpacker<'_> {
     }
 
     fn mark_opaque(&mut self, path: &[u8]) -> Result<(), LayerError> {
-        if let OverlayMarks::Told(told) = &mut self.marks {
+        if let OverlayMarks::Collect(marked) = &mut self.marks {
             self.budget.name(path)?;
-            told.push(path.to_vec());
+            marked.push(path.to_vec());
             return Ok(());
         }
         let marked = self
             .place
             .open_directory(path)
             .and_then(|fd| fs::fsetxattr(fd, OVERLAY_OPAQUE, b"y", XattrFlags::empty()));
-        marked.map_err(|errno| LayerError::write("mark as deleted what is below", path, errno))
+        marked.map_err(|errno| LayerError::write("hide the lower layers of", path, errno))
     }
 
     fn finish(mut self) -> Result<UnpackedLayer, LayerError> {
-        // The last entry of a directory counts. Children precede parents, so that they do not
-        // change the parents' times.
+        // If an archive has several entries for a directory, the last entry applies. Children
+        // precede parents, so that a child does not change the time of its parent.
         for (path, mtime) in &self.directories {
             let dated =
                 (self.place.open_directory(path)).and_then(|fd| fs::futimens(fd, &times(*mtime)));
@@ -431,22 +436,31 @@ fn owner(entry: &ArchiveEntry) -> (Option<Uid>, Option<Gid>) {
     )
 }
 
-/// Sets the owner first, since that clears mode bits and capabilities.
-fn settle(fd: BorrowedFd<'_>, entry: &ArchiveEntry, path: &LayerPath) -> Result<(), LayerError> {
+/// Sets owner, mode, attributes and time. The owner is set first, since that clears mode bits and
+/// capabilities.
+fn set_attributes(
+    fd: BorrowedFd<'_>,
+    entry: &ArchiveEntry,
+    path: &LayerPath,
+) -> Result<(), LayerError> {
     let failed = |action| move |errno: Errno| LayerError::write(action, path.bytes(), errno);
     let (uid, gid) = owner(entry);
     fs::fchown(fd, uid, gid).map_err(failed("own"))?;
     fs::fchmod(fd, Mode::from_raw_mode(entry.mode)).map_err(failed("protect"))?;
-    for (name, value) in entry.xattrs.iter().filter(|(name, _)| is_kept(name)) {
+    for (name, value) in entry
+        .xattrs
+        .iter()
+        .filter(|(name, _)| is_allowed_attribute(name))
+    {
         fs::fsetxattr(fd, name.as_slice(), value, XattrFlags::empty())
             .map_err(failed("set an attribute of"))?;
     }
     Ok(())
 }
 
-/// Tells if a layer may set an attribute. Others have a meaning on the host (`trusted.overlay.*`,
-/// access control lists, labels).
-pub(super) fn is_kept(name: &[u8]) -> bool {
+/// Returns whether a layer may set an attribute. Other attributes have a meaning on the host
+/// (`trusted.overlay.*`, access control lists, labels).
+pub(super) fn is_allowed_attribute(name: &[u8]) -> bool {
     name == b"security.capability" || name.starts_with(b"user.")
 }
 

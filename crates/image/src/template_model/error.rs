@@ -15,24 +15,24 @@ pub enum TemplateError {
     )]
     Name { name: String },
     #[error(
-        "`{name}` cannot be chosen as a name: ids and templates that builds make for themselves look so"
+        "`{name}` is a reserved name: ids and internal templates of builds have names of this form; choose another name"
     )]
     Reserved { name: String },
     #[error("`{name}` is a stock template, which every key may use")]
     Stock { name: String },
     #[error("template `{name}` does not exist; {known}")]
     Unknown { name: String, known: String },
-    #[error("manifest {} is not readable: {problem}; run `jiffy template rm` for the template and build it again", path.display())]
+    #[error("cannot read manifest {}: {problem}; run `jiffy template rm` for the template and build it again", path.display())]
     Manifest { path: PathBuf, problem: String },
     #[error("template image {} is missing: run `jiffy template rm` for the template and build it again", path.display())]
     Image { path: PathBuf },
     #[error(
-        "there is no version {version} of template `{name}` any more, which this was made with"
+        "version {version} of template `{name}`, which this sandbox or snapshot requires, no longer exists"
     )]
     Version { name: String, version: String },
-    /// The snapshot may need any image.
+    /// Pruning stops, because the snapshot may refer to any image.
     #[error(
-        "cannot read which template snapshot {id} needs ({problem}): remove it with `jiffy rm {id}` and run again"
+        "cannot read the manifest of snapshot {id} ({problem}): remove the snapshot with `jiffy rm {id}` and run again"
     )]
     Snapshot { id: String, problem: String },
     #[error(transparent)]

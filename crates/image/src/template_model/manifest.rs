@@ -11,15 +11,15 @@ use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// File of a manifest in the directory of its template.
+/// Name of the manifest in the directory of its template.
 pub(crate) const MANIFEST: &str = "template.json";
 
-/// Format of `template.json`. Of others only format 1 is read: it has one image, beside the
-/// manifest.
+/// Format of `template.json`. The only other format that can be read is format 1, in which a
+/// template has one image, stored in the directory of the manifest.
 pub const MANIFEST_FORMAT: u32 = 2;
 
-/// Maximum number of images of a template: a guest has eight disks, of which one is writable and
-/// one is spare.
+/// Maximum number of images of a template. A guest has eight disks, of which one is writable and
+/// one is reserved.
 pub const MAX_IMAGES: usize = 6;
 
 /// `template.json`.
@@ -30,7 +30,7 @@ pub struct TemplateManifest {
     pub name: String,
     #[serde(default = "default_tag")]
     pub tag: String,
-    /// Key that owns the template; none: the host's owner.
+    /// Key that owns the template. `None` if the host's owner owns it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     #[serde(default)]
@@ -42,13 +42,13 @@ pub struct TemplateManifest {
     /// Images of the root file system, lowest first; 1 to [`MAX_IMAGES`].
     pub images: Vec<ImageSum>,
     pub defaults: Defaults,
-    /// Command that runs in every sandbox, and its readiness check.
+    /// Command that runs in every sandbox, with its readiness check.
     #[serde(flatten)]
     pub startup: Startup,
     /// Origin of an imported template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<ImageOrigin>,
-    /// Steps of its creation, in order.
+    /// Steps that created the template, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<HistoryStep>,
 }
@@ -59,7 +59,7 @@ pub(crate) struct ManifestFields<'a> {
     pub visibility: Visibility,
     /// SHA-256 of all inputs, lower-case hexadecimal.
     pub hash: &'a str,
-    /// Lowest image first.
+    /// Images of the root file system, lowest first.
     pub images: Vec<ImageSum>,
     pub defaults: &'a Defaults,
     pub startup: Startup,
@@ -89,16 +89,16 @@ impl ManifestFields<'_> {
     }
 }
 
-/// Visibility of a template to callers.
+/// Callers that may see and use a template.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Visibility {
-    /// To its owner and the host's owner.
+    /// The owner of the template and the host's owner.
     #[default]
     Private,
-    /// To every key.
+    /// Every key.
     Public,
-    /// To builds only.
+    /// Builds only.
     Internal,
 }
 
@@ -129,18 +129,19 @@ pub struct HistoryStep {
 pub struct ImageOrigin {
     /// Reference of the image, or path of the archive or directory.
     pub from: String,
-    /// SHA-256 of the image's manifest, lower-case hexadecimal; none for plain files.
+    /// SHA-256 of the image's manifest in lower-case hexadecimal. `None` if the origin has no
+    /// manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest_sha256: Option<String>,
     /// Diff ids of its layers, lowest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<String>,
-    /// Entry point of the image; runs only if requested.
+    /// Entry point of the image. It runs only if the import requests it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entrypoint: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cmd: Vec<String>,
-    /// Ports that the image declares: `80/tcp`.
+    /// Ports that the image declares, in the form `80/tcp`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exposed_ports: Vec<String>,
 }
@@ -148,9 +149,9 @@ pub struct ImageOrigin {
 /// Digest and size of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ImageSum {
-    /// Lower-case hexadecimal.
+    /// SHA-256 in lower-case hexadecimal.
     pub sha256: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
@@ -160,12 +161,12 @@ pub struct ImageSum {
 pub struct Defaults {
     pub user: String,
     pub workdir: String,
-    /// MiB.
+    /// Disk size in MiB.
     pub disk_mib: u64,
-    /// MiB; by default that of [`jiffy_engine_api::SandboxSize`].
+    /// Memory in MiB. Defaults to the memory of [`jiffy_engine_api::SandboxSize`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u32>,
-    /// By default those of [`jiffy_engine_api::SandboxSize`].
+    /// Number of vCPUs. Defaults to the vCPUs of [`jiffy_engine_api::SandboxSize`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u8>,
     #[serde(default)]
@@ -173,8 +174,8 @@ pub struct Defaults {
 }
 
 impl Defaults {
-    /// Size of a sandbox of a template with these defaults, unless its creator says otherwise: the
-    /// same for every caller, so that all share the template's snapshot and pool.
+    /// Returns the default size of sandboxes with these settings. The default is the same for every
+    /// caller, so that all callers share the template's snapshot and pool.
     pub fn size(&self) -> SandboxSize {
         let standard = SandboxSize::default();
         SandboxSize {
@@ -190,22 +191,23 @@ fn default_tag() -> String {
 }
 
 impl TemplateManifest {
-    /// Version of the template: SHA-256 over images, defaults and startup, lower-case hexadecimal.
-    /// Templates with equal sandboxes have equal versions. A snapshot is bound to the version that
-    /// it was taken of.
+    /// Returns the version of the template: the SHA-256 over images, defaults and startup settings
+    /// in lower-case hexadecimal. Templates whose sandboxes are equal have equal versions. A
+    /// snapshot is bound to the version of its template.
     pub fn version(&self) -> String {
         let said = serde_json::to_vec(&(&self.images, &self.defaults, &self.startup));
         // Serialization of strings and numbers cannot fail.
         sum_of(&said.unwrap_or_default())
     }
 
-    /// `[owner/]name[:tag]`.
+    /// Returns the name as `[owner/]name[:tag]`.
     pub fn reference(&self) -> String {
         let owner = self.owner.as_ref();
         let owner = owner.map_or_else(String::new, |owner| format!("{owner}/"));
-        match self.tag == DEFAULT_TAG {
-            true => format!("{owner}{}", self.name),
-            false => format!("{owner}{}:{}", self.name, self.tag),
+        if self.tag == DEFAULT_TAG {
+            format!("{owner}{}", self.name)
+        } else {
+            format!("{owner}{}:{}", self.name, self.tag)
         }
     }
 
@@ -216,7 +218,7 @@ impl TemplateManifest {
         to.tag().clone_into(&mut self.tag);
     }
 
-    /// Bytes of all images, shared ones included.
+    /// Returns the bytes of all images, including shared images.
     pub fn size(&self) -> u64 {
         self.images.iter().map(|i| i.size).sum()
     }
@@ -231,8 +233,8 @@ impl TemplateManifest {
         Self::parse(&text).map_err(broken)
     }
 
-    /// Parses and checks a manifest of the current format or format 1; an error is a description of
-    /// the problem.
+    /// Parses and checks a manifest of the current format or of format 1. An error is a description
+    /// of the problem.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let mut value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
         let format = value.get("format").and_then(Value::as_u64);
@@ -242,7 +244,9 @@ impl TemplateManifest {
             value["format"] = MANIFEST_FORMAT.into();
         } else if format != Some(MANIFEST_FORMAT.into()) {
             let found = format.map_or("unknown".to_owned(), |f| f.to_string());
-            return Err(format!("its format is {found}, not {MANIFEST_FORMAT}"));
+            return Err(format!(
+                "its format is {found}, but this version supports format {MANIFEST_FORMAT}"
+            ));
         }
         let manifest: Self = serde_json::from_value(value).map_err(|e| e.to_string())?;
         manifest.check()?;
@@ -254,11 +258,11 @@ impl TemplateManifest {
         let sound = |i: &ImageSum| i.sha256.len() == 64 && i.sha256.bytes().all(hexadecimal);
         if !(1..=MAX_IMAGES).contains(&self.images.len()) {
             let n = self.images.len();
-            return Err(format!("it names {n} images, not 1 to {MAX_IMAGES}"));
+            return Err(format!("it lists {n} images, expected 1 to {MAX_IMAGES}"));
         }
         // The digests become file names.
         if !self.images.iter().all(sound) {
-            return Err("the checksum of an image is none".to_owned());
+            return Err("the checksum of an image is invalid".to_owned());
         }
         Reference::parse(&self.reference()).map_err(|e| e.to_string())?;
         Ok(())

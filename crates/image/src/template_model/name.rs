@@ -1,7 +1,7 @@
-//! Characters and lengths of the parts of a template's name.
+//! Valid characters and lengths of the parts of a template's name.
 
-/// Maximum length of a template's name in bytes. With owner, tag and the prefix of unfinished
-/// directories it fits into a file name.
+/// Maximum length of a template's name in bytes. A file name must have space for the name, the
+/// owner, the tag and the prefix of unfinished directories.
 pub const MAX_TEMPLATE_NAME: usize = 128;
 /// Maximum length of a tag in bytes.
 pub const MAX_TAG: usize = 63;

@@ -11,17 +11,17 @@ use std::fs;
 use std::path::Path;
 
 /// A recipe: Debian packages, a script that completes the root file system, and defaults of the
-/// sandboxes. It creates a whole root file system, or a layer on that of a stock template (`from`),
-/// whose image is shared.
+/// sandboxes. It creates either a whole root file system, or a layer on top of a stock template
+/// (`from`). The image of the stock template is shared.
 ///
 /// A recipe is a directory with `recipe.toml`, and optionally a script and other files. The script
-/// runs on the host as root after the installation of the packages. Its first argument is the path
-/// of the root file system; the other files are in the directory `$JIFFY_FILES`.
+/// runs on the host as root after the packages are installed. Its first argument is the path of the
+/// root file system. The other files are in the directory `$JIFFY_FILES`.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     pub(crate) spec: RecipeSpec,
     pub(crate) customize: Option<String>,
-    /// Name and content.
+    /// Names and contents of the files.
     pub(crate) files: Vec<(String, String)>,
     /// Base of the recipe.
     pub(crate) from: Option<Box<Recipe>>,
@@ -33,17 +33,17 @@ pub struct Recipe {
 #[serde(deny_unknown_fields)]
 pub(crate) struct RecipeSpec {
     pub name: String,
-    /// Code name of the Debian release; by default that of `from`.
+    /// Code name of the Debian release. Defaults to the release of `from`.
     #[serde(default)]
     pub suite: Option<String>,
-    /// Stock template that is the base.
+    /// Name of the stock template that is the base.
     #[serde(default)]
     pub from: Option<String>,
-    /// Packages beside the essential ones or those of `from`; recommended packages are not
-    /// installed.
+    /// Packages in addition to the essential packages or the packages of `from`. Recommended
+    /// packages are not installed.
     pub packages: Vec<String>,
-    /// Paths (with wildcards) that packages do not install, now or later in a sandbox. By default
-    /// those of `from`.
+    /// Paths (with wildcards) that packages must not install, neither during the build nor later in
+    /// a sandbox. Defaults to the paths of `from`.
     #[serde(default)]
     pub exclude: Vec<String>,
     /// Exceptions to `exclude`.
@@ -51,7 +51,7 @@ pub(crate) struct RecipeSpec {
     pub include: Vec<String>,
     /// File name of the script.
     pub customize: Option<String>,
-    /// Names of further files that the script installs.
+    /// Names of other files that the script installs.
     #[serde(default)]
     pub files: Vec<String>,
     pub defaults: Defaults,
@@ -59,7 +59,7 @@ pub(crate) struct RecipeSpec {
     pub start: Option<StartCommand>,
     /// Readiness check of the command.
     pub ready: Option<Readiness>,
-    /// Thing that most sandboxes do first.
+    /// Operation that most sandboxes perform first.
     pub first_use: Option<FirstUse>,
 }
 
@@ -67,10 +67,10 @@ pub(crate) struct RecipeSpec {
 #[derive(Debug, thiserror::Error)]
 pub enum RecipeError {
     #[error(
-        "there is no recipe `{name}`: choose one of {known}, or name a directory with a recipe.toml"
+        "recipe `{name}` does not exist: choose one of {known}, or specify a directory with a recipe.toml"
     )]
     Unknown { name: String, known: String },
-    #[error("recipe {origin} is not valid")]
+    #[error("recipe {origin} is invalid")]
     Syntax {
         origin: String,
         source: Box<toml::de::Error>,
@@ -84,11 +84,12 @@ pub enum RecipeError {
 /// Name of the recipe file in a directory.
 const RECIPE_FILE: &str = "recipe.toml";
 
-/// Version of the builder in every recipe's hash: raise it when its results change.
+/// Version of the builder, a part of every recipe's hash. It must be raised if the results of the
+/// builder change.
 const BUILDER_VERSION: u32 = 1;
 
 impl Recipe {
-    /// Embedded recipe `name`.
+    /// Returns the embedded recipe `name`.
     pub fn built_in(name: &str) -> Result<Self, RecipeError> {
         let Some((_, files)) = STOCK.iter().find(|(known, _)| *known == name) else {
             let known = STOCK.map(|(known, _)| known).join(", ");
@@ -107,7 +108,7 @@ impl Recipe {
         })
     }
 
-    /// Tells if `name` is a stock template.
+    /// Returns whether `name` is a stock template.
     pub fn is_built_in(name: &str) -> bool {
         is_stock(name)
     }
@@ -177,7 +178,7 @@ impl Recipe {
         own.unwrap_or_else(|| self.from.as_ref().map_or("", |from| from.suite()))
     }
 
-    /// Startup of the template's sandboxes.
+    /// Returns the startup settings of the template's sandboxes.
     pub(crate) fn startup(&self) -> Startup {
         Startup {
             start: self.spec.start.clone(),
@@ -191,15 +192,15 @@ impl Recipe {
         &self.spec.defaults
     }
 
-    /// SHA-256 of the recipe; equal recipes are built once.
+    /// SHA-256 of the recipe. A recipe is built only if no template with this hash exists.
     pub fn hash(&self) -> &str {
         &self.hash
     }
 }
 
 impl RecipeSpec {
-    /// Problem with the recipe, if any. Packages, paths and suite become arguments of programs,
-    /// hence the restricted alphabet.
+    /// Returns a description of a problem with the recipe, if any. Packages, paths and the release
+    /// become arguments of programs, so their characters are restricted.
     fn problem(&self) -> Option<String> {
         let plain = |text: &str, more: &str| {
             text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '/')
@@ -220,9 +221,9 @@ impl RecipeSpec {
             (Some(_), None) => {}
             (None, Some(_)) if self.exclude.is_empty() && self.include.is_empty() => {}
             (None, Some(_)) => {
-                return Some("with `from`, what is left out is said there".to_owned());
+                return Some("`exclude` and `include` cannot be combined with `from`: the base recipe defines them".to_owned());
             }
-            _ => return Some("one of `suite` and `from` must be said, and not both".to_owned()),
+            _ => return Some("exactly one of `suite` and `from` must be set".to_owned()),
         }
         if let Some(package) = self.packages.iter().find(|p| !plain(p, ":=~")) {
             return Some(format!("`{package}` is not a package name"));
@@ -240,10 +241,14 @@ impl RecipeSpec {
             .as_deref()
             .is_some_and(|script| script.contains('/'))
         {
-            return Some("`customize` must be a file beside recipe.toml".to_owned());
+            return Some(
+                "`customize` must be the name of a file in the directory of recipe.toml".to_owned(),
+            );
         }
         if let Some(name) = self.files.iter().find(|name| !is_template_name(name)) {
-            return Some(format!("`{name}` must be a file beside recipe.toml"));
+            return Some(format!(
+                "`{name}` must be the name of a file in the directory of recipe.toml"
+            ));
         }
         let standard = SandboxSize::default();
         let size = SandboxSize {

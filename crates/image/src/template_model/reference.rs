@@ -10,15 +10,17 @@ use std::fmt;
 
 /// Default tag.
 pub const DEFAULT_TAG: &str = "default";
-/// Separator of name and tag in file names; a colon would separate overlayfs's options.
+/// Separator of name and tag in file names. A colon is not usable, since it separates the options
+/// of overlayfs.
 const TAG_IN_FILES: char = '@';
-/// Separator of owner and name in file names, which occurs in no name, tag or overlayfs option.
+/// Separator of owner and name in file names. The character is not valid in names, tags and options
+/// of overlayfs.
 const OWNER_IN_FILES: char = '~';
-/// Name prefix of templates imported for sandboxes of an image.
+/// Name prefix of templates that were imported for sandboxes created from a registry image.
 const ON_DEMAND_PREFIX: &str = "img-";
 
-/// `[owner/]name[:tag]`. The owner is the id of a key; without one, the template belongs to the
-/// host's owner.
+/// Reference to a template: `[owner/]name[:tag]`. The owner is the id of a key. Without an owner,
+/// the template belongs to the host's owner.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reference {
     owner: Option<String>,
@@ -27,9 +29,9 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Parses `name`, `name:tag`, `owner/name` or `owner/name:tag`: a name is
+    /// Parses `name`, `name:tag`, `owner/name` or `owner/name:tag`. A name is
     /// `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`, a tag `[A-Za-z0-9][A-Za-z0-9._-]{0,62}`, an owner the id
-    /// of a key ([`is_id`]). Capitals of the name are lower-cased, as E2B does.
+    /// of a key ([`is_id`]). Capitals in the name are converted to lower case, as E2B does.
     pub fn parse(text: &str) -> Result<Self, TemplateError> {
         Self::split(text, '/', ':').ok_or_else(|| TemplateError::Name {
             name: text.chars().take(150).collect(),
@@ -51,7 +53,7 @@ impl Reference {
         })
     }
 
-    /// Parses the name of a directory ([`Self::file_name`]).
+    /// Parses the name of a directory that [`Self::file_name`] returned.
     pub(crate) fn of_file(name: &str) -> Option<Self> {
         Self::split(name, OWNER_IN_FILES, TAG_IN_FILES).filter(|found| found.file_name() == name)
     }
@@ -71,7 +73,7 @@ impl Reference {
         })
     }
 
-    /// Key that owns the template; none: the host's owner.
+    /// Returns the key that owns the template. `None` if the host's owner owns it.
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()
     }
@@ -85,20 +87,21 @@ impl Reference {
         &self.tag
     }
 
-    /// The same template with another tag.
+    /// Returns the same template with another tag.
     pub fn with_tag(&self, tag: &str) -> Result<Self, TemplateError> {
-        match is_tag(tag) {
-            true => Ok(Self {
+        if is_tag(tag) {
+            Ok(Self {
                 tag: tag.to_owned(),
                 ..self.clone()
-            }),
-            false => Err(TemplateError::Name {
+            })
+        } else {
+            Err(TemplateError::Name {
                 name: format!("{}:{}", self.name, tag.chars().take(80).collect::<String>()),
-            }),
+            })
         }
     }
 
-    /// Position in front of all tags of the template.
+    /// Returns a reference that sorts before all tags of the template.
     pub(crate) fn before_tags(self) -> Self {
         Self {
             tag: String::new(),
@@ -114,23 +117,24 @@ impl Reference {
         }
     }
 
-    /// Tells if the tag is the default one.
+    /// Returns whether the tag is the default tag.
     pub fn is_default(&self) -> bool {
         self.tag == DEFAULT_TAG
     }
 
-    /// Tells if it is a stock template, which is the same for every key.
+    /// Returns whether this is a stock template. Stock templates are the same for every key.
     pub fn is_stock(&self) -> bool {
         self.owner.is_none() && self.is_default() && stock::is_stock(&self.name)
     }
 
-    /// Form in file and lock names.
+    /// Returns the form that is used in file and lock names.
     pub(crate) fn file_name(&self) -> String {
         let owner = self.owner.as_ref();
         let owner = owner.map_or_else(String::new, |owner| format!("{owner}{OWNER_IN_FILES}"));
-        match self.is_default() {
-            true => format!("{owner}{}", self.name),
-            false => format!("{owner}{}{TAG_IN_FILES}{}", self.name, self.tag),
+        if self.is_default() {
+            format!("{owner}{}", self.name)
+        } else {
+            format!("{owner}{}{TAG_IN_FILES}{}", self.name, self.tag)
         }
     }
 }
@@ -140,19 +144,20 @@ impl fmt::Display for Reference {
         if let Some(owner) = &self.owner {
             write!(f, "{owner}/")?;
         }
-        match self.is_default() {
-            true => f.write_str(&self.name),
-            false => write!(f, "{}:{}", self.name, self.tag),
+        if self.is_default() {
+            f.write_str(&self.name)
+        } else {
+            write!(f, "{}:{}", self.name, self.tag)
         }
     }
 }
 
-/// Name of the unfinished template of build `id`.
+/// Returns the name of the unfinished template of build `id`.
 pub fn unfinished_build(id: &str) -> String {
     format!("{UNFINISHED_BUILD_PREFIX}{id}")
 }
 
-/// Name of the template of the registry image `reference`, imported for `owner`.
+/// Returns the name of the template of the registry image `reference`, imported for `owner`.
 pub fn imported_image(owner: Option<&str>, reference: &str) -> String {
     let last = reference.rsplit('/').next().unwrap_or_default();
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
@@ -172,7 +177,8 @@ pub fn imported_image(owner: Option<&str>, reference: &str) -> String {
     )
 }
 
-/// Name of the template of the registry image `reference` for sandboxes created from the image.
+/// Returns the name of the template of the registry image `reference`, imported for sandboxes
+/// created from this image.
 pub fn image_on_demand(reference: &str) -> String {
     let name = imported_image(None, reference);
     format!(
@@ -181,7 +187,7 @@ pub fn image_on_demand(reference: &str) -> String {
     )
 }
 
-/// Tells if `name` is that of an image imported for sandboxes.
+/// Returns whether `name` is the name of a template from [`Self::image_on_demand`].
 pub fn is_image_on_demand(name: &str) -> bool {
     let rest = name.strip_prefix(ON_DEMAND_PREFIX);
     rest.is_some_and(|rest| is_imported_image(&format!("{IMPORTED_IMAGE_PREFIX}{rest}")))
@@ -224,7 +230,7 @@ mod tests {
         assert_eq!(reference.to_string(), format!("{KEY}/harbor__task-1:V2"));
         let own = Reference::in_namespace(Some(KEY), "Harbor__Task-1:V2").unwrap();
         assert_eq!(own, reference);
-        // Directories have lower-case names only: another spelling is not the same directory.
+        // Names of directories are lower-case, so another spelling is another directory.
         assert_eq!(Reference::of_file("App"), None);
         let longest = Reference::parse(&format!("{KEY}/{}:{}", "N".repeat(128), "t".repeat(63)));
         let name = longest.unwrap().file_name();
@@ -242,7 +248,7 @@ mod tests {
         assert_eq!(tagged.to_string(), "app:V1.2");
         assert_eq!(tagged.file_name(), "app@V1.2");
         assert_eq!(Reference::of_file("app@V1.2"), Some(tagged));
-        // Two names of one directory would give two locks for one template.
+        // Two names of one directory would give one template two locks.
         assert_eq!(Reference::of_file("app@default"), None);
         assert_eq!(Reference::of_file(".new-app"), None);
     }

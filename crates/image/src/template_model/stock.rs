@@ -1,6 +1,6 @@
 //! Recipes of the stock templates, embedded in the program.
 
-/// An embedded recipe: its name, and its files by name.
+/// An embedded recipe: its name, and pairs of file name and content.
 pub(super) type StockRecipe = (&'static str, &'static [(&'static str, &'static str)]);
 
 /// Embeds the files of a recipe.

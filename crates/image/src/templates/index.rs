@@ -1,7 +1,7 @@
-//! Templates in memory, for lists of a part of them.
+//! Index of templates in memory, for lists of a part of the templates.
 //!
-//! Names are read again when their directory has changed. Of a template that is asked for the
-//! manifest is read again if it is another file than the one that was read.
+//! The names are read again after a change of their directory. The manifest of a listed template is
+//! read again if its inode or change time differs.
 
 use crate::file::{FileError, OnPath};
 use crate::template_model::{Reference, TemplateError, TemplateManifest, Visibility};
@@ -15,21 +15,22 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Resolution of a directory's time stamp: later changes may have the same one.
+/// Resolution of a directory's time stamp. Later changes within this time may have the same time
+/// stamp.
 const TIMESTAMP_GRANULARITY: Duration = Duration::from_secs(1);
 
-/// Part of a manifest that lists show.
+/// Part of a manifest that lists contain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateSummary {
     /// Name, with owner and tag.
     pub reference: Reference,
-    /// Callers for whom it exists.
+    /// Callers that may see the template.
     pub visibility: Visibility,
-    /// Its version ([`TemplateManifest::version`]).
+    /// Version of the template ([`TemplateManifest::version`]).
     pub version: String,
-    /// Size of its sandboxes unless their creator says otherwise.
+    /// Default size of its sandboxes.
     pub size: SandboxSize,
-    /// When it was built, in seconds since 1970.
+    /// Time of the build in seconds since 1970.
     pub created: u64,
 }
 
@@ -48,10 +49,10 @@ impl TemplateSummary {
 /// Inode and change time of a manifest.
 type Stamp = (u64, i64, i64);
 
-/// Summary of a template, as far as it is known.
+/// Summary of a template, if it has been read.
 #[derive(Debug, Clone, Default)]
-struct Known {
-    /// Reading of the directory in which it was looked at.
+struct IndexEntry {
+    /// Number of the reading of the directory at which the summary was last checked.
     reading: u64,
     summary: Option<(Stamp, Arc<TemplateSummary>)>,
 }
@@ -62,11 +63,11 @@ pub(crate) struct TemplateIndex(Mutex<Names>);
 
 #[derive(Debug, Default)]
 struct Names {
-    /// Change of the directory that was seen, and when.
+    /// Change time of the directory, and the time at which it was read.
     seen: Option<(SystemTime, SystemTime)>,
     /// Number of times that the directory was read.
     reading: u64,
-    known: BTreeMap<Reference, Known>,
+    entries: BTreeMap<Reference, IndexEntry>,
 }
 
 impl Names {
@@ -82,8 +83,9 @@ impl Names {
 }
 
 impl Templates {
-    /// Templates from `from` on (`[owner/]name`; none: all), by owner, name and tag, until `each`
-    /// breaks off. Costs no more than those that it comes by, once the names are known.
+    /// Passes templates to `each`, sorted by owner, name and tag, until `each` breaks off. Starts
+    /// at `from` (`[owner/]name`), or at the first template if `from` is `None`. Once the names are
+    /// read, the cost depends only on the number of passed templates.
     pub fn walk(
         &self,
         from: Option<&str>,
@@ -95,16 +97,16 @@ impl Templates {
             None => Bound::Unbounded,
         };
         loop {
-            let (reference, known) = {
+            let (reference, entry) = {
                 let names = self.index.0.lock();
-                let mut from = names.known.range((next, Bound::Unbounded));
+                let mut from = names.entries.range((next, Bound::Unbounded));
                 match from.next() {
-                    Some((reference, known)) => (reference.clone(), known.clone()),
+                    Some((reference, entry)) => (reference.clone(), entry.clone()),
                     None => return Ok(()),
                 }
             };
-            let summary = match known.summary {
-                Some((_, summary)) if known.reading == reading => Some(summary),
+            let summary = match entry.summary {
+                Some((_, summary)) if entry.reading == reading => Some(summary),
                 before => self.summary(&reference, before, reading)?,
             };
             if let Some(summary) = summary
@@ -116,7 +118,7 @@ impl Templates {
         }
     }
 
-    /// Reads the names if they may have changed. Returns the number of that reading.
+    /// Reads the names if they may have changed. Returns the number of the last reading.
     fn refresh_names(&self) -> Result<u64, FileError> {
         let (changed, now) = (self.changed(), SystemTime::now());
         {
@@ -127,18 +129,19 @@ impl Templates {
         }
         let references = self.references()?;
         let mut names = self.index.0.lock();
-        let mut before = std::mem::take(&mut names.known);
-        let known = references.into_iter().map(|reference| {
-            let known = before.remove(&reference).unwrap_or_default();
-            (reference, known)
+        let mut before = std::mem::take(&mut names.entries);
+        let entries = references.into_iter().map(|reference| {
+            let entry = before.remove(&reference).unwrap_or_default();
+            (reference, entry)
         });
-        names.known = known.collect();
+        names.entries = entries.collect();
         names.reading += 1;
         names.seen = changed.map(|changed| (changed, now));
         Ok(names.reading)
     }
 
-    /// Summary of one template; none: it is gone. That of `before` if the manifest is the same.
+    /// Returns the summary of one template, or `None` if it no longer exists. Returns `before` if
+    /// the manifest is unchanged.
     fn summary(
         &self,
         reference: &Reference,
@@ -146,8 +149,9 @@ impl Templates {
         reading: u64,
     ) -> Result<Option<Arc<TemplateSummary>>, TemplateError> {
         let path = self.manifest_file(reference);
-        let stamp = fs::metadata(&path).map(|m| (m.ino(), m.ctime(), m.ctime_nsec()));
-        let stamp = stamp.on("examine", &path);
+        let stamp = fs::metadata(&path)
+            .map(|m| (m.ino(), m.ctime(), m.ctime_nsec()))
+            .on("examine", &path);
         let found = match (stamp, before) {
             (Ok(stamp), Some((of, summary))) if of == stamp => Some((stamp, summary)),
             (stamp, _) => match self.look_up(reference)? {
@@ -159,9 +163,9 @@ impl Templates {
             },
         };
         let mut names = self.index.0.lock();
-        if let Some(known) = names.known.get_mut(reference) {
+        if let Some(entry) = names.entries.get_mut(reference) {
             let summary = found.clone();
-            *known = Known { reading, summary };
+            *entry = IndexEntry { reading, summary };
         }
         Ok(found.map(|(_, summary)| summary))
     }
@@ -176,9 +180,10 @@ mod tests {
         let mut found = Vec::new();
         let walk = templates.walk(from, &mut |summary| {
             found.push(summary.reference.to_string());
-            match found.len() < limit {
-                true => ControlFlow::Continue(()),
-                false => ControlFlow::Break(()),
+            if found.len() < limit {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
             }
         });
         walk.unwrap();
@@ -187,8 +192,8 @@ mod tests {
 
     fn read(templates: &Templates) -> usize {
         let names = templates.index.0.lock();
-        let known = names.known.values().filter(|k| k.summary.is_some());
-        known.count()
+        let entries = names.entries.values().filter(|k| k.summary.is_some());
+        entries.count()
     }
 
     #[test]
@@ -208,7 +213,7 @@ mod tests {
                 .walk(Some("../x"), &mut |_| ControlFlow::Continue(()))
                 .is_err()
         );
-        // By another process, as far as this one's index knows.
+        // The change is made through another index, as another process would.
         let other = Templates::new(&home);
         other.set_visibility("c", Visibility::Public).unwrap();
         other.remove("a").unwrap();

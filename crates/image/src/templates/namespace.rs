@@ -21,34 +21,35 @@ pub struct MovedTemplate {
 }
 
 impl Templates {
-    /// Visibility `wanted`, else that of the existing template, else private.
+    /// Returns the visibility of a template that is published: the requested visibility, else the
+    /// visibility of the existing template, else private.
     pub(crate) fn visibility(
         &self,
         reference: &Reference,
-        wanted: Option<Visibility>,
+        requested: Option<Visibility>,
     ) -> Visibility {
         let inherited = || self.inherited(reference);
-        wanted.or_else(inherited).unwrap_or_default()
+        requested.or_else(inherited).unwrap_or_default()
     }
 
-    /// Visibility of the template with this name, else of its other tags; none for internal
-    /// templates.
+    /// Returns the visibility of the template with this name, or of its other tags. Returns `None`
+    /// for internal templates.
     pub(crate) fn inherited(&self, reference: &Reference) -> Option<Visibility> {
         let of = |r: &Reference| self.load(r).ok().map(|m| m.visibility);
-        let found = of(reference).or_else(|| {
+        let visibility = of(reference).or_else(|| {
             let all = self.references().unwrap_or_default();
             let same = |r: &&Reference| r.without_tag() == reference.without_tag();
             all.iter().filter(same).find_map(of)
         });
-        found.filter(|v| *v != Visibility::Internal)
+        visibility.filter(|v| *v != Visibility::Internal)
     }
 
-    /// All tags of the template `name` (`[owner/]name`; a tag is ignored).
+    /// Returns all tags of the template `name` (`[owner/]name`). A tag in `name` is ignored.
     pub fn tags(&self, name: &str) -> Result<Vec<Reference>, TemplateError> {
-        let wanted = Reference::parse(name)?.without_tag();
-        let mut found = self.references()?;
-        found.retain(|r| r.without_tag() == wanted);
-        Ok(found)
+        let template = Reference::parse(name)?.without_tag();
+        let mut references = self.references()?;
+        references.retain(|r| r.without_tag() == template);
+        Ok(references)
     }
 
     /// Makes the template `name` (`[owner/]name`) with all its tags public or private.
@@ -81,15 +82,15 @@ impl Templates {
         let mut manifest = before.clone();
         change(&mut manifest);
         if manifest != before {
-            let work = WorkDir::begin(self.unfinished(reference))?;
+            let work = WorkDir::create(self.unfinished(reference))?;
             self.publish(&manifest, &work, &lock)?;
         }
         Ok(())
     }
 
-    /// Moves each template without an owner to the one that `owner_of` returns, and makes templates
-    /// that builds use internally invisible. Borrowed templates are unchanged. Idempotent: a
-    /// template is published under its new name before the old one is removed.
+    /// Moves each template without an owner to the owner that `owner_of` returns. Makes templates
+    /// that builds use internally invisible. Borrowed templates are unchanged. The operation is
+    /// idempotent: a template is published under its new name before the old name is removed.
     pub fn move_to_owners(
         &self,
         owner_of: &dyn Fn(&str) -> Option<(String, Visibility)>,
@@ -104,7 +105,7 @@ impl Templates {
             if from.owner().is_some() || borrowed || from.is_stock() {
                 continue;
             }
-            // An unreadable template is not in use.
+            // No sandbox uses a template whose manifest is unreadable.
             let Ok(manifest) = self.load(&from) else {
                 continue;
             };
@@ -123,51 +124,52 @@ impl Templates {
         Ok(moved)
     }
 
-    /// Removes unfinished templates of builds; returns their names. The caller ensures that no
-    /// build runs.
+    /// Removes unfinished templates of builds, and returns their names. The caller must ensure that
+    /// no build is running.
     pub fn remove_unfinished_builds(&self) -> Result<Vec<String>, TemplateError> {
         self.remove_internal(UNFINISHED_BUILD_PREFIX, &|r, _| {
             is_unfinished_build(r.name())
         })
     }
 
-    /// Removes templates that were imported for builds before `before`, in seconds since 1970;
-    /// returns their names. Templates based on them stay. The caller ensures that no build runs.
+    /// Removes templates that were imported for builds before the time `before`, in seconds since
+    /// 1970, and returns their names. Templates based on them are not removed. The caller must
+    /// ensure that no build is running.
     pub fn remove_imported_images(&self, before: u64) -> Result<Vec<String>, TemplateError> {
         self.remove_internal(IMPORTED_IMAGE_PREFIX, &|r, m| {
             is_imported_image(r.name()) && m.created <= before
         })
     }
 
-    /// Tells if all templates are borrowed from another data directory.
+    /// Returns whether all templates are borrowed from another data directory.
     fn is_borrowed(&self) -> bool {
         fs::symlink_metadata(self.home.templates()).is_ok_and(|m| m.is_symlink())
     }
 
-    /// References of all templates, sorted.
+    /// Returns the references of all templates, sorted.
     pub(crate) fn references(&self) -> Result<Vec<Reference>, FileError> {
         self.references_with("")
     }
 
-    /// References whose file name has `part` in it.
+    /// Returns the references whose file name contains `part`.
     pub(crate) fn references_with(&self, part: &str) -> Result<Vec<Reference>, FileError> {
         let path = self.home.templates();
-        let mut found = Vec::new();
+        let mut references = Vec::new();
         for entry in fs::read_dir(&path).on("list", &path)? {
             let name = entry.on("list", &path)?.file_name();
             let name = name.to_str().filter(|name| name.contains(part));
-            found.extend(name.and_then(Reference::of_file));
+            references.extend(name.and_then(Reference::of_file));
         }
-        found.sort();
-        Ok(found)
+        references.sort();
+        Ok(references)
     }
 
-    /// Removes internal templates that are `wanted`; reads the manifests of those that have `part`
-    /// in their name only.
+    /// Removes internal templates for which `is_selected` returns true. Reads only the manifests of
+    /// templates whose name contains `part`.
     fn remove_internal(
         &self,
         part: &str,
-        wanted: &dyn Fn(&Reference, &TemplateManifest) -> bool,
+        is_selected: &dyn Fn(&Reference, &TemplateManifest) -> bool,
     ) -> Result<Vec<String>, TemplateError> {
         let mut removed = Vec::new();
         if self.is_borrowed() {
@@ -176,7 +178,7 @@ impl Templates {
         for reference in self.references_with(part)? {
             let internal = self
                 .load(&reference)
-                .is_ok_and(|m| m.visibility == Visibility::Internal && wanted(&reference, &m));
+                .is_ok_and(|m| m.visibility == Visibility::Internal && is_selected(&reference, &m));
             if internal {
                 self.remove(&reference.to_string())?;
                 removed.push(reference.to_string());
@@ -195,22 +197,23 @@ impl Templates {
         let lock = self.lock(to, &mut |()| ())?;
         {
             let _shared = ImageStore::new(&self.home).share()?;
-            // Snapshots of it refer to its version.
-            version::keep(&self.home, &manifest)?;
+            // Snapshots of the template refer to its version.
+            version::store(&self.home, &manifest)?;
             manifest.rename(to);
             manifest.visibility = visibility;
-            let work = WorkDir::begin(self.unfinished(to))?;
+            let work = WorkDir::create(self.unfinished(to))?;
             self.publish(&manifest, &work, &lock)?;
         }
         self.remove(&from.to_string())
     }
 }
 
-/// `name[:tag]`.
+/// Returns `name[:tag]`.
 fn bare(reference: &Reference) -> String {
-    match reference.is_default() {
-        true => reference.name().to_owned(),
-        false => format!("{}:{}", reference.name(), reference.tag()),
+    if reference.is_default() {
+        reference.name().to_owned()
+    } else {
+        format!("{}:{}", reference.name(), reference.tag())
     }
 }
 
@@ -258,13 +261,13 @@ mod tests {
         assert_eq!(templates.remove_unfinished_builds().unwrap(), [build]);
         assert_eq!(templates.remove_imported_images(0).unwrap(), [""; 0]);
         assert_eq!(templates.remove_imported_images(u64::MAX).unwrap(), [image]);
-        let found = templates.get(&names[0]).unwrap().manifest;
-        assert_eq!(found.owner.as_deref(), Some(KEY));
+        let manifest = templates.get(&names[0]).unwrap().manifest;
+        assert_eq!(manifest.owner.as_deref(), Some(KEY));
         let old = templates.version(&version).unwrap().manifest;
-        assert_eq!(old.version(), found.version());
-        let new = format!("{}@{}", names[0], found.version());
+        assert_eq!(old.version(), manifest.version());
+        let new = format!("{}@{}", names[0], manifest.version());
         assert_eq!(templates.version(&new).unwrap().manifest.images, old.images);
-        // The host's owner may use the name.
+        // The host's owner may use the same name.
         FakeRecipe::new("theirs").build(&home).unwrap();
         assert_eq!(seen("theirs"), Visibility::Private);
         assert_eq!(seen(&names[0]), Visibility::Public);
@@ -276,7 +279,7 @@ mod tests {
         let templates = Templates::new(&home);
         FakeRecipe::new("theirs").build(&home).unwrap();
         let owned = format!("{KEY}/theirs");
-        // State after a crash between both steps.
+        // State after a crash between the two steps.
         templates
             .tag("theirs", &owned, Visibility::Private)
             .unwrap();

@@ -1,4 +1,4 @@
-//! Removal of images and versions that no template, snapshot or running sandbox needs.
+//! Removal of images and versions that no template, snapshot or running sandbox refers to.
 
 use crate::file::OnPath;
 use crate::home::Home;
@@ -36,23 +36,25 @@ struct SnapshotNeeds {
 }
 
 impl Templates {
-    /// Removes images and versions without references. Waits for running builds.
+    /// Removes unreferenced images and versions. Waits for running builds.
     pub fn prune(&self) -> Result<PrunedImages, TemplateError> {
         Ok(self.prune_when(true, None)?.unwrap_or_default())
     }
 
-    /// Result of [`Self::prune`] if the templates `without` did not exist. Removes nothing.
+    /// Returns the result of [`Self::prune`] as if the templates `without` did not exist. Removes
+    /// nothing.
     pub fn preview_prune(&self, without: &[String]) -> Result<PrunedImages, TemplateError> {
         Ok(self.prune_when(true, Some(without))?.unwrap_or_default())
     }
 
-    /// Prunes unless a template is being built or opened. Errors are left to the next call.
+    /// Prunes unless a template is being built or opened. Ignores errors, since the next call
+    /// repeats the work.
     pub(crate) fn prune_if_idle(&self) {
         let _ = self.prune_when(false, None);
     }
 
-    /// Removes layers and images without a template, unless an import runs, which does the same at
-    /// its end.
+    /// Removes layers and images without a template. Skips this while an import runs, since the
+    /// import does the same when it finishes.
     pub(crate) fn gc_unused(&self) -> Result<(), TemplateError> {
         if let Some(layers) = LayerStore::try_open(&self.home)? {
             self.gc_layers(&layers)?;
@@ -61,8 +63,8 @@ impl Templates {
         Ok(())
     }
 
-    /// Removes layers without a template, and abandoned downloads. The caller holds the lock of the
-    /// layers.
+    /// Removes layers without a template, and abandoned downloads. The caller must hold the lock of
+    /// the layer store.
     pub(crate) fn gc_layers(&self, layers: &LayerStore) -> Result<(), TemplateError> {
         let manifests = self.list()?;
         let origins = manifests.into_iter().filter_map(|m| m.origin);
@@ -81,21 +83,22 @@ impl Templates {
         Ok(())
     }
 
-    /// With `rehearsal` nothing is removed, and the templates in it count as removed.
+    /// With `rehearsal`, no file is removed, and the templates in `rehearsal` count as removed.
     fn prune_when(
         &self,
         wait: bool,
         rehearsal: Option<&[String]>,
     ) -> Result<Option<PrunedImages>, TemplateError> {
         let images = ImageStore::new(&self.home);
-        // Borrowed images are needed in their own data directory.
+        // Borrowed images may be in use in their own data directory.
         if fs::symlink_metadata(self.home.images()).is_ok_and(|m| m.is_symlink()) {
             return Ok(None);
         }
-        let Some(_alone) = images.alone(wait)? else {
+        let Some(_exclusive) = images.exclusive(wait)? else {
             return Ok(None);
         };
-        // In this order, since a pausing sandbox has its snapshot before it releases its images.
+        // The images are classified first: a sandbox that is being paused writes its snapshot
+        // before it releases its images.
         let (unused, in_use) = images.classify()?;
         let mut templates = self.list()?;
         templates.retain(|m| !rehearsal.unwrap_or_default().contains(&m.reference()));
@@ -111,11 +114,11 @@ impl Templates {
                 || m.images.iter().all(|i| in_use.contains(&i.sha256))
         };
         let mut pruned = PrunedImages::default();
-        let mut wanted: HashSet<String> = named.iter().cloned().collect();
-        wanted.extend(templates.iter().flat_map(sums));
+        let mut referenced: HashSet<String> = named.iter().cloned().collect();
+        referenced.extend(templates.iter().flat_map(sums));
         for (path, manifest) in version::all(&self.home)? {
             if needed(&manifest) {
-                wanted.extend(sums(&manifest));
+                referenced.extend(sums(&manifest));
             } else {
                 if rehearsal.is_none() {
                     fs::remove_file(&path).on("remove", &path)?;
@@ -126,7 +129,10 @@ impl Templates {
                     .push(format!("{name}@{}", manifest.version()));
             }
         }
-        for image in unused.iter().filter(|i| !wanted.contains(&i.sum.sha256)) {
+        for image in unused
+            .iter()
+            .filter(|i| !referenced.contains(&i.sum.sha256))
+        {
             if rehearsal.is_none() {
                 image.remove()?;
             }
@@ -141,7 +147,8 @@ fn sums(manifest: &TemplateManifest) -> impl Iterator<Item = String> {
     manifest.images.iter().map(|i| i.sha256.clone())
 }
 
-/// Versions that snapshots refer to; old snapshots have the digest of the image instead.
+/// Returns the versions that snapshots refer to. Old snapshots refer to the digest of the image
+/// instead.
 fn named_by_snapshots(home: &Home) -> Result<HashSet<String>, TemplateError> {
     let mut named = HashSet::new();
     for directory in home.snapshots() {
@@ -158,7 +165,8 @@ fn named_in(directory: &Path, named: &mut HashSet<String>) -> Result<(), Templat
     for entry in entries {
         let path = entry.on("list", directory)?.path();
         let id = path.file_name().unwrap_or_default().to_string_lossy();
-        // Unfinished and deleted snapshots need nothing: the former are running sandboxes.
+        // Unfinished and deleted snapshots are skipped. An unfinished snapshot belongs to a running
+        // sandbox, which holds its images.
         if id.starts_with('.') {
             continue;
         }

@@ -16,15 +16,15 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 
 impl Templates {
-    /// Publishes `manifest` under its name atomically. The replaced template is kept as a version.
-    /// The caller holds the template's lock and a shared lock on the images.
+    /// Publishes `manifest` under its name atomically. The replaced template is retained as a
+    /// version. The caller must hold the template's lock and a shared lock on the images.
     pub(crate) fn publish(
         &self,
         manifest: &TemplateManifest,
         work: &WorkDir,
         _lock: &Lock,
     ) -> Result<(), TemplateError> {
-        version::keep(&self.home, manifest)?;
+        version::store(&self.home, manifest)?;
         let finished = work.0.join("template");
         DirBuilder::new()
             .mode(0o700)
@@ -34,10 +34,10 @@ impl Templates {
 
         let reference = Reference::parse(&manifest.reference())?;
         let place = self.directory(&reference);
-        // An unreadable template has no users.
+        // No sandbox uses a template whose manifest is unreadable.
         if let Ok(before) = self.manifest(&reference.to_string()) {
-            version::keep(&self.home, &before)?;
-            self.rescue(&before, &place)?;
+            version::store(&self.home, &before)?;
+            self.move_format_1(&before, &place)?;
         }
         let flags = if place.exists() {
             RenameFlags::RENAME_EXCHANGE
@@ -51,8 +51,8 @@ impl Templates {
     }
 }
 
-/// Writes an image of `root` and flushes it. The caller holds a shared lock on the images until the
-/// image is referenced.
+/// Writes an image of `root` and flushes it. The caller must hold a shared lock on the images until
+/// the image is referenced.
 pub(crate) fn write_image<E>(
     home: &Home,
     root: &ImageRoot,
@@ -75,7 +75,8 @@ where
     Ok(ImageStore::new(home).add(&image)?)
 }
 
-/// UUID of an image, from the recipe's hash (RFC 9562, version 8: "vendor specific").
+/// Returns the UUID of an image, derived from the recipe's hash (RFC 9562, version 8: "vendor
+/// specific").
 fn uuid(hash: &str) -> String {
     format!(
         "{}-{}-8{}-8{}-{}",

@@ -13,11 +13,11 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-/// Maximum number of resumptions of a download that makes progress.
+/// Maximum number of times that a download is resumed after progress.
 const MAX_RESUMES: usize = 5;
 
-/// Downloads the file at an `https` URL, of at most the default limit of unpacked bytes, into a
-/// file without a name. Its content is not checked.
+/// Downloads the file at an `https` URL into an unnamed file. The size may not exceed the default
+/// limit of unpacked bytes. The content is not checked.
 pub fn download_template(
     templates: &Templates,
     url: &str,

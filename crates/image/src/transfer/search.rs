@@ -1,4 +1,4 @@
-//! Search for exported stock templates, which replace a build.
+//! Search for exported stock templates, which make a build unnecessary.
 
 use super::{FileImport, FileTrust, KnownDigests, download_template, unreadable_io};
 use crate::import::ImportError;
@@ -13,12 +13,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Maximum number of parts of a file.
+/// Maximum number of parts of a template file.
 const MAX_PARTS: u32 = 9;
-/// Environment variable with a directory, or an `https` URL of one.
+/// Environment variable with the path or the `https` URL of a directory.
 const VARIABLE: &str = "JIFFY_TEMPLATES";
 
-/// The file of a stock template cannot be imported.
+/// Error of importing the file of a stock template.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot use the template file {origin}: {source}; replace the file, or remove it to build the template"
@@ -30,14 +30,14 @@ pub struct UnusableFile {
     pub source: Box<ImportError>,
 }
 
-/// Place that may have the file of a template.
+/// Location that may have the file of a template.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
     File(PathBuf),
     Url(String),
 }
 
-/// Returns the places of the file of template `name`, in the order of the search.
+/// Returns the locations of the file of template `name`, in the order of the search.
 fn places(name: &str, variable: Option<OsString>, installed: Option<PathBuf>) -> Vec<Place> {
     let file = format!("{name}.tpl");
     let from_variable = variable.filter(|v| !v.is_empty()).map(|value| {
@@ -51,7 +51,7 @@ fn places(name: &str, variable: Option<OsString>, installed: Option<PathBuf>) ->
 }
 
 /// Imports the file of the stock template that `recipe` describes. Returns `None` if `recipe` is
-/// none of this program, or if no place has a file.
+/// not a stock recipe of this program, or if no location has a file.
 pub(crate) fn import_stock(
     templates: &Templates,
     recipe: &Recipe,
@@ -163,12 +163,12 @@ mod tests {
 
     #[test]
     fn the_first_existing_file_is_used_and_an_unknown_one_is_rejected_with_its_path() {
-        let ((_a, here), (dir, there)) = (home(), home());
-        FakeRecipe::new("one").build(&here).unwrap();
-        let templates = Templates::new(&there);
+        let ((_a, source), (dir, target)) = (home(), home());
+        FakeRecipe::new("one").build(&source).unwrap();
+        let templates = Templates::new(&target);
         let (missing, path) = (dir.path().join("missing"), dir.path().join("one.tpl"));
         let mut file = Vec::new();
-        let exported = export_template(&Templates::new(&here), "one", &mut file, &mut |_| ());
+        let exported = export_template(&Templates::new(&source), "one", &mut file, &mut |_| ());
         exported.unwrap();
         fs::write(&path, &file).unwrap();
         let import = |known: &KnownDigests| {

@@ -1,6 +1,7 @@
-//! Templates in a store that hosts share: the manifest and the images as files.
+//! Templates in a store that several hosts share. The manifest and the images are files in the
+//! store.
 
-use super::{ImageSum, Images, MAX_MANIFEST_BYTES, bring_all, entry_name};
+use super::{ImageSum, Images, MAX_MANIFEST_BYTES, entry_name, import_images};
 use crate::file::OnPath;
 use crate::import::{ImportError, check_name};
 use crate::progress::Progress;
@@ -14,11 +15,11 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Files of a template, its images verified. They exist as long as this.
+/// Files of a template. The images are verified, and are not removed while this value exists.
 pub struct TemplateFiles {
     /// Content of [`Self::MANIFEST`].
     pub manifest: Vec<u8>,
-    /// Template, with its images in the order of their names.
+    /// Template. Its images are in the order of their names.
     pub template: Template,
 }
 
@@ -37,9 +38,10 @@ impl TemplateFiles {
         Ok(Self { manifest, template })
     }
 
-    /// Imports a template from the files that `open` finds by name. A stock template stays what
-    /// this host has if it has another recipe; the version that came is kept beside it for
-    /// snapshots. Returns the manifest, and whether the template is what it says now.
+    /// Imports a template. `open` opens a file of the store by name. A stock template is not
+    /// replaced if this host has another recipe for it. In this case only the imported version is
+    /// stored, for snapshots. Returns the manifest, and whether the name refers to the imported
+    /// version.
     pub fn import(
         templates: &Templates,
         manifest: &[u8],
@@ -49,21 +51,20 @@ impl TemplateFiles {
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<(TemplateManifest, bool), ImportError> {
         if manifest.len() as u64 > MAX_MANIFEST_BYTES {
-            return Err(ImportError::image(format!("its {MANIFEST} is too long")));
+            return Err(ImportError::image(format!("its {MANIFEST} is too large")));
         }
         let mut parsed = TemplateManifest::parse(manifest)
             .map_err(|problem| ImportError::image(format!("{MANIFEST}: {problem}")))?;
         parsed.owner = None;
         let name = parsed.reference();
-        let stock = Reference::parse(&name)?.is_stock();
-        let (reference, visibility, published) = match stock {
-            true => {
-                let reference = Reference::parse(&name)?;
-                let own = Recipe::built_in(reference.name());
-                let same = own.is_ok_and(|own| own.hash() == parsed.recipe_sha256);
-                (reference, Some(Visibility::Public), same)
-            }
-            false => (check_name(&name, visibility)?, visibility, true),
+        let is_stock = Reference::parse(&name)?.is_stock();
+        let (reference, visibility, published) = if is_stock {
+            let reference = Reference::parse(&name)?;
+            let recipe = Recipe::built_in(reference.name());
+            let is_same = recipe.is_ok_and(|recipe| recipe.hash() == parsed.recipe_sha256);
+            (reference, Some(Visibility::Public), is_same)
+        } else {
+            (check_name(&name, visibility)?, visibility, true)
         };
         let mut files = Vec::new();
         for sum in &parsed.images {
@@ -71,7 +72,9 @@ impl TemplateFiles {
             let file = open(&name).map_err(|e| ImportError::image(format!("{name}: {e}")))?;
             let bytes = file.metadata().on("examine", Path::new(&name))?.len();
             if bytes != sum.size {
-                return Err(ImportError::image(format!("{name} has another size")));
+                return Err(ImportError::image(format!(
+                    "the size of {name} differs from its manifest"
+                )));
             }
             files.push(file);
         }
@@ -79,14 +82,15 @@ impl TemplateFiles {
         let images = Images {
             limit,
             open: |_: &ImageSum| {
-                let file = files.next();
-                let file = file.ok_or_else(|| ImportError::image("an image is missing".to_owned()));
+                let file = files
+                    .next()
+                    .ok_or_else(|| ImportError::image("an image is missing".to_owned()));
                 file.map(|file| FromStart { file, offset: 0 })
             },
             confirm: || Ok(()),
         };
-        let told = parsed.clone();
-        bring_all(
+        let imported = parsed.clone();
+        import_images(
             templates,
             parsed,
             &reference,
@@ -95,17 +99,17 @@ impl TemplateFiles {
             images,
             on_progress,
         )?;
-        Ok((told, published))
+        Ok((imported, published))
     }
 
-    /// Names of the images, and the images.
+    /// Returns the names of the images, with the images.
     pub fn images(&self) -> impl Iterator<Item = (String, &File)> {
         let names = self.template.manifest.images.iter().map(entry_name);
         names.zip(self.template.images.iter().map(|image| &image.file))
     }
 }
 
-/// Reader of a file from its start, whatever the position of its descriptor is.
+/// Reader of a file from its start, independent of the position of its descriptor.
 struct FromStart {
     file: File,
     offset: u64,

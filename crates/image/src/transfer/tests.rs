@@ -34,8 +34,8 @@ fn imported_with(
     import.run(&Templates::new(home), file, &mut |_| ())
 }
 
-/// Unpacks an archive, to be changed and packed again.
-fn taken_apart(file: &[u8]) -> Entries {
+/// Unpacks an archive into entries that a test can change.
+fn unpacked(file: &[u8]) -> Entries {
     let plain = zstd::decode_all(file).unwrap();
     let mut archive = Archive::new(&plain[..]);
     let entries = archive.entries().unwrap().map(|entry| {
@@ -63,63 +63,73 @@ fn packed(entries: &[(String, Vec<u8>)]) -> Vec<u8> {
 
 #[test]
 fn an_exported_template_is_equal_on_another_host() {
-    let ((_a, here), (_b, there)) = (home(), home());
-    let template = FakeRecipe::new("one").build(&here).unwrap();
-    let file = exported(&here, "one");
-    let came = imported(&there, &file, None).unwrap();
-    assert_eq!(came.manifest.version(), template.manifest.version());
-    assert_eq!(came.manifest.history, template.manifest.history);
-    // An existing image is not read again, and the template may have another name.
-    let again = imported(&here, &file, Some("two:V1")).unwrap();
+    let ((_a, source), (_b, target)) = (home(), home());
+    let template = FakeRecipe::new("one").build(&source).unwrap();
+    let file = exported(&source, "one");
+    let imported_template = imported(&target, &file, None).unwrap();
+    assert_eq!(
+        imported_template.manifest.version(),
+        template.manifest.version()
+    );
+    assert_eq!(
+        imported_template.manifest.history,
+        template.manifest.history
+    );
+    // An existing image is not read again, and the template may be renamed.
+    let again = imported(&source, &file, Some("two:V1")).unwrap();
     assert_eq!(again.manifest.reference(), "two:V1");
     assert_eq!(again.manifest.version(), template.manifest.version());
     // Image and stamp.
-    assert_eq!(fs::read_dir(here.images()).unwrap().count(), 2);
+    assert_eq!(fs::read_dir(source.images()).unwrap().count(), 2);
 }
 
 #[test]
 fn an_invalid_export_is_refused_and_leaves_nothing() {
-    let ((_a, here), (_b, there)) = (home(), home());
-    let size = FakeRecipe::new("one").build(&here).unwrap().manifest.size();
-    let file = exported(&here, "one");
+    let ((_a, source), (_b, target)) = (home(), home());
+    let size = FakeRecipe::new("one")
+        .build(&source)
+        .unwrap()
+        .manifest
+        .size();
+    let file = exported(&source, "one");
     let refused = |change: &dyn Fn(&mut Entries)| {
-        let mut entries = taken_apart(&file);
+        let mut entries = unpacked(&file);
         change(&mut entries);
-        let error = imported(&there, &packed(&entries), None).unwrap_err();
+        let error = imported(&target, &packed(&entries), None).unwrap_err();
         format!("{error}: {:?}", std::error::Error::source(&error))
     };
-    let said = |entries: &mut Entries, from: &str, to: &str| {
+    let replace = |entries: &mut Entries, from: &str, to: &str| {
         let text = String::from_utf8(entries[0].1.clone()).unwrap();
         assert!(text.contains(from), "{text}");
         entries[0].1 = text.replace(from, to).into_bytes();
     };
-    assert!(refused(&|e| e[1].1[10] ^= 1).contains("is not what its digest says"));
+    assert!(refused(&|e| e[1].1[10] ^= 1).contains("does not match its digest"));
     assert!(refused(&|e| e[1].1[1024] ^= 1).contains("no EROFS image"));
     assert!(refused(&|e| e[1].1.push(0)).contains("is missing"));
     assert!(refused(&|e| e[1].0 = "x/x".to_owned()).contains("is missing"));
     assert!(refused(&|e| drop(e.pop())).contains("is missing"));
     assert!(refused(&|e| e.reverse()).contains("template.json is missing"));
     assert!(refused(&|e| e[0].1 = vec![b' '; 2 << 20]).contains("too long"));
-    assert!(refused(&|e| said(e, "\"one\"", "\"base\"")).contains("another recipe"));
-    assert!(refused(&|e| said(e, "\"one\"", "\"../one\"")).contains("not a template name"));
-    assert!(refused(&|e| said(e, "\"disk_mib\": 64", "\"disk_mib\": 0")).contains("isk"));
+    assert!(refused(&|e| replace(e, "\"one\"", "\"base\"")).contains("another recipe"));
+    assert!(refused(&|e| replace(e, "\"one\"", "\"../one\"")).contains("not a template name"));
+    assert!(refused(&|e| replace(e, "\"disk_mib\": 64", "\"disk_mib\": 0")).contains("isk"));
     let size = format!("\"size\": {size}");
     let huge = format!("\"size\": {}", u64::MAX >> 1);
-    assert!(refused(&|e| said(e, &size, &huge)).contains("its images have"));
+    assert!(refused(&|e| replace(e, &size, &huge)).contains("its images have"));
     for cut in [0, 10, file.len() / 2, file.len() - 8] {
-        assert!(imported(&there, &file[..cut], None).is_err(), "{cut}");
+        assert!(imported(&target, &file[..cut], None).is_err(), "{cut}");
     }
-    for made in [there.templates(), there.images(), there.versions()] {
+    for built in [target.templates(), target.images(), target.versions()] {
         assert_eq!(
-            fs::read_dir(&made).unwrap().count(),
+            fs::read_dir(&built).unwrap().count(),
             0,
             "{}",
-            made.display()
+            built.display()
         );
     }
 }
 
-/// Brings a template from one home to another as a store has it.
+/// Imports a template from one data directory into another through files as in a shared store.
 fn fetched(from: &TemplateFiles, to: &Home, manifest: &[u8]) -> Result<bool, ImportError> {
     let open = |name: &str| {
         let mut images = from.images();
@@ -134,16 +144,16 @@ fn fetched(from: &TemplateFiles, to: &Home, manifest: &[u8]) -> Result<bool, Imp
 
 #[test]
 fn a_template_of_a_store_is_equal_on_another_host() {
-    let ((_a, here), (_b, there)) = (home(), home());
+    let ((_a, source), (_b, target)) = (home(), home());
     let version = FakeRecipe::new("one")
-        .build(&here)
+        .build(&source)
         .unwrap()
         .manifest
         .version();
-    let files = TemplateFiles::open(&Templates::new(&here), "one").unwrap();
-    assert!(fetched(&files, &there, &files.manifest).unwrap());
-    let came = Templates::new(&there).get("one").unwrap();
-    assert_eq!(came.manifest.version(), version);
+    let files = TemplateFiles::open(&Templates::new(&source), "one").unwrap();
+    assert!(fetched(&files, &target, &files.manifest).unwrap());
+    let imported_template = Templates::new(&target).get("one").unwrap();
+    assert_eq!(imported_template.manifest.version(), version);
     let damaged = String::from_utf8(files.manifest.clone()).unwrap();
     let sum = &files.template.manifest.images[0].sha256;
     let damaged = damaged.replace(sum, &"0".repeat(64));
@@ -169,27 +179,30 @@ fn a_template_of_a_store_is_equal_on_another_host() {
 
 #[test]
 fn a_stock_template_of_another_recipe_does_not_replace_the_own_one() {
-    let ((_a, here), (_b, there)) = (home(), home());
-    FakeRecipe::new("one").build(&here).unwrap();
-    let files = TemplateFiles::open(&Templates::new(&here), "one").unwrap();
+    let ((_a, source), (_b, target)) = (home(), home());
+    FakeRecipe::new("one").build(&source).unwrap();
+    let files = TemplateFiles::open(&Templates::new(&source), "one").unwrap();
     let stock = String::from_utf8(files.manifest.clone()).unwrap();
     let stock = stock.replace("\"one\"", "\"base\"");
-    let published = fetched(&files, &there, stock.as_bytes()).unwrap();
+    let published = fetched(&files, &target, stock.as_bytes()).unwrap();
     assert!(!published);
-    assert_eq!(fs::read_dir(there.templates()).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(target.templates()).unwrap().count(), 0);
     let version = files.template.manifest.version();
-    let kept = Templates::new(&there).find_version(&format!("base@{version}"));
-    assert_eq!(kept.unwrap().images, files.template.manifest.images);
+    let version_files = Templates::new(&target).find_version(&format!("base@{version}"));
+    assert_eq!(
+        version_files.unwrap().images,
+        files.template.manifest.images
+    );
 }
 
 /// Returns an export of a template that claims to be the stock template `base` of this version.
 fn stock_file() -> Vec<u8> {
-    let (_dir, here) = home();
-    let made = FakeRecipe::new("one").build(&here).unwrap();
-    let mut entries = taken_apart(&exported(&here, "one"));
+    let (_dir, source) = home();
+    let built = FakeRecipe::new("one").build(&source).unwrap();
+    let mut entries = unpacked(&exported(&source, "one"));
     let text = String::from_utf8(entries[0].1.clone()).unwrap();
     let text = text.replace("\"one\"", "\"base\"").replace(
-        &made.manifest.recipe_sha256,
+        &built.manifest.recipe_sha256,
         Recipe::built_in("base").unwrap().hash(),
     );
     entries[0].1 = text.into_bytes();
@@ -198,10 +211,10 @@ fn stock_file() -> Vec<u8> {
 
 #[test]
 fn a_file_becomes_a_stock_template_only_with_a_known_digest_and_the_own_recipe() {
-    let (_dir, there) = home();
+    let (_dir, target) = home();
     let file = stock_file();
     let digest = sum_of(&file);
-    let with = |trust: FileTrust| imported_with(&there, &file, None, trust);
+    let with = |trust: FileTrust| imported_with(&target, &file, None, trust);
     let named = |text: &str| FileTrust {
         sha256: Some(text.to_owned()),
         ..FileTrust::default()
@@ -215,19 +228,19 @@ fn a_file_becomes_a_stock_template_only_with_a_known_digest_and_the_own_recipe()
         Err(ImportError::Digest { .. })
     ));
     assert!(matches!(with(named("abc")), Err(ImportError::Choice(_))));
-    assert_eq!(fs::read_dir(there.templates()).unwrap().count(), 0);
-    // Nothing needs the images. They are removed by the import, or by a later one if a process that
-    // another test forks at this moment holds a copy of the lock.
-    let templates = Templates::new(&there);
+    assert_eq!(fs::read_dir(target.templates()).unwrap().count(), 0);
+    // No template refers to the images. They are removed by this import, or by a later import if a
+    // process that another test starts at this moment holds a copy of the lock.
+    let templates = Templates::new(&target);
     let are_removed = (0..1000).any(|_| {
         templates.prune_if_idle();
         std::thread::sleep(std::time::Duration::from_millis(1));
-        fs::read_dir(there.images()).unwrap().count() == 0
+        fs::read_dir(target.images()).unwrap().count() == 0
     });
     assert!(are_removed);
-    // Data after the archive belongs to the file.
+    // Data after the end of the archive is part of the file's digest.
     let longer = [&file[..], b"x"].concat();
-    assert!(imported_with(&there, &longer, None, named(&digest)).is_err());
+    assert!(imported_with(&target, &longer, None, named(&digest)).is_err());
 
     let known = KnownDigests::parse(&format!("{digest}  base.tpl\n"));
     let listed = FileTrust {
@@ -238,12 +251,12 @@ fn a_file_becomes_a_stock_template_only_with_a_known_digest_and_the_own_recipe()
     for trust in [listed, named(&digest.to_uppercase())] {
         let template = with(trust).unwrap();
         assert_eq!(template.manifest.visibility, Visibility::Public);
-        // No create builds it again.
+        // A later request does not build the template again.
         let recipe = Recipe::built_in("base").unwrap();
-        let templates = Templates::new(&there);
+        let templates = Templates::new(&target);
         let found = build_if_needed(&templates, &recipe, &mut |_| ()).unwrap();
         assert_eq!(found.manifest.version(), template.manifest.version());
-        // Existing images are not unpacked again, and count all the same.
+        // Existing images are not unpacked again, but are part of the digest all the same.
         with(named(&digest)).unwrap();
         templates.remove("base").unwrap();
     }
@@ -251,31 +264,31 @@ fn a_file_becomes_a_stock_template_only_with_a_known_digest_and_the_own_recipe()
 
 #[test]
 fn another_recipe_or_an_unknown_file_replaces_a_stock_template_only_by_force() {
-    let ((_a, here), (_b, there)) = (home(), home());
-    FakeRecipe::new("one").build(&here).unwrap();
-    let file = exported(&here, "one");
+    let ((_a, source), (_b, target)) = (home(), home());
+    FakeRecipe::new("one").build(&source).unwrap();
+    let file = exported(&source, "one");
     let named = FileTrust {
         sha256: Some(sum_of(&file)),
         ..FileTrust::default()
     };
-    let refused = imported_with(&there, &file, Some("base"), named);
+    let refused = imported_with(&target, &file, Some("base"), named);
     assert!(matches!(refused, Err(ImportError::OtherRecipe { .. })));
     let force = FileTrust {
         force: true,
         ..FileTrust::default()
     };
-    let forced = imported_with(&there, &file, Some("base"), force.clone()).unwrap();
+    let forced = imported_with(&target, &file, Some("base"), force.clone()).unwrap();
     assert_eq!(forced.manifest.reference(), "base");
-    // A downloaded file needs a digest whatever its name is.
+    // A downloaded file needs a digest under any name.
     let downloaded = FileTrust {
         must_be_known: true,
         ..force
     };
-    let refused = imported_with(&there, &file, None, downloaded);
+    let refused = imported_with(&target, &file, None, downloaded);
     assert!(matches!(refused, Err(ImportError::UnknownDownload { .. })));
 }
 
-/// Serves `file` to one client. The first response ends in the middle.
+/// Serves `file` to one client. The first response is truncated.
 fn serve(file: Vec<u8>) -> (String, std::thread::JoinHandle<Vec<String>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -290,16 +303,17 @@ fn serve(file: Vec<u8>) -> (String, std::thread::JoinHandle<Vec<String>>) {
                 request.push(byte[0]);
             }
             let is_first = requests.is_empty();
-            let head = match is_first {
-                true => format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", file.len()),
-                false => format!(
+            let head = if is_first {
+                format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", file.len())
+            } else {
+                format!(
                     "HTTP/1.1 206 Partial Content\r\ncontent-range: bytes {}-{}/{}\r\n\
                      content-length: {}\r\n\r\n",
                     file.len() - part.len(),
                     file.len() - 1,
                     file.len(),
                     part.len()
-                ),
+                )
             };
             stream.write_all(head.as_bytes()).unwrap();
             stream.write_all(part).unwrap();
@@ -312,16 +326,16 @@ fn serve(file: Vec<u8>) -> (String, std::thread::JoinHandle<Vec<String>>) {
 
 #[test]
 fn a_download_that_breaks_off_is_resumed_and_is_the_whole_file() {
-    let ((_a, here), (_b, there)) = (home(), home());
-    FakeRecipe::new("one").build(&here).unwrap();
-    let file = exported(&here, "one");
+    let ((_a, source), (_b, target)) = (home(), home());
+    FakeRecipe::new("one").build(&source).unwrap();
+    let file = exported(&source, "one");
     let (address, serving) = serve(file.clone());
     let registries = jiffy_registry_pull::Registries {
         plain_http: vec![address.clone()],
         program: jiffy_registry_pull::PullerProgram::Thread,
         ..jiffy_registry_pull::Registries::default()
     };
-    let templates = Templates::new(&there);
+    let templates = Templates::new(&target);
     let url = format!("http://{address}/files/one.tpl?x=1");
     let downloaded = download::download_from(&templates, &url, registries, &mut |_| ());
     let import = FileImport {

@@ -1,7 +1,7 @@
 //! Digests that decide whether an exported template may have the name of a stock template.
 //!
-//! The recipe hash in a file is a statement of its author and proves nothing. A file is known if
-//! its SHA-256 is in the list of the installed package, or if the caller names it.
+//! The recipe hash in a file is an unverified statement of its author. A file is trusted if its
+//! SHA-256 is in the list of the installed package, or if the caller specifies its SHA-256.
 
 use crate::import::ImportError;
 use crate::template_model::{Recipe, Reference, TemplateManifest};
@@ -19,17 +19,17 @@ use std::rc::Rc;
 /// Maximum length of a list of digests in bytes.
 const MAX_LIST_BYTES: u64 = 64 << 10;
 
-/// Trust of the caller in a file.
+/// Trust of the caller in a template file.
 #[derive(Debug, Clone, Default)]
 pub struct FileTrust {
     /// Digest that the file must have, as 64 hexadecimal digits.
     pub sha256: Option<String>,
-    /// Digests of files of this version of Jiffy.
+    /// Digests of the template files of this version of Jiffy.
     pub known: KnownDigests,
-    /// Accepts an unknown digest and another recipe under the name of a stock template.
+    /// Accepts an unknown digest and a different recipe under the name of a stock template.
     pub force: bool,
-    /// Rejects an unknown digest also if the template is not a stock template, and with `force`:
-    /// the file came over a network.
+    /// Rejects an unknown digest even if the template is not a stock template, and even with
+    /// `force`. Set for files from a network.
     pub must_be_known: bool,
 }
 
@@ -39,7 +39,7 @@ pub struct KnownDigests(BTreeSet<String>);
 
 impl KnownDigests {
     /// Reads the list of the installation that this program belongs to. The list is empty if the
-    /// file does not exist, or if users other than root and the caller may change it.
+    /// file does not exist, or if a user other than root and the effective user can change it.
     pub fn of_installation() -> Self {
         let path = Installation::current().map(|i| i.template_checksums());
         path.and_then(|path| Self::read(&path)).unwrap_or_default()
@@ -55,7 +55,7 @@ impl KnownDigests {
         Ok(Self::parse(&text))
     }
 
-    /// Parses lines of `sha256sum`. Other lines are skipped.
+    /// Parses the output of `sha256sum`. Invalid lines are skipped.
     pub(super) fn parse(text: &str) -> Self {
         let digests = text.lines().filter_map(|line| {
             let (digest, _) = line.split_once(' ')?;
@@ -65,7 +65,7 @@ impl KnownDigests {
     }
 }
 
-/// Returns true if only root and the effective user can change the content of the file.
+/// Returns whether only root and the effective user can change the content of the file.
 fn is_protected(file: &File) -> io::Result<bool> {
     let metadata = file.metadata()?;
     let uid = nix::unistd::Uid::effective().as_raw();
@@ -80,7 +80,7 @@ fn parse_digest(text: &str) -> Option<String> {
 }
 
 impl FileTrust {
-    /// Checks the digest that the caller named.
+    /// Checks the format of the digest that the caller specified.
     pub(super) fn check(&self) -> Result<(), ImportError> {
         match &self.sha256 {
             Some(text) if parse_digest(text).is_none() => Err(ImportError::Choice(format!(
@@ -91,7 +91,7 @@ impl FileTrust {
         }
     }
 
-    /// Checks, before images are read, that a file may become the template `reference`.
+    /// Checks whether a file may become the template `reference`. Called before images are read.
     pub(super) fn check_recipe(
         &self,
         reference: &Reference,
@@ -103,16 +103,17 @@ impl FileTrust {
         let is_same = reference.owner().is_none()
             && Recipe::built_in(reference.name())
                 .is_ok_and(|recipe| recipe.hash() == manifest.recipe_sha256);
-        match is_same {
-            true => Ok(()),
-            false => Err(ImportError::OtherRecipe {
+        if is_same {
+            Ok(())
+        } else {
+            Err(ImportError::OtherRecipe {
                 name: reference.to_string(),
-            }),
+            })
         }
     }
 
-    /// Checks the digest of the whole file, before the template is published. `digest` computes it
-    /// and is called only if the digest matters.
+    /// Checks the digest of the whole file before the template is published. `digest` computes it
+    /// and is called only if the result depends on it.
     pub(super) fn check_digest(
         &self,
         reference: &Reference,
@@ -120,12 +121,13 @@ impl FileTrust {
     ) -> Result<(), ImportError> {
         if let Some(expected) = self.sha256.as_deref().and_then(parse_digest) {
             let digest = digest()?;
-            return match digest == expected {
-                true => Ok(()),
-                false => Err(ImportError::Digest {
+            return if digest == expected {
+                Ok(())
+            } else {
+                Err(ImportError::Digest {
                     what: "the template file".to_owned(),
                     found: digest,
-                }),
+                })
             };
         }
         let needs_trust = reference.is_stock() && !self.force;
@@ -136,17 +138,18 @@ impl FileTrust {
         if self.known.0.contains(&digest) {
             return Ok(());
         }
-        match self.must_be_known {
-            true => Err(ImportError::UnknownDownload { digest }),
-            false => Err(ImportError::UnknownFile {
+        if self.must_be_known {
+            Err(ImportError::UnknownDownload { digest })
+        } else {
+            Err(ImportError::UnknownFile {
                 name: reference.to_string(),
                 digest,
-            }),
+            })
         }
     }
 }
 
-/// Reader of a file that computes the SHA-256 of all bytes that it passes on. Clones share one
+/// Reader of a file that computes the SHA-256 of all bytes that it returns. Clones share one
 /// position.
 pub(super) struct HashedReader<R>(Rc<RefCell<HashState<R>>>);
 
@@ -161,8 +164,9 @@ impl<R: Read> HashedReader<R> {
         Self(Rc::new(RefCell::new(HashState { inner, sha256 })))
     }
 
-    /// Reads the rest of the file, of at most `limit` bytes: images that exist already, and the end
-    /// of the archive. Returns the SHA-256 of the whole file in lower-case hexadecimal.
+    /// Reads the rest of the file, at most `limit` bytes. The rest consists of images that exist
+    /// already and the end of the archive. Returns the SHA-256 of the whole file in lower-case
+    /// hexadecimal.
     pub(super) fn finish(&mut self, limit: u64) -> io::Result<String> {
         let mut rest = self.clone().take(limit.saturating_add(1));
         if io::copy(&mut rest, &mut io::sink())? > limit {

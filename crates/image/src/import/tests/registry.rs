@@ -18,7 +18,7 @@ fn an_image_comes_from_a_registry_whole_or_not_at_all() {
     let (_dir, home) = home();
     let image = Image::new(two_layers());
     push(&image, &registry, "two:1");
-    let import = |name: &str| wanted("x", registry.source(name));
+    let import = |name: &str| import_of("x", registry.source(name));
     let template = imported(&home, &import("two:1")).unwrap();
     assert!(holds(&template, b"upper-new") && !holds(&template, b"lower-new"));
     let origin = template.manifest.origin.clone().unwrap();
@@ -27,13 +27,13 @@ fn an_image_comes_from_a_registry_whole_or_not_at_all() {
     assert_eq!(
         count(&home.blobs()),
         0,
-        "what is unpacked need not be kept twice"
+        "a blob was retained after its layer was unpacked"
     );
     let by_digest = imported(&home, &import(&format!("two@sha256:{manifest}"))).unwrap();
     assert_eq!(by_digest.images[0].sha256, template.images[0].sha256);
 
-    assert!(refused(&home, &import("two:2")).contains("there is no image"));
-    assert!(refused(&home, &import("none:1")).contains("there is no image"));
+    assert!(refused(&home, &import("two:2")).contains("does not exist"));
+    assert!(refused(&home, &import("none:1")).contains("does not exist"));
     let mut arm = Image::new(two_layers());
     arm.config["architecture"] = json!("arm64");
     push(&arm, &registry, "arm:1");
@@ -60,7 +60,7 @@ fn a_tampered_or_truncated_layer_is_refused_and_an_interrupted_one_resumed() {
         .collect();
     let image = Image::new(vec![Tar::default().file("noise", &noise).end()]);
     push(&image, &registry, "noise:1");
-    let import = wanted("x", registry.source("noise:1"));
+    let import = import_of("x", registry.source("noise:1"));
     let packed = zstd::encode_all(&image.layers[0][..], 1).unwrap();
     let blob = registry.blob(&sum_of(&packed));
     assert_eq!(fs::read(&blob).unwrap(), packed);
@@ -69,7 +69,7 @@ fn a_tampered_or_truncated_layer_is_refused_and_an_interrupted_one_resumed() {
     tampered[packed.len() / 2] ^= 1;
     fs::write(&blob, &tampered).unwrap();
     let message = refused(&home, &import);
-    assert!(message.contains("is not what its digest says"), "{message}");
+    assert!(message.contains("does not match its digest"), "{message}");
     fs::write(&blob, &packed[..packed.len() / 2]).unwrap();
     let message = refused(&home, &import);
     assert!(
@@ -77,14 +77,14 @@ fn a_tampered_or_truncated_layer_is_refused_and_an_interrupted_one_resumed() {
         "{message}"
     );
 
-    // An interrupted download: the first half is not requested again.
+    // After an interrupted download, the first half is not requested again.
     fs::write(&blob, &packed).unwrap();
     let part = home.blobs().join(format!("sha256-{}", sum_of(&packed)));
     fs::write(&part, &packed[..packed.len() / 3]).unwrap();
     assert!(holds(&imported(&home, &import).unwrap(), &noise[..4096]));
     assert!(
         registry.log().contains("status=206") || registry.log().contains(" 206 "),
-        "no part was asked for"
+        "no range was requested"
     );
 }
 
@@ -97,7 +97,7 @@ fn a_registry_gets_credentials_or_is_named_in_the_error() {
     };
     let (_dir, home) = home();
     push(&Image::new(two_layers()), &registry, "two:1");
-    let import = wanted("x", registry.source("two:1"));
+    let import = import_of("x", registry.source("two:1"));
     let message = refused(&home, &import);
     assert!(message.contains("needs credentials"), "{message}");
 }
@@ -106,7 +106,7 @@ fn a_registry_gets_credentials_or_is_named_in_the_error() {
 fn an_unreachable_registry_is_named_in_the_error() {
     root_or_skip!(an_unreachable_registry_is_named_in_the_error);
     let (_dir, home) = home();
-    // A port that was free a moment ago.
+    // A port that is very likely closed, since it was free a moment ago.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -114,7 +114,7 @@ fn an_unreachable_registry_is_named_in_the_error() {
         .port();
     let host = format!("127.0.0.1:{port}");
     let source = from_registry(&host, "x");
-    let message = refused(&home, &wanted("x", source));
+    let message = refused(&home, &import_of("x", source));
     assert!(
         message.contains(&format!("cannot reach {host}")),
         "{message}"
@@ -123,5 +123,5 @@ fn an_unreachable_registry_is_named_in_the_error() {
     if let ImportSource::Registry { reference, .. } = &mut source {
         *reference = "A b".to_owned();
     }
-    assert!(refused(&home, &wanted("x", source)).contains("not an image reference"));
+    assert!(refused(&home, &import_of("x", source)).contains("not an image reference"));
 }

@@ -1,4 +1,4 @@
-//! A registry for one test: Debian's `docker-registry`, filled by `skopeo`.
+//! A registry for one test: Debian's `docker-registry`. `skopeo` pushes the images.
 
 use crate::import::ImportSource;
 use crate::import::RegistryAccess;
@@ -35,8 +35,8 @@ pub(super) struct Loopback {
 }
 
 impl Loopback {
-    /// Starts the registry; none, with the reason noted, if the programs are missing. `user`: the
-    /// only accepted user name and password.
+    /// Starts the registry. `user` is the only accepted user name and password. Returns `None` and
+    /// records that the test is skipped if a program is missing.
     pub(super) fn start(test: &str, user: Option<(&str, &str)>) -> Option<Self> {
         for program in ["docker-registry", "skopeo"] {
             if !Path::new("/usr/bin").join(program).exists() {
@@ -145,7 +145,7 @@ impl Loopback {
 
 impl Drop for Loopback {
     fn drop(&mut self) {
-        // It is our child and holds only test data.
+        // Ignore the error: the registry may have exited. It holds only test data.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::io::stdout().flush();

@@ -10,13 +10,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 type Attempt = fn() -> bool;
 
 fn opens(path: &std::ffi::CStr, flags: libc::c_int) -> bool {
-    // SAFETY: a path, and flags that need no mode but this one.
+    // SAFETY: `path` is zero-terminated, and the flags need no argument except the mode.
     unsafe { libc::open(path.as_ptr(), flags, 0o600) >= 0 }
 }
 
 fn call(number: libc::c_long, arguments: [libc::c_long; 4]) -> bool {
     let [a, b, c, d] = arguments;
-    // SAFETY: each attempt passes what the call expects.
+    // SAFETY: each attempt passes the arguments that the system call expects.
     unsafe { libc::syscall(number, a, b, c, d) >= 0 }
 }
 
@@ -26,11 +26,11 @@ const WORK: &[(&str, Attempt)] = &[
         opens(c"/file", libc::O_CREAT | libc::O_WRONLY)
     }),
     ("give it away", || {
-        // SAFETY: a path.
+        // SAFETY: the path is zero-terminated.
         unsafe { libc::fchownat(libc::AT_FDCWD, c"/file".as_ptr(), 1234, 1234, 0) == 0 }
     }),
     ("mark as deleted", || {
-        // SAFETY: a path.
+        // SAFETY: the path is zero-terminated.
         unsafe { libc::mknodat(libc::AT_FDCWD, c"/deleted".as_ptr(), libc::S_IFCHR, 0) == 0 }
     }),
 ];
@@ -45,11 +45,11 @@ const ATTACKS: &[(&str, Attempt)] = &[
     }),
     ("find the data directory", || opens(c"/var", libc::O_PATH)),
     ("make a device", || {
-        // SAFETY: a path.
+        // SAFETY: the path is zero-terminated.
         unsafe { libc::mknodat(libc::AT_FDCWD, c"/null".as_ptr(), libc::S_IFCHR, 0x103) == 0 }
     }),
     ("run a program", || {
-        // SAFETY: a path, and no arguments.
+        // SAFETY: the path is zero-terminated, and there are no arguments.
         unsafe { libc::execve(c"/file".as_ptr(), std::ptr::null(), std::ptr::null()) == 0 }
     }),
     ("reach a network", || {
@@ -72,9 +72,9 @@ const ATTACKS: &[(&str, Attempt)] = &[
     ("load BPF", || call(libc::SYS_bpf, [0; 4])),
 ];
 
-/// Tells if `attempt` succeeds in a process confined to `place`.
+/// Returns whether `attempt` succeeds in a process confined to `place`.
 fn succeeds(place: &Path, attempt: Attempt) -> bool {
-    // SAFETY: the child confines itself, tries one thing, and leaves by exit.
+    // SAFETY: the child confines itself, makes one attempt, and exits.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             let confined = confine(place, &UnpackLimits::default());
@@ -83,7 +83,7 @@ fn succeeds(place: &Path, attempt: Attempt) -> bool {
                 Ok(_) => 8,
                 Err(_) => 9,
             };
-            // SAFETY: ends the child at once.
+            // SAFETY: terminates the child immediately.
             unsafe { libc::_exit(code) }
         }
         ForkResult::Parent { child } => match waitpid(child, None).unwrap() {
@@ -113,9 +113,9 @@ fn the_unpacker_fills_its_directory_and_does_nothing_else() {
     for (name, attempt) in ATTACKS {
         assert!(!succeeds(&place, *attempt), "it can {name}");
     }
-    let mut made: Vec<_> = fs::read_dir(&place).unwrap().flatten().collect();
-    made.sort_by_key(fs::DirEntry::file_name);
-    let names: Vec<_> = made.iter().map(fs::DirEntry::file_name).collect();
+    let mut entries: Vec<_> = fs::read_dir(&place).unwrap().flatten().collect();
+    entries.sort_by_key(fs::DirEntry::file_name);
+    let names: Vec<_> = entries.iter().map(fs::DirEntry::file_name).collect();
     assert_eq!(names, ["deleted", "file"]);
 }
 
@@ -143,7 +143,7 @@ fn marks_reported_by_the_unpacker_stay_in_its_directory() {
     let marked = |path: &Path| {
         let mut value = [0; 8];
         let file = File::open(path).unwrap();
-        // SAFETY: a name that ends in zero, and room of the length given.
+        // SAFETY: the name is zero-terminated, and the buffer has the given length.
         let length = unsafe {
             let name = c"trusted.overlay.opaque".as_ptr();
             libc::fgetxattr(
@@ -176,7 +176,7 @@ fn a_process_that_unpacks_beyond_the_budget_is_killed() {
         9_000_000 => Ok(()),
         bytes => Err(format!("no room for {bytes}")),
     };
-    // The archive has no end: only the end of the process stops its reader.
+    // The archive is endless, so the thread that feeds it stops only when the process has exited.
     let run = process.run(io::repeat(0), dir.path(), limits, &meter, &mut |_| ());
     let message = run.unwrap_err();
     assert!(matches!(message, LayerError::Budget { .. }), "{message:?}");

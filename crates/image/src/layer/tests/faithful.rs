@@ -1,4 +1,4 @@
-//! Unpacked files equal their archive.
+//! Tests that unpacked files equal the entries of their archive.
 
 use super::*;
 use rustix::fs as sys;
@@ -49,7 +49,7 @@ fn modes_owners_times_and_attributes_are_kept() {
         attribute(&ground.inside("bin/sudo"), "security.capability").len(),
         20
     );
-    // Entries in it did not change its time.
+    // Entries in the directory did not change its time.
     let m = fs::metadata(ground.inside("bin")).unwrap();
     assert_eq!((m.mode() & 0o7777, m.mtime()), (0o1777, 1_700_000_000));
     let m = fs::symlink_metadata(ground.inside("bin/su")).unwrap();
@@ -132,7 +132,7 @@ fn holes_stay_holes_in_every_format() {
         );
         assert!(
             fs::metadata(&path).unwrap().blocks() < 64,
-            "{name} has no holes"
+            "{name} is not sparse"
         );
     }
 }
@@ -165,9 +165,9 @@ fn gnu_tar_with_holes_and_long_names_is_read_as_it_was_written() {
             fs::read_link(ground.inside("link")).unwrap(),
             Path::new(&long.repeat(2))
         );
-        let same = fs::read(ground.inside("holes")).unwrap()
+        let is_equal = fs::read(ground.inside("holes")).unwrap()
             == fs::read(source.path().join("holes")).unwrap();
-        assert!(same, "{format}");
+        assert!(is_equal, "{format}");
         assert!(
             fs::metadata(ground.inside("holes")).unwrap().blocks() < 8 * 80,
             "{format}"

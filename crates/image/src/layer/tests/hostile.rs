@@ -1,4 +1,4 @@
-//! Attacks on a directory beside the one that is unpacked into.
+//! Attacks on files outside of the directory that an archive is unpacked into.
 
 use super::*;
 use std::time::Duration;
@@ -80,8 +80,8 @@ fn a_hard_link_to_outside_is_refused() {
         let ground = ground!(a_hard_link_to_outside_is_refused);
         let archive = Tar::default().symlink("door", "../outside");
         let message = ground.refused(&archive.hard_link("mine", target).end());
-        let told = message.contains("is a hard link to") || message.contains("leads out");
-        assert!(told, "{target}: {message}");
+        let is_rejected = message.contains("is a hard link to") || message.contains("leads out");
+        assert!(is_rejected, "{target}: {message}");
         assert_eq!(names(&ground.inside("")), ["door"]);
     }
 }
@@ -92,7 +92,7 @@ fn a_hard_link_to_a_symbolic_link_links_that_and_not_its_target() {
     let archive = Tar::default()
         .symlink("door", "../outside/secret")
         .hard_link("too", "door");
-    // Writing to it creates a new file.
+    // Writing to the linked name creates a new file.
     ground.unpack(&archive.file("too", b"mine").end()).unwrap();
     assert!(
         ground
@@ -133,7 +133,7 @@ fn a_fifo_is_kept_and_blocks_no_reader() {
     ground.unpack(&archive.end()).unwrap();
     let found = ground.inside("pipe").symlink_metadata().unwrap();
     assert!(found.file_type().is_fifo());
-    // Neither does one that a file replaces.
+    // A FIFO that a file replaces does not block either.
     let archive = Tar::default()
         .node(EntryType::Fifo, "pipe")
         .file("pipe", b"x");
@@ -183,7 +183,10 @@ fn a_bomb_stops_at_its_bounds() {
     };
     let large = Tar::default().file("zeros", &vec![0; 2 << 20]).end();
     assert!(refused(&gzip(&large), limits).contains("bytes"));
-    assert!(!ground.inside("zeros").exists(), "the header had told");
+    assert!(
+        !ground.inside("zeros").exists(),
+        "the size in the header was not checked before writing"
+    );
     let many = (0..101).fold(Tar::default(), |tar, i| tar.file(&format!("f{i}"), b""));
     assert!(refused(&many.end(), limits).contains("entries"));
     // Bytes after the end of the archive are read and counted.
@@ -208,7 +211,7 @@ fn a_bomb_stops_at_its_bounds() {
 #[test]
 fn a_small_archive_of_much_is_stopped_by_its_ratio() {
     let ground = ground!(a_small_archive_of_much_is_stopped_by_its_ratio);
-    // Endless zeros, compressed a thousandfold.
+    // An endless file of zeros with a high compression ratio.
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
     let header = Tar::header("zeros", EntryType::Regular, 2 << 30);
     encoder
@@ -217,7 +220,7 @@ fn a_small_archive_of_much_is_stopped_by_its_ratio() {
     let zeros = vec![0; 1 << 20];
     (0..400).for_each(|_| encoder.write_all(&zeros).unwrap());
     let message = ground.refused(&encoder.finish().unwrap());
-    assert!(message.contains("for each one that is packed"), "{message}");
+    assert!(message.contains("per compressed byte"), "{message}");
 }
 
 #[test]
