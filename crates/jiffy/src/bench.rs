@@ -6,7 +6,7 @@ use anyhow::Context;
 use jiffy_benchmark::{BenchmarkOptions, Task, measure};
 use std::process::ExitCode;
 
-/// Measures one task and prints its table or JSON.
+/// Runs a measurement and prints its results as a table or JSON.
 pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let options = BenchmarkOptions {
         samples: args.number,
@@ -19,9 +19,10 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.out {
         std::fs::write(path, &json).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    match args.json {
-        true => outln!("{json}"),
-        false => report.print(),
+    if args.json {
+        outln!("{json}");
+    } else {
+        report.print();
     }
     Ok(ExitCode::SUCCESS)
 }

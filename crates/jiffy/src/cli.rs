@@ -92,7 +92,7 @@ pub enum Command {
     /// Verify the shared snapshot store, remove its garbage, and show its size
     #[command(subcommand)]
     Store(StoreCommand),
-    /// Measure start times and throughput of this host
+    /// Measure start times, memory usage and throughput on this host
     Bench(BenchArgs),
     /// Create a sandbox that runs until it is killed
     Create(CreateArgs),

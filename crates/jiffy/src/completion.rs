@@ -144,25 +144,25 @@ mod tests {
     use super::*;
 
     /// Returns the ids of arguments with candidates, with their subcommands.
-    fn completed(command: &clap::Command, path: &str, found: &mut Vec<String>) {
+    fn completed(command: &clap::Command, path: &str, arguments: &mut Vec<String>) {
         for arg in command.get_arguments() {
             if arg.get::<ArgValueCandidates>().is_some() {
-                found.push(format!("{path}{}", arg.get_id()));
+                arguments.push(format!("{path}{}", arg.get_id()));
             }
         }
         for subcommand in command.get_subcommands() {
             completed(
                 subcommand,
                 &format!("{path}{} ", subcommand.get_name()),
-                found,
+                arguments,
             );
         }
     }
 
     #[test]
     fn every_argument_that_names_a_sandbox_a_snapshot_or_a_template_is_completed() {
-        let mut found = Vec::new();
-        completed(&command(), "", &mut found);
+        let mut arguments = Vec::new();
+        completed(&command(), "", &mut arguments);
         for expected in [
             "run template",
             "create template",
@@ -179,10 +179,13 @@ mod tests {
             "template rm names",
             "template export name",
         ] {
-            assert!(found.iter().any(|f| f == expected), "{expected}: {found:?}");
+            assert!(
+                arguments.iter().any(|f| f == expected),
+                "{expected}: {arguments:?}"
+            );
         }
         let wrong = |f: &&String| f.starts_with("key") || f.starts_with("store");
-        assert_eq!(found.iter().find(wrong), None);
+        assert_eq!(arguments.iter().find(wrong), None);
     }
 
     #[test]

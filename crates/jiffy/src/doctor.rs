@@ -27,39 +27,49 @@ pub enum Status {
 #[derive(Debug, Serialize)]
 pub struct Finding {
     /// Subject of the check.
-    pub what: &'static str,
+    #[serde(rename = "what")]
+    pub check: &'static str,
     /// Outcome of the check.
     pub status: Status,
     /// Description of the result.
-    pub found: String,
+    #[serde(rename = "found")]
+    pub description: String,
     /// Remedy. `None` if no action is needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
 
 impl Finding {
-    fn ok(what: &'static str, found: impl Into<String>) -> Self {
+    fn ok(check: &'static str, description: impl Into<String>) -> Self {
         Self {
-            what,
+            check,
             status: Status::Ok,
-            found: found.into(),
+            description: description.into(),
             remedy: None,
         }
     }
 
-    fn note(what: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+    fn note(
+        check: &'static str,
+        description: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
         Self {
-            what,
+            check,
             status: Status::Note,
-            found: found.into(),
+            description: description.into(),
             remedy: Some(remedy.into()),
         }
     }
 
-    fn fail(what: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+    fn fail(
+        check: &'static str,
+        description: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
         Self {
             status: Status::Fail,
-            ..Self::note(what, found, remedy)
+            ..Self::note(check, description, remedy)
         }
     }
 
@@ -69,7 +79,7 @@ impl Finding {
             Status::Note => "note",
             Status::Fail => "FAIL",
         };
-        outln!("{mark}  {:<14} {}", self.what, self.found);
+        outln!("{mark}  {:<14} {}", self.check, self.description);
         if let Some(remedy) = &self.remedy {
             outln!("      {:<14} -> {remedy}", "");
         }

@@ -33,7 +33,7 @@ pub fn enter_for(command: &Command) {
     };
     let result = match &support.namespaces {
         Ok(()) => jiffy_rootless::enter(&options).map_err(|e| e.to_string()),
-        Err(missing) => Err(missing.what.clone()),
+        Err(missing) => Err(missing.description.clone()),
     };
     let notice = rootless_notice::notice(&result, support);
     match command {

@@ -42,13 +42,13 @@ struct Verified {
     #[serde(flatten)]
     report: VerifyReport,
     /// Snapshots with chunks that could not be repaired. `None` without `--repair`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    left: Option<Vec<DamagedSnapshot>>,
+    #[serde(rename = "left", skip_serializing_if = "Option::is_none")]
+    unrepaired: Option<Vec<DamagedSnapshot>>,
 }
 
 impl Verified {
     fn is_sound(&self) -> bool {
-        match &self.left {
+        match &self.unrepaired {
             Some(unrepaired) => unrepaired.is_empty() && self.report.objects.is_empty(),
             None => self.report.is_sound(),
         }
@@ -235,7 +235,7 @@ async fn verify_tenant(
     if let Err(e) = remote.shared.distrust(tenant, &report).await {
         errln!("jiffy: cannot exclude damaged packs from deduplication: {e}");
     }
-    let left = if repair && !report.damaged.is_empty() {
+    let unrepaired = if repair && !report.damaged.is_empty() {
         let copies = LocalCopies::new(&remote.cache, Home::locate()?);
         let shared = &remote.shared;
         Some(
@@ -246,7 +246,7 @@ async fn verify_tenant(
     } else {
         repair.then(Vec::new)
     };
-    Ok(Verified { report, left })
+    Ok(Verified { report, unrepaired })
 }
 
 async fn rotate(args: &StoreRotateArgs) -> anyhow::Result<ExitCode> {

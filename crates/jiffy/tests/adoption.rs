@@ -185,7 +185,10 @@ fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
     assert_eq!(state(&test_home, &fine), "running");
     assert_eq!(test_home.sockets(), 1);
     let told = cause(&test_home, &dead);
-    assert!(told.contains("the VMM exited while no daemon was running"), "{told}");
+    assert!(
+        told.contains("the VMM exited while no daemon was running"),
+        "{told}"
+    );
     test_home.ok(&["resume", &asleep]);
     assert_eq!(test_home.sh(&asleep, "cat /tmp/state"), "dream");
     test_home.ok(&["rollback", &dead, "kept"]);

@@ -150,9 +150,10 @@ impl Siege<'_> {
 
     fn look(&self) {
         let resident = self.resident();
-        let overhead = match is_gvisor() {
-            true => GVISOR_OVERHEAD_MIB,
-            false => OVERHEAD_MIB,
+        let overhead = if is_gvisor() {
+            GVISOR_OVERHEAD_MIB
+        } else {
+            OVERHEAD_MIB
         };
         assert!(resident <= MEMORY_MIB + overhead, "{resident} MiB");
     }
@@ -384,9 +385,10 @@ while True:
 fn all_attacks_at_once_leave_the_neighbour_alone() {
     besieged(|siege| {
         siege.start("while :; do dd if=/dev/urandom of=/fill bs=1M; rm /fill; done");
-        siege.start(match is_gvisor() {
-            true => "exec cat /dev/zero >/proc/1/fd/1",
-            false => "dd if=/dev/zero of=/dev/ttyS0 bs=64k",
+        siege.start(if is_gvisor() {
+            "exec cat /dev/zero >/proc/1/fd/1"
+        } else {
+            "dd if=/dev/zero of=/dev/ttyS0 bs=64k"
         });
         siege.start(
             "while :; do python3 -c \"b = [b\\\"x\\\" * (1 << 20) for _ in range(10000)]\"; done",

@@ -115,7 +115,10 @@ fn snapshots_and_prune(test_home: &TestHome) {
         "{table}"
     );
     let sum = table.lines().last().unwrap();
-    assert!(sum.contains(" in total, 3 of 4 snapshots are automatic"), "{sum}");
+    assert!(
+        sum.contains(" in total, 3 of 4 snapshots are automatic"),
+        "{sum}"
+    );
     let used = test_home.ok(&["snapshot", "kept", "--name", "used"]);
     assert_eq!(test_home.ok(&["rm", "used"]), used);
     let table = test_home.ok(&["snapshots"]);

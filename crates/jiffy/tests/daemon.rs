@@ -76,7 +76,11 @@ fn the_daemon_starts_reports_restarts_with_its_options_and_stops() {
             .ok(&["daemon", "status"])
             .contains(&format!("process    {pid}"))
     );
-    assert!(test_home.ok(&["daemon", "start"]).contains("already running"));
+    assert!(
+        test_home
+            .ok(&["daemon", "start"])
+            .contains("already running")
+    );
 
     test_home.ok(&["pause", &id]);
     test_home.ok(&["daemon", "restart"]);

@@ -22,9 +22,10 @@ fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on() {
     );
     let count = || -> u64 { test_home.sh(&id, "cat /tmp/count").parse().unwrap_or(0) };
     let entries = || {
-        let store = match engine::is_gvisor() {
-            true => "gvisor",
-            false => "snapshots",
+        let store = if engine::is_gvisor() {
+            "gvisor"
+        } else {
+            "snapshots"
         };
         std::fs::read_dir(test_home.dir.path().join(store))
             .unwrap()

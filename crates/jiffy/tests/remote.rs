@@ -201,7 +201,8 @@ fn a_command_reports_that_its_daemon_ended() {
     remote.test_home.kill_daemon();
     let done = finish(waiting);
     assert_eq!(done.code, Some(125), "{done:?}");
-    let told = done.stderr.contains("cannot connect to") || done.stderr.contains("lost the connection");
+    let told =
+        done.stderr.contains("cannot connect to") || done.stderr.contains("lost the connection");
     assert!(told, "{done:?}");
     // It runs on, and its next daemon finds it.
     assert_eq!(remote.test_home.sh(&id, "pgrep -c sleep"), "1");

@@ -138,10 +138,7 @@ fn the_end_of_a_sandbox_ends_what_depends_on_it(test_home: &TestHome) {
     let copying = finish(copying);
     assert!(rest.join().unwrap() < 1 << 30);
     assert_eq!(copying.code, Some(1), "{copying:?}");
-    assert!(
-        copying.stderr.contains("is incomplete"),
-        "{copying:?}"
-    );
+    assert!(copying.stderr.contains("is incomplete"), "{copying:?}");
     let forwarding = finish(forwarding);
     assert_eq!(forwarding.code, Some(1), "{forwarding:?}");
     assert!(
@@ -196,7 +193,10 @@ fn a_key_reported_without_sandboxes_has_none(remote: &Remote) {
     });
     let revoked = test_home.call(&["key", "revoke", "test", "--end"]);
     assert_eq!(revoked.code, Some(0), "{revoked:?}");
-    assert!(revoked.stderr.contains("killed the sandboxes"), "{revoked:?}");
+    assert!(
+        revoked.stderr.contains("killed the sandboxes"),
+        "{revoked:?}"
+    );
     assert_eq!(test_home.json(&["ls"]), before);
     assert_eq!(finish(build).code, Some(1));
 }

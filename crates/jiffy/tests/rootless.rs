@@ -208,9 +208,10 @@ fn with_users_in(ipv6: bool, work: impl FnOnce() + Send) {
         bind(&programs(), Path::new(PROGRAMS));
         work();
     };
-    match ipv6 {
-        true => with_lab6(work),
-        false => with_lab(work),
+    if ipv6 {
+        with_lab6(work)
+    } else {
+        with_lab(work)
     }
 }
 
@@ -334,7 +335,10 @@ fn sandboxes_live(user: &User) {
     refused(&twin, PRIVATE[0]);
     let status: Value = serde_json::from_str(&user.ok(&["daemon", "status", "--json"])).unwrap();
     let rootless = status["rootless"].as_str().unwrap_or_default();
-    assert!(rootless.contains("no jail, separate users on gVisor"), "{status}");
+    assert!(
+        rootless.contains("no jail, separate users on gVisor"),
+        "{status}"
+    );
     user.ok(&["daemon", "stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
     user.is_gone();
@@ -435,7 +439,10 @@ fn slirp4netns_is_the_uplink_without_pasta() {
         hide(&["pasta", "pasta.avx2"]);
         let user = User::new(new_uid());
         let doctor = user.call(&["doctor"]).stdout;
-        assert!(doctor.contains("slirp4netns connects sandboxes"), "{doctor}");
+        assert!(
+            doctor.contains("slirp4netns connects sandboxes"),
+            "{doctor}"
+        );
         assert_eq!(reached_by_a_run(&user, &PUBLIC), ["internet"; 3]);
         // Its own way to the host's loopback, and the host's addresses.
         let closed = [HOST, PRIVATE[0], "10.0.2.2"];

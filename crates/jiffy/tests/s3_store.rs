@@ -128,9 +128,10 @@ fn assert_sound(home: &TestHome, id: &str) {
 
 /// Large ranges of packs are held.
 fn hold_bulk(request: &Request) -> Fault {
-    match request.is_of_pack() && request.range_bytes() > BULK_BYTES {
-        true => Fault::Hold,
-        false => Fault::None,
+    if request.is_of_pack() && request.range_bytes() > BULK_BYTES {
+        Fault::Hold
+    } else {
+        Fault::None
     }
 }
 

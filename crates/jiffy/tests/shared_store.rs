@@ -137,7 +137,10 @@ fn a_snapshot_that_is_damaged_on_its_host_is_fetched_anew() {
         flip(&dir);
         let verified = verify();
         assert_eq!(verified.code, Some(0), "{verified:?}");
-        assert!(verified.stdout.contains("repaired from the store"), "{verified:?}");
+        assert!(
+            verified.stdout.contains("repaired from the store"),
+            "{verified:?}"
+        );
         let newer = create();
         assert_goes_on(&home, &newer, counted);
     }

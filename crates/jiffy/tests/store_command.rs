@@ -80,9 +80,10 @@ impl Host {
 fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => walk(&path, found),
-            false => found.push(path),
+        if path.is_dir() {
+            walk(&path, found)
+        } else {
+            found.push(path)
         }
     }
 }

@@ -27,9 +27,10 @@ fn layer(entries: &[(&str, &str)]) -> Vec<u8> {
         header.set_gid(0);
         header.set_mtime(1_700_000_000);
         let directory = path.ends_with('/');
-        header.set_entry_type(match directory {
-            true => EntryType::Directory,
-            false => EntryType::Regular,
+        header.set_entry_type(if directory {
+            EntryType::Directory
+        } else {
+            EntryType::Regular
         });
         tar.append_data(&mut header, path, content.as_bytes())
             .unwrap();
@@ -201,7 +202,7 @@ fn a_template_is_exported_tagged_listed_and_removed() {
     let shown = test_home.ok(&["template", "inspect", "app:v1"]);
     assert!(shown.contains("shared with app, base"), "{shown}");
     let shown = test_home.ok(&["template", "history", "app:v1"]);
-    assert!(shown.contains("image of what changed"), "{shown}");
+    assert!(shown.contains("image of the changes"), "{shown}");
     let id = test_home.ok(&["create", "--template", "app:v1"]);
     assert_eq!(test_home.sh(&id, "cat /opt/version"), "one");
     let id = test_home.ok(&["create", "--template", "app"]);

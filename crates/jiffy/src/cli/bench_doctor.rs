@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// `jiffy bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Task to measure
+    /// Operation to measure
     #[arg(value_enum)]
     pub task: BenchTask,
     /// Number of samples
@@ -34,7 +34,7 @@ pub struct BenchArgs {
     /// Also write JSON to a file
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -42,18 +42,18 @@ pub struct BenchArgs {
 /// Tasks of `jiffy bench`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BenchTask {
-    /// Create from the template, -c at a time
+    /// Time to create a sandbox
     Create,
-    /// `true` in a running guest
+    /// Time to run `true` in a running guest
     Exec,
-    /// `jiffy run -- echo hello` end to end, with a daemon and without
+    /// Time of `jiffy run -- echo hello`, with and without a daemon
     Run,
-    /// Whole lives, -c at a time: create, exec, snapshot, pause, resume, delete. Fails if an
-    /// operation fails or if a resource remains on the host
+    /// Time to create, use, snapshot, pause, resume and delete sandboxes. Fails if an operation
+    /// fails or if a resource remains on the host
     Stress,
-    /// Memory of -n idle sandboxes
+    /// Memory usage of -n idle sandboxes
     Density,
-    /// Requests to a deployed function, -c at a time
+    /// Latency and rate of requests to a deployed function
     Functions,
 }
 

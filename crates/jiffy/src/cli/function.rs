@@ -141,8 +141,8 @@ pub struct FunctionArgs {
 /// `jiffy function deploy`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "An existing function retains all settings without an option, except for --sandbox-key,
-which is required in each deployment.
+    after_help = "Omitted settings of an existing function are retained, except for --sandbox-key: without it, an
+existing sandbox key is revoked.
 
 Examples:
   jiffy function deploy hello hello.wasm --public

@@ -76,17 +76,17 @@ fn kvm(facts: &EngineFacts) -> Finding {
                 KvmError::Denied => "run `usermod -aG kvm $USER` and log in again, or run as root",
                 KvmError::Broken(_) => "update the host kernel",
             };
-            let (found, gvisor) = (e.to_string(), facts.check(EngineName::Gvisor).is_ok());
+            let (description, gvisor) = (e.to_string(), facts.check(EngineName::Gvisor).is_ok());
             if gvisor {
                 Finding::note(
                     "kvm",
-                    found,
+                    description,
                     format!("optional: sandboxes use gVisor; for microVMs: {remedy}"),
                 )
             } else {
                 Finding::fail(
                     "kvm",
-                    found,
+                    description,
                     format!("{remedy}; or install gVisor, which needs no KVM"),
                 )
             }
@@ -131,9 +131,9 @@ fn gvisor(host: &Host, facts: &EngineFacts) -> Finding {
 /// Checks that the default engine of new sandboxes is usable.
 fn engine(facts: &EngineFacts) -> Finding {
     let choice = facts.choose();
-    let found = format!("{}: {}", choice.engine, choice.why);
+    let description = format!("{}: {}", choice.engine, choice.why);
     match facts.check(choice.engine) {
-        Ok(()) => Finding::ok("engine", found),
+        Ok(()) => Finding::ok("engine", description),
         Err(_) => Finding::fail(
             "engine",
             "no engine is usable",
@@ -167,13 +167,17 @@ fn rootless(facts: &RootlessSupport, report: &mut dyn FnMut(Finding)) {
         "not root: sandboxes run without the jail and resource limits",
         "run untrusted code as root instead; docs/rootless.md lists the differences",
     ));
-    let note =
-        |what, missing: &MissingRequirement| Finding::note(what, &missing.what, &missing.remedy);
+    let note = |check, missing: &MissingRequirement| {
+        Finding::note(check, &missing.description, &missing.remedy)
+    };
     report(match &facts.namespaces {
         Ok(()) => Finding::ok("namespaces", "this user can create user namespaces"),
         Err(missing) => Finding::note(
             "namespaces",
-            format!("{}: gVisor and network are not available", missing.what),
+            format!(
+                "{}: gVisor and network are not available",
+                missing.description
+            ),
             &missing.remedy,
         ),
     });
@@ -188,7 +192,7 @@ fn rootless(facts: &RootlessSupport, report: &mut dyn FnMut(Finding)) {
         ) {
             (Err(missing), _) => Finding::note(
                 "uplink",
-                format!("sandboxes have no network: {}", missing.what),
+                format!("sandboxes have no network: {}", missing.description),
                 &missing.remedy,
             ),
             (Ok(_), Some(Ok(name))) => Finding::ok(
@@ -220,15 +224,15 @@ fn meminfo(key: &str) -> Option<u64> {
 fn memory() -> Finding {
     let available = meminfo("MemAvailable").unwrap_or(0);
     let total = meminfo("MemTotal").unwrap_or(0);
-    let found = format!("{} MiB available of {} MiB", available / 1024, total / 1024);
+    let description = format!("{} MiB available of {} MiB", available / 1024, total / 1024);
     if available < MIN_MEMORY_KIB {
         Finding::fail(
             "memory",
-            found,
+            description,
             "free memory: a sandbox of default size uses up to 512 MiB",
         )
     } else {
-        Finding::ok("memory", found)
+        Finding::ok("memory", description)
     }
 }
 
@@ -278,18 +282,18 @@ fn programs(host: &Result<Host, HostError>) -> Finding {
 }
 
 fn space(home: &Path) -> Finding {
-    let found = |free: u64| format!("{}: {} MiB free", home.display(), free >> 20);
+    let description = |free: u64| format!("{}: {} MiB free", home.display(), free >> 20);
     match nix::sys::statvfs::statvfs(home) {
         Ok(s) => {
             let free = s.blocks_available() * s.fragment_size();
             if free < MIN_SPACE_BYTES {
                 Finding::fail(
                     "data",
-                    found(free),
+                    description(free),
                     "free disk space, or set JIFFY_HOME to another directory",
                 )
             } else {
-                Finding::ok("data", found(free))
+                Finding::ok("data", description(free))
             }
         }
         Err(e) => Finding::fail(
@@ -342,15 +346,15 @@ fn reflink(home: &Path) -> Finding {
 /// Reports the memory policy of restores and the reason for it.
 fn restores(home: &Home) -> Finding {
     let policy = PolicyInForce::find(home.path(), &HostFingerprint::here());
-    let found = format!(
+    let description = format!(
         "memory of restored sandboxes: {} ({})",
         policy.policy, policy.why
     );
     match policy.why {
-        PolicyReason::Measured(_) => Finding::ok("restores", found),
+        PolicyReason::Measured(_) => Finding::ok("restores", description),
         _ => Finding::note(
             "restores",
-            found,
+            description,
             "optional: run `jiffy doctor --measure` to find the best policy for this host",
         ),
     }

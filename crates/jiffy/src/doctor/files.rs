@@ -83,17 +83,17 @@ fn path_list(paths: &[PathBuf]) -> String {
 
 /// Returns a failure if `paths`, the paths that fail a check, is not empty.
 fn finding(
-    what: &'static str,
+    check: &'static str,
     ok: &str,
     problem: &str,
     remedy: &str,
     paths: &[PathBuf],
 ) -> Finding {
     if paths.is_empty() {
-        Finding::ok(what, ok)
+        Finding::ok(check, ok)
     } else {
         Finding::fail(
-            what,
+            check,
             format!("{problem}: {}", path_list(paths)),
             format!("{remedy} {}", path_list(paths)),
         )
@@ -209,7 +209,7 @@ mod tests {
     fn failed(home: &Path) -> Vec<&'static str> {
         let failed = findings(home).into_iter();
         let failed = failed.filter(|finding| finding.status == Status::Fail);
-        failed.map(|finding| finding.what).collect()
+        failed.map(|finding| finding.check).collect()
     }
 
     #[test]
@@ -227,13 +227,13 @@ mod tests {
         let home = home();
         set(home.path(), 0o755);
         let all = findings(home.path());
-        assert_eq!((all[0].status, all[0].what), (Status::Fail, "data"));
-        assert!(all[0].found.contains("755"), "{}", all[0].found);
+        assert_eq!((all[0].status, all[0].check), (Status::Fail, "data"));
+        assert!(all[0].description.contains("755"), "{}", all[0].description);
     }
 
     #[test]
     fn every_secret_socket_and_directory_that_others_may_use_is_named_with_its_remedy() {
-        for (name, before, mode, what) in [
+        for (name, before, mode, check) in [
             ("keys.db", 0o600, 0o640, "secrets"),
             ("keys.db-wal", 0o600, 0o604, "secrets"),
             ("api-key", 0o600, 0o644, "secrets"),
@@ -248,9 +248,9 @@ mod tests {
             let home = home();
             let path = home.path().join(name);
             set(&path, mode);
-            assert_eq!(failed(home.path()), [what], "{name}");
+            assert_eq!(failed(home.path()), [check], "{name}");
             let all = findings(home.path());
-            let finding = all.iter().find(|f| f.what == what).unwrap();
+            let finding = all.iter().find(|f| f.check == check).unwrap();
             let remedy = finding.remedy.clone().unwrap_or_default();
             let path_text = path.display().to_string();
             assert!(
@@ -269,6 +269,10 @@ mod tests {
         assert_eq!(owners(home.path(), owner).status, Status::Ok);
         let finding = owners(home.path(), owner + 1);
         assert_eq!(finding.status, Status::Fail);
-        assert!(finding.found.contains("more"), "{}", finding.found);
+        assert!(
+            finding.description.contains("more"),
+            "{}",
+            finding.description
+        );
     }
 }

@@ -35,7 +35,7 @@ pub fn boot(report: &mut dyn FnMut(Finding)) {
         }
         let result = runtime().and_then(|rt| rt.block_on(boot_on(engine, &host)));
         report(match result {
-            Ok(found) => Finding::ok(CHECK_NAME, format!("{engine}: {found}")),
+            Ok(description) => Finding::ok(CHECK_NAME, format!("{engine}: {description}")),
             Err(e) if engine == default => Finding::fail(
                 CHECK_NAME,
                 format!("{engine}: {e:#}"),

@@ -54,11 +54,11 @@ fn setting(root: &Path, name: &str) -> Option<String> {
 
 /// Checks the size of the connection tracking table, which the host and all sandboxes share.
 pub fn connections(root: &Path) -> Finding {
-    let what = "connections";
+    let check = "connections";
     let number = |name: &str| setting(root, name)?.parse::<u64>().ok();
     let Some(maximum) = number("net/netfilter/nf_conntrack_max") else {
         return Finding::note(
-            what,
+            check,
             "the kernel does not report the size of its connection tracking table",
             "no action needed: the size is known after the first sandbox with a network is created",
         );
@@ -72,7 +72,7 @@ pub fn connections(root: &Path) -> Finding {
     let required = (sandboxes * SANDBOX_CONNECTIONS).div_ceil(3) * 4;
     if maximum == 0 || maximum >= required {
         return Finding::ok(
-            what,
+            check,
             format!(
                 "the table fits {sandboxes} sandboxes with {SANDBOX_CONNECTIONS} connections each"
             ),
@@ -81,7 +81,7 @@ pub fn connections(root: &Path) -> Finding {
     let full = maximum / 4 * 3 / SANDBOX_CONNECTIONS;
     let each = (maximum / 4 * 3 / sandboxes).max(16);
     Finding::note(
-        what,
+        check,
         format!(
             "the table has {maximum} entries: when {full} of the {sandboxes} sandboxes that fit this host use \
              all {SANDBOX_CONNECTIONS} connections, new connections are throttled"
@@ -97,7 +97,7 @@ pub fn connections(root: &Path) -> Finding {
 /// Checks the mount with network namespaces. Mounts in it must not propagate to other mount
 /// namespaces, which would prevent their removal.
 pub fn namespaces(root: &Path) -> Finding {
-    let what = "namespaces";
+    let check = "namespaces";
     let mounts = read(root, "proc/self/mountinfo").unwrap_or_default();
     // Fields before the dash: numbers, device, root, mount point, options and propagation tags
     // (proc(5)).
@@ -106,7 +106,7 @@ pub fn namespaces(root: &Path) -> Finding {
         .rfind(|line| line.split(' ').nth(4) == Some(NAMESPACE_MOUNT));
     let Some(mount) = mount else {
         return Finding::ok(
-            what,
+            check,
             format!("{NAMESPACE_MOUNT} is not mounted before the first sandbox starts"),
         );
     };
@@ -118,12 +118,12 @@ pub fn namespaces(root: &Path) -> Finding {
         .any(|tag| tag.starts_with("shared:") || tag.starts_with("master:"));
     if unbindable && !shared {
         return Finding::ok(
-            what,
+            check,
             format!("{NAMESPACE_MOUNT} is not shared with other mount namespaces"),
         );
     }
     Finding::note(
-        what,
+        check,
         format!(
             "{NAMESPACE_MOUNT} is shared with other mount namespaces, which can keep network namespaces of removed sandboxes alive"
         ),
@@ -133,10 +133,10 @@ pub fn namespaces(root: &Path) -> Finding {
 
 /// Checks the privileges of unprivileged users of this host, and thus of escaped code.
 pub fn users(root: &Path) -> Finding {
-    let what = "kernel";
+    let check = "kernel";
     if setting(root, "user/max_user_namespaces").as_deref() == Some("0") {
         return Finding::fail(
-            what,
+            check,
             "user namespaces are disabled; the jails of VMMs and gVisor need them",
             "run `sysctl -w user.max_user_namespaces=16384`",
         );
@@ -150,10 +150,10 @@ pub fn users(root: &Path) -> Finding {
         });
     let (remedies, problems): (Vec<String>, Vec<&str>) = open.unzip();
     if problems.is_empty() {
-        Finding::ok(what, "hardening settings for unprivileged users are set")
+        Finding::ok(check, "hardening settings for unprivileged users are set")
     } else {
         Finding::note(
-            what,
+            check,
             problems.join("; "),
             format!(
                 "unless other programs of this host need these features, run: sysctl -w {}",
@@ -190,9 +190,9 @@ mod tests {
         let small = with("65536\n");
         assert_eq!(small.status, Status::Note);
         assert!(
-            small.found.contains("when 12 of the 256"),
+            small.description.contains("when 12 of the 256"),
             "{}",
-            small.found
+            small.description
         );
         let remedy = small.remedy.unwrap();
         assert!(remedy.contains("nf_conntrack_max=1398104"), "{remedy}");

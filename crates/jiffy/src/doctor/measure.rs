@@ -45,9 +45,9 @@ def read(value):
 def write(value):
     for at in range(0, SIZE, PAGE): fresh[at] = value
 def timed(work, value):
-    began = time.perf_counter_ns()
+    start = time.perf_counter_ns()
     work(value)
-    return time.perf_counter_ns() - began
+    return time.perf_counter_ns() - start
 def first_touch(work):
     first = timed(work, 1)
     return (first - timed(work, 2)) / 1000 / (SIZE // PAGE)

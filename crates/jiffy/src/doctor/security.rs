@@ -246,8 +246,8 @@ mod tests {
             assert_eq!(finding.status, Status::Note, "{finding:?}");
             assert!(finding.remedy.is_some(), "{finding:?}");
         }
-        assert_eq!(mitigations(root).found, "vulnerable: mds");
-        assert!(swap(root).found.starts_with("/dev/sda2:"));
+        assert_eq!(mitigations(root).description, "vulnerable: mds");
+        assert!(swap(root).description.starts_with("/dev/sda2:"));
     }
 
     #[test]

@@ -70,8 +70,8 @@ impl NetworkRemover {
             .spawn()?;
         let mut stdin = child.stdin.take();
         if let Some(stdin) = &mut stdin {
-            // The directory is not an argument, because the network is claimed by processes whose
-            // command line contains it.
+            // The directory is not an argument, so that the command line of the helper does not look
+            // like the command line of a process with guests.
             stdin.write_all(directory.as_os_str().as_bytes())?;
         }
         Ok(Self { _stdin: stdin })

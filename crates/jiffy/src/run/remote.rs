@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::time::Duration;
 
-/// Timeout of the sandbox in seconds until its lease starts. The lease disables the timeout.
+/// Timeout of the sandbox in seconds until its lease starts. The lease extends the timeout.
 const UNLEASED_TIMEOUT_S: u32 = 60;
 /// Timeout for the response to an abandoned create, which has the id of the sandbox to remove.
 const ABANDONED_CREATE_TIMEOUT: Duration = Duration::from_secs(10);

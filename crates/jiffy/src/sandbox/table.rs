@@ -69,8 +69,8 @@ pub fn age(since_ms: u64) -> String {
 /// Formats the time until a moment in milliseconds since 1970.
 pub fn time_left(moment_ms: u64) -> String {
     let now = i64::try_from(now_ms()).unwrap_or(i64::MAX);
-    let left = i64::try_from(moment_ms).unwrap_or(i64::MAX) - now;
-    match u64::try_from(left / 1000) {
+    let remaining = i64::try_from(moment_ms).unwrap_or(i64::MAX) - now;
+    match u64::try_from(remaining / 1000) {
         Ok(s) if s > 0 => format!("in {}", duration_text(s)),
         _ => "now".to_owned(),
     }

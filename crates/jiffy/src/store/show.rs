@@ -58,13 +58,13 @@ pub fn verified(verified: &[OfTenant<Verified>], is_complete: bool, traffic: &Tr
         for snapshot in &report.damaged {
             chunks("damaged ", snapshot);
         }
-        for snapshot in result.left.iter().flatten() {
+        for snapshot in result.unrepaired.iter().flatten() {
             chunks("not repaired", snapshot);
         }
         let count = |snapshot: &DamagedSnapshot| snapshot.chunks.len();
         let damaged: usize = report.damaged.iter().map(count).sum();
-        let unrepaired: usize = result.left.iter().flatten().map(count).sum();
-        if result.left.is_some() && !report.damaged.is_empty() {
+        let unrepaired: usize = result.unrepaired.iter().flatten().map(count).sum();
+        if result.unrepaired.is_some() && !report.damaged.is_empty() {
             outln!(
                 "repaired {} of {damaged} damaged chunks",
                 damaged.saturating_sub(unrepaired)

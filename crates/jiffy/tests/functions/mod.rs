@@ -93,9 +93,12 @@ impl FunctionDaemon {
 
 fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let nested = entries.flat_map(|entry| match entry.file_type().unwrap().is_dir() {
-        true => files(&entry.path()),
-        false => vec![entry.path()],
+    let nested = entries.flat_map(|entry| {
+        if entry.file_type().unwrap().is_dir() {
+            files(&entry.path())
+        } else {
+            vec![entry.path()]
+        }
     });
     nested.collect()
 }
@@ -163,7 +166,7 @@ fn commands_and_versions(daemon: &FunctionDaemon) {
     remote.ok(&["function", "rollback", "hello"]);
     assert_eq!(remote.ok(&["function", "invoke", "hello"]), "hello 5");
     let gone = remote.call(&["function", "rollback", "hello", "1"]);
-    assert!(gone.stderr.contains("does not exist any more"), "{gone:?}");
+    assert!(gone.stderr.contains("no longer exists"), "{gone:?}");
 
     remote.ok(&["function", "disable", "hello"]);
     let refused = daemon

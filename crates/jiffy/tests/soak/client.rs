@@ -185,12 +185,13 @@ pub fn remove_snapshot(soak: &SoakModel, snapshot: &Arc<Snapshot>) -> Result<(),
         all.push(snapshot.clone());
         return Ok(());
     }
-    match reply.is_done() || soak.killed_since(before) {
-        true => Ok(()),
-        false => Err(format!(
+    if reply.is_done() || soak.killed_since(before) {
+        Ok(())
+    } else {
+        Err(format!(
             "removal of snapshot {}: {}",
             snapshot.id,
             reply.short()
-        )),
+        ))
     }
 }

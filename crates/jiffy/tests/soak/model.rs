@@ -290,11 +290,12 @@ impl SoakModel {
     }
 
     fn permit(&self, state: State, permitted: &[State], cause: &str) -> Result<(), String> {
-        match permitted.contains(&state) {
-            true => Ok(()),
-            false => Err(format!(
+        if permitted.contains(&state) {
+            Ok(())
+        } else {
+            Err(format!(
                 "it is {state:?} ({cause}), and may be {permitted:?} only"
-            )),
+            ))
         }
     }
 

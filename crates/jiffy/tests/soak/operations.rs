@@ -43,9 +43,10 @@ impl LockedSandbox<'_> {
     ) -> Result<(), String> {
         let killed = self.soak.killed_since(before);
         let was = self.model.state;
-        match killed {
-            true => self.settle(permitted)?,
-            false => self.settle(&[was])?,
+        if killed {
+            self.settle(permitted)?
+        } else {
+            self.settle(&[was])?
         }
         if killed || reply.is_no_room() || self.model.state == State::Broken {
             return Ok(());
@@ -122,9 +123,10 @@ impl LockedSandbox<'_> {
     pub fn wrote(&mut self, number: u64, reply: &Reply) {
         self.soak.count("write", reply.is_done());
         self.note(&format!("write {number}"), reply);
-        match reply.is_done() {
-            true => self.model.numbers = Numbers::from([number]),
-            false => drop(self.model.numbers.insert(number)),
+        if reply.is_done() {
+            self.model.numbers = Numbers::from([number])
+        } else {
+            drop(self.model.numbers.insert(number))
         }
     }
 
@@ -132,9 +134,10 @@ impl LockedSandbox<'_> {
         let (before, number) = (self.soak.kill_count(), self.soak.number());
         let reply = self.write_of(number);
         self.wrote(number, &reply);
-        match reply.is_done() {
-            true => Ok(()),
-            false => self.judge(before, "write", &reply, &[State::Running]),
+        if reply.is_done() {
+            Ok(())
+        } else {
+            self.judge(before, "write", &reply, &[State::Running])
         }
     }
 
@@ -166,9 +169,10 @@ impl LockedSandbox<'_> {
         }
         self.took(&name, &reply, numbers)?;
         let was = self.model.state;
-        match reply.is_done() {
-            true => Ok(()),
-            false => self.judge(before, "snapshot", &reply, &[was]),
+        if reply.is_done() {
+            Ok(())
+        } else {
+            self.judge(before, "snapshot", &reply, &[was])
         }
     }
 
@@ -244,12 +248,11 @@ impl LockedSandbox<'_> {
         let reply = self.soak.post(self.sandbox, "pause", &Value::Null);
         self.soak.count("pause", reply.is_done());
         self.note("pause", &reply);
-        match reply.is_done() {
-            true => {
-                self.model.state = State::Paused;
-                Ok(())
-            }
-            false => self.judge(before, "pause", &reply, &[State::Running, State::Paused]),
+        if reply.is_done() {
+            self.model.state = State::Paused;
+            Ok(())
+        } else {
+            self.judge(before, "pause", &reply, &[State::Running, State::Paused])
         }
     }
 
@@ -261,13 +264,12 @@ impl LockedSandbox<'_> {
         self.soak.count("wake", reply.is_done());
         self.note(call, &reply);
         self.model.spawned = (began, Instant::now());
-        match reply.is_done() {
-            true => {
-                self.model.state = State::Running;
-                self.model.mended = hits;
-                Ok(())
-            }
-            false => self.judge(before, call, &reply, &[State::Running, State::Paused]),
+        if reply.is_done() {
+            self.model.state = State::Running;
+            self.model.mended = hits;
+            Ok(())
+        } else {
+            self.judge(before, call, &reply, &[State::Running, State::Paused])
         }
     }
 
@@ -300,9 +302,10 @@ impl LockedSandbox<'_> {
                 || reply.is_no_room()
                 || self.model.state == State::Broken
                 || self.soak.excuse(self.sandbox, self.model);
-            return match known {
-                true => self.give_time(),
-                false => Err(format!("connect: {}", reply.short())),
+            return if known {
+                self.give_time()
+            } else {
+                Err(format!("connect: {}", reply.short()))
             };
         }
         if self.model.state == State::Paused {

@@ -104,13 +104,12 @@ impl LockedSandbox<'_> {
         self.wrote(number, &wrote);
         self.note(&format!("rollback {}", snapshot.id), &put_back);
         self.model.spawned = (began, Instant::now());
-        match put_back.is_done() {
-            true => {
-                self.model.mended = hits;
-                self.model.numbers.clone_from(&snapshot.numbers);
-                self.model.numbers.insert(number);
-            }
-            false => self.model.numbers.extend(&snapshot.numbers),
+        if put_back.is_done() {
+            self.model.mended = hits;
+            self.model.numbers.clone_from(&snapshot.numbers);
+            self.model.numbers.insert(number);
+        } else {
+            self.model.numbers.extend(&snapshot.numbers)
         }
         if self.soak.killed_since(before) {
             let was = self.model.state;

@@ -84,9 +84,10 @@ pub fn from_snapshot(
     let killed = soak.killed_since(before);
     let removed = snapshot.removed.load(SeqCst) && matches!(reply, Reply::Answered(404, _));
     let Some(id) = adopted(soak, &reply, &tag)? else {
-        return match removed {
-            true => Ok(None),
-            false => refusal(&reply, killed).map(|()| None),
+        return if removed {
+            Ok(None)
+        } else {
+            refusal(&reply, killed).map(|()| None)
         };
     };
     let sandbox = Sandbox::new(&id, snapshot.family, snapshot.numbers.clone(), began);
@@ -111,9 +112,10 @@ fn adopted(soak: &SoakModel, reply: &Reply, tag: &str) -> Result<Option<String>,
 }
 
 fn refusal(reply: &Reply, killed: bool) -> Result<(), String> {
-    match killed || reply.is_no_room() {
-        true => Ok(()),
-        false => Err(format!("create: {}", reply.short())),
+    if killed || reply.is_no_room() {
+        Ok(())
+    } else {
+        Err(format!("create: {}", reply.short()))
     }
 }
 
@@ -126,9 +128,10 @@ impl LockedSandbox<'_> {
         let numbers = self.model.numbers.clone();
         self.forked(began, &reply, &numbers, self.soak.killed_since(before))?;
         let was = self.model.state;
-        match reply.is_done() {
-            true => Ok(()),
-            false => self.judge(before, "fork", &reply, &[was]),
+        if reply.is_done() {
+            Ok(())
+        } else {
+            self.judge(before, "fork", &reply, &[was])
         }
     }
 

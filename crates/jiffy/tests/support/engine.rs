@@ -26,9 +26,10 @@ pub fn is_gvisor() -> bool {
 
 /// Returns the reason why sandboxes are not possible here, or `None`.
 pub fn missing() -> Option<String> {
-    match is_gvisor() {
-        true => missing_gvisor(),
-        false => Some(jiffy_microvm_engine::host_kvm::open().err()?.to_string()),
+    if is_gvisor() {
+        missing_gvisor()
+    } else {
+        Some(jiffy_microvm_engine::host_kvm::open().err()?.to_string())
     }
 }
 

@@ -82,8 +82,9 @@ fn mount_file(test_home: &Path, at: &Path, size: &str) -> Result<(), String> {
         .args([test_home, at])
         .output();
     let done = done.map_err(|e| e.to_string())?;
-    match done.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
+    if done.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&done.stderr).into_owned())
     }
 }

@@ -86,10 +86,10 @@ impl TestStore {
 fn collect(dir: &Path, part: &str, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
-        match path.is_dir() {
-            true => collect(&path, part, found),
-            false if path.to_str().unwrap().contains(part) => found.push(path),
-            false => {}
+        if path.is_dir() {
+            collect(&path, part, found);
+        } else if path.to_str().unwrap().contains(part) {
+            found.push(path);
         }
     }
 }
@@ -97,8 +97,9 @@ fn collect(dir: &Path, part: &str, found: &mut Vec<PathBuf>) {
 /// Directory of a snapshot.
 pub fn directory(home: &TestHome, id: &str) -> PathBuf {
     let microvm = home.dir.path().join("snapshots").join(id);
-    match microvm.exists() {
-        true => microvm,
-        false => home.dir.path().join("gvisor").join(id),
+    if microvm.exists() {
+        microvm
+    } else {
+        home.dir.path().join("gvisor").join(id)
     }
 }

@@ -224,14 +224,15 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
         let pages = private.pages("app");
         let alices = move |request: &Request, stream: &mut dyn Write| {
             // alice:secret
-            match request.head.contains("Basic YWxpY2U6c2VjcmV0") {
-                true => page(&pages, request, stream),
-                false => send(
+            if request.head.contains("Basic YWxpY2U6c2VjcmV0") {
+                page(&pages, request, stream)
+            } else {
+                send(
                     stream,
                     "401 Unauthorized",
                     "WWW-Authenticate: Basic realm=\"a\"\r\n",
                     b"",
-                ),
+                )
             }
         };
         public(lab, 5000, alices);
@@ -352,9 +353,10 @@ fn mallorys(private: &Image) -> impl Fn(&Request, &mut dyn Write) + Send + Sync 
 }
 
 fn private_length(path: &str, named: &Image) -> usize {
-    match path == named.layer_path("named") {
-        true => named.layer.len(),
-        false => 0,
+    if path == named.layer_path("named") {
+        named.layer.len()
+    } else {
+        0
     }
 }
 

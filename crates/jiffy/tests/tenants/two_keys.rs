@@ -74,9 +74,10 @@ impl TwoKeys {
     pub fn http(&self, key: &str, method: &str, path: &str, body: &Value) -> (u16, Value) {
         let header = format!("X-API-KEY: {key}\r\n");
         let (status, text) = self.raw(method, path, &header, body);
-        let value = match text.is_empty() {
-            true => Value::Null,
-            false => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+        let value = if text.is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_str(&text).unwrap_or(Value::String(text))
         };
         (status, value)
     }
