@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 /// Missing requirement and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingRequirement {
-    /// Missing requirement.
-    pub what: String,
+    /// Description of the missing requirement.
+    pub description: String,
     /// Remedy.
     pub remedy: String,
 }
@@ -33,8 +33,8 @@ impl RootlessSupport {
         let uid = Uid::effective();
         Self {
             namespaces: namespaces(),
-            ranges: subordinate_ids::for_user(uid).map(drop).map_err(|what| MissingRequirement {
-                what: format!("sandboxes cannot run as separate users: {what}"),
+            ranges: subordinate_ids::for_user(uid).map(drop).map_err(|description| MissingRequirement {
+                description: format!("sandboxes cannot run as separate users: {description}"),
                 remedy: format!(
                     "run as root: `apt-get install uidmap`, and `usermod --add-subuids 100000-165535 \
                      --add-subgids 100000-165535` for uid {uid}"
@@ -42,14 +42,14 @@ impl RootlessSupport {
             }),
             uplink: Uplink::find()
                 .map(|uplink| uplink.name())
-                .map_err(|what| MissingRequirement {
-                    remedy: if what.starts_with("/dev/net/tun") {
+                .map_err(|description| MissingRequirement {
+                    remedy: if description.starts_with("/dev/net/tun") {
                         "run as root: `modprobe tun`, and `chmod 666 /dev/net/tun`"
                     } else {
                         "run as root: `apt-get install passt nftables iproute2`"
                     }
                     .to_owned(),
-                    what,
+                    description,
                 }),
         }
     }
@@ -75,17 +75,17 @@ fn namespaces() -> Result<(), MissingRequirement> {
     };
     if crate::is_chroot() {
         return Err(MissingRequirement {
-            what: "user namespaces are not permitted in a chroot".to_owned(),
+            description: "user namespaces are not permitted in a chroot".to_owned(),
             remedy: crate::CHROOT_REMEDY.to_owned(),
         });
     }
-    let (what, remedy) = userns_obstacle(
+    let (description, remedy) = userns_obstacle(
         &read("user/max_user_namespaces"),
         &read("kernel/unprivileged_userns_clone"),
         &read("kernel/apparmor_restrict_unprivileged_userns"),
     );
     Err(MissingRequirement {
-        what: what.to_owned(),
+        description: description.to_owned(),
         remedy: remedy.to_owned(),
     })
 }
@@ -152,8 +152,11 @@ mod tests {
             (("100", "", "1"), "apparmor_restrict"),
             (("100", "1", "0"), "container"),
         ] {
-            let (what, remedy) = userns_obstacle(sysctls.0, sysctls.1, sysctls.2);
-            assert!(remedy.contains(expected) && !what.is_empty(), "{remedy}");
+            let (description, remedy) = userns_obstacle(sysctls.0, sysctls.1, sysctls.2);
+            assert!(
+                remedy.contains(expected) && !description.is_empty(),
+                "{remedy}"
+            );
         }
     }
 }
