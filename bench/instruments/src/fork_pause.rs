@@ -100,9 +100,10 @@ pub async fn pause(
                 let daemon = daemon.clone();
                 async move {
                     timed(async {
-                        match wake {
-                            true => daemon.resume(&id).await,
-                            false => daemon.pause(&id).await,
+                        if wake {
+                            daemon.resume(&id).await
+                        } else {
+                            daemon.pause(&id).await
                         }
                     })
                     .await

@@ -52,9 +52,10 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     if let Some(path) = &cli.out {
         std::fs::write(path, &json).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    match cli.json {
-        true => println!("{json}"),
-        false => report.print(),
+    if cli.json {
+        println!("{json}")
+    } else {
+        report.print()
     }
     Ok(())
 }
