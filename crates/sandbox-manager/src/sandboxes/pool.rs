@@ -306,4 +306,9 @@ impl WarmPool<'_> {
             this.0.pool.end_refill(&fingerprint);
         });
     }
+
+    /// Returns the count of restored sandboxes in the warm pool.
+    pub fn waiting(self) -> usize {
+        self.0.pool.len()
+    }
 }

@@ -22,8 +22,8 @@ impl Sandboxes {
 }
 
 impl SandboxIndex<'_> {
-    /// Returns the first `limit` sandboxes that match. Checks no more than necessary, or all running
-    /// ones, and copies only the result.
+    /// Returns the first `limit` sandboxes that match. Checks no more than necessary, or all
+    /// running ones, and copies only the result.
     pub fn in_order(
         self,
         listed: ListedSandboxes<'_>,

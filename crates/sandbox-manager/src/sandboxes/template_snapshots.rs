@@ -1,5 +1,7 @@
 //! Templates as snapshots: booted once, and restored from then on.
 
+mod retirement;
+
 use super::create::GuestOrigin;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
 use crate::quota::QuotaPermit;

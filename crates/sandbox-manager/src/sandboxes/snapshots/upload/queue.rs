@@ -17,7 +17,7 @@ const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Uploads of a host.
-pub(in super::super) struct Uploads {
+pub(in crate::sandboxes) struct Uploads {
     /// None: snapshots stay on this host.
     pub remote: Option<Arc<RemoteStore>>,
     /// Tells the templates whose snapshots all tenants share.
@@ -38,7 +38,7 @@ pub(in super::super) struct Uploads {
 
 /// Counters since the start.
 #[derive(Default)]
-pub(in super::super) struct UploadCounters {
+pub(in crate::sandboxes) struct UploadCounters {
     pub uploads: AtomicU64,
     pub failures: AtomicU64,
     pub chunks: AtomicU64,

@@ -3,8 +3,8 @@
 //! that an earlier daemon left: it compares its size with the disk, as a merge may have changed it
 //! before the journal heard of it, and writes checksums that are missing.
 
-use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
 use crate::START_DELAY;
+use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
 use jiffy_engine_api::{EngineError, VerifiedSnapshot};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -26,10 +26,10 @@ const IOPRIO_PROCESS: libc::c_int = 1;
 const IOPRIO_LAST: libc::c_int = (2 << 13) | 7;
 
 /// The way to the caretaker's thread, which ends with the sandboxes.
-pub(super) struct SnapshotUpkeep(Mutex<Sender<String>>);
+pub(in crate::sandboxes) struct SnapshotUpkeep(Mutex<Sender<String>>);
 
 /// The other end, until the thread has begun.
-pub(super) type UpkeepQueue = Receiver<String>;
+pub(in crate::sandboxes) type UpkeepQueue = Receiver<String>;
 
 impl SnapshotUpkeep {
     pub fn new() -> (Self, UpkeepQueue) {
@@ -45,7 +45,11 @@ impl SnapshotUpkeep {
 }
 
 /// Begins the thread. `tend` is the time between two rounds to the warm pool's snapshots.
-pub(super) fn begin(inner: Weak<SandboxesInner>, orders: UpkeepQueue, tend: Duration) {
+pub(in crate::sandboxes) fn begin(
+    inner: Weak<SandboxesInner>,
+    orders: UpkeepQueue,
+    tend: Duration,
+) {
     let work = move || serve(&inner, &orders, tend);
     let thread = std::thread::Builder::new().name("caretaker".to_owned());
     if let Err(e) = thread.spawn(work) {

@@ -4,10 +4,10 @@
 //! them. A daemon that ends meanwhile leaves the work to the process that holds the memory and to
 //! the next daemon.
 
-use super::entry::SandboxEntry;
-use super::take_snapshot::descended;
-use super::{FetchScope, OperationError, Sandboxes, SandboxesInner, Snapshots};
 use crate::journal::JournalChange;
+use crate::sandboxes::entry::SandboxEntry;
+use crate::sandboxes::take_snapshot::descended;
+use crate::sandboxes::{FetchScope, OperationError, Sandboxes, SandboxesInner, Snapshots};
 use crate::snapshot::Snapshot;
 use jiffy_engine_api::Guest;
 use parking_lot::Mutex;
@@ -19,11 +19,11 @@ use tokio::sync::{oneshot, watch};
 const MAX_LOST: usize = 1000;
 
 /// Is told of a snapshot that is captured.
-pub(super) type Acknowledgement = oneshot::Sender<Snapshot>;
+pub(in crate::sandboxes) type Acknowledgement = oneshot::Sender<Snapshot>;
 
 /// Captured snapshots of a host that are being stored, and the latest that were lost.
 #[derive(Default)]
-pub(super) struct Captures {
+pub(in crate::sandboxes) struct Captures {
     /// Closed when the snapshot is stored or lost.
     under_way: Mutex<HashMap<String, watch::Receiver<()>>>,
     lost: Mutex<VecDeque<LostCapture>>,
@@ -35,7 +35,7 @@ struct LostCapture {
 }
 
 /// Guard: the snapshot is being stored.
-pub(super) struct StoringGuard {
+pub(in crate::sandboxes) struct StoringGuard {
     inner: Arc<SandboxesInner>,
     id: String,
     _storing: watch::Sender<()>,
@@ -50,7 +50,7 @@ impl Drop for StoringGuard {
 impl Snapshots<'_> {
     /// Waits until the engine has captured `draft`, writes that down and tells it; none: it is not
     /// captured, or that cannot be written down.
-    pub(super) async fn acknowledge(
+    pub(in crate::sandboxes) async fn acknowledge(
         self,
         draft: &Snapshot,
         frozen: oneshot::Receiver<u64>,
@@ -87,7 +87,7 @@ impl Snapshots<'_> {
     }
 
     /// The snapshot `id` once it is stored.
-    pub(super) async fn stored(self, id: &str) -> Result<Snapshot, OperationError> {
+    pub(in crate::sandboxes) async fn stored(self, id: &str) -> Result<Snapshot, OperationError> {
         let storing = self.0.captures.under_way.lock().get(id).cloned();
         if let Some(mut storing) = storing {
             // Nothing is ever sent: it ends when the sender is gone.
@@ -105,7 +105,7 @@ impl Snapshots<'_> {
     }
 
     /// Takes a captured snapshot that could not be stored out of all records.
-    pub(super) fn lose(self, record: &Snapshot, reason: &str) {
+    pub(in crate::sandboxes) fn lose(self, record: &Snapshot, reason: &str) {
         tracing::error!(id = record.id, "a captured snapshot is lost: {reason}");
         // First, so that whoever misses it finds the reason.
         let mut lost = self.0.captures.lost.lock();
@@ -145,7 +145,7 @@ impl Snapshots<'_> {
 impl Sandboxes {
     /// Completes, behind this call, the captured snapshot `record` with which the guest of `entry`
     /// was adopted. Nothing else begins with the sandbox before that.
-    pub(super) async fn finish_captured(
+    pub(in crate::sandboxes) async fn finish_captured(
         &self,
         entry: Arc<SandboxEntry>,
         guest: Arc<dyn Guest>,
@@ -181,7 +181,7 @@ impl Sandboxes {
     }
 
     /// Removes the files of a captured snapshot whose guest is lost. Blocks.
-    pub(super) fn discard_captured(&self, record: &Snapshot) {
+    pub(in crate::sandboxes) fn discard_captured(&self, record: &Snapshot) {
         match self.0.engines.snapshot_files(&record.engine) {
             Ok(files) => files.discard_captured(&record.id),
             Err(e) => tracing::warn!(id = record.id, "cannot discard a captured snapshot: {e}"),
