@@ -170,15 +170,15 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The template that an image becomes. Where the registry does not answer, what it became before
-/// will do.
+/// Returns the template of an image, which is imported first if necessary. Uses an earlier import
+/// if the registry does not respond.
 pub async fn template_of_image(
     client: &Client,
     image: &str,
     quiet: bool,
 ) -> anyhow::Result<String> {
     let name = image_on_demand(image);
-    let made = template::build::template_of_image(client, &name, image, quiet).await;
+    let made = template::build::build_from_image(client, &name, image, quiet).await;
     let Err(e) = made else { return Ok(name) };
     if e.is::<template::build::Interrupted>() {
         return Err(e);

@@ -224,11 +224,15 @@ impl Sandboxes {
         this.adopt(recovered.orphans, recovered.storing).await?;
         this.0.gc.remove_files(recovered.unknown);
         this.spawn_timeouts();
-        this.keep_samples(options.sample);
+        this.spawn_sampling(options.sample);
         this.spawn_gc(options.gc_interval, options.lock);
         this.begin_uploads();
-        snapshot_upkeep::begin(Arc::downgrade(&this.0), upkeep_queue, options.tend);
-        snapshot_fold::begin(Arc::downgrade(&this.0), folds, options.tend);
+        snapshot_upkeep::begin(
+            Arc::downgrade(&this.0),
+            upkeep_queue,
+            options.upkeep_interval,
+        );
+        snapshot_fold::begin(Arc::downgrade(&this.0), folds, options.upkeep_interval);
         Ok(this)
     }
 
@@ -365,7 +369,7 @@ impl Sandboxes {
             if !entry.is_guest(&guest) || entry.is_ending() {
                 return;
             }
-            entry.keep_last_words(&guest.console_tail());
+            entry.retain_console(&guest.console_tail());
             entry.replace_guest(None);
             if entry.is_ending() {
                 // The kill in flight records the final state.

@@ -110,8 +110,8 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the template `name` of an image of a registry, unless it is that already and unchanged.
-pub async fn template_of_image(
+/// Builds the template `name` from an image of a registry, unless it is up to date.
+pub async fn build_from_image(
     client: &Client,
     name: &str,
     image: &str,

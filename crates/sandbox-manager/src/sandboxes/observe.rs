@@ -51,8 +51,8 @@ pub(super) struct FigureSources {
 }
 
 impl Sandboxes {
-    /// Looks at every running sandbox again and again, for as long as the sandboxes are there.
-    pub(super) fn keep_samples(&self, every: Duration) {
+    /// Starts the task that samples the usage of running sandboxes while the sandboxes exist.
+    pub(super) fn spawn_sampling(&self, every: Duration) {
         let inner = Arc::downgrade(&self.0);
         tokio::spawn(async move {
             loop {

@@ -1,6 +1,6 @@
 //! Snapshots that this host lacks, from the store that hosts share.
 
-mod mend;
+mod repair;
 
 use crate::admission::Shortage;
 use crate::quota::{QuotaAmount, QuotaRequest};
@@ -464,7 +464,7 @@ impl Fetch {
             return Err(e.into());
         }
         if record.kept {
-            self.this.0.upkeep.seal(&record.id);
+            self.this.0.upkeep.enqueue_checksums(&record.id);
         }
         if missing.memory.is_some() {
             self.this.0.uploads.wake_readers.notify_one();

@@ -29,7 +29,7 @@ impl Snapshots<'_> {
         let unassigned = match self.restore(id, identity).await {
             // Damaged files are fetched again, once.
             Err(e) => {
-                Box::pin(self.mend_after(id, e)).await?;
+                Box::pin(self.repair_after(id, e)).await?;
                 self.restore(id, identity).await?
             }
             Ok(unassigned) => unassigned,

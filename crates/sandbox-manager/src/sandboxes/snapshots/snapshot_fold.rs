@@ -237,7 +237,7 @@ impl Snapshots<'_> {
         if folds > 0 {
             self.measure(id);
             if self.0.catalog.get(id).is_some_and(|record| record.kept) {
-                self.0.upkeep.seal(id);
+                self.0.upkeep.enqueue_checksums(id);
             }
             let ms = began.elapsed().as_millis();
             tracing::debug!(id, folds, ms, "folded removed snapshots");

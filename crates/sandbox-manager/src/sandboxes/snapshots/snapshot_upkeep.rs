@@ -1,7 +1,7 @@
-//! Background work on snapshots, one at a time: writes the checksums of those that are kept, and
-//! keeps in memory what the warm pool was restored from. Behind that it looks once at each snapshot
-//! that an earlier daemon left: it compares its size with the disk, as a merge may have changed it
-//! before the journal heard of it, and writes checksums that are missing.
+//! Background thread for snapshots. It writes the checksums of retained snapshots, and prefetches
+//! the snapshots of the warm pool. With lower priority it checks each snapshot of an earlier daemon
+//! once: it compares the recorded size with the disk, since a merge may have changed it before the
+//! journal was written, and writes missing checksums.
 
 use crate::START_DELAY;
 use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
@@ -12,12 +12,12 @@ use std::sync::Weak;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Snapshots of an earlier daemon that are looked at without a pause.
-const LOOKS: usize = 16;
-/// Pause after them, in times of how long they took, and the longest: on a busy host most of that
-/// is waiting.
-const LOOK_PAUSES: u32 = 9;
-const MAX_LOOK_PAUSE: Duration = Duration::from_millis(10);
+/// Number of snapshots of an earlier daemon that are checked without a pause.
+const CHECKS: usize = 16;
+/// Pauses last this many times as long as the checks before them, up to [`MAX_CHECK_PAUSE`]: on a
+/// busy host the checks mostly wait.
+const CHECK_PAUSE_FACTOR: u32 = 9;
+const MAX_CHECK_PAUSE: Duration = Duration::from_millis(10);
 /// Of nice(2): background work yields to everybody.
 const NICE: libc::c_int = 19;
 /// `IOPRIO_WHO_PROCESS`, and the class `IOPRIO_CLASS_BE` with the lowest of its levels
@@ -25,104 +25,104 @@ const NICE: libc::c_int = 19;
 const IOPRIO_PROCESS: libc::c_int = 1;
 const IOPRIO_LAST: libc::c_int = (2 << 13) | 7;
 
-/// The way to the caretaker's thread, which ends with the sandboxes.
+/// Sender for the thread, which exits when the sandboxes are dropped.
 pub(in crate::sandboxes) struct SnapshotUpkeep(Mutex<Sender<String>>);
 
-/// The other end, until the thread has begun.
+/// Receiver of the thread, until it is started.
 pub(in crate::sandboxes) type UpkeepQueue = Receiver<String>;
 
 impl SnapshotUpkeep {
     pub fn new() -> (Self, UpkeepQueue) {
-        let (orders, taken) = channel();
-        (Self(Mutex::new(orders)), taken)
+        let (sender, receiver) = channel();
+        (Self(Mutex::new(sender)), receiver)
     }
 
-    /// Has a snapshot sealed some time.
-    pub fn seal(&self, id: &str) {
-        // Without a caretaker there is nobody who could care.
+    /// Queues a snapshot for checksumming.
+    pub fn enqueue_checksums(&self, id: &str) {
+        // Ignore the error: the thread has exited.
         let _ = self.0.lock().send(id.to_owned());
     }
 }
 
-/// Begins the thread. `tend` is the time between two rounds to the warm pool's snapshots.
+/// Starts the thread. `interval` is the time between two prefetches for the warm pool.
 pub(in crate::sandboxes) fn begin(
     inner: Weak<SandboxesInner>,
-    orders: UpkeepQueue,
-    tend: Duration,
+    queue: UpkeepQueue,
+    interval: Duration,
 ) {
-    let work = move || serve(&inner, &orders, tend);
-    let thread = std::thread::Builder::new().name("caretaker".to_owned());
+    let work = move || serve(&inner, &queue, interval);
+    let thread = std::thread::Builder::new().name("upkeep".to_owned());
     if let Err(e) = thread.spawn(work) {
-        tracing::warn!("snapshots are not sealed, the warm pool is not tended: no thread: {e}");
+        tracing::warn!("cannot start the thread for checksums and prefetches: {e}");
     }
 }
 
-fn serve(inner: &Weak<SandboxesInner>, orders: &UpkeepQueue, tend: Duration) {
+fn serve(inner: &Weak<SandboxesInner>, queue: &UpkeepQueue, interval: Duration) {
     lower_priority();
-    let mut next = Instant::now() + tend;
-    // Position among the snapshots that were there at the start.
-    let mut looked_at = Some(String::new());
-    // Behind what the first clients ask for.
-    let mut look = Instant::now() + START_DELAY.min(tend);
+    let mut next = Instant::now() + interval;
+    // Last checked snapshot of those that existed at the start.
+    let mut checked = Some(String::new());
+    // After the first requests of clients.
+    let mut next_check = Instant::now() + START_DELAY.min(interval);
     loop {
-        let wanted = looked_at.as_ref().map_or(next, |_| next.min(look));
-        match orders.recv_timeout(wanted.saturating_duration_since(Instant::now())) {
+        let timeout = checked.as_ref().map_or(next, |_| next.min(next_check));
+        match queue.recv_timeout(timeout.saturating_duration_since(Instant::now())) {
             Ok(id) => {
-                std::thread::sleep(START_DELAY.min(tend));
+                std::thread::sleep(START_DELAY.min(interval));
                 let Some(inner) = inner.upgrade() else { return };
-                // One that was removed meanwhile is no failure.
+                // The snapshot may have been removed meanwhile.
                 if let Err(e) = inner
                     .snapshot_engines
                     .files_of(&id)
                     .and_then(|files| files.write_checksums(&id))
                 {
-                    tracing::debug!(id, "a snapshot was not sealed: {e}");
+                    tracing::debug!(id, "a snapshot has no checksums: {e}");
                 }
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        if Instant::now() >= look
-            && let Some(after) = looked_at.take()
+        if Instant::now() >= next_check
+            && let Some(after) = checked.take()
         {
             let began = Instant::now();
-            looked_at = look_at_some(inner, &after);
-            let pause = began.elapsed() * LOOK_PAUSES;
-            look = Instant::now() + pause.min(MAX_LOOK_PAUSE);
+            checked = check_some(inner, &after);
+            let pause = began.elapsed() * CHECK_PAUSE_FACTOR;
+            next_check = Instant::now() + pause.min(MAX_CHECK_PAUSE);
         }
         if Instant::now() >= next {
             let Some(inner) = inner.upgrade() else { return };
-            tend_pool(&Sandboxes(inner));
-            next = Instant::now() + tend;
+            prefetch_pool(&Sandboxes(inner));
+            next = Instant::now() + interval;
         }
     }
 }
 
-/// Looks at the snapshots behind `after`. Returns the last of them; none: there are no more.
-fn look_at_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
+/// Checks the snapshots that follow `after`. Returns the last of them. `None` if there are no more.
+fn check_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
     let inner = inner.upgrade()?;
-    let ids = inner.catalog.read().following(after, LOOKS);
+    let ids = inner.catalog.read().following(after, CHECKS);
     for id in &ids {
         Snapshots(&inner).measure(id);
         let kept = inner.catalog.read().get(id).is_some_and(|s| s.kept);
         // An earlier daemon may not have folded all that it removed.
         inner.folder.enqueue(id);
-        // Checksums that are there stay as they are.
+        // Existing checksums are not written again.
         if kept
             && let Err(e) = inner
                 .snapshot_engines
                 .files_of(id)
                 .and_then(|files| files.write_checksums(id))
         {
-            tracing::debug!(id, "a snapshot was not sealed: {e}");
+            tracing::debug!(id, "a snapshot has no checksums: {e}");
         }
     }
     ids.into_iter().next_back()
 }
 
-fn tend_pool(sandboxes: &Sandboxes) {
+fn prefetch_pool(sandboxes: &Sandboxes) {
     for id in sandboxes.0.pool.snapshots() {
-        // Held on to, or it could be removed under our hands.
+        // Pinned, so that it is not removed meanwhile.
         let Ok((snapshot, _pin)) = sandboxes.snapshots().pin(&id) else {
             continue;
         };
@@ -153,8 +153,8 @@ fn lower_priority() {
 }
 
 impl Snapshots<'_> {
-    /// Compares a snapshot, and all it needs, with their seals. Reads all of it. Those that are
-    /// damaged are fetched anew if the store has them.
+    /// Compares the files of a snapshot and of its ancestors with their checksums. Reads all of
+    /// them. Damaged snapshots are fetched again if the store has them.
     pub async fn verify(self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {
         let this = Sandboxes(self.0.clone());
         let (snapshot, pin) = self.pin_stored(id).await?;
@@ -168,38 +168,38 @@ impl Snapshots<'_> {
             if found.is_ok() && damaged.is_empty() {
                 return found;
             }
-            let mended = match snapshots.mend(&id, damaged).await {
-                Ok(mended) => mended,
+            let repaired = match snapshots.repair(&id, damaged).await {
+                Ok(repaired) => repaired,
                 Err(e) => {
-                    tracing::warn!(id, "a damaged snapshot was not fetched anew: {e}");
+                    tracing::warn!(id, "cannot fetch a damaged snapshot again: {e}");
                     return found;
                 }
             };
-            if !mended.is_empty() {
-                snapshots.seal_now(&id).await;
+            if !repaired.is_empty() {
+                snapshots.write_checksums_now(&id).await;
                 found = snapshots.verify_files(&id).await;
             }
             for one in found.iter_mut().flatten() {
-                one.mended = mended.contains_key(&one.id);
+                one.mended = repaired.contains_key(&one.id);
             }
             found
         })
         .await
     }
 
-    async fn seal_now(self, id: &str) {
+    async fn write_checksums_now(self, id: &str) {
         let (inner, id) = (self.0.clone(), id.to_owned());
-        let sealing = tokio::task::spawn_blocking(move || {
+        let writing = tokio::task::spawn_blocking(move || {
             if let Err(e) = inner
                 .snapshot_engines
                 .files_of(&id)
                 .and_then(|files| files.write_checksums(&id))
             {
-                tracing::warn!(id, "a snapshot that was fetched anew was not sealed: {e}");
+                tracing::warn!(id, "a repaired snapshot has no checksums: {e}");
             }
         });
-        // One that is lost leaves it without a seal, which its verification tells.
-        let _ = sealing.await;
+        // Ignore a lost task: the verification reports missing checksums.
+        let _ = writing.await;
     }
 
     async fn verify_files(self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {

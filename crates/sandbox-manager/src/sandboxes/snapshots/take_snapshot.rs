@@ -132,7 +132,7 @@ impl Sandboxes {
             let retractions = copies.iter().cloned().map(JournalChange::Retraction);
             change.commit(snapshot.clone(), retractions.collect())?;
             drop(change);
-            self.0.upkeep.seal(&snapshot.id);
+            self.0.upkeep.enqueue_checksums(&snapshot.id);
             self.0.uploads.retract(copies);
             self.snapshots().upload(&snapshot);
         }
@@ -267,7 +267,7 @@ impl Snapshots<'_> {
         change.commit_write_behind(snapshot.clone(), more);
         drop(change);
         if snapshot.kept {
-            self.0.upkeep.seal(&snapshot.id);
+            self.0.upkeep.enqueue_checksums(&snapshot.id);
         }
         self.upload(&snapshot);
         snapshot

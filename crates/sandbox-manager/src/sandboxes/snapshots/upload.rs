@@ -83,8 +83,8 @@ impl Sandboxes {
         let help = "Uploads that ended, by outcome; failed ones are tried again";
         now.count_each("store_uploads", help, "outcome", outcomes);
         let outcomes = [
-            ("ok", of(&counters.mended)),
-            ("failed", of(&counters.not_mended)),
+            ("ok", of(&counters.repaired)),
+            ("failed", of(&counters.failed_repairs)),
         ];
         let help = "Damaged snapshots of this host that were to be fetched anew, by outcome";
         now.count_each("store_mended_snapshots", help, "outcome", outcomes);
@@ -239,7 +239,7 @@ impl Snapshots<'_> {
     pub(in crate::sandboxes) fn upload(self, record: &Snapshot) {
         let wanted = is_named(record) && self.store_state(record) == Some(StoreState::Local);
         if wanted {
-            self.0.uploads.want(&record.id, record.owner.as_deref());
+            self.0.uploads.enqueue(&record.id, record.owner.as_deref());
         }
     }
 
@@ -309,7 +309,7 @@ impl Snapshots<'_> {
                         reason: "its upload was cancelled".to_owned(),
                     });
                 }
-                _ => uploads.want(id, record.owner.as_deref()),
+                _ => uploads.enqueue(id, record.owner.as_deref()),
             }
             begun = true;
             // The sender is as old as the sandboxes.
