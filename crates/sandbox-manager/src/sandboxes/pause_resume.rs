@@ -29,7 +29,7 @@ impl Sandboxes {
         let draft = self
             .snapshots()
             .draft(&sandbox, &*guest, SnapshotPurpose::Pause, None)?;
-        let left = draft.parent.clone();
+        let parent = draft.parent.clone();
         // Held until it counts as paused.
         let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
         let pin = self.0.catalog.pin(&draft.id);
@@ -46,7 +46,7 @@ impl Sandboxes {
         entry.set_record(paused.clone());
         drop((pin, permit));
         self.end_guest(guest).await;
-        self.0.gc.collect(left);
+        self.0.gc.collect(parent);
         if let Some(id) = &paused.snapshot {
             self.snapshots().shorten_asleep(id);
         }

@@ -170,8 +170,8 @@ impl Pace<'_> {
         }
         let worked = self.piece_began.elapsed();
         let micros = bytes.saturating_mul(1_000_000) / MAX_BYTES_PER_SECOND;
-        let left = Duration::from_micros(micros).saturating_sub(worked);
-        thread::sleep(left.max(worked * PAUSE_FACTOR).min(MAX_PAUSE));
+        let pause = Duration::from_micros(micros).saturating_sub(worked);
+        thread::sleep(pause.max(worked * PAUSE_FACTOR).min(MAX_PAUSE));
         self.piece_began = Instant::now();
         ControlFlow::Continue(())
     }

@@ -104,11 +104,11 @@ fn check_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
     let ids = inner.catalog.read().following(after, CHECKS);
     for id in &ids {
         Snapshots(&inner).measure(id);
-        let kept = inner.catalog.read().get(id).is_some_and(|s| s.kept);
+        let is_kept = inner.catalog.read().get(id).is_some_and(|s| s.kept);
         // An earlier daemon may not have folded all that it removed.
         inner.folder.enqueue(id);
         // Existing checksums are not written again.
-        if kept
+        if is_kept
             && let Err(e) = inner
                 .snapshot_engines
                 .files_of(id)
@@ -161,28 +161,31 @@ impl Snapshots<'_> {
         detached(async move {
             let _pin = pin;
             let (snapshots, id) = (this.snapshots(), snapshot.id);
-            let mut found = snapshots.verify_files(&id).await;
-            let damaged = found.iter().flatten().filter(|one| !one.damaged.is_empty());
+            let mut verified = snapshots.verify_files(&id).await;
+            let damaged = verified
+                .iter()
+                .flatten()
+                .filter(|one| !one.damaged.is_empty());
             let damaged = damaged.map(|one| (one.id.clone(), describe(one)));
             let damaged: BTreeMap<String, String> = damaged.collect();
-            if found.is_ok() && damaged.is_empty() {
-                return found;
+            if verified.is_ok() && damaged.is_empty() {
+                return verified;
             }
             let repaired = match snapshots.repair(&id, damaged).await {
                 Ok(repaired) => repaired,
                 Err(e) => {
                     tracing::warn!(id, "cannot fetch a damaged snapshot again: {e}");
-                    return found;
+                    return verified;
                 }
             };
             if !repaired.is_empty() {
                 snapshots.write_checksums_now(&id).await;
-                found = snapshots.verify_files(&id).await;
+                verified = snapshots.verify_files(&id).await;
             }
-            for one in found.iter_mut().flatten() {
+            for one in verified.iter_mut().flatten() {
                 one.mended = repaired.contains_key(&one.id);
             }
-            found
+            verified
         })
         .await
     }

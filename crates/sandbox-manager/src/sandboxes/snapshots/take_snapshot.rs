@@ -236,8 +236,8 @@ impl Snapshots<'_> {
         match storing {
             Some(_) => self.lose(&draft, &failure.to_string()),
             None => {
-                let gone = JournalChange::NoSnapshot(draft.id.clone());
-                self.0.journal.commit_write_behind(&[gone]);
+                let removal = JournalChange::NoSnapshot(draft.id.clone());
+                self.0.journal.commit_write_behind(&[removal]);
             }
         }
         Err(failure)

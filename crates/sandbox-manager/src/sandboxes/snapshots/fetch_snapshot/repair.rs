@@ -103,11 +103,11 @@ impl Snapshots<'_> {
             lineage.push(id);
         }
         let search = tokio::task::spawn_blocking(move || {
-            let found = lineage.into_iter().filter_map(|id| {
+            let damages = lineage.into_iter().filter_map(|id| {
                 let damage = engine.snapshot_files().find_damage(&id)?;
                 Some((id, damage))
             });
-            found.collect()
+            damages.collect()
         });
         search
             .await
