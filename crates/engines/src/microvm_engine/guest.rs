@@ -1,5 +1,8 @@
 //! Running microVMs, and handles by which they are adopted.
 
+mod rollback;
+mod take_snapshot;
+
 use super::shared::Shared;
 use crate::guest_nic::GuestNic;
 use crate::rehearsal::{rehearse, report_free_memory};

@@ -1,8 +1,8 @@
 //! Snapshots that are acknowledged when their memory is frozen, and stored in the background.
 //!
 //! The record of such a snapshot is `storing` until its files are complete. Operations that need
-//! the files wait for them. If the daemon exits meanwhile, the process that holds the memory and the
-//! next daemon complete the snapshot.
+//! the files wait for them. If the daemon exits meanwhile, the process that holds the memory and
+//! the next daemon complete the snapshot.
 
 use crate::journal::JournalChange;
 use crate::sandboxes::entry::SandboxEntry;
