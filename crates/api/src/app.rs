@@ -1,7 +1,8 @@
 //! State that the calls work on.
 
+use crate::authentication_limit::AuthenticationLimit;
 use crate::console_times::ConsoleTimes;
-use crate::failures::Failures;
+
 use crate::hooks::{FunctionInvoker, Ports, PreviewLinks, TemplateSource};
 use crate::idempotency::ReplayCaches;
 use crate::keys::Keys;
@@ -70,7 +71,7 @@ pub struct App {
     pub(crate) about: Option<Arc<dyn Fn() -> DaemonStatus + Send + Sync>>,
     pub(crate) quota: Arc<Quota>,
     pub(crate) replays: Arc<ReplayCaches>,
-    pub(crate) failures: Arc<Failures>,
+    pub(crate) authentication_limit: Arc<AuthenticationLimit>,
     pub(crate) console_times: Arc<ConsoleTimes>,
 }
 
@@ -89,7 +90,7 @@ impl Clone for App {
             about: self.about.clone(),
             quota: self.quota.clone(),
             replays: self.replays.clone(),
-            failures: self.failures.clone(),
+            authentication_limit: self.authentication_limit.clone(),
             console_times: self.console_times.clone(),
         }
     }
@@ -117,7 +118,7 @@ impl App {
             about: None,
             quota,
             replays: Arc::default(),
-            failures: Arc::default(),
+            authentication_limit: Arc::default(),
             console_times: Arc::default(),
         }
     }

@@ -68,14 +68,14 @@ impl AutoResume {
         let owner = record.owner();
         let key = owner.map(|owner| app.keys.in_force(owner)).transpose();
         let key = key.map_err(|e| WakeError::Limit(e.to_string()))?.flatten();
-        let _room = match key {
+        let _permit = match key {
             Some(key) => {
                 let request = QuotaRequest {
                     amount: running(record.size(), 1),
                     disk_floor: None,
                 };
-                let room = app.quota.reserve(&key, request, None).await;
-                Some(room.map_err(|e| WakeError::Limit(e.message))?)
+                let permit = app.quota.reserve(&key, request, None).await;
+                Some(permit.map_err(|e| WakeError::Limit(e.message))?)
             }
             None => None,
         };

@@ -215,7 +215,7 @@ pub(crate) fn known(app: &App, request: &Request) -> Result<Caller, ApiError> {
     let from = request.extensions().get::<ClientAddress>().map(|a| a.0);
     let refused = |error: ApiError| {
         if let Some(ip) = from {
-            app.failures.count(ip);
+            app.authentication_limit.count(ip);
         }
         Err(error)
     };
@@ -223,7 +223,7 @@ pub(crate) fn known(app: &App, request: &Request) -> Result<Caller, ApiError> {
         return app.internal_caller(origin, request);
     }
     let key = shown_key(request.headers());
-    let wait = from.and_then(|ip| app.failures.wait(ip));
+    let wait = from.and_then(|ip| app.authentication_limit.wait(ip));
     if let Some(wait) = wait.filter(|_| key.is_none_or(|key| !app.keys.knows(&hash(key)))) {
         let message = "too many calls from this address showed no key in force: wait a moment";
         let seconds = wait.as_secs() + 1;

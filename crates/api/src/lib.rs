@@ -5,13 +5,13 @@
 //! `/openapi.json` describes the answers.
 
 mod app;
+mod authentication_limit;
 mod auto_resume;
 mod body;
 mod caller;
 mod console_times;
 mod ending;
 mod error;
-mod failures;
 mod function_key;
 mod hooks;
 mod idempotency;

@@ -5,13 +5,10 @@
 //! * `stages`: `FROM`, `ARG` and references to stages; `steps`: instructions inside a stage;
 //!   `copy`, `run`: those two instructions.
 
-mod copy;
 mod error;
 mod flags;
 mod instructions;
-mod run;
 mod stages;
-mod steps;
 mod words;
 
 pub use error::{DockerfileError, DockerfileWarning};

@@ -4,17 +4,6 @@ use crate::{ConfinementOptions, FeatureMode};
 use anyhow::Context;
 use jiffy_engines::Host;
 use jiffy_microvm_engine::Cgroups;
-use jiffy_proto::vm::DiskLimits;
-use std::num::NonZeroU64;
-
-impl ConfinementOptions {
-    fn disk_limits(&self) -> DiskLimits {
-        DiskLimits {
-            bytes_per_s: NonZeroU64::new(u64::from(self.disk_mbps) * 1_000_000),
-            requests_per_s: NonZeroU64::new(self.disk_iops.into()),
-        }
-    }
-}
 
 /// Prepares the jail, control groups and disk limits for the VMMs of `host`. Returns the control
 /// groups.

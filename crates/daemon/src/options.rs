@@ -6,10 +6,12 @@ use jiffy_network::{IpNet, Ipv4Net};
 use jiffy_proto::agent::SiteSettings;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::function::SlotReset;
+use jiffy_proto::vm::DiskLimits;
 use jiffy_registry_pull::RegistryAddress;
 use jiffy_sandbox_manager::{HostLimits, HostReader, KernelReader};
 use jiffy_store::StoreUrl;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -150,6 +152,16 @@ pub struct ConfinementOptions {
     pub disk_mbps: u32,
     /// Disk request limit of a sandbox per second. 0 is unlimited.
     pub disk_iops: u32,
+}
+
+impl ConfinementOptions {
+    /// Returns the disk limits of a sandbox.
+    pub(crate) fn disk_limits(&self) -> DiskLimits {
+        DiskLimits {
+            bytes_per_s: NonZeroU64::new(u64::from(self.disk_mbps) * 1_000_000),
+            requests_per_s: NonZeroU64::new(self.disk_iops.into()),
+        }
+    }
 }
 
 /// Network of sandboxes.

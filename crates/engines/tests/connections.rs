@@ -48,8 +48,8 @@ while True:
     c = l.accept()[0]; c.sendall(' '.join(f'{n}={tell(n)}' for n in held).encode()); c.close()
 "#;
 
-/// Starts programs in the guest that hold connections: to the host over IPv4 and IPv6, over
-/// loopback addresses, into a named namespace, and inside a namespace known only to its process.
+/// Starts programs in the guest that hold connections. The connections lead to the host over IPv4
+/// and IPv6, over loopback addresses, into a named namespace, and inside an unnamed namespace.
 async fn hold(guest: &Guest) {
     let mine = format!(
         r#"{HOLD}

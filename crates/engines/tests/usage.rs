@@ -100,7 +100,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
         "{asked:?}"
     );
 
-    // One of two processors, 40 MB of memory, 20 MB of disk.
+    // The program uses one of two processors, 40 MB of memory, and 20 MB of disk.
     let work = "import os\nx = bytearray(b'x') * 40_000_000\nopen('/var/tmp/f', 'wb').write(x[:20_000_000])\nos.sync()\nwhile True: pass";
     let (sandboxes, name) = (host.clone(), id.clone());
     let agent = AgentClient::new(move || {

@@ -181,7 +181,7 @@ pub async fn template_of_image(
     quiet: bool,
 ) -> anyhow::Result<String> {
     let name = image_on_demand(image);
-    let result = template::build::template_of_image(client, &name, image, quiet).await;
+    let result = template::build::build_from_image(client, &name, image, quiet).await;
     let Err(e) = result else { return Ok(name) };
     if e.is::<template::build::Interrupted>() {
         return Err(e);

@@ -335,19 +335,19 @@ impl Admission {
     /// Disks that all guests together may have, in MiB, if the host tells how much space it has.
     /// Space that they wrote is not free any more and counts twice: on the safe side.
     fn disk_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
-        let left = figures.disk_free_mib?;
-        let left = left.saturating_sub(self.reserve_disk(figures));
-        Some((left as f64 * self.limits.disk_overcommit) as u64)
+        let free_mib = figures.disk_free_mib?;
+        let free_mib = free_mib.saturating_sub(self.reserve_disk(figures));
+        Some((free_mib as f64 * self.limits.disk_overcommit) as u64)
     }
 
     /// Space on the data directory's disk that may be written to beside what guests were promised,
     /// in MiB; none: cannot be told.
     pub fn disk_to_write_mib(&self) -> Option<u64> {
         let figures = self.host.read();
-        let left = figures.disk_free_mib?;
-        let left = left.saturating_sub(self.reserve_disk(&figures));
+        let free_mib = figures.disk_free_mib?;
+        let free_mib = free_mib.saturating_sub(self.reserve_disk(&figures));
         let promised = self.promised.lock().disk_mib as f64 / self.limits.disk_overcommit;
-        Some(left.saturating_sub(promised as u64))
+        Some(free_mib.saturating_sub(promised as u64))
     }
 
     fn reserve_disk(&self, figures: &HostFigures) -> u64 {

@@ -1,7 +1,7 @@
 //! A sandbox of this host.
 
 use crate::sandbox_settings::SandboxSettings;
-use jiffy_api_types::{BootMode, BrokenBy, SandboxInfo, SandboxSize, SandboxState};
+use jiffy_api_types::{BootMode, BrokenBy, OnTimeout, SandboxInfo, SandboxSize, SandboxState};
 use jiffy_engine_api::ExitReason;
 use std::collections::BTreeMap;
 
@@ -133,6 +133,16 @@ impl Sandbox {
     /// Returns the time of the last change of the state, in milliseconds since 1970.
     pub fn changed_ms(&self) -> u64 {
         self.changed_ms
+    }
+
+    /// Returns whether the sandbox counts as paused in the quota of its owner: it is paused, or
+    /// will be at its timeout.
+    pub(crate) fn has_paused_place(&self) -> bool {
+        match self.state {
+            SandboxState::Killed => false,
+            SandboxState::Paused => true,
+            _ => self.settings.on_timeout == OnTimeout::Pause,
+        }
     }
 }
 

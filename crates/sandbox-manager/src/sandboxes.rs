@@ -7,7 +7,6 @@
 
 mod adopt;
 mod build_steps;
-mod capture;
 mod change_settings;
 mod connect;
 mod connection_history;
@@ -15,14 +14,11 @@ mod create;
 mod deadlines;
 mod entry;
 mod entry_indexes;
-mod fetch_snapshot;
 mod fork;
 mod gc;
 mod host_options;
 mod id_groups;
-mod lineage_length;
 mod list_order;
-mod lookup;
 mod names;
 mod observe;
 mod operations;
@@ -38,52 +34,40 @@ mod rollback;
 mod sandbox_index;
 mod snapshot_catalog;
 mod snapshot_engine;
-mod snapshot_fold;
 mod snapshot_index;
-mod snapshot_removal;
-mod snapshot_upkeep;
+mod snapshots;
 mod start_pacer;
-mod take_snapshot;
-mod template_retirement;
 mod template_snapshots;
 mod timeout;
-mod upload;
 mod wake_options;
 
 pub use build_steps::BuildSteps;
 pub use create::{CreateSpec, SandboxSource};
-pub use fetch_snapshot::{FetchScope, HeldSnapshot};
 pub use fork::{ForkChild, ForkReport};
 pub use host_options::HostOptions;
 pub use list_order::{ListOrder, ListPosition, ListedSandboxes, ListedSnapshots};
-pub use lookup::Snapshots;
-pub use observe::{Observation, SandboxFigures};
 pub use owner_usage::OwnerBudgets;
 pub use owner_usage::OwnerUsage;
 pub use pool::PoolSize;
 pub use pool::WarmPool;
 pub use restart::MAX_RESTART_GRACE;
 pub use sandbox_index::SandboxIndex;
-pub use template_snapshots::TemplateSnapshots;
-pub use timeout::Timeouts;
+pub use snapshots::Snapshots;
+pub use snapshots::fetch_snapshot::{FetchScope, HeldSnapshot};
 pub use wake_options::{AwakeTime, WakeOptions};
 
-use crate::admission::{
-    Admission, HostFigures, KernelReader, Occupant, PromisedResources, Reservation,
-};
+use crate::admission::{Admission, KernelReader, Occupant, Reservation};
 use crate::journal::{Journal, JournalChange, JournalError, OpenedJournal};
 use crate::metrics::Metrics;
 use crate::operation_error::OperationError;
 use crate::quota::OwnerQuota;
 use crate::sandbox::{Sandbox, broken_by_end};
-use capture::Captures;
 use deadlines::Deadlines;
 use entry::{Entries, SandboxEntry};
 use entry_indexes::EntryIndexes;
-use fetch_snapshot::FetchLocks;
 use gc::{GarbageCollector, GcParts};
 use jiffy_api_types::SandboxState;
-use jiffy_engine_api::{EngineDescription, EngineError, Engines, Guest, SandboxSize, steps};
+use jiffy_engine_api::{EngineDescription, Engines, Guest, SandboxSize, steps};
 use jiffy_proto::agent::SiteSettings;
 use observe::FigureSources;
 use operations::{Operations, detached};
@@ -92,15 +76,18 @@ use pool::Pool;
 use ranked_lock::{LockRank, RankedMutex};
 use snapshot_catalog::SnapshotCatalog;
 use snapshot_engine::SnapshotEngines;
-use snapshot_fold::SnapshotFolder;
-use snapshot_upkeep::SnapshotUpkeep;
+use snapshots::capture::Captures;
+use snapshots::fetch_snapshot::FetchLocks;
+use snapshots::snapshot_fold::SnapshotFolder;
+use snapshots::snapshot_upkeep::SnapshotUpkeep;
+use snapshots::upload::Uploads;
+use snapshots::{snapshot_fold, snapshot_upkeep, take_snapshot};
 use start_pacer::StartPacer;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use template_snapshots::TemplateSnapshotState;
 use tokio::sync::Semaphore;
-use upload::Uploads;
 
 struct SandboxesInner {
     engines: Engines,
@@ -237,11 +224,15 @@ impl Sandboxes {
         this.adopt(recovered.orphans, recovered.storing).await?;
         this.0.gc.remove_files(recovered.unknown);
         this.spawn_timeouts();
-        this.keep_samples(options.sample);
+        this.spawn_sampling(options.sample);
         this.spawn_gc(options.gc_interval, options.lock);
         this.begin_uploads();
-        snapshot_upkeep::begin(Arc::downgrade(&this.0), upkeep_queue, options.tend);
-        snapshot_fold::begin(Arc::downgrade(&this.0), folds, options.tend);
+        snapshot_upkeep::begin(
+            Arc::downgrade(&this.0),
+            upkeep_queue,
+            options.upkeep_interval,
+        );
+        snapshot_fold::begin(Arc::downgrade(&this.0), folds, options.upkeep_interval);
         Ok(this)
     }
 
@@ -279,8 +270,8 @@ impl Sandboxes {
         Some(entry.record())
     }
 
-    /// Waits until the state of a sandbox matches, at most `limit`. Returns the sandbox, even if its
-    /// record was removed meanwhile.
+    /// Waits until the state of a sandbox matches, at most `limit`. Returns the sandbox, even if
+    /// its record was removed meanwhile.
     pub async fn wait(
         &self,
         id: &str,
@@ -336,8 +327,8 @@ impl Sandboxes {
         }
     }
 
-    /// Commits the record and `more` to the journal, then to memory. A sandbox that is being created
-    /// is in memory only.
+    /// Commits the record and `more` to the journal, then to memory. A sandbox that is being
+    /// created is in memory only.
     fn commit(
         &self,
         entry: &SandboxEntry,
@@ -378,7 +369,7 @@ impl Sandboxes {
             if !entry.is_guest(&guest) || entry.is_ending() {
                 return;
             }
-            entry.keep_last_words(&guest.console_tail());
+            entry.retain_console(&guest.console_tail());
             entry.replace_guest(None);
             if entry.is_ending() {
                 // The kill in flight records the final state.
@@ -387,55 +378,5 @@ impl Sandboxes {
             let record = entry.record_in(broken_by_end(&end));
             Self(inner).record_write_behind(&entry, record);
         });
-    }
-}
-
-impl Observation<'_> {
-    /// The process that isolates a running sandbox, and how often the processor left its guest for
-    /// the host.
-    pub async fn process(self, id: &str) -> Result<(u32, Option<u64>), OperationError> {
-        let entry = self.0.entry(id)?;
-        let guest = entry.running(crate::sandbox::SandboxOperation::Connect, "look at")?;
-        let none = || EngineError::Unsupported {
-            engine: guest.engine(),
-            what: "name the process of a sandbox",
-            instead: None,
-        };
-        let process = guest.pid().ok_or_else(none);
-        let pid = process.map_err(OperationError::engine("look at the sandbox's process"))?;
-        Ok((pid, guest.exits().await))
-    }
-
-    /// The last console output of a sandbox that has a guest, or whose guest ended by itself while
-    /// this process was there.
-    pub fn console_tail(self, id: &str) -> Result<Option<String>, OperationError> {
-        Ok(self.0.entry(id)?.console())
-    }
-
-    /// Why the host could not serve the disk of a sandbox, if that happened since its guest came
-    /// up.
-    pub fn disk_failure(self, id: &str) -> Option<String> {
-        let entry = self.0.entries.lock().get(id).cloned();
-        entry?.guest()?.disk_failure()
-    }
-}
-
-impl WarmPool<'_> {
-    /// Returns the count of restored sandboxes in the warm pool.
-    pub fn waiting(self) -> usize {
-        self.0.pool.len()
-    }
-}
-
-impl SandboxFigures<'_> {
-    /// Returns what was promised to sandboxes and the warm pool, and what was refused.
-    pub fn promised(self) -> PromisedResources {
-        self.0.admission.promised()
-    }
-
-    /// Returns the free resources of the host, and what all guests together may grow to, in MiB.
-    pub fn host(self) -> (HostFigures, Option<u64>) {
-        let figures = self.0.admission.figures();
-        (figures, self.0.admission.memory_limit_mib(&figures))
     }
 }

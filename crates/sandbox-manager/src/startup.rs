@@ -237,10 +237,10 @@ struct Tail(Mutex<VecDeque<u8>>);
 
 impl Tail {
     fn push(&self, bytes: &[u8]) {
-        let mut kept = self.0.lock();
-        kept.extend(bytes);
-        let surplus = kept.len().saturating_sub(TAIL_BYTES);
-        kept.drain(..surplus);
+        let mut output = self.0.lock();
+        output.extend(bytes);
+        let surplus = output.len().saturating_sub(TAIL_BYTES);
+        output.drain(..surplus);
     }
 
     fn text(&self) -> String {

@@ -204,7 +204,7 @@ pub(super) async fn start(
     let owner = build.caller.as_deref().map(|id| app.keys.in_force(id));
     let owner = owner.transpose();
     let owner = owner.map_err(|e| ApiError::internal(e.to_string()))?;
-    let _room = match owner.flatten() {
+    let _permit = match owner.flatten() {
         Some(key) => {
             let request = QuotaRequest {
                 amount: running(usual_or(build.size), 1),

@@ -111,7 +111,7 @@ async fn make(
         },
     };
     let then = spec.settings.on_timeout;
-    let _room = app.quota.reserve_new(caller, room_for, 1, then).await?;
+    let _permit = app.quota.reserve_new(caller, room_for, 1, then).await?;
     let made = app.sandboxes.create(spec).await?;
     Ok((StatusCode::CREATED, Json(app.answer(caller, &made))).into_response())
 }

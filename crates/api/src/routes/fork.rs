@@ -28,7 +28,7 @@ pub(super) async fn fork(
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let then = record.settings().on_timeout;
-    let _room = app
+    let _permit = app
         .quota
         .reserve_new(&caller, record.size(), count, then)
         .await?;

@@ -35,8 +35,8 @@ impl App {
             return Ok((now, false));
         }
         // Only one that does not run takes room of its key; another request may wake it meanwhile.
-        let _room = match self.quota.reserve_restart(caller, record.size()).await {
-            Ok(room) => room,
+        let _permit = match self.quota.reserve_restart(caller, record.size()).await {
+            Ok(permit) => permit,
             Err(refusal) => match self.sandboxes.timeouts().renew(record.id(), time).await? {
                 Some(now) => return Ok((now, false)),
                 None => return Err(refusal),
@@ -146,7 +146,7 @@ pub(super) async fn resume(
             false => OnTimeout::Kill,
         }),
     };
-    let _room = app.quota.reserve_restart(&caller, record.size()).await?;
+    let _permit = app.quota.reserve_restart(&caller, record.size()).await?;
     let now = match app.sandboxes.resume_with(record.id(), options).await {
         Ok(now) => now,
         Err(e) => {

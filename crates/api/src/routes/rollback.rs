@@ -23,7 +23,7 @@ pub(super) async fn rollback(
     let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
     let wanted = app.ancestor_or_fetched(&caller, &record, &body.snapshot_id);
     let (snapshot, _held) = wanted.await?;
-    let _room = match record.state() {
+    let _permit = match record.state() {
         SandboxState::Running => None,
         _ => Some(app.quota.reserve_restart(&caller, record.size()).await?),
     };

@@ -1,5 +1,9 @@
 //! Stages of a Dockerfile: their bases and names.
 
+mod copy;
+mod run;
+mod steps;
+
 use super::error::{DockerfileError, DockerfileWarning};
 use super::instructions::Instruction;
 use super::{DockerfileOptions, flags, words};
@@ -80,7 +84,7 @@ impl<'o> StageParser<'o> {
         match line.keyword.as_str() {
             "FROM" => self.from(line),
             "ARG" => self.arg(line),
-            _ if self.current.is_none() && super::steps::is_known(&line.keyword) => {
+            _ if self.current.is_none() && steps::is_known(&line.keyword) => {
                 Err(line.error("comes before the first FROM, where only ARG may stand"))
             }
             _ => self.step(line),

@@ -1,5 +1,8 @@
 //! Running microVMs, and the handles for adoption.
 
+mod rollback;
+mod take_snapshot;
+
 use super::shared::Shared;
 use crate::guest_nic::GuestNic;
 use crate::rehearsal::{rehearse, report_free_memory};

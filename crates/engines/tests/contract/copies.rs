@@ -1,6 +1,6 @@
 //! Contract of snapshots and of guests restored from them.
 
-use crate::place::{Place, Running, TEMPLATE, exited, next_output, name, new_identity};
+use crate::place::{Place, Running, TEMPLATE, exited, name, new_identity, next_output};
 use jiffy_engine_api::{AfterSnapshot, BootMode, ExitReason, SandboxIdentity};
 use std::collections::BTreeSet;
 
@@ -55,7 +55,9 @@ pub async fn a_stream_stays_open_across_a_snapshot(place: &Place) {
     running.stop().await;
 }
 
-pub async fn a_snapshot_that_stops_its_guest_preserves_its_state_and_leaves_no_process(place: &Place) {
+pub async fn a_snapshot_that_stops_its_guest_preserves_its_state_and_leaves_no_process(
+    place: &Place,
+) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     running.count().await;

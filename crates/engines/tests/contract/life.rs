@@ -1,14 +1,12 @@
 //! Contract of boots and of operations on running guests.
 
-use crate::place::{Place, Running, TEMPLATE, missing, size, new_identity};
+use crate::place::{Place, Running, TEMPLATE, missing, new_identity, size};
 use crate::support::{programs, skip, until};
 use jiffy_engine_api::{AfterSnapshot, BootMode, EngineName, SandboxIdentity};
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 
-pub async fn an_unassigned_guest_waits_and_takes_its_assigned_identity(
-    place: &Place,
-) {
+pub async fn an_unassigned_guest_waits_and_takes_its_assigned_identity(place: &Place) {
     let engine = place.open().await;
     let unassigned = engine.boot(TEMPLATE, size()).await.unwrap();
     assert!(unassigned.is_waiting());

@@ -70,7 +70,7 @@ impl NetworkRemover {
             .spawn()?;
         let mut stdin = child.stdin.take();
         if let Some(stdin) = &mut stdin {
-            // The directory is not an argument, so that the command line of the helper does not look
+            // The directory is not an argument: otherwise the command line of the helper would look
             // like the command line of a process with guests.
             stdin.write_all(directory.as_os_str().as_bytes())?;
         }

@@ -114,7 +114,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
 
 /// Imports an image of a registry as template `name`, unless the image was imported before and has
 /// not changed.
-pub async fn template_of_image(
+pub async fn build_from_image(
     client: &Client,
     name: &str,
     image: &str,

@@ -1,7 +1,7 @@
 //! Guests that ran on while there was no daemon.
 
 use super::recover::Orphan;
-use super::{OperationError, SandboxFigures, Sandboxes};
+use super::{OperationError, Sandboxes};
 use crate::sandbox::Sandbox;
 use crate::snapshot::Snapshot;
 use jiffy_api_types::SandboxState;
@@ -92,15 +92,5 @@ impl Sandboxes {
     pub async fn close(&self) {
         self.0.pool.clear();
         self.0.engines.close().await;
-    }
-}
-
-impl SandboxFigures<'_> {
-    /// Returns the count of guests that run on when this process ends, for the next daemon to find.
-    pub fn kept(self) -> usize {
-        let running = self.0.indexes.running.lock().clone();
-        let entries = self.0.entries.lock();
-        let running = running.iter().filter_map(|id| entries.get(id));
-        running.filter(|e| e.guest().is_some()).count()
     }
 }

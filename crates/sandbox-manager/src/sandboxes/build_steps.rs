@@ -75,8 +75,8 @@ impl BuildSteps<'_> {
     /// The newest snapshot of the step `key`.
     pub fn newest(self, key: &str) -> Option<Snapshot> {
         let snapshots = self.0.catalog.read();
-        let kept = snapshots.kept_for(SnapshotPurpose::Step, key);
-        kept.max_by_key(|s| s.created_ms).cloned()
+        let steps = snapshots.kept_for(SnapshotPurpose::Step, key);
+        steps.max_by_key(|s| s.created_ms).cloned()
     }
 
     /// All snapshots of steps, the oldest first.

@@ -1,6 +1,5 @@
 //! Connections of sandboxes, also those from before they last slept.
 
-use super::{Observation, OperationError};
 use jiffy_engine_api::{ConnectionLog, ConnectionRecords};
 use std::sync::Arc;
 
@@ -28,21 +27,5 @@ impl ConnectionHistory {
     /// Returns the earlier connections, and where the last ones can be read, in order.
     pub fn all(&self) -> (ConnectionRecords, Option<Arc<dyn ConnectionLog>>) {
         (self.past.clone(), self.last.clone())
-    }
-}
-
-impl Observation<'_> {
-    /// Returns the connections that a sandbox made or tried while this daemon has had it: the
-    /// newest, oldest first.
-    pub async fn connections(self, id: &str) -> Result<ConnectionRecords, OperationError> {
-        let entry = self.0.entry(id)?;
-        // Guests are asked in the order in which they lived.
-        let (mut all, last) = entry.reached().all();
-        let logs = [last, entry.connections()];
-        let read = tokio::task::spawn_blocking(move || {
-            logs.iter().flatten().for_each(|log| all.extend(log.read()));
-            all
-        });
-        read.await.map_err(|e| OperationError::Lost(e.to_string()))
     }
 }

@@ -3,7 +3,7 @@
 use super::entry::SandboxEntry;
 use super::timeout::deadline_in;
 use super::wake_options::ReviveReason;
-use super::{OperationError, Sandboxes, Snapshots};
+use super::{OperationError, Sandboxes};
 use crate::admission::Reservation;
 use crate::journal::JournalChange;
 use crate::operation_times::OperationTimes;
@@ -408,42 +408,6 @@ impl Sandboxes {
             before.stop().await;
         }
         Ok(record)
-    }
-}
-
-impl Snapshots<'_> {
-    async fn restore(
-        self,
-        id: &str,
-        identity: &SandboxIdentity,
-    ) -> Result<Box<dyn UnassignedGuest>, OperationError> {
-        self.shorten_lineage(id).await?;
-        let failed = || OperationError::engine(format!("restore snapshot {id}"));
-        let engine = self.0.snapshot_engines.engine_of(id).map_err(failed())?;
-        engine.restore(id, Some(identity)).await.map_err(failed())
-    }
-
-    /// A guest of snapshot `id` that waits to be assigned `identity`, which it may have been told.
-    pub(super) async fn origin(
-        self,
-        id: &str,
-        mode: BootMode,
-        identity: &SandboxIdentity,
-    ) -> Result<GuestOrigin, OperationError> {
-        let unassigned = match self.restore(id, identity).await {
-            // Damaged files are fetched anew, once.
-            Err(e) => {
-                Box::pin(self.mend_after(id, e)).await?;
-                self.restore(id, identity).await?
-            }
-            Ok(unassigned) => unassigned,
-        };
-        Ok(GuestOrigin {
-            unassigned,
-            mode,
-            snapshot: Some(id.to_owned()),
-            revive_reason: None,
-        })
     }
 }
 

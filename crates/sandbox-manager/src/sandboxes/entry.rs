@@ -43,7 +43,7 @@ struct Activity {
     /// Durations of its create and of its last operation.
     times: Mutex<SandboxTimes>,
     /// Console of a guest that ended by itself, as far as it is kept.
-    last_words: Mutex<Option<String>>,
+    exit_console: Mutex<Option<String>>,
     /// True while its timeout is being acted upon.
     expiring: AtomicBool,
     /// True while it is being killed.
@@ -62,7 +62,7 @@ impl Default for Activity {
             history: Mutex::default(),
             reached: Mutex::default(),
             times: Mutex::default(),
-            last_words: Mutex::default(),
+            exit_console: Mutex::default(),
             expiring: AtomicBool::new(false),
             ending: watch::Sender::default(),
             changed: watch::Sender::default(),
@@ -197,7 +197,7 @@ impl SandboxEntry {
         if record.state == SandboxState::Killed {
             // Its guest's, too: many are killed, and each is remembered for an hour.
             self.reached().clear();
-            self.activity().last_words.lock().take();
+            self.activity().exit_console.lock().take();
         }
         let mut current = self.record.lock();
         self.indexes.change(&self.id, &current, &record);
@@ -273,19 +273,19 @@ impl SandboxEntry {
     }
 
     /// Keeps the end of the console of a guest that ended by itself.
-    pub fn keep_last_words(&self, console: &str) {
+    pub fn retain_console(&self, console: &str) {
         let mut begin = console.len().saturating_sub(MAX_EXIT_REASON_BYTES);
         while !console.is_char_boundary(begin) {
             begin += 1;
         }
-        *self.activity().last_words.lock() = Some(console[begin..].to_owned());
+        *self.activity().exit_console.lock() = Some(console[begin..].to_owned());
     }
 
     /// Console of its guest, or of the one that ended by itself.
     pub fn console(&self) -> Option<String> {
         match self.guest() {
             Some(guest) => Some(guest.console_tail()),
-            None => self.activity.get()?.last_words.lock().clone(),
+            None => self.activity.get()?.exit_console.lock().clone(),
         }
     }
 

@@ -36,9 +36,9 @@ impl EntryIndexes {
     /// Indexes of all these. Sorts once instead of looking for the place of each.
     pub fn of<'a>(records: impl Iterator<Item = (&'a SmolStr, &'a Sandbox)> + Clone) -> Self {
         let positions = |at: fn(&Sandbox) -> Option<u64>| {
-            let found = records.clone();
-            let found = found.filter_map(|(id, r)| Some((at(r)?, id.clone())));
-            Mutex::new(found.collect())
+            let records = records.clone();
+            let records = records.filter_map(|(id, r)| Some((at(r)?, id.clone())));
+            Mutex::new(records.collect())
         };
         let groups = |word: fn(&Sandbox) -> Option<&str>| -> IdGroups {
             records.clone().map(|(id, r)| (word(r), id)).collect()

@@ -1,19 +1,18 @@
 //! Garbage collection: unneeded snapshots and orphaned files.
 //!
 //! Records are removed at once, in memory and in the journal. Files are removed later, by a thread
-//! ([`file_remover`]). The next daemon removes what a daemon that exits leaves ([`periodic`]), while
-//! it serves clients.
+//! ([`file_remover`]). The next daemon removes what a daemon that exits leaves ([`periodic`]),
+//! while it serves clients.
 
 mod file_remover;
 mod periodic;
 mod unneeded;
 
-use super::Snapshots;
 use super::entry_indexes::EntryIndexes;
 use super::snapshot_catalog::SnapshotCatalog;
 use super::snapshot_engine::{SnapshotEngines, SnapshotOnDisk};
-use super::snapshot_fold::SnapshotFolder;
-use super::upload::Uploads;
+use super::snapshots::snapshot_fold::SnapshotFolder;
+use super::snapshots::upload::Uploads;
 use crate::journal::Journal;
 use file_remover::FileRemover;
 use std::sync::Arc;
@@ -47,18 +46,15 @@ impl GarbageCollector {
         }
     }
 
+    /// Waits until all queued files are removed, at most two seconds for files that are in use.
+    pub async fn removed_files(&self) {
+        self.file_remover.done().await;
+    }
+
     /// Queues the removal of the files of snapshots that have no record.
     pub fn remove_files(&self, snapshots: Vec<SnapshotOnDisk>) {
         if !snapshots.is_empty() {
             self.file_remover.remove(snapshots);
         }
-    }
-}
-
-impl Snapshots<'_> {
-    /// Waits until the files of all removed snapshots are removed, at most two seconds for files
-    /// that are in use.
-    pub async fn removed_files(self) {
-        self.0.gc.file_remover.done().await;
     }
 }

@@ -12,7 +12,7 @@ pub struct HostOptions {
     /// Number of warm sandboxes per template and size in use.
     pub warm: usize,
     /// Interval between checks that the snapshots of warm sandboxes are in memory.
-    pub tend: Duration,
+    pub upkeep_interval: Duration,
     /// Limits of the use of the host.
     pub limits: HostLimits,
     /// Interval between samples of the usage of each sandbox.
@@ -36,7 +36,7 @@ impl Default for HostOptions {
     fn default() -> Self {
         Self {
             warm: 0,
-            tend: Duration::from_secs(60),
+            upkeep_interval: Duration::from_secs(60),
             limits: HostLimits::default(),
             sample: Duration::from_secs(10),
             gc_interval: Duration::from_secs(60),

@@ -1,7 +1,5 @@
 //! Lists by age, a part at a time.
 
-use super::Snapshots;
-use crate::snapshot::Snapshot;
 use smol_str::SmolStr;
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -60,22 +58,6 @@ pub enum ListedSnapshots<'a> {
     Asked,
     /// Those that an owner asked for.
     AskedBy(&'a str),
-}
-
-impl Snapshots<'_> {
-    /// The first `limit` snapshots that are `wanted`. Looks at no more than that takes, and copies
-    /// only what it returns.
-    pub fn in_order(
-        self,
-        listed: ListedSnapshots<'_>,
-        order: &ListOrder,
-        limit: usize,
-        wanted: impl Fn(&Snapshot) -> bool,
-    ) -> Vec<Snapshot> {
-        let snapshots = self.0.catalog.read();
-        let found = snapshots.in_order(listed, order).filter(|s| wanted(s));
-        found.take(limit).cloned().collect()
-    }
 }
 
 #[cfg(test)]

@@ -2,12 +2,13 @@
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
+use crate::admission::{HostFigures, PromisedResources};
 use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
 use crate::operation_times::SandboxTimes;
 use crate::usage::UsageSample;
 use jiffy_agent_client::AgentClient;
 use jiffy_api_types::StateName;
-use jiffy_engine_api::now_ms;
+use jiffy_engine_api::{ConnectionRecords, EngineError, now_ms};
 use jiffy_proto::agent::ENVD_PORT;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -50,8 +51,8 @@ pub(super) struct FigureSources {
 }
 
 impl Sandboxes {
-    /// Looks at every running sandbox again and again, for as long as the sandboxes are there.
-    pub(super) fn keep_samples(&self, every: Duration) {
+    /// Starts the task that samples the usage of running sandboxes while the sandboxes exist.
+    pub(super) fn spawn_sampling(&self, every: Duration) {
         let inner = Arc::downgrade(&self.0);
         tokio::spawn(async move {
             loop {
@@ -126,6 +127,48 @@ impl Observation<'_> {
         let usage = entry.guest().and_then(|guest| guest.usage());
         let history = entry.history();
         Ok(usage.map(|usage| history.peek(now_ms(), entry.size(), usage)))
+    }
+
+    /// Returns the connections that a sandbox made or tried while this daemon has had it: the
+    /// newest, oldest first.
+    pub async fn connections(self, id: &str) -> Result<ConnectionRecords, OperationError> {
+        let entry = self.0.entry(id)?;
+        // Guests are asked in the order in which they lived.
+        let (mut all, last) = entry.reached().all();
+        let logs = [last, entry.connections()];
+        let read = tokio::task::spawn_blocking(move || {
+            logs.iter().flatten().for_each(|log| all.extend(log.read()));
+            all
+        });
+        read.await.map_err(|e| OperationError::Lost(e.to_string()))
+    }
+
+    /// The process that isolates a running sandbox, and how often the processor left its guest for
+    /// the host.
+    pub async fn process(self, id: &str) -> Result<(u32, Option<u64>), OperationError> {
+        let entry = self.0.entry(id)?;
+        let guest = entry.running(crate::sandbox::SandboxOperation::Connect, "look at")?;
+        let none = || EngineError::Unsupported {
+            engine: guest.engine(),
+            what: "name the process of a sandbox",
+            instead: None,
+        };
+        let process = guest.pid().ok_or_else(none);
+        let pid = process.map_err(OperationError::engine("look at the sandbox's process"))?;
+        Ok((pid, guest.exits().await))
+    }
+
+    /// The last console output of a sandbox that has a guest, or whose guest ended by itself while
+    /// this process was there.
+    pub fn console_tail(self, id: &str) -> Result<Option<String>, OperationError> {
+        Ok(self.0.entry(id)?.console())
+    }
+
+    /// Why the host could not serve the disk of a sandbox, if that happened since its guest came
+    /// up.
+    pub fn disk_failure(self, id: &str) -> Option<String> {
+        let entry = self.0.entries.lock().get(id).cloned();
+        entry?.guest()?.disk_failure()
     }
 }
 
@@ -237,6 +280,32 @@ impl SandboxFigures<'_> {
             source().iter().for_each(|family| now.family(family));
         }
         self.0.metrics.render(now)
+    }
+
+    /// Bytes that may be written to the data directory's disk beside what guests were promised;
+    /// none: the host does not tell.
+    pub fn disk_to_write(self) -> Option<u64> {
+        let mib = self.0.admission.disk_to_write_mib()?;
+        Some(mib.saturating_mul(1 << 20))
+    }
+
+    /// Returns the count of guests that run on when this process ends, for the next daemon to find.
+    pub fn kept(self) -> usize {
+        let running = self.0.indexes.running.lock().clone();
+        let entries = self.0.entries.lock();
+        let running = running.iter().filter_map(|id| entries.get(id));
+        running.filter(|e| e.guest().is_some()).count()
+    }
+
+    /// Returns what was promised to sandboxes and the warm pool, and what was refused.
+    pub fn promised(self) -> PromisedResources {
+        self.0.admission.promised()
+    }
+
+    /// Returns the free resources of the host, and what all guests together may grow to, in MiB.
+    pub fn host(self) -> (HostFigures, Option<u64>) {
+        let figures = self.0.admission.figures();
+        (figures, self.0.admission.memory_limit_mib(&figures))
     }
 }
 

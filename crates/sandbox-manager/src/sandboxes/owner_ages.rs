@@ -45,10 +45,10 @@ impl OwnerAges {
         let range = self
             .0
             .range(range(owner, order.descending, order.after.as_ref()));
-        let found = range.map(|(_, created_ms, id)| (*created_ms, id));
+        let positions = range.map(|(_, created_ms, id)| (*created_ms, id));
         match order.descending {
-            true => Box::new(found.rev()),
-            false => Box::new(found),
+            true => Box::new(positions.rev()),
+            false => Box::new(positions),
         }
     }
 }

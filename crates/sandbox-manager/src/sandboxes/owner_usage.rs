@@ -1,10 +1,10 @@
 //! Shares of the host that one owner's sandboxes and snapshots have.
 
-use super::{OperationError, SandboxFigures, SandboxIndex, Sandboxes, SandboxesInner, Snapshots};
+use super::{OperationError, SandboxIndex, Sandboxes, SandboxesInner};
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::sandbox::Sandbox;
 use crate::snapshot::Snapshot;
-use jiffy_api_types::{OnTimeout, SandboxState, SnapshotPurpose};
+use jiffy_api_types::{SandboxState, SnapshotPurpose};
 use jiffy_engine_api::{SandboxSize, steps};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -45,17 +45,6 @@ pub struct OwnerUsage {
     pub snapshot_bytes: u64,
     /// Bytes of build steps.
     pub step_bytes: u64,
-}
-
-impl Sandbox {
-    /// True if it counts as paused in its owner's budget: it sleeps, or will at its timeout.
-    pub(super) fn has_paused_place(&self) -> bool {
-        match self.state {
-            SandboxState::Killed => false,
-            SandboxState::Paused => true,
-            _ => self.settings.on_timeout == OnTimeout::Pause,
-        }
-    }
 }
 
 /// Most bytes that a snapshot of a guest of `size` can have.
@@ -139,33 +128,5 @@ impl OwnerBudgets<'_> {
             disk_floor: Some(SNAPSHOT_FLOOR),
         };
         self.reserve(draft.owner.as_deref(), request).await
-    }
-}
-
-impl SandboxFigures<'_> {
-    /// Bytes that may be written to the data directory's disk beside what guests were promised;
-    /// none: the host does not tell.
-    pub fn disk_to_write(self) -> Option<u64> {
-        let mib = self.0.admission.disk_to_write_mib()?;
-        Some(mib.saturating_mul(1 << 20))
-    }
-}
-
-impl Snapshots<'_> {
-    /// Notes how large a snapshot has become.
-    pub(super) fn measure(self, id: &str) {
-        let known = self.0.catalog.read().get(id).map(|s| s.bytes);
-        let size = self
-            .0
-            .snapshot_engines
-            .files_of(id)
-            .ok()
-            .and_then(|files| files.size(id));
-        let (Some(bytes), Some(known)) = (size, known) else {
-            return;
-        };
-        if bytes != known {
-            self.0.catalog.update(id, |snapshot| snapshot.bytes = bytes);
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::entry::SandboxEntry;
 use super::wake_options::{AwakeTime, ReviveReason, WakeOptions};
-use super::{OperationError, Sandboxes, Timeouts};
+use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::sandbox::{Sandbox, SandboxOperation};
 use jiffy_api_types::{SandboxState, SnapshotPurpose};
@@ -29,7 +29,7 @@ impl Sandboxes {
         let draft = self
             .snapshots()
             .draft(&sandbox, &*guest, SnapshotPurpose::Pause, None)?;
-        let left = draft.parent.clone();
+        let parent = draft.parent.clone();
         // Held until it counts as paused.
         let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
         let pin = self.0.catalog.pin(&draft.id);
@@ -46,7 +46,7 @@ impl Sandboxes {
         entry.set_record(paused.clone());
         drop((pin, permit));
         self.end_guest(guest).await;
-        self.0.gc.collect(left);
+        self.0.gc.collect(parent);
         if let Some(id) = &paused.snapshot {
             self.snapshots().shorten_asleep(id);
         }
@@ -124,23 +124,6 @@ impl Sandboxes {
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
         entry.set_reservation(Some(self.admit(record.size)?));
         self.revive(entry, asked, snapshot, ReviveReason::Wake(options))
-            .await
-    }
-}
-
-impl Timeouts<'_> {
-    /// Gives a running sandbox its time; none if it does not run.
-    pub async fn renew(self, id: &str, time: AwakeTime) -> Result<Option<Sandbox>, OperationError> {
-        let this = Sandboxes(self.0.clone());
-        let entry = self.0.entry(id)?;
-        this.clone()
-            .perform("keep_awake", &entry.id(), async move {
-                let _op_guard = entry.op_lock().lock().await;
-                match entry.record().state {
-                    SandboxState::Running => this.set_awake_time(&entry, time).map(Some),
-                    _ => Ok(None),
-                }
-            })
             .await
     }
 }

@@ -1,7 +1,7 @@
-//! The warm pool: restored sandboxes that wait for somebody to be.
+//! Warm pool: restored guests that wait for an identity.
 //!
-//! Each of them stands before the greeting, so it gets its identity, entropy and clock when it is
-//! handed out, and what was handed out never comes back.
+//! Each guest waits before its greeting. It receives its identity, entropy and clock when a create
+//! takes it, and never returns to the pool.
 
 use super::{OperationError, Sandboxes, SandboxesInner, detached};
 use crate::admission::{Occupant, Reservation};
@@ -25,9 +25,9 @@ impl Sandboxes {
     }
 }
 
-/// Quiet time before a refill, so that it does not compete with a burst of creates.
+/// Delay of a refill after the last create, so that it does not compete with a burst of creates.
 const DEBOUNCE: Duration = Duration::from_millis(500);
-/// Most debounces in a row: a stream of creates must not starve the pool.
+/// Maximum number of delays: a continuous stream of creates must not starve the pool.
 const MAX_QUIET_ROUNDS: u32 = 6;
 
 /// Counts of a template's sandboxes in the warm pool.
@@ -45,14 +45,14 @@ struct PoolBucket {
     template: String,
     snapshot: String,
     waiting: Vec<(Box<dyn UnassignedGuest>, Reservation)>,
-    /// Counts takes, so that a refill sees whether it is quiet.
+    /// Number of taken guests, by which a refill detects a burst.
     takes: u64,
     refilling: bool,
 }
 
-/// Arrivals by fingerprint.
+/// Waiting guests by fingerprint.
 pub(super) struct Pool {
-    /// For templates that nobody chose another number for.
+    /// Default number of guests per template.
     usual: usize,
     chosen: Mutex<BTreeMap<String, usize>>,
     buckets: Mutex<HashMap<String, PoolBucket>>,
@@ -72,17 +72,17 @@ impl Pool {
         chosen.get(template).copied().unwrap_or(self.usual)
     }
 
-    /// Sets the number for `template` and ends those that are too many. Fingerprints and snapshots
-    /// of its shelves.
+    /// Sets the number of guests for `template`, and stops surplus ones. Returns the fingerprints
+    /// and snapshots of its buckets.
     fn choose(&self, template: &str, wanted: usize) -> Vec<(String, String)> {
         self.chosen.lock().insert(template.to_owned(), wanted);
-        // Their guests end when nobody waits for the lock.
+        // Stopped without the lock: stopping takes time.
         let mut ended = Vec::new();
         let mut buckets = self.buckets.lock();
         let of_template = buckets.iter_mut().filter(|(_, s)| s.template == template);
         let chosen = of_template.map(|(fingerprint, bucket)| {
-            let kept = bucket.waiting.len().min(wanted);
-            ended.extend(bucket.waiting.drain(kept..));
+            let retained = bucket.waiting.len().min(wanted);
+            ended.extend(bucket.waiting.drain(retained..));
             (fingerprint.clone(), bucket.snapshot.clone())
         });
         let chosen = chosen.collect();
@@ -110,7 +110,7 @@ impl Pool {
         self.buckets.lock().values().map(|s| s.waiting.len()).sum()
     }
 
-    /// One that still waits, and the snapshot it was restored from.
+    /// Takes a waiting guest. Returns also the snapshot that it was restored from.
     pub fn take(&self, fingerprint: &str) -> Option<(Box<dyn UnassignedGuest>, String)> {
         let mut buckets = self.buckets.lock();
         let bucket = buckets.get_mut(fingerprint)?;
@@ -123,7 +123,7 @@ impl Pool {
         None
     }
 
-    /// Snapshots that those who wait were restored from.
+    /// Returns the snapshots that the waiting guests were restored from.
     pub fn snapshots(&self) -> Vec<String> {
         let buckets = self.buckets.lock();
         let in_use = buckets.values().filter(|s| !s.waiting.is_empty());
@@ -141,7 +141,7 @@ impl Pool {
 
     pub fn drop_bucket(&self, fingerprint: &str) {
         let bucket = self.buckets.lock().remove(fingerprint);
-        // Its guests end when nobody waits for the lock.
+        // Stopped without the lock: stopping takes time.
         drop(bucket);
     }
 
@@ -172,8 +172,8 @@ impl Pool {
         self.buckets.lock().get(fingerprint).map(|s| s.takes)
     }
 
-    /// Adds an unassigned guest with its place unless the shelf was dropped; whether there is room
-    /// for more.
+    /// Adds an unassigned guest with its reservation unless the bucket was dropped. Returns whether
+    /// more guests are needed.
     fn put(
         &self,
         fingerprint: &str,
@@ -185,7 +185,7 @@ impl Pool {
         let wanted = self.wanted(template);
         let mut buckets = self.buckets.lock();
         match buckets.get_mut(fingerprint) {
-            // Fewer may be wanted by now.
+            // The number may have been lowered meanwhile.
             Some(bucket) if bucket.snapshot == snapshot && bucket.waiting.len() < wanted => {
                 bucket.waiting.push((unassigned, reservation));
                 bucket.waiting.len() < wanted
@@ -262,7 +262,7 @@ impl WarmPool<'_> {
         Ok(unassigned)
     }
 
-    /// Fills the shelf in the background, once it is quiet.
+    /// Refills the bucket in the background, after a burst of creates has ended.
     pub(super) fn refill(self, fingerprint: &str, template: &str, snapshot: &str) {
         if !self.0.pool.begin_refill(fingerprint, template, snapshot) {
             return;
@@ -276,14 +276,14 @@ impl WarmPool<'_> {
             };
             this.0.pool.quiet(&fingerprint).await;
             loop {
-                // A daemon that is about to end makes none, and waits for the one that is made.
+                // A daemon that shuts down starts no restore, and waits for the one in flight.
                 let Ok(_under_way) = this.0.operations.begin() else {
                     break;
                 };
                 let Ok((record, _pin)) = this.snapshots().pin(&snapshot) else {
                     break;
                 };
-                // A refusal is no error here: the next create looks again.
+                // Rejection is no error: the next create tries again.
                 let Ok(reservation) = this.0.admission.admit(Occupant::Waiting, record.size) else {
                     break;
                 };
@@ -305,5 +305,10 @@ impl WarmPool<'_> {
             }
             this.0.pool.end_refill(&fingerprint);
         });
+    }
+
+    /// Returns the count of restored sandboxes in the warm pool.
+    pub fn waiting(self) -> usize {
+        self.0.pool.len()
     }
 }

@@ -112,7 +112,7 @@ pub(super) fn recover(
     let (mut changes, mut captured) = (Vec::new(), Vec::new());
     for found in journalled {
         let mut record = found.snapshot;
-        let there = match on_disk.get_mut(&*record.id) {
+        let has_files = match on_disk.get_mut(&*record.id) {
             Some(on_disk) if found.complete => {
                 on_disk.has_record = true;
                 snapshots.push(record);
@@ -120,14 +120,14 @@ pub(super) fn recover(
             }
             found => found.is_some(),
         };
-        if !there && record.storing {
+        if !has_files && record.storing {
             captured.push(record);
             continue;
         }
         // It was acknowledged, whatever its sandbox is by now.
         let is_kept = std::mem::take(&mut record.storing);
         // Few were under way: each of them looks through all sandboxes.
-        let under_way = there && !found.complete;
+        let under_way = has_files && !found.complete;
         let mut owners = sandboxes.iter_mut().filter(|s| s.id == record.sandbox);
         let owner = under_way.then(|| owners.next()).flatten();
         match owner.filter(|s| s.state == SandboxState::Running) {
@@ -164,8 +164,8 @@ pub(super) fn recover(
     let mut guests = journal.guests()?;
     let (mut orphans, mut storing) = (Vec::new(), Vec::new());
     for sandbox in &mut sandboxes {
-        let there = |id: &String| on_disk.get(id.as_str()).is_some_and(|s| s.has_record);
-        let there = sandbox.snapshot.as_ref().is_some_and(there);
+        let has_files = |id: &String| on_disk.get(id.as_str()).is_some_and(|s| s.has_record);
+        let has_files = sandbox.snapshot.as_ref().is_some_and(has_files);
         let cause = match sandbox.state {
             SandboxState::Running if let Some(handle) = guests.remove(&sandbox.id) => {
                 let snapshot = sandbox.snapshot.clone();
@@ -189,7 +189,7 @@ pub(super) fn recover(
             }
             SandboxState::Creating | SandboxState::Running => DAEMON_STOPPED,
             // The store may have what the disk has lost.
-            SandboxState::Paused if !there && !has_store => SNAPSHOT_LOST,
+            SandboxState::Paused if !has_files && !has_store => SNAPSHOT_LOST,
             _ => continue,
         };
         sandbox.state = SandboxState::broken(cause);

@@ -34,13 +34,13 @@ impl Sandboxes {
                     theirs: describe(&snapshot.template, snapshot.size),
                 });
             }
-            let left = record.snapshot.clone();
+            let previous = record.snapshot.clone();
             let in_place = this.roll_back_in_place(&entry, asked, &snapshot);
             let record = match in_place.await? {
                 Some(record) => record,
                 None => this.exchange(&entry, asked, &snapshot.id).await?,
             };
-            this.0.gc.collect(left);
+            this.0.gc.collect(previous);
             Ok(record)
         })
         .await

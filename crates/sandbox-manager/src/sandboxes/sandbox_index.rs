@@ -22,8 +22,8 @@ impl Sandboxes {
 }
 
 impl SandboxIndex<'_> {
-    /// Returns the first `limit` sandboxes that match. Checks no more than necessary, or all running
-    /// ones, and copies only the result.
+    /// Returns the first `limit` sandboxes that match. Checks no more than necessary, or all
+    /// running ones, and copies only the result.
     pub fn in_order(
         self,
         listed: ListedSandboxes<'_>,
@@ -39,8 +39,8 @@ impl SandboxIndex<'_> {
             entry.with_record(|r| matches(r).then(|| r.clone()))
         };
         let first = |positions: &BTreeSet<SharedPosition>| {
-            let found = order.of(positions).filter_map(|(_, id)| copy(id));
-            found.take(limit).collect()
+            let sandboxes = order.of(positions).filter_map(|(_, id)| copy(id));
+            sandboxes.take(limit).collect()
         };
         match listed {
             ListedSandboxes::All => first(&indexes.ages.lock()),
@@ -76,9 +76,10 @@ impl SandboxIndex<'_> {
     /// Returns all sandboxes that match, in no order. Checks every one, and copies only the result.
     pub fn all(self, matches: impl Fn(&Sandbox) -> bool) -> Vec<Sandbox> {
         let entries = self.0.entries.lock();
-        let found = entries.values();
-        let found = found.filter_map(|entry| entry.with_record(|r| matches(r).then(|| r.clone())));
-        found.collect()
+        let sandboxes = entries.values();
+        let sandboxes =
+            sandboxes.filter_map(|entry| entry.with_record(|r| matches(r).then(|| r.clone())));
+        sandboxes.collect()
     }
 
     /// Returns the ids of the sandboxes of an API key that are not killed.
@@ -90,8 +91,8 @@ impl SandboxIndex<'_> {
     /// Returns the id of the running or paused sandbox whose agent token fits. Checks every one.
     pub fn by_token(self, fits: impl Fn(&str) -> bool) -> Option<String> {
         let entries = self.0.entries.lock();
-        let mut found = entries.iter().filter(|(_, e)| e.has_token(&fits));
-        found.next().map(|(id, _)| id.to_string())
+        let mut owners = entries.iter().filter(|(_, e)| e.has_token(&fits));
+        owners.next().map(|(id, _)| id.to_string())
     }
 
     /// Returns the sandboxes with this name that are not killed, at most one of each owner.

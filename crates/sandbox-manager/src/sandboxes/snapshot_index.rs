@@ -141,8 +141,8 @@ impl SnapshotIndex {
     pub fn beginning_with<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Snapshot> {
         let from = (Bound::Included(prefix), Bound::Unbounded);
         let from = self.records.range::<str, _>(from);
-        let found = from.take_while(move |(id, _)| id.starts_with(prefix));
-        found.map(|(_, record)| &**record)
+        let records = from.take_while(move |(id, _)| id.starts_with(prefix));
+        records.map(|(_, record)| &**record)
     }
 
     /// Those that are kept for `purpose`, of a template or a build step, and depend on

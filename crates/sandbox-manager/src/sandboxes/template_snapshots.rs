@@ -1,5 +1,7 @@
 //! Templates as snapshots: booted once, and restored from then on.
 
+mod retirement;
+
 use super::create::GuestOrigin;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
 use crate::quota::QuotaPermit;
@@ -132,8 +134,8 @@ impl TemplateSnapshots<'_> {
                 revive_reason: None,
             });
         }
-        let found = self.snapshot(engine, template, size, &fingerprint);
-        match found.await {
+        let snapshot = self.snapshot(engine, template, size, &fingerprint);
+        match snapshot.await {
             Ok(snapshot) => {
                 self.0.template_snapshots.record_use(&snapshot);
                 let (_, _pin) = Snapshots(self.0).pin(&snapshot)?;
@@ -191,8 +193,8 @@ impl TemplateSnapshots<'_> {
 
     fn find(self, fingerprint: &str) -> Option<String> {
         let snapshots = self.0.catalog.read();
-        let mut found = snapshots.kept_for(SnapshotPurpose::Template, fingerprint);
-        found.next().map(|s| s.id.clone())
+        let mut templates = snapshots.kept_for(SnapshotPurpose::Template, fingerprint);
+        templates.next().map(|s| s.id.clone())
     }
 
     /// The snapshot of the booted template. However many ask at once, one makes it and the others

@@ -63,8 +63,8 @@ impl Sandboxes {
         }
     }
 
-    /// Sets the deadline of a sandbox to `timeout` from now, or removes it. The caller must hold its
-    /// `op_lock`.
+    /// Sets the deadline of a sandbox to `timeout` from now, or removes it. The caller must hold
+    /// its `op_lock`.
     fn set_deadline(
         &self,
         entry: &SandboxEntry,
@@ -164,8 +164,8 @@ impl Timeouts<'_> {
             .await
     }
 
-    /// Moves the deadline of a sandbox to at least `timeout` from now. A later deadline, or none, is
-    /// not changed.
+    /// Moves the deadline of a sandbox to at least `timeout` from now. A later deadline, or none,
+    /// is not changed.
     pub async fn extend(self, id: &str, timeout: Duration) -> Result<Sandbox, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
@@ -183,6 +183,21 @@ impl Timeouts<'_> {
                         }
                         _ => Ok(entry.record()),
                     },
+                }
+            })
+            .await
+    }
+
+    /// Gives a running sandbox its time; none if it does not run.
+    pub async fn renew(self, id: &str, time: AwakeTime) -> Result<Option<Sandbox>, OperationError> {
+        let this = Sandboxes(self.0.clone());
+        let entry = self.0.entry(id)?;
+        this.clone()
+            .perform("keep_awake", &entry.id(), async move {
+                let _op_guard = entry.op_lock().lock().await;
+                match entry.record().state {
+                    SandboxState::Running => this.set_awake_time(&entry, time).map(Some),
+                    _ => Ok(None),
                 }
             })
             .await

@@ -87,13 +87,13 @@ fn content(element: &[u8], tag: u8) -> Result<&[u8], String> {
 
 /// The elements of a constructed one's content, each with its header.
 fn elements(mut content: &[u8]) -> Result<Vec<&[u8]>, String> {
-    let mut found = Vec::new();
+    let mut parts = Vec::new();
     while !content.is_empty() {
         let (rest, _) = Any::from_der(content).map_err(|e| e.to_string())?;
-        found.push(&content[..content.len() - rest.len()]);
+        parts.push(&content[..content.len() - rest.len()]);
         content = rest;
     }
-    Ok(found)
+    Ok(parts)
 }
 
 fn encoded(tag: u8, content: &[u8]) -> Vec<u8> {

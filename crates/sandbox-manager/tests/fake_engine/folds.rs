@@ -10,7 +10,7 @@ use std::time::Duration;
 async fn open(bench: &Bench) -> Sandboxes {
     bench.world.folds_snapshots.store(true, Ordering::Relaxed);
     let options = HostOptions {
-        tend: Duration::from_millis(5),
+        upkeep_interval: Duration::from_millis(5),
         gc_interval: Duration::from_millis(20),
         ..HostOptions::default()
     };

@@ -196,5 +196,5 @@ async fn a_restart_reads_no_snapshot_and_corrects_their_sizes_behind_its_answers
     })
     .await;
     let by = bench.world.measured_by.lock().unwrap().clone();
-    assert!(by.iter().all(|thread| thread == "caretaker"), "{by:?}");
+    assert!(by.iter().all(|thread| thread == "upkeep"), "{by:?}");
 }

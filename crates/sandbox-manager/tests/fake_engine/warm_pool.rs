@@ -98,7 +98,7 @@ async fn what_waits_is_kept_in_memory_as_long_as_it_waits() {
     let bench = Bench::new();
     let host = bench
         .open_with(HostOptions {
-            tend: Duration::from_millis(5),
+            upkeep_interval: Duration::from_millis(5),
             ..warm(1)
         })
         .await;
@@ -138,7 +138,7 @@ async fn what_a_templates_guests_touch_is_learned_once_and_its_failure_costs_not
 async fn what_is_kept_is_sealed_also_what_an_earlier_daemon_left() {
     let bench = Bench::new();
     let soon = HostOptions {
-        tend: Duration::from_millis(5),
+        upkeep_interval: Duration::from_millis(5),
         ..HostOptions::default()
     };
     let host = bench.open_with(soon.clone()).await;

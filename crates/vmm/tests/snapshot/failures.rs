@@ -140,10 +140,7 @@ fn a_snapshot_larger_than_it_may_be_is_refused_before_a_byte_is_written() {
         let memory = target.memory.try_clone().unwrap();
         vm.max_bytes = Some(8 << 20);
         let error = vm.snapshot_to(target, then).err().unwrap();
-        assert!(
-            error.contains("at most 8388608 are allowed"),
-            "{error}"
-        );
+        assert!(error.contains("at most 8388608 are allowed"), "{error}");
         assert_eq!(memory.metadata().unwrap().blocks(), 0);
         vm.verify();
     }

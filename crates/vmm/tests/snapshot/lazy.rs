@@ -114,7 +114,7 @@ fn snapshots_have_what_has_not_arrived_and_what_arrives_meanwhile() {
     snapshots.push(stays);
     stored.store.set_mode(Mode::Answer(Duration::ZERO));
     for snapshot in &snapshots {
-        // None of the guest's 64 MiB is stored again.
+        // The guest's 64 MiB are not stored again.
         assert!(snapshot.report.stored < 1000, "{:?}", snapshot.report);
         let whole = stored.completed(snapshot);
         TestVm::restore(whole, &stored.base, MemorySource::Map).verify();

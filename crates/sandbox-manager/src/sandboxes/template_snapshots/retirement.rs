@@ -13,7 +13,7 @@ const MAX_SIZES_PER_TEMPLATE: usize = 8;
 impl TemplateSnapshots<'_> {
     /// Snapshots of templates that have become something else, or are gone, serve no new sandbox
     /// either, and hold what the templates were. Looks at those of `ids`.
-    pub(super) fn retire_outdated(self, ids: &[String]) {
+    pub(in crate::sandboxes) fn retire_outdated(self, ids: &[String]) {
         let snapshots = self.0.catalog.read();
         let of_template = |s: &&Snapshot| s.purpose == SnapshotPurpose::Template && s.kept;
         let kept = ids.iter().filter_map(|id| snapshots.get(id));
@@ -33,7 +33,7 @@ impl TemplateSnapshots<'_> {
 
     /// Snapshots of the same template, size and engine with another fingerprint serve no new
     /// sandbox.
-    pub(super) fn retire_older(self, newest: &Snapshot) {
+    pub(in crate::sandboxes) fn retire_older(self, newest: &Snapshot) {
         let older = |s: &Snapshot| {
             let same = (&s.template, s.size) == (&newest.template, newest.size);
             s.id != newest.id && same && s.engine == newest.engine
@@ -43,7 +43,7 @@ impl TemplateSnapshots<'_> {
 
     /// Lets go of the sizes of a template that were not used for longest, beyond
     /// [`MAX_SIZES_PER_TEMPLATE`]. Their next create boots.
-    pub(super) fn retire_surplus(self, newest: &Snapshot) {
+    pub(in crate::sandboxes) fn retire_surplus(self, newest: &Snapshot) {
         let other = |s: &Snapshot| s.template == newest.template && s.id != newest.id;
         let mut others = self.kept(other);
         let Some(surplus) = (others.len() + 1).checked_sub(MAX_SIZES_PER_TEMPLATE) else {
@@ -90,7 +90,7 @@ impl TemplateSnapshots<'_> {
     }
 
     /// Ids of the snapshots of booted templates that are `wanted`.
-    pub(super) fn kept(self, wanted: impl Fn(&Snapshot) -> bool) -> Vec<String> {
+    pub(in crate::sandboxes) fn kept(self, wanted: impl Fn(&Snapshot) -> bool) -> Vec<String> {
         let snapshots = self.0.catalog.read();
         let kept = snapshots.all_kept_for(SnapshotPurpose::Template);
         kept.filter(|s| wanted(s)).map(|s| s.id.clone()).collect()

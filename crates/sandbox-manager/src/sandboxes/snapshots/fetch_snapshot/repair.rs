@@ -1,4 +1,4 @@
-//! Snapshots whose files are damaged on this host: fetched anew from the store, if it has them.
+//! Repair of damaged snapshots: their files are fetched again if the store has them.
 
 use super::{Fetch, Missing, Pulled};
 use crate::operation_error::{ErrorKind, OperationError};
@@ -14,32 +14,32 @@ use std::sync::atomic::Ordering;
 type Damages = BTreeMap<String, String>;
 
 impl Snapshots<'_> {
-    /// Fetches those snapshots of the lineage of `id` anew whose files are damaged: those of
-    /// `known`, and those that show it without being read. Guests that run from them keep the files
-    /// that they have. Returns the damage of those that were replaced; empty: nothing is damaged,
-    /// or there is no copy in the store. Callers that mend one snapshot share one fetch.
-    pub(in crate::sandboxes) async fn mend(
+    /// Fetches the damaged snapshots of the lineage of `id` again: those of `reported`, and those
+    /// whose damage is found without reading layers. Running guests continue with the old files.
+    /// Returns the damage of the replaced snapshots. Empty if nothing is damaged, or if the store
+    /// has no copy. Concurrent repairs of one snapshot share one fetch.
+    pub(in crate::sandboxes) async fn repair(
         self,
         id: &str,
-        known: Damages,
+        reported: Damages,
     ) -> Result<Damages, OperationError> {
         let Some(remote) = self.0.uploads.remote.clone() else {
             return Ok(Damages::new());
         };
         let mut damages = self.find_damages(id).await?;
-        damages.extend(known.clone());
+        damages.extend(reported.clone());
         let Some(first) = damages.keys().next() else {
             return Ok(damages);
         };
-        let lock = self.0.fetch_locks.get(format!("mend/{first}"));
+        let lock = self.0.fetch_locks.get(format!("repair/{first}"));
         let _one = lock.lock().await;
-        // Another call may have mended it meanwhile.
-        let mut left = self.find_damages(id).await?;
-        left.extend(known);
-        if left.is_empty() {
+        // Another call may have repaired it meanwhile.
+        let mut remaining = self.find_damages(id).await?;
+        remaining.extend(reported);
+        if remaining.is_empty() {
             return Ok(damages);
         }
-        for (id, damage) in &left {
+        for (id, damage) in &remaining {
             tracing::warn!(id, "a snapshot is damaged on this host: {damage}");
         }
         let fetch = Fetch {
@@ -48,47 +48,47 @@ impl Snapshots<'_> {
             owner: self.0.catalog.get(id).and_then(|record| record.owner),
         };
         // Boxed: with all that it awaits it is large.
-        let renewed = Box::pin(fetch.renew(id, &left)).await;
+        let renewed = Box::pin(fetch.renew(id, &remaining)).await;
         let counters = &self.0.uploads.counters;
         let counter = match &renewed {
-            Ok(true) => &counters.mended,
-            Ok(false) | Err(_) => &counters.not_mended,
+            Ok(true) => &counters.repaired,
+            Ok(false) | Err(_) => &counters.failed_repairs,
         };
-        let count = u64::try_from(left.len()).unwrap_or(u64::MAX);
+        let count = u64::try_from(remaining.len()).unwrap_or(u64::MAX);
         counter.fetch_add(count, Ordering::Relaxed);
         match renewed? {
             true => {
-                tracing::info!(id, "damaged snapshots were fetched anew from the store");
-                self.drop_waiting(&left);
-                Ok(left)
+                tracing::info!(id, "fetched damaged snapshots again");
+                self.drop_waiting(&remaining);
+                Ok(remaining)
             }
             false => {
-                tracing::warn!(id, "the store has no copy of what is damaged");
+                tracing::warn!(id, "the store has no copy of the damaged snapshots");
                 Ok(Damages::new())
             }
         }
     }
 
-    /// The same after an operation on snapshot `id` failed with `error`. Returns the error to
-    /// report, unless the operation may succeed now.
-    pub(in crate::sandboxes) async fn mend_after(
+    /// Like [`Self::repair`], after an operation on snapshot `id` failed with `error`. Returns the
+    /// error to report, unless a retry of the operation may succeed.
+    pub(in crate::sandboxes) async fn repair_after(
         self,
         id: &str,
         error: OperationError,
     ) -> Result<(), OperationError> {
-        match self.mend(id, Damages::new()).await {
-            Ok(mended) if !mended.is_empty() => Ok(()),
+        match self.repair(id, Damages::new()).await {
+            Ok(repaired) if !repaired.is_empty() => Ok(()),
             Ok(_) => Err(error),
-            // Worth another try, as the first error is not.
+            // The client can retry after this error, but not after the first one.
             Err(e) if e.kind() == ErrorKind::Busy => Err(e),
             Err(e) => {
-                tracing::warn!(id, "a damaged snapshot was not fetched anew: {e}");
+                tracing::warn!(id, "cannot fetch a damaged snapshot again: {e}");
                 Err(error)
             }
         }
     }
 
-    /// Damage in the lineage of `id` that shows without reading layers.
+    /// Returns the damage in the lineage of `id` that is found without reading layers.
     async fn find_damages(self, id: &str) -> Result<Damages, OperationError> {
         // Snapshots of a lineage have one engine.
         let Ok(engine) = self.0.snapshot_engines.engine_of(id).cloned() else {
@@ -102,19 +102,19 @@ impl Snapshots<'_> {
             next = next.filter(|_| based);
             lineage.push(id);
         }
-        let looking = tokio::task::spawn_blocking(move || {
-            let found = lineage.into_iter().filter_map(|id| {
+        let search = tokio::task::spawn_blocking(move || {
+            let damages = lineage.into_iter().filter_map(|id| {
                 let damage = engine.snapshot_files().find_damage(&id)?;
                 Some((id, damage))
             });
-            found.collect()
+            damages.collect()
         });
-        looking
+        search
             .await
             .map_err(|e| OperationError::Lost(e.to_string()))
     }
 
-    /// Ends the guests of the warm pool if some of them were restored from what was damaged.
+    /// Stops the guests of the warm pool if one of them was restored from a damaged snapshot.
     fn drop_waiting(self, damaged: &Damages) {
         let waiting = self.0.pool.snapshots();
         let mut lineages = waiting.iter().map(|id| self.lineage(Some(id)));
@@ -143,7 +143,7 @@ impl Fetch {
         let Some(found) = found.map_err(Self::store_error(id))? else {
             return Ok(false);
         };
-        let in_it = |wanted: &String| found.iter().any(|found| found.id == *wanted);
+        let in_it = |id: &String| found.iter().any(|found| found.id == *id);
         if !damaged.keys().all(in_it) {
             return Ok(false);
         }
@@ -199,7 +199,7 @@ impl Fetch {
             record.bytes = bytes;
             record.parent = missing.import.parent;
         });
-        self.this.0.upkeep.seal(id);
+        self.this.0.upkeep.enqueue_checksums(id);
         Ok(())
     }
 }

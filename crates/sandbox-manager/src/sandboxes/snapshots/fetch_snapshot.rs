@@ -1,13 +1,13 @@
 //! Snapshots that this host lacks, from the store that hosts share.
 
-mod mend;
+mod repair;
 
-use super::snapshot_catalog::SnapshotPin;
-use super::snapshot_engine::SnapshotOnDisk;
-use super::{OperationError, OwnerBudgets, Sandboxes, Snapshots};
 use crate::admission::Shortage;
 use crate::quota::{QuotaAmount, QuotaRequest};
 use crate::records::SnapshotRecord;
+use crate::sandboxes::snapshot_catalog::SnapshotPin;
+use crate::sandboxes::snapshot_engine::SnapshotOnDisk;
+use crate::sandboxes::{OperationError, OwnerBudgets, Sandboxes, Snapshots};
 use crate::snapshot::Snapshot;
 use crate::store_copies::{StoreCopies, StoreCopy, StorePlace};
 use jiffy_api_types::SnapshotPurpose;
@@ -81,7 +81,7 @@ impl ImportedFile for Pulled {
 
 /// Locks of snapshots that are being fetched, by a key of the fetch.
 #[derive(Default)]
-pub(super) struct FetchLocks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
+pub(in crate::sandboxes) struct FetchLocks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
 
 impl FetchLocks {
     /// Returns the lock of `key`, which exists while a fetch uses it.
@@ -155,7 +155,7 @@ impl Snapshots<'_> {
 
     /// A snapshot by its id, the beginning of it or its name; one that is not here is fetched by
     /// its id for `owner`, and one that is being stored is waited for.
-    pub(super) async fn pin_or_fetch(
+    pub(in crate::sandboxes) async fn pin_or_fetch(
         self,
         owner: Option<&str>,
         id: &str,
@@ -464,7 +464,7 @@ impl Fetch {
             return Err(e.into());
         }
         if record.kept {
-            self.this.0.upkeep.seal(&record.id);
+            self.this.0.upkeep.enqueue_checksums(&record.id);
         }
         if missing.memory.is_some() {
             self.this.0.uploads.wake_readers.notify_one();

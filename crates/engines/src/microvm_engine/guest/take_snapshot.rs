@@ -1,6 +1,6 @@
 //! Snapshots of running guests.
 
-use super::guest::MicroVmGuest;
+use crate::microvm_engine::guest::MicroVmGuest;
 use crate::restore_policy::RestorePolicy;
 use jiffy_engine_api::{AfterSnapshot, BootMode, CaptureNotice, EngineError, SnapshotTimes};
 use jiffy_microvm_engine::{SaveError, SnapshotSpec};
@@ -8,7 +8,7 @@ use jiffy_proto::snapshot::{AfterSnapshot as Then, SnapshotReport};
 use jiffy_snapshot::{Durability, Snapshot};
 
 impl MicroVmGuest {
-    pub(super) async fn save(
+    pub(in crate::microvm_engine) async fn save(
         &self,
         id: &str,
         then: AfterSnapshot,
@@ -35,7 +35,7 @@ impl MicroVmGuest {
         self.times(saved, max_bytes)
     }
 
-    pub(super) fn times(
+    pub(in crate::microvm_engine) fn times(
         &self,
         saved: Result<(Snapshot, SnapshotReport), SaveError>,
         max_bytes: Option<u64>,

@@ -1,9 +1,9 @@
 //! `RUN` instructions.
 
-use super::error::DockerfileError;
-use super::flags::{self, Flag};
-use super::instructions::{Instruction, document};
-use super::stages::StageParser;
+use crate::dockerfile::error::DockerfileError;
+use crate::dockerfile::flags::{self, Flag};
+use crate::dockerfile::instructions::{Instruction, document};
+use crate::dockerfile::stages::StageParser;
 use crate::spec::{StepAction, StepCommand};
 
 /// Script that runs its first argument, a here-document with an interpreter line, as a program.
@@ -11,7 +11,7 @@ const RUN_SCRIPT: &str = r#"f=$(mktemp) || exit 1; trap 'rm -f "$f"' EXIT; print
 
 impl StageParser<'_> {
     /// Parses a `RUN`.
-    pub(super) fn run(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
+    pub(in crate::dockerfile) fn run(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
         let (flags, rest) = flags::split(&line.arguments);
         for flag in &flags {
             self.run_flag(line, flag)?;

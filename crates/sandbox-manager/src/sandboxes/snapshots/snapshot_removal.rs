@@ -1,7 +1,7 @@
 //! Removal of snapshots on request.
 
-use super::snapshot_catalog::SnapshotPin;
-use super::{OperationError, Snapshots};
+use crate::sandboxes::snapshot_catalog::SnapshotPin;
+use crate::sandboxes::{OperationError, Snapshots};
 use crate::snapshot::Snapshot;
 use jiffy_api_types::SnapshotPurpose;
 

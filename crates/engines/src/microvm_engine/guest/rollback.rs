@@ -1,8 +1,8 @@
 //! Rollback of a running microVM to a snapshot. The VMM process and the network slot remain.
 
-use super::guest::MicroVmGuest;
-use super::unassigned::boot_error;
 use crate::agent_identity;
+use crate::microvm_engine::guest::MicroVmGuest;
+use crate::microvm_engine::unassigned::boot_error;
 use jiffy_engine_api::{RollbackCommit, RollbackFailure, SandboxIdentity};
 use jiffy_microvm_engine::{RollbackError, RollbackSpec};
 
@@ -13,7 +13,7 @@ fn refused(reason: impl std::fmt::Display) -> RollbackFailure {
 }
 
 impl MicroVmGuest {
-    pub(super) async fn roll_back_in_place(
+    pub(in crate::microvm_engine) async fn roll_back_in_place(
         &self,
         id: &str,
         identity: &SandboxIdentity,

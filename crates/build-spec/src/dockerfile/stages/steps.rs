@@ -1,9 +1,9 @@
 //! Instructions inside a stage, except `COPY`, `ADD` and `RUN`.
 
-use super::error::DockerfileError;
-use super::instructions::Instruction;
-use super::stages::StageParser;
-use super::words;
+use crate::dockerfile::error::DockerfileError;
+use crate::dockerfile::instructions::Instruction;
+use crate::dockerfile::stages::StageParser;
+use crate::dockerfile::words;
 use crate::spec::StepAction;
 
 /// Instructions that are accepted and ignored.
@@ -43,7 +43,7 @@ const INSTRUCTIONS: [&str; 13] = [
 ];
 
 /// Tells if an instruction exists.
-pub(super) fn is_known(instruction: &str) -> bool {
+pub(in crate::dockerfile) fn is_known(instruction: &str) -> bool {
     INSTRUCTIONS.contains(&instruction)
         || IGNORED_INSTRUCTIONS
             .iter()
@@ -52,7 +52,10 @@ pub(super) fn is_known(instruction: &str) -> bool {
 
 impl StageParser<'_> {
     /// Parses an instruction of a stage.
-    pub(super) fn step(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
+    pub(in crate::dockerfile) fn step(
+        &mut self,
+        line: &Instruction,
+    ) -> Result<(), DockerfileError> {
         if let Some((_, message)) = IGNORED_INSTRUCTIONS
             .iter()
             .find(|(name, _)| *name == line.keyword)
@@ -86,7 +89,11 @@ impl StageParser<'_> {
     }
 
     /// Removes the quotes of a word; variables remain.
-    pub(super) fn word(&self, line: &Instruction, word: &str) -> Result<String, DockerfileError> {
+    pub(in crate::dockerfile) fn word(
+        &self,
+        line: &Instruction,
+        word: &str,
+    ) -> Result<String, DockerfileError> {
         words::unquote(word, self.escape).map_err(|e| line.error(e))
     }
 
@@ -163,7 +170,11 @@ impl StageParser<'_> {
     }
 
     /// Words of a JSON array; warns about text that resembles one.
-    pub(super) fn maybe_json(&mut self, line: &Instruction, text: &str) -> Option<Vec<String>> {
+    pub(in crate::dockerfile) fn maybe_json(
+        &mut self,
+        line: &Instruction,
+        text: &str,
+    ) -> Option<Vec<String>> {
         let words = json(text);
         if words.is_none()
             && text.starts_with('[')
@@ -181,7 +192,7 @@ impl StageParser<'_> {
 }
 
 /// Parses `["a", "b"]`.
-pub(super) fn json(text: &str) -> Option<Vec<String>> {
+pub(in crate::dockerfile) fn json(text: &str) -> Option<Vec<String>> {
     text.starts_with('[')
         .then(|| serde_json::from_str(text).ok())
         .flatten()

@@ -1,13 +1,13 @@
-//! Snapshots that are acknowledged once their memory is frozen, and stored behind that.
+//! Snapshots that are acknowledged when their memory is frozen, and stored in the background.
 //!
-//! The record of one is `storing` until its files are complete. Whatever needs the files waits for
-//! them. A daemon that ends meanwhile leaves the work to the process that holds the memory and to
-//! the next daemon.
+//! The record of such a snapshot is `storing` until its files are complete. Operations that need
+//! the files wait for them. If the daemon exits meanwhile, the process that holds the memory and
+//! the next daemon complete the snapshot.
 
-use super::entry::SandboxEntry;
-use super::take_snapshot::descended;
-use super::{FetchScope, OperationError, Sandboxes, SandboxesInner, Snapshots};
 use crate::journal::JournalChange;
+use crate::sandboxes::entry::SandboxEntry;
+use crate::sandboxes::take_snapshot::descended;
+use crate::sandboxes::{FetchScope, OperationError, Sandboxes, SandboxesInner, Snapshots};
 use crate::snapshot::Snapshot;
 use jiffy_engine_api::Guest;
 use parking_lot::Mutex;
@@ -15,15 +15,15 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{oneshot, watch};
 
-/// Lost snapshots whose reason is remembered.
+/// Maximum number of lost snapshots whose reason is retained.
 const MAX_LOST: usize = 1000;
 
-/// Is told of a snapshot that is captured.
-pub(super) type Acknowledgement = oneshot::Sender<Snapshot>;
+/// Receives the snapshot when it is captured.
+pub(in crate::sandboxes) type Acknowledgement = oneshot::Sender<Snapshot>;
 
-/// Captured snapshots of a host that are being stored, and the latest that were lost.
+/// Captured snapshots that are being stored, and the latest lost ones.
 #[derive(Default)]
-pub(super) struct Captures {
+pub(in crate::sandboxes) struct Captures {
     /// Closed when the snapshot is stored or lost.
     under_way: Mutex<HashMap<String, watch::Receiver<()>>>,
     lost: Mutex<VecDeque<LostCapture>>,
@@ -35,7 +35,7 @@ struct LostCapture {
 }
 
 /// Guard: the snapshot is being stored.
-pub(super) struct StoringGuard {
+pub(in crate::sandboxes) struct StoringGuard {
     inner: Arc<SandboxesInner>,
     id: String,
     _storing: watch::Sender<()>,
@@ -48,9 +48,9 @@ impl Drop for StoringGuard {
 }
 
 impl Snapshots<'_> {
-    /// Waits until the engine has captured `draft`, writes that down and tells it; none: it is not
-    /// captured, or that cannot be written down.
-    pub(super) async fn acknowledge(
+    /// Waits until the engine has captured `draft`, commits its record and acknowledges it. `None`
+    /// if the snapshot is not captured, or if the record cannot be committed.
+    pub(in crate::sandboxes) async fn acknowledge(
         self,
         draft: &Snapshot,
         frozen: oneshot::Receiver<u64>,
@@ -71,7 +71,7 @@ impl Snapshots<'_> {
             );
             return None;
         }
-        // The client may be gone.
+        // Ignore the error: the client may have disconnected.
         let _ = acknowledgement.send(record);
         Some(guard)
     }
@@ -86,15 +86,15 @@ impl Snapshots<'_> {
         }
     }
 
-    /// The snapshot `id` once it is stored.
-    pub(super) async fn stored(self, id: &str) -> Result<Snapshot, OperationError> {
+    /// Waits until snapshot `id` is stored, and returns it.
+    pub(in crate::sandboxes) async fn stored(self, id: &str) -> Result<Snapshot, OperationError> {
         let storing = self.0.captures.under_way.lock().get(id).cloned();
         if let Some(mut storing) = storing {
-            // Nothing is ever sent: it ends when the sender is gone.
+            // Nothing is sent: the wait ends when the sender is dropped.
             let _ = storing.changed().await;
         }
-        let found = self.0.catalog.get(id);
-        found.ok_or_else(|| {
+        let snapshot = self.0.catalog.get(id);
+        snapshot.ok_or_else(|| {
             self.loss(|record| record.id == id)
                 .unwrap_or_else(|| OperationError::Unknown {
                     what: "snapshot",
@@ -104,10 +104,10 @@ impl Snapshots<'_> {
         })
     }
 
-    /// Takes a captured snapshot that could not be stored out of all records.
-    pub(super) fn lose(self, record: &Snapshot, reason: &str) {
+    /// Removes the record of a captured snapshot that could not be stored.
+    pub(in crate::sandboxes) fn lose(self, record: &Snapshot, reason: &str) {
         tracing::error!(id = record.id, "a captured snapshot is lost: {reason}");
-        // First, so that whoever misses it finds the reason.
+        // First, so that a caller that does not find the record finds the reason.
         let mut lost = self.0.captures.lost.lock();
         lost.truncate(MAX_LOST - 1);
         lost.push_front(LostCapture {
@@ -120,10 +120,10 @@ impl Snapshots<'_> {
 
     fn loss(self, wanted: impl Fn(&Snapshot) -> bool) -> Option<OperationError> {
         let lost = self.0.captures.lost.lock();
-        let found = lost.iter().find(|lost| wanted(&lost.record))?;
+        let capture = lost.iter().find(|lost| wanted(&lost.record))?;
         Some(OperationError::CaptureLost {
-            id: found.record.id.clone(),
-            reason: found.reason.clone(),
+            id: capture.record.id.clone(),
+            reason: capture.reason.clone(),
         })
     }
 
@@ -143,9 +143,9 @@ impl Snapshots<'_> {
 }
 
 impl Sandboxes {
-    /// Completes, behind this call, the captured snapshot `record` with which the guest of `entry`
-    /// was adopted. Nothing else begins with the sandbox before that.
-    pub(super) async fn finish_captured(
+    /// Completes the captured snapshot `record` of the adopted guest of `entry` in the background.
+    /// Operations on the sandbox wait for it.
+    pub(in crate::sandboxes) async fn finish_captured(
         &self,
         entry: Arc<SandboxEntry>,
         guest: Arc<dyn Guest>,
@@ -170,18 +170,18 @@ impl Sandboxes {
                 }
                 Err(e) => {
                     snapshots.lose(&record, &e.to_string());
-                    // The process may have given it up while there was no daemon.
+                    // The process may have discarded the snapshot while no daemon was running.
                     this.discard_captured(&record);
                 }
             }
             drop((storing, operation));
         });
-        // A task that is lost holds no turn.
+        // Ignore the error: a lost task holds no lock.
         let _ = has_turn.await;
     }
 
     /// Removes the files of a captured snapshot whose guest is lost. Blocks.
-    pub(super) fn discard_captured(&self, record: &Snapshot) {
+    pub(in crate::sandboxes) fn discard_captured(&self, record: &Snapshot) {
         match self.0.engines.snapshot_files(&record.engine) {
             Ok(files) => files.discard_captured(&record.id),
             Err(e) => tracing::warn!(id = record.id, "cannot discard a captured snapshot: {e}"),

@@ -1,11 +1,11 @@
 //! `snapshot`: a sandbox at one instant, while it runs on.
 
-use super::capture::Acknowledgement;
-use super::entry::SandboxEntry;
-use super::{OperationError, Sandboxes, Snapshots};
 use crate::journal::JournalChange;
 use crate::quota::{DiskLimit, QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::sandbox::{Sandbox, SandboxOperation};
+use crate::sandboxes::entry::SandboxEntry;
+use crate::sandboxes::snapshots::capture::Acknowledgement;
+use crate::sandboxes::{OperationError, Sandboxes, Snapshots};
 use crate::snapshot::Snapshot;
 use futures_util::future::OptionFuture;
 use jiffy_api_types::{SandboxState, SnapshotPurpose};
@@ -56,7 +56,7 @@ impl Sandboxes {
     }
 
     /// Takes a snapshot of a running sandbox or finds that of a paused one. Needs the turn.
-    pub(super) async fn snapshot_for(
+    pub(in crate::sandboxes) async fn snapshot_for(
         &self,
         entry: &SandboxEntry,
         purpose: SnapshotPurpose,
@@ -132,7 +132,7 @@ impl Sandboxes {
             let retractions = copies.iter().cloned().map(JournalChange::Retraction);
             change.commit(snapshot.clone(), retractions.collect())?;
             drop(change);
-            self.0.upkeep.seal(&snapshot.id);
+            self.0.upkeep.enqueue_checksums(&snapshot.id);
             self.0.uploads.retract(copies);
             self.snapshots().upload(&snapshot);
         }
@@ -142,7 +142,7 @@ impl Sandboxes {
 
 impl Snapshots<'_> {
     /// Returns the record of a new snapshot of `sandbox`, which runs as `guest`.
-    pub(super) fn draft(
+    pub(in crate::sandboxes) fn draft(
         self,
         sandbox: &Sandbox,
         guest: &dyn Guest,
@@ -174,7 +174,7 @@ impl Snapshots<'_> {
 
     /// Has the engine write `draft`, no larger than `permit` says; `with` is committed together
     /// with its completion.
-    pub(super) async fn take(
+    pub(in crate::sandboxes) async fn take(
         self,
         guest: &dyn Guest,
         draft: Snapshot,
@@ -187,7 +187,7 @@ impl Snapshots<'_> {
     }
 
     /// The same; `acknowledgement` is told once it is captured, where the engine does that.
-    pub(super) async fn take_acknowledged(
+    pub(in crate::sandboxes) async fn take_acknowledged(
         self,
         guest: &dyn Guest,
         draft: Snapshot,
@@ -236,15 +236,15 @@ impl Snapshots<'_> {
         match storing {
             Some(_) => self.lose(&draft, &failure.to_string()),
             None => {
-                let gone = JournalChange::NoSnapshot(draft.id.clone());
-                self.0.journal.commit_write_behind(&[gone]);
+                let removal = JournalChange::NoSnapshot(draft.id.clone());
+                self.0.journal.commit_write_behind(&[removal]);
             }
         }
         Err(failure)
     }
 
     /// Writes down that the engine has written `draft`, together with `with`.
-    pub(super) fn complete(
+    pub(in crate::sandboxes) fn complete(
         self,
         guest: &dyn Guest,
         draft: Snapshot,
@@ -267,7 +267,7 @@ impl Snapshots<'_> {
         change.commit_write_behind(snapshot.clone(), more);
         drop(change);
         if snapshot.kept {
-            self.0.upkeep.seal(&snapshot.id);
+            self.0.upkeep.enqueue_checksums(&snapshot.id);
         }
         self.upload(&snapshot);
         snapshot
@@ -275,7 +275,7 @@ impl Snapshots<'_> {
 }
 
 /// The sandbox after `snapshot` was taken of it. One that is being killed is killed.
-pub(super) fn descended(entry: &SandboxEntry, snapshot: &Snapshot) -> Sandbox {
+pub(in crate::sandboxes) fn descended(entry: &SandboxEntry, snapshot: &Snapshot) -> Sandbox {
     let record = match entry.is_ending() {
         true => entry.record_in(SandboxState::Killed),
         false => entry.record(),

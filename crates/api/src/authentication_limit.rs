@@ -5,29 +5,29 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-/// Failures of one address at once.
+/// Maximum number of failures of one address in a burst.
 pub(crate) const BURST: u32 = 100;
-/// Time after which one more is allowed: 20 in a minute.
+/// Interval after which another failure is allowed: 20 in a minute.
 const REFILL: Duration = Duration::from_secs(3);
-/// Addresses that are remembered.
+/// Maximum number of addresses in the table.
 const MAX_ADDRESSES: usize = 4096;
 
 /// Failed authentications by client address.
 #[derive(Debug, Default)]
-pub(crate) struct Failures {
+pub(crate) struct AuthenticationLimit {
     buckets: Mutex<HashMap<IpAddr, Bucket>>,
 }
 
-/// Failures that an address has made lately.
+/// Recent failures of an address.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     failures: u32,
-    /// Moment from which [`REFILL`] is counted.
+    /// Start of the current [`REFILL`] interval.
     since: Instant,
 }
 
 impl Bucket {
-    /// The bucket at `now`; none if it is as good as new.
+    /// Returns the bucket at `now`. `None` if it contains no failures.
     fn refilled(self, now: Instant) -> Option<Self> {
         let passed = now.saturating_duration_since(self.since);
         let steps = u32::try_from(passed.as_millis() / REFILL.as_millis()).unwrap_or(u32::MAX);
@@ -39,12 +39,12 @@ impl Bucket {
     }
 }
 
-impl Failures {
+impl AuthenticationLimit {
     fn buckets(&self) -> MutexGuard<'_, HashMap<IpAddr, Bucket>> {
         self.buckets.lock()
     }
 
-    /// Time that an address at its limit has to wait; none if it is below.
+    /// Returns the time until an address at its limit may authenticate. `None` if it is below.
     pub fn wait(&self, ip: IpAddr) -> Option<Duration> {
         self.wait_at(ip, Instant::now())
     }
@@ -56,7 +56,7 @@ impl Failures {
         (bucket.failures >= BURST).then(|| REFILL.saturating_sub(waited))
     }
 
-    /// Counts a failure.
+    /// Counts a failed authentication.
     pub fn count(&self, ip: IpAddr) {
         self.count_at(ip, Instant::now());
     }
@@ -64,11 +64,11 @@ impl Failures {
     fn count_at(&self, ip: IpAddr, now: Instant) {
         let ip = network(ip);
         let mut buckets = self.buckets();
-        let known = buckets.get(&ip).and_then(|bucket| bucket.refilled(now));
-        if known.is_none() && buckets.len() >= MAX_ADDRESSES && !buckets.contains_key(&ip) {
-            make_room(&mut buckets, now);
+        let bucket = buckets.get(&ip).and_then(|bucket| bucket.refilled(now));
+        if bucket.is_none() && buckets.len() >= MAX_ADDRESSES && !buckets.contains_key(&ip) {
+            evict(&mut buckets, now);
         }
-        let mut bucket = known.unwrap_or(Bucket {
+        let mut bucket = bucket.unwrap_or(Bucket {
             failures: 0,
             since: now,
         });
@@ -77,19 +77,19 @@ impl Failures {
     }
 }
 
-/// Removes entries that are as good as new, else the one that made the fewest failures, else the
-/// oldest of these: an address that floods is not forgotten because of others.
-fn make_room(buckets: &mut HashMap<IpAddr, Bucket>, now: Instant) {
+/// Removes entries without failures. If there are none, removes the oldest entry among those with
+/// the fewest failures, so that an address with many failures stays in the table.
+fn evict(buckets: &mut HashMap<IpAddr, Bucket>, now: Instant) {
     buckets.retain(|_, bucket| bucket.refilled(now).is_some());
     if buckets.len() >= MAX_ADDRESSES {
-        let least = buckets.iter().min_by_key(|(_, b)| (b.failures, b.since));
-        if let Some(ip) = least.map(|(ip, _)| *ip) {
+        let first = buckets.iter().min_by_key(|(_, b)| (b.failures, b.since));
+        if let Some(ip) = first.map(|(ip, _)| *ip) {
             buckets.remove(&ip);
         }
     }
 }
 
-/// Client that an address stands for: of IPv6, a network of 2^64 addresses.
+/// Returns the address that identifies a client: for IPv6, its network of 2^64 addresses.
 fn network(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from(u128::from(ip) & !u128::from(u64::MAX)).into(),
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn an_address_fails_so_often_and_then_at_the_rate_of_the_refill() {
-        let (failures, now) = (Failures::default(), Instant::now());
+        let (failures, now) = (AuthenticationLimit::default(), Instant::now());
         let client = ip("2001:db8::1");
         for _ in 0..BURST {
             assert_eq!(failures.wait_at(client, now), None);
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded_and_keeps_those_that_flood() {
-        let (failures, now) = (Failures::default(), Instant::now());
+        let (failures, now) = (AuthenticationLimit::default(), Instant::now());
         let flooding = ip("192.0.2.1");
         for _ in 0..BURST {
             failures.count_at(flooding, now);

@@ -9,11 +9,11 @@ mod push;
 mod queue;
 mod readers;
 
-pub(super) use queue::Uploads;
+pub(in crate::sandboxes) use queue::Uploads;
 
-use super::{OperationError, Sandboxes, SandboxesInner, Snapshots};
 use crate::journal::JournalChange;
 use crate::metrics::CurrentFigures;
+use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots};
 use crate::snapshot::Snapshot;
 use crate::store_copies::StorePlace;
 use jiffy_api_types::{SandboxState, SnapshotPurpose, StoreState};
@@ -39,7 +39,7 @@ fn is_named(record: &Snapshot) -> bool {
 
 impl Sandboxes {
     /// Begins to upload what an earlier daemon did not come to, and everything from now on.
-    pub(super) fn begin_uploads(&self) {
+    pub(in crate::sandboxes) fn begin_uploads(&self) {
         let Some(remote) = self.0.uploads.remote.clone() else {
             return;
         };
@@ -63,7 +63,7 @@ impl Sandboxes {
     }
 
     /// Adds the figures of uploads.
-    pub(super) fn upload_figures(&self, now: &mut CurrentFigures) {
+    pub(in crate::sandboxes) fn upload_figures(&self, now: &mut CurrentFigures) {
         let uploads = &self.0.uploads;
         let Some(remote) = &uploads.remote else {
             return;
@@ -83,8 +83,8 @@ impl Sandboxes {
         let help = "Completed and failed uploads; failed uploads are retried";
         now.count_each("store_uploads", help, "outcome", outcomes);
         let outcomes = [
-            ("ok", of(&counters.mended)),
-            ("failed", of(&counters.not_mended)),
+            ("ok", of(&counters.repaired)),
+            ("failed", of(&counters.failed_repairs)),
         ];
         let help = "Repairs of damaged snapshots of this host";
         now.count_each("store_mended_snapshots", help, "outcome", outcomes);
@@ -236,15 +236,15 @@ impl Snapshots<'_> {
     }
 
     /// Has a snapshot uploaded if others are to find it and it is not in the store.
-    pub(super) fn upload(self, record: &Snapshot) {
+    pub(in crate::sandboxes) fn upload(self, record: &Snapshot) {
         let wanted = is_named(record) && self.store_state(record) == Some(StoreState::Local);
         if wanted {
-            self.0.uploads.want(&record.id, record.owner.as_deref());
+            self.0.uploads.enqueue(&record.id, record.owner.as_deref());
         }
     }
 
     /// Ends the upload of a snapshot that was let go, and has its names removed from the store.
-    pub(super) fn withdraw(self, id: &str) {
+    pub(in crate::sandboxes) fn withdraw(self, id: &str) {
         self.0.uploads.cancel(id);
         let Some(record) = self.0.catalog.get(id).filter(|record| !is_named(record)) else {
             return;
@@ -254,7 +254,7 @@ impl Snapshots<'_> {
     }
 
     /// Ends the upload of a snapshot that its sandbox slept in, if nothing else needs it.
-    pub(super) fn cancel_unused(self, id: &str) {
+    pub(in crate::sandboxes) fn cancel_unused(self, id: &str) {
         let used = {
             let snapshots = self.0.catalog.read();
             let pause = |s: &Snapshot| s.purpose == SnapshotPurpose::Pause;
@@ -309,7 +309,7 @@ impl Snapshots<'_> {
                         reason: "its upload was cancelled".to_owned(),
                     });
                 }
-                _ => uploads.want(id, record.owner.as_deref()),
+                _ => uploads.enqueue(id, record.owner.as_deref()),
             }
             begun = true;
             // The sender is as old as the sandboxes.

@@ -1,5 +1,15 @@
 //! Finding sandboxes and snapshots by id, and holding on to snapshots.
 
+pub(super) mod capture;
+pub(super) mod fetch_snapshot;
+pub(super) mod lineage_length;
+mod restore;
+pub(super) mod snapshot_fold;
+pub(super) mod snapshot_removal;
+pub(super) mod snapshot_upkeep;
+pub(super) mod take_snapshot;
+pub(super) mod upload;
+
 use super::entry::SandboxEntry;
 use super::list_order::{ListOrder, ListedSnapshots};
 use super::snapshot_catalog::SnapshotPin;
@@ -202,6 +212,43 @@ impl Snapshots<'_> {
             }
         }
         lineage
+    }
+
+    /// The first `limit` snapshots that are `wanted`. Looks at no more than that takes, and copies
+    /// only what it returns.
+    pub fn in_order(
+        self,
+        listed: ListedSnapshots<'_>,
+        order: &ListOrder,
+        limit: usize,
+        wanted: impl Fn(&Snapshot) -> bool,
+    ) -> Vec<Snapshot> {
+        let snapshots = self.0.catalog.read();
+        let found = snapshots.in_order(listed, order).filter(|s| wanted(s));
+        found.take(limit).cloned().collect()
+    }
+
+    /// Waits until the files of all removed snapshots are removed, at most two seconds for files
+    /// that are in use.
+    pub async fn removed_files(self) {
+        self.0.gc.removed_files().await;
+    }
+
+    /// Notes how large a snapshot has become.
+    pub(super) fn measure(self, id: &str) {
+        let known = self.0.catalog.read().get(id).map(|s| s.bytes);
+        let size = self
+            .0
+            .snapshot_engines
+            .files_of(id)
+            .ok()
+            .and_then(|files| files.size(id));
+        let (Some(bytes), Some(known)) = (size, known) else {
+            return;
+        };
+        if bytes != known {
+            self.0.catalog.update(id, |snapshot| snapshot.bytes = bytes);
+        }
     }
 }
 

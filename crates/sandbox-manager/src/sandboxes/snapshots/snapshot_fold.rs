@@ -10,8 +10,8 @@
 //! [`MAX_BYTES_PER_SECOND`]. It runs at the priority of all others: at a lower one it would be
 //! preempted for long while it holds a directory lock that operations wait for.
 
-use super::operations::Operations;
-use super::{SandboxesInner, Snapshots};
+use crate::sandboxes::operations::Operations;
+use crate::sandboxes::{SandboxesInner, Snapshots};
 use jiffy_engine_api::FoldPreparation;
 use jiffy_proto::snapshot::FoldedLayers;
 use parking_lot::Mutex;
@@ -47,10 +47,10 @@ const MAX_NOTIFIED_SNAPSHOTS: usize = 256;
 const MAX_NOTIFIED_GUESTS: usize = 256;
 
 /// Sender for the thread, which exits when the sandboxes are dropped.
-pub(super) struct SnapshotFolder(Mutex<Sender<String>>);
+pub(in crate::sandboxes) struct SnapshotFolder(Mutex<Sender<String>>);
 
 /// Receiver of the thread, until it is started.
-pub(super) type FoldQueue = Receiver<String>;
+pub(in crate::sandboxes) type FoldQueue = Receiver<String>;
 
 impl SnapshotFolder {
     pub fn new() -> (Self, FoldQueue) {
@@ -73,7 +73,11 @@ struct Delays {
 }
 
 /// Starts the thread. No delay of a fold is longer than `max_delay`.
-pub(super) fn begin(inner: Weak<SandboxesInner>, queue: FoldQueue, max_delay: Duration) {
+pub(in crate::sandboxes) fn begin(
+    inner: Weak<SandboxesInner>,
+    queue: FoldQueue,
+    max_delay: Duration,
+) {
     let delays = Delays {
         fold: FOLD_DELAY.min(max_delay),
         late: LATE_DELAY.min(max_delay),
@@ -166,8 +170,8 @@ impl Pace<'_> {
         }
         let worked = self.piece_began.elapsed();
         let micros = bytes.saturating_mul(1_000_000) / MAX_BYTES_PER_SECOND;
-        let left = Duration::from_micros(micros).saturating_sub(worked);
-        thread::sleep(left.max(worked * PAUSE_FACTOR).min(MAX_PAUSE));
+        let pause = Duration::from_micros(micros).saturating_sub(worked);
+        thread::sleep(pause.max(worked * PAUSE_FACTOR).min(MAX_PAUSE));
         self.piece_began = Instant::now();
         ControlFlow::Continue(())
     }
@@ -233,7 +237,7 @@ impl Snapshots<'_> {
         if folds > 0 {
             self.measure(id);
             if self.0.catalog.get(id).is_some_and(|record| record.kept) {
-                self.0.upkeep.seal(id);
+                self.0.upkeep.enqueue_checksums(id);
             }
             let ms = began.elapsed().as_millis();
             tracing::debug!(id, folds, ms, "folded removed snapshots");

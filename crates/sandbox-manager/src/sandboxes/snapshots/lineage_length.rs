@@ -1,7 +1,7 @@
 //! Lengths of lineages: a restore reads each of the snapshots below it.
 
-use super::{OperationError, OwnerBudgets, Snapshots};
 use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
+use crate::sandboxes::{OperationError, OwnerBudgets, Snapshots};
 use jiffy_engine_api::LineageLimits;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,13 +23,16 @@ impl Snapshots<'_> {
     /// Merges a snapshot with the nearest of a long lineage, so that it is restored fast, if its
     /// owner's budget has room for how much larger that makes it. Without room it is restored as it
     /// is.
-    pub(super) async fn shorten_lineage(self, id: &str) -> Result<(), OperationError> {
+    pub(in crate::sandboxes) async fn shorten_lineage(
+        self,
+        id: &str,
+    ) -> Result<(), OperationError> {
         self.shorten_to(LIMITS, id).await
     }
 
     /// Does so for the snapshot that a sandbox sleeps in before a wake would have to, some time
     /// after the pause.
-    pub(super) fn shorten_asleep(self, id: &str) {
+    pub(in crate::sandboxes) fn shorten_asleep(self, id: &str) {
         if !self.may_be_longer(ASLEEP_LIMITS, id) {
             return;
         }

@@ -17,7 +17,7 @@ const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Uploads of a host.
-pub(in super::super) struct Uploads {
+pub(in crate::sandboxes) struct Uploads {
     /// None: snapshots stay on this host.
     pub remote: Option<Arc<RemoteStore>>,
     /// Tells the templates whose snapshots all tenants share.
@@ -38,15 +38,15 @@ pub(in super::super) struct Uploads {
 
 /// Counters since the start.
 #[derive(Default)]
-pub(in super::super) struct UploadCounters {
+pub(in crate::sandboxes) struct UploadCounters {
     pub uploads: AtomicU64,
     pub failures: AtomicU64,
     pub chunks: AtomicU64,
     pub new_chunks: AtomicU64,
-    /// Damaged snapshots of this host that were fetched anew.
-    pub mended: AtomicU64,
-    /// Those that could not be.
-    pub not_mended: AtomicU64,
+    /// Damaged snapshots that were fetched again.
+    pub repaired: AtomicU64,
+    /// Damaged snapshots that could not be fetched again.
+    pub failed_repairs: AtomicU64,
 }
 
 #[derive(Default)]
@@ -105,8 +105,8 @@ impl Uploads {
             && (self.is_stock)(&record.template)
     }
 
-    /// Has snapshot `id` uploaded. One that waits for another attempt is tried at once.
-    pub fn want(&self, id: &str, owner: Option<&str>) {
+    /// Queues snapshot `id` for its upload. A queued retry becomes due at once.
+    pub fn enqueue(&self, id: &str, owner: Option<&str>) {
         if self.remote.is_none() {
             return;
         }
@@ -274,12 +274,12 @@ mod tests {
     fn an_owner_has_one_upload_at_a_time_and_all_together_a_few() {
         let uploads = uploads();
         for (id, owner) in [("a1", Some("a")), ("a2", Some("a")), ("n1", None)] {
-            uploads.want(id, owner);
+            uploads.enqueue(id, owner);
         }
         assert_eq!(begun(&uploads), ["a1", "n1"]);
         assert_eq!(begun(&uploads), [""; 0]);
         for owner in ["b", "c", "d"] {
-            uploads.want(owner, Some(owner));
+            uploads.enqueue(owner, Some(owner));
         }
         assert_eq!(begun(&uploads), ["b", "c"]);
         uploads.end("a1", UploadEnd::Stored);
@@ -290,8 +290,8 @@ mod tests {
     #[test]
     fn a_failure_is_tried_again_later_and_at_once_when_the_store_answers() {
         let uploads = uploads();
-        uploads.want("x", None);
-        uploads.want("y", Some("y"));
+        uploads.enqueue("x", None);
+        uploads.enqueue("y", Some("y"));
         assert_eq!(begun(&uploads).len(), 2);
         uploads.end("x", UploadEnd::Failed("gone".into()));
         assert_eq!(uploads.failure("x"), (1, Some("gone".into())));
@@ -306,8 +306,8 @@ mod tests {
     #[test]
     fn one_that_is_not_wanted_any_more_ends() {
         let uploads = uploads();
-        uploads.want("x", None);
-        uploads.want("y", None);
+        uploads.enqueue("x", None);
+        uploads.enqueue("y", None);
         let (running, _) = uploads.begin_due();
         let (id, cancelled) = &running[0];
         uploads.cancel(id);

@@ -1,6 +1,6 @@
 //! Needs of this host: snapshots whose memory has not all arrived stay in the store.
 
-use super::super::{OperationError, Sandboxes, SandboxesInner, Snapshots};
+use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots};
 use jiffy_engine_api::EngineError;
 use jiffy_store::host::{LayerOrigin, RemoteStore};
 use std::sync::{Arc, Weak};

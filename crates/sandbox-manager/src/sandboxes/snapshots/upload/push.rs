@@ -1,10 +1,10 @@
 //! One upload: a snapshot and all below it that the store lacks, the oldest first.
 
-use super::super::snapshot_catalog::SnapshotPin;
-use super::super::{OperationError, Sandboxes};
 use super::is_named;
 use crate::journal::JournalChange;
 use crate::records::SnapshotRecord;
+use crate::sandboxes::snapshot_catalog::SnapshotPin;
+use crate::sandboxes::{OperationError, Sandboxes};
 use crate::snapshot::Snapshot;
 use crate::store_copies::{StoreCopies, StorePlace, StoreRetraction};
 use jiffy_engine_api::SnapshotParts;

@@ -1,10 +1,10 @@
 //! `COPY` and `ADD` instructions.
 
-use super::error::DockerfileError;
-use super::flags;
-use super::instructions::{HereDocument, Instruction, document};
-use super::stages::StageParser;
 use super::steps::json;
+use crate::dockerfile::error::DockerfileError;
+use crate::dockerfile::flags;
+use crate::dockerfile::instructions::{HereDocument, Instruction, document};
+use crate::dockerfile::stages::StageParser;
 use crate::expand::escape;
 use crate::spec::{CopyAction, CopySource, StepAction};
 
@@ -18,7 +18,10 @@ struct CopyFlags {
 
 impl StageParser<'_> {
     /// Parses a `COPY` or `ADD`.
-    pub(super) fn copy(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
+    pub(in crate::dockerfile) fn copy(
+        &mut self,
+        line: &Instruction,
+    ) -> Result<(), DockerfileError> {
         let add = line.keyword == "ADD";
         let (flags, rest) = flags::split(&line.arguments);
         let mut how = CopyFlags::default();

@@ -1,0 +1,44 @@
+//! Guests that are restored from snapshots.
+
+use super::Snapshots;
+use crate::operation_error::OperationError;
+use crate::sandboxes::create::GuestOrigin;
+use jiffy_api_types::BootMode;
+use jiffy_engine_api::{SandboxIdentity, UnassignedGuest};
+
+impl Snapshots<'_> {
+    async fn restore(
+        self,
+        id: &str,
+        identity: &SandboxIdentity,
+    ) -> Result<Box<dyn UnassignedGuest>, OperationError> {
+        self.shorten_lineage(id).await?;
+        let failed = || OperationError::engine(format!("restore snapshot {id}"));
+        let engine = self.0.snapshot_engines.engine_of(id).map_err(failed())?;
+        engine.restore(id, Some(identity)).await.map_err(failed())
+    }
+
+    /// Restores snapshot `id` to a guest without an identity. `identity` is that which the caller
+    /// assigns to it.
+    pub(in crate::sandboxes) async fn origin(
+        self,
+        id: &str,
+        mode: BootMode,
+        identity: &SandboxIdentity,
+    ) -> Result<GuestOrigin, OperationError> {
+        let unassigned = match self.restore(id, identity).await {
+            // Damaged files are fetched again, once.
+            Err(e) => {
+                Box::pin(self.repair_after(id, e)).await?;
+                self.restore(id, identity).await?
+            }
+            Ok(unassigned) => unassigned,
+        };
+        Ok(GuestOrigin {
+            unassigned,
+            mode,
+            snapshot: Some(id.to_owned()),
+            revive_reason: None,
+        })
+    }
+}

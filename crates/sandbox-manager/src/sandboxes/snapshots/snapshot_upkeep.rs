@@ -1,0 +1,226 @@
+//! Background thread for snapshots. It writes the checksums of retained snapshots, and prefetches
+//! the snapshots of the warm pool. With lower priority it checks each snapshot of an earlier daemon
+//! once: it compares the recorded size with the disk, since a merge may have changed it before the
+//! journal was written, and writes missing checksums.
+
+use crate::START_DELAY;
+use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
+use jiffy_engine_api::{EngineError, VerifiedSnapshot};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Weak;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Number of snapshots of an earlier daemon that are checked without a pause.
+const CHECKS: usize = 16;
+/// Pauses last this many times as long as the checks before them, up to [`MAX_CHECK_PAUSE`]: on a
+/// busy host the checks mostly wait.
+const CHECK_PAUSE_FACTOR: u32 = 9;
+const MAX_CHECK_PAUSE: Duration = Duration::from_millis(10);
+/// Of nice(2): background work yields to everybody.
+const NICE: libc::c_int = 19;
+/// `IOPRIO_WHO_PROCESS`, and the class `IOPRIO_CLASS_BE` with the lowest of its levels
+/// (linux/ioprio.h).
+const IOPRIO_PROCESS: libc::c_int = 1;
+const IOPRIO_LAST: libc::c_int = (2 << 13) | 7;
+
+/// Sender for the thread, which exits when the sandboxes are dropped.
+pub(in crate::sandboxes) struct SnapshotUpkeep(Mutex<Sender<String>>);
+
+/// Receiver of the thread, until it is started.
+pub(in crate::sandboxes) type UpkeepQueue = Receiver<String>;
+
+impl SnapshotUpkeep {
+    pub fn new() -> (Self, UpkeepQueue) {
+        let (sender, receiver) = channel();
+        (Self(Mutex::new(sender)), receiver)
+    }
+
+    /// Queues a snapshot for checksumming.
+    pub fn enqueue_checksums(&self, id: &str) {
+        // Ignore the error: the thread has exited.
+        let _ = self.0.lock().send(id.to_owned());
+    }
+}
+
+/// Starts the thread. `interval` is the time between two prefetches for the warm pool.
+pub(in crate::sandboxes) fn begin(
+    inner: Weak<SandboxesInner>,
+    queue: UpkeepQueue,
+    interval: Duration,
+) {
+    let work = move || serve(&inner, &queue, interval);
+    let thread = std::thread::Builder::new().name("upkeep".to_owned());
+    if let Err(e) = thread.spawn(work) {
+        tracing::warn!("cannot start the thread for checksums and prefetches: {e}");
+    }
+}
+
+fn serve(inner: &Weak<SandboxesInner>, queue: &UpkeepQueue, interval: Duration) {
+    lower_priority();
+    let mut next = Instant::now() + interval;
+    // Last checked snapshot of those that existed at the start.
+    let mut checked = Some(String::new());
+    // After the first requests of clients.
+    let mut next_check = Instant::now() + START_DELAY.min(interval);
+    loop {
+        let timeout = checked.as_ref().map_or(next, |_| next.min(next_check));
+        match queue.recv_timeout(timeout.saturating_duration_since(Instant::now())) {
+            Ok(id) => {
+                std::thread::sleep(START_DELAY.min(interval));
+                let Some(inner) = inner.upgrade() else { return };
+                // The snapshot may have been removed meanwhile.
+                if let Err(e) = inner
+                    .snapshot_engines
+                    .files_of(&id)
+                    .and_then(|files| files.write_checksums(&id))
+                {
+                    tracing::debug!(id, "a snapshot has no checksums: {e}");
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if Instant::now() >= next_check
+            && let Some(after) = checked.take()
+        {
+            let began = Instant::now();
+            checked = check_some(inner, &after);
+            let pause = began.elapsed() * CHECK_PAUSE_FACTOR;
+            next_check = Instant::now() + pause.min(MAX_CHECK_PAUSE);
+        }
+        if Instant::now() >= next {
+            let Some(inner) = inner.upgrade() else { return };
+            prefetch_pool(&Sandboxes(inner));
+            next = Instant::now() + interval;
+        }
+    }
+}
+
+/// Checks the snapshots that follow `after`. Returns the last of them. `None` if there are no more.
+fn check_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
+    let inner = inner.upgrade()?;
+    let ids = inner.catalog.read().following(after, CHECKS);
+    for id in &ids {
+        Snapshots(&inner).measure(id);
+        let is_kept = inner.catalog.read().get(id).is_some_and(|s| s.kept);
+        // An earlier daemon may not have folded all that it removed.
+        inner.folder.enqueue(id);
+        // Existing checksums are not written again.
+        if is_kept
+            && let Err(e) = inner
+                .snapshot_engines
+                .files_of(id)
+                .and_then(|files| files.write_checksums(id))
+        {
+            tracing::debug!(id, "a snapshot has no checksums: {e}");
+        }
+    }
+    ids.into_iter().next_back()
+}
+
+fn prefetch_pool(sandboxes: &Sandboxes) {
+    for id in sandboxes.0.pool.snapshots() {
+        // Pinned, so that it is not removed meanwhile.
+        let Ok((snapshot, _pin)) = sandboxes.snapshots().pin(&id) else {
+            continue;
+        };
+        if let Err(e) = sandboxes.prefetch(&snapshot.id) {
+            tracing::warn!(
+                id,
+                "the warm pool's snapshot could not be kept in memory: {e}"
+            );
+        }
+    }
+}
+
+impl Sandboxes {
+    fn prefetch(&self, id: &str) -> Result<(), EngineError> {
+        self.0.snapshot_engines.files_of(id)?.prefetch(id)
+    }
+}
+
+/// Lowers the processor and I/O priority of the calling thread. A failure costs other threads a
+/// little time.
+fn lower_priority() {
+    // SAFETY: system calls without pointers that concern this thread only.
+    unsafe {
+        let thread = libc::gettid();
+        libc::setpriority(libc::PRIO_PROCESS, thread.unsigned_abs(), NICE);
+        libc::syscall(libc::SYS_ioprio_set, IOPRIO_PROCESS, thread, IOPRIO_LAST);
+    }
+}
+
+impl Snapshots<'_> {
+    /// Compares the files of a snapshot and of its ancestors with their checksums. Reads all of
+    /// them. Damaged snapshots are fetched again if the store has them.
+    pub async fn verify(self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {
+        let this = Sandboxes(self.0.clone());
+        let (snapshot, pin) = self.pin_stored(id).await?;
+        detached(async move {
+            let _pin = pin;
+            let (snapshots, id) = (this.snapshots(), snapshot.id);
+            let mut verified = snapshots.verify_files(&id).await;
+            let damaged = verified
+                .iter()
+                .flatten()
+                .filter(|one| !one.damaged.is_empty());
+            let damaged = damaged.map(|one| (one.id.clone(), describe(one)));
+            let damaged: BTreeMap<String, String> = damaged.collect();
+            if verified.is_ok() && damaged.is_empty() {
+                return verified;
+            }
+            let repaired = match snapshots.repair(&id, damaged).await {
+                Ok(repaired) => repaired,
+                Err(e) => {
+                    tracing::warn!(id, "cannot fetch a damaged snapshot again: {e}");
+                    return verified;
+                }
+            };
+            if !repaired.is_empty() {
+                snapshots.write_checksums_now(&id).await;
+                verified = snapshots.verify_files(&id).await;
+            }
+            for one in verified.iter_mut().flatten() {
+                one.mended = repaired.contains_key(&one.id);
+            }
+            verified
+        })
+        .await
+    }
+
+    async fn write_checksums_now(self, id: &str) {
+        let (inner, id) = (self.0.clone(), id.to_owned());
+        let writing = tokio::task::spawn_blocking(move || {
+            if let Err(e) = inner
+                .snapshot_engines
+                .files_of(&id)
+                .and_then(|files| files.write_checksums(&id))
+            {
+                tracing::warn!(id, "a repaired snapshot has no checksums: {e}");
+            }
+        });
+        // Ignore a lost task: the verification reports missing checksums.
+        let _ = writing.await;
+    }
+
+    async fn verify_files(self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {
+        let (inner, owned) = (self.0.clone(), id.to_owned());
+        let work = tokio::task::spawn_blocking(move || {
+            inner.snapshot_engines.files_of(&owned)?.verify(&owned)
+        });
+        let done = work
+            .await
+            .map_err(|e| OperationError::Lost(e.to_string()))?;
+        done.map_err(OperationError::engine(format!("verify snapshot {id}")))
+    }
+}
+
+/// Names the first damage of a snapshot.
+fn describe(verified: &VerifiedSnapshot) -> String {
+    match verified.damaged.first() {
+        Some(first) => format!("{} differs from its checksum", first.file),
+        None => String::new(),
+    }
+}
