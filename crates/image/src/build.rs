@@ -27,8 +27,8 @@ pub enum BuildError {
     #[error(
         "building a template installs packages, whose files belong to several users: it needs \
          root, or subordinate users (`apt-get install uidmap`, a range in /etc/subuid and \
-         /etc/subgid); or take one along that was built elsewhere: `jiffy template export NAME \
-         FILE` there, `jiffy template import FILE` here"
+         /etc/subgid). Alternatively, run `jiffy template export NAME FILE` on another host and \
+         `jiffy template import FILE` on this host"
     )]
     NotRoot,
     #[error(transparent)]

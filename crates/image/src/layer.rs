@@ -36,10 +36,10 @@ pub struct UnpackedLayer {
     pub bytes: u64,
     /// Number of skipped device nodes. Guests have their own device nodes.
     pub devices_left_out: u64,
-    /// Whether the archive has an end mark. Some packers omit it. Without a known diff id, such an
+    /// The archive has an end mark. Some packers omit it. Without a known diff id, such an
     /// archive may be truncated.
     pub end_mark: bool,
-    /// Whether the layer hides all layers below it.
+    /// The layer hides all layers below it.
     pub opaque: bool,
 }
 

@@ -66,7 +66,7 @@ pub(crate) struct FileCheck<'a> {
     pub sha256: Option<&'a str>,
     /// Expected size in bytes.
     pub size: Option<u64>,
-    /// Whether only non-zero blocks are hashed and holes are skipped. Used for large sparse files.
+    /// Only non-zero blocks are hashed, and holes are skipped. Used for large sparse files.
     pub sparse: bool,
     /// Remedy for a corrupted file, in messages.
     pub remedy: &'a str,

@@ -29,9 +29,8 @@ pub enum ImportError {
     )]
     UnknownDownload { digest: String },
     #[error(
-        "building a template from an image or from the changes of a sandbox needs root, to set the \
-         owners of files and the marks of removed files: run it with sudo, or run `jiffy template \
-         export` as root and `jiffy template import` as this user"
+        "root is required to set the owners of files in a template: run this command with sudo, or \
+         run `jiffy template export` as root and `jiffy template import` as this user"
     )]
     NotRoot,
     #[error("cannot download {url}: {source}")]

@@ -23,7 +23,7 @@ pub(super) struct RegistryImage {
     puller: Puller,
     reference: Reference,
     by_key: bool,
-    /// Whether the connection uses TLS, which authenticates the name of the registry.
+    /// The connection uses TLS, which authenticates the name of the registry.
     tls: bool,
 }
 
