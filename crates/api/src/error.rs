@@ -296,8 +296,8 @@ pub(crate) async fn in_one_form(response: Response) -> Response {
     ours
 }
 
-/// Error codes of the API, in alphabetical order. `docs/troubleshooting.md` has a cause and a remedy
-/// for each.
+/// Error codes of the API, in alphabetical order. `docs/troubleshooting.md` has a cause and a
+/// remedy for each.
 pub const ERROR_CODES: [&str; 71] = [
     "address_not_allowed",
     "already_paused",
