@@ -79,7 +79,9 @@ fn function_codes(source: &str) -> BTreeSet<&str> {
 
 /// Codes of rejected direct connections to functions.
 fn direct_codes(source: &str) -> BTreeSet<&str> {
-    let (_, body) = source.split_once("impl IntoResponse for DirectError").unwrap();
+    let (_, body) = source
+        .split_once("impl IntoResponse for DirectError")
+        .unwrap();
     let (body, _) = body.split_once("let body").unwrap();
     body.lines().flat_map(literals).collect()
 }
