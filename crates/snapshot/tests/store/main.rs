@@ -171,7 +171,7 @@ fn a_lineage_that_is_broken_or_a_circle_is_refused() {
     );
     put(&store, "c", Some("b")).unwrap();
     let error = store.lineage("b").unwrap_err().to_string();
-    assert!(error.contains("circle"), "{error}");
+    assert!(error.contains("cycle"), "{error}");
 }
 
 #[test]
