@@ -58,7 +58,7 @@ OpenMetrics text. It needs a key with the scope `admin` or `read`, or an address
   without `--store`, unset limits of a key, and pressure on kernels that do not report it.
 ";
 
-/// Groups of metrics: the beginning of the name after `jiffy_`, and a title. The first match
+/// Groups of metrics: prefix of the name after `jiffy_`, and title. The first match
 /// counts.
 const GROUPS: [(&str, &str); 6] = [
     ("gateway_", "Gateway"),
