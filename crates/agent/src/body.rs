@@ -9,10 +9,10 @@ use std::task::{Context, Poll};
 
 /// Source of a body's chunks.
 pub trait BodySource {
-    /// The next chunk; `None` at the end. An error breaks the connection.
+    /// Returns the next chunk, or `None` at the end. An error breaks the connection.
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>>;
 
-    /// Bytes still to come, if known.
+    /// Number of bytes that have not been returned yet, if known.
     fn remaining(&self) -> Option<u64> {
         None
     }
@@ -20,19 +20,19 @@ pub trait BodySource {
 
 /// A response body.
 pub enum ReplyBody {
-    /// The whole body at once.
+    /// A body of one chunk.
     Whole(Option<Bytes>),
-    /// One chunk after another.
+    /// A body of several chunks.
     Stream(Box<dyn BodySource>),
 }
 
 impl ReplyBody {
-    /// A body without bytes.
+    /// Returns a body without bytes.
     pub fn empty() -> Self {
         Self::Whole(None)
     }
 
-    /// A body of these bytes.
+    /// Returns a body with these bytes.
     pub fn whole(bytes: impl Into<Bytes>) -> Self {
         Self::Whole(Some(bytes.into()))
     }
@@ -73,14 +73,14 @@ impl Body for ReplyBody {
     }
 }
 
-/// Response with a JSON body and status 200.
+/// Returns a response with a JSON body and status 200.
 pub fn json(value: &impl serde::Serialize) -> Response<ReplyBody> {
     json_body(ReplyBody::whole(
         serde_json::to_vec(value).unwrap_or_default(),
     ))
 }
 
-/// [`json`] for a body that is JSON already.
+/// Returns the same response as [`json`] for a body that is already serialized.
 pub fn json_body(body: ReplyBody) -> Response<ReplyBody> {
     let mut response = Response::new(body);
     response.headers_mut().insert(

@@ -1,4 +1,4 @@
-//! Boot of a guest, from process 1 to a sandbox that answers.
+//! Boot of a guest, from process 1 until the sandbox accepts requests.
 
 pub mod clone_renewal;
 pub mod cmdline;
@@ -18,17 +18,17 @@ mod sysctl;
 
 use tokio::sync::watch;
 
-/// Engine of the sandbox. It decides which steps of boot and identity are the agent's.
+/// Engine of the sandbox. It determines which steps of boot and identity the agent performs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuestEngine {
     /// A virtual machine with a kernel of its own.
     MicroVm,
-    /// gVisor: it sets clock, randomness and network itself, and resets connections when it
-    /// restores.
+    /// gVisor. It sets the clock, randomness and network itself, and resets connections during a
+    /// restore.
     Gvisor,
 }
 
-/// Does `work` until it is done or all connections are reset.
+/// Runs `work` until it completes or all connections are reset.
 async fn until_reset(mut reset: watch::Receiver<()>, work: impl Future<Output = ()>) {
     reset.mark_unchanged();
     tokio::select! {

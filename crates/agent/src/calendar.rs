@@ -1,8 +1,9 @@
-//! Times of files and events in RFC 3339.
+//! Conversion of times to and from RFC 3339.
 
-/// Days since 1970-01-01 as year, month, day in the Gregorian calendar.
+/// Converts days since 1970-01-01 to year, month and day in the Gregorian calendar.
 fn civil(days: i64) -> (i64, i64, i64) {
-    // Years counted from March make leap days the last of their year; 400 years are 146,097 days.
+    // With years that begin in March, a leap day is the last day of its year. 400 years have
+    // 146,097 days.
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
     let day_of_era = shifted.rem_euclid(146_097);
@@ -25,7 +26,7 @@ fn days(year: i64, month: i64, day: i64) -> i64 {
     year.div_euclid(400) * 146_097 + day_of_era - 719_468
 }
 
-/// RFC 3339 in UTC, in seconds.
+/// Formats seconds since 1970 as RFC 3339 in UTC with a resolution of seconds.
 pub fn format_seconds(seconds: i64) -> String {
     let (year, month, day) = civil(seconds.div_euclid(86_400));
     let of_day = seconds.rem_euclid(86_400);
@@ -33,13 +34,13 @@ pub fn format_seconds(seconds: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// RFC 3339 in UTC, in nanoseconds.
+/// Formats a time since 1970 as RFC 3339 in UTC with a resolution of nanoseconds.
 pub fn format_time(seconds: i64, nanoseconds: i64) -> String {
     let text = format_seconds(seconds);
     format!("{}.{nanoseconds:09}Z", text.trim_end_matches('Z'))
 }
 
-/// Nanoseconds since the epoch of an RFC 3339 time.
+/// Parses an RFC 3339 time. Returns nanoseconds since 1970.
 pub fn parse_time(text: &str) -> Option<u64> {
     let number = |range: std::ops::Range<usize>| text.get(range)?.parse::<i64>().ok();
     let (date, time) = (

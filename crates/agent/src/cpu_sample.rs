@@ -1,10 +1,10 @@
-//! Sample of the processor time since boot.
+//! Sample of the CPU time since boot.
 
-/// Processor time since boot, in ticks.
+/// CPU time since boot in ticks.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuSample {
-    /// Neither idle nor waiting for disks.
+    /// Time that was neither idle nor spent waiting for disks.
     pub busy: u64,
-    /// All of it.
+    /// Total time.
     pub total: u64,
 }

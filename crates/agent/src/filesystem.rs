@@ -1,4 +1,4 @@
-//! `filesystem.Filesystem`: entries, directories and watchers.
+//! The service `filesystem.Filesystem`: entries, directories and watchers.
 
 pub mod entry;
 pub mod listing;

@@ -1,8 +1,8 @@
-//! Code and constants of this program in huge pages.
+//! Huge pages for the code and the constants of this program.
 //!
-//! A restored guest that runs without nested page tables costs its host an exit for each page that
-//! it touches first, and most of the user pages that a new sandbox touches were this program's. In
-//! huge pages they take one exit for 2 MiB.
+//! In a restored guest without nested page tables, the first access to each page causes an exit to
+//! the host. Most of the user pages that a new sandbox touches belong to this program. With huge
+//! pages, there is one exit per 2 MiB.
 
 use crate::sys;
 use std::fs;
@@ -11,24 +11,25 @@ use std::ops::Range;
 use std::ptr;
 
 const HUGE_PAGE: usize = 2 << 20;
-/// Whose memory the kernel gives huge pages: nobody's, as it is started.
+/// Setting that selects the processes whose memory may consist of huge pages. By default no process
+/// is selected.
 const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled";
-/// Breakpoint instruction. Not zero: the host keeps no zeroes of a snapshot, and maps a huge page
-/// only where it keeps all of it.
+/// Byte of the breakpoint instruction. Zeroes are unsuitable: snapshots do not store zero pages,
+/// and the host maps a huge page only if the snapshot stores all of it.
 const FILLER: u8 = 0xcc;
 
-/// Moves what of this program is never written to huge pages, at the same addresses. Returns false
-/// where it is not laid out for that. Must be called while there is no other thread.
+/// Moves the read-only part of this program to huge pages at the same addresses. Returns false if
+/// the layout of the program does not permit this. Must be called before a second thread exists.
 pub fn adopt() -> io::Result<bool> {
     let before = fs::read_to_string(SETTING)?;
     fs::write(SETTING, "madvise")?;
     let moved = move_text();
-    // With a setting of its own the kernel would look for memory to make huge every 10 s.
+    // A permanent setting would make the kernel search for memory to merge every 10 s.
     fs::write(SETTING, chosen(&before))?;
     moved
 }
 
-/// The word of a setting that is in force: the one in brackets.
+/// Returns the active value of a setting, which is in brackets.
 fn chosen(setting: &str) -> &str {
     let inner = setting
         .split_once('[')
@@ -43,12 +44,12 @@ fn move_text() -> io::Result<bool> {
     let length = text.len().next_multiple_of(HUGE_PAGE);
     let copy = reserve(length)?;
     let old = ptr::with_exposed_provenance::<u8>(text.start);
-    // SAFETY: the copy has `length` writable bytes that are nobody else's; the text is mapped
-    // readable as a whole, as its program headers say. The call that puts the copy in the text's
-    // place lets the same bytes follow at the same addresses, and nothing else lies up to `length`
-    // (`read_only_range`).
+    // SAFETY: the copy has `length` writable bytes that no other code uses. The text is mapped
+    // readable as a whole, as its program headers state. The call that moves the copy to the
+    // address of the text leaves the same bytes at the same addresses. No other mapping lies within
+    // `length` bytes (`read_only_range`).
     unsafe {
-        // Memory that a failed call leaves is never used.
+        // After a failed call, this memory is not used.
         let _ = libc::madvise(copy.cast(), length, libc::MADV_HUGEPAGE);
         ptr::copy_nonoverlapping(old, copy, text.len());
         ptr::write_bytes(copy.add(text.len()), FILLER, length - text.len());
@@ -64,10 +65,10 @@ fn move_text() -> io::Result<bool> {
     Ok(true)
 }
 
-/// Fresh memory of `length` bytes that begins with a huge page.
+/// Reserves `length` bytes of new memory, aligned to a huge page.
 fn reserve(length: usize) -> io::Result<*mut u8> {
     let around = length + HUGE_PAGE;
-    // SAFETY: a new mapping, of which the parts before and behind are given back.
+    // SAFETY: this is a new mapping. The parts before and after the aligned range are unmapped.
     unsafe {
         let (rights, kind) = (
             libc::PROT_READ | libc::PROT_WRITE,
@@ -87,7 +88,7 @@ fn reserve(length: usize) -> io::Result<*mut u8> {
     }
 }
 
-/// Part of a program that is loaded.
+/// Part of the program that is loaded into memory.
 #[derive(Debug, Clone, Copy)]
 struct Segment {
     start: usize,
@@ -95,9 +96,9 @@ struct Segment {
     writable: bool,
 }
 
-/// Loaded segments of this program.
+/// Returns the loaded segments of this program.
 fn program_headers() -> Vec<Segment> {
-    // SAFETY: the kernel tells where the program headers lie, and how many there are; they stay.
+    // SAFETY: the kernel passes the address and number of the program headers, which remain mapped.
     let headers: &[libc::Elf64_Phdr] = unsafe {
         let first = libc::getauxval(libc::AT_PHDR) as usize;
         let count = libc::getauxval(libc::AT_PHNUM) as usize;
@@ -110,7 +111,7 @@ fn program_headers() -> Vec<Segment> {
     let Some(own) = of(libc::PT_PHDR) else {
         return Vec::new();
     };
-    // Distance at which the program was loaded from the addresses that it was linked for.
+    // Distance between the load address and the link address of the program.
     let bias = headers.as_ptr().addr().wrapping_sub(own.p_vaddr as usize);
     let loaded = headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
     loaded
@@ -125,8 +126,8 @@ fn program_headers() -> Vec<Segment> {
         .collect()
 }
 
-/// The first segment, if it is never written, begins with a huge page, and no other one begins in
-/// its last.
+/// Returns the first segment if it is read-only and aligned to a huge page, and if no other segment
+/// begins in its last huge page.
 fn read_only_range(segments: &[Segment]) -> Option<Range<usize>> {
     let first = segments.first().filter(|segment| !segment.writable)?;
     let end = first.end.checked_next_multiple_of(HUGE_PAGE)?;
@@ -193,7 +194,7 @@ mod tests {
     fn reserved_memory_begins_with_a_huge_page_and_is_writable() {
         let start = reserve(HUGE_PAGE).unwrap();
         assert!(start.addr().is_multiple_of(HUGE_PAGE));
-        // SAFETY: `reserve` returned as many bytes, which are ours.
+        // SAFETY: `reserve` returned this many bytes, which no other code uses.
         unsafe {
             start.write_bytes(7, HUGE_PAGE);
             assert_eq!(start.add(HUGE_PAGE - 1).read(), 7);

@@ -1,4 +1,4 @@
-//! The agent inside a sandbox.
+//! Agent in a sandbox.
 //!
 //! * [`boot`]: file systems, network and identity of a guest, and the greeting of the host.
 //! * [`server`]: connections, routing, access.
@@ -6,9 +6,9 @@
 //! * [`process`]: processes and terminals.
 //! * [`filesystem`]: the file system service and its watchers.
 //! * [`rest`]: plain HTTP calls, above all `/files`.
-//! * [`link_socket`]: the agent's ports if there is no vsock.
+//! * [`link_socket`]: the agent's ports on engines without vsock.
 //! * [`workers`]: threads for calls that may wait for a file system.
-//! * [`port_forward`]: joins a stream to a TCP port of the guest.
+//! * [`port_forward`]: connections from the host to TCP ports of the guest.
 
 pub mod body;
 pub mod boot;

@@ -1,7 +1,7 @@
-//! The agent's ports if there is no vsock: see `jiffy_proto::agent::LINK_SOCKET`.
+//! The agent's ports on engines without vsock: see `jiffy_proto::agent::LINK_SOCKET`.
 //!
-//! Programs of the sandbox can connect, too. The kernel's credentials of the peer tell them from
-//! the host.
+//! Programs of the sandbox can connect as well. The kernel's credentials of the peer distinguish
+//! them from the host.
 
 use jiffy_proto::agent::LINK_SOCKET;
 use std::io;
@@ -10,14 +10,15 @@ use std::os::unix::net::{SocketAddr, UnixListener as BlockingListener};
 use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
 
-/// User and group of a peer that is no task of the sandbox (`SO_PEERCRED`): no task can have them.
+/// User and group of a peer that is not a task of the sandbox (`SO_PEERCRED`). No task can have
+/// these ids.
 const NO_ID: u32 = u32::MAX;
 
-/// A port at which the host connects.
+/// A port for connections of the host.
 pub struct LinkListener(UnixListener);
 
 impl LinkListener {
-    /// Listens.
+    /// Binds the port and listens on it.
     pub fn bind(port: u32) -> io::Result<Self> {
         let address = SocketAddr::from_abstract_name(format!("{LINK_SOCKET}{port}"))?;
         let listener = BlockingListener::bind_addr(&address)?;
@@ -25,8 +26,8 @@ impl LinkListener {
         UnixListener::from_std(listener).map(Self)
     }
 
-    /// Accepts the next connection of the host. Those of programs in the sandbox are closed at
-    /// once: with them any process could act as the host.
+    /// Accepts the next connection of the host. Connections of programs in the sandbox are closed
+    /// immediately, since any process could act as the host.
     pub async fn accept(&self) -> io::Result<UnixStream> {
         loop {
             let (stream, _) = self.0.accept().await?;
@@ -37,8 +38,8 @@ impl LinkListener {
     }
 }
 
-/// Returns true if a peer is the host. The process id alone does not suffice: that of a task that
-/// has ended is 0, too.
+/// Returns whether a peer is the host. The process id alone does not suffice, because the process
+/// id of an exited task is also 0.
 fn is_host(peer: &UCred) -> bool {
     peer.uid() == NO_ID && peer.gid() == NO_ID && peer.pid().unwrap_or(0) == 0
 }
@@ -50,8 +51,8 @@ mod tests {
     use tokio::io::AsyncReadExt;
     use tokio::time::timeout;
 
-    /// A port of this test program's own: the names of abstract sockets are shared with other runs
-    /// of it.
+    /// Returns a port that only this test process uses. Other runs of the test use the same
+    /// namespace of abstract sockets.
     fn port() -> u32 {
         1 << 20 | std::process::id()
     }
@@ -64,13 +65,13 @@ mod tests {
         let stream = std::os::unix::net::UnixStream::connect_addr(&address).unwrap();
         stream.set_nonblocking(true).unwrap();
         let mut stream = UnixStream::from_std(stream).unwrap();
-        let mut said = Vec::new();
+        let mut received = Vec::new();
         tokio::select! {
             accepted = listener.accept() => panic!("{accepted:?}"),
-            closed = timeout(Duration::from_secs(10), stream.read_to_end(&mut said)) => {
+            closed = timeout(Duration::from_secs(10), stream.read_to_end(&mut received)) => {
                 closed.unwrap().unwrap();
             }
         }
-        assert!(said.is_empty());
+        assert!(received.is_empty());
     }
 }

@@ -1,8 +1,8 @@
 //! Loading of kernel modules, for images without a `modprobe`.
 //!
-//! The kernel starts [`PATH`] when it needs a module, and programs start the same
-//! (`/proc/sys/kernel/modprobe`). An image's own `modprobe` takes precedence: it reads the image's
-//! `/etc/modprobe.d`.
+//! The kernel starts [`PATH`] when it needs a module, and programs start the path in
+//! `/proc/sys/kernel/modprobe`. If an image has its own `modprobe`, it takes precedence, because it
+//! reads the image's `/etc/modprobe.d`.
 
 use crate::sys;
 use std::collections::HashSet;
@@ -12,10 +12,10 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// Name under which the agent is started as `modprobe`. Its file has no other: it went with the
-/// initial archive.
+/// Path under which the agent is started as `modprobe`. The file of the agent has no other path,
+/// because the initial archive was deleted.
 pub const PATH: &str = "/proc/1/exe";
-/// Programs of images, in the kernel's order of search.
+/// Paths of `modprobe` in images, in the kernel's search order.
 const IMAGE_MODPROBES: [&str; 4] = [
     "/sbin/modprobe",
     "/usr/sbin/modprobe",
@@ -23,12 +23,12 @@ const IMAGE_MODPROBES: [&str; 4] = [
     "/usr/bin/modprobe",
 ];
 
-/// Loads the module, or the modules of the alias, that `arguments` names; returns the exit code.
+/// Loads the module in `arguments`, or the modules of this alias. Returns the exit code.
 pub fn run(arguments: &[String]) -> i32 {
     exec_image_modprobe(arguments);
     let is_quiet = arguments.iter().any(|a| a == "-q" || a == "--quiet");
     let Some(name) = arguments.iter().find(|a| !a.starts_with('-')) else {
-        eprintln!("modprobe: name a module");
+        eprintln!("modprobe: missing name of a module");
         return 1;
     };
     match load(&directory(), name) {
@@ -42,12 +42,12 @@ pub fn run(arguments: &[String]) -> i32 {
     }
 }
 
-/// Directory of this kernel's modules.
+/// Returns the directory of this kernel's modules.
 pub fn directory() -> PathBuf {
     Path::new("/lib/modules").join(sys::kernel_release())
 }
 
-/// Becomes the image's `modprobe`, if there is one.
+/// Executes the `modprobe` of the image, if there is one.
 fn exec_image_modprobe(arguments: &[String]) {
     for path in IMAGE_MODPROBES {
         let words = std::iter::once(path).chain(arguments.iter().map(String::as_str));
@@ -55,13 +55,13 @@ fn exec_image_modprobe(arguments: &[String]) {
         let Ok(words) = words else { return };
         let mut argv: Vec<_> = words.iter().map(|w| w.as_ptr()).collect();
         argv.push(std::ptr::null());
-        // SAFETY: the path and the null-terminated arguments are valid C strings. It returns if
-        // it fails only.
+        // SAFETY: the path and the null-terminated arguments are zero-terminated strings. The call
+        // returns only if it fails.
         unsafe { libc::execv(argv[0], argv.as_ptr()) };
     }
 }
 
-/// Loads the modules that `name` stands for, with their dependencies.
+/// Loads the modules for `name`, with their dependencies.
 fn load(directory: &Path, name: &str) -> io::Result<()> {
     let read = |file: &str| std::fs::read_to_string(directory.join(file));
     let dependencies = read("modules.dep")?;
@@ -78,7 +78,7 @@ fn load(directory: &Path, name: &str) -> io::Result<()> {
         }
     };
     if found.is_empty() {
-        let missing = "there is no such module of this kernel";
+        let missing = "this kernel has no such module";
         return Err(io::Error::new(io::ErrorKind::NotFound, missing));
     }
     let mut done = HashSet::new();
@@ -90,10 +90,10 @@ fn load(directory: &Path, name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives one module to the kernel. One that is loaded already is fine.
+/// Loads one module into the kernel. A loaded module is not an error.
 fn insert(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
-    // SAFETY: an open descriptor, an empty C string, and no flags.
+    // SAFETY: the descriptor is open, the string is empty, and there are no flags.
     let result =
         unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), 0) };
     match sys::check(result as libc::c_int) {
@@ -102,22 +102,22 @@ fn insert(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Names of modules make no difference between these two.
+/// Replaces `-` by `_`, which are equivalent in module names.
 fn normalize(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// Name of the module in a file.
+/// Returns the name of the module in a file.
 fn module_name(path: &str) -> Option<String> {
     let file = path.rsplit('/').next()?;
     file.strip_suffix(".ko").map(normalize)
 }
 
-/// Files of a module by `modules.dep`, in the order in which they are to be loaded.
+/// Returns the files of a module from `modules.dep`, in the order in which they must be loaded.
 fn load_order<'a>(dependencies: &'a str, module: &str) -> Option<Vec<&'a str>> {
     let mut lines = dependencies.lines().filter_map(|line| line.split_once(':'));
     let (path, needed) = lines.find(|(path, _)| module_name(path).as_deref() == Some(module))?;
-    // The file names the first one to load last.
+    // The dependency that must be loaded first is last in the list.
     let needed = needed.split_ascii_whitespace().rev();
     Some(needed.chain([path]).collect())
 }
@@ -128,7 +128,7 @@ fn is_built_in(list: &str, name: &str) -> bool {
         .any(|path| module_name(path).is_some_and(|m| m == name))
 }
 
-/// Modules that `modules.alias` gives for a name.
+/// Returns the modules that `modules.alias` lists for a name.
 fn resolve_alias(aliases: &str, name: &str) -> Vec<String> {
     let name = normalize(name);
     let mut modules: Vec<String> = aliases
@@ -141,7 +141,7 @@ fn resolve_alias(aliases: &str, name: &str) -> Vec<String> {
     modules
 }
 
-/// Returns true if a pattern with `*` and `?` matches `name`.
+/// Returns whether a pattern with `*` and `?` matches `name`.
 fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
     // Positions to resume from if the text after the last star does not match.

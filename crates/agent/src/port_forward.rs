@@ -1,4 +1,5 @@
-//! Joins a stream from the host to a TCP port of the guest: see `jiffy_proto::agent::TCP_PORT`.
+//! Connection of a stream from the host to a TCP port of the guest: see
+//! `jiffy_proto::agent::TCP_PORT`.
 
 use crate::sys;
 use jiffy_proto::agent::TCP_OK;
@@ -9,18 +10,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
-/// Most digits of a port number.
+/// Maximum number of digits of a port number.
 const MAX_PORT_DIGITS: usize = 5;
 const COPY_BUFFER_BYTES: usize = 16 * 1024;
-/// Approximate delay before the second attempt to connect, and the longest before later ones.
+/// Approximate delay before the second attempt to connect, and maximum delay before later attempts.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(20);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Time for a server to accept a connection.
+/// Timeout for a server to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Serves one stream.
 pub async fn serve(mut stream: UnixStream) {
-    // Either side closing is an ordinary end.
+    // Ignore the error: a peer that closes the connection is normal.
     let _ = join(&mut stream).await;
 }
 
@@ -44,7 +45,8 @@ async fn refuse(stream: &mut UnixStream, reason: &str) -> io::Result<()> {
     stream.write_all(format!("ERR {reason}\n").as_bytes()).await
 }
 
-/// Reads byte by byte: bytes after the line belong to the TCP connection.
+/// Reads the line with the port. It is read byte by byte, because later bytes belong to the TCP
+/// connection.
 async fn read_port(stream: &mut UnixStream) -> Result<u16, String> {
     let mut line = String::new();
     loop {
@@ -55,7 +57,7 @@ async fn read_port(stream: &mut UnixStream) -> Result<u16, String> {
                     .parse()
                     .ok()
                     .filter(|port| *port != 0)
-                    .ok_or_else(|| format!("'{line}' is no port"));
+                    .ok_or_else(|| format!("'{line}' is not a port number"));
             }
             b'0'..=b'9' if line.len() < MAX_PORT_DIGITS => line.push(char::from(byte)),
             _ => return Err("expected a port number and a newline".to_owned()),
@@ -63,7 +65,7 @@ async fn read_port(stream: &mut UnixStream) -> Result<u16, String> {
     }
 }
 
-/// Most servers listen on IPv4; some only on `::1`.
+/// Connects to a server. The first attempt uses IPv4; some servers listen only on `::1`.
 async fn connect(port: u16) -> io::Result<TcpStream> {
     match connect_with_retry((IpAddr::V4(Ipv4Addr::LOCALHOST), port).into()).await {
         Ok(tcp) => Ok(tcp),
@@ -73,10 +75,10 @@ async fn connect(port: u16) -> io::Result<TcpStream> {
     }
 }
 
-/// Connects to a server on the loopback device, where an answer comes at once or not at all: a
-/// server whose backlog is full (Python's holds five) drops the SYN. The kernel would repeat it
-/// after a second, then after two more; this repeats sooner, with random delays for concurrent
-/// attempts.
+/// Connects to a server on the loopback device, where a connection succeeds immediately or not at
+/// all: a server whose backlog is full (Python's default is five) drops the SYN. The kernel would
+/// repeat the SYN after one second and after two more seconds. This function repeats the attempt
+/// earlier, with random delays between concurrent attempts.
 async fn connect_with_retry(to: SocketAddr) -> io::Result<TcpStream> {
     let began = Instant::now();
     let mut patience = FIRST_RETRY_DELAY;

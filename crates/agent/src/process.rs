@@ -1,4 +1,4 @@
-//! `process.Process`: start, watch, feed and signal processes.
+//! The service `process.Process`: start, monitoring, input and signals of processes.
 
 pub mod child;
 pub mod exit;

@@ -1,4 +1,4 @@
-//! Plain HTTP beside the Connect services.
+//! Plain HTTP requests, in addition to the Connect services.
 
 pub mod archive;
 pub mod changes;
@@ -21,7 +21,7 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
 use std::rc::Rc;
 
-/// Answers a request that is no RPC.
+/// Handles a request that is not an RPC.
 pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Response<ReplyBody> {
     let result = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/health") => Ok(no_content()),
@@ -52,24 +52,24 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
             | "/init",
         ) => Err(RestError::new(
             StatusCode::METHOD_NOT_ALLOWED,
-            "this path does not take this method",
+            "the method is not allowed for this path",
         )),
         (_, path) => Err(RestError::new(
             StatusCode::NOT_FOUND,
-            format!("there is nothing at {path}"),
+            format!("no such path: {path}"),
         )),
     };
     result.unwrap_or_else(|e| e.response())
 }
 
-/// Refuses callers without a token in force that do not say that they are root.
+/// Rejects callers that are neither root nor authenticated by a token.
 async fn only_root(agent: &Agent, username: Option<&str>, what: &str) -> Result<(), RestError> {
-    // A token in force was shown on the way here.
+    // If the sandbox has a token, the request was already authenticated.
     let open = agent.settings.borrow().access_token.is_none();
     if open && agent.find_user::<RestError>(username).await?.uid != 0 {
         return Err(RestError::new(
             StatusCode::FORBIDDEN,
-            format!("{what} for root only: add username=root"),
+            format!("{what} only allowed for root: add username=root"),
         ));
     }
     Ok(())

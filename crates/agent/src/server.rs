@@ -1,4 +1,4 @@
-//! Connections, access and routing.
+//! Connections, authentication and routing.
 
 use crate::body::{ReplyBody, json};
 use crate::rpc::request::{self, CallInfo};
@@ -21,7 +21,7 @@ pub async fn serve(agent: Rc<Agent>, stream: UnixStream) {
         let agent = Rc::clone(&agent);
         async move { Ok::<_, Infallible>(answer_whole(&agent, request).await) }
     });
-    // A connection that breaks is the client's business.
+    // Ignore the error: the client may close the connection at any time.
     let _ = http1::Builder::new()
         .max_buf_size(128 * 1024)
         .auto_date_header(false)
@@ -55,8 +55,10 @@ async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Response<
     }
 }
 
-/// Checks access: with a token in force it is required everywhere but for the health probe, the
-/// files (which accept a signature instead and check for themselves) and the host-only paths.
+/// Checks the token. If the sandbox has a token, all requests require it, with three exceptions:
+/// - the health check;
+/// - the files, whose handlers check the token themselves and also accept a signature;
+/// - the host-only paths.
 fn has_access(agent: &Agent, request: &Request<&mut Incoming>) -> bool {
     match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/health" | "/files")
@@ -65,7 +67,7 @@ fn has_access(agent: &Agent, request: &Request<&mut Incoming>) -> bool {
     }
 }
 
-/// Returns true if the request carries the sandbox's token, or the sandbox has none.
+/// Returns true if the request has the sandbox's token, or if the sandbox has no token.
 pub fn has_valid_token(agent: &Agent, headers: &HeaderMap) -> bool {
     match &agent.settings.borrow().access_token {
         None => true,
@@ -81,7 +83,7 @@ enum CallKind {
     Stream,
 }
 
-/// Checks method and content type of a call.
+/// Checks the method and the content type of a call.
 fn admit(request: &Request<&mut Incoming>, kind: CallKind) -> Result<(), Box<Response<ReplyBody>>> {
     let refuse = |status| {
         let mut response = Response::new(ReplyBody::empty());
@@ -129,7 +131,7 @@ fn unknown(service: &str, method: &str) -> Response<ReplyBody> {
     .response()
 }
 
-/// The empty message.
+/// Empty message.
 #[derive(serde::Serialize)]
 struct EmptyMessage {}
 

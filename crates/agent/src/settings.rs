@@ -1,8 +1,9 @@
-//! Settings that the host gives the agent. Replaced as a whole when a clone gets its identity.
+//! Settings that the host sends to the agent. They are replaced as a whole when a clone receives
+//! its identity.
 
 use std::collections::BTreeMap;
 
-/// `PATH` of every process unless the environment says otherwise.
+/// Default `PATH` of processes.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Environment, access and defaults of a sandbox.
@@ -10,13 +11,13 @@ pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bi
 pub struct AgentSettings {
     /// Environment of every process.
     pub env: BTreeMap<String, String>,
-    /// Token that clients must send as `X-Access-Token`; none means open.
+    /// Token that clients must send as `X-Access-Token`. If `None`, no token is required.
     pub access_token: Option<String>,
-    /// User when a request names none.
+    /// User of requests that specify no user.
     pub default_user: Option<String>,
-    /// Directory when a request names none.
+    /// Directory of requests that specify no directory.
     pub default_workdir: Option<String>,
-    /// Ids of the sandbox. None if the agent has no identity.
+    /// Ids of the sandbox. `None` if the agent has no identity.
     pub labels: Option<SandboxLabels>,
 }
 
@@ -25,14 +26,14 @@ pub struct AgentSettings {
 pub struct SandboxLabels {
     /// Id of the sandbox.
     pub sandbox: String,
-    /// Id of its template, if it is known.
+    /// Id of its template, if known.
     pub template: Option<String>,
-    /// Id of the team that owns it, if it is known.
+    /// Id of the team that owns it, if known.
     pub team: Option<String>,
 }
 
 impl SandboxLabels {
-    /// The labels as variables of the environment, with the names that E2B uses.
+    /// Returns the labels as environment variables with E2B's names.
     pub fn variables(&self) -> impl Iterator<Item = (&'static str, &str)> {
         [
             ("E2B_SANDBOX", Some("true")),
@@ -45,7 +46,7 @@ impl SandboxLabels {
     }
 }
 
-/// Compares without telling by its duration how much was right.
+/// Compares two texts. The duration does not depend on the number of equal characters.
 pub fn constant_time_eq(a: &str, b: &str) -> bool {
     a.len() == b.len()
         && a.bytes()

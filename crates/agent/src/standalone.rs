@@ -1,5 +1,5 @@
-//! The agent as an ordinary process, for tests and engines without a virtual machine: no mounts, no
-//! hello exchange.
+//! The agent as an ordinary process, for tests and for engines without a virtual machine. It mounts
+//! no file systems and exchanges no greeting.
 
 use crate::process::reaper;
 use crate::settings::AgentSettings;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::time::sleep;
 
-/// Before trying again when there are no descriptors left.
+/// Pause before the next attempt if no descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 const USAGE: &str =
@@ -52,7 +52,7 @@ fn parse(arguments: &[String]) -> Result<StandaloneOptions, String> {
     Ok(options)
 }
 
-/// Runs until it is killed. Returns the exit code.
+/// Runs until the process is killed. Returns the exit code.
 pub fn run(arguments: &[String]) -> i32 {
     let options = match parse(arguments) {
         Ok(options) => options,
@@ -72,13 +72,13 @@ pub fn run(arguments: &[String]) -> i32 {
 
 async fn serve(options: StandaloneOptions) -> io::Result<()> {
     sys::raise_open_files();
-    // Descriptors inherited from the parent are not for children. SAFETY: no pointers; they close
-    // at exec, not now.
+    // Children must not inherit the parent's descriptors. The descriptors remain open in the agent.
+    // SAFETY: the call takes no pointers, and closes the descriptors at exec.
     let _ = unsafe { jiffy_proto::kernel::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
-    // The parent may ignore signals; children must not inherit that.
+    // The parent may ignore signals, which the agent's children must not inherit.
     let default = [0_u64; 4];
     for signal in (1..=64).filter(|s| *s != libc::SIGPIPE) {
-        // SAFETY: `default` is a kernel sigaction of all zeros; KILL and STOP are refused. Raw,
+        // SAFETY: `default` is a kernel sigaction of zeroes. The kernel rejects KILL and STOP. Raw,
         // because libc reserves two signals for itself.
         unsafe {
             libc::syscall(

@@ -1,5 +1,5 @@
-//! State that all requests share. The agent is single-threaded: plain `Rc` and `RefCell`, never
-//! held across an await.
+//! State that all requests use. The agent is single-threaded: the state is in `Rc` and `RefCell`,
+//! which must not be borrowed across an await.
 
 use crate::boot::site::InstalledSite;
 use crate::cpu_sample::CpuSample;
@@ -18,24 +18,25 @@ use std::time::Duration;
 
 /// The agent's state.
 pub struct Agent {
-    /// Told by the host.
+    /// Settings from the host.
     pub settings: RefCell<AgentSettings>,
-    /// Authorities and proxy, as they were installed in the sandbox. Only worker threads lock it.
+    /// Authorities and proxy that are installed in the sandbox. Only worker threads lock it.
     pub site: Arc<Mutex<InstalledSite>>,
-    /// Variables of [`Self::site`] for processes that have none of their own by these names.
+    /// Variables of [`Self::site`] for processes. A variable that a process already has takes
+    /// precedence.
     pub site_variables: RefCell<BTreeMap<String, String>>,
-    /// Processes that were started through us.
+    /// Processes that clients started.
     pub processes: ProcessTable,
     /// Watchers that clients poll.
     pub watchers: Watchers,
-    /// Processor time at the last `/metrics`.
+    /// CPU time at the last request to `/metrics`.
     pub cpu: Cell<Option<CpuSample>>,
     /// Threads for calls that may wait for a file system.
     pub workers: Workers,
 }
 
 impl Agent {
-    /// An agent with nothing running. `patience` is that of [`Workers::new`].
+    /// Creates an agent without processes. See [`Workers::new`] for `patience`.
     pub fn new(settings: AgentSettings, patience: Option<Duration>) -> io::Result<Rc<Self>> {
         Ok(Rc::new(Self {
             settings: RefCell::new(settings),
@@ -55,7 +56,7 @@ impl Agent {
     /// The file system does not answer.
     pub async fn withdraw_site(&self) -> Result<(), CallError> {
         let site = Arc::clone(&self.site);
-        // Nothing is installed unless the agent is process 1.
+        // Without process 1, there are no installed settings.
         let withdraw = move |_: &_| lock(&site).withdraw(Path::new("/"));
         let what = "cannot remove certificate authorities";
         self.workers.run(CallClass::Files, what, withdraw).await?;
@@ -63,8 +64,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Environment of every process: the ids of the sandbox and the variables of its creator. The
-    /// variables of the creator take precedence.
+    /// Returns the environment of every process: the ids of the sandbox and the variables of its
+    /// creator. The creator's variables take precedence.
     pub fn sandbox_variables(&self) -> BTreeMap<String, String> {
         let settings = self.settings.borrow();
         let labels = settings.labels.iter().flat_map(|l| l.variables());
@@ -75,7 +76,7 @@ impl Agent {
         variables
     }
 
-    /// The user that a request names, or the configured default, to be looked up by a worker.
+    /// Returns the user in a request, or the configured default. A worker must look it up.
     pub fn lookup(&self, name: Option<&str>) -> UserLookup {
         let configured = self.settings.borrow().default_user.clone();
         UserLookup {
@@ -83,7 +84,7 @@ impl Agent {
         }
     }
 
-    /// Looks up the user that a request names, or the default one.
+    /// Looks up the user in a request, or the default user.
     pub async fn find_user<E>(&self, name: Option<&str>) -> Result<User, E>
     where
         E: From<CallError> + From<crate::users::UnknownUser> + Send + 'static,

@@ -1,5 +1,5 @@
-//! `/etc/passwd` and `/etc/group`, read directly: a static binary cannot use the name service
-//! switch. Reading them may wait for a file system, so that it is work for a worker thread.
+//! Reader of `/etc/passwd` and `/etc/group`. A static binary cannot use the name service switch.
+//! Reading the files may wait for a file system, so it must be done on a worker thread.
 
 use crate::sys;
 use std::cell::RefCell;
@@ -16,14 +16,14 @@ pub struct User {
     pub uid: u32,
     /// Primary group.
     pub gid: u32,
-    /// All groups, the primary one first.
+    /// All groups. The primary group is first.
     pub groups: Vec<u32>,
     /// Home directory.
     pub home: String,
 }
 
 impl User {
-    /// The superuser of an image that has no `/etc/passwd`.
+    /// Returns the superuser of an image without `/etc/passwd`.
     pub fn root() -> Self {
         Self {
             name: "root".into(),
@@ -34,7 +34,8 @@ impl User {
         }
     }
 
-    /// Makes a client's path absolute: `~`, or relative to the home directory (or `base` if given).
+    /// Converts a client's path to an absolute path. It may begin with `~`, or be relative to
+    /// `base` or else to the home directory.
     pub fn resolve(&self, path: &str, base: Option<&str>) -> PathBuf {
         let home = Path::new(&self.home);
         if path == "~" || path.is_empty() && base.is_none() {
@@ -47,7 +48,7 @@ impl User {
     }
 }
 
-/// Name of a user that does not exist here. Its text is that of E2B's envd, which clients compare.
+/// Error: the user does not exist. The text equals the text of E2B's envd, which clients compare.
 #[derive(Debug)]
 pub struct UnknownUser(pub String);
 
@@ -63,15 +64,15 @@ impl fmt::Display for UnknownUser {
 
 impl std::error::Error for UnknownUser {}
 
-/// The user that a request names, not looked up yet.
+/// User in a request, before the look-up.
 #[derive(Debug, Clone)]
 pub struct UserLookup {
-    /// Name in the request, or else the configured default.
+    /// Name in the request, or the configured default.
     pub name: Option<String>,
 }
 
 impl UserLookup {
-    /// Looks up the named user. Without a name that is `user` if it exists, and root otherwise.
+    /// Looks up the user by name. Without a name, returns `user` if it exists, and root otherwise.
     pub fn find(&self) -> Result<User, UnknownUser> {
         let users = Users::load();
         match &self.name {
@@ -87,18 +88,18 @@ impl UserLookup {
 /// Maximum number of bytes that are read of each file.
 const MAX_DATABASE_BYTES: u64 = 4 << 20;
 
-/// A reading of the user database.
+/// Contents of the user database at one time.
 #[derive(Default)]
 pub struct Users {
     passwd: String,
     group: String,
-    /// Names that were looked up, by id.
+    /// Cached names of users, by id.
     user_names: RefCell<HashMap<u32, String>>,
     group_names: RefCell<HashMap<u32, String>>,
 }
 
 impl Users {
-    /// Reads the files. A file that is missing, or is not a regular file, counts as empty.
+    /// Reads the files. A file that is missing or not a regular file counts as empty.
     pub fn load() -> Self {
         let read = |path: &str| {
             let content = sys::read_regular(Path::new(path), MAX_DATABASE_BYTES);
@@ -111,9 +112,9 @@ impl Users {
         }
     }
 
-    /// Looks up a user in the forms of images: by name or number, perhaps with a group
-    /// (`1000:1000`, `www:staff`). `root` always exists, and so does every number: an image may
-    /// have no list of users.
+    /// Looks up a user in the forms that images use: by name or number, optionally with a group
+    /// (`1000:1000`, `www:staff`). `root` and all numbers exist always, since an image may contain
+    /// no list of users.
     pub fn find(&self, name: &str) -> Option<User> {
         let Some((name, group)) = name.split_once(':') else {
             return self.listed(name).or_else(|| unlisted(name));
@@ -153,14 +154,14 @@ impl Users {
         (name == "root" || name == "0").then(User::root)
     }
 
-    /// Name of a user id, or the number.
+    /// Returns the name for a user id, or the number.
     pub fn user_name(&self, uid: u32) -> String {
         let mut names = self.user_names.borrow_mut();
         let name = names.entry(uid);
         name.or_insert_with(|| name_of(&self.passwd, uid)).clone()
     }
 
-    /// Name of a group id, or the number.
+    /// Returns the name for a group id, or the number.
     pub fn group_name(&self, gid: u32) -> String {
         let mut names = self.group_names.borrow_mut();
         let name = names.entry(gid);
@@ -185,9 +186,9 @@ impl Users {
     }
 }
 
-/// A user known only by number.
+/// Returns a user that is known only by its number.
 fn unlisted(name: &str) -> Option<User> {
-    // The kernel reserves the largest number for "unset".
+    // The kernel reserves the largest number for "not set".
     let uid = name.parse().ok().filter(|uid| *uid != u32::MAX)?;
     Some(User {
         name: name.to_owned(),
@@ -198,7 +199,7 @@ fn unlisted(name: &str) -> Option<User> {
     })
 }
 
-/// The number of a name.
+/// Returns the number for a name.
 fn id_of(database: &str, name: &str) -> Option<u32> {
     let mut lines = database.lines().map(|line| line.split(':'));
     let mut fields =

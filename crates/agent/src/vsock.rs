@@ -1,7 +1,7 @@
 //! vsock sockets for tokio.
 //!
-//! A connected socket is used with `read`, `write` and `shutdown` only, which ignore its address
-//! family: connections are carried in tokio's `UnixStream`.
+//! Only `read`, `write` and `shutdown` are used on a connected socket, which do not depend on the
+//! address family. Connections can therefore be represented as tokio's `UnixStream`.
 
 use crate::sys;
 use std::io;
@@ -17,7 +17,7 @@ pub const HOST_CID: u32 = libc::VMADDR_CID_HOST;
 const LENGTH: libc::socklen_t = size_of::<libc::sockaddr_vm>() as libc::socklen_t;
 
 fn address(cid: u32, port: u32) -> libc::sockaddr_vm {
-    // SAFETY: sockaddr_vm is plain numbers, all zero is valid.
+    // SAFETY: sockaddr_vm consists of integers, for which all zeroes are valid.
     let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
     address.svm_family = libc::AF_VSOCK as libc::sa_family_t;
     address.svm_cid = cid;
@@ -26,7 +26,7 @@ fn address(cid: u32, port: u32) -> libc::sockaddr_vm {
 }
 
 fn socket() -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     sys::owned(unsafe {
         libc::socket(
             libc::AF_VSOCK,
@@ -36,11 +36,11 @@ fn socket() -> io::Result<OwnedFd> {
     })
 }
 
-/// Begins to connect to a port of the host; [`finish`] waits for the outcome.
+/// Starts to connect to a port of the host. [`finish`] waits for the result.
 pub fn begin_connect(port: u32) -> io::Result<OwnedFd> {
     let socket = socket()?;
     let to = address(HOST_CID, port);
-    // SAFETY: `to` is a sockaddr_vm of the length given.
+    // SAFETY: `to` is a sockaddr_vm of the given length.
     let result =
         sys::check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const to).cast(), LENGTH) });
     match result {
@@ -49,7 +49,7 @@ pub fn begin_connect(port: u32) -> io::Result<OwnedFd> {
     }
 }
 
-/// Waits until a connection begun with [`begin_connect`] stands.
+/// Waits until a connection of [`begin_connect`] is established.
 pub async fn finish(socket: OwnedFd) -> io::Result<UnixStream> {
     let stream = UnixStream::from_std(std::os::unix::net::UnixStream::from(socket))?;
     stream.writable().await?;
@@ -59,27 +59,27 @@ pub async fn finish(socket: OwnedFd) -> io::Result<UnixStream> {
     }
 }
 
-/// A listening vsock port that takes connections from the host only.
+/// A listening vsock port that accepts only connections of the host.
 pub struct VsockListener {
     socket: AsyncFd<OwnedFd>,
 }
 
 impl VsockListener {
-    /// Listens on a port.
+    /// Binds the port and listens on it.
     pub fn bind(port: u32) -> io::Result<Self> {
         let socket = socket()?;
         let at = address(libc::VMADDR_CID_ANY, port);
-        // SAFETY: `at` is a sockaddr_vm of the length given.
+        // SAFETY: `at` is a sockaddr_vm of the given length.
         sys::check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), LENGTH) })?;
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         sys::check(unsafe { libc::listen(socket.as_raw_fd(), 1024) })?;
         Ok(Self {
             socket: sys::register(socket, Interest::READABLE)?,
         })
     }
 
-    /// Accepts the next connection. Those from inside the guest (vsock loopback) are closed at
-    /// once: with them any process could act as the host.
+    /// Accepts the next connection. Connections from the guest (vsock loopback) are closed
+    /// immediately, since any process could act as the host.
     pub async fn accept(&self) -> io::Result<UnixStream> {
         loop {
             let mut ready = self.socket.readable().await?;

@@ -1,11 +1,11 @@
 //! Threads for calls that may wait for a file system.
 //!
-//! A file system may never answer, for example a FUSE file system whose server hangs. The event
-//! loop therefore makes no call that depends on a path of the sandbox. A worker thread makes it,
-//! and the caller waits for the result until the call has made no progress for the patience of its
-//! class. A thread that waits in such a call cannot be interrupted: it remains *stuck* until the
-//! file system answers or is unmounted. Their number is limited, and other calls continue on other
-//! threads.
+//! A file system may never answer, for example a FUSE file system whose server hangs. Therefore the
+//! event loop makes no call that depends on a path of the sandbox. A worker thread makes the call,
+//! and the caller waits for the result. If the call makes no progress for the *patience* of its
+//! class, the caller stops waiting. A thread that waits in such a call cannot be interrupted: it is
+//! *stuck* until the file system answers or is unmounted. The number of stuck threads is limited,
+//! and other calls continue on other threads.
 
 mod error;
 mod job;
@@ -26,21 +26,22 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// Kind of a call, each with limits of its own: stuck calls of one kind do not block the others.
+/// Class of a call. Each class has separate limits, so that stuck calls of one class do not block
+/// the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallClass {
     /// Calls on files and directories.
     Files,
-    /// Start of a process.
+    /// Creation of a process.
     Start,
-    /// Archives and other walks over whole trees.
+    /// Archives and other operations on whole directory trees.
     Archive,
-    /// Steps of the identity of a sandbox. The host waits for them.
+    /// Steps of applying an identity. The host waits for them.
     Identity,
 }
 
 impl CallClass {
-    /// Maximum number of calls that run at the same time, stuck ones excluded.
+    /// Maximum number of calls that run at the same time, excluding stuck calls.
     const fn max_active(self) -> usize {
         match self {
             Self::Files | Self::Start | Self::Archive => 4,
@@ -48,7 +49,7 @@ impl CallClass {
         }
     }
 
-    /// Maximum number of threads, stuck ones included.
+    /// Maximum number of threads, including stuck threads.
     const fn max_threads(self) -> usize {
         match self {
             Self::Files => 16,
@@ -61,7 +62,7 @@ impl CallClass {
         match self {
             Self::Files | Self::Start => Duration::from_secs(15),
             Self::Archive => Duration::from_secs(60),
-            // All steps together must fit in the 30 s for which the host waits.
+            // All steps together must complete in the 30 s for which the host waits.
             Self::Identity => Duration::from_secs(3),
         }
     }
@@ -71,26 +72,26 @@ impl CallClass {
 const MAX_WAITING: usize = 1024;
 /// Maximum time that a call waits for a thread.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval at which the caller of a running call checks it: a thread or a result whose
-/// notification was late costs at most this time.
+/// Interval at which the caller checks a running call. If the notification of a thread or of a
+/// result is late, the delay is at most this time.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval at which a waiting call checks whether a running one became stuck.
+/// Interval at which a queued call checks whether a running call became stuck.
 const QUEUE_INTERVAL: Duration = Duration::from_millis(250);
-/// Number of stuck calls on one file system after which further calls on it fail at once.
+/// Number of stuck calls on one file system from which on further calls on it fail immediately.
 const MAX_STUCK_PER_PLACE: usize = 2;
-/// Number of threads that do not exit when idle, so that most calls need no new one.
+/// Number of threads that do not exit when idle, so that most calls do not create a thread.
 const MIN_THREADS: usize = 1;
 /// Time after which an idle thread exits.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 const STACK_BYTES: usize = 256 * 1024;
 
-/// Pool of worker threads. Clones share the threads.
+/// Pool of worker threads. Clones refer to the same threads.
 #[derive(Clone)]
 pub struct Workers(Arc<Pool>);
 
 struct Pool {
     epoch: Instant,
-    /// Patience with all calls, instead of that of their class.
+    /// Patience with all calls. If `None`, the patience of each class.
     patience: Option<Duration>,
     state: Mutex<PoolState>,
     /// Notified when a task is ready.
@@ -103,7 +104,7 @@ struct PoolState {
     ready: VecDeque<Task>,
     /// Tasks that exceed the limits of their class.
     waiting: VecDeque<Task>,
-    /// Calls in `ready` and on threads.
+    /// Calls in `ready`, and calls that threads run.
     running: Vec<Arc<JobRecord>>,
     threads: usize,
     idle: usize,
@@ -112,12 +113,12 @@ struct PoolState {
 struct Task {
     record: Arc<JobRecord>,
     work: Box<dyn FnOnce(&Progress) + Send>,
-    /// Closed if the caller left, and notified when the work is done.
+    /// Closed if the caller no longer waits. Notified when the work is complete.
     done: oneshot::Sender<()>,
 }
 
 impl Workers {
-    /// A pool with its permanent thread. `patience` replaces that of all classes.
+    /// Creates a pool with its permanent thread. `patience` replaces the patience of all classes.
     pub fn new(patience: Option<Duration>) -> io::Result<Self> {
         let pool = Arc::new(Pool {
             epoch: Instant::now(),
@@ -129,7 +130,7 @@ impl Workers {
         Ok(Self(pool))
     }
 
-    /// Number of stuck calls.
+    /// Returns the number of stuck calls.
     pub fn stuck(&self) -> usize {
         let now = self.0.now_ms();
         let state = lock(&self.0.state);
@@ -137,10 +138,10 @@ impl Workers {
     }
 
     /// Runs `work` on a worker thread. `what` names the operation and its object in errors, for
-    /// example "cannot list '/tmp'". `work` continues if the returned future is dropped.
+    /// example "cannot list '/tmp'". If the returned future is dropped, `work` continues to run.
     ///
     /// # Errors
-    /// The call is stuck, or too many calls are.
+    /// The call is stuck, or too many calls are stuck.
     pub async fn run<T: Send + 'static>(
         &self,
         class: CallClass,
@@ -155,7 +156,7 @@ impl Workers {
         value.ok_or(CallError::Failed { what })
     }
 
-    /// Runs `work` and returns when it is done. Not generic: there is one copy in the program.
+    /// Runs `work` until it completes. Not generic, so that the program contains only one copy.
     async fn drive(
         &self,
         class: CallClass,
@@ -184,14 +185,14 @@ impl Workers {
         let began = Instant::now();
         loop {
             match timeout(pause, &mut result).await {
-                // A task that no thread can run closes the channel, and leaves no value.
+                // If no thread can run a task, its channel is closed and there is no value.
                 Ok(_) => return Ok(record.what.clone()),
                 Err(_elapsed) => pause = self.0.next_pause(&record, began)?,
             }
         }
     }
 
-    /// [`Self::run`] for work that may fail itself.
+    /// Runs work that may itself fail as [`Self::run`] does.
     pub async fn attempt<T: Send + 'static, E: From<CallError> + Send + 'static>(
         &self,
         class: CallClass,
@@ -207,7 +208,7 @@ impl Pool {
         u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(SUSPENDED - 1)
     }
 
-    /// Queues a task. Returns whether a thread may take it at once.
+    /// Queues a task. Returns whether a thread may run it immediately.
     fn submit(self: &Arc<Self>, task: Task) -> Result<bool, CallError> {
         let class = task.record.class;
         let mut state = lock(&self.state);
@@ -238,14 +239,14 @@ impl Pool {
         if state.ready.len() <= state.idle {
             self.ready.notify_one();
         } else if Self::add_thread(self, state).is_err() && state.threads == 0 {
-            // Nothing would ever run it. Its caller learns of it by the closed channel.
+            // No thread would run the task. The closed channel notifies its caller.
             if let Some(task) = state.ready.pop_back() {
                 state.running.retain(|r| !Arc::ptr_eq(r, &task.record));
             }
         }
     }
 
-    /// Moves waiting tasks to the ready ones as far as the limits allow.
+    /// Moves queued tasks to the ready tasks until the limits are reached.
     fn admit_waiting(self: &Arc<Self>, state: &mut PoolState) {
         let now = self.now_ms();
         let mut index = 0;
@@ -260,7 +261,7 @@ impl Pool {
         }
     }
 
-    /// Time until the waiting caller of a call has to check again.
+    /// Returns the time until the caller of a call must check again.
     fn next_pause(
         self: &Arc<Self>,
         record: &Arc<JobRecord>,
@@ -287,8 +288,8 @@ impl Pool {
             progress => {
                 let quiet = Duration::from_millis(self.now_ms().saturating_sub(progress));
                 if quiet < patience {
-                    let left = (patience - quiet).max(Duration::from_millis(1));
-                    return Ok(left.min(CHECK_INTERVAL));
+                    let remaining = (patience - quiet).max(Duration::from_millis(1));
+                    return Ok(remaining.min(CHECK_INTERVAL));
                 }
                 let what = &record.what;
                 let seconds = patience.as_secs();
@@ -318,7 +319,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The life of a thread.
+    /// Main loop of a thread.
     fn work(self: Arc<Self>) {
         while let Some(Task { record, work, done }) = self.next_task() {
             let progress = Progress {
@@ -326,7 +327,7 @@ impl Pool {
                 record,
             };
             progress.advance();
-            // The caller may have left while the call waited for a thread.
+            // The caller may have stopped waiting while the task was queued.
             if !done.is_closed() {
                 work(&progress);
             }
@@ -334,12 +335,12 @@ impl Pool {
             state.running.retain(|r| !Arc::ptr_eq(r, &progress.record));
             self.admit_waiting(&mut state);
             drop(state);
-            // Last: a caller that has its result finds the call in no count.
+            // Last, so that a call whose caller has received the result is not counted as running.
             let _ = done.send(());
         }
     }
 
-    /// The next task, or `None` if the thread is to exit.
+    /// Returns the next task, or `None` if the thread must exit.
     fn next_task(&self) -> Option<Task> {
         let mut state = lock(&self.state);
         loop {
@@ -355,7 +356,7 @@ impl Pool {
                 is_idle = waited.timed_out();
                 state
             } else {
-                // Without a timeout, so that an idle sandbox does not wake up.
+                // Waits without a timeout, so that an idle sandbox does not wake up.
                 self.ready
                     .wait(state)
                     .unwrap_or_else(PoisonError::into_inner)
@@ -370,7 +371,7 @@ impl Pool {
 }
 
 impl PoolState {
-    /// Numbers of active and of stuck calls of a class.
+    /// Returns the numbers of active and of stuck calls of a class.
     fn count(&self, class: CallClass, now_ms: u64) -> (usize, usize) {
         let mut counts = (0, 0);
         for record in self.running.iter().filter(|r| r.class == class) {
@@ -384,8 +385,8 @@ impl PoolState {
     }
 }
 
-/// Locks a mutex. Each critical section leaves its data valid at every step, so that a poisoned
-/// mutex is usable.
+/// Locks a mutex. In each critical section the data is valid at every step, so a poisoned mutex is
+/// usable.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

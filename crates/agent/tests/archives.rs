@@ -1,8 +1,8 @@
-//! Promises about archives.
+//! Tests of archives.
 
 #![allow(
     clippy::unwrap_used,
-    reason = "helpers of tests, where a panic is the answer"
+    reason = "test helpers, in which a panic is a failed test"
 )]
 
 mod common;
@@ -46,7 +46,7 @@ fn shell(line: &str) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
-/// Everything about a tree that an archive has to keep.
+/// Returns all properties of a file tree that an archive must preserve.
 fn listing(directory: &str) -> String {
     shell(&format!(
         "cd {directory}; find . -printf '%p %y %m %U %G %T@ %l %n ' -a \\( -type d -printf '\\n' -o -printf '%s\\n' \\) | sort; \
@@ -54,7 +54,7 @@ fn listing(directory: &str) -> String {
     ))
 }
 
-/// A tree with everything in it.
+/// Creates a file tree with all types of files.
 fn tree(top: &str) {
     shell(&format!(
         "mkdir -p {top}/deep/er; cd {top}
@@ -92,7 +92,7 @@ async fn a_tree_survives_the_round_trip_with_all_attributes() {
     let back = fs::metadata(agent.path("back/tree/sparse")).unwrap();
     assert!(back.blocks() < 4096, "{} blocks", back.blocks());
 
-    // GNU tar reads the agent's archives, and the agent GNU tar's.
+    // GNU tar reads the agent's archives, and the agent reads GNU tar's archives.
     fs::write(agent.path("ours.tar"), &bytes).unwrap();
     let other = agent.path("other");
     shell(&format!(
@@ -158,7 +158,7 @@ async fn several_paths_files_and_links_are_taken() {
         Some(ClientError::Status { status: 404, .. })
     ));
     let proc = all(agent.client.archive_read(&["/proc"], None).await.unwrap()).await;
-    assert!(proc.len() < 4096, "the kernel's files were read");
+    assert!(proc.len() < 4096, "files of /proc were read");
 }
 
 #[tokio::test]
@@ -262,7 +262,10 @@ async fn errors_in_an_archive_name_the_entry() {
             ),
             "'first' is a directory that would replace",
         ),
-        (plain("first/x"), "'first/x' has a parent that is not a directory"),
+        (
+            plain("first/x"),
+            "'first/x' has a parent that is not a directory",
+        ),
         (big[..4000].to_vec(), "ends in the middle, after 'big'"),
         (big[..512].to_vec(), "ends in the middle, after 'first'"),
         (scrambled, "broken after 'first'"),
@@ -286,7 +289,7 @@ async fn errors_in_an_archive_name_the_entry() {
             other => panic!("{expected}: {other:?}"),
         }
     }
-    // Absolute names count from the directory.
+    // Absolute names are relative to the target directory.
     let bytes = plain("/absolute");
     put(
         &agent,
@@ -361,7 +364,7 @@ async fn a_full_disk_and_a_broken_archive_are_distinguished() {
     }
 }
 
-/// `JIFFY_ARCHIVE_DIRECTORIES` says how many directories of 1,000 files there are.
+/// `JIFFY_ARCHIVE_DIRECTORIES` sets the number of directories with 1,000 files each.
 #[tokio::test]
 async fn archives_of_any_size_take_little_memory() {
     let agent = TestAgent::new();

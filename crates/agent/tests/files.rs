@@ -1,5 +1,5 @@
-//! Promises about files and directories.
-#![allow(clippy::unwrap_used, reason = "a panic is a test's answer")]
+//! Tests of files and directories.
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 mod common;
 
@@ -121,7 +121,7 @@ fn uploads_may_be_compressed_and_carry_metadata() {
         &format!(r#"{{"path":"{}"}}"#, agent.path("f")),
     );
     assert!(stat.contains(r#""metadata":{"owner":"me"}"#), "{stat}");
-    // Metadata is replaced, not added to.
+    // New metadata replaces the old metadata.
     agent.raw(&post, &[], b"x");
     let (_, stat) = agent.rpc(
         "/filesystem.Filesystem/Stat",
@@ -130,7 +130,7 @@ fn uploads_may_be_compressed_and_carry_metadata() {
     assert!(!stat.contains("metadata"), "{stat}");
     assert!(
         agent
-            .raw(&post, &headers, b"no gzip at all")
+            .raw(&post, &headers, b"not gzip data")
             .0
             .starts_with("HTTP/1.1 400")
     );
@@ -162,7 +162,7 @@ fn multipart_file_names_are_whole_paths() {
     );
     assert_eq!(std::fs::read(&one).unwrap(), b"first");
     assert_eq!(std::fs::read(&two).unwrap(), b"second");
-    // A backslash is part of a name, escaped (as httpx sends it) or not (as browsers do).
+    // A backslash is part of a name, either escaped (as httpx sends it) or not (as browsers do).
     let body = part(&agent.path("x\\\\y"), "1") + &part(&agent.path("x\\z"), "2") + "--B--\r\n";
     let (head, _) = agent.raw("POST /files", &[kind], body.as_bytes());
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
@@ -285,7 +285,7 @@ async fn files_whose_names_are_not_text_can_be_listed_read_moved_and_removed() {
     std::fs::write(file(b"b\xff"), "second").unwrap();
     let listed = client.list_dir(&agent.path("d"), None, 1).await.unwrap();
     assert_eq!(listed[0].name, "a\u{fffd}");
-    // Clients that know text only use the path as it is shown.
+    // Clients that support only text use the path as it is displayed.
     let shown = &listed[0].path;
     let content = client.read(shown, None, 100).await.unwrap();
     assert_eq!(content, "first");
@@ -296,7 +296,7 @@ async fn files_whose_names_are_not_text_can_be_listed_read_moved_and_removed() {
     assert_eq!(std::fs::read(file(b"c")).unwrap(), b"first");
     client.remove(&listed[1].path, None).await.unwrap();
     assert!(!file(b"b\xff").exists());
-    // If it stands for several files, they have to be selected by their bytes.
+    // If several files are displayed with this text, they must be selected by their bytes.
     std::fs::write(file(b"x\xfe"), "one").unwrap();
     std::fs::write(file(b"x\xff"), "two").unwrap();
     let listed = client.list_dir(&agent.path("d"), None, 1).await.unwrap();
@@ -313,7 +313,7 @@ async fn files_whose_names_are_not_text_can_be_listed_read_moved_and_removed() {
     let (head, _) = agent.rpc("/filesystem.Filesystem/Remove", &bytes.to_string());
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     assert!(file(b"x\xfe").exists() && !file(b"x\xff").exists());
-    // A query has bytes.
+    // A query can contain arbitrary bytes.
     let query = format!("{}/x%FE", agent.path("d"));
     let (head, body) = agent.raw(&format!("GET /files?path={query}"), &[], b"");
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
@@ -326,7 +326,7 @@ async fn files_whose_names_are_not_text_can_be_listed_read_moved_and_removed() {
 #[tokio::test]
 async fn a_directory_of_any_depth_is_removed() {
     let agent = TestAgent::new();
-    // Deeper than a path may be long.
+    // Deeper than the maximum length of a path.
     let line = format!(
         "cd {}; for n in $(seq 1500); do mkdir deep; cd deep; done; touch f",
         agent.directory.path().display()

@@ -1,4 +1,4 @@
-//! Promises about processes started through the agent.
+//! Tests of processes that the agent starts.
 
 mod common;
 
@@ -272,7 +272,7 @@ async fn the_timeout_kills_the_process_and_is_reported() {
 #[tokio::test]
 async fn a_process_over_its_time_may_clean_up_and_its_whole_group_ends() {
     let agent = TestAgent::new();
-    // Its child ignores SIGTERM and is in the same group.
+    // Its child ignores SIGTERM and is in the same process group.
     let mut spec = sh("trap 'echo cleaned; exit' TERM; \
          sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.1; done' & wait");
     spec.timeout = Some(Duration::from_millis(500));
@@ -282,7 +282,7 @@ async fn a_process_over_its_time_may_clean_up_and_its_whole_group_ends() {
         match process.next_event().await {
             Ok(Some(ProcessEvent::Stdout(bytes))) => said.extend_from_slice(&bytes),
             Ok(Some(_)) => {}
-            Ok(None) => panic!("it ended by itself: {said:?}"),
+            Ok(None) => panic!("the process exited by itself: {said:?}"),
             Err(e) => break e,
         }
     };
@@ -353,7 +353,7 @@ async fn a_background_child_neither_delays_the_end_nor_dies_of_it() {
         .await;
     assert_eq!((status.exit_code, &stdout[..]), (0, &b"now\n"[..]));
     assert!(began.elapsed() < Duration::from_millis(900));
-    // The client learns that more may have been written.
+    // The client is informed that more output may have been written.
     assert!(status.output_open);
     let (status, ..) = agent.shell("sleep 1 > /dev/null 2>&1 & echo now").await;
     assert!(!status.output_open);
@@ -368,7 +368,7 @@ async fn a_slow_reader_stops_the_process_and_loses_nothing() {
         "i=0; while [ $i -lt 300 ]; do head -c 32768 /dev/zero; i=$((i+1)); echo $i > {progress}; done"
     );
     let mut process = agent.client.start(&sh(&line)).await.unwrap();
-    // Give it the time to run ahead as far as it may.
+    // The process runs ahead of the client until the queues are full.
     let mut last = (String::new(), Instant::now());
     wait_for("a standstill", || {
         let now = std::fs::read_to_string(&progress).unwrap_or_default();

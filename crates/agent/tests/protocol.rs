@@ -1,4 +1,4 @@
-//! Promises about access, errors and limits.
+//! Tests of authentication, errors and limits.
 
 mod common;
 
@@ -72,7 +72,7 @@ fn a_connection_is_reusable_after_a_stream_whose_request_ended_late() {
     );
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(&message).unwrap();
-    // Long enough for an answer that does not wait for the end of the request.
+    // Long enough for a response that does not wait for the end of the request.
     std::thread::sleep(Duration::from_millis(300));
     stream.write_all(b"\r\n0\r\n\r\n").unwrap();
     let first = common::until(&mut stream, b"0\r\n\r\n");
@@ -265,7 +265,7 @@ fn a_signature_stands_for_the_token_until_it_expires() {
         assert!(head.starts_with("HTTP/1.1 401"), "{head}");
         serde_json::from_slice::<serde_json::Value>(&body).unwrap()["message"].clone()
     };
-    // The text that E2B's clients compare.
+    // Text that E2B's clients compare.
     assert_eq!(
         refused(url("read", Some(1_000_000_000), &path)),
         "signature is already expired"
@@ -286,7 +286,7 @@ fn an_unknown_user_is_refused_with_the_text_of_envd() {
     let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
     let expected = "error looking up user 'ghost': user: unknown user ghost";
     assert_eq!(body["message"], expected);
-    // `ghost:`
+    // Base64 of `ghost:`.
     let headers = [
         "Content-Type: application/json",
         "Authorization: Basic Z2hvc3Q6",

@@ -1,5 +1,5 @@
-//! Promises about file systems that do not answer.
-#![allow(clippy::unwrap_used, reason = "a panic is a test's answer")]
+//! Tests of file systems that do not answer.
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 mod common;
 
@@ -7,11 +7,11 @@ use common::{TestAgent, wait_for};
 use jiffy_agent_client::{ClientError, ProcessSpec, RpcCode};
 use std::time::{Duration, Instant};
 
-/// A FUSE file system on `$1/fuse` that answers no request: the agent inherits the descriptor of
-/// its server, and does not know it.
+/// Shell script that mounts a FUSE file system on `$1/fuse` that answers no request. The agent
+/// inherits the descriptor of its server without using it.
 const HANGING_FUSE: &str = "mkdir $1/fuse; exec 9<>/dev/fuse; \
     mount -i -t fuse -o fd=9,rootmode=40000,user_id=0,group_id=0,allow_other hang $1/fuse";
-/// Named pipes in place of the user database.
+/// Shell script that puts named pipes in place of the user database.
 const PIPES_FOR_USERS: &str =
     "mkfifo $1/p; mount --bind $1/p /etc/passwd; mount --bind $1/p /etc/group";
 
@@ -37,7 +37,7 @@ fn stuck_calls(agent: &TestAgent) -> u64 {
     metrics["stuck_calls"].as_u64().unwrap()
 }
 
-/// Sends a request and returns its answer's status and body.
+/// Sends a request. Returns the status and the body of the response.
 fn ask(agent: &TestAgent, line: &str, body: &str) -> (u16, String) {
     let kind = if line.contains("WatchDir") || line.contains("Start") {
         "Content-Type: application/connect+json"
@@ -116,7 +116,7 @@ async fn a_file_system_that_does_not_answer_costs_only_the_calls_on_it() {
             );
         }
     });
-    // Its own calls fail at once now, and all others work.
+    // The agent's own calls fail immediately from now on. All other calls work.
     let began = Instant::now();
     let (_, body) = ask(&agent, list, &path);
     assert!(body.contains("has not answered earlier calls"), "{body}");
@@ -137,13 +137,14 @@ async fn a_file_system_that_does_not_answer_costs_only_the_calls_on_it() {
     );
     let stuck = stuck_calls(&agent);
     assert!((2..=13).contains(&stuck), "{stuck}");
-    // The advice of the error helps, and no thread remains.
+    // The remedy in the error message works, and no stuck thread remains.
     let (status, ..) = agent
         .shell(&format!("umount -f {at} || umount -l {at}"))
         .await;
     assert_eq!(status.exit_code, 0);
     wait_for("the end of stuck calls", || stuck_calls(&agent) == 0);
-    // Calls that were stuck may have gone on, and made an entry in what lies below.
+    // Calls that were stuck may have continued and created an entry in the directory below the
+    // mount point.
     agent.client.list_dir(&at, None, 1).await.unwrap();
     let threads = || {
         std::fs::read_dir(format!("/proc/{}/task", agent.pid()))

@@ -1,5 +1,5 @@
-//! Promises about watchers.
-#![allow(clippy::unwrap_used, reason = "a panic is a test's answer")]
+//! Tests of watchers.
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 mod common;
 
@@ -75,7 +75,7 @@ fn a_polled_watcher_reports_events() {
     );
 }
 
-/// Lets a watcher's reader catch up: waits for an event that follows all earlier ones.
+/// Waits until a watcher has reported an event that follows all earlier events.
 fn seen(agent: &TestAgent, id: &str, mark: &str, events: &mut Vec<String>) {
     std::fs::write(agent.path(mark), "").unwrap();
     let name = mark.rsplit('/').next().unwrap();
@@ -140,7 +140,7 @@ fn unpolled_events_are_bounded_and_their_loss_is_reported() {
     let id = watcher(&agent, "w");
     let (here, there) = (agent.path("w/a"), agent.path("w/b"));
     std::fs::write(&here, "").unwrap();
-    // Two events each.
+    // Two events for each file.
     for _ in 0..2_600 {
         std::fs::rename(&here, &there).unwrap();
         std::fs::rename(&there, &here).unwrap();
@@ -155,7 +155,7 @@ fn unpolled_events_are_bounded_and_their_loss_is_reported() {
     let (head, answer) = take();
     assert!(head.starts_with("HTTP/1.1 429"), "{head}");
     assert!(answer.contains("were lost"), "{answer}");
-    // And it goes on.
+    // The watcher continues to work.
     let mut events = Vec::new();
     seen(&agent, &id, "w/mark", &mut events);
 }
@@ -166,8 +166,8 @@ fn a_watch_stream_starts_sends_keepalives_and_ends_in_time() {
     std::fs::create_dir(agent.path("w")).unwrap();
     let file = agent.path("w/f");
     let writer = std::thread::spawn(move || {
-        // The watch exists once the agent holds an inotify instance; a write before that is not
-        // seen.
+        // The watch exists soon after the agent holds an inotify instance. An earlier write would
+        // not be reported.
         std::thread::sleep(std::time::Duration::from_millis(500));
         std::fs::write(file, "").unwrap();
     });
@@ -277,7 +277,7 @@ fn a_stream_of_events_ends_with_an_error_if_events_are_lost() {
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(&body).unwrap();
     common::until(&mut stream, br#"{"start":{}}"#);
-    // The client does not read, so that the queues of agent and kernel fill.
+    // The client does not read, so that the queues of the agent and of the kernel become full.
     let (here, there) = (agent.path("w/a"), agent.path("w/b"));
     std::fs::write(&here, "").unwrap();
     for _ in 0..15_000 {
@@ -314,9 +314,9 @@ fn a_directory_that_cannot_be_watched_is_reported() {
         let (head, body) = poll();
         head.starts_with("HTTP/1.1 429") && body.contains("/w/3'")
     });
-    // The watcher goes on.
+    // The watcher continues to work.
     seen(&agent, &id, "w/last", &mut events);
-    // A new watcher that would lack a directory is an error.
+    // A new watcher that cannot watch all directories is an error.
     let (head, body) = agent.rpc(create, &request);
     assert!(head.starts_with("HTTP/1.1 429"), "{head} {body}");
 }

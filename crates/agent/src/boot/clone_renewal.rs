@@ -1,5 +1,5 @@
-//! Renewal of state that a clone shares with its parent: random seeds, boot id, and memory marked
-//! `MADV_WIPEONFORK`.
+//! Renewal of state that a clone has in common with its parent: random seeds, the boot id, and
+//! memory marked `MADV_WIPEONFORK`.
 
 use super::mount::raw;
 use crate::sys;
@@ -8,29 +8,30 @@ use std::path::Path;
 
 const BOOT_ID: &str = "/run/jiffy/boot-id";
 const BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
-/// Files with random bytes that distributions keep for the next boot.
+/// Files with random bytes that distributions store for the next boot.
 const SEEDS: [&str; 2] = [
     "/var/lib/systemd/random-seed",
     "/var/lib/urandom/random-seed",
 ];
 
-/// File of the guest kernel. A write says that the machine is a copy.
+/// File of the guest kernel. A write notifies the kernel that the machine is a copy.
 const WIPE_ON_FORK: &str = "/proc/sys/vm/wipe_on_fork";
 
-/// Empties memory that programs marked as not to be copied by a fork (`MADV_WIPEONFORK`): random
-/// generators in libraries notice a clone by that.
+/// Clears memory that programs marked as not to be copied by a fork (`MADV_WIPEONFORK`). Random
+/// generators of libraries detect a clone in this way.
 pub fn wipe_on_fork() -> io::Result<()> {
     match std::fs::write(WIPE_ON_FORK, "1") {
-        // The snapshot is of an earlier kernel.
+        // The snapshot contains an earlier kernel, without this file.
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
 }
 
-/// Gives the machine a new boot id.
+/// Sets a new boot id.
 ///
-/// The guest kernel makes one when the file is written to. Other kernels refuse that: there a file
-/// is mounted over theirs, which keeps user namespaces from mounting a `/proc` of their own.
+/// The guest kernel generates a new id when the file is written. Other kernels reject the write. In
+/// this case a file is mounted over the kernel's file. As a side effect, user namespaces cannot
+/// mount a `/proc` of their own.
 pub fn new_boot_id() -> io::Result<()> {
     let is_mounted = std::fs::exists(BOOT_ID)?;
     if !is_mounted && std::fs::write(BOOT_ID_FILE, "1").is_ok() {
@@ -53,8 +54,8 @@ pub fn new_boot_id() -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces the random bytes that are kept for the next boot, if there are any. If there is no
-/// space for new ones they are removed: none is better than the parent's.
+/// Replaces the random bytes that are stored for the next boot, if there are any. If the disk is
+/// full, the bytes are removed, so that the clone does not use the parent's bytes.
 pub fn new_random_seeds() -> io::Result<()> {
     for seed in SEEDS.map(Path::new) {
         if !std::fs::metadata(seed).is_ok_and(|found| found.is_file()) {

@@ -1,27 +1,27 @@
-//! The agent's parameters on the kernel's command line.
+//! Parameters of the agent on the kernel's command line.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// `jiffy.net=<ip>/<prefix>,<gateway>`, the IPv6 equivalent `jiffy.net6=`, and
+/// Values of `jiffy.net=<ip>/<prefix>,<gateway>`, of the IPv6 equivalent `jiffy.net6=`, and of
 /// `jiffy.dns=<ip>[,<ip>...]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestNetConfig {
-    /// Our address on `eth0`.
+    /// Address of `eth0`.
     pub address: Ipv4Addr,
     /// Length of the network part, 0 to 32.
     pub prefix: u8,
     /// Default gateway.
     pub gateway: Ipv4Addr,
-    /// Name servers; public ones by default.
+    /// Name servers. Defaults to public servers.
     pub dns: Vec<Ipv4Addr>,
-    /// IPv6 configuration, if there is any.
+    /// IPv6 configuration. `None` without `jiffy.net6`.
     pub ipv6: Option<Ipv6Config>,
 }
 
 /// Value of `jiffy.net6`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ipv6Config {
-    /// Our address on `eth0`.
+    /// Address of `eth0`.
     pub address: Ipv6Addr,
     /// Length of the network part, 0 to 128.
     pub prefix: u8,
@@ -41,13 +41,13 @@ impl Ipv6Config {
     }
 }
 
-/// Parses comma-separated addresses; invalid ones are skipped.
+/// Parses comma-separated addresses. Invalid addresses are skipped.
 pub fn addresses(list: &str) -> Vec<Ipv4Addr> {
     list.split(',').filter_map(|ip| ip.parse().ok()).collect()
 }
 
 impl GuestNetConfig {
-    /// Parses the parameters; `None` without a well-formed `jiffy.net`.
+    /// Parses the parameters. Returns `None` without a well-formed `jiffy.net`.
     pub fn parse(cmdline: &str) -> Option<Self> {
         let word = |name: &str| {
             cmdline
@@ -69,7 +69,7 @@ impl GuestNetConfig {
         })
     }
 
-    /// The network part as an address.
+    /// Returns the network mask as an address.
     pub fn netmask(&self) -> Ipv4Addr {
         Ipv4Addr::from(
             u32::MAX

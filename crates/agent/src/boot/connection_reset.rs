@@ -1,9 +1,9 @@
 //! Reset of the parent's TCP connections in a clone.
 //!
-//! Both copies would speak on one connection. The parent keeps it, so the peer must not see the
-//! reset: while connections are reset, no packet leaves the guest. Programs in the clone see theirs
-//! as aborted (`ECONNABORTED`) and reconnect. Connections over the loopback addresses have both
-//! ends in the clone and stay.
+//! Otherwise the parent and the clone would both send on one connection. The parent keeps the
+//! connection, so the peer must not receive the reset: while connections are reset, no packet
+//! leaves the guest. Programs in the clone receive `ECONNABORTED` and can reconnect. Connections
+//! over loopback addresses have both ends in the clone and are not reset.
 
 mod egress_block;
 mod namespaces;
@@ -13,19 +13,20 @@ use egress_block::EgressBlock;
 use sock_diag::{SockDiag, TcpConnection};
 use std::io;
 
-/// Counts of the TCP sockets of this namespace that are in the kernel's tables, listening ones
-/// among them, by protocol.
+/// Names of the counters of TCP sockets in the tables of this namespace, by protocol. Listening
+/// sockets are included.
 const COUNTS: [(&str, &str); 2] = [
     ("/proc/thread-self/net/sockstat", "TCP: inuse "),
     ("/proc/thread-self/net/sockstat6", "TCP6: inuse "),
 ];
-/// Passes over all connections. One that was being made at the first pass is found by the next.
+/// Number of passes over all connections. A connection that is being established during one pass is
+/// found by the next.
 const RESET_PASSES: usize = 3;
 
-/// Resets every TCP connection of the guest, in all its network namespaces, except those over
-/// loopback addresses.
+/// Resets every TCP connection of the guest, in all its network namespaces. Connections over
+/// loopback addresses are not reset.
 pub fn reset() -> io::Result<()> {
-    // Most clones have none, and need no silence.
+    // In most clones there are no connections, and the egress block is not required.
     let has_any = || Ok(has_sockets() && !non_loopback(&SockDiag::open()?)?.is_empty());
     if !namespaces::for_each_namespace(has_any)? {
         return Ok(());
@@ -38,8 +39,8 @@ pub fn reset() -> io::Result<()> {
     .map(drop)
 }
 
-/// False if this namespace has no TCP sockets, as its counts say: a look at the tables themselves
-/// reads all of them.
+/// Returns false if the counters of this namespace show no TCP sockets. Reading the counters is
+/// cheaper than reading the tables of sockets.
 fn has_sockets() -> bool {
     let is_zero = |(file, key): (&str, &str)| {
         let text = std::fs::read_to_string(file);
@@ -48,13 +49,13 @@ fn has_sockets() -> bool {
     !COUNTS.into_iter().all(is_zero)
 }
 
-/// Number that follows `key` at the start of a line.
+/// Returns the number after `key` in the line that starts with `key`.
 fn count(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
     rest.split(' ').next()?.parse().ok()
 }
 
-/// The connections of this namespace that are to be reset.
+/// Returns the connections of this namespace that must be reset.
 fn non_loopback(diag: &SockDiag) -> io::Result<Vec<TcpConnection>> {
     let mut all = diag.connections(libc::AF_INET as u8)?;
     all.extend(diag.connections(libc::AF_INET6 as u8)?);
@@ -75,11 +76,11 @@ fn reset_here() -> io::Result<()> {
             return Ok(());
         }
     }
-    // Programs of the clone may connect meanwhile; only the connections of the first pass must be
-    // gone.
+    // Programs of the clone may open connections meanwhile. Only the connections of the first pass
+    // must be closed.
     match now.iter().find(|connection| first.contains(connection)) {
         Some(connection) => Err(io::Error::other(format!(
-            "the connection to {} does not go away",
+            "the connection to {} was not closed",
             connection.remote()
         ))),
         None => Ok(()),

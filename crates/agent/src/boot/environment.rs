@@ -1,7 +1,8 @@
-//! The sandbox's environment, for programs that run before the sandbox has its identity.
+//! File with the sandbox's environment. It is for programs that were started before the sandbox
+//! received its identity.
 //!
-//! Processes that the agent starts get their environment at start. A server that waits in its
-//! template's snapshot reads it here.
+//! Processes that the agent starts receive the environment at their start. A server that was
+//! started in the template's snapshot reads this file instead.
 
 use super::site;
 use crate::rest::error::RestError;
@@ -14,16 +15,16 @@ use std::os::unix::fs::{PermissionsExt, chown};
 const FILE: &str = "/run/jiffy/environment";
 const NEXT: &str = "/run/jiffy/.environment";
 
-/// The environment of the sandbox, to be written by a worker.
+/// Environment of the sandbox. A worker writes it to the file.
 pub struct EnvironmentFile {
     /// All variables.
     pub variables: BTreeMap<String, String>,
-    /// User and group of the only user who may read the file.
+    /// User and group of the only user that may read the file.
     pub owner: (u32, u32),
 }
 
 impl EnvironmentFile {
-    /// The present environment, readable by the default user.
+    /// Returns the current environment, for a file that only the default user can read.
     pub async fn of(agent: &Agent) -> Result<Self, RestError> {
         let user = agent.find_user::<RestError>(None).await?;
         let mut variables = agent.sandbox_variables();
@@ -34,16 +35,17 @@ impl EnvironmentFile {
         })
     }
 
-    /// Writes the environment as a JSON object. Readers see the old one or the new one.
+    /// Writes the environment as a JSON object. The file is replaced atomically.
     ///
-    /// Does nothing unless the agent is process 1: otherwise the file system is not its own.
+    /// Does nothing unless the agent is process 1, since otherwise the file system does not belong
+    /// to it.
     pub fn write(&self) -> io::Result<()> {
         if std::process::id() != 1 {
             return Ok(());
         }
         let text = serde_json::to_vec(&self.variables)?;
         let (uid, gid) = self.owner;
-        // The rest of a failed attempt may have another owner.
+        // The remains of a failed attempt may have another owner.
         let _ = fs::remove_file(NEXT);
         fs::write(NEXT, text)?;
         fs::set_permissions(NEXT, Permissions::from_mode(0o600))?;

@@ -1,7 +1,8 @@
-//! Generation file, by which programs notice that they are in a copy.
+//! Generation file. It lets programs detect that they run in a clone.
 //!
 //! State in a program's memory (random generators, counters, caches of identities) is copied with
-//! it, and only the program can renew it. The line in the file changes with every identity.
+//! the program, and only the program can renew it. The line in the file changes with every
+//! identity.
 
 use super::mount::{directory, mount};
 use crate::sys;
@@ -9,13 +10,13 @@ use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 
-/// The agent's own directory: a file system of its own, so that a full `/run` cannot keep a clone
-/// from its identity.
+/// Directory of the agent. It is a separate file system, so that a full `/run` cannot prevent that
+/// a clone receives its identity.
 pub const HOME: &str = "/run/jiffy";
 const FILE: &str = "/run/jiffy/generation";
 const NEXT: &str = "/run/jiffy/.generation";
 
-/// Makes [`HOME`].
+/// Creates [`HOME`].
 pub fn make_home() -> Result<(), String> {
     directory(HOME, 0o755);
     mount(
@@ -27,8 +28,8 @@ pub fn make_home() -> Result<(), String> {
     )
 }
 
-/// Writes a new line: the sandbox's id, a space, and 128 random bits in hexadecimal. Readers see
-/// the old line or the new one.
+/// Writes a new line: the sandbox's id, a space, and 128 random bits in hexadecimal. The file is
+/// replaced atomically.
 pub fn renew(id: &str) -> io::Result<()> {
     std::fs::write(NEXT, format!("{id} {}\n", sys::random_id()?))?;
     std::fs::set_permissions(NEXT, Permissions::from_mode(0o644))?;

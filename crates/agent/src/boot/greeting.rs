@@ -1,5 +1,5 @@
-//! Greeting of the host: see `jiffy_proto::agent`. Repeated whenever the connection breaks,
-//! which is how a clone learns that it is one.
+//! Greeting of the host: see `jiffy_proto::agent`. It is repeated after each loss of the
+//! connection, since a clone loses the connection to the host of its parent.
 
 use super::{GuestEngine, identity};
 use crate::state::Agent;
@@ -17,8 +17,8 @@ use tokio::time::sleep;
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
-/// Repeats the greeting forever. `early` is a connection already begun; `broken` is notified when
-/// an established one breaks.
+/// Repeats the greeting forever. `early` is a connection that was opened in advance. `broken` is
+/// notified when an established connection breaks.
 pub async fn run(
     agent: Rc<Agent>,
     began_us: u64,
@@ -41,8 +41,8 @@ pub async fn run(
             Err(e) => Err(e),
         };
         if greeted.is_ok() {
-            // An established connection broke: most likely the guest was restored and the host
-            // waits for it.
+            // An established connection broke. The guest was most likely restored, and the host
+            // waits for the greeting.
             broken.send_replace(());
             pause = FIRST_RETRY;
             continue;
@@ -52,8 +52,8 @@ pub async fn run(
     }
 }
 
-/// Repeats the greeting forever on connections that the host opens: each replaces the one before.
-/// `broken` is notified when an established one breaks or is replaced.
+/// Repeats the greeting forever on connections that the host opens. Each connection replaces the
+/// previous one. `broken` is notified when an established connection breaks or is replaced.
 pub async fn receive(
     agent: Rc<Agent>,
     began_us: u64,
@@ -70,7 +70,7 @@ pub async fn receive(
                 }
                 host.recv().await
             }
-            // A restore need not end the connection, although its peer is gone.
+            // A restore does not always close the connection, although the peer no longer exists.
             newer = host.recv() => {
                 broken.send_replace(());
                 newer
@@ -79,7 +79,8 @@ pub async fn receive(
     }
 }
 
-/// Greets once and then waits for the connection to break. `Ok` if the greeting was completed.
+/// Sends one greeting and then waits until the connection breaks. Returns `Ok` if the greeting was
+/// completed.
 async fn greet(
     agent: &Rc<Agent>,
     applier: &mut identity::IdentityApplier,
@@ -99,7 +100,7 @@ async fn greet(
     let line = read_line(&mut stream).await?;
     let error = match serde_json::from_slice::<Identity>(&line) {
         Ok(identity) => applier.apply(agent, identity).await.err(),
-        Err(e) => Some(format!("identity not understood: {e}")),
+        Err(e) => Some(format!("cannot parse the identity: {e}")),
     };
     if let Some(error) = &error {
         eprintln!("jiffy-agent: {error}");
@@ -116,8 +117,8 @@ async fn greet(
     Ok(())
 }
 
-/// Waits until the connection breaks. A restore resets connections without ending them: the socket
-/// then has an error, and nothing to read.
+/// Waits until the connection breaks. A restore resets a connection without closing it: the socket
+/// then has an error, but no data to read.
 async fn until_broken(stream: &UnixStream) {
     let mut rest = [0; 64];
     loop {

@@ -1,4 +1,5 @@
-//! Process 1 of a gVisor sandbox: the host is reached over [`link_socket`](crate::link_socket).
+//! Process 1 of a gVisor sandbox. It communicates with the host over
+//! [`link_socket`](crate::link_socket).
 
 use super::{greeting, ipv4, root, until_reset};
 use crate::link_socket::LinkListener;
@@ -14,7 +15,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
-/// Runs process 1. Returns only if it fails, with the exit code.
+/// Runs process 1. Returns only on failure, with the exit code.
 pub fn run(began_us: u64) -> i32 {
     let outcome = root::gvisor::enter().and_then(|()| {
         ipv4::set_host_name_servers(&std::env::var(GVISOR_DNS).unwrap_or_default());
@@ -34,7 +35,7 @@ async fn serve(began_us: u64) -> io::Result<()> {
     agent.processes.counted_kills.replace(Some(kills));
     let [hello, envd, tcp] = [HELLO_PORT, ENVD_PORT, TCP_PORT].map(LinkListener::bind);
     let (hello, envd, tcp) = (hello?, envd?, tcp?);
-    // The host waits for the line. What is written here is not buffered beyond it.
+    // The host waits for this line. The output has no buffer beyond the line.
     writeln!(io::stdout(), "{LISTENING}")?;
 
     let (broken, unbroken) = watch::channel(());
@@ -43,7 +44,7 @@ async fn serve(began_us: u64) -> io::Result<()> {
     tokio::task::spawn_local(accept(hello, move |stream| {
         let greetings = greetings.clone();
         async move {
-            // The receiver lives as long as we do.
+            // The receiver lives as long as this task.
             let _ = greetings.send(stream).await;
         }
     }));
@@ -57,7 +58,7 @@ async fn serve(began_us: u64) -> io::Result<()> {
     reaper::run(agent, signals).await
 }
 
-/// Serves connections forever, each in a task of its own.
+/// Accepts and serves connections forever, each in a separate task.
 async fn accept<F: Future<Output = ()> + 'static>(
     listener: LinkListener,
     serve: impl Fn(UnixStream) -> F,

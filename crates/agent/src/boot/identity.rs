@@ -1,9 +1,9 @@
 //! Application of the identity that the host assigns.
 //!
-//! Every step must succeed before the host learns that the guest is ready: a clone that kept its
-//! parent's random numbers or token is worse than none. Workers do the steps. A file system of the
-//! sandbox that does not answer must not keep the sandbox from being resumed: steps on it are
-//! skipped, and the console names them.
+//! All steps must succeed before the guest reports to the host that it is ready. Otherwise a clone
+//! could run with the random numbers or the token of its parent. Worker threads perform the steps.
+//! A file system of the sandbox that does not answer must not prevent that the sandbox is resumed.
+//! Steps on such a file system are skipped, and a message on the console names them.
 
 mod files;
 
@@ -28,17 +28,17 @@ use std::sync::{Arc, Mutex};
 /// Minimum number of bytes of entropy that make the clones of one snapshot differ.
 const MIN_ENTROPY: usize = 32;
 
-/// Applies identities, and knows whether one was applied before.
+/// Applies identities, and records whether an identity was applied before.
 #[derive(Debug)]
 pub struct IdentityApplier {
     engine: GuestEngine,
     last_id: Option<String>,
-    /// The host's clock and the guest's time since boot when the last identity came, nanoseconds.
+    /// Clock of the host and time since boot of the guest at the last identity, in nanoseconds.
     last_seen: Arc<Mutex<Option<(u64, u64)>>>,
 }
 
 impl IdentityApplier {
-    /// One that has applied none.
+    /// Creates a state without an applied identity.
     pub fn new(engine: GuestEngine) -> Self {
         Self {
             engine,
@@ -47,7 +47,7 @@ impl IdentityApplier {
         }
     }
 
-    /// Makes an identity take effect, completely or with an error.
+    /// Applies an identity completely, or returns an error.
     pub async fn apply(&mut self, agent: &Agent, identity: Identity) -> Result<(), String> {
         let labels = SandboxLabels {
             sandbox: identity.id.clone(),
@@ -82,7 +82,7 @@ impl IdentityApplier {
     }
 }
 
-/// Runs all steps. A step whose file system does not answer is skipped if it may be.
+/// Runs all steps. A step whose file system does not answer is skipped if it is optional.
 async fn run_steps(agent: &Agent, work: &Arc<IdentityWork>) -> Result<(), String> {
     for run in 0..=STEPS.len() {
         work.run.store(run, Ordering::Relaxed);
@@ -111,28 +111,28 @@ struct IdentityWork {
     identity: Identity,
     labels: SandboxLabels,
     has_kernel: bool,
-    /// No identity was applied before.
+    /// Set if no identity was applied before.
     is_first: bool,
-    /// The last identity had the same id.
+    /// Set if the last identity had the same id.
     is_same: bool,
     last_seen: Arc<Mutex<Option<(u64, u64)>>>,
     site: Arc<Mutex<InstalledSite>>,
     /// Variables of the installed site.
     site_variables: Mutex<BTreeMap<String, String>>,
-    /// User and group of the default user, if they could be looked up.
+    /// User and group of the default user, if the look-up succeeded.
     owner: Mutex<Option<(u32, u32)>>,
-    /// Number of the run whose worker continues; a worker that was stuck meanwhile stops.
+    /// Number of the current run. A worker of an earlier run, which was stuck meanwhile, stops.
     run: AtomicUsize,
-    /// The step that is being done.
+    /// Index of the current step.
     step: AtomicUsize,
 }
 
 /// A step of [`IdentityWork`].
 struct Step {
-    /// Failure, for the console and the host.
+    /// Message of a failure, for the console and the host.
     what: &'static str,
     work: fn(&IdentityWork) -> Result<(), String>,
-    /// True if the sandbox may be used without the step.
+    /// Returns true if the sandbox is usable without this step.
     may_be_skipped: fn(&IdentityWork) -> bool,
 }
 
@@ -140,7 +140,8 @@ const NEVER: fn(&IdentityWork) -> bool = |_| false;
 const ALWAYS: fn(&IdentityWork) -> bool = |_| true;
 
 /// All steps in their order. Time and randomness come first, since later steps depend on both. The
-/// generation comes last: a program that reads it finds everything else in force.
+/// generation comes last, so that a program that reads the new generation finds all other changes
+/// complete.
 const STEPS: [Step; 10] = [
     Step {
         what: "cannot set clock and randomness",
@@ -212,7 +213,8 @@ impl IdentityWork {
         }
     }
 
-    /// The last identity was that of another sandbox: this one is a clone.
+    /// Returns true if the last identity belonged to another sandbox, that is, if this sandbox is a
+    /// clone.
     fn is_clone(&self) -> bool {
         !self.is_first && !self.is_same
     }
@@ -223,11 +225,12 @@ impl IdentityWork {
         }
         let identity = &self.identity;
         let mut last_seen = lock(&self.last_seen);
-        // A clone or a sandbox that was rolled back was made just now: it did not sleep.
+        // A clone or a sandbox that was rolled back starts at this moment, so no time was spent in
+        // suspend.
         let may_have_slept = self.is_same && !identity.rewound;
         if let Some(seen) = last_seen.filter(|_| may_have_slept) {
             let slept = slept_ns(seen, (identity.time_ns, boot_ns()));
-            count_sleep(slept).map_err(|e| format!("cannot count the time asleep: {e}"))?;
+            count_sleep(slept).map_err(|e| format!("cannot advance the boot-time clock: {e}"))?;
         }
         set_clock(identity.time_ns).map_err(|e| format!("cannot set the clock: {e}"))?;
         *last_seen = Some((identity.time_ns, boot_ns()));
@@ -235,7 +238,8 @@ impl IdentityWork {
         if self.is_first {
             return Ok(());
         }
-        clone_renewal::wipe_on_fork().map_err(|e| format!("cannot wipe what forks wipe: {e}"))
+        clone_renewal::wipe_on_fork()
+            .map_err(|e| format!("cannot clear memory marked MADV_WIPEONFORK: {e}"))
     }
 
     fn set_name(&self) -> Result<(), String> {
@@ -266,8 +270,8 @@ impl IdentityWork {
     }
 
     fn reset_connections(&self) -> Result<(), String> {
-        // A sandbox that is resumed where it was paused is the only copy, and keeps its
-        // connections.
+        // A sandbox that is resumed from its pause is the only copy, and its connections remain
+        // valid.
         if !self.has_kernel || !self.is_clone() && !self.identity.rewound {
             return Ok(());
         }
@@ -280,8 +284,8 @@ impl IdentityWork {
         match (UserLookup { name }).find() {
             Ok(user) => *lock(&self.owner) = Some((user.uid, user.gid)),
             Err(e) if self.is_first => return Err(e.to_string()),
-            // The sandbox removed the user, or replaced the user database. It can still be used
-            // with another user.
+            // The sandbox removed the user or replaced the user database. The sandbox is still
+            // usable with another user.
             Err(e) => eprintln!("jiffy-agent: {e}"),
         }
         Ok(())
@@ -292,7 +296,8 @@ impl IdentityWork {
         let settings = self.identity.site.clone();
         if let Err(e) = site.replace(Path::new("/"), settings, &self.identity.env) {
             let why = format!("cannot install certificate authorities and proxy: {e}");
-            // A sandbox that is resumed, with a full disk perhaps, is of more use than none.
+            // A resumed sandbox without these settings, for example because its disk is full, is
+            // better than a failed resume.
             if self.is_same {
                 eprintln!("jiffy-agent: {why}")
             } else {
@@ -312,7 +317,7 @@ impl IdentityWork {
             .collect();
         variables.extend(self.identity.env.clone());
         super::site::add_missing(&mut variables, &lock(&self.site_variables));
-        // Without a known owner root alone may read it.
+        // If the owner is unknown, only root may read the file.
         let owner = lock(&self.owner).unwrap_or((0, 0));
         EnvironmentFile { variables, owner }
             .write()
@@ -326,32 +331,33 @@ impl IdentityWork {
     }
 }
 
-/// The guest kernel's: how long the machine slept, to be added to `CLOCK_BOOTTIME`.
+/// File of the guest kernel: duration of a suspend, which the kernel adds to `CLOCK_BOOTTIME`.
 const SLEPT_NS: &str = "/proc/sys/kernel/slept_ns";
-/// Longest sleep that is counted, the kernel's limit: 100 years.
+/// Maximum duration of a suspend, the limit of the kernel: 100 years.
 const MAX_SLEPT_NS: u64 = 100 * 365 * 24 * 3600 * 1_000_000_000;
 
 fn boot_ns() -> u64 {
     sys::boot_us() * 1000
 }
 
-/// Time that passed on the host's clock and not in the guest, between two looks at both.
+/// Returns the time that passed on the host's clock but not in the guest, between two readings of
+/// both clocks.
 fn slept_ns(before: (u64, u64), now: (u64, u64)) -> u64 {
     let outside = now.0.saturating_sub(before.0);
     let inside = now.1.saturating_sub(before.1);
     outside.saturating_sub(inside).min(MAX_SLEPT_NS)
 }
 
-/// Moves `CLOCK_BOOTTIME` on, as the end of a suspend does.
+/// Advances `CLOCK_BOOTTIME` as after a suspend.
 fn count_sleep(ns: u64) -> io::Result<()> {
     match std::fs::write(SLEPT_NS, ns.to_string()) {
-        // The kernel is another one, or the snapshot is of an earlier one.
+        // Another kernel, or the kernel of an early snapshot, does not have the file.
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
 }
 
-/// Steps the wall clock; the monotonic clock goes on.
+/// Sets the wall clock. The monotonic clock is unchanged.
 pub fn set_clock(time_ns: u64) -> io::Result<()> {
     let time = libc::timespec {
         tv_sec: (time_ns / 1_000_000_000).cast_signed(),
@@ -361,7 +367,7 @@ pub fn set_clock(time_ns: u64) -> io::Result<()> {
     sys::check(unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &time) }).map(drop)
 }
 
-/// Credits the host's bytes to the kernel's pool and reseeds its generator at once.
+/// Adds the host's bytes to the kernel's entropy pool and reseeds its generator immediately.
 fn mix_entropy(encoded: &str) -> Result<(), String> {
     #[repr(C)]
     struct PoolInfo {
@@ -379,7 +385,7 @@ fn mix_entropy(encoded: &str) -> Result<(), String> {
         .map_err(|e| format!("entropy is not base64: {e}"))?;
     if bytes.len() < MIN_ENTROPY {
         return Err(format!(
-            "{} bytes of entropy are less than {MIN_ENTROPY}",
+            "{} bytes of entropy, at least {MIN_ENTROPY} are required",
             bytes.len()
         ));
     }
@@ -395,7 +401,7 @@ fn mix_entropy(encoded: &str) -> Result<(), String> {
         .write(true)
         .open("/dev/urandom")
         .map_err(failed)?;
-    // SAFETY: `info` has the layout of rand_pool_info with `bytes` bytes behind it; the second call
+    // SAFETY: `info` has the layout of rand_pool_info, followed by `bytes` bytes. The second call
     // has no argument.
     unsafe {
         sys::check(libc::ioctl(
@@ -418,7 +424,7 @@ mod tests {
         let minute = 60_000_000_000;
         let seen = (1_000 * minute, 5 * minute);
         assert_eq!(slept_ns(seen, (1_010 * minute, 8 * minute)), 7 * minute);
-        // The host's clock was set back, or ran slower.
+        // The clock of the host was set back, or was slower.
         assert_eq!(slept_ns(seen, (900 * minute, 8 * minute)), 0);
         assert_eq!(slept_ns(seen, (1_002 * minute, 8 * minute)), 0);
         assert_eq!(slept_ns((0, 0), (u64::MAX, 0)), MAX_SLEPT_NS);

@@ -1,4 +1,5 @@
-//! `lo` and `eth0`, with ioctls: no netlink library, a handful of system calls.
+//! Configuration of `lo` and `eth0` with ioctls. A few system calls make a netlink library
+//! unnecessary.
 
 use super::cmdline::{GuestNetConfig, addresses};
 use super::ipv6;
@@ -8,15 +9,15 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 fn socket() -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     sys::owned(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })
 }
 
-/// Brings `lo` up, and `eth0` if there is one and the command line configures it. A guest without
-/// network is a guest: failures go to the console.
+/// Brings `lo` up, and `eth0` if it exists and the command line configures it. A guest without a
+/// network is usable, so failures are only reported on the console.
 pub fn bring_up() {
-    // A server whose backlog is full must drop the SYN, so that `port_forward` connects again. With
-    // cookies the kernel would answer, and drop the data that follows.
+    // A server whose backlog is full must drop the SYN, so that `port_forward` tries again. With
+    // SYN cookies, the kernel would accept the connection and drop the data that follows.
     let _ = std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "0");
     let cmdline = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let config = GuestNetConfig::parse(&cmdline);
@@ -35,24 +36,24 @@ pub fn bring_up() {
     }
 }
 
-/// Sets the comma-separated name servers of `list`, for a network that is configured already. An
+/// Sets the comma-separated name servers of `list` for a network that is already configured. An
 /// empty list changes nothing.
 pub fn set_host_name_servers(list: &str) {
     name_servers(&addresses(list), true);
 }
 
-/// Servers that the host names are the only ones that it lets the guest reach: they override the
-/// image's.
-fn name_servers(servers: &[Ipv4Addr], told: bool) {
+/// Sets the name servers. Servers that the host specifies replace the servers of the image, because
+/// the host lets the guest reach only these.
+fn name_servers(servers: &[Ipv4Addr], from_host: bool) {
     let present = std::fs::metadata("/etc/resolv.conf").is_ok_and(|m| m.len() > 0);
-    if (present && !told) || servers.is_empty() {
+    if (present && !from_host) || servers.is_empty() {
         return;
     }
     let text: String = servers
         .iter()
         .map(|s| format!("nameserver {s}\n"))
         .collect();
-    // A dangling link, as of systemd-resolved, is replaced.
+    // A dangling symbolic link, for example of systemd-resolved, is replaced.
     if std::fs::write("/etc/resolv.conf", &text).is_err() {
         let _ = std::fs::remove_file("/etc/resolv.conf");
         let _ = std::fs::write("/etc/resolv.conf", &text);
@@ -60,7 +61,7 @@ fn name_servers(servers: &[Ipv4Addr], told: bool) {
 }
 
 fn request(name: &[u8]) -> libc::ifreq {
-    // SAFETY: ifreq is plain data, all zero is valid.
+    // SAFETY: ifreq is plain data, for which all zeroes are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name) {
         *to = from.cast_signed();
@@ -69,7 +70,7 @@ fn request(name: &[u8]) -> libc::ifreq {
 }
 
 fn address(ip: Ipv4Addr) -> libc::sockaddr {
-    // SAFETY: sockaddr_in is plain data of the size of sockaddr; all zero is valid.
+    // SAFETY: sockaddr_in is plain data of the size of sockaddr, for which all zeroes are valid.
     unsafe {
         let mut address: libc::sockaddr_in = std::mem::zeroed();
         address.sin_family = libc::AF_INET as libc::sa_family_t;
@@ -107,14 +108,14 @@ fn configure(socket: &OwnedFd, config: &GuestNetConfig) -> io::Result<()> {
     let mask = u32::from(config.netmask());
     let any = Ipv4Addr::UNSPECIFIED;
     if u32::from(config.address) & mask != u32::from(config.gateway) & mask {
-        // The gateway is on the wire but not in our network.
+        // The gateway is reachable on the link, but is not in the network of the guest.
         route(socket, config.gateway, Ipv4Addr::BROADCAST, None)?;
     }
     route(socket, any, any, Some(config.gateway))
 }
 
 fn route(socket: &OwnedFd, to: Ipv4Addr, mask: Ipv4Addr, via: Option<Ipv4Addr>) -> io::Result<()> {
-    // SAFETY: rtentry is plain data, all zero is valid.
+    // SAFETY: rtentry is plain data, for which all zeroes are valid.
     let mut entry: libc::rtentry = unsafe { std::mem::zeroed() };
     let mut device = *b"eth0\0";
     entry.rt_dst = address(to);

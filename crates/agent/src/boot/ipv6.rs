@@ -1,4 +1,4 @@
-//! IPv6 of `eth0`, as the command line says it.
+//! IPv6 configuration of `eth0` according to the command line.
 
 use super::cmdline::Ipv6Config;
 use crate::sys;
@@ -6,7 +6,7 @@ use std::io;
 use std::net::Ipv6Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// linux/ipv6_route.h
+/// Structure of linux/ipv6_route.h.
 #[repr(C)]
 struct Ipv6Route {
     to: libc::in6_addr,
@@ -21,29 +21,30 @@ struct Ipv6Route {
     interface: libc::c_int,
 }
 
-/// Prepares the device before it is switched on: it has only the address it is given, without a
-/// delay. The host names the gateway, and drops all other traffic.
+/// Prepares the device before it is switched on. The device must have no address except the
+/// configured address, which must be usable immediately. The host specifies the gateway, and drops
+/// all other traffic.
 pub fn prepare() {
     for (name, value) in [
         ("accept_ra", "0"),
         ("accept_dad", "0"),
-        // None of its own (IN6_ADDR_GEN_MODE_NONE).
+        // The kernel generates no address (IN6_ADDR_GEN_MODE_NONE).
         ("addr_gen_mode", "1"),
     ] {
-        // A kernel without IPv6 has no such files.
+        // Ignore the error: a kernel without IPv6 has no such files.
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/eth0/{name}"), value);
     }
 }
 
-/// Gives `eth0` its address and the way out.
+/// Sets the address of `eth0` and the default route.
 pub fn configure(config: &Ipv6Config) -> io::Result<()> {
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let socket = unsafe { libc::socket(libc::AF_INET6, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     let socket = match sys::owned(socket) {
         Err(e) if e.raw_os_error() == Some(libc::EAFNOSUPPORT) => return Ok(()),
         other => other?,
     };
-    // SAFETY: the name is a string with its zero.
+    // SAFETY: the name is zero-terminated.
     let interface = unsafe { libc::if_nametoindex(c"eth0".as_ptr()) };
     if interface == 0 {
         return Ok(());
@@ -85,7 +86,7 @@ unsafe fn call(
     request: libc::c_ulong,
     argument: *mut libc::c_void,
 ) -> io::Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = sys::check(unsafe { libc::ioctl(socket.as_raw_fd(), request as _, argument) });
     match result {
         Err(e) if e.raw_os_error() != Some(libc::EEXIST) => Err(e),

@@ -1,4 +1,4 @@
-//! Process 1 of a microVM: the host is reached over vsock.
+//! Process 1 of a microVM. It communicates with the host over vsock.
 
 use super::{greeting, root, until_reset};
 use crate::process::{oom_log, reaper};
@@ -14,12 +14,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// Runs process 1. Does not return while the guest lives.
+/// Runs process 1. Does not return while the guest runs.
 pub fn run(began_us: u64) -> i32 {
-    // The connection stands by the time the file systems do.
+    // The connection is established while the file systems are being mounted.
     let early = vsock::begin_connect(HELLO_PORT).ok();
     let outcome = root::microvm::enter().and_then(|()| {
-        // Without huge pages everything works as well.
+        // Ignore the error: huge pages are an optimisation.
         let _ = huge_text::adopt();
         runtime::block_on(serve(began_us, early)).map_err(|e| format!("cannot run: {e}"))
     });
@@ -29,17 +29,18 @@ pub fn run(began_us: u64) -> i32 {
     1
 }
 
-/// Tells the console, which the host keeps, and ends the guest.
+/// Writes the reason to the console, which the host records, and terminates the guest.
 fn die(reason: &str) -> ! {
     let line = format!("jiffy-agent: {reason}\n");
     for path in ["/dev/console", "/dev/kmsg"] {
         if let Ok(mut console) = std::fs::File::options().write(true).open(path) {
-            // A failure to write this has no further place to be reported.
+            // A failure to write cannot be reported elsewhere.
             let _ = io::Write::write_all(&mut console, line.as_bytes());
             break;
         }
     }
-    // SAFETY: no pointers. There is no power switch; the VMM takes a restart for the end.
+    // SAFETY: the calls take no pointers. The VM has no power switch: the VMM handles a restart as
+    // the end of the guest.
     unsafe {
         libc::sync();
         libc::reboot(libc::RB_AUTOBOOT);
@@ -50,14 +51,14 @@ fn die(reason: &str) -> ! {
 async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
     sys::raise_open_files();
     let signals = reaper::signals()?;
-    // The kernel never chooses process 1 when memory is short, so there is no score to set, and
-    // none to reset in every child.
+    // The out-of-memory killer never chooses process 1, so the agent needs no score, and its
+    // children need no reset of the score.
     let agent = Agent::new(AgentSettings::default(), None)?;
     let envd = VsockListener::bind(ENVD_PORT)?;
     let tcp = VsockListener::bind(TCP_PORT)?;
 
-    // A restore resets every connection, of which most readers would never learn: they are ended
-    // together.
+    // A restore invalidates every connection, but most readers would never receive an error.
+    // Therefore all connections are closed together.
     let (broken, unbroken) = watch::channel(());
     let serving = Rc::clone(&agent);
     let reset = unbroken.clone();

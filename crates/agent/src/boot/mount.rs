@@ -1,11 +1,11 @@
-//! Mounting, with errors that name the call and the path.
+//! Mounting of file systems. Errors name the call and the path.
 
 use crate::sys;
 use std::ffi::CStr;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 
-/// Common flags of file systems that hold no programs or devices.
+/// Flags for file systems that contain no programs and no devices.
 pub const NO_PROGRAMS_OR_DEVICES: libc::c_ulong =
     libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
@@ -27,7 +27,7 @@ pub fn mount(
     })
 }
 
-/// [`mount`] with the bare error.
+/// Mounts a file system as [`mount`] does, but returns the plain error.
 pub fn raw(
     source: &CStr,
     target: &CStr,
@@ -48,8 +48,8 @@ pub fn raw(
     .map(drop)
 }
 
-/// Creates a directory unless it is there.
+/// Creates a directory unless it exists.
 pub fn directory(path: &str, mode: u32) {
-    // If it cannot be made the mount on it fails, and says so.
+    // Ignore the error: if the directory cannot be created, the mount on it reports an error.
     let _ = std::fs::DirBuilder::new().mode(mode).create(path);
 }

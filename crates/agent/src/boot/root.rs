@@ -1,6 +1,7 @@
-//! The guest's file systems.
+//! File systems of the guest.
 //!
-//! The root is an overlay: a template's images, read-only, below a layer for this sandbox's writes.
+//! The root is an overlay. The lower layers are the read-only images of the template, and the upper
+//! layer contains the changes of this sandbox.
 
 pub mod container_storage;
 pub mod gvisor;
@@ -13,52 +14,55 @@ use std::fs::File;
 use std::os::unix::fs::symlink;
 use std::sync::OnceLock;
 
-/// Upper directory of the root: this sandbox's writes in overlayfs' own form. It lies beneath the
-/// root afterwards, reachable only by this descriptor, which no program inherits.
+/// Upper directory of the root: the changes of this sandbox in the format of overlayfs. The root is
+/// later mounted over it, and the directory is then reachable only through this descriptor, which
+/// no program inherits.
 static UPPER_DIRECTORY: OnceLock<File> = OnceLock::new();
 
-/// The overlay's upper directory. None if we are not process 1.
+/// Returns the overlay's upper directory, or `None` if the agent is not process 1.
 pub fn upper_directory() -> Option<&'static File> {
     UPPER_DIRECTORY.get()
 }
 
-/// The template's images, the uppermost first. Their directories, too, are reachable only by these
-/// descriptors.
+/// Root directories of the template's images, uppermost first. They are also reachable only through
+/// these descriptors.
 static LOWER_DIRECTORIES: OnceLock<Vec<File>> = OnceLock::new();
 
-/// The overlay's lower directories, the uppermost first. None if we are not process 1.
+/// Returns the overlay's lower directories, uppermost first, or `None` if the agent is not process
+/// 1.
 pub fn lower_directories() -> Option<&'static [File]> {
     LOWER_DIRECTORIES.get().map(Vec::as_slice)
 }
 
-/// Number of images of the template, from `variable`, if it is set. Fewer than there are would be
-/// another template.
-fn image_count(variable: &str, most: usize) -> Result<Option<usize>, String> {
-    let Some(said) = std::env::var_os(variable) else {
+/// Returns the number of images of the template from `variable`, or `None` if it is not set. An
+/// incorrect number would give another template, hence the error.
+fn image_count(variable: &str, max: usize) -> Result<Option<usize>, String> {
+    let Some(value) = std::env::var_os(variable) else {
         return Ok(None);
     };
-    let count = said.to_str().and_then(|n| n.parse().ok());
-    let sane = count.filter(|n| (1..=most).contains(n));
-    sane.map(Some)
-        .ok_or_else(|| format!("{variable} is {said:?}: not 1 to {most}"))
+    let count = value.to_str().and_then(|n| n.parse().ok());
+    let valid = count.filter(|n| (1..=max).contains(n));
+    valid
+        .map(Some)
+        .ok_or_else(|| format!("{variable} is {value:?}: not 1 to {max}"))
 }
 
-/// Makes the directories that an overlay writes to in the file system on `at`.
+/// Creates the directories that an overlay writes to, in the file system on `at`.
 fn writable(at: &str) -> Result<(), String> {
     let data = format!("{at}/data");
     directory(&data, 0o755);
     directory(&format!("{at}/work"), 0o755);
-    let written = File::open(&data).map_err(|e| format!("cannot open {data}: {e}"))?;
-    // There is one root, made once.
-    let _ = UPPER_DIRECTORY.set(written);
+    let upper = File::open(&data).map_err(|e| format!("cannot open {data}: {e}"))?;
+    // Ignore the error: there is only one root, and it is created once.
+    let _ = UPPER_DIRECTORY.set(upper);
     Ok(())
 }
 
-/// Mounts the overlay of `lower`, the uppermost first, and the [`writable`] file system on `upper`.
+/// Mounts the overlay of `lower`, uppermost first, and of the [`writable`] file system on `upper`.
 fn mount_overlay(lower: &str, upper: &str, at: &CStr, further: &str) -> Result<(), String> {
     let open = |at: &str| File::open(at).map_err(|e| format!("cannot open {at}: {e}"));
     let images = lower.split(':').map(open).collect::<Result<_, _>>()?;
-    // There is one root, made once.
+    // Ignore the error: there is only one root, and it is created once.
     let _ = LOWER_DIRECTORIES.set(images);
     let options = format!("lowerdir={lower},upperdir={upper}/data,workdir={upper}/work{further}");
     mount(
@@ -96,16 +100,16 @@ fn system() -> Result<(), String> {
         c"mode=620,ptmxmode=666,gid=5",
     )?;
     let no_devices = libc::MS_NOSUID | libc::MS_NODEV;
-    // In numbers: gVisor takes a share of its host's memory, which the guest does not have.
+    // The sizes are numbers: for a percentage, gVisor would use the memory of the host.
     let memory_kib =
-        sys::memory_kib().map_err(|e| format!("cannot tell how much memory there is: {e}"))?;
+        sys::memory_kib().map_err(|e| format!("cannot read the size of the memory: {e}"))?;
     let shared = text(format!("mode=1777,size={}k", memory_kib / 2))?;
     mount(c"tmpfs", c"/dev/shm", c"tmpfs", no_devices, &shared)?;
     let running = text(format!("mode=755,size={}k", memory_kib / 4))?;
     mount(c"tmpfs", c"/run", c"tmpfs", no_devices, &running)?;
     directory("/run/lock", 0o1777);
     super::generation::make_home()?;
-    // Kernels without them are fine.
+    // Ignore the error: kernels without these file systems are supported.
     let _ = raw(
         c"mqueue",
         c"/dev/mqueue",
@@ -121,21 +125,22 @@ fn system() -> Result<(), String> {
     ] {
         let _ = symlink(target, link);
     }
-    // Programs that unmount look here. Images of registries leave it to whoever runs them.
+    // Programs that unmount file systems read this file. Images of registries do not contain it,
+    // since container runtimes create it.
     let _ = symlink("../proc/self/mounts", "/etc/mtab");
     temporary();
     Ok(())
 }
 
-/// `/tmp` stays on the disk: unpacking a large archive there must not compete with programs for
-/// memory.
+/// Prepares `/tmp`. It is on the disk, so that unpacking a large archive there does not compete
+/// with programs for memory.
 fn temporary() {
     directory("/tmp", 0o1777);
     if let Ok(path) = sys::cstring(b"/tmp")
         && let Ok(found) = std::fs::metadata("/tmp")
         && std::os::unix::fs::MetadataExt::mode(&found) & 0o7777 != 0o1777
     {
-        // SAFETY: a valid path.
+        // SAFETY: the path is zero-terminated.
         unsafe { libc::chmod(path.as_ptr(), 0o1777) };
     }
 }

@@ -1,8 +1,9 @@
-//! Certificate authorities and proxy of the network that the sandbox is in.
+//! Certificate authorities and proxy of the site, that is, of the network in which the sandbox
+//! runs.
 //!
-//! They are installed in the sandbox with its identity, and are removed again when an identity has
-//! others, and before the sandbox's changes become a template. Nothing is done without them, nor
-//! for the same ones again, as after a restore.
+//! They are installed together with the identity. They are removed when an identity has other
+//! settings, and before the changes of the sandbox become a template. An identity
+//! without such settings has no effect, as has an identity with the same settings after a restore.
 
 mod guest_path;
 mod java_keystore;
@@ -18,49 +19,50 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 pub use variables::add_missing;
 
-/// Directory of the files to which programs' settings refer.
+/// Directory of the files that settings of programs refer to.
 const DIRECTORY: &str = "site";
 const AUTHORITIES: &str = "authorities.pem";
 const JAVA_STORE: &str = "cacerts.jks";
-/// Directory from which apt reads its settings; the last of equal ones wins.
+/// Directory from which apt reads its settings. If a setting occurs in several files, the last file
+/// applies.
 const APT: &str = "etc/apt/apt.conf.d";
 const APT_FILE: &str = "90jiffy-site";
-/// Program that apt asks for the proxy.
+/// Program that apt runs to determine the proxy.
 const APT_PROGRAM: &str = "etc/apt/jiffy-site-proxy";
 
-/// The settings in force.
+/// Installed settings.
 #[derive(Debug, Default)]
 pub struct InstalledSite {
     settings: SiteSettings,
     store: trust_store::StoreChanges,
     variables: BTreeMap<String, String>,
-    /// The settings file of apt was written.
+    /// Set if the settings file of apt was written.
     apt_configured: bool,
 }
 
 impl InstalledSite {
-    /// Variables for processes that have none of their own by these names.
+    /// Returns variables for processes. A variable that a process already has takes precedence.
     pub fn variables(&self) -> &BTreeMap<String, String> {
         &self.variables
     }
 
-    /// Installs `wanted` instead of the settings in force, in the file system on `root`. `env` is
-    /// the sandbox's own environment, which takes precedence.
+    /// Installs `settings` in place of the current settings, in the file system on `root`. `env` is
+    /// the environment of the sandbox, which takes precedence.
     pub fn replace(
         &mut self,
         root: &Path,
-        wanted: SiteSettings,
+        settings: SiteSettings,
         env: &BTreeMap<String, String>,
     ) -> io::Result<()> {
-        if wanted == self.settings {
+        if settings == self.settings {
             return self.configure_apt(root, env);
         }
         self.withdraw(root);
-        if wanted.is_empty() {
+        if settings.is_empty() {
             return Ok(());
         }
-        // From here on there may be changes to remove.
-        self.settings = wanted;
+        // From here on, files may have to be removed.
+        self.settings = settings;
         let directory = home(root).join(DIRECTORY);
         fs::create_dir_all(&directory)?;
         let mut bundle = None;
@@ -94,16 +96,17 @@ impl InstalledSite {
         Ok(())
     }
 
-    /// Tells apt of the proxy: programs started by `sudo` or `cron` lack the sandbox's environment,
-    /// and apt is mostly one. Where the environment names a proxy of its own, that one counts; so
-    /// does that of a single command, since apt is told of a program that looks for it.
+    /// Configures the proxy of apt. Programs started by `sudo` or `cron` do not have the sandbox's
+    /// environment, and most of these programs are apt. A proxy in the environment of the sandbox
+    /// takes precedence, as does a proxy in the environment of a single command: apt runs a program
+    /// that checks for the latter.
     fn configure_apt(&mut self, root: &Path, env: &BTreeMap<String, String>) -> io::Result<()> {
         let path = root.join(APT).join(APT_FILE);
         let proxy = self.settings.proxy.as_ref();
         let proxy = proxy.filter(|_| !variables::names_proxy(env));
         match (proxy, self.apt_configured) {
             (Some(proxy), false) if root.join(APT).is_dir() => {
-                // From here on there may be something to take out again.
+                // From here on, the file may have to be removed.
                 self.apt_configured = true;
                 let program = root.join(APT_PROGRAM);
                 fs::write(&program, variables::apt_program(proxy))?;
@@ -121,7 +124,7 @@ impl InstalledSite {
         Ok(())
     }
 
-    /// Removes what was installed. Files that cannot be removed stay.
+    /// Removes the installed settings. Files that cannot be removed are left.
     pub fn withdraw(&mut self, root: &Path) {
         let settings = std::mem::take(&mut self.settings);
         if settings.is_empty() {

@@ -1,4 +1,4 @@
-//! Describing files.
+//! Descriptions of files.
 
 use super::message::EntryInfo;
 use super::metadata;
@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// Describes the file at a path.
+/// Describes the file at `path`.
 pub fn describe(path: &Path, users: &Users) -> io::Result<EntryInfo> {
     let own = std::fs::symlink_metadata(path)?;
     let is_symlink = own.file_type().is_symlink();
@@ -49,7 +49,7 @@ pub fn describe(path: &Path, users: &Users) -> io::Result<EntryInfo> {
     })
 }
 
-/// The bytes of a path that is not UTF-8, in base64.
+/// Returns the bytes of a path in base64 if the path is not valid UTF-8.
 pub fn base64_unless_text(path: &Path) -> Option<String> {
     match path.to_str() {
         Some(_) => None,

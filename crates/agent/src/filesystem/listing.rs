@@ -1,4 +1,4 @@
-//! `ListDir`: the entries of a directory, described and sent in slices.
+//! `ListDir`: the entries of a directory. They are described and sent in slices.
 
 use super::entry;
 use crate::rpc::{RpcCode, RpcError};
@@ -10,16 +10,16 @@ use std::path::{Path, PathBuf};
 
 /// Maximum number of entries of one listing.
 const MAX_ENTRIES: usize = 100_000;
-/// Number of entries that are described in one call of a worker.
+/// Number of entries that one call of a worker describes.
 const SLICE: usize = 512;
-/// Size at which a slice is sent although it has fewer entries.
+/// Size in bytes at which a slice is sent even if it has fewer entries.
 const SLICE_BYTES: usize = 256 * 1024;
 
 /// A listing, as the JSON object `{"entries":[...]}`.
 pub struct Listing {
     paths: std::vec::IntoIter<PathBuf>,
     users: Users,
-    /// An entry was written, so that a comma precedes the next.
+    /// Set after the first entry was written: a comma precedes the next entry.
     has_entries: bool,
     state: ListingState,
 }
@@ -32,7 +32,7 @@ enum ListingState {
 }
 
 impl Listing {
-    /// Collects the paths below a directory, down to `depth` levels, in their order.
+    /// Collects the paths below a directory down to `depth` levels, in sorted order.
     pub fn new(path: &Path, depth: u32, progress: &Progress) -> Result<Self, RpcError> {
         let what = format!("cannot list '{}'", path.display());
         let failed = |e: &io::Error| RpcError::io(&what, e);
@@ -47,7 +47,7 @@ impl Listing {
         while let Some((directory, depth)) = waiting.pop() {
             let entries = match std::fs::read_dir(&directory) {
                 Ok(entries) => entries,
-                // Subdirectories may vanish meanwhile.
+                // Subdirectories may be removed meanwhile.
                 Err(_) if directory != path => continue,
                 Err(e) => return Err(failed(&e)),
             };
@@ -65,7 +65,7 @@ impl Listing {
                 progress.advance();
             }
         }
-        // By bytes: a path sorts as its text does.
+        // Sorted by bytes, so that a path sorts like its text.
         paths.sort_unstable_by(|a, b| a.as_os_str().cmp(b.as_os_str()));
         Ok(Self {
             paths: paths.into_iter(),
@@ -75,7 +75,7 @@ impl Listing {
         })
     }
 
-    /// True once the last slice was produced.
+    /// Returns whether the last slice was produced.
     pub fn is_ended(&self) -> bool {
         self.state == ListingState::Ended
     }
@@ -92,7 +92,7 @@ impl ChunkSource for Listing {
         self.state = ListingState::Begun;
         for path in self.paths.by_ref().take(SLICE) {
             progress.advance();
-            // Entries may vanish meanwhile.
+            // Entries may be removed meanwhile.
             let Ok(info) = entry::describe(&path, &self.users) else {
                 continue;
             };

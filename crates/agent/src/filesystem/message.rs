@@ -5,70 +5,70 @@ use crate::rpc::json;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// `Stat`, `MakeDir`, `Remove`.
+/// Request of `Stat`, `MakeDir` and `Remove`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PathRequest {
     /// Path of the entry.
     path: String,
-    /// Extension: its bytes, for a path that is not UTF-8.
+    /// Extension: bytes of a path that is not UTF-8.
     #[serde(deserialize_with = "json::bytes")]
     path_bytes: Option<Vec<u8>>,
 }
 
 impl PathRequest {
-    /// The path.
+    /// Returns the path.
     pub fn path(self) -> RequestPath {
         RequestPath::new(self.path, self.path_bytes)
     }
 }
 
-/// `ListDir`.
+/// Request of `ListDir`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ListRequest {
     /// Path of the directory.
     pub path: String,
-    /// Extension: its bytes, for a path that is not UTF-8.
+    /// Extension: bytes of a path that is not UTF-8.
     #[serde(deserialize_with = "json::bytes")]
     pub path_bytes: Option<Vec<u8>>,
-    /// Depth in levels; 0 counts as 1.
+    /// Depth in levels. 0 means 1.
     pub depth: u32,
 }
 
-/// `Move`.
+/// Request of `Move`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MoveRequest {
-    /// Present path.
+    /// Current path.
     pub source: String,
-    /// Extension: its bytes, for a path that is not UTF-8.
+    /// Extension: bytes of a path that is not UTF-8.
     #[serde(deserialize_with = "json::bytes")]
     pub source_bytes: Option<Vec<u8>>,
     /// New path.
     pub destination: String,
-    /// Extension: its bytes, for a path that is not UTF-8.
+    /// Extension: bytes of a path that is not UTF-8.
     #[serde(deserialize_with = "json::bytes")]
     pub destination_bytes: Option<Vec<u8>>,
 }
 
-/// `WatchDir`, `CreateWatcher`.
+/// Request of `WatchDir` and `CreateWatcher`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WatchRequest {
     /// Path of the directory.
     pub path: String,
-    /// Extension: its bytes, for a path that is not UTF-8.
+    /// Extension: bytes of a path that is not UTF-8.
     #[serde(deserialize_with = "json::bytes")]
     pub path_bytes: Option<Vec<u8>>,
-    /// Includes all directories below.
+    /// Also watches all directories below.
     pub recursive: bool,
-    /// Send the entry with each event.
+    /// Sends the description of the entry with each event.
     #[serde(alias = "include_entry")]
     pub include_entry: bool,
 }
 
-/// `GetWatcherEvents`, `RemoveWatcher`.
+/// Request of `GetWatcherEvents` and `RemoveWatcher`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WatcherRequest {
@@ -77,13 +77,13 @@ pub struct WatcherRequest {
     pub watcher_id: String,
 }
 
-/// A file, directory or link.
+/// Description of a file, directory or symbolic link.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EntryInfo {
-    /// Last part of the path.
+    /// Last component of the path.
     pub name: String,
-    /// Type of the entry; for a link that of its target.
+    /// Type of the entry. For a symbolic link, the type of its target.
     #[serde(rename = "type")]
     pub kind: &'static str,
     /// Absolute path, with U+FFFD for bytes that are not UTF-8.
@@ -91,30 +91,30 @@ pub struct EntryInfo {
     /// Extension: bytes of a path that is not UTF-8, in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path_bytes: Option<String>,
-    /// Bytes.
+    /// Size in bytes.
     pub size: String,
     /// Permission bits.
     pub mode: u32,
-    /// As `ls -l` shows them.
+    /// Permissions in the format of `ls -l`.
     pub permissions: String,
     /// User name.
     pub owner: String,
     /// Group name.
     pub group: String,
-    /// RFC 3339.
+    /// Modification time in RFC 3339.
     pub modified_time: String,
-    /// Target of a link.
+    /// Target of a symbolic link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub symlink_target: Option<String>,
     /// Extended attributes `user.e2b.*`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
-    /// The entry is a link.
+    /// Set if the entry is a symbolic link.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_symlink: bool,
 }
 
-/// Something happened in a watched directory.
+/// Event in a watched directory.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FilesystemEvent {
@@ -126,13 +126,13 @@ pub struct FilesystemEvent {
     /// `EVENT_TYPE_*`.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// The entry, if asked for and still there.
+    /// Description of the entry, if the client requested descriptions and the entry still exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entry: Option<EntryInfo>,
 }
 
 impl FilesystemEvent {
-    /// Bytes that it takes in memory, about.
+    /// Returns the approximate size in memory in bytes.
     pub fn weight(&self) -> usize {
         let entry = self.entry.as_ref().map_or(0, |entry| {
             let words = entry.metadata.iter().map(|(k, v)| k.len() + v.len() + 64);

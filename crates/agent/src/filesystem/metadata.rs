@@ -1,4 +1,4 @@
-//! Metadata that clients attach to files: extended attributes `user.e2b.<key>`.
+//! Metadata that clients attach to files. It is stored in extended attributes `user.e2b.<key>`.
 
 use crate::sys;
 use hyper::HeaderMap;
@@ -8,12 +8,12 @@ use std::io;
 use std::path::Path;
 
 const PREFIX: &str = "user.e2b.";
-/// Longest name of an extended attribute.
+/// Maximum length of the name of an extended attribute.
 const MAX_NAME_BYTES: usize = 255;
-/// Most that is read of all names, and of one value.
+/// Maximum number of bytes that are read of the list of names and of each value.
 const MAX_READ_BYTES: usize = 64 * 1024;
 
-/// Reads `X-Metadata-<key>` headers. Keys are lower case.
+/// Reads the headers `X-Metadata-<key>`. Keys are lower case.
 pub fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>, String> {
     metadata_headers(headers)
         .map(|(key, value)| {
@@ -27,24 +27,24 @@ pub fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>, Str
         .collect()
 }
 
-/// Selects the headers of the upload's metadata.
+/// Returns the keys and values of metadata headers.
 fn metadata_headers(headers: &HeaderMap) -> impl Iterator<Item = (&str, &[u8])> {
     headers.iter().filter_map(|(name, value)| {
         Some((name.as_str().strip_prefix("x-metadata-")?, value.as_bytes()))
     })
 }
 
-/// Makes exactly this metadata the file's.
+/// Replaces the metadata of a file.
 pub fn replace(path: &Path, metadata: &BTreeMap<String, String>) -> io::Result<()> {
     let target = sys::cpath(path)?;
     for key in keys(&target).iter().filter(|k| !metadata.contains_key(*k)) {
         let name = sys::cstring(format!("{PREFIX}{key}").as_bytes())?;
-        // SAFETY: both are valid C strings. A missing attribute is no error here.
+        // SAFETY: both strings are zero-terminated. The attribute may be missing.
         unsafe { libc::removexattr(target.as_ptr(), name.as_ptr()) };
     }
     for (key, value) in metadata {
         let name = sys::cstring(format!("{PREFIX}{key}").as_bytes())?;
-        // SAFETY: valid C strings, and pointer and length of `value`.
+        // SAFETY: the strings are zero-terminated; pointer and length describe `value`.
         sys::check(unsafe {
             libc::setxattr(
                 target.as_ptr(),
@@ -58,7 +58,7 @@ pub fn replace(path: &Path, metadata: &BTreeMap<String, String>) -> io::Result<(
     Ok(())
 }
 
-/// The metadata of a file; none where the file system keeps none.
+/// Returns the metadata of a file. Empty if the file system does not support extended attributes.
 pub fn read(path: &Path) -> BTreeMap<String, String> {
     let Ok(target) = sys::cpath(path) else {
         return BTreeMap::new();
@@ -67,7 +67,7 @@ pub fn read(path: &Path) -> BTreeMap<String, String> {
         .into_iter()
         .filter_map(|key| {
             let name = sys::cstring(format!("{PREFIX}{key}").as_bytes()).ok()?;
-            // SAFETY: valid C strings, and pointer and length of the buffer.
+            // SAFETY: the strings are zero-terminated; pointer and length describe the buffer.
             let value = fill(|buffer| unsafe {
                 libc::getxattr(
                     target.as_ptr(),
@@ -82,7 +82,7 @@ pub fn read(path: &Path) -> BTreeMap<String, String> {
 }
 
 fn keys(target: &CString) -> Vec<String> {
-    // SAFETY: a valid C string, and pointer and length of the buffer.
+    // SAFETY: the string is zero-terminated; pointer and length describe the buffer.
     let Some(names) = fill(|buffer| unsafe {
         libc::listxattr(target.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len())
     }) else {
@@ -95,7 +95,7 @@ fn keys(target: &CString) -> Vec<String> {
         .collect()
 }
 
-/// Asks for the size first: nearly all files have no attributes and need no buffer.
+/// Calls `call` for the size first, since nearly all files have no attributes and need no buffer.
 fn fill(mut call: impl FnMut(&mut [u8]) -> isize) -> Option<Vec<u8>> {
     let size = usize::try_from(call(&mut [])).ok()?.min(MAX_READ_BYTES);
     if size == 0 {

@@ -1,4 +1,4 @@
-//! Changing directories on behalf of a user.
+//! Creation and removal of directories on behalf of a user.
 
 use super::remove_tree::remove_tree;
 use crate::sys;
@@ -7,7 +7,7 @@ use crate::workers::Progress;
 use std::io;
 use std::path::Path;
 
-/// Creates a directory and those above it; the new ones belong to the user.
+/// Creates a directory and missing parents. The user owns the new directories.
 pub fn make_dirs(path: &Path, user: &User) -> io::Result<()> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => return Ok(()),
@@ -27,7 +27,7 @@ pub fn make_dirs(path: &Path, user: &User) -> io::Result<()> {
     }
 }
 
-/// Removes a file, or a directory with its contents. A missing one is no error.
+/// Removes a file, or a directory with its contents. A missing file is not an error.
 pub fn remove(path: &Path, progress: &Progress) -> io::Result<()> {
     let result = match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => remove_tree(path, progress),

@@ -8,13 +8,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// Maximum number of directories that are open at the same time. Deeper ones are moved to the top.
+/// Maximum number of directories that are open at the same time. Deeper directories are moved to
+/// the top.
 const MAX_OPEN: usize = 256;
 
 struct OpenDirectory {
     entries: Dir,
     fd: OwnedFd,
-    /// Name in the directory above.
+    /// Name in the parent directory.
     name: CString,
 }
 
@@ -30,21 +31,21 @@ impl OpenDirectory {
     }
 }
 
-/// Removes the directory at `top`. Entries that other processes remove meanwhile are no errors.
+/// Removes the directory at `top`. Entries that other processes remove meanwhile are ignored.
 pub fn remove_tree(top: &Path, progress: &Progress) -> io::Result<()> {
     let path = crate::sys::cpath(top)?;
     let mut moved = 0;
     loop {
         let removed = empty(&path, &mut moved, progress)?;
         match fs::unlinkat(CWD, &path, AtFlags::REMOVEDIR) {
-            // Directories were moved here, or another process created entries.
+            // Deep directories were moved here, or another process created entries.
             Err(Errno::NOTEMPTY | Errno::EXIST) if removed > 0 => {}
             other => return Ok(other?),
         }
     }
 }
 
-/// Removes what is below `top`. Returns the number of removed and moved entries.
+/// Removes the contents of `top`. Returns the number of removed and moved entries.
 fn empty(top: &CStr, moved: &mut u64, progress: &Progress) -> io::Result<usize> {
     let mut removed = 0;
     let mut open = vec![OpenDirectory::open(CWD, top)?];
@@ -54,7 +55,7 @@ fn empty(top: &CStr, moved: &mut u64, progress: &Progress) -> io::Result<usize> 
             let done = open.pop();
             if let (Some(done), Some(above)) = (done, open.last()) {
                 match fs::unlinkat(&above.fd, &done.name, AtFlags::REMOVEDIR) {
-                    // The next pass removes what was added.
+                    // The next pass removes entries that were added meanwhile.
                     Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => removed += 1,
                     Err(e) => return Err(e.into()),
                 }

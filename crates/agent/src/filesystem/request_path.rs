@@ -1,4 +1,4 @@
-//! Paths in requests. JSON carries text only, and a file's name may be any bytes.
+//! Paths in requests. JSON contains only text, but the name of a file may contain any bytes.
 
 use crate::rpc::{RpcCode, RpcError};
 use crate::users::User;
@@ -17,7 +17,7 @@ pub enum RequestPath {
 }
 
 impl RequestPath {
-    /// The bytes, if they are given, or else the text.
+    /// Creates a path from the bytes if they are given, otherwise from the text.
     pub fn new(text: String, bytes: Option<Vec<u8>>) -> Self {
         match bytes.filter(|bytes| !bytes.is_empty()) {
             Some(bytes) => Self::from_bytes(bytes),
@@ -25,7 +25,7 @@ impl RequestPath {
         }
     }
 
-    /// A path from bytes that need not be text.
+    /// Creates a path from bytes, which may be invalid UTF-8.
     pub fn from_bytes(bytes: Vec<u8>) -> Self {
         match String::from_utf8(bytes) {
             Ok(text) => Self::Text(text),
@@ -33,7 +33,7 @@ impl RequestPath {
         }
     }
 
-    /// The path for messages.
+    /// Returns the path as text for messages.
     pub fn display(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -41,7 +41,7 @@ impl RequestPath {
         }
     }
 
-    /// The absolute path: see [`User::resolve`].
+    /// Returns the absolute path: see [`User::resolve`].
     pub fn resolve(&self, user: &User) -> PathBuf {
         match self {
             Self::Text(text) => user.resolve(text, None),
@@ -49,11 +49,12 @@ impl RequestPath {
         }
     }
 
-    /// The absolute path of an existing file, and enters it. Text with U+FFFD names the only file
-    /// whose name is shown like that, if no file has exactly that name.
+    /// Returns the absolute path of an existing file, and records it in `progress`. If no file has
+    /// exactly this name and the text contains U+FFFD, the path refers to the only file that is
+    /// displayed with this text.
     ///
     /// # Errors
-    /// The file system does not answer, or several files are shown like that.
+    /// The file system does not answer, or several files are displayed with this text.
     pub fn resolve_existing(&self, user: &User, progress: &Progress) -> Result<PathBuf, RpcError> {
         let path = self.resolve(user);
         progress.enter(&path)?;
@@ -64,7 +65,8 @@ impl RequestPath {
     }
 }
 
-/// Replaces each component with U+FFFD that does not exist by the only entry that is shown like it.
+/// Replaces each component that contains U+FFFD and does not exist by the only entry that is
+/// displayed with this text.
 fn exact(path: &Path) -> Result<PathBuf, RpcError> {
     let mut found = PathBuf::new();
     for component in path.components() {
@@ -118,7 +120,7 @@ mod tests {
         assert_eq!(found, name(b"d\xff/f\xfe"));
         std::fs::write(name(b"d\xff/f\xfd"), "").unwrap();
         assert!(exact(&dir.path().join("d\u{fffd}/f\u{fffd}")).is_err());
-        // A file with exactly that name comes first, and a missing one stays missing.
+        // A file with exactly this name takes precedence. A missing file remains an error.
         let literal = dir.path().join("d\u{fffd}");
         std::fs::write(&literal, "").unwrap();
         assert_eq!(exact(&literal).unwrap(), literal);

@@ -19,7 +19,7 @@ use hyper::body::Incoming;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Answers a unary method.
+/// Handles a unary method.
 pub async fn unary(
     agent: &Agent,
     method: &str,
@@ -40,8 +40,8 @@ pub async fn unary(
                 progress.enter(&path)?;
                 make_dir(&path, &user)
             };
-            let made = on_path(agent, &call, "create", path, work).await?;
-            Ok(json(&json!({ "entry": made })))
+            let entry = on_path(agent, &call, "create", path, work).await?;
+            Ok(json(&json!({ "entry": entry })))
         }
         "Remove" => {
             let path = request::unary::<PathRequest>(body).await?.path();
@@ -82,7 +82,7 @@ pub async fn unary(
     }
 }
 
-/// `WatchDir`.
+/// Handles `WatchDir`.
 pub async fn watch_dir(
     agent: &Agent,
     call: CallInfo,
@@ -95,7 +95,7 @@ pub async fn watch_dir(
     Ok(ReplyBody::Stream(Box::new(stream)))
 }
 
-/// Has a worker do `work` on a path, with the call's user.
+/// Runs `work` on a path in a worker, with the user of the call.
 async fn on_path<T: Send + 'static>(
     agent: &Agent,
     call: &CallInfo,
@@ -109,7 +109,7 @@ async fn on_path<T: Send + 'static>(
     agent.workers.attempt(CallClass::Files, what, work).await
 }
 
-/// [`on_path`] for a path of an existing file, which is resolved first.
+/// Runs `work` as [`on_path`] does, on the resolved path of an existing file.
 async fn on_existing<T: Send + 'static>(
     agent: &Agent,
     call: &CallInfo,
@@ -124,8 +124,7 @@ async fn on_existing<T: Send + 'static>(
     on_path(agent, call, action, path, work).await
 }
 
-/// `ListDir`. The answer is complete in one piece if the listing is short, and is sent in slices
-/// otherwise.
+/// Handles `ListDir`. A short listing is sent in one piece, a longer one in slices.
 async fn list(
     agent: &Agent,
     call: &CallInfo,

@@ -23,7 +23,7 @@ const MASK: u32 = libc::IN_CREATE
     | libc::IN_ONLYDIR;
 const HEADER: usize = size_of::<libc::inotify_event>();
 
-/// Descriptor of an inotify instance, which becomes readable when there are events.
+/// Descriptor of an inotify instance. It is readable if there are events.
 #[derive(Clone)]
 pub struct WatchDescriptor(Arc<OwnedFd>);
 
@@ -45,19 +45,19 @@ pub struct DirectoryWatch {
     root: PathBuf,
     recursive: bool,
     include_entry: bool,
-    /// Watch descriptor to path relative to the root.
+    /// Watch descriptors, with paths relative to the root.
     directories: HashMap<i32, PathBuf>,
     buffer: Vec<u8>,
-    /// Reason why events are missing since the last report.
+    /// Reason for missing events since the last report.
     loss: Option<String>,
 }
 
 impl DirectoryWatch {
-    /// Watches a directory, and with `recursive` all below.
+    /// Watches a directory. With `recursive`, also watches all directories below.
     ///
     /// # Errors
-    /// A directory cannot be watched, for example because the user has as many watches as the
-    /// kernel allows.
+    /// A directory cannot be watched, for example because the user has reached the kernel's limit
+    /// of watches.
     pub fn new(
         root: &Path,
         recursive: bool,
@@ -88,20 +88,20 @@ impl DirectoryWatch {
         }
     }
 
-    /// The descriptor to wait on.
+    /// Returns the descriptor to wait on.
     pub fn descriptor(&self) -> WatchDescriptor {
         self.inotify.clone()
     }
 
     fn add(&mut self, relative: &Path) -> io::Result<()> {
         let path = sys::cpath(&self.root.join(relative))?;
-        // Below the root the event of the directory above says that one was moved.
+        // A move below the root is reported by the event of the parent directory.
         let mask = if relative.as_os_str().is_empty() {
             MASK | libc::IN_MOVE_SELF
         } else {
             MASK
         };
-        // SAFETY: a valid C string.
+        // SAFETY: the string is zero-terminated.
         let id = sys::check(unsafe {
             libc::inotify_add_watch(self.inotify.as_raw_fd(), path.as_ptr(), mask)
         })?;
@@ -109,7 +109,7 @@ impl DirectoryWatch {
         Ok(())
     }
 
-    /// [`Self::add`] for a directory below the root. Returns whether it is watched.
+    /// Watches a directory below the root as [`Self::add`] does. Returns whether it is watched.
     fn add_or_note(&mut self, relative: &Path) -> bool {
         match self.add(relative) {
             Ok(()) => true,
@@ -130,8 +130,8 @@ impl DirectoryWatch {
         }
     }
 
-    /// Watches all directories below one. Their entries may be older than the watch: they are added
-    /// to `found`.
+    /// Watches all directories below `top`. Their entries may be older than the watch, and are
+    /// added to `found`.
     fn add_below(&mut self, top: &Path, mut found: Option<&mut Vec<PathBuf>>, progress: &Progress) {
         let mut waiting = vec![top.to_path_buf()];
         while let Some(relative) = waiting.pop() {
@@ -152,22 +152,23 @@ impl DirectoryWatch {
         }
     }
 
-    /// Stops watching a directory and all below it: it was moved, and its events would have a name
-    /// that is no longer true. A directory that stays below the root is watched again when the
-    /// event of its new name is read.
+    /// Stops watching a directory and all directories below. The directory was moved, and its
+    /// events would have an outdated name. If it is still below the root, it is watched again when
+    /// the event with its new name is read.
     fn remove_below(&mut self, top: &Path) {
         let inotify = self.inotify.as_raw_fd();
         self.directories.retain(|id, path| {
             let is_below = path.starts_with(top);
             if is_below {
-                // SAFETY: no pointers. It fails if the directory was removed meanwhile.
+                // SAFETY: the call takes no pointers. It fails if the directory was removed
+                // meanwhile.
                 unsafe { libc::inotify_rm_watch(inotify, *id) };
             }
             !is_below
         });
     }
 
-    /// The queued events; `WouldBlock` if there are none.
+    /// Reads the queued events. Returns the error `WouldBlock` if there are none.
     pub fn read(&mut self, progress: &Progress) -> io::Result<Vec<FilesystemEvent>> {
         let n = sys::read(self.inotify.as_raw_fd(), &mut self.buffer)?;
         let bytes = self.buffer[..n].to_vec();
@@ -175,7 +176,7 @@ impl DirectoryWatch {
         let mut rest = &bytes[..];
         while rest.len() >= HEADER {
             progress.advance();
-            // SAFETY: the kernel wrote a whole event header here; it may be unaligned.
+            // SAFETY: the kernel wrote a complete event header here. It may be unaligned.
             let event = unsafe { rest.as_ptr().cast::<libc::inotify_event>().read_unaligned() };
             let end = (HEADER + event.len as usize).min(rest.len());
             let name = rest[HEADER..end].split(|b| *b == 0).next().unwrap_or(b"");
@@ -185,7 +186,7 @@ impl DirectoryWatch {
         Ok(events)
     }
 
-    /// Reports once that events are missing, and why.
+    /// Returns the reason for missing events, once per loss.
     pub fn take_loss(&mut self) -> Option<String> {
         self.loss.take()
     }
@@ -212,7 +213,7 @@ impl DirectoryWatch {
         if mask & libc::IN_MOVE_SELF != 0 {
             self.remove_below(Path::new(""));
             self.loss.get_or_insert(format!(
-                "'{}' was moved and is not watched any more; watch its new path",
+                "'{}' was moved and is no longer watched; watch its new path",
                 self.root.display()
             ));
             return;
@@ -233,8 +234,8 @@ impl DirectoryWatch {
         let Some(directory) = self.directories.get(&id) else {
             return;
         };
-        // Changes of attributes of the watched directory itself are reported by its parent, if that
-        // is watched.
+        // Changes of the attributes of the watched directory itself are reported by its parent, if
+        // the parent is watched.
         if name.is_empty() {
             return;
         }

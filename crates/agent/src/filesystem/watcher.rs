@@ -1,4 +1,4 @@
-//! Two ways to follow a directory: a stream, and a watcher that is polled.
+//! Streams and polled watchers: two ways to receive the events of a directory.
 
 use super::message::FilesystemEvent;
 use super::watch::{DirectoryWatch, WatchDescriptor};
@@ -21,28 +21,29 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Maximum number of watchers that wait to be polled. Each holds an inotify instance, of which the
-/// kernel allows 128.
+/// Maximum number of polled watchers. Each holds an inotify instance, and the kernel allows 128
+/// instances.
 const MAX_WATCHERS: usize = 100;
-/// Maximum number of events that wait for a poll, per watcher. Later ones are dropped, and the next
+/// Maximum number of events that a polled watcher stores. Later events are dropped, and the next
 /// poll reports the loss.
 const MAX_QUEUED_EVENTS: usize = 10_000;
-/// Maximum number of bytes that waiting events take, per watcher.
+/// Maximum number of bytes of events that a polled watcher stores.
 const MAX_QUEUED_BYTES: usize = 8 << 20;
-/// Maximum number of reads whose events wait to be sent on a stream. The kernel queues later ones.
+/// Maximum number of reads whose events are queued for a stream. The kernel queues later events.
 const MAX_QUEUED_READS: usize = 4;
 
-/// A watch whose events a worker reads: new directories are watched, and entries are described.
+/// A watch whose events a worker reads. The worker also watches new directories and describes
+/// entries.
 struct EventReader {
     workers: Workers,
-    /// `None` while a worker has it, and for ever if that worker is stuck.
+    /// `None` while a worker uses the watch. If this worker is stuck, forever.
     watch: Option<DirectoryWatch>,
 }
 
-/// Events of one read of the kernel's queue.
+/// Events of one read from the kernel's queue.
 struct ReadEvents {
     events: Vec<FilesystemEvent>,
-    /// Reason why events are missing.
+    /// Reason for missing events.
     loss: Option<String>,
 }
 
@@ -54,7 +55,7 @@ impl EventReader {
         }
     }
 
-    /// Reads queued events; `None` if there are none.
+    /// Reads queued events. Returns `None` if there are none.
     async fn read(&mut self) -> Result<Option<ReadEvents>, RpcError> {
         let what = "cannot read the events of a watcher";
         let failed = |e: &io::Error| RpcError::io(what, e);
@@ -78,7 +79,7 @@ impl EventReader {
 
 /// Waits until there are events.
 async fn readable(descriptor: &AsyncFd<WatchDescriptor>) -> io::Result<()> {
-    // All events are read after this, so that the next one makes the descriptor ready again.
+    // All events are read after this call, so that the next event makes the descriptor ready again.
     descriptor.readable().await?.clear_ready();
     Ok(())
 }
@@ -93,8 +94,8 @@ pub struct Watchers {
     by_id: RefCell<HashMap<String, PolledWatcher>>,
 }
 
-/// A watcher that is polled. Its events are read as they come, since a directory made beneath it is
-/// watched only from the moment its event is read.
+/// A watcher that is polled. Its events are read immediately, because a new directory below it is
+/// watched only after the event of its creation was read.
 struct PolledWatcher {
     shared: Rc<SharedWatch>,
     task: AbortHandle,
@@ -112,7 +113,7 @@ struct SharedWatch {
 }
 
 impl SharedWatch {
-    /// Moves all events of the kernel's queue to that of the watcher.
+    /// Moves all events from the kernel's queue to the watcher's queue.
     async fn read_all(&self) -> Result<(), RpcError> {
         let mut reader = self.reader.lock().await;
         while let Some(read) = reader.read().await? {
@@ -127,7 +128,7 @@ impl SharedWatch {
 struct EventQueue {
     events: Vec<FilesystemEvent>,
     bytes: usize,
-    /// Reason why events are missing since the last report of a loss.
+    /// Reason for missing events since the last report of a loss.
     loss: Option<String>,
 }
 
@@ -137,7 +138,7 @@ impl EventQueue {
             self.loss.get_or_insert(loss);
         }
         for event in read.events {
-            // The kernel merges repeated events in its queue; so does this.
+            // Repeated events are merged, as the kernel does in its queue.
             let last = self.events.last_mut();
             if let Some(last) = last.filter(|l| (&l.name, l.kind) == (&event.name, event.kind)) {
                 *last = event;
@@ -157,7 +158,8 @@ impl EventQueue {
         }
     }
 
-    /// Events since the last call. They come before the report that events are missing.
+    /// Returns the events since the last call. Before a loss is reported, the stored events are
+    /// returned.
     fn take(&mut self) -> Result<Vec<FilesystemEvent>, RpcError> {
         if self.events.is_empty()
             && let Some(loss) = self.loss.take()
@@ -170,7 +172,7 @@ impl EventQueue {
 }
 
 impl Watchers {
-    /// Registers a watch under a new id, and reads its events from now on.
+    /// Registers a watch under a new id, and starts to read its events.
     pub fn create(&self, workers: &Workers, watch: DirectoryWatch) -> Result<String, RpcError> {
         let mut watchers = self.by_id.borrow_mut();
         if watchers.len() >= MAX_WATCHERS {
@@ -188,7 +190,7 @@ impl Watchers {
         });
         let reading = Rc::clone(&shared);
         let task = tokio::task::spawn_local(async move {
-            // A poll reports the error, since it fails as well.
+            // Ignore the error: a poll fails as well and reports it.
             while readable(&descriptor).await.is_ok() && reading.read_all().await.is_ok() {}
         });
         let task = task.abort_handle();
@@ -196,18 +198,18 @@ impl Watchers {
         Ok(id)
     }
 
-    /// Events since the last call, those in the kernel's queue included.
+    /// Returns the events since the last call, including the events in the kernel's queue.
     pub async fn take(&self, id: &str) -> Result<Vec<FilesystemEvent>, RpcError> {
         let watcher = self.by_id.borrow().get(id).map(|w| Rc::clone(&w.shared));
         let shared = watcher.ok_or_else(|| unknown(id))?;
-        // In a task of its own: a client that leaves must not take the watch with it.
+        // In a separate task, so that the watch is not lost if the client disconnects.
         let reading = Rc::clone(&shared);
         let read = tokio::task::spawn_local(async move { reading.read_all().await }).await;
         read.map_err(|e| RpcError::new(RpcCode::Internal, e.to_string()))??;
         shared.queue.borrow_mut().take()
     }
 
-    /// Ends a watcher.
+    /// Removes a watcher.
     pub fn remove(&self, id: &str) -> Result<(), RpcError> {
         let removed = self.by_id.borrow_mut().remove(id);
         removed.map(drop).ok_or_else(|| unknown(id))
@@ -218,7 +220,7 @@ fn unknown(id: &str) -> RpcError {
     RpcError::new(RpcCode::NotFound, format!("watcher '{id}' not found"))
 }
 
-/// The response stream of `WatchDir`. It ends with an error if events are missing.
+/// Response stream of `WatchDir`. It ends with an error if events are missing.
 pub struct WatchStream {
     /// Frames of events, or the error that ends the stream.
     frames: mpsc::Receiver<Result<Bytes, RpcError>>,
@@ -249,7 +251,7 @@ impl WatchStream {
         let mut reader = EventReader::new(workers, watch);
         let task = tokio::task::spawn_local(async move {
             if let Err(e) = send_events(&descriptor, &mut reader, &sender).await {
-                // The stream may have ended meanwhile.
+                // Ignore the error: the stream may have ended meanwhile.
                 let _ = sender.send(Err(e)).await;
             }
         });
@@ -324,7 +326,7 @@ impl BodySource for WatchStream {
         }
         if self.idle.as_mut().poll(cx).is_ready() {
             self.idle.as_mut().reset(Instant::now() + self.interval);
-            // Registers the new time.
+            // Registers the task for the new deadline.
             let _ = self.idle.as_mut().poll(cx);
             return Poll::Ready(Some(Ok(frame::message(&json!({ "keepalive": {} })))));
         }

@@ -1,13 +1,13 @@
 //! Creation of a process without copying the agent.
 //!
-//! `clone(CLONE_VM | CLONE_VFORK)`: the child runs in the agent's memory on a stack of its own
-//! while the calling thread is suspended, until it executes the program. No page tables are copied,
-//! which is most of the cost of `fork`. In return the child must not allocate, lock or touch thread
-//! state: [`run`] makes raw system calls only and reports failure by writing to the parent's
+//! `clone(CLONE_VM | CLONE_VFORK)`: the child runs in the agent's memory on a separate stack, while
+//! the calling thread is suspended, until it executes the program. No page tables are copied, which
+//! is most of the cost of `fork`. In return, the child must not allocate, lock or touch thread
+//! state: [`run`] makes only raw system calls, and reports a failure by writing to the parent's
 //! memory.
 //!
-//! The calls on the working directory and the program may wait for a file system, so that a worker
-//! thread creates the process.
+//! The system calls on the working directory and the program may wait for a file system. Therefore
+//! a worker thread creates the process.
 
 use crate::workers::lock;
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
@@ -17,7 +17,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Everything the child needs, prepared beforehand.
+/// Values that the child needs. The parent prepares them before the child is created.
 pub struct SpawnPlan<'a> {
     /// Absolute path of the program.
     pub program: &'a CStr,
@@ -27,13 +27,13 @@ pub struct SpawnPlan<'a> {
     pub envp: &'a [*const c_char],
     /// Working directory.
     pub cwd: &'a CStr,
-    /// Become descriptors 0, 1 and 2. All are above 2.
+    /// Descriptors that become 0, 1 and 2. All are above 2.
     pub stdio: [RawFd; 3],
-    /// Make descriptor 0 the controlling terminal.
+    /// Descriptor 0 becomes the controlling terminal.
     pub terminal: bool,
-    /// User, group and all groups; `None` keeps the agent's.
+    /// User, primary group and all groups. Defaults to the identity of the agent.
     pub identity: Option<(u32, u32, &'a [u32])>,
-    /// For `prlimit`.
+    /// Resource limits in the form of `prlimit`.
     pub limits: &'a [(u32, libc::rlimit)],
 }
 
@@ -42,7 +42,7 @@ pub struct SpawnPlan<'a> {
 pub enum SpawnStep {
     /// Session, terminal or descriptors.
     Setup,
-    /// ProcessLimits.
+    /// Resource limits.
     ProcessLimits,
     /// User and groups.
     Identity,
@@ -52,7 +52,7 @@ pub enum SpawnStep {
     Exec,
 }
 
-/// A process that could not be made.
+/// Error of creating a process.
 #[derive(Debug)]
 pub struct SpawnError {
     /// The step that failed.
@@ -69,18 +69,18 @@ struct ChildContext<'a> {
 
 const STACK: usize = 64 * 1024;
 
-/// A stack on which children run, one at a time.
+/// Stack of a child. One child at a time uses it.
 pub struct ChildStack {
     base: *mut c_void,
 }
 
-// SAFETY: the mapping belongs to its owner, whichever thread that is on.
+// SAFETY: the mapping belongs to this value and is not bound to a thread.
 unsafe impl Send for ChildStack {}
 
 impl ChildStack {
     /// Reserves the stack.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: a fresh anonymous mapping.
+        // SAFETY: a new anonymous mapping.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -97,17 +97,17 @@ impl ChildStack {
         Ok(Self { base })
     }
 
-    /// Starts a process. Returns its pid once the program runs. The child stores its pid in `pid`
-    /// before anything else, so that its exit can be attributed to it from the first moment.
+    /// Starts a process. Returns its pid when the program runs. The child first stores its pid in
+    /// `pid`, so that its exit can be attributed to it from the first moment.
     pub fn spawn(&mut self, plan: &SpawnPlan<'_>, pid: &AtomicU32) -> Result<u32, SpawnError> {
         let mut context = ChildContext {
             plan,
             pid,
             failed: None,
         };
-        // SAFETY: the stack is used here only (`&mut self`) and CLONE_VFORK suspends this thread
-        // until the child has left it; `context` outlives that. The child only makes system calls
-        // and writes `context.failed`.
+        // SAFETY: only this function uses the stack (`&mut self`). CLONE_VFORK suspends this thread
+        // until the child no longer uses it, and `context` lives longer than that. The child only
+        // makes system calls and writes `context.failed`.
         let pid = unsafe {
             libc::clone(
                 run,
@@ -122,11 +122,11 @@ impl ChildStack {
                 error: io::Error::last_os_error(),
             });
         }
-        // SAFETY: `context` is live; volatile because the child wrote it behind the compiler's
-        // back.
+        // SAFETY: `context` is alive. The read is volatile, because the compiler does not know that
+        // the child wrote the value.
         let failed = unsafe { (&raw const context.failed).read_volatile() };
         match failed {
-            // The failed child is reaped with all others.
+            // The reaper collects the failed child like all others.
             Some((step, errno)) => Err(SpawnError {
                 step,
                 error: io::Error::from_raw_os_error(errno),
@@ -136,24 +136,25 @@ impl ChildStack {
     }
 }
 
-/// Stacks that no child runs on.
+/// Unused stacks.
 static STACKS: Mutex<Vec<ChildStack>> = Mutex::new(Vec::new());
-/// Number of attempts to execute a program that is open for writing.
+/// Maximum number of attempts to execute a program that is open for writing.
 const BUSY_ATTEMPTS: u32 = 10;
-/// Pause between these attempts.
+/// Pause between the attempts.
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
-/// [`ChildStack::spawn`] on any stack.
+/// Calls [`ChildStack::spawn`] on an unused stack.
 ///
-/// A program that was just written may be open for writing in a child of another thread, which has
-/// copies of the agent's descriptors for a moment. The execution is attempted again then.
+/// A program that was just written may still be open for writing in a child of another thread,
+/// which has copies of the agent's descriptors for a moment. In this case the execution is
+/// attempted again.
 pub fn spawn(plan: &SpawnPlan<'_>, pid: &AtomicU32) -> Result<u32, SpawnError> {
     let failed = |error| SpawnError {
         step: SpawnStep::Setup,
         error,
     };
-    let kept = lock(&STACKS).pop();
-    let mut stack = kept.map_or_else(ChildStack::new, Ok).map_err(failed)?;
+    let stack = lock(&STACKS).pop();
+    let mut stack = stack.map_or_else(ChildStack::new, Ok).map_err(failed)?;
     let mut attempts = 1;
     let result = loop {
         match stack.spawn(plan, pid) {
@@ -176,15 +177,15 @@ impl SpawnError {
 
 impl Drop for ChildStack {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`, no child is on it.
+        // SAFETY: this is the mapping of `new`, and no child uses it.
         unsafe { libc::munmap(self.base, STACK) };
     }
 }
 
 extern "C" fn run(argument: *mut c_void) -> c_int {
     let context = argument.cast::<ChildContext<'_>>();
-    // SAFETY: `spawn` passes a live ChildContext; the parent is suspended, so there is no other
-    // user of it.
+    // SAFETY: `spawn` passes a live ChildContext, and the parent, which is its only other user, is
+    // suspended.
     unsafe {
         let pid = libc::syscall(libc::SYS_getpid);
         let pid = u32::try_from(pid).unwrap_or(0);
@@ -196,18 +197,19 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     127
 }
 
-/// Does everything up to and including `execve`; returns only on failure.
+/// Performs all steps up to and including `execve`. Returns only on failure.
 ///
 /// # Safety
-/// Runs in a vforked child. The plan's pointers must be valid.
+/// Must run in a vforked child. The plan's pointers must be valid.
 unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
-    // Raw system calls: libc's wrappers for setuid and friends would signal the agent's other
-    // threads.
+    // Raw system calls, because libc's wrappers for setuid and similar calls would signal the
+    // agent's other threads.
     macro_rules! attempt {
         ($step:expr, $($argument:expr),+) => {
-            // SAFETY: the pointers come from the plan and are valid; the rest are numbers.
+            // SAFETY: the pointers belong to the plan and are valid. The other arguments are
+            // numbers.
             if unsafe { libc::syscall($($argument),+) } < 0 {
-                // SAFETY: errno of the calling thread, which is suspended in `spawn`.
+                // SAFETY: reads errno of the calling thread, which is suspended in `spawn`.
                 return ($step, unsafe { *libc::__errno_location() });
             }
         };
@@ -217,10 +219,10 @@ unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
     for (target, source) in [(0, stdin), (1, stdout), (2, stderr)] {
         attempt!(SpawnStep::Setup, libc::SYS_dup2, source, target);
     }
-    // The calls below may wait for ever. Copies of the agent's descriptors would keep its
-    // connections and other processes' pipes open meanwhile. All are closed on execution at the
-    // latest, so that a kernel without this call is fine.
-    // SAFETY: no pointers.
+    // The system calls below may wait forever. Meanwhile, copies of the agent's descriptors would
+    // keep its connections and the pipes of other processes open. All descriptors are closed by the
+    // execution at the latest, so the result of this call is ignored. SAFETY: the call takes no
+    // pointers.
     let _ = unsafe { jiffy_proto::kernel::close_range(3, u32::MAX, 0) };
     if plan.terminal {
         attempt!(
@@ -252,7 +254,7 @@ unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
         attempt!(SpawnStep::Identity, libc::SYS_setresuid, uid, uid, uid);
     }
     attempt!(SpawnStep::Cwd, libc::SYS_chdir, plan.cwd.as_ptr());
-    // SIGPIPE is the only signal that the agent ignores; handlers it has none.
+    // SIGPIPE is the only signal that the agent ignores, and it has no signal handlers.
     let default = [0_u64; 4];
     attempt!(
         SpawnStep::Setup,

@@ -7,21 +7,22 @@ use serde::Serialize;
 /// Exit status from `waitid`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessExit {
-    /// Exit with this code.
+    /// Exit with this status.
     Code(i32),
-    /// End by this signal.
+    /// Termination by this signal.
     Signal(i32),
 }
 
 impl ProcessExit {
-    /// Returns true if the kernel's out-of-memory killer may have caused this, directly or through
-    /// a shell.
+    /// Returns whether the kernel's out-of-memory killer may have caused the exit, directly or
+    /// through a shell.
     pub fn is_sigkill(self) -> bool {
         matches!(self, Self::Signal(libc::SIGKILL) | Self::Code(137))
     }
 
-    /// The final frames of a stream: the `end` event and the end of the stream. `output_open` marks
-    /// that other processes still have the output open: their later output is not sent.
+    /// Returns the final frames of a stream: the `end` event and the end of the stream.
+    /// `output_open` is true if other processes have the output open. Their later output is not
+    /// sent.
     pub fn frames(self, out_of_memory: bool, output_open: bool) -> Bytes {
         let (code, exited, mut status) = match self {
             Self::Code(code) => (code, true, format!("exit status {code}")),
@@ -72,7 +73,7 @@ struct ProcessEnd<'a> {
     output_open: bool,
 }
 
-/// Go's name of a signal, on which clients match.
+/// Returns Go's name of a signal. Clients compare the text.
 fn describe(signal: i32) -> String {
     let text = match signal {
         libc::SIGHUP => "hangup",

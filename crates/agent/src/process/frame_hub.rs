@@ -1,7 +1,7 @@
 //! Distribution of one stream of frames to several readers.
 //!
-//! Each reader has a small queue; the writer must stop while any queue is full, so a slow reader
-//! slows the process down and costs no memory. Without readers frames are dropped.
+//! Each reader has a small queue. The writer must wait while any queue is full, so that a slow
+//! reader slows the process down without using memory. Without readers, frames are dropped.
 
 use bytes::Bytes;
 use std::cell::RefCell;
@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// A queue with this many bytes or more is full. One more frame (43 KiB) may be on top.
+/// Size in bytes at which a queue is full. One more frame (43 KiB) may exceed it.
 const QUEUE_FULL_BYTES: usize = 64 * 1024;
 
-/// The writing side.
+/// Writing side of the distribution.
 #[derive(Default)]
 pub struct FrameHub {
     inner: RefCell<HubState>,
@@ -52,12 +52,12 @@ impl HubReader {
 }
 
 impl FrameHub {
-    /// Returns true if there is a reader.
+    /// Returns whether there is a reader.
     pub fn has_readers(&self) -> bool {
         !self.inner.borrow().readers.is_empty()
     }
 
-    /// Ready when every queue has room.
+    /// Ready when no queue is full.
     pub fn poll_room(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut inner = self.inner.borrow_mut();
         if inner.readers.iter().all(|r| r.bytes < QUEUE_FULL_BYTES) {
@@ -67,14 +67,14 @@ impl FrameHub {
         Poll::Pending
     }
 
-    /// Gives a frame to every reader.
+    /// Adds a frame to the queue of every reader.
     pub fn publish(&self, frame: &Bytes) {
         for reader in &mut self.inner.borrow_mut().readers {
             reader.push(frame.clone());
         }
     }
 
-    /// Publishes the last frame to every reader.
+    /// Adds the last frame to the queue of every reader.
     pub fn close(&self, last: &Bytes) {
         for reader in &mut self.inner.borrow_mut().readers {
             reader.closed = true;
@@ -82,7 +82,7 @@ impl FrameHub {
         }
     }
 
-    /// Gives one reader its last frame.
+    /// Adds the last frame to the queue of one reader.
     pub fn close_one(&self, id: u64, last: Bytes) {
         let mut inner = self.inner.borrow_mut();
         if let Some(reader) = inner.readers.iter_mut().find(|r| r.id == id) {
@@ -93,14 +93,14 @@ impl FrameHub {
     }
 }
 
-/// The reading side of a [`FrameHub`] inside `T`.
+/// Reading side of a [`FrameHub`] in a `T`.
 pub struct Subscription<T: AsRef<FrameHub>> {
     hub: Rc<T>,
     id: u64,
 }
 
 impl<T: AsRef<FrameHub>> Subscription<T> {
-    /// A new reader that sees `first` and then all that is published from now on.
+    /// Creates a reader that receives `first` and then all frames that are published from now on.
     pub fn new(hub: &Rc<T>, first: Bytes) -> Self {
         let mut inner = (**hub).as_ref().inner.borrow_mut();
         let id = inner.next_id;
@@ -119,12 +119,12 @@ impl<T: AsRef<FrameHub>> Subscription<T> {
         }
     }
 
-    /// For [`FrameHub::close_one`].
+    /// Returns the id for [`FrameHub::close_one`].
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The next frame; `None` after the last.
+    /// Returns the next frame, or `None` after the last frame.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let mut inner = (*self.hub).as_ref().inner.borrow_mut();
         let Some(reader) = inner.readers.iter_mut().find(|r| r.id == self.id) else {

@@ -9,17 +9,17 @@ use std::rc::Rc;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Mutex;
 
-/// The writing end of a process's input.
+/// Writing end of a process's input.
 pub enum InputSink {
     /// A pipe.
     Pipe(AsyncFd<OwnedFd>),
-    /// Our side of a terminal.
+    /// The agent's side of a terminal.
     Pty(Rc<AsyncFd<OwnedFd>>),
-    /// None, or closed.
+    /// No input, or closed input.
     Closed,
 }
 
-/// Input of one process; writers take turns.
+/// Input of one process. A lock serialises the writers.
 pub struct ProcessInput {
     sink: Mutex<InputSink>,
 }
@@ -36,7 +36,7 @@ impl ProcessInput {
         }
     }
 
-    /// Writes all of it, waiting while the process does not read.
+    /// Writes all bytes. Waits while the process does not read.
     pub async fn write(&self, input: &InputData) -> Result<(), RpcError> {
         let sink = self.sink.lock().await;
         let (fd, bytes) = match (&*sink, input) {
@@ -58,14 +58,12 @@ impl ProcessInput {
         write_all(fd, bytes)
             .await
             .map_err(|e| match e.raw_os_error() {
-                Some(libc::EPIPE | libc::EIO) => {
-                    closed("the process does not read its input any more")
-                }
+                Some(libc::EPIPE | libc::EIO) => closed("the process has closed its input"),
                 _ => RpcError::io("cannot write to the process", &e),
             })
     }
 
-    /// Lets the process see the end of its input.
+    /// Closes the input. The process then reads the end of the input.
     pub async fn close(&self) -> Result<(), RpcError> {
         let mut sink = self.sink.lock().await;
         if matches!(*sink, InputSink::Pty(_)) {
@@ -75,15 +73,15 @@ impl ProcessInput {
         Ok(())
     }
 
-    /// Gives up the descriptor after the process ended.
+    /// Closes the descriptor after the process has exited.
     pub fn release(&self) {
-        // A writer that still waits gets EPIPE, or gives up with its client.
+        // A writer that still waits receives EPIPE, or is cancelled with its client's request.
         if let Ok(mut sink) = self.sink.try_lock() {
             *sink = InputSink::Closed;
         }
     }
 
-    /// Our side of the terminal, if it has one.
+    /// Returns the agent's side of the terminal, if the process has a terminal.
     pub async fn terminal(&self) -> Option<Rc<AsyncFd<OwnedFd>>> {
         match &*self.sink.lock().await {
             InputSink::Pty(fd) => Some(Rc::clone(fd)),
@@ -94,7 +92,7 @@ impl ProcessInput {
 
 async fn write_all(fd: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        // Most input fits at once: try before asking whether it would.
+        // The first write does not wait for readiness, since most input fits at once.
         match sys::write(fd.as_raw_fd(), bytes) {
             Ok(n) => bytes = &bytes[n..],
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

@@ -2,16 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Hard and soft limits; absent ones are inherited (see [`crate::sys::raise_open_files`]).
+/// Resource limits, each both hard and soft. Absent limits are inherited (see
+/// [`crate::sys::raise_open_files`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct ProcessLimits {
-    /// Open files.
+    /// Number of open files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nofile: Option<u64>,
-    /// Processes of the user.
+    /// Number of processes of the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nproc: Option<u64>,
-    /// Processor time in seconds.
+    /// CPU time in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_s: Option<u64>,
     /// Address space in bytes.
@@ -23,7 +24,7 @@ pub struct ProcessLimits {
 }
 
 impl ProcessLimits {
-    /// The limits as pairs for `prlimit`.
+    /// Returns the limits as pairs for `prlimit`.
     pub fn pairs(&self) -> Vec<(u32, libc::rlimit)> {
         [
             (libc::RLIMIT_NOFILE, self.nofile),

@@ -1,11 +1,11 @@
-//! Messages of `process.GuestProcess` as JSON.
+//! Messages of `process.Process` as JSON.
 
 use super::limits::ProcessLimits;
 use crate::rpc::json;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Program to run, and its surroundings.
+/// Configuration of a process: program, arguments and environment.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 pub struct ProcessConfig {
     /// Program: a path, or a name looked up in `PATH`.
@@ -14,7 +14,7 @@ pub struct ProcessConfig {
     /// Arguments after the name.
     #[serde(default, deserialize_with = "json::or_default")]
     pub args: Vec<String>,
-    /// Environment on top of the sandbox's.
+    /// Variables that are added to the sandbox's environment.
     #[serde(default, deserialize_with = "json::or_default")]
     pub envs: BTreeMap<String, String>,
     /// Working directory.
@@ -25,7 +25,7 @@ pub struct ProcessConfig {
     pub limits: Option<ProcessLimits>,
 }
 
-/// Columns and rows.
+/// Size of a terminal.
 #[derive(Debug, Clone, Copy, Default, Deserialize, Serialize)]
 pub struct PtySize {
     /// Columns.
@@ -39,24 +39,25 @@ pub struct PtySize {
 /// A terminal.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 pub struct PtyRequest {
-    /// Size; 80 x 24 if absent.
+    /// Size. Defaults to 80 x 24.
     #[serde(default)]
     pub size: Option<PtySize>,
 }
 
-/// `Start`.
+/// Request of `Start`.
 #[derive(Debug, Deserialize)]
 pub struct StartRequest {
     /// Program to run.
     #[serde(default)]
     pub process: ProcessConfig,
-    /// In a terminal.
+    /// Terminal. If absent, the process has pipes.
     #[serde(default)]
     pub pty: Option<PtyRequest>,
-    /// Name to select it by.
+    /// Tag with which requests can select the process.
     #[serde(default)]
     pub tag: Option<String>,
-    /// Connects stdin; older clients leave it out and expect one.
+    /// Connects stdin. Defaults to true, since older clients omit it and expect an
+    /// input.
     #[serde(default)]
     pub stdin: Option<bool>,
 }
@@ -72,7 +73,7 @@ pub struct ProcessSelector {
     pub tag: Option<String>,
 }
 
-/// `Connect`, `CloseStdin`.
+/// Request of `Connect` and `CloseStdin`.
 #[derive(Debug, Default, Deserialize)]
 pub struct SelectRequest {
     /// The selected process.
@@ -80,29 +81,29 @@ pub struct SelectRequest {
     pub process: ProcessSelector,
 }
 
-/// `SendSignal`.
+/// Request of `SendSignal`.
 #[derive(Debug, Deserialize)]
 pub struct SignalRequest {
     /// The selected process.
     #[serde(default)]
     pub process: ProcessSelector,
-    /// `SIGNAL_SIGTERM` or a number.
+    /// Signal as a name such as `SIGNAL_SIGTERM`, or as a number.
     #[serde(default)]
     pub signal: serde_json::Value,
 }
 
-/// Bytes for a process.
+/// Input of a process.
 #[derive(Debug, Default, Deserialize)]
 pub struct InputData {
-    /// For a pipe.
+    /// Bytes for a pipe.
     #[serde(default, deserialize_with = "json::bytes")]
     pub stdin: Option<Vec<u8>>,
-    /// For a terminal.
+    /// Bytes for a terminal.
     #[serde(default, deserialize_with = "json::bytes")]
     pub pty: Option<Vec<u8>>,
 }
 
-/// `SendInput`.
+/// Request of `SendInput`.
 #[derive(Debug, Deserialize)]
 pub struct InputRequest {
     /// The selected process.
@@ -113,13 +114,13 @@ pub struct InputRequest {
     pub input: InputData,
 }
 
-/// `Update`.
+/// Request of `Update`.
 #[derive(Debug, Deserialize)]
 pub struct UpdateRequest {
     /// The selected process.
     #[serde(default)]
     pub process: ProcessSelector,
-    /// New size of its terminal.
+    /// New size of the terminal.
     #[serde(default)]
     pub pty: Option<PtyRequest>,
 }
@@ -127,15 +128,15 @@ pub struct UpdateRequest {
 /// One message of `StreamInput`.
 #[derive(Debug, Default, Deserialize)]
 pub struct StreamInputRequest {
-    /// First message: which process.
+    /// Selection of the process. Only in the first message.
     #[serde(default)]
     pub start: Option<SelectRequest>,
-    /// Later messages: bytes to write.
+    /// Bytes to write. Only in later messages.
     #[serde(default)]
     pub data: Option<StreamInputData>,
 }
 
-/// Data of `StreamInput`.
+/// Data in a message of `StreamInput`.
 #[derive(Debug, Default, Deserialize)]
 pub struct StreamInputData {
     /// Bytes to write.
@@ -143,10 +144,10 @@ pub struct StreamInputData {
     pub input: InputData,
 }
 
-/// An entry of `List`.
+/// Entry in the response of `List`.
 #[derive(Debug, Serialize)]
 pub struct ProcessInfo<'a> {
-    /// Configuration at start.
+    /// Configuration with which the process was started.
     pub config: &'a ProcessConfig,
     /// Process id.
     pub pid: u32,

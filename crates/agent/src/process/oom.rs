@@ -1,4 +1,4 @@
-//! Telling an out-of-memory kill from any other SIGKILL.
+//! Distinction of an out-of-memory kill from other SIGKILLs.
 
 use super::oom_log::{MAX_RECORD_BYTES, OomVictim, open_kernel_log};
 use std::cell::{Cell, RefCell};
@@ -13,26 +13,26 @@ const MAX_COUNTER_BYTES: usize = 64 * 1024;
 /// Maximum number of victims that are remembered.
 const MAX_VICTIMS: usize = 64;
 
-/// Follows the kernel's count of out-of-memory kills.
+/// Watch on the kernel's counter of out-of-memory kills.
 #[derive(Debug)]
 pub struct OomWatch {
-    /// The kernel's counters. Open from the start, so that no later mount can take their place.
+    /// The kernel's counters. The file is opened at the start, so that no later mount can hide it.
     counters: Option<File>,
     seen: Cell<u64>,
 }
 
 impl OomWatch {
-    /// Starts from the present count.
+    /// Starts with the current value of the counter.
     pub fn new() -> Self {
         let counters = File::open("/proc/vmstat").ok();
         let seen = Cell::new(count(counters.as_ref()));
         Self { counters, seen }
     }
 
-    /// Returns true if the kernel killed for memory since the last call.
+    /// Returns whether the kernel killed a process because of memory since the last call.
     pub fn happened(&self) -> bool {
         let now = count(self.counters.as_ref());
-        // gVisor's count restarts with a restore.
+        // gVisor's counter restarts after a restore.
         self.seen.replace(now) != now && now > 0
     }
 }
@@ -69,15 +69,17 @@ pub struct OomVictims {
 
 #[derive(Debug)]
 struct VictimLog {
-    /// Records that were not read yet. `None` if the log cannot be read.
+    /// Kernel log, positioned at the first record that was not read yet. `None` if the log cannot
+    /// be read.
     records: Option<File>,
     victims: VecDeque<u32>,
-    /// Kills that are accounted for: by a record, or because they happened before the start.
+    /// Number of counted kills that are explained: by a record, or because they happened before the
+    /// start.
     accounted: u64,
 }
 
 impl OomVictims {
-    /// Starts with kills from now on.
+    /// Starts to record kills.
     pub fn new() -> Self {
         let counters = File::open("/proc/vmstat").ok();
         let records = open_kernel_log().ok();
@@ -96,11 +98,11 @@ impl OomVictims {
         }
     }
 
-    /// Returns whether the kernel killed process `pid` for memory. `None` if the log cannot be
-    /// read.
+    /// Returns whether the kernel killed process `pid` because of memory. Returns `None` if the log
+    /// cannot be read.
     ///
-    /// The kernel counts a kill before it logs the victim. A kill without a record yet is taken for
-    /// that of `pid`, which ended just now.
+    /// The kernel counts a kill before it logs the victim. A counted kill without a record is
+    /// therefore attributed to `pid`, which has just exited.
     pub fn contains(&self, pid: u32) -> Option<bool> {
         let mut log = self.log.borrow_mut();
         log.read()?;
@@ -111,7 +113,7 @@ impl OomVictims {
         Some(count(self.counters.as_ref()) > log.accounted)
     }
 
-    /// Forgets a victim whose process id belongs to another process by now.
+    /// Removes a victim whose process id belongs to another process by now.
     pub fn forget(&self, pid: u32) {
         self.log
             .borrow_mut()
@@ -127,7 +129,7 @@ impl Default for OomVictims {
 }
 
 impl VictimLog {
-    /// Reads all records. `None` if the log cannot be read, or if records were lost.
+    /// Reads all new records. Returns `None` if the log cannot be read, or if records were lost.
     fn read(&mut self) -> Option<()> {
         let mut buffer = vec![0; MAX_RECORD_BYTES];
         loop {
@@ -145,7 +147,7 @@ impl VictimLog {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Some(()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    // The number of lost kills is unknown: later answers would be guesses.
+                    // The number of lost records is unknown, so later results would be unreliable.
                     self.records = None;
                     return None;
                 }
@@ -160,7 +162,7 @@ mod tests {
     use std::io::Write;
     use tempfile::TempDir;
 
-    /// A count and a log of kills.
+    /// Fake counter and log of kills.
     struct Kernel {
         dir: TempDir,
         log: File,
@@ -205,7 +207,7 @@ mod tests {
         assert_eq!(victims.contains(7), Some(false));
         kernel.count(4);
         kernel.record(7);
-        // Another process that was killed by a signal is not blamed, even if it ends first.
+        // Another process that was killed by a signal is not a victim, even if it exits first.
         assert_eq!(victims.contains(8), Some(false));
         assert_eq!(victims.contains(7), Some(true));
         assert_eq!(victims.contains(7), Some(false));

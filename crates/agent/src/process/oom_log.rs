@@ -1,5 +1,5 @@
-//! Console messages about processes that were killed for want of memory: the kernel's own are below
-//! the level that the console shows.
+//! Console messages about processes that were killed because of a lack of memory. The kernel's own
+//! messages are below the level that the console shows.
 
 use super::oom::OomWatch;
 use crate::calendar::format_seconds;
@@ -11,30 +11,31 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::Interest;
 
-/// The kernel's log, read a record at a time.
+/// Kernel log. Each read returns one record.
 const KERNEL_LOG: &str = "/dev/kmsg";
-/// Longest record (`PRINTKRB_RECORD_MAX`, and the text around it).
+/// Maximum size of a record (`PRINTKRB_RECORD_MAX` and the text around it).
 pub(super) const MAX_RECORD_BYTES: usize = 8192;
-/// Most lines written: a guest that lives at the edge of its memory must not fill its console.
+/// Maximum number of lines, so that a guest with permanently exhausted memory does not fill its
+/// console.
 const MAX_LINES: u32 = 100;
 
-/// A process that the kernel killed.
+/// A process that the kernel killed because of memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct OomVictim {
-    /// Its process id.
+    /// Process id.
     pub pid: u32,
     name: String,
-    /// Resident memory.
+    /// Resident memory in KiB.
     kib: u64,
-    /// A control group's limit was hit; there may be memory left in the guest.
+    /// Set if the limit of a control group was reached. The guest may still have free memory.
     in_group: bool,
 }
 
 impl OomVictim {
-    /// Parses the victim of a record of the kernel's log.
+    /// Parses a record of the kernel's log. Returns `None` if it does not name a victim.
     pub fn parse(record: &str) -> Option<Self> {
         let (prefix, text) = record.split_once(';')?;
-        // Records of programs have a facility, those of the kernel have none.
+        // Records of programs have a facility number. Records of the kernel have none.
         let level: u32 = prefix.split(',').next()?.parse().ok()?;
         if level > 7 {
             return None;
@@ -47,7 +48,7 @@ impl OomVictim {
             _ => return None,
         };
         let (pid, rest) = rest.split_once(" (")?;
-        // A name may have parentheses in it.
+        // A name may contain parentheses.
         let (name, rest) = rest.rsplit_once(") total-vm:")?;
         let resident = ["anon-rss:", "file-rss:", "shmem-rss:"];
         let parts = rest.split([' ', ',']).filter_map(|word| {
@@ -78,7 +79,7 @@ impl OomVictim {
     }
 }
 
-/// The guest's memory as text.
+/// Returns a text with the guest's memory.
 fn guest_memory_text() -> String {
     match sys::memory_kib() {
         Ok(kib) => format!("the guest ({} MiB)", kib / 1024),
@@ -86,13 +87,13 @@ fn guest_memory_text() -> String {
     }
 }
 
-/// Writes a line to the console, which the host keeps.
+/// Writes a line to the console, which the host records.
 fn write_console(line: &str) {
-    // A failure to write this has no further place to be reported.
+    // A failure to write cannot be reported elsewhere.
     let _ = writeln!(io::stderr(), "jiffy: {line}");
 }
 
-/// Opens the kernel's log for later records. Each open file has a position of its own.
+/// Opens the kernel's log for later records. Each open file has a separate position.
 pub(super) fn open_kernel_log() -> io::Result<File> {
     let mut log = File::options()
         .read(true)
@@ -102,10 +103,10 @@ pub(super) fn open_kernel_log() -> io::Result<File> {
     Ok(log)
 }
 
-/// Tells of every kill from now on, the console and `on_kill`. Returns only where the kernel's log
-/// cannot be read.
+/// Reports every kill from now on, on the console and with `on_kill`. Returns only if the kernel's
+/// log cannot be read.
 pub async fn follow_kernel(on_kill: impl Fn()) {
-    let mut told = 0;
+    let mut lines = 0;
     let opened =
         open_kernel_log().and_then(|log| sys::register(OwnedFd::from(log), Interest::READABLE));
     let Ok(log) = opened else { return };
@@ -121,12 +122,12 @@ pub async fn follow_kernel(on_kill: impl Fn()) {
                     continue;
                 };
                 on_kill();
-                if told < MAX_LINES {
-                    told += 1;
+                if lines < MAX_LINES {
+                    lines += 1;
                     write_console(&victim.line(SystemTime::now()));
                 }
             }
-            // Records that were overwritten before they were read, or one that is too long.
+            // Records were overwritten before they were read, or a record is too long.
             Ok(Err(e)) if matches!(e.raw_os_error(), Some(libc::EPIPE | libc::EINVAL)) => {}
             Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
             Ok(Err(_)) => return,
@@ -135,18 +136,19 @@ pub async fn follow_kernel(on_kill: impl Fn()) {
     }
 }
 
-/// Kills known by a count alone, on kernels without a log: gVisor's.
+/// Kills that are known only from a counter, on kernels without a log (gVisor).
 #[derive(Debug, Default)]
 pub struct CountedKills {
     watch: OomWatch,
-    told: u32,
+    lines: u32,
 }
 
 impl CountedKills {
-    /// Checks the count after a child ended; `command` is its program, if it was killed.
+    /// Checks the counter after a child exited. `command` is the program of the child if it was
+    /// killed.
     pub fn child_ended(&mut self, pid: u32, command: Option<&str>) {
-        if self.watch.happened() && self.told < MAX_LINES {
-            self.told += 1;
+        if self.watch.happened() && self.lines < MAX_LINES {
+            self.lines += 1;
             let now = format_utc(SystemTime::now());
             let of = guest_memory_text();
             write_console(&match command {
@@ -160,7 +162,7 @@ impl CountedKills {
     }
 }
 
-/// RFC 3339 in UTC, in seconds.
+/// Formats a time as RFC 3339 in UTC, in seconds.
 fn format_utc(at: SystemTime) -> String {
     let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     format_seconds(i64::try_from(seconds).unwrap_or(i64::MAX))
@@ -197,7 +199,7 @@ mod tests {
         );
         let group = format!("3,512,4711,-;Memory cgroup out of memory: {text}");
         assert!(OomVictim::parse(&group).unwrap().in_group);
-        // A program can write to the log, too: such a record has a facility.
+        // Programs can also write to the log, but such a record has a facility number.
         for other in [
             format!("11,512,4711,-;Out of memory: {text}"),
             "6,1,2,-;oom_reaper: reaped process 212 (x)".to_owned(),

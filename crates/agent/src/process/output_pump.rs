@@ -1,4 +1,4 @@
-//! Copying of a process's output to its readers, and the report of its end.
+//! Distribution of a process's output to its readers, and the report of its exit.
 
 use super::frame_hub::FrameHub;
 use super::table::{GuestProcess, ProcessTable};
@@ -16,48 +16,50 @@ use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Sleep, sleep};
 
-/// Most bytes of one data event from a pipe.
+/// Maximum number of bytes in one data event from a pipe.
 pub const PIPE_CHUNK_BYTES: usize = 32 * 1024;
-/// Room in the pipe of a process that fills events.
+/// Capacity of the pipe of a process that writes much output, in bytes.
 const WIDE_PIPE_BYTES: libc::c_int = 256 * 1024;
-/// Most bytes of one data event from a terminal.
+/// Maximum number of bytes in one data event from a terminal.
 pub const PTY_CHUNK_BYTES: usize = 16 * 1024;
-/// Time after a process's exit for which a background process that has its output open delays the
-/// end. Output after it is dropped, and the end event says so.
+/// Time after a process's exit during which background processes with an open output delay the
+/// `end` event. Later output is dropped, and the `end` event states this.
 const OUTPUT_GRACE: Duration = Duration::from_millis(200);
-/// Time for a process over its time limit to end after SIGTERM, before SIGKILL follows.
+/// Time between SIGTERM and SIGKILL for a process that exceeded its timeout.
 const TERM_GRACE: Duration = Duration::from_secs(2);
-/// Time for a process to end after SIGKILL; then its reader gets a report that it goes on.
+/// Time for a process to exit after SIGKILL. After this time its reader is informed that the
+/// process still runs.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
-/// Reads per poll, so that other tasks run in between.
+/// Maximum number of reads per poll, so that other tasks run in between.
 const READS_PER_POLL: usize = 16;
 
-/// An output of the process.
+/// An output of a process.
 pub struct ProcessOutput {
     /// Descriptor to read from.
     pub fd: Rc<AsyncFd<OwnedFd>>,
     /// `stdout`, `stderr` or `pty`.
     pub field: &'static str,
-    /// True once its pipe has more room than others.
+    /// Set after the capacity of its pipe was increased.
     pub is_wide: Cell<bool>,
 }
 
 enum OutputStatus {
-    /// Nothing there now.
+    /// No data is available.
     Waiting,
-    /// Readers have to catch up first.
+    /// A queue of a reader is full.
     Blocked,
-    /// Reads per poll are used up.
+    /// The maximum number of reads per poll is reached.
     Yielded,
-    /// It ended.
+    /// The output was closed.
     Closed,
 }
 
 impl ProcessOutput {
-    /// Makes room in the pipe of a process that writes much, once: it and we take turns less often.
+    /// Increases the capacity of the pipe once, so that the process and the agent switch less
+    /// often.
     fn widen(&self) {
         if !self.is_wide.replace(true) {
-            // SAFETY: no pointers. It fails for a terminal, which stays as it is.
+            // SAFETY: the call takes no pointers. It fails for a terminal, which is not changed.
             unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_SETPIPE_SZ, WIDE_PIPE_BYTES) };
         }
     }
@@ -88,7 +90,7 @@ impl ProcessOutput {
                     }
                 }
                 Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
-                // A terminal says EIO when its last process is gone.
+                // A terminal returns EIO after its last process has exited.
                 Ok(Err(_)) => return OutputStatus::Closed,
                 Err(_would_block) => {}
             }
@@ -97,16 +99,16 @@ impl ProcessOutput {
     }
 }
 
-/// Time limit of a process.
+/// Timeout of a process.
 pub struct ProcessDeadline {
     timer: Pin<Box<Sleep>>,
-    /// Reader that gets the report of the limit.
+    /// Reader that receives the report of the timeout.
     reader: u64,
     stage: TerminationStage,
 }
 
 impl ProcessDeadline {
-    /// A limit of `limit` from now, reported to `reader`.
+    /// Starts a timeout of `limit`, which is reported to `reader`.
     pub fn new(limit: Duration, reader: u64) -> Self {
         Self {
             timer: Box::pin(sleep(limit)),
@@ -116,7 +118,7 @@ impl ProcessDeadline {
     }
 }
 
-/// Signal that the process was sent last because of its time limit.
+/// Last signal that was sent to the process because of its timeout.
 #[derive(Clone, Copy)]
 enum TerminationStage {
     Running,
@@ -124,15 +126,15 @@ enum TerminationStage {
     Killed,
 }
 
-/// The task of one process.
+/// Task that distributes the output of one process.
 pub struct OutputPump {
     /// The process.
     pub process: Rc<GuestProcess>,
-    /// Its outputs.
+    /// Outputs that are still open.
     pub outputs: Vec<ProcessOutput>,
-    /// Its time limit.
+    /// Timeout of the process.
     pub deadline: Option<ProcessDeadline>,
-    /// Runs since its exit.
+    /// Timer that is started when the process exits.
     pub grace: Option<Pin<Box<Sleep>>>,
 }
 
@@ -163,8 +165,8 @@ impl OutputPump {
             });
         drop(scratch);
         if self.process.end.get().is_some() {
-            // Only background children are left; their output is discarded, but must not block
-            // them.
+            // Only background children still have the output open. Their output is read and
+            // discarded, so that they do not block.
             return if self.outputs.is_empty() {
                 Poll::Ready(())
             } else {
@@ -176,7 +178,7 @@ impl OutputPump {
             return Poll::Pending;
         };
         if !self.outputs.is_empty() {
-            // Once everything was read that the process itself wrote, the grace begins.
+            // The timer starts after all output of the process itself was read.
             let over = match &mut self.grace {
                 Some(grace) => grace.as_mut().poll_elapsed(cx),
                 None if quiet => self
@@ -190,7 +192,7 @@ impl OutputPump {
                 return Poll::Pending;
             }
         }
-        // Marked in the `end` event: the frames after it could reach no client.
+        // Reported in the `end` event, because clients receive no frames after it.
         let output_open = !self.outputs.is_empty();
         let last = self
             .process
@@ -198,7 +200,7 @@ impl OutputPump {
             .get_or_init(|| exit.frames(oom, output_open));
         self.process.hub.close(last);
         self.process.input.release();
-        // A terminal whose leader is gone is hung up; a pipe is read to its end.
+        // After the exit of its session leader, a terminal is hung up. A pipe is read to its end.
         self.outputs.retain(|output| output.field != "pty");
         if self.outputs.is_empty() {
             return Poll::Ready(());
@@ -207,11 +209,11 @@ impl OutputPump {
         Poll::Pending
     }
 
-    /// Ends a process that is over its time: SIGTERM to its group, then SIGKILL. Its reader gets
-    /// the report only after its end, so that the report is true.
+    /// Terminates a process that exceeded its timeout: SIGTERM to its process group, then SIGKILL.
+    /// The reader is informed only after the exit, so that the report is correct.
     fn check_deadline(&mut self, cx: &mut Context<'_>) {
         while let Some(deadline) = &mut self.deadline {
-            let told = if self.process.exit.get().is_some() {
+            let report = if self.process.exit.get().is_some() {
                 match deadline.stage {
                     TerminationStage::Running => None,
                     _ => {
@@ -220,7 +222,7 @@ impl OutputPump {
                     }
                 }
             } else if deadline.timer.as_mut().poll_elapsed(cx) {
-                // An error means that the process has ended: the reaper reports it in a moment.
+                // An error means that the process has exited. The reaper reports this in a moment.
                 match deadline.stage {
                     TerminationStage::Running => {
                         let _ = self.process.signal(libc::SIGTERM);
@@ -241,8 +243,8 @@ impl OutputPump {
             } else {
                 return;
             };
-            if let Some(told) = told {
-                let error = RpcError::new(RpcCode::DeadlineExceeded, told);
+            if let Some(report) = report {
+                let error = RpcError::new(RpcCode::DeadlineExceeded, report);
                 let end = frame::end(Some(&error));
                 self.process.hub.close_one(deadline.reader, end);
             }

@@ -12,26 +12,26 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use tokio::io::Interest;
 
-/// The process's stdin, stdout and stderr; `None` is `/dev/null`.
+/// Standard input, output and error of the process. `None` stands for `/dev/null`.
 pub type ChildStdio = [Option<OwnedFd>; 3];
 
-/// The agent's ends.
+/// Ends of the agent.
 pub enum AgentEnds {
-    /// Its side of a terminal.
+    /// The agent's side of a terminal.
     Pty(OwnedFd),
     /// Ends of pipes.
     Pipes {
-        /// To write to, unless the process has no stdin.
+        /// Writing end. `None` if the process has no stdin.
         stdin: Option<OwnedFd>,
-        /// To read from.
+        /// Reading end.
         stdout: OwnedFd,
-        /// To read from.
+        /// Reading end.
         stderr: OwnedFd,
     },
 }
 
-/// Opens the descriptors of a process that runs as `user`, who owns them and so can open
-/// `/dev/stdin`, `/dev/stdout` and `/dev/stderr`.
+/// Opens the descriptors of a process that runs as `user`. The user owns the descriptors and can
+/// therefore open `/dev/stdin`, `/dev/stdout` and `/dev/stderr`.
 pub fn open(request: &StartRequest, user: &User) -> io::Result<(ChildStdio, AgentEnds)> {
     if let Some(pty) = request.pty {
         let (master, slave) = pty::open(pty.size, user.uid)?;
@@ -57,36 +57,37 @@ pub fn open(request: &StartRequest, user: &User) -> io::Result<(ChildStdio, Agen
     Ok(([their_stdin, Some(their_stdout), Some(their_stderr)], ends))
 }
 
-/// A pipe that belongs to `uid`.
+/// Opens a pipe that belongs to `uid`.
 fn owned_pipe(uid: u32) -> io::Result<(OwnedFd, OwnedFd)> {
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let own_uid = unsafe { libc::geteuid() };
-    // Without privilege every process has the agent's user.
+    // Without privileges, every process has the agent's user.
     if own_uid != 0 || uid == 0 {
         return sys::pipe();
     }
     let pipe = sys::pipe()?;
-    // SAFETY: no pointers. Both ends are one file.
+    // SAFETY: the call takes no pointers. Both ends are one file, so one call suffices.
     match sys::check(unsafe { libc::fchown(pipe.0.as_raw_fd(), uid, u32::MAX) }) {
         Ok(_) => Ok(pipe),
-        // gVisor does not change the owner of a pipe. The creator is its owner.
+        // On gVisor, the owner of a pipe is its creator and cannot be changed.
         Err(e) if e.raw_os_error() == Some(libc::EPERM) => with_effective_user(uid, sys::pipe)?,
         Err(e) => Err(e),
     }
 }
 
-/// Calls `work` with another effective user of this thread, to which root returns afterwards.
+/// Calls `work` with another effective user of this thread. Afterwards the effective user is root
+/// again.
 fn with_effective_user<T>(uid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
-    // Raw calls: libc's wrapper changes all threads.
+    // Raw system calls, because libc's wrapper changes all threads.
     let set = |uid: u32| {
         let keep = u32::MAX;
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         let result = unsafe { libc::syscall(libc::SYS_setresuid, keep, uid, keep) };
         sys::check(result as libc::c_int).map(drop)
     };
     set(uid)?;
     let result = work();
-    // The saved user is root still, which permits this.
+    // The saved user is still root, which permits this change.
     set(0)?;
     Ok(result)
 }

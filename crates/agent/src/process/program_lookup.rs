@@ -1,4 +1,4 @@
-//! Look-up of a program, with the rights of the user who runs it.
+//! Look-up of a program with the privileges of the user that runs it.
 
 use crate::rpc::{RpcCode, RpcError};
 use crate::users::User;
@@ -6,19 +6,20 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The program is not there; a shell would say 127.
+/// Returns the error for a program that does not exist. The exit status of a shell would be 127.
 pub fn not_found(cmd: &str) -> RpcError {
     RpcError::new(RpcCode::NotFound, format!("{cmd}: command not found"))
         .reason("command_not_found")
 }
 
-/// The program cannot be executed; a shell would say 126.
+/// Returns the error for a program that cannot be executed. The exit status of a shell would be
+/// 126.
 pub fn not_executable(cmd: &str, why: &str) -> RpcError {
     RpcError::new(RpcCode::PermissionDenied, format!("{cmd}: {why}"))
         .reason("command_not_executable")
 }
 
-/// The absolute path of a command.
+/// Returns the absolute path of a command.
 pub fn find(cmd: &str, path: &str, cwd: &Path, user: &User) -> Result<PathBuf, RpcError> {
     if cmd.is_empty() {
         return Err(RpcError::new(
@@ -50,7 +51,8 @@ pub fn find(cmd: &str, path: &str, cwd: &Path, user: &User) -> Result<PathBuf, R
     })
 }
 
-/// Clients run every command line through `/bin/bash`; images without it have a shell that will do.
+/// Replaces `/bin/bash` in an image that does not contain it. Clients run every command line with
+/// `/bin/bash`, and another shell suffices for most commands.
 fn replace_bash(path: &str, cwd: &Path, user: &User) -> Result<PathBuf, RpcError> {
     find("bash", path, cwd, user)
         .or_else(|_| find("/bin/sh", path, cwd, user))

@@ -1,4 +1,4 @@
-//! Reaping of children: the agent's own, and as process 1 all orphans.
+//! Reaping of children. As process 1, the agent also reaps all orphaned processes.
 
 use super::exit::ProcessExit;
 use crate::state::Agent;
@@ -9,7 +9,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use tokio::io::Interest;
 
-/// Learns of ended children through a descriptor. Create it before any thread: it blocks SIGCHLD.
+/// Returns a descriptor that reports exited children. Must be called before any thread is created,
+/// since it blocks SIGCHLD.
 pub fn signals() -> io::Result<OwnedFd> {
     // SAFETY: `set` is a valid signal set for each call.
     unsafe {
@@ -29,14 +30,15 @@ pub fn signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// Reaps forever.
+/// Reaps children forever.
 pub async fn run(agent: Rc<Agent>, signals: OwnedFd) -> io::Result<()> {
     let signals = sys::register(signals, Interest::READABLE)?;
     let mut info = [0; size_of::<libc::signalfd_siginfo>()];
     loop {
         reap(&agent);
         let mut ready = signals.readable().await?;
-        // Any number of ended children is one pending signal: read it before looking, not after.
+        // Several exited children may cause only one signal. The signal is therefore read before
+        // the children are reaped.
         let _ = ready.try_io(|fd| sys::read(fd.as_raw_fd(), &mut info));
     }
 }

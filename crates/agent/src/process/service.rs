@@ -1,4 +1,4 @@
-//! Methods of `process.GuestProcess`.
+//! Methods of `process.Process`.
 
 use super::frame_hub::Subscription;
 use super::message::{
@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use serde_json::json;
 use std::rc::Rc;
 
-/// `Start`.
+/// Handles `Start`.
 pub async fn start(
     agent: &Rc<Agent>,
     call: CallInfo,
@@ -31,7 +31,7 @@ pub async fn start(
     ))))
 }
 
-/// `Connect`.
+/// Handles `Connect`.
 pub async fn connect(
     agent: &Rc<Agent>,
     call: CallInfo,
@@ -50,7 +50,7 @@ pub async fn connect(
     ))))
 }
 
-/// `List`.
+/// Handles `List`.
 pub fn list(agent: &Agent) -> serde_json::Value {
     let processes = agent.processes.list();
     let processes: Vec<_> = processes
@@ -64,7 +64,7 @@ pub fn list(agent: &Agent) -> serde_json::Value {
     json!({ "processes": processes })
 }
 
-/// `SendSignal`.
+/// Handles `SendSignal`.
 pub fn send_signal(agent: &Agent, request: &SignalRequest) -> Result<(), RpcError> {
     let signal = signal::number(&request.signal)?;
     let process = agent.processes.running(&request.process)?;
@@ -77,19 +77,19 @@ pub fn send_signal(agent: &Agent, request: &SignalRequest) -> Result<(), RpcErro
     })
 }
 
-/// `SendInput`.
+/// Handles `SendInput`.
 pub async fn send_input(agent: &Agent, request: InputRequest) -> Result<(), RpcError> {
     let process = agent.processes.running(&request.process)?;
     process.input.write(&request.input).await
 }
 
-/// `CloseStdin`.
+/// Handles `CloseStdin`.
 pub async fn close_stdin(agent: &Agent, request: SelectRequest) -> Result<(), RpcError> {
     let process = agent.processes.running(&request.process)?;
     process.input.close().await
 }
 
-/// `Update`.
+/// Handles `Update`.
 pub async fn update(agent: &Agent, request: UpdateRequest) -> Result<(), RpcError> {
     let process = agent.processes.running(&request.process)?;
     let Some(size) = request.pty.and_then(|pty| pty.size) else {
@@ -103,8 +103,8 @@ pub async fn update(agent: &Agent, request: UpdateRequest) -> Result<(), RpcErro
         .map_err(|e| RpcError::io("cannot resize the terminal", &e))
 }
 
-/// `StreamInput`. The process sets the client's pace: the next frame is read when the last was
-/// written.
+/// Handles `StreamInput`. Each frame is read only after the previous frame was written, so that the
+/// process determines the client's rate.
 pub async fn stream_input(agent: &Agent, body: &mut Incoming) -> Result<(), RpcError> {
     let mut frames = RequestFrames::new(body);
     let mut target = None;

@@ -1,12 +1,12 @@
-//! Signal names on the wire.
+//! Signal names in requests.
 
 use crate::rpc::{RpcCode, RpcError};
 use serde_json::Value;
 
-/// Number of `SIGNAL_SIGTERM`, `SIGTERM` or `15`. Beyond the protocol's KILL and TERM the usual job
-/// control signals are accepted.
+/// Returns the number of a signal such as `SIGNAL_SIGTERM`, `SIGTERM` or `15`. In addition to the
+/// protocol's KILL and TERM, the usual signals for job control are accepted.
 pub fn number(value: &Value) -> Result<i32, RpcError> {
-    let known = match value {
+    let number = match value {
         Value::Number(n) => n
             .as_i64()
             .and_then(|n| i32::try_from(n).ok())
@@ -28,5 +28,5 @@ pub fn number(value: &Value) -> Result<i32, RpcError> {
         },
         _ => None,
     };
-    known.ok_or_else(|| RpcError::new(RpcCode::InvalidArgument, format!("unknown signal {value}")))
+    number.ok_or_else(|| RpcError::new(RpcCode::InvalidArgument, format!("unknown signal {value}")))
 }

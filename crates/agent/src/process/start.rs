@@ -26,7 +26,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The `start` event of a process.
+/// Returns the `start` event of a process.
 pub fn start_event(pid: u32) -> Bytes {
     frame::message(&serde_json::json!({"event": {"start": {"pid": pid}}}))
 }
@@ -36,7 +36,7 @@ pub fn start_event(pid: u32) -> Bytes {
 pub struct SpawnSlot(Arc<AtomicU32>);
 
 impl SpawnSlot {
-    /// The pid, or 0.
+    /// Returns the pid, or 0.
     pub fn pid(&self) -> u32 {
         self.0.load(Ordering::Acquire)
     }
@@ -54,7 +54,7 @@ pub async fn start(
     request: StartRequest,
     call: &CallInfo,
 ) -> Result<Subscription<GuestProcess>, RpcError> {
-    // In a task of its own: a process that was started is registered although its client left.
+    // In a separate task, so that a started process is registered even if its client disconnects.
     let (agent, call) = (Rc::clone(agent), call.clone());
     let task = tokio::task::spawn_local(async move {
         let slot = SpawnSlot::default();
@@ -119,7 +119,7 @@ async fn start_registered(
     Ok(subscription)
 }
 
-/// All that a worker needs to start a process.
+/// Values that a worker needs to start a process.
 struct SpawnJob {
     lookup: UserLookup,
     default_workdir: Option<String>,
@@ -131,7 +131,7 @@ struct SpawnJob {
     request: StartRequest,
 }
 
-/// A process that was started. It is killed on drop unless it is adopted: its caller did not wait
+/// A started process. It is killed on drop unless it was adopted, because its caller did not wait
 /// for it.
 struct SpawnedProcess {
     pid: u32,
@@ -147,7 +147,7 @@ impl SpawnedProcess {
 impl Drop for SpawnedProcess {
     fn drop(&mut self) {
         if self.pid != 0 {
-            // SAFETY: no pointers. The process leads its group.
+            // SAFETY: the call takes no pointers. The process is the leader of its group.
             unsafe { libc::kill(-self.pid.cast_signed(), libc::SIGKILL) };
         }
     }
@@ -179,7 +179,7 @@ impl SpawnJob {
         let (stdio, ends) = pipes::open(&request, &user)
             .map_err(|e| RpcError::io("cannot connect a process", &e))?;
         let limits = request.process.limits.map(|l| l.pairs());
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         let privileged = unsafe { libc::geteuid() } == 0;
         let plan = SpawnPlan {
             program: &sys::cpath(&program).map_err(bad)?,
@@ -215,8 +215,9 @@ impl SpawnJob {
                 Err(_) => Err(bad_cwd(&cwd, "does not exist")),
             };
         }
-        // An image may configure a directory that it does not contain, and a user without a home
-        // still gets to work. So does one whose directory is on a file system that does not answer.
+        // The default directory may be missing: an image may configure a directory that it does not
+        // contain, and a user may have no home directory. The directory may also be on a file
+        // system that does not answer.
         let default = default.map(|path| user.resolve(path, None));
         for directory in default.into_iter().chain([PathBuf::from(&user.home)]) {
             if progress.enter(&directory).is_ok() && directory.is_dir() {

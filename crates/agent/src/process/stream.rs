@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A reader of a process's events.
+/// Stream of a process's events to one reader.
 pub struct EventStream {
     subscription: Subscription<GuestProcess>,
     interval: Duration,
@@ -21,8 +21,8 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// Streams the subscription's frames, with a keepalive every `interval` and an end after
-    /// `timeout`.
+    /// Streams the subscription's frames. A keepalive is sent every `interval`, and the stream ends
+    /// after `timeout`.
     pub fn new(
         subscription: Subscription<GuestProcess>,
         interval: Duration,
@@ -60,7 +60,7 @@ impl BodySource for EventStream {
         let idle = self.idle.get_or_insert_with(|| Box::pin(sleep(interval)));
         if idle.as_mut().poll(cx).is_ready() {
             idle.as_mut().reset(Instant::now() + interval);
-            // Registers the new time.
+            // Registers the task for the new deadline.
             let _ = idle.as_mut().poll(cx);
             return Poll::Ready(Some(Ok(Bytes::from_static(
                 b"\0\0\0\0\x1a{\"event\":{\"keepalive\":{}}}",

@@ -1,4 +1,4 @@
-//! Processes that clients know.
+//! Table of the processes that clients started.
 
 use super::exit::ProcessExit;
 use super::frame_hub::FrameHub;
@@ -18,30 +18,30 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// Most ended processes that can still be connected to.
+/// Maximum number of exited processes to which clients can still connect.
 const MAX_ENDED_PROCESSES: usize = 64;
 
-/// A process started through us.
+/// A process that the agent started for a client.
 pub struct GuestProcess {
-    /// Process id, also of its process group and session.
+    /// Process id. Also the id of its process group and session.
     pub pid: u32,
     /// Configuration at start.
     pub config: ProcessConfig,
-    /// Its tag.
+    /// Tag.
     pub tag: Option<String>,
-    /// Its output.
+    /// Distribution of its output.
     pub hub: FrameHub,
-    /// Its input.
+    /// Input.
     pub input: ProcessInput,
-    /// Set when it was reaped.
+    /// Exit status, and whether the OOM killer ended the process. Set when the process was reaped.
     pub exit: Cell<Option<(ProcessExit, bool)>>,
-    /// Its final frames, once all output was read.
+    /// Final frames of its stream. Set when all output was read.
     pub end: OnceCell<Bytes>,
-    /// The task that reads its output, to be woken at exit.
+    /// Waker of the task that reads its output. It is woken at the exit.
     pub pump: RefCell<Option<Waker>>,
-    /// We killed it ourselves.
+    /// Set if the agent killed the process.
     pub killed: Cell<bool>,
-    /// Number of processes that were started before it.
+    /// Number of processes that were started earlier.
     pub before: Cell<u64>,
 }
 
@@ -52,64 +52,65 @@ impl AsRef<FrameHub> for GuestProcess {
 }
 
 impl GuestProcess {
-    /// Sends a signal to the process and all in its group.
+    /// Sends a signal to the process and all processes in its group.
     pub fn signal(&self, signal: i32) -> io::Result<()> {
         if self.exit.get().is_some() {
-            // The number may already belong to another process.
+            // The process id may already belong to another process.
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         if signal == libc::SIGKILL {
             self.killed.set(true);
         }
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         sys::check(unsafe { libc::kill(-self.pid.cast_signed(), signal) })?;
         Ok(())
     }
 
-    /// Kills the rest of the group of a process that has ended.
+    /// Kills the remaining processes in the group of a process that has exited.
     ///
-    /// The kernel keeps the number while the group has members. Once it is empty another process
-    /// may have it, which then exists under that number.
+    /// The kernel does not reuse the id while the group has members. If the group is empty, another
+    /// process may have this id. In that case a process with this id exists.
     pub fn kill_orphans(&self) {
         let pid = self.pid.cast_signed();
-        // SAFETY: no pointers. It fails unless a process has this number.
+        // SAFETY: the call takes no pointers. It fails unless a process has this id.
         if sys::check(unsafe { libc::kill(pid, 0) }).is_err() {
-            // SAFETY: no pointers.
+            // SAFETY: the call takes no pointers.
             let _ = sys::check(unsafe { libc::kill(-pid, libc::SIGKILL) });
         }
     }
 }
 
-/// A process that a worker starts.
+/// A process that a worker is about to start.
 struct StartingProcess {
     slot: SpawnSlot,
     /// Exit status and whether the OOM killer ended the process. `None` until it is reaped.
     exit: Option<(ProcessExit, bool)>,
 }
 
-/// All processes, and the resources to start more.
+/// All processes, and the resources for starting processes.
 pub struct ProcessTable {
     running: RefCell<HashMap<u32, Rc<GuestProcess>>>,
     ended: RefCell<VecDeque<Rc<GuestProcess>>>,
-    /// Processes that workers start.
+    /// Processes that workers are about to start.
     starting: RefCell<Vec<StartingProcess>>,
-    /// Buffer into which output is read, one read at a time.
+    /// Buffer for reading output. It is used for one read at a time.
     pub scratch: RefCell<Box<[u8]>>,
-    /// `/dev/null`.
+    /// Open file `/dev/null`.
     pub null: Arc<OwnedFd>,
     oom: OomWatch,
     victims: OomVictims,
     /// Number of processes that were started so far.
     started: Cell<u64>,
-    /// A kill for want of memory of which no process has been told yet: the number of processes
-    /// that had been started when it was noticed. Those that came later are not its victims.
-    kill: Cell<Option<u64>>,
-    /// Told to the console, where nothing else tells of kills.
+    /// An out-of-memory kill that was not attributed to a process yet. The value is the number of
+    /// processes that had been started when the kill was detected. Processes that were started
+    /// later are not its victims.
+    unattributed_kill: Cell<Option<u64>>,
+    /// Reports kills on the console on kernels without a log.
     pub counted_kills: RefCell<Option<CountedKills>>,
 }
 
 impl ProcessTable {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> io::Result<Self> {
         let null = std::fs::File::options()
             .read(true)
@@ -124,13 +125,13 @@ impl ProcessTable {
             oom: OomWatch::new(),
             victims: OomVictims::new(),
             started: Cell::new(0),
-            kill: Cell::new(None),
+            unattributed_kill: Cell::new(None),
             counted_kills: RefCell::default(),
         })
     }
 
-    /// Registers a process that a worker is about to start, so that its exit is recorded even if it
-    /// is reaped before [`Self::insert`].
+    /// Registers a process that a worker is about to start. Its exit is then recorded even if the
+    /// process is reaped before [`Self::insert`].
     pub fn begin(&self, slot: &SpawnSlot) {
         self.starting.borrow_mut().push(StartingProcess {
             slot: slot.clone(),
@@ -138,7 +139,7 @@ impl ProcessTable {
         });
     }
 
-    /// Forgets a process that could not be started.
+    /// Removes a process that could not be started.
     pub fn abandon(&self, slot: &SpawnSlot) {
         self.starting.borrow_mut().retain(|s| s.slot != *slot);
     }
@@ -164,7 +165,7 @@ impl ProcessTable {
         }
     }
 
-    /// The kernel said that a child ended.
+    /// Records the exit of a child that was reaped.
     pub fn reaped(&self, pid: u32, exit: ProcessExit) {
         let process = self.running.borrow_mut().remove(&pid);
         let counted = self.counted_kills.borrow().is_some();
@@ -173,8 +174,8 @@ impl ProcessTable {
         }
         let oom = exit.is_sigkill() && self.is_oom_victim(pid, exit, counted, process.as_deref());
         if let Some(kills) = &mut *self.counted_kills.borrow_mut() {
-            let known = process.as_ref().filter(|_| exit.is_sigkill());
-            kills.child_ended(pid, known.map(|p| p.config.cmd.as_str()));
+            let command = process.as_ref().filter(|_| exit.is_sigkill());
+            kills.child_ended(pid, command.map(|p| p.config.cmd.as_str()));
         }
         let Some(process) = process else {
             let mut starting = self.starting.borrow_mut();
@@ -199,18 +200,18 @@ impl ProcessTable {
         }
     }
 
-    /// Notices a kill for want of memory since the last call. Called also when one is heard of: its
-    /// victim may be the child of a command that goes on, and is not to be taken for one that is
-    /// killed later.
+    /// Checks for an out-of-memory kill since the last call. Also called when the kernel's log
+    /// reports a kill. The victim may be the child of a command that continues to run. Without this
+    /// call, the kill would be attributed to a process that is killed later.
     pub fn notice_kills(&self) {
         if self.oom.happened() {
-            self.kill.set(Some(self.started.get()));
+            self.unattributed_kill.set(Some(self.started.get()));
         }
     }
 
-    /// Returns whether a process that looks killed is the victim of an out-of-memory kill. The
-    /// kernel's log names victims; a process that exits with the status of a killed child is not
-    /// named itself.
+    /// Returns whether a process that was apparently killed is the victim of an out-of-memory kill.
+    /// The kernel's log names the victims. A shell that exits with the status of its killed child
+    /// is not named.
     fn is_oom_victim(
         &self,
         pid: u32,
@@ -226,40 +227,40 @@ impl ProcessTable {
         };
         match named {
             Some(true) => {
-                self.kill.set(None);
+                self.unattributed_kill.set(None);
                 true
             }
             Some(false) => false,
-            None => self.take_kill(process),
+            None => self.take_unattributed_kill(process),
         }
     }
 
-    /// Tells if a process that looks killed is the victim of a kill that was noticed. That is told
-    /// of one process only, also of one that no client waits for.
-    fn take_kill(&self, process: Option<&GuestProcess>) -> bool {
-        match (self.kill.get(), process) {
-            (Some(kill), Some(process)) if process.before.get() >= kill => false,
-            (kill, _) => {
-                self.kill.set(None);
-                kill.is_some()
+    /// Returns whether an apparently killed process is the victim of the detected kill. A kill is
+    /// attributed to one process only, including processes without a client.
+    fn take_unattributed_kill(&self, process: Option<&GuestProcess>) -> bool {
+        match (self.unattributed_kill.get(), process) {
+            (Some(unattributed), Some(process)) if process.before.get() >= unattributed => false,
+            (unattributed, _) => {
+                self.unattributed_kill.set(None);
+                unattributed.is_some()
             }
         }
     }
 
-    /// All that run, by pid.
+    /// Returns all running processes, sorted by pid.
     pub fn list(&self) -> Vec<Rc<GuestProcess>> {
         let mut all: Vec<_> = self.running.borrow().values().cloned().collect();
         all.sort_by_key(|p| p.pid);
         all
     }
 
-    /// A running process.
+    /// Returns the selected running process.
     pub fn running(&self, selector: &ProcessSelector) -> Result<Rc<GuestProcess>, RpcError> {
         let running = self.running.borrow();
         find(running.values(), selector)
     }
 
-    /// A running process, or one that ended a moment ago.
+    /// Returns the selected process if it runs or has recently exited.
     pub fn running_or_ended(
         &self,
         selector: &ProcessSelector,
@@ -282,7 +283,7 @@ fn find<'a>(
         _ => {
             return Err(RpcError::new(
                 RpcCode::InvalidArgument,
-                "name a process by pid or tag",
+                "select a process by pid or tag",
             ));
         }
     };

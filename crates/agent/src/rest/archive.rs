@@ -1,7 +1,7 @@
 //! Trees of files as archives: `GET /archive`, `PUT /archive`, `GET /layer`.
 //!
-//! A worker reads and writes the files, connected to the HTTP connection by a bounded channel: the
-//! faster side waits.
+//! A worker reads or writes the files. A bounded channel connects it to the HTTP connection, so
+//! that the faster side waits.
 
 pub mod layer;
 pub mod receive;
@@ -16,10 +16,10 @@ use crate::users::{User, UserLookup};
 use hyper::Uri;
 use std::path::PathBuf;
 
-/// Pieces under way between thread and connection.
+/// Maximum number of chunks in the channel between worker and connection.
 const MAX_QUEUED_CHUNKS: usize = 4;
 
-/// Parameters of an archive in a query.
+/// Query parameters of a request for an archive.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ArchiveQuery {
     paths: Vec<Vec<u8>>,
@@ -48,7 +48,7 @@ impl ArchiveQuery {
     }
 }
 
-/// A client's path, which need not be text, as [`User::resolve`] resolves it.
+/// Resolves a client's path as [`User::resolve`] does. The path may be invalid UTF-8.
 fn resolve(user: &User, path: &[u8]) -> PathBuf {
     RequestPath::from_bytes(path.to_vec()).resolve(user)
 }

@@ -1,4 +1,5 @@
-//! `GET /changes`: which files this sandbox changed against its template, without their content.
+//! `GET /changes`: the files that this sandbox changed compared with its template, without their
+//! content.
 
 use super::archive::is_excluded;
 use super::error::RestError;
@@ -20,15 +21,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Most changes of an answer.
+/// Maximum number of changes in a response.
 const MAX_CHANGES: usize = 100_000;
-/// Default limit of the changes in an answer.
+/// Default maximum number of changes in a response.
 const DEFAULT_CHANGES: usize = 10_000;
-/// Deepest directory that is looked into.
+/// Maximum depth of directories.
 const MAX_DEPTH: usize = 512;
-/// Attribute of a directory that hides the entries below it (overlayfs).
+/// Attribute of a directory that hides its entries in lower layers (overlayfs).
 const OPAQUE_XATTR: &CStr = c"trusted.overlay.opaque";
-/// Attribute of a directory that was renamed, with its path in the template.
+/// Attribute of a renamed directory. The value is its path in the template.
 const REDIRECT_XATTR: &CStr = c"trusted.overlay.redirect";
 
 /// Kind of a change.
@@ -42,29 +43,29 @@ enum ChangeKind {
     D,
 }
 
-/// A file that is not as the template has it.
+/// A file that differs from the template.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 struct FileChange {
     path: String,
     kind: ChangeKind,
 }
 
-/// Answer of `/changes`.
+/// Response of `/changes`.
 #[derive(Debug, Default, Serialize)]
 struct FileChanges {
     changes: Vec<FileChange>,
-    /// Further changes were left out.
+    /// Set if there are more changes than the limit.
     more: bool,
 }
 
-/// Tells the changes.
+/// Returns the changes.
 pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
     let query = |name: &str| parameter(request.uri(), name);
     super::only_root(agent, query("username").as_deref(), "changes are").await?;
-    let most = match query("limit") {
+    let limit = match query("limit") {
         None => DEFAULT_CHANGES,
         Some(text) => text
             .parse()
@@ -75,7 +76,7 @@ pub async fn answer(
     let Some((written, images)) = root::upper_directory().zip(root::lower_directories()) else {
         return Err(RestError::new(
             StatusCode::NOT_FOUND,
-            "no changes are known: this agent did not mount its own root",
+            "changes are unknown: this agent did not mount its root",
         ));
     };
     let upper = path_of(written);
@@ -84,7 +85,7 @@ pub async fn answer(
     let work = move |_: &_| {
         let mut found = FileChanges::default();
         let mut walk = ChangeWalk {
-            most,
+            limit,
             merged: Path::new("/"),
             out: &mut found,
         };
@@ -96,21 +97,21 @@ pub async fn answer(
     Ok(json(&call.await?))
 }
 
-/// A way to an open directory that no mount hides.
+/// Returns a path of an open directory that no mount hides.
 fn path_of(directory: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()))
 }
 
 struct ChangeWalk<'a> {
-    most: usize,
+    limit: usize,
     /// Root of the overlay.
     merged: &'a Path,
     out: &'a mut FileChanges,
 }
 
 impl ChangeWalk<'_> {
-    /// Records the differences of the directory `upper` to those of `lowers` beneath it, the
-    /// uppermost first. Entries that vanish meanwhile are skipped.
+    /// Records the differences between the directory `upper` and the directories `lowers` below it,
+    /// uppermost first. Entries that are removed meanwhile are skipped.
     fn directory(
         &mut self,
         upper: &Path,
@@ -141,10 +142,10 @@ impl ChangeWalk<'_> {
             let Ok(found) = fs::symlink_metadata(&own) else {
                 continue;
             };
-            let (there, below) = look_up(&lowers, name);
-            match (is_whiteout(&found), there) {
+            let (exists, below) = look_up(&lowers, name);
+            match (is_whiteout(&found), exists) {
                 (true, true) => self.note(&path, ChangeKind::D),
-                // A file that was created and deleted.
+                // The file was created and deleted.
                 (true, false) => continue,
                 (false, true) => self.note(&path, ChangeKind::C),
                 (false, false) => self.note(&path, ChangeKind::A),
@@ -161,8 +162,8 @@ impl ChangeWalk<'_> {
         Ok(())
     }
 
-    /// Records the content of a renamed directory: its content is new at `path`, and the content
-    /// of the template at `path` is removed.
+    /// Records the content of a renamed directory. Its files are new at `path`, and the files of
+    /// the template at `path` are deleted.
     fn renamed(&mut self, lowers: &[PathBuf], path: &Path, depth: usize) -> io::Result<()> {
         let root = self.merged.join(path);
         let device = fs::symlink_metadata(&root)?.dev();
@@ -204,7 +205,7 @@ impl ChangeWalk<'_> {
     }
 
     fn note(&mut self, path: &Path, kind: ChangeKind) {
-        if self.out.changes.len() >= self.most {
+        if self.out.changes.len() >= self.limit {
             self.out.more = true;
             return;
         }
@@ -220,15 +221,15 @@ fn names(directory: &Path) -> io::Result<BTreeSet<OsString>> {
     Ok(entries.flatten().map(|entry| entry.file_name()).collect())
 }
 
-/// Names in directories that lie on each other.
+/// Returns the names of the entries in stacked directories.
 fn names_below(lowers: &[PathBuf]) -> io::Result<BTreeSet<OsString>> {
     let mut all = BTreeSet::new();
-    let mut gone = BTreeSet::new();
+    let mut deleted = BTreeSet::new();
     for lower in lowers {
         for name in names(lower)? {
             match fs::symlink_metadata(lower.join(&name)) {
-                Ok(found) if is_whiteout(&found) => drop(gone.insert(name)),
-                _ if !gone.contains(&name) => drop(all.insert(name)),
+                Ok(found) if is_whiteout(&found) => drop(deleted.insert(name)),
+                _ if !deleted.contains(&name) => drop(all.insert(name)),
                 _ => {}
             }
         }
@@ -236,10 +237,10 @@ fn names_below(lowers: &[PathBuf]) -> io::Result<BTreeSet<OsString>> {
     Ok(all)
 }
 
-/// Returns true if `name` is in one of the stacked directories `lowers`, and, if it is a directory,
-/// the directories of which it consists.
+/// Returns whether `name` exists in the stacked directories `lowers`. If it is a directory, also
+/// returns the directories that form it.
 fn look_up(lowers: &[PathBuf], name: &OsStr) -> (bool, Vec<PathBuf>) {
-    let mut there = false;
+    let mut exists = false;
     let mut directories = Vec::new();
     for lower in lowers {
         let path = lower.join(name);
@@ -247,10 +248,10 @@ fn look_up(lowers: &[PathBuf], name: &OsStr) -> (bool, Vec<PathBuf>) {
             Err(_) => continue,
             Ok(found) if is_whiteout(&found) => break,
             Ok(found) => {
-                let first = !there;
-                there = true;
+                let first = !exists;
+                exists = true;
                 if !found.is_dir() {
-                    // A file hides the entries below it, and is hidden by a directory above it.
+                    // A file hides lower entries, and is hidden by an upper directory.
                     break;
                 }
                 debug_assert!(first || !directories.is_empty());
@@ -262,10 +263,10 @@ fn look_up(lowers: &[PathBuf], name: &OsStr) -> (bool, Vec<PathBuf>) {
             }
         }
     }
-    (there, directories)
+    (exists, directories)
 }
 
-/// overlayfs's mark of a file that is gone.
+/// Returns whether the file is overlayfs's mark of a deleted file.
 fn is_whiteout(found: &Metadata) -> bool {
     found.file_type().is_char_device() && found.rdev() == 0
 }
@@ -274,13 +275,13 @@ fn is_opaque(directory: &Path) -> bool {
     has_xattr(directory, OPAQUE_XATTR, Some(b"y"))
 }
 
-/// Returns true if a file has the attribute `name`, with the value `wanted` if there is one.
-fn has_xattr(path: &Path, name: &CStr, wanted: Option<&[u8]>) -> bool {
+/// Returns whether a file has the attribute `name`, with the value `expected` if given.
+fn has_xattr(path: &Path, name: &CStr, expected: Option<&[u8]>) -> bool {
     let Ok(path) = sys::cpath(path) else {
         return false;
     };
     let mut value = [0_u8; libc::PATH_MAX as usize];
-    // SAFETY: valid C strings, and a buffer of the given length.
+    // SAFETY: the strings are zero-terminated, and the buffer has the given length.
     let length = unsafe {
         libc::lgetxattr(
             path.as_ptr(),
@@ -292,18 +293,18 @@ fn has_xattr(path: &Path, name: &CStr, wanted: Option<&[u8]>) -> bool {
     let Ok(length) = usize::try_from(length) else {
         return false;
     };
-    wanted.is_none_or(|wanted| &value[..length] == wanted)
+    expected.is_none_or(|expected| &value[..length] == expected)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn changes(upper: &Path, lowers: &[&Path], most: usize) -> (Vec<String>, bool) {
+    fn changes(upper: &Path, lowers: &[&Path], limit: usize) -> (Vec<String>, bool) {
         let mut found = FileChanges::default();
         let lowers = lowers.iter().map(|l| l.to_path_buf()).collect();
         let mut walk = ChangeWalk {
-            most,
+            limit,
             merged: Path::new("/no-overlay"),
             out: &mut found,
         };
@@ -360,7 +361,7 @@ mod tests {
 
     #[test]
     fn overlayfs_whiteouts_are_deleted_files() {
-        // SAFETY: no argument but a number.
+        // SAFETY: the call takes no arguments.
         if unsafe { libc::geteuid() } != 0 {
             return;
         }
@@ -374,12 +375,12 @@ mod tests {
         }
         for name in ["gone", "never"] {
             let path = sys::cpath(&upper.join(name)).unwrap();
-            // SAFETY: a valid path.
+            // SAFETY: the path is zero-terminated.
             let made = unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR, 0) };
             assert_eq!(made, 0);
         }
         let opaque = sys::cpath(&upper.join("d")).unwrap();
-        // SAFETY: valid C strings and a buffer of one byte.
+        // SAFETY: the strings are zero-terminated, and the buffer has one byte.
         let set = unsafe {
             libc::setxattr(
                 opaque.as_ptr(),
@@ -390,7 +391,7 @@ mod tests {
             )
         };
         if set != 0 {
-            // The file system of the tests has no such attributes.
+            // The file system of the test does not support these attributes.
             return;
         }
         let (found, _) = changes(&upper, &[&low], 100);

@@ -1,4 +1,4 @@
-//! `POST /files/compose`: joins files that were uploaded in pieces.
+//! `POST /files/compose`: joins files that were uploaded in parts.
 
 use super::error::RestError;
 use super::file_query::FileQuery;
@@ -25,7 +25,7 @@ struct ComposeRequest {
     destination: String,
 }
 
-/// Appends the sources in order to a new file, which then replaces the destination; removes the
+/// Appends the sources in order to a new file, which then replaces the destination. Removes the
 /// sources.
 pub async fn answer(
     agent: &Agent,
@@ -35,7 +35,7 @@ pub async fn answer(
     let body = collect(request.into_body(), 1024 * 1024).await?;
     let compose: ComposeRequest = request::parse(&body)?;
     if compose.source_paths.is_empty() {
-        return Err(RestError::bad("there is nothing to compose"));
+        return Err(RestError::bad("the request has no sources"));
     }
     let what = format!("cannot compose '{}'", compose.destination);
     let work = move |progress: &Progress| work(&compose, &lookup.find()?, progress);
@@ -76,7 +76,7 @@ fn work(
         return Err(failed(&what, &e));
     }
     for source in sources.iter().filter(|s| **s != destination) {
-        // A source that cannot be removed does no harm.
+        // Ignore the error: the composed file is complete.
         let _ = std::fs::remove_file(source);
     }
     Ok(serde_json::json!({
@@ -91,7 +91,7 @@ fn join(sources: &[PathBuf], to: &Path, progress: &Progress) -> Result<(), (Path
     for source in sources {
         let at = |e| (source.clone(), e);
         let mut input = sys::open_regular(source, File::options().read(true)).map_err(at)?;
-        // In steps, each of which is progress.
+        // Copies in steps, each of which counts as progress.
         while io::copy(&mut (&mut input).take(COPY_BYTES), &mut out).map_err(at)? > 0 {
             progress.advance();
         }

@@ -18,27 +18,27 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Size of the first chunk. A file that fits in it is read in one call of a worker.
+/// Size of the first chunk in bytes. A single call of a worker reads a file that fits in it.
 const FIRST_CHUNK_BYTES: usize = 64 * 1024;
 /// Maximum size of later chunks.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Parts of the request on which the answer depends.
+/// Parts of the request that determine the response.
 struct DownloadRequest {
     range: Option<String>,
-    /// The client accepts gzip and nothing else.
+    /// Set if the client accepts only gzip.
     wants_gzip: bool,
     head_only: bool,
 }
 
-/// A file that was opened, and the beginning of its answer.
+/// An opened file and the beginning of its response.
 struct Download {
     response: Response<Vec<u8>>,
-    /// The rest of the body, and the length of the whole body if it is known.
+    /// Source of further chunks, and the length of the whole body if known.
     rest: Option<(FileSource, Option<u64>)>,
 }
 
-/// Sends a file, or part of it.
+/// Sends a file or a range of it.
 pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
@@ -49,8 +49,8 @@ pub async fn answer(
     let text = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
     let request = DownloadRequest {
         range: text(header::RANGE).map(str::to_owned),
-        // Most HTTP libraries list gzip among other encodings without being asked. A client that
-        // lists gzip only has requested it on purpose.
+        // Most HTTP libraries list gzip among other encodings by default. A client that lists only
+        // gzip requires it.
         wants_gzip: text(header::ACCEPT_ENCODING).is_some_and(|v| v.trim() == "gzip"),
         head_only: request.method() == Method::HEAD,
     };
@@ -79,7 +79,7 @@ fn open(
     request: &DownloadRequest,
     progress: &Progress,
 ) -> Result<Download, RestError> {
-    // Opening a named pipe would wait for its other end.
+    // `O_NONBLOCK`, because opening a named pipe would wait for its other end.
     let mut file = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -95,7 +95,7 @@ fn open(
             path.display()
         )));
     }
-    // Files under /proc have the size 0 and content all the same: those end where they end.
+    // Files in /proc report the size 0 but have content. Their end is found by reading.
     let sized = found.len() > 0;
     let range = if sized {
         range::parse(request.range.as_deref(), found.len())
@@ -151,7 +151,7 @@ fn open(
     };
     let first = response.body_mut();
     first.reserve(limit);
-    // A file that cannot be read although it can be opened, as some under /proc, is empty.
+    // Some files in /proc can be opened but not read. They count as empty.
     match (&file).take(limit as u64).read_to_end(first) {
         Err(e) if sized => return Err(failed(&e)),
         _ => progress.advance(),
@@ -197,7 +197,7 @@ impl ChunkSource for FileSource {
     }
 }
 
-/// Content of a file as it is. Also used for files that were spooled.
+/// Content of a file without compression. Also used for spooled files.
 pub struct PlainFile(pub File);
 
 impl ChunkSource for PlainFile {
@@ -207,7 +207,7 @@ impl ChunkSource for PlainFile {
 }
 
 fn next_piece(file: &mut File, limit: usize) -> io::Result<Option<Bytes>> {
-    // Not zeroed first.
+    // The buffer is not zeroed.
     let mut chunk = Vec::with_capacity(limit);
     let n = Read::take(file, limit as u64).read_to_end(&mut chunk)?;
     Ok((n > 0).then(|| chunk.into()))

@@ -18,7 +18,7 @@ pub struct RestError {
 }
 
 impl RestError {
-    /// An error with a status and a message.
+    /// Creates an error with a status and a message.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status,
@@ -27,18 +27,18 @@ impl RestError {
         }
     }
 
-    /// Adds the machine-readable kind.
+    /// Sets the machine-readable kind.
     pub fn reason(mut self, reason: &'static str) -> Self {
         self.reason = Some(reason);
         self
     }
 
-    /// The request makes no sense.
+    /// Creates the error for an invalid request.
     pub fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// A failed system call on something, with the status that fits its errno.
+    /// Creates the error of a failed system call. The status depends on errno.
     pub fn io(what: &str, error: &io::Error) -> Self {
         let status = match error.raw_os_error() {
             Some(libc::ENOENT) => StatusCode::NOT_FOUND,
@@ -52,7 +52,7 @@ impl RestError {
         Self::new(status, format!("{what}: {error}"))
     }
 
-    /// The error as a response.
+    /// Returns the error as a response.
     pub fn response(&self) -> Response<ReplyBody> {
         let mut body = serde_json::json!({
             "code": self.status.as_u16(),

@@ -1,4 +1,4 @@
-//! Query of a `/files` request: its file, user and access.
+//! Query of a `/files` request: file, user and authentication.
 
 use super::error::RestError;
 use super::signature::{self, SignatureClaim};
@@ -12,7 +12,7 @@ use percent_encoding::percent_decode;
 /// A decoded query.
 #[derive(Debug, Default)]
 pub struct FileQuery {
-    /// `path`, as text and as the bytes that need not be text.
+    /// Parameter `path`, as text and as bytes, which may be invalid UTF-8.
     path: Option<(String, Vec<u8>)>,
     username: Option<String>,
     signature: Option<String>,
@@ -20,7 +20,7 @@ pub struct FileQuery {
 }
 
 impl FileQuery {
-    /// Decodes the parameters we know.
+    /// Decodes the known parameters.
     pub fn of(uri: &Uri) -> Self {
         let mut query = Self::default();
         for (name, value) in pairs(uri) {
@@ -40,13 +40,13 @@ impl FileQuery {
         query
     }
 
-    /// `path`, if it is not empty.
+    /// Returns the parameter `path`, if it is not empty.
     pub fn path(&self) -> Option<RequestPath> {
         let bytes = self.path.as_ref().map(|(_, bytes)| bytes.clone());
         bytes.map(RequestPath::from_bytes)
     }
 
-    /// Checks token or signature and returns the user, to be looked up.
+    /// Checks the token or the signature. Returns the user, which must still be looked up.
     pub fn admit(
         &self,
         agent: &Agent,
@@ -67,7 +67,7 @@ impl FileQuery {
         let expiry = match &self.expiry {
             Some(text) => Some(
                 text.parse()
-                    .map_err(|_| "signature_expiration is no number")?,
+                    .map_err(|_| "signature_expiration is not a number")?,
             ),
             None => None,
         };
@@ -79,29 +79,29 @@ impl FileQuery {
             expiry,
         };
         let token = settings.access_token.as_deref().unwrap_or_default();
-        // Unescaped plus signs arrive as spaces.
+        // Plus signs that were not escaped are decoded as spaces.
         signature::verify(claim, token, &signature.replace(' ', "+")).map_err(str::to_owned)
     }
 }
 
-/// Names and values of a query, the values not decoded.
+/// Returns the names and the encoded values of a query.
 pub fn pairs(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
     let pairs = uri.query().unwrap_or_default().split('&');
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-/// Value of the parameter `name` in a query, decoded; none if it is missing or empty.
+/// Returns the decoded value of the parameter `name`. Returns `None` if it is missing or empty.
 pub fn parameter(uri: &Uri, name: &str) -> Option<String> {
     let mut found = pairs(uri).filter(|(n, v)| *n == name && !v.is_empty());
     found.next().map(|(_, value)| decode(value))
 }
 
-/// Percent and plus decoding.
+/// Decodes percent escapes and plus signs.
 pub fn decode(text: &str) -> String {
     String::from_utf8_lossy(&decode_bytes(text)).into_owned()
 }
 
-/// [`decode`] for names that need not be text.
+/// Decodes like [`decode`], but returns bytes, which may be invalid UTF-8.
 pub fn decode_bytes(text: &str) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     for byte in &mut bytes {

@@ -1,4 +1,4 @@
-//! `POST /free-memory/report`: has the kernel tell the host of all memory that is free.
+//! `POST /free-memory/report`: makes the kernel report all free memory to the host.
 
 use super::error::RestError;
 use super::file_query::parameter;
@@ -9,16 +9,17 @@ use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use std::{fs, io};
 
-/// Parameter of the guest kernel (`kernel/patches/0025`): a write returns when all is reported.
+/// Parameter of the guest kernel (`kernel/patches/0025`). A write returns when all free memory is
+/// reported.
 const REPORT_ALL: &str = "/sys/module/page_reporting/parameters/report_all";
 
-/// Reports it, and answers when that is done.
+/// Reports the free memory. Responds after the report is complete.
 pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
     let username = parameter(request.uri(), "username");
-    super::only_root(agent, username.as_deref(), "reports of free memory are").await?;
+    super::only_root(agent, username.as_deref(), "memory reports are").await?;
     let write = |_: &_| fs::write(REPORT_ALL, "1");
     let what = "cannot report free memory";
     match agent.workers.run(CallClass::Archive, what, write).await? {

@@ -1,5 +1,5 @@
-//! `POST /init`: the host changes settings of a running sandbox. A gateway must not let clients
-//! reach it, see `jiffy_proto::agent::HOST_ONLY_PATHS`.
+//! `POST /init`: the host changes settings of a running sandbox. Gateways must not forward requests
+//! of clients to it, see `jiffy_proto::agent::HOST_ONLY_PATHS`.
 
 use super::error::RestError;
 use crate::body::ReplyBody;
@@ -24,7 +24,7 @@ struct InitRequest {
     withdraw_site: bool,
 }
 
-/// Applies the settings in the request and leaves the others.
+/// Applies the settings in the request. Other settings are unchanged.
 pub async fn answer(
     agent: &Agent,
     request: Request<&mut Incoming>,
@@ -33,7 +33,7 @@ pub async fn answer(
     let init: InitRequest = request::parse(&body)?;
     if let Some(timestamp) = &init.timestamp {
         let time = crate::calendar::parse_time(timestamp)
-            .ok_or_else(|| RestError::bad(format!("'{timestamp}' is no RFC 3339 time")))?;
+            .ok_or_else(|| RestError::bad(format!("'{timestamp}' is not an RFC 3339 time")))?;
         set_clock(time).map_err(|e| RestError::io("cannot set the clock", &e))?;
     }
     let given = |text: Option<String>| text.filter(|t| !t.is_empty());

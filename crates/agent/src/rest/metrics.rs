@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Sizes in bytes.
+/// Response of `/metrics`. Sizes are in bytes.
 #[derive(Debug, Serialize)]
 pub struct GuestMetrics {
     ts: u64,
@@ -23,11 +23,11 @@ pub struct GuestMetrics {
     mem_used_mib: u64,
     disk_used: u64,
     disk_total: u64,
-    /// Calls of the agent that wait for a file system that does not answer.
+    /// Number of the agent's calls that wait for a file system that does not answer.
     stuck_calls: usize,
 }
 
-/// Answers with the present values; processor use is since the last call.
+/// Returns the current values. The CPU use is the average since the last call.
 pub async fn answer(agent: &Agent) -> Result<Response<ReplyBody>, RestError> {
     let stuck_calls = agent.workers.stuck();
     let before = agent.cpu.get().unwrap_or(CpuSample { busy: 0, total: 0 });
@@ -80,7 +80,7 @@ fn sample(stat: &str) -> CpuSample {
         .map(|t| t.parse().unwrap_or(0))
         .collect();
     let total: u64 = ticks.iter().sum();
-    // The fourth and fifth are idle and waiting for disks.
+    // The fourth value is the idle time, and the fifth is the time spent waiting for disks.
     let idle: u64 = ticks.iter().skip(3).take(2).sum();
     CpuSample {
         busy: total - idle,
@@ -101,9 +101,9 @@ fn memory() -> HashMap<String, u64> {
 }
 
 fn disk() -> (u64, u64) {
-    // SAFETY: statvfs is plain numbers, all zero is valid.
+    // SAFETY: statvfs consists of integers, for which all zeroes are valid.
     let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: a valid path and a writable statvfs.
+    // SAFETY: the path is zero-terminated, and the statvfs is writable.
     if unsafe { libc::statvfs(c"/".as_ptr(), &mut found) } != 0 {
         return (0, 0);
     }

@@ -1,17 +1,17 @@
-//! `ByteRange: bytes=...` (RFC 9110, section 14), one range only.
+//! The header `Range: bytes=...` (RFC 9110, section 14). Only a single range is supported.
 
 /// Part of a file to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ByteRange {
-    /// All.
+    /// The whole file.
     Whole,
     /// Offset and length in bytes.
     Part(u64, u64),
-    /// Nothing that the client asked for exists.
+    /// The range is outside of the file.
     Unsatisfiable,
 }
 
-/// Reads the header for a file of `size` bytes. What we do not understand means the whole file.
+/// Parses the header for a file of `size` bytes. An unsupported header selects the whole file.
 pub fn parse(header: Option<&str>, size: u64) -> ByteRange {
     let Some((first, last)) = header
         .and_then(|h| h.trim().strip_prefix("bytes="))

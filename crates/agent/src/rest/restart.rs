@@ -1,4 +1,4 @@
-//! `POST /restart`: ends every process but this agent, as before a reboot.
+//! `POST /restart`: terminates all processes except this agent, as before a reboot.
 
 use super::error::RestError;
 use super::file_query::parameter;
@@ -10,40 +10,41 @@ use hyper::{Request, Response, StatusCode};
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Longest time that processes have to end by themselves.
+/// Maximum time for processes to exit after SIGTERM.
 const MAX_GRACE: Duration = Duration::from_secs(60);
-/// Time in which killed processes are gone; one that waits for a disk takes longer.
+/// Time for processes to exit after SIGKILL. A process that waits for a disk needs longer.
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval of checks for remaining processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Flag of threads of the kernel (`PF_KTHREAD`, linux/sched.h).
+/// Flag of kernel threads (`PF_KTHREAD`, linux/sched.h).
 const PF_KTHREAD: u64 = 0x0020_0000;
 
-/// Ends them: TERM, and KILL when `grace_ms` is over.
+/// Sends SIGTERM to all processes, and SIGKILL after `grace_ms`.
 pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
     let query = |name: &str| parameter(request.uri(), name);
     super::only_root(agent, query("username").as_deref(), "restarts are").await?;
-    // SAFETY: no argument.
+    // SAFETY: the call takes no arguments.
     if unsafe { libc::getpid() } != 1 {
         return Err(RestError::new(
             StatusCode::NOT_FOUND,
-            "there is nothing to restart: this agent is not process 1",
+            "cannot restart: this agent is not process 1",
         ));
     }
     let grace = query("grace_ms").and_then(|text| text.parse().ok());
     let grace = grace
         .map_or(MAX_GRACE, Duration::from_millis)
         .min(MAX_GRACE);
-    // Stopped ones take the signal when they go on.
+    // A stopped process handles SIGTERM when it is continued, or receives SIGKILL.
     for (signal, limit) in [
         (libc::SIGTERM, grace),
         (libc::SIGCONT, grace),
         (libc::SIGKILL, KILL_TIMEOUT),
     ] {
-        // SAFETY: no pointers; as process 1 it reaches every process but this one.
+        // SAFETY: the call takes no pointers. As process 1, the agent reaches every process except
+        // itself.
         unsafe { libc::kill(-1, signal) };
         if signal != libc::SIGTERM && wait_until_ended(agent, limit, signal).await? {
             return Ok(super::no_content());
@@ -52,11 +53,12 @@ pub async fn answer(
     let remaining = remaining_processes(agent).await?;
     Err(RestError::new(
         StatusCode::INTERNAL_SERVER_ERROR,
-        format!("processes have not ended: {remaining:?}"),
+        format!("processes have not exited: {remaining:?}"),
     ))
 }
 
-/// Returns true if no process is left before `limit` is over. New processes get the signal, too.
+/// Returns whether all processes have exited before `limit`. New processes receive the signal as
+/// well.
 async fn wait_until_ended(
     agent: &Agent,
     limit: Duration,
@@ -78,7 +80,7 @@ async fn wait_until_ended(
     }
 }
 
-/// Processes beside this one that are not of the kernel and have not ended.
+/// Returns all other processes that have not exited, except kernel threads.
 async fn remaining_processes(agent: &Agent) -> Result<Vec<u32>, RestError> {
     let what = "cannot list the processes";
     let list = |_: &_| list_processes();
@@ -96,15 +98,15 @@ fn list_processes() -> Vec<u32> {
     pids.filter(lives).collect()
 }
 
-/// Returns true if `/proc/PID/stat` is that of a program that has not ended.
+/// Returns whether a `/proc/PID/stat` belongs to a program that has not exited.
 fn is_program(stat: &str) -> bool {
-    // The name may contain anything.
+    // The name may contain any characters.
     let Some((_, rest)) = stat.rsplit_once(')') else {
         return false;
     };
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let ended = matches!(fields.first(), Some(&"Z" | &"X") | None);
-    // Field 9 of proc_pid_stat(5), of which the first two are before the bracket.
+    // Field 9 of proc_pid_stat(5). The first two fields are before the closing parenthesis.
     let flags = fields.get(6).and_then(|f| f.parse::<u64>().ok());
     !ended && flags.unwrap_or(0) & PF_KTHREAD == 0
 }

@@ -1,4 +1,4 @@
-//! Signed URLs: `v1_` + unpadded base64 of sha256(`path:operation:user:token[:expiry]`).
+//! Signed URLs: `v1_` and the unpadded base64 of sha256(`path:operation:user:token[:expiry]`).
 
 use crate::settings::constant_time_eq;
 use base64::Engine;
@@ -6,20 +6,20 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use sha2::{Digest, Sha256};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Contents that a signature confirms.
+/// Values that a signature confirms.
 #[derive(Debug, Clone, Copy)]
 pub struct SignatureClaim<'a> {
     /// Path as in the query.
     pub path: &'a str,
     /// `read` or `write`.
     pub operation: &'a str,
-    /// User as in the query, or nothing.
+    /// User as in the query. Empty if the query has no user.
     pub user: &'a str,
-    /// Seconds since the epoch.
+    /// Expiry in seconds since 1970.
     pub expiry: Option<u64>,
 }
 
-/// The signature of a claim under a token.
+/// Returns the signature of a claim with a token.
 pub fn sign(claim: SignatureClaim<'_>, token: &str) -> String {
     let SignatureClaim {
         path,
@@ -34,7 +34,7 @@ pub fn sign(claim: SignatureClaim<'_>, token: &str) -> String {
     format!("v1_{}", STANDARD_NO_PAD.encode(Sha256::digest(text)))
 }
 
-/// Checks that the signature is valid and has not expired; refusals have the text of E2B's envd,
+/// Checks that the signature is valid and has not expired. The errors have the text of E2B's envd,
 /// which clients compare.
 pub fn verify(claim: SignatureClaim<'_>, token: &str, signature: &str) -> Result<(), &'static str> {
     if !constant_time_eq(&sign(claim, token), signature) {

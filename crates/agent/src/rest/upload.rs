@@ -1,4 +1,4 @@
-//! `POST /files`: one file as it is, or several as multipart.
+//! `POST /files`: one file as the whole body, or several files as multipart.
 
 mod target;
 
@@ -85,7 +85,7 @@ impl ReceivedUpload {
         encoding: Encoding,
     ) -> Result<Vec<WrittenFile>, RestError> {
         let Some(path) = &self.path else {
-            return Err(RestError::bad("the query names no path"));
+            return Err(RestError::bad("the query has no path"));
         };
         let mut upload = self.upload(path.clone(), encoding);
         while let Some(piece) = request::next(body).await? {
@@ -110,12 +110,12 @@ impl ReceivedUpload {
             let path = match &self.path {
                 Some(_) if !written.is_empty() => {
                     return Err(RestError::bad(
-                        "a path in the query goes with one file only",
+                        "with several files, the query must not have a path",
                     ));
                 }
                 Some(path) => path.clone(),
                 None => file_name(&part)
-                    .ok_or_else(|| RestError::bad("neither the query nor the part names a path"))?,
+                    .ok_or_else(|| RestError::bad("neither the query nor the part has a path"))?,
             };
             let mut upload = self.upload(path, Encoding::Identity);
             while let Some(piece) = part.chunk().await.map_err(malformed)? {
@@ -129,7 +129,8 @@ impl ReceivedUpload {
         Ok(written)
     }
 
-    /// A compressed multipart body is rare: its decoded form waits in a file without a name.
+    /// Handles a compressed multipart body. Such a body is rare, so its decoded form is stored in
+    /// an unnamed file first.
     async fn zipped_multipart(
         &self,
         body: &mut Incoming,
@@ -168,10 +169,10 @@ impl ReceivedUpload {
     }
 }
 
-/// The file name of a part, which is a whole path.
+/// Returns the file name of a part, which is a whole path.
 ///
-/// Clients differ in what they escape. As in E2B's envd, a backslash escapes a quotation mark or a
-/// backslash after it, and is a character of the name otherwise.
+/// Clients escape different characters. As in E2B's envd, a backslash escapes a following quotation
+/// mark or backslash. Otherwise it is a character of the name.
 fn file_name(part: &multer::Field<'_>) -> Option<RequestPath> {
     let disposition = part.headers().get(header::CONTENT_DISPOSITION)?;
     match quoted_parameter(disposition.as_bytes(), b"filename") {
@@ -181,11 +182,11 @@ fn file_name(part: &multer::Field<'_>) -> Option<RequestPath> {
     .filter(|name| *name != RequestPath::Text(String::new()))
 }
 
-/// Value of the parameter `name="value"` in a header.
+/// Returns the value of the parameter `name="value"` in a header.
 fn quoted_parameter(header: &[u8], name: &[u8]) -> Option<Vec<u8>> {
     let mut rest = header;
     loop {
-        // To the next parameter; values before it may contain semicolons.
+        // Splits at the next parameter. A quoted value may contain semicolons.
         let mut quoted = false;
         let end = rest.iter().position(|byte| {
             quoted ^= *byte == b'"';
@@ -202,7 +203,7 @@ fn quoted_parameter(header: &[u8], name: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// The text up to the closing quotation mark.
+/// Returns the text up to the closing quotation mark.
 fn unquote(mut text: &[u8]) -> Option<Vec<u8>> {
     let mut value = Vec::new();
     loop {
@@ -236,7 +237,7 @@ mod tests {
                 r#"form-data; name="file"; filename="/a/b c""#,
                 Some("/a/b c"),
             ),
-            // As httpx sends a\b, and as browsers do.
+            // Forms of `a\b`, as sent by httpx and by browsers.
             (r#"form-data; name="file"; filename="/a\\b""#, Some(r"/a\b")),
             (r#"form-data; name="file"; filename="/a\b""#, Some(r"/a\b")),
             (

@@ -1,4 +1,4 @@
-//! Errors as Connect clients expect them.
+//! Errors in the format that Connect clients expect.
 
 use crate::body::ReplyBody;
 use crate::users::UnknownUser;
@@ -9,30 +9,30 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RpcCode {
-    /// The request makes no sense.
+    /// The request is invalid.
     InvalidArgument,
-    /// No or a wrong token; unknown user.
+    /// The token is missing or wrong, or the user is unknown.
     Unauthenticated,
-    /// Known, and not allowed.
+    /// The caller is known, but has no permission.
     PermissionDenied,
-    /// No such process, path, command, watcher.
+    /// The process, path, command or watcher does not exist.
     NotFound,
-    /// The directory exists.
+    /// The directory already exists.
     AlreadyExists,
-    /// Too large, too many, no space.
+    /// A limit was exceeded: size, number or disk space.
     ResourceExhausted,
-    /// Not in this state.
+    /// The state does not permit the operation.
     FailedPrecondition,
-    /// No such method.
+    /// The method does not exist.
     Unimplemented,
-    /// The process's time was up.
+    /// The process exceeded its timeout.
     DeadlineExceeded,
-    /// Our or the kernel's fault.
+    /// An error of the agent or of the kernel.
     Internal,
 }
 
 impl RpcCode {
-    /// HTTP status of unary errors.
+    /// Returns the HTTP status of unary errors.
     pub fn status(self) -> StatusCode {
         match self {
             Self::InvalidArgument | Self::FailedPrecondition => StatusCode::BAD_REQUEST,
@@ -61,7 +61,7 @@ pub struct RpcError {
 }
 
 impl RpcError {
-    /// An error with a code and a message.
+    /// Creates an error with a code and a message.
     pub fn new(code: RpcCode, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -70,13 +70,13 @@ impl RpcError {
         }
     }
 
-    /// Adds the machine-readable extension.
+    /// Sets the machine-readable extension.
     pub fn reason(mut self, reason: &'static str) -> Self {
         self.reason = Some(reason);
         self
     }
 
-    /// A failed system call on something, with the code that fits its errno.
+    /// Creates the error of a failed system call. The code depends on errno.
     pub fn io(what: &str, error: &std::io::Error) -> Self {
         let code = match error.raw_os_error() {
             Some(libc::ENOENT) => RpcCode::NotFound,
@@ -98,7 +98,7 @@ impl RpcError {
         Self::new(code, format!("{what}: {error}"))
     }
 
-    /// The error as the answer to a unary call.
+    /// Returns the error as the response to a unary call.
     pub fn response(&self) -> Response<ReplyBody> {
         let mut response = Response::new(ReplyBody::whole(
             serde_json::to_vec(self).unwrap_or_default(),
@@ -110,7 +110,7 @@ impl RpcError {
             header::HeaderValue::from_static("application/json"),
         );
         if self.code == RpcCode::ResourceExhausted {
-            // Clients send a 429 again by themselves; ours are not about rates.
+            // Clients retry a 429 automatically. The agent's 429 is not about rates.
             headers.insert("should-retry", header::HeaderValue::from_static("false"));
         }
         response

@@ -1,4 +1,4 @@
-//! Frames of streaming calls: one flag byte, four bytes big-endian length, JSON.
+//! Frames of streaming calls: one byte with flags, the length in four bytes (big-endian), JSON.
 
 use super::error::{RpcCode, RpcError};
 use base64::Engine;
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 /// Flag of the last frame of a response.
 pub const END_STREAM: u8 = 2;
-/// Longest message we take, in bytes.
+/// Maximum length of a received message in bytes.
 pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
 
 fn begin(flags: u8, capacity: usize) -> Vec<u8> {
@@ -23,15 +23,15 @@ fn finish(mut frame: Vec<u8>) -> Bytes {
     Bytes::from(frame)
 }
 
-/// A message.
+/// Returns a message as a frame.
 pub fn message(value: &impl Serialize) -> Bytes {
     let mut frame = begin(0, 64);
-    // Our own messages have string keys and no failing serializers.
+    // Ignore the result: all messages have string keys, and serialization cannot fail.
     let _ = serde_json::to_writer(&mut frame, value);
     finish(frame)
 }
 
-/// `{"event":{"data":{"<field>":"<base64>"}}}`, written without a JSON tree in between.
+/// Returns the frame of `{"event":{"data":{"<field>":"<base64>"}}}`. The JSON is written directly.
 pub fn data_event(field: &str, bytes: &[u8]) -> Bytes {
     let mut frame = begin(0, bytes.len().div_ceil(3) * 4 + 48);
     frame.extend_from_slice(b"{\"event\":{\"data\":{\"");
@@ -47,7 +47,7 @@ pub fn data_event(field: &str, bytes: &[u8]) -> Bytes {
     finish(frame)
 }
 
-/// The last frame of a response.
+/// Returns the last frame of a response.
 pub fn end(error: Option<&RpcError>) -> Bytes {
     match error {
         None => Bytes::from_static(b"\x02\0\0\0\x02{}"),
@@ -59,7 +59,7 @@ pub fn end(error: Option<&RpcError>) -> Bytes {
     }
 }
 
-/// Takes the next whole message off the buffer; `None` when more bytes are needed.
+/// Removes the next complete message from the buffer. Returns `None` if more bytes are required.
 pub fn take(buffer: &mut BytesMut) -> Result<Option<Bytes>, RpcError> {
     if buffer.len() < 5 {
         return Ok(None);
@@ -68,7 +68,7 @@ pub fn take(buffer: &mut BytesMut) -> Result<Option<Bytes>, RpcError> {
     if buffer[0] & 1 != 0 {
         return Err(RpcError::new(
             RpcCode::Unimplemented,
-            "compressed frames are not supported; send them as they are",
+            "compressed frames are not supported; send frames without compression",
         ));
     }
     if buffer[0] != 0 {

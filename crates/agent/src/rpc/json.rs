@@ -1,5 +1,5 @@
-//! Protobuf's JSON mapping if it differs from serde's: `null` is the default, bytes are base64,
-//! numbers may be strings.
+//! Differences between Protobuf's JSON mapping and serde: `null` stands for the default, bytes are
+//! base64, and numbers may be strings.
 
 use base64::Engine;
 use base64::alphabet;
@@ -13,14 +13,14 @@ const LENIENT: GeneralPurposeConfig =
 const STANDARD: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, LENIENT);
 const URL_SAFE: GeneralPurpose = GeneralPurpose::new(&alphabet::URL_SAFE, LENIENT);
 
-/// `null` and absent are the same.
+/// Deserializes a value. Absent and `null` stand for the default.
 pub fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     from: D,
 ) -> Result<T, D::Error> {
     Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
 }
 
-/// Base64, standard or URL-safe, padded or not.
+/// Deserializes base64, either standard or URL-safe, with or without padding.
 pub fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<u8>>, D::Error> {
     #[derive(Deserialize)]
     struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -34,7 +34,7 @@ pub fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<u8>>, D::E
         .map_err(|e| D::Error::custom(format!("not base64: {e}")))
 }
 
-/// A whole number, also written as a string.
+/// Deserializes an integer, which may be written as a string.
 pub fn number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

@@ -1,4 +1,4 @@
-//! Reading requests, with limits.
+//! Reading of requests, with limits.
 
 use super::error::{RpcCode, RpcError};
 use super::frame::{self, MAX_MESSAGE};
@@ -11,7 +11,8 @@ use hyper::{HeaderMap, header};
 use serde::de::DeserializeOwned;
 use std::time::Duration;
 
-/// Most bytes of a refused body that are still read, so that the client sees the refusal.
+/// Maximum number of bytes of a rejected request that are read, so that the client receives the
+/// error.
 const MAX_DISCARDED_BYTES: usize = 64 * 1024 * 1024;
 
 /// Reads a unary message.
@@ -40,8 +41,8 @@ pub async fn collect(body: &mut Incoming, limit: usize) -> Result<Bytes, RpcErro
     Ok(all.freeze())
 }
 
-/// Reads the rest of a refused request: closing a connection with unread bytes in it can cost the
-/// client the answer. Gives up on a long or slow rest.
+/// Reads the rest of a rejected request. If a connection with unread bytes is closed, the client
+/// may not receive the response. A long or slow rest is not read to its end.
 pub async fn discard(body: &mut Incoming) {
     let all = async {
         let mut seen = 0;
@@ -55,13 +56,13 @@ pub async fn discard(body: &mut Incoming) {
     let _ = tokio::time::timeout(Duration::from_secs(2), all).await;
 }
 
-/// The next bytes of a body.
+/// Returns the next bytes of a body.
 pub async fn next(body: &mut Incoming) -> Result<Option<Bytes>, RpcError> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| {
             RpcError::new(
                 RpcCode::InvalidArgument,
-                format!("the request broke off: {e}"),
+                format!("the request was interrupted: {e}"),
             )
         })?;
         if let Ok(data) = frame.into_data() {
@@ -71,15 +72,15 @@ pub async fn next(body: &mut Incoming) -> Result<Option<Bytes>, RpcError> {
     Ok(None)
 }
 
-/// Reads JSON; an empty body is an empty message.
+/// Parses JSON. An empty body is an empty message.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RpcError> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
     serde_json::from_slice(bytes)
         .map_err(|e| RpcError::new(RpcCode::InvalidArgument, format!("malformed JSON: {e}")))
 }
 
-/// Reads the one message of a server-streaming request, and its end: a connection with an unread
-/// rest of a request on it is closed after the answer, which would break the next request on it.
+/// Reads the single message of a server-streaming request and the end of the request. A connection
+/// with unread bytes is closed after the response, and the next request on it would fail.
 pub async fn single<T: DeserializeOwned>(body: &mut Incoming) -> Result<T, RpcError> {
     let mut frames = RequestFrames::new(body);
     let Some(message) = frames.next().await? else {
@@ -91,20 +92,20 @@ pub async fn single<T: DeserializeOwned>(body: &mut Incoming) -> Result<T, RpcEr
     if frames.next().await?.is_some() {
         return Err(RpcError::new(
             RpcCode::InvalidArgument,
-            "the request has more than its one message",
+            "the request has more than one message",
         ));
     }
     parse(&message)
 }
 
-/// The messages of a client stream.
+/// Reader of the messages of a client stream.
 pub struct RequestFrames<'a> {
     body: &'a mut Incoming,
     buffer: BytesMut,
 }
 
 impl<'a> RequestFrames<'a> {
-    /// Messages in this body.
+    /// Creates a reader of the messages in `body`.
     pub fn new(body: &'a mut Incoming) -> Self {
         Self {
             body,
@@ -112,7 +113,7 @@ impl<'a> RequestFrames<'a> {
         }
     }
 
-    /// The next message, or `None` at a clean end.
+    /// Returns the next message, or `None` at the end of the stream.
     pub async fn next(&mut self) -> Result<Option<Bytes>, RpcError> {
         loop {
             if let Some(message) = frame::take(&mut self.buffer)? {
@@ -137,7 +138,7 @@ impl<'a> RequestFrames<'a> {
 pub struct CallInfo {
     /// User name from Basic authentication.
     pub user: Option<String>,
-    /// Life time of the process or stream.
+    /// Timeout of the process or stream.
     pub timeout: Option<Duration>,
     /// Interval of keepalives on an idle stream.
     pub keepalive: Duration,
@@ -158,7 +159,7 @@ impl CallInfo {
                 .ok_or_else(|| {
                     RpcError::new(
                         RpcCode::InvalidArgument,
-                        format!("header {name} is no number"),
+                        format!("header {name} is not a number"),
                     )
                 })
         };
@@ -179,7 +180,7 @@ fn basic_user(headers: &HeaderMap) -> Result<Option<String>, RpcError> {
         return Ok(None);
     };
     let value = value.to_str().unwrap_or_default();
-    // Other schemes belong to a proxy in front.
+    // Other authentication schemes are for a proxy in front of the agent.
     let Some(encoded) = value.strip_prefix("Basic ") else {
         return Ok(None);
     };

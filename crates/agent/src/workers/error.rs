@@ -7,15 +7,15 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// `reason` of errors about a file system that does not answer, for programs.
+/// Machine-readable `reason` of errors about a file system that does not answer.
 pub const REASON: &str = "file_system_not_responding";
 
-/// A call without a result.
+/// Error of a call that returned no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallError {
     /// The file system did not answer in time. The call remains stuck.
     NoAnswer {
-        /// Operation and object.
+        /// Operation and its object.
         what: String,
         /// Time without progress.
         patience: Duration,
@@ -25,21 +25,21 @@ pub enum CallError {
         /// Mount point of the file system, or the path.
         path: PathBuf,
     },
-    /// As many calls are stuck as the class may have threads.
+    /// The number of stuck calls has reached the maximum number of threads of the class.
     Exhausted {
-        /// Operation and object.
+        /// Operation and its object.
         what: String,
         /// Number of stuck calls.
         stuck: usize,
     },
     /// Too many calls are in progress.
     Busy {
-        /// Operation and object.
+        /// Operation and its object.
         what: String,
     },
     /// The call was aborted by an internal error.
     Failed {
-        /// Operation and object.
+        /// Operation and its object.
         what: String,
     },
 }

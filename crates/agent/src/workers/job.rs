@@ -6,27 +6,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// [`JobRecord::progress_ms`] of a call that no thread runs yet.
+/// Value of [`JobRecord::progress_ms`] for a call that is queued.
 pub const NOT_STARTED: u64 = u64::MAX;
-/// [`JobRecord::progress_ms`] of a call that waits for its client, which may take any time.
+/// Value of [`JobRecord::progress_ms`] for a call that waits for its client, which may take any
+/// time.
 pub const SUSPENDED: u64 = u64::MAX - 1;
 
-/// A call that waits for a thread or runs.
+/// A queued or running call.
 pub struct JobRecord {
-    /// Kind of the call.
+    /// Class of the call.
     pub class: CallClass,
     /// Time without progress after which the call counts as stuck.
     pub patience: Duration,
-    /// Operation and object, for errors.
+    /// Operation and its object, for errors.
     pub what: String,
     /// Path that the call works on, once it is resolved.
     pub path: Mutex<Option<PathBuf>>,
-    /// Milliseconds since the pool's epoch of the last progress, [`NOT_STARTED`] or [`SUSPENDED`].
+    /// Time of the last progress in milliseconds since the pool's epoch, or [`NOT_STARTED`] or
+    /// [`SUSPENDED`].
     pub progress_ms: AtomicU64,
 }
 
 impl JobRecord {
-    /// True if the call made no progress for longer than its patience.
+    /// Returns whether the call made no progress for longer than its patience.
     pub fn is_stuck(&self, now_ms: u64) -> bool {
         let progress = self.progress_ms.load(Ordering::Relaxed);
         let quiet = Duration::from_millis(now_ms.saturating_sub(progress));
@@ -42,13 +44,14 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Records that a step was completed. Calls with many steps must do so after each.
+    /// Records that a step was completed. Calls with many steps must call this function after each
+    /// step.
     pub fn advance(&self) {
         let now = self.pool.now_ms();
         self.record.progress_ms.store(now, Ordering::Relaxed);
     }
 
-    /// Runs `wait`, which waits for the client and not for a file system.
+    /// Calls `wait`, which waits for the client and not for a file system.
     pub fn while_client_waits<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.record.progress_ms.store(SUSPENDED, Ordering::Relaxed);
         let result = wait();

@@ -4,14 +4,16 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// Mount points that a process of the agent's mount namespace sees. Empty if they cannot be read.
+/// Returns the mount points that processes in the agent's mount namespace see. Empty if they cannot
+/// be read.
 pub fn mount_points() -> Vec<PathBuf> {
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     let lines = table.split(|byte| *byte == b'\n');
     lines.filter_map(mount_point).collect()
 }
 
-/// The fifth field of a line of mountinfo, in which blanks and backslashes are octal escapes.
+/// Decodes the fifth field of a line of mountinfo, in which blanks and backslashes are octal
+/// escapes.
 fn mount_point(line: &[u8]) -> Option<PathBuf> {
     let field = line.split(|byte| *byte == b' ').nth(4)?;
     let mut path = Vec::with_capacity(field.len());
@@ -33,7 +35,8 @@ fn mount_point(line: &[u8]) -> Option<PathBuf> {
     Some(OsString::from_vec(path).into())
 }
 
-/// The mount point that `path` lies on by its name, or `path` itself if that is the root.
+/// Returns the mount point that contains `path`, judged by its name. Returns `path` itself if that
+/// mount point is the root.
 pub fn place<'a>(mounts: &'a [PathBuf], path: &'a Path) -> &'a Path {
     let above = mounts.iter().filter(|mount| path.starts_with(mount));
     let nearest = above.max_by_key(|mount| mount.as_os_str().len());

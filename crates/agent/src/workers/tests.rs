@@ -2,7 +2,7 @@ use super::*;
 use std::path::Path;
 use std::sync::mpsc;
 
-/// A call that is stuck until the returned sender is dropped.
+/// Starts a call that is stuck until the returned sender is dropped.
 fn hold(workers: &Workers, class: CallClass, path: &'static str) -> mpsc::Sender<()> {
     let (release, held) = mpsc::channel::<()>();
     let (started, begun) = mpsc::channel();
@@ -23,7 +23,7 @@ fn hold(workers: &Workers, class: CallClass, path: &'static str) -> mpsc::Sender
     release
 }
 
-/// Lets calls that run now count as stuck.
+/// Ages the running calls, so that they count as stuck.
 fn age(workers: &Workers) {
     for record in &lock(&workers.0.state).running {
         record.progress_ms.store(0, Ordering::Relaxed);
@@ -44,7 +44,7 @@ async fn stuck_calls_neither_block_others_nor_exceed_their_limit() {
     let workers = pool_of_age();
     let class = CallClass::Files;
     let mut held = Vec::new();
-    // A place of its own for each, since two on one place reject a third.
+    // Each call has a separate place, since a third call on one place is rejected.
     let places: Vec<&'static str> = (0..class.max_threads())
         .map(|n| &*format!("/place-{n}").leak())
         .collect();

@@ -1,4 +1,4 @@
-//! Response bodies whose chunks a worker thread produces, one call per chunk.
+//! Response bodies whose chunks are produced by worker threads, with one call per chunk.
 
 use super::{CallClass, CallError, Progress, Workers};
 use crate::body::BodySource;
@@ -11,27 +11,28 @@ use std::task::{Context, Poll, ready};
 
 /// Source of chunks that may wait for a file system.
 pub trait ChunkSource: Send + Unpin + 'static {
-    /// Returns the next chunk; `None` at the end.
+    /// Returns the next chunk, or `None` at the end.
     fn next_chunk(&mut self, progress: &Progress) -> io::Result<Option<Bytes>>;
 }
 
 type Outcome<S> = (S, io::Result<Option<Bytes>>);
 type PendingCall<S> = Pin<Box<dyn Future<Output = Result<Outcome<S>, CallError>> + Send>>;
 
-/// A body that consists of a first chunk and those of a [`ChunkSource`].
+/// A body that consists of a first chunk and the chunks of a [`ChunkSource`].
 pub struct WorkerBody<S> {
     workers: Workers,
-    /// Operation and object, for errors.
+    /// Operation and its object, for errors.
     what: String,
     first: Option<Bytes>,
     source: Option<S>,
     call: Option<PendingCall<S>>,
-    /// Bytes that are still to be sent, if their number is known.
+    /// Number of bytes that are still to be sent, if known.
     remaining: Option<u64>,
 }
 
 impl<S: ChunkSource> WorkerBody<S> {
-    /// A body that begins with `first`. `remaining` is the length of the whole body, if known.
+    /// Creates a body that begins with `first`. `remaining` is the length of the whole body, if
+    /// known.
     pub fn new(
         workers: &Workers,
         what: String,
@@ -49,12 +50,12 @@ impl<S: ChunkSource> WorkerBody<S> {
         }
     }
 
-    /// The chunks as a stream.
+    /// Returns the chunks as a stream.
     pub fn into_stream(self) -> BodyDataStream<impl Body<Data = Bytes, Error = io::Error> + Send> {
         BodyDataStream::new(StreamAdapter(self))
     }
 
-    /// Requests the next chunk, so that it is read while an earlier one is sent.
+    /// Requests the next chunk, so that a worker reads it while an earlier chunk is sent.
     fn request(&mut self) {
         if let Some(mut source) = self.source.take() {
             let workers = self.workers.clone();
@@ -99,7 +100,8 @@ impl<S: ChunkSource> BodySource for WorkerBody<S> {
                 self.deliver(chunk)
             }
             Ok((_, Ok(None))) => match self.remaining {
-                // Shorter than announced: the connection must break, or the client would wait.
+                // The source is shorter than announced. The connection must break, because the
+                // client would wait.
                 Some(_) => Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into()))),
                 None => Poll::Ready(None),
             },

@@ -1,8 +1,8 @@
-//! An agent of its own for each test.
-#![allow(dead_code, reason = "each test file uses its part")]
+//! A separate agent for each test.
+#![allow(dead_code, reason = "each test file uses a part of it")]
 #![allow(
     clippy::unwrap_used,
-    reason = "helpers of tests, where a panic is the answer"
+    reason = "test helpers, in which a panic is a failed test"
 )]
 
 use flate2::Compression;
@@ -32,14 +32,14 @@ impl TestAgent {
         Self::start(arguments, None)
     }
 
-    /// An agent with mounts of its own, which the lines of a shell script make; `$1` is the agent's
-    /// directory.
+    /// Starts an agent in a private mount namespace. `mounts` is a shell script that mounts file
+    /// systems; `$1` is the agent's directory.
     pub fn with_mounts(arguments: &[&str], mounts: &str) -> Self {
         Self::start(arguments, Some(mounts))
     }
 
-    /// An agent in a user namespace with a limit of its own (`/proc/sys/user`), if the host allows
-    /// that.
+    /// Starts an agent in a user namespace with a limit of `/proc/sys/user`. Returns `None` if the
+    /// host does not permit user namespaces.
     pub fn with_user_limits(limit: &str, value: u32) -> Option<Self> {
         let set = format!("echo {value} > /proc/sys/user/{limit}");
         let tried = Command::new("unshare")
@@ -52,7 +52,7 @@ impl TestAgent {
 
     fn start(arguments: &[&str], mounts: Option<&str>) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        // Test users must reach it.
+        // Test users must be able to enter the directory.
         std::fs::set_permissions(
             directory.path(),
             std::os::unix::fs::PermissionsExt::from_mode(0o755),
@@ -103,7 +103,7 @@ impl TestAgent {
         process.output(LIMIT).await.unwrap()
     }
 
-    /// A raw request; the answer's head and body with chunks joined.
+    /// Sends a raw request. Returns the head and the body of the response; chunks are joined.
     pub fn raw(&self, head: &str, headers: &[&str], body: &[u8]) -> (String, Vec<u8>) {
         let mut stream = UnixStream::connect(self.socket()).unwrap();
         stream
@@ -165,7 +165,7 @@ pub fn frame(message: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Messages with their flag in front: `0{...}`, `2{...}`.
+/// Returns messages with their flag in front: `0{...}`, `2{...}`.
 pub fn frames(mut bytes: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
@@ -191,7 +191,7 @@ fn join_chunks(mut bytes: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Reads up to and with `end`.
+/// Reads up to and including `end`.
 pub fn until(stream: &mut UnixStream, end: &[u8]) -> String {
     let mut got = Vec::new();
     let mut byte = [0];
@@ -207,7 +207,7 @@ pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     while !condition() {
         assert!(
             began.elapsed() < Duration::from_secs(10),
-            "no sign of {what}"
+            "timed out waiting for {what}"
         );
         std::thread::sleep(Duration::from_millis(5));
     }

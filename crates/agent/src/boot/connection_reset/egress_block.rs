@@ -1,9 +1,9 @@
-//! Egress block: no packet leaves the guest while it is held.
+//! Egress block: no packet leaves the guest while it is active.
 //!
-//! To reset a connection the kernel notifies its peer, which in a clone is still the parent's. A
-//! filter on the root control group drops every packet of every socket that does not leave by a
-//! loopback interface. It needs no address, route or name of an interface, and ends with its
-//! descriptor.
+//! When the kernel resets a connection, it notifies the peer. In a clone, the peer still
+//! communicates with the parent. A filter on the root control group drops every packet of every
+//! socket, except packets to a loopback interface. The filter does not depend on addresses, routes
+//! or names of interfaces. It is removed when its descriptor is closed.
 
 use crate::sys;
 use std::io;
@@ -18,16 +18,16 @@ const CGROUP_SKB: u32 = 8;
 /// `BPF_CGROUP_INET_EGRESS`
 const EGRESS: u32 = 1;
 
-/// `struct bpf_insn` as a number: code, registers (source above destination), offset, immediate
-/// value.
+/// Encodes a `struct bpf_insn`: code, registers (source in the upper half, destination in the lower
+/// half), offset, immediate value.
 const fn instruction(code: u8, registers: u8, offset: i16, value: i32) -> [u8; 8] {
     let [o0, o1] = offset.to_le_bytes();
     let [v0, v1, v2, v3] = value.to_le_bytes();
     [code, registers, o0, o1, v0, v1, v2, v3]
 }
 
-/// Passes (1) packets that leave by interface 1, which is `lo` in every namespace; drops (0) all
-/// others.
+/// Program of the filter. It returns 1 (pass) for packets to interface 1, which is `lo` in every
+/// namespace, and 0 (drop) for all others.
 const FILTER: [[u8; 8]; 4] = [
     // r0 = context->ifindex, 40 bytes into struct __sk_buff
     instruction(0x61, 0x10, 40, 0),
@@ -37,7 +37,7 @@ const FILTER: [[u8; 8]; 4] = [
     instruction(0x95, 0x00, 0, 0),
 ];
 
-/// The head of `union bpf_attr` for [`PROG_LOAD`].
+/// Beginning of `union bpf_attr` for [`PROG_LOAD`].
 #[repr(C)]
 struct ProgLoadAttr {
     kind: u32,
@@ -52,7 +52,7 @@ struct ProgLoadAttr {
     attach: u32,
 }
 
-/// The head of `union bpf_attr` for [`LINK_CREATE`].
+/// Beginning of `union bpf_attr` for [`LINK_CREATE`].
 #[repr(C)]
 struct LinkCreateAttr {
     program: u32,
@@ -61,13 +61,13 @@ struct LinkCreateAttr {
     flags: u32,
 }
 
-/// While it lives, nothing leaves the guest.
+/// Active egress block. No packet leaves the guest until it is dropped.
 pub struct EgressBlock {
     _link: OwnedFd,
 }
 
 impl EgressBlock {
-    /// Begins the silence.
+    /// Activates the egress block.
     pub fn new() -> io::Result<Self> {
         let root = std::fs::File::options()
             .read(true)
@@ -101,10 +101,10 @@ impl EgressBlock {
     }
 }
 
-/// A call of bpf(2) that makes a close-on-exec descriptor.
+/// Makes a call of bpf(2) that returns a close-on-exec descriptor.
 fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<OwnedFd> {
-    // SAFETY: `attributes` begins as union bpf_attr does for this command, and everything it points
-    // to outlives the call.
+    // SAFETY: `attributes` has the layout of union bpf_attr for this command, and all its pointers
+    // are valid during the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,

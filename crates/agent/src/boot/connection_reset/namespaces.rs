@@ -1,4 +1,4 @@
-//! The network namespaces of the guest: a container in it has its own connections.
+//! Network namespaces of the guest. A container in the guest has connections in its own namespace.
 
 use crate::sys;
 use std::collections::BTreeSet;
@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 
 /// File of the guest kernel with the number of network namespaces.
 const COUNT: &str = "/proc/sys/kernel/net_namespaces";
-/// Most attempts to open the namespace of a process that may have just ended.
+/// Maximum number of attempts to open the namespace of a process that may have just exited.
 const MAX_OPEN_ATTEMPTS: u32 = 16;
 
-/// Runs `work` in every network namespace that a process is in or that is mounted, the agent's own
-/// first. Stops at the first call that returns `true`, and returns true then.
+/// Calls `work` in every network namespace that a process is in or that is mounted, starting with
+/// the agent's namespace. Stops when a call returns true, and then returns true.
 pub fn for_each_namespace(work: impl Fn() -> io::Result<bool> + Sync) -> io::Result<bool> {
     if work()? {
         return Ok(true);
@@ -47,13 +47,14 @@ pub fn for_each_namespace(work: impl Fn() -> io::Result<bool> + Sync) -> io::Res
     Ok(false)
 }
 
-/// True if the agent's own is the only one. Finding them takes milliseconds. The kernel of a
-/// snapshot of an earlier version does not tell.
+/// Returns true if the agent's namespace is the only one. This check avoids a search, which takes
+/// milliseconds. Kernels of old snapshots do not report the number.
 fn is_only_one() -> bool {
     std::fs::read(COUNT).is_ok_and(|count| count.trim_ascii() == b"1")
 }
 
-/// Opens a namespace; none if its process has ended, or something else is mounted over it.
+/// Opens a namespace. Returns `None` if its process has exited, or if another file system is
+/// mounted over it.
 fn open(path: &Path) -> io::Result<Option<File>> {
     let mut attempt = 1;
     loop {
@@ -62,9 +63,9 @@ fn open(path: &Path) -> io::Result<Option<File>> {
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {
                 return Ok(None);
             }
-            // The kernel's error (`proc_ns_get_link`) for a process that ended between the look-up
-            // of its directory and this. Its number may be another one's by now, which the next
-            // attempt opens.
+            // Error of the kernel (`proc_ns_get_link`) for a process that exited after the look-up
+            // of its directory. Another process may have its number by now. The next attempt opens
+            // the namespace of that process.
             Err(e) if e.raw_os_error() == Some(libc::EACCES) && attempt < MAX_OPEN_ATTEMPTS => {
                 attempt += 1
             }
@@ -73,14 +74,14 @@ fn open(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Runs `work` in a namespace, on a thread of its own: the thread stays in that namespace.
+/// Calls `work` in a namespace on a temporary thread, since the thread cannot leave that namespace.
 fn in_namespace(
     namespace: &File,
     work: &(impl Fn() -> io::Result<bool> + Sync),
 ) -> io::Result<bool> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().spawn_scoped(scope, || {
-            // SAFETY: no pointers.
+            // SAFETY: the call takes no pointers.
             sys::check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) })?;
             work()
         })?;
@@ -90,20 +91,22 @@ fn in_namespace(
     })
 }
 
-/// Mount points of network namespaces, as of `ip netns` (proc(5), `/proc/PID/mountinfo`).
+/// Returns the mount points of network namespaces, which `ip netns` creates for example (proc(5),
+/// `/proc/PID/mountinfo`).
 fn mounted(mounts: &[u8]) -> Vec<PathBuf> {
     let lines = mounts.split(|b| *b == b'\n');
     lines.filter_map(namespace).map(unescaped).collect()
 }
 
-/// The mount point in a line, if a network namespace is mounted there.
+/// Returns the mount point in a line if a network namespace is mounted there.
 fn namespace(line: &[u8]) -> Option<&[u8]> {
     let mut fields = line.split(|b| *b == b' ').skip(3);
     let root = fields.next()?;
     root.starts_with(b"net:[").then(|| fields.next())?
 }
 
-/// Blanks and the like are three octal digits behind a backslash.
+/// Decodes a field in which blanks and similar characters are encoded as a backslash and three
+/// octal digits.
 fn unescaped(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -134,20 +137,20 @@ mod tests {
         assert_eq!(mounted(mounts), [PathBuf::from("/run/netns/a b")]);
     }
 
-    /// Processes whose end is raced against; the kernel refuses about one open in ten.
+    /// Number of processes that exit during the test. The kernel rejects about one open in ten.
     const CHILDREN: u32 = 400;
 
     #[test]
     fn a_process_that_ends_while_its_namespace_is_opened_is_no_failure() {
         for _ in 0..CHILDREN {
-            // SAFETY: the child does nothing but end.
+            // SAFETY: the child only exits.
             let pid = sys::check(unsafe { libc::fork() }).unwrap();
             if pid == 0 {
-                // SAFETY: ends the child without running anything of the parent's.
+                // SAFETY: exits the child without running code of the parent.
                 unsafe { libc::_exit(0) };
             }
             let reaper = std::thread::spawn(move || {
-                // SAFETY: waits for our own child, and wants no status.
+                // SAFETY: waits for a child of this process, and requests no status.
                 sys::check(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) })
             });
             let directory = PathBuf::from(format!("/proc/{pid}"));

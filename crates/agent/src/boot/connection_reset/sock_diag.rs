@@ -1,4 +1,4 @@
-//! Finding and ending TCP sockets over netlink: `linux/sock_diag.h`, `linux/inet_diag.h`.
+//! Search and reset of TCP sockets over netlink: `linux/sock_diag.h`, `linux/inet_diag.h`.
 
 use crate::sys;
 use std::io;
@@ -12,15 +12,16 @@ const DESTROY: u16 = 21;
 const NETLINK_HEADER_BYTES: usize = 16;
 /// Length of `struct inet_diag_sockid`: ports, addresses, interface, cookie.
 const SOCKET_ID_BYTES: usize = 48;
-/// Offset in `struct inet_diag_msg`, behind the netlink header.
+/// Offset of the socket id in `struct inet_diag_msg`, including the netlink header.
 const SOCKET_ID_OFFSET: usize = NETLINK_HEADER_BYTES + 4;
-/// States of `net/tcp_states.h` that are connections: neither `TCP_CLOSE` (7) nor `TCP_LISTEN`
-/// (10). `TCP_TIME_WAIT` (6) is the kernel's alone and only answers incoming packets.
+/// Bit mask of the states of `net/tcp_states.h` that are connections. `TCP_CLOSE` (7) and
+/// `TCP_LISTEN` (10) are not connections. A socket in `TCP_TIME_WAIT` (6) has no owner and only
+/// answers incoming packets.
 const CONNECTION_STATES: u32 = 0x1fff & !(1 | 1 << 6 | 1 << 7 | 1 << 10);
-/// The kernel fills at most 32 KiB at a time.
+/// Size of the receive buffer. The kernel fills at most 32 KiB at a time.
 const RECV_BUFFER_BYTES: usize = 64 * 1024;
 
-/// A TCP socket, named as the kernel does it.
+/// A TCP socket, identified as in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConnection {
     family: u8,
@@ -45,29 +46,29 @@ impl TcpConnection {
             let [a, b, c, d, ..] = bytes;
             return Ipv4Addr::new(a, b, c, d).into();
         }
-        // An IPv6 socket can have an IPv4 connection.
+        // An IPv6 socket may have an IPv4 connection.
         IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()
     }
 
-    /// Returns true if it never leaves the guest.
+    /// Returns whether both ends of the connection are in the guest.
     pub fn is_loopback(&self) -> bool {
         self.address(4).is_loopback() && self.address(20).is_loopback()
     }
 
-    /// The other end.
+    /// Returns the address of the peer.
     pub fn remote(&self) -> SocketAddr {
         let port = u16::from_be_bytes([self.id[2], self.id[3]]);
         SocketAddr::new(self.address(20), port)
     }
 }
 
-/// A netlink socket of this thread's network namespace.
+/// Netlink socket in the network namespace of the thread that opened it.
 pub struct SockDiag(OwnedFd);
 
 impl SockDiag {
-    /// Opens one.
+    /// Opens a socket.
     pub fn open() -> io::Result<Self> {
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         sys::owned(unsafe {
             libc::socket(
                 libc::AF_NETLINK,
@@ -78,7 +79,7 @@ impl SockDiag {
         .map(Self)
     }
 
-    /// All TCP connections of an address family.
+    /// Returns all TCP connections of an address family.
     pub fn connections(&self, family: u8) -> io::Result<Vec<TcpConnection>> {
         let any = TcpConnection {
             family,
@@ -105,7 +106,7 @@ impl SockDiag {
         }
     }
 
-    /// Ends a connection; one that has ended meanwhile is no error.
+    /// Resets a connection. A connection that was closed meanwhile is not an error.
     pub fn destroy(&self, connection: &TcpConnection) -> io::Result<()> {
         let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
         self.send(&request(DESTROY, flags as u16, connection))?;
@@ -127,13 +128,14 @@ impl SockDiag {
     }
 }
 
-/// A message with a `struct inet_diag_req_v2`.
+/// Builds a message with a `struct inet_diag_req_v2`.
 fn request(kind: u16, flags: u16, of: &TcpConnection) -> Vec<u8> {
     let mut message = Vec::with_capacity(NETLINK_HEADER_BYTES + 8 + SOCKET_ID_BYTES);
     message.extend_from_slice(&((NETLINK_HEADER_BYTES + 8 + SOCKET_ID_BYTES) as u32).to_ne_bytes());
     message.extend_from_slice(&kind.to_ne_bytes());
     message.extend_from_slice(&flags.to_ne_bytes());
-    // Sequence number and port: one request at a time, and the kernel knows the sender.
+    // Sequence number and port are zero: there is one request at a time, and the kernel knows the
+    // sender.
     message.extend_from_slice(&[0; 8]);
     message.extend_from_slice(&[of.family, libc::IPPROTO_TCP as u8, 0, 0]);
     message.extend_from_slice(&CONNECTION_STATES.to_ne_bytes());
@@ -141,7 +143,7 @@ fn request(kind: u16, flags: u16, of: &TcpConnection) -> Vec<u8> {
     message
 }
 
-/// Type and payload of the first message, and the rest.
+/// Returns the type and payload of the first message, and the remaining bytes.
 fn split(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
     let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
@@ -152,7 +154,7 @@ fn split(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     Some((kind, message, next))
 }
 
-/// Result in an error message: 0 is an acknowledgement.
+/// Returns the result in an error message. The value 0 is an acknowledgement.
 fn error_of(message: &[u8]) -> io::Result<()> {
     let code = message
         .get(NETLINK_HEADER_BYTES..NETLINK_HEADER_BYTES + 4)
@@ -186,7 +188,7 @@ mod tests {
             let found: Vec<_> = all.iter().filter(|c| c.remote() == remote).collect();
             assert!(!found.is_empty());
             assert!(found.iter().all(|c| c.is_loopback()));
-            // A listener is no connection.
+            // Listening sockets are not listed.
             assert!(all.iter().all(|c| c.remote().port() != 0));
         }
     }

@@ -1,4 +1,4 @@
-//! Files of the identity.
+//! Files that contain parts of the identity.
 
 use crate::boot::generation::HOME;
 use crate::settings::SandboxLabels;
@@ -9,17 +9,18 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// Ends the one line of `/etc/hosts` that is ours to rewrite.
+/// Suffix of the one line in `/etc/hosts` that the agent replaces.
 const HOSTS_MARK: &str = "# jiffy: this sandbox";
-/// Contents of `/etc/hosts` if the image has none.
+/// Content of `/etc/hosts` if the image has no such file.
 const HOSTS_DEFAULT: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
-/// Maximum size of a `/etc/hosts` that gets the name of the sandbox.
+/// Maximum size of an `/etc/hosts` to which the name of the sandbox is added.
 const MAX_HOSTS_BYTES: u64 = 4 << 20;
-/// Directory in which E2B's clients and templates find the labels of the sandbox.
+/// Directory in which E2B's clients and templates search for the labels of the sandbox.
 const LABELS_LINK: &str = "/run/e2b";
 
-/// Writes each label to a file named by its variable. Their directory is the agent's own, so that a
-/// full `/run` does not matter, and [`LABELS_LINK`] leads to it.
+/// Writes each label to a file named after its variable. The files are in the directory of the
+/// agent, so that a full `/run` does not matter. [`LABELS_LINK`] is a symbolic link to this
+/// directory.
 pub fn write_labels(labels: &SandboxLabels) -> io::Result<()> {
     if std::process::id() != 1 {
         return Ok(());
@@ -38,7 +39,7 @@ pub fn write_labels(labels: &SandboxLabels) -> io::Result<()> {
             fs::remove_file(entry.path())?;
         }
     }
-    // The sandbox may have something else there.
+    // Ignore the error: the sandbox may have a file of this name.
     let _ = symlink("jiffy/e2b", LABELS_LINK);
     Ok(())
 }
@@ -55,21 +56,21 @@ pub fn set_hostname(name: &str) -> io::Result<()> {
     if let Ok(before) = before {
         let after = hosts(&before, name);
         if before != after {
-            // A root without /etc resolves nothing anyway.
+            // Ignore the error: a root file system without /etc cannot resolve names anyway.
             let _ = write_over("/etc/hosts", &after);
         }
     }
     Ok(())
 }
 
-/// `before` with our name in it, in place of an earlier one.
+/// Returns `before` with the name of the sandbox in place of the earlier name.
 fn hosts(before: &str, name: &str) -> String {
-    let kept = if before.is_empty() {
+    let base = if before.is_empty() {
         HOSTS_DEFAULT
     } else {
         before
     };
-    let mut text: String = kept
+    let mut text: String = base
         .lines()
         .filter(|line| !line.ends_with(HOSTS_MARK))
         .flat_map(|line| [line, "\n"])
@@ -78,7 +79,7 @@ fn hosts(before: &str, name: &str) -> String {
     text
 }
 
-/// Gives the machine a new id. A file that is not a regular one has no id to replace.
+/// Generates a new machine id. A file that is not a regular file contains no id to replace.
 pub fn new_machine_id() -> io::Result<()> {
     let id = sys::random_id()? + "\n";
     match write_over("/etc/machine-id", &id) {
@@ -91,8 +92,8 @@ pub fn new_machine_id() -> io::Result<()> {
     }
 }
 
-/// Overwrites a small file without giving up its block first: on a full disk there would be no
-/// other.
+/// Overwrites a small file without first releasing its block, since no other block may be free on a
+/// full disk.
 fn write_over(path: &str, text: &str) -> io::Result<()> {
     let mut options = File::options();
     let options = options.write(true).create(true).truncate(false);

@@ -1,9 +1,9 @@
 //! Storage of container images.
 //!
-//! overlayfs takes no upper directory that lies on another overlay, and the root is one. So that
-//! docker, containerd and podman use it without a detour, directories of the disk itself are
-//! mounted where they keep their layers, unless the template has something there. On gVisor they
-//! are directories of the tmpfs that takes all writes.
+//! The upper directory of an overlay cannot be on another overlay, and the root is an overlay.
+//! Therefore directories of the disk itself are mounted where docker, containerd and podman store
+//! their layers. Places at which the template has files are skipped. On gVisor, the directories are
+//! in the tmpfs that contains all writes.
 
 use super::super::mount::{directory, raw};
 use crate::sys;
@@ -16,37 +16,38 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// A directory of the disk and the place of the root where it is mounted.
+/// A directory of the disk, and the place in the root where it is mounted.
 #[derive(Debug)]
 pub struct ContainerStorage {
     /// The directory on the disk.
     pub directory: File,
-    /// Mount point beneath the root, without a slash in front.
+    /// Mount point relative to the root, without a leading slash.
     pub place: &'static str,
 }
 
 impl ContainerStorage {
-    /// Returns true if anything was written there.
+    /// Returns whether the directory contains files.
     pub fn is_used(&self) -> bool {
         std::fs::read_dir(format!("/{}", self.place)).is_ok_and(|mut all| all.next().is_some())
     }
 
-    /// Path beneath it of unpacked container images, if there are any. Their layers have overlayfs
-    /// marks that apply to containers, not to a template.
+    /// Returns the relative path of unpacked container images, if there are any. The overlayfs
+    /// marks in these layers apply to containers and not to a template.
     pub fn container_layers(&self) -> Option<String> {
         let mut layers = LAYERS.iter().map(|at| format!("{}/{at}", self.place));
         layers.find(|at| has_directories(format!("/{at}").as_ref()))
     }
 }
 
-/// Directories of docker, of containerd and of podman with one directory for each layer.
+/// Directories in which docker, containerd and podman store one directory per layer.
 const LAYERS: [&str; 3] = [
     "overlay2",
     "io.containerd.snapshotter.v1.overlayfs/snapshots",
     "storage/overlay",
 ];
 
-/// Returns true if it contains a directory, apart from the one with short names of the others.
+/// Returns whether the directory contains a subdirectory. The subdirectory with short names of the
+/// others is ignored.
 fn has_directories(path: &Path) -> bool {
     let Ok(mut all) = std::fs::read_dir(path) else {
         return false;
@@ -56,8 +57,8 @@ fn has_directories(path: &Path) -> bool {
     })
 }
 
-/// Names on the disk, places, and modes. The last is podman's without root, in templates that have
-/// a directory there; it belongs to that directory's owner.
+/// Names on the disk, places, and modes. The last place is for podman without root. It is used only
+/// if the template has a directory there, and belongs to the owner of this directory.
 const PLACES: [(&str, &str, u32); 4] = [
     ("docker", "var/lib/docker", 0o710),
     ("containerd", "var/lib/containerd", 0o711),
@@ -69,80 +70,86 @@ const PLACES: [(&str, &str, u32); 4] = [
     ),
 ];
 
-/// Directory of the disk that the directories are in.
-const ABOVE: &str = "storage";
+/// Directory of the disk that contains the directories.
+const PARENT: &str = "storage";
 
 static STORAGE: OnceLock<Vec<ContainerStorage>> = OnceLock::new();
 
-/// Those that are mounted. None if we are not process 1.
+/// Returns the mounted directories. Empty if the agent is not process 1.
 pub fn mounted() -> &'static [ContainerStorage] {
     STORAGE.get().map_or(&[], Vec::as_slice)
 }
 
-/// Makes the directories in the file system on `at`.
+/// Creates the directories in the file system on `at`.
 pub fn make(at: &str) -> Result<Vec<ContainerStorage>, String> {
-    let above = format!("{at}/{ABOVE}");
+    let above = format!("{at}/{PARENT}");
     directory(&above, 0o700);
-    let made = PLACES.iter().map(|(name, place, mode)| {
+    let storages = PLACES.iter().map(|(name, place, mode)| {
         let path = format!("{above}/{name}");
         directory(&path, *mode);
         let failed = |e: io::Error| format!("cannot open {path}: {e}");
         let directory = File::open(&path).map_err(failed)?;
-        // The mask of the kernel's first process must not matter.
+        // The mode is set explicitly, independent of the umask of the kernel's first process.
         let mode = Permissions::from_mode(*mode);
         directory.set_permissions(mode).map_err(failed)?;
         Ok(ContainerStorage { directory, place })
     });
-    made.collect()
+    storages.collect()
 }
 
-/// Mounts each where the root, which we are in, has an empty directory for it; files that an image
-/// has there stay.
-pub fn mount(made: Vec<ContainerStorage>) -> Result<(), String> {
-    mount_each(made, mount_tree)
+/// Mounts each directory on its place if the root has an empty directory there. Files that an image
+/// has there remain visible. The calling process must already be in the new root.
+pub fn mount(storages: Vec<ContainerStorage>) -> Result<(), String> {
+    mount_each(storages, mount_tree)
 }
 
-/// The same on gVisor, whose kernel has no mounts without a place: beneath `root`, which is about
-/// to become the root, from [`make`]'s directories in the file system on `at`.
-pub fn bind(made: Vec<ContainerStorage>, at: &str, root: &str) -> Result<(), String> {
-    mount_each(made, |storage| bind_one(storage, at, root))
+/// Mounts the directories on gVisor, whose kernel does not support detached mounts. The places are
+/// below `root`, which is about to become the root. The directories are below `at`, as created by
+/// [`make`].
+pub fn bind(storages: Vec<ContainerStorage>, at: &str, root: &str) -> Result<(), String> {
+    mount_each(storages, |storage| bind_one(storage, at, root))
 }
 
 fn mount_each(
-    made: Vec<ContainerStorage>,
+    storages: Vec<ContainerStorage>,
     mount_one: impl Fn(&ContainerStorage) -> io::Result<bool>,
 ) -> Result<(), String> {
     let mut mounted = Vec::new();
-    for storage in made {
+    for storage in storages {
         let done = mount_one(&storage)
             .map_err(|e| format!("cannot mount storage on /{}: {e}", storage.place))?;
         if done {
             mounted.push(storage);
         }
     }
-    // There is one root, made once.
+    // Ignore the error: there is only one root, and it is created once.
     let _ = STORAGE.set(mounted);
     Ok(())
 }
 
-/// Prepares the directory for the one at `path`, if there is one that is empty.
-fn is_wanted(storage: &ContainerStorage, path: &Path) -> io::Result<bool> {
-    let found = match std::fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => found,
+/// Returns whether there is an empty directory at `path`. If so, copies its owner to the
+/// directory of the disk.
+fn prepare_place(storage: &ContainerStorage, path: &Path) -> io::Result<bool> {
+    let metadata = match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => metadata,
         _ => return Ok(false),
     };
     if std::fs::read_dir(path)?.next().is_some() {
         return Ok(false);
     }
-    if (found.uid(), found.gid()) != (0, 0) {
-        fchown(&storage.directory, Some(found.uid()), Some(found.gid()))?;
+    if (metadata.uid(), metadata.gid()) != (0, 0) {
+        fchown(
+            &storage.directory,
+            Some(metadata.uid()),
+            Some(metadata.gid()),
+        )?;
     }
     Ok(true)
 }
 
 fn mount_tree(storage: &ContainerStorage) -> io::Result<bool> {
     let path = format!("/{}", storage.place);
-    if !is_wanted(storage, path.as_ref())? {
+    if !prepare_place(storage, path.as_ref())? {
         return Ok(false);
     }
     let tree = open_tree(&storage.directory)?;
@@ -153,18 +160,19 @@ fn mount_tree(storage: &ContainerStorage) -> io::Result<bool> {
 
 fn bind_one(storage: &ContainerStorage, at: &str, root: &str) -> io::Result<bool> {
     let path = Path::new(root).join(storage.place);
-    // A symbolic link on the way would lead out of the new root: it is not the root yet.
-    let is_plain = std::fs::canonicalize(&path).is_ok_and(|found| found == path);
-    if !is_plain || !is_wanted(storage, &path)? {
+    // A symbolic link in the path would refer to the current root, because `root` is not the root
+    // yet.
+    let is_plain = std::fs::canonicalize(&path).is_ok_and(|real| real == path);
+    if !is_plain || !prepare_place(storage, &path)? {
         return Ok(false);
     }
     let source = PLACES.iter().find(|(_, place, _)| *place == storage.place);
-    let source = source.map(|(name, _, _)| format!("{at}/{ABOVE}/{name}"));
+    let source = source.map(|(name, _, _)| format!("{at}/{PARENT}/{name}"));
     let source = sys::cstring(source.unwrap_or_default().as_bytes())?;
     raw(&source, &sys::cpath(&path)?, c"", libc::MS_BIND, c"").map(|()| true)
 }
 
-/// The directory as a mount of its own, which has no place yet.
+/// Returns the directory as a detached mount.
 fn open_tree(directory: &File) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC

@@ -1,7 +1,7 @@
-//! The root of a gVisor sandbox.
+//! Root of a gVisor sandbox.
 //!
-//! The images are mounted on `/images/0` (the lowest) and so on before the agent starts: programs
-//! cannot mount them. This sandbox's writes go to a tmpfs.
+//! Programs cannot mount the images. They are mounted on `/images/0` (the lowest), `/images/1` and
+//! so on before the agent starts. The changes of the sandbox are in a tmpfs.
 
 use super::{container_storage, image_count, mount_overlay, system, text, writable};
 use crate::boot::mount::{NO_PROGRAMS_OR_DEVICES, directory, mount, raw};
@@ -10,16 +10,16 @@ use rustix::mount::UnmountFlags;
 use std::ffi::CStr;
 use std::io;
 
-/// Most images of a template.
+/// Maximum number of images of a template.
 const MAX_IMAGES: usize = 6;
-/// Directory of the agent's image with the directories that every root has, as the lowest layer.
+/// Directory in the agent's image with the directories that every root has. It is the lowest layer.
 const BELOW: &str = "/below";
-/// Controllers that gVisor has, each a hierarchy of its own (cgroup v1).
+/// Controllers that gVisor supports. Each has a separate hierarchy (cgroup v1).
 const CONTROLLERS: [&CStr; 6] = [
     c"cpu", c"cpuacct", c"cpuset", c"devices", c"memory", c"pids",
 ];
 
-/// Builds the root and moves into it.
+/// Mounts the root and changes into it.
 pub fn enter() -> Result<(), String> {
     let count = image_count(GVISOR_IMAGES, MAX_IMAGES)?
         .ok_or_else(|| format!("{GVISOR_IMAGES} is not set"))?;
@@ -34,7 +34,7 @@ pub fn enter() -> Result<(), String> {
     let storage = container_storage::make("/overlay")?;
     let images = (0..count).rev().map(|n| format!("/images/{n}"));
     let lower: Vec<_> = images.chain([BELOW.to_owned()]).collect();
-    // gVisor's overlay always copies files whole, and takes no option that says so.
+    // gVisor's overlay always copies whole files, and accepts no option for this.
     mount_overlay(&lower.join(":"), "/overlay", c"/newroot", "")?;
     container_storage::bind(storage, "/overlay", "/newroot")?;
     directory("/newroot/dev", 0o755);
@@ -52,7 +52,7 @@ pub fn enter() -> Result<(), String> {
     Ok(())
 }
 
-/// Mounts the control groups that container runtimes look for. A gVisor without them is fine.
+/// Mounts the control groups that container runtimes require. A gVisor without them is supported.
 fn mount_controllers() {
     let at = c"/sys/fs/cgroup";
     if raw(c"tmpfs", at, c"tmpfs", NO_PROGRAMS_OR_DEVICES, c"mode=0755").is_err() {
@@ -67,19 +67,21 @@ fn mount_controllers() {
     }
 }
 
-/// Lets programs trace others of their user, as in microVMs; gVisor restricts it to children.
+/// Lets programs trace other processes of their user, as in microVMs. gVisor's default allows only
+/// children.
 fn allow_tracing() {
     let _ = std::fs::write("/proc/sys/kernel/yama/ptrace_scope", "0");
 }
 
-/// Limit of the sandbox's writes, in MiB.
+/// Returns the limit of the sandbox's writes in MiB.
 fn disk_mib() -> Result<u64, String> {
-    let said = std::env::var(GVISOR_DISK_MIB).map_err(|e| format!("{GVISOR_DISK_MIB}: {e}"))?;
-    let size = said.parse().ok().filter(|mib| *mib > 0);
-    size.ok_or_else(|| format!("{GVISOR_DISK_MIB} is {said:?}: no number of MiB"))
+    let value = std::env::var(GVISOR_DISK_MIB).map_err(|e| format!("{GVISOR_DISK_MIB}: {e}"))?;
+    let size = value.parse().ok().filter(|mib| *mib > 0);
+    size.ok_or_else(|| format!("{GVISOR_DISK_MIB} is {value:?}, expected a number of MiB"))
 }
 
-/// Makes the new root the root. The old one, mounted over it for a moment, goes.
+/// Makes the new root the root. The old root is mounted over it for a moment, and is then
+/// unmounted.
 fn switch() -> io::Result<()> {
     std::env::set_current_dir("/newroot")?;
     rustix::process::pivot_root(c".", c".")?;

@@ -1,10 +1,11 @@
-//! The root of a microVM.
+//! Root of a microVM.
 //!
-//! `/dev/vda` holds the template (EROFS, read-only), `/dev/vdb` this sandbox's writes (ext4; a
-//! tmpfs without it); an overlay of both becomes the root and the initial archive disappears under
-//! it. A template may be a stack of images: the others are `/dev/vdc` and so on, each on top of
-//! those before it. The disk after them holds the modules of the kernel, as a tree that lies below
-//! all images: so `/lib/modules` has them beside those of an image.
+//! `/dev/vda` contains the template (EROFS, read-only), and `/dev/vdb` the changes of this sandbox
+//! (ext4). If there is no `/dev/vdb`, the changes are in a tmpfs. The root is an overlay of both,
+//! and is mounted over the initial archive. A template may consist of several images: `/dev/vdc`
+//! and the following disks contain the other images, lowest first. The disk after the last image
+//! contains the modules of the kernel as a directory tree below all images. Therefore
+//! `/lib/modules` contains these modules and the modules of an image.
 
 use super::{container_storage, image_count, mount_overlay, system, text, writable};
 use crate::boot::mount::{NO_PROGRAMS_OR_DEVICES, directory, mount, raw};
@@ -17,24 +18,25 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time for a disk to appear.
+/// Timeout for the appearance of a disk.
 const DISK_WAIT: Duration = Duration::from_secs(2);
 
-/// Letters of the disks with images, the lowest first: the second disk is the one that is written
-/// to. After the last image come the modules.
+/// Letters of the disks with images, lowest first. The second disk, `b`, is the writable disk. The
+/// disk after the last image contains the modules.
 const IMAGE_DISKS: &[u8] = b"acdefgh";
 
-/// Every changed file is whole in the upper directory, under its own name: layers are made of it. A
-/// directory of a template that is renamed has an attribute with its path in the template; layers
-/// have all of it (`jiffy_archive::pack`). Inode numbers in directory entries equal those of
+/// Options of the overlay. Every changed file is complete and has its own name in the upper
+/// directory, because layers are created from this directory. If a directory of a template is
+/// renamed, it has an attribute with its path in the template, and layers contain the whole
+/// directory (`jiffy_archive::pack`). Inode numbers in directory entries equal the numbers of
 /// `stat`.
 const OVERLAY_OPTIONS: &str = ",metacopy=off,redirect_dir=on,index=off,xino=on";
 
-/// Devices that every user may open, as with udev elsewhere: their effects are bound to privileges
-/// or to namespaces of the user's own.
+/// Devices that every user may open, as with udev on other systems. Their effects are limited to
+/// the privileges or the namespaces of the user.
 const OPEN_DEVICES: [&CStr; 2] = [c"/dev/fuse", c"/dev/net/tun"];
 
-/// Builds the root and moves into it.
+/// Mounts the root and changes into it.
 pub fn enter() -> Result<(), String> {
     for path in ["/dev", "/lower", "/upper", "/root-new"] {
         directory(path, 0o755);
@@ -78,7 +80,7 @@ fn mount_devices() -> Result<(), String> {
         libc::MS_NOSUID,
         c"mode=0755",
     ) {
-        // The kernel may have done it.
+        // The kernel may have mounted it already.
         Err(e) if e.raw_os_error() != Some(libc::EBUSY) => {
             Err(format!("cannot mount devtmpfs on /dev: {e}"))
         }
@@ -86,17 +88,17 @@ fn mount_devices() -> Result<(), String> {
     }
 }
 
-/// Lets every user open [`OPEN_DEVICES`]; a kernel that lacks one is fine.
+/// Lets every user open [`OPEN_DEVICES`]. A kernel without one of them is supported.
 fn open_devices() {
     for device in OPEN_DEVICES {
-        // SAFETY: a valid path.
+        // SAFETY: the path is zero-terminated.
         unsafe { libc::chmod(device.as_ptr(), 0o666) };
     }
 }
 
-/// The kernel could not open the console for us if the archive has no node for it.
+/// Opens the console. The kernel could not open it if the archive has no node for it.
 fn open_console() {
-    // SAFETY: a valid path; the descriptors 0 to 2 are not in use yet.
+    // SAFETY: the path is zero-terminated, and the descriptors 0 to 2 are not in use yet.
     unsafe {
         let console = libc::open(c"/dev/console".as_ptr(), libc::O_RDWR | libc::O_NOCTTY);
         let source = if console >= 0 {
@@ -118,8 +120,8 @@ fn open_console() {
     }
 }
 
-/// Mounts the images above the lowest, and returns their names as overlayfs expects them: the
-/// uppermost first, each with a colon.
+/// Mounts the images above the lowest. Returns their names in the format of overlayfs: uppermost
+/// first, each followed by a colon.
 fn mount_others(count: usize) -> Result<String, String> {
     let mut lower = String::new();
     for letter in IMAGE_DISKS
@@ -136,7 +138,7 @@ fn mount_others(count: usize) -> Result<String, String> {
     Ok(lower)
 }
 
-/// Mounts the image with the modules, if there is one, and names it as overlayfs wants it.
+/// Mounts the image with the modules if there is one. Returns its name in the format of overlayfs.
 fn mount_modules(images: usize) -> Result<&'static str, String> {
     if std::env::var_os(MODULES).is_none() {
         return Ok("");
@@ -145,14 +147,14 @@ fn mount_modules(images: usize) -> Result<&'static str, String> {
         .get(images)
         .copied()
         .map(char::from)
-        .ok_or("there is no disk for the kernel's modules")?;
+        .ok_or("no disk is left for the kernel's modules")?;
     directory("/lower-modules", 0o755);
     mount_image(&text(format!("/dev/vd{letter}"))?, c"/lower-modules")?;
     Ok(":/lower-modules")
 }
 
 /// Mounts file systems for programs that trace the kernel, for root only. Kernels without them are
-/// fine.
+/// supported.
 fn mount_tracing() {
     let _ = raw(
         c"debugfs",
@@ -183,7 +185,7 @@ fn mount_image(disk: &CStr, at: &CStr) -> Result<(), String> {
     }
     match raw(disk, at, c"erofs", flags, c"") {
         Ok(()) => Ok(()),
-        // Not erofs: other engines' images are ext4.
+        // The image is not EROFS: images of other engines are ext4.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => mount(disk, at, c"ext4", flags, c""),
         Err(e) => Err(format!(
             "cannot mount {} (erofs) on {}: {e}",
@@ -195,7 +197,8 @@ fn mount_image(disk: &CStr, at: &CStr) -> Result<(), String> {
 
 fn mount_writable() -> Result<(), String> {
     if Path::new("/dev/vdb").exists() {
-        // A write that the host refuses must not go unnoticed: there is no journal that would stop.
+        // A write error of the host must be visible to programs: there is no journal that would
+        // stop the file system.
         let options = c"errors=remount-ro";
         mount(c"/dev/vdb", c"/upper", c"ext4", libc::MS_NOATIME, options)?;
     } else {
@@ -213,7 +216,7 @@ fn mount_writable() -> Result<(), String> {
 fn switch() -> Result<(), String> {
     let failed = |what: &str| format!("cannot {what}: {}", io::Error::last_os_error());
     directory("/root-new/dev", 0o755);
-    // SAFETY: all arguments are valid C strings or null where the call allows it.
+    // SAFETY: all arguments are zero-terminated strings, or null where the call allows it.
     unsafe {
         let moved = |from: &std::ffi::CStr, to: &std::ffi::CStr| {
             libc::mount(
@@ -227,7 +230,7 @@ fn switch() -> Result<(), String> {
         if !moved(c"/dev", c"/root-new/dev") {
             return Err(failed("mount /dev in the new root"));
         }
-        // Gives the archive's memory back as far as we do not run from it.
+        // Releases the memory of the archive, except for pages of this program.
         libc::unlink(c"/init".as_ptr());
         if libc::chdir(c"/root-new".as_ptr()) != 0
             || !moved(c".", c"/")

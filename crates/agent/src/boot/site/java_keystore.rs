@@ -1,4 +1,4 @@
-//! Java's stores of authorities, in the format that every Java reads (JKS).
+//! Java's stores of certificate authorities, in the format that every version of Java reads (JKS).
 
 use super::guest_path::beneath;
 use base64::Engine;
@@ -7,7 +7,7 @@ use sha1::{Digest, Sha1};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Common locations of Java.
+/// Common directories of Java installations.
 const PLACES: [&str; 6] = [
     "/usr/lib/jvm",
     "/usr/java",
@@ -20,21 +20,21 @@ const MAGIC: u32 = 0xfeed_feed;
 const VERSION: u32 = 2;
 const TRUSTED: u32 = 2;
 const X509: &str = "X.509";
-/// Java's well-known default password, by which tools check that a store is intact.
+/// Well-known default password of Java, with which tools verify the checksum of a store.
 const PASSWORD: &str = "changeit";
-/// Salt of the checksum.
+/// Salt of the checksum. The format prescribes this text.
 const SALT: &[u8] = b"Mighty Aphrodite";
-/// Most entries of a store that is read.
+/// Maximum number of entries of a store that is read.
 const MAX_ENTRIES: u32 = 4096;
 
-/// Returns true if the file system on `root` has a Java.
+/// Returns whether the file system on `root` contains a Java installation.
 pub fn is_there(root: &Path, env: &BTreeMap<String, String>) -> bool {
-    let said = env.get("JAVA_HOME").map(Path::new);
-    let mut places = PLACES.iter().map(Path::new).chain(said);
+    let java_home = env.get("JAVA_HOME").map(Path::new);
+    let mut places = PLACES.iter().map(Path::new).chain(java_home);
     places.any(|place| beneath(root, place).exists())
 }
 
-/// Certificates by their names.
+/// Certificates by name.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Keystore(Vec<KeystoreEntry>);
 
@@ -46,7 +46,7 @@ struct KeystoreEntry {
 }
 
 impl Keystore {
-    /// All certificates in PEM text; invalid ones are skipped.
+    /// Parses all certificates of a text in PEM format. Invalid certificates are skipped.
     pub fn from_pem(text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text);
         let sections = text.split("-----BEGIN CERTIFICATE-----").skip(1);
@@ -68,13 +68,13 @@ impl Keystore {
         self.0.len()
     }
 
-    /// Removes those that are in another, too, whatever they are called there.
+    /// Removes certificates that `other` also contains, under any name.
     pub fn remove(&mut self, other: &Self) {
         self.0
             .retain(|entry| !other.0.iter().any(|o| o.der == entry.der));
     }
 
-    /// The store as a file.
+    /// Encodes the store as a file.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let count = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
@@ -95,7 +95,7 @@ impl Keystore {
         bytes
     }
 
-    /// A store of certificates alone; none: it is something else, or broken.
+    /// Decodes a store that contains only certificates. Returns `None` for other or damaged files.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (content, sum) = bytes.split_last_chunk::<20>()?;
         if checksum(content) != *sum {

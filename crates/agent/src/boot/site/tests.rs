@@ -6,7 +6,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 const COMPANY: &str = include_str!("../../../../sandbox-manager/src/site/company.pem");
-/// Another certificate, as far as stores look into them.
+/// Returns another certificate. Stores do not check its content.
 fn public() -> String {
     COMPANY.replacen("MIIB8j", "MIIB8k", 1)
 }
@@ -31,7 +31,7 @@ fn proxied() -> SiteSettings {
     }
 }
 
-/// A root with a directory for the agent, and files.
+/// Creates a root with a directory for the agent and with files.
 fn root(files: &[(&str, &str)]) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir_all(home(root.path())).unwrap();
@@ -47,7 +47,7 @@ fn text(root: &TempDir, path: &str) -> String {
     fs::read_to_string(root.path().join(path)).unwrap()
 }
 
-/// All files beneath a root, with their contents.
+/// Returns all files below a root with their contents.
 fn all(root: &Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root).unwrap().flatten() {
@@ -99,7 +99,7 @@ fn debian_trusts_an_authority_by_bundle_hash_and_tool_until_it_is_removed() {
     assert_eq!(variables["NODE_EXTRA_CA_CERTS"], node);
     assert_eq!(text(&root, &node[1..]), COMPANY);
     assert!(!variables.contains_key("JAVA_TOOL_OPTIONS"));
-    // The same settings once more change nothing.
+    // Installing the same settings again changes nothing.
     let with = all(root.path());
     site.replace(root.path(), company(), &none()).unwrap();
     assert_eq!(all(root.path()), with);
@@ -114,7 +114,7 @@ fn authorities_that_the_distributions_tool_copied_are_removed_too() {
     let root = root(&[(DEBIAN, &public())]);
     let mut site = InstalledSite::default();
     site.replace(root.path(), company(), &none()).unwrap();
-    // The state after `update-ca-certificates`: sorted again, with links of its own.
+    // State after a run of `update-ca-certificates`: sorted again, with its own links.
     fs::write(root.path().join(DEBIAN), format!("{COMPANY}{}", public())).unwrap();
     symlink(
         "jiffy-site-ca-1.pem",
@@ -129,8 +129,8 @@ fn authorities_that_the_distributions_tool_copied_are_removed_too() {
     assert_eq!(text(&root, DEBIAN), public());
     let certs = fs::read_dir(root.path().join("etc/ssl/certs")).unwrap();
     assert_eq!(certs.count(), 2);
-    let left = Keystore::decode(&fs::read(&java).unwrap()).unwrap();
-    assert_eq!(left.len(), 1);
+    let remaining = Keystore::decode(&fs::read(&java).unwrap()).unwrap();
+    assert_eq!(remaining.len(), 1);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn an_authority_that_the_sandbox_has_of_its_own_stays() {
     site.withdraw(root.path());
     assert_eq!(text(&root, DEBIAN), public() + COMPANY);
     assert_eq!(text(&root, own), COMPANY);
-    // One that the store has is not added to it.
+    // A certificate that the store already contains is not added.
     let before = all(root.path());
     site.replace(root.path(), company(), &none()).unwrap();
     assert_eq!(text(&root, DEBIAN), public() + COMPANY);
@@ -199,17 +199,17 @@ fn a_proxy_is_in_variables_of_both_cases_and_apt_unless_the_sandbox_has_its_own(
     }
     let hosts = "localhost,127.0.0.1,::1,.corp,10.0.0.0/8,db.corp";
     assert_eq!(site.variables()["no_proxy"], hosts);
-    let said = text(&root, apt);
+    let output = text(&root, apt);
     let program = "etc/apt/jiffy-site-proxy";
-    let asked = format!("Acquire::https::Proxy-Auto-Detect \"/{program}\";\n");
-    assert!(said.contains(&asked), "{said}");
+    let expected = format!("Acquire::https::Proxy-Auto-Detect \"/{program}\";\n");
+    assert!(output.contains(&expected), "{output}");
     let answers = |target: &str, variable: Option<(&str, &str)>| {
-        // By the shell: while another test forks, its child has this new file open for writing, and
-        // the kernel does not execute such a file (ETXTBSY).
-        let mut asked = Command::new("/bin/sh");
-        asked.arg(root.path().join(program));
-        asked.env_clear().envs(variable).arg(target);
-        String::from_utf8(asked.output().unwrap().stdout).unwrap()
+        // The shell executes the program. When another test forks, its child has this new file open
+        // for writing, and the kernel does not execute such a file (ETXTBSY).
+        let mut command = Command::new("/bin/sh");
+        command.arg(root.path().join(program));
+        command.env_clear().envs(variable).arg(target);
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
     };
     let script = std::fs::metadata(root.path().join(program)).unwrap();
     assert_eq!(script.permissions().mode() & 0o111, 0o111);
@@ -217,7 +217,7 @@ fn a_proxy_is_in_variables_of_both_cases_and_apt_unless_the_sandbox_has_its_own(
     for target in ["http://deb.example", "https://deb.example"] {
         assert_eq!(answers(target, None), format!("{url}\n"));
     }
-    // A command's own counts for more, also where it is none at all.
+    // A variable of the command takes precedence, even if it is empty.
     for own in ["http://own:1", ""] {
         assert_eq!(answers("http://deb.example", Some(("http_proxy", own))), "");
         assert_eq!(
@@ -225,8 +225,8 @@ fn a_proxy_is_in_variables_of_both_cases_and_apt_unless_the_sandbox_has_its_own(
             ""
         );
     }
-    assert!(said.contains("Acquire::http::Proxy::db.corp \"DIRECT\";\n"));
-    assert!(!said.contains("10.0.0.0") && !said.contains("::.corp"));
+    assert!(output.contains("Acquire::http::Proxy::db.corp \"DIRECT\";\n"));
+    assert!(!output.contains("10.0.0.0") && !output.contains("::.corp"));
 
     let mut env = BTreeMap::from([("HTTP_PROXY".to_owned(), "http://own:1".to_owned())]);
     site.replace(root.path(), proxied(), &env).unwrap();
@@ -270,11 +270,11 @@ fn a_java_keystore_is_readable_by_java() {
         .args(["-list", "-storepass", "changeit", "-keystore"])
         .arg(&path)
         .output();
-    let Ok(said) = keytool else {
-        eprintln!("there is no keytool");
+    let Ok(output) = keytool else {
+        eprintln!("keytool is not installed");
         return;
     };
-    let text = String::from_utf8_lossy(&said.stdout);
+    let text = String::from_utf8_lossy(&output.stdout);
     assert!(
         text.contains("authority-0") && text.contains("trustedCertEntry"),
         "{text}"

@@ -1,8 +1,9 @@
-//! The system's trust store, in the layouts of the distributions.
+//! Trust store of the system, in the layouts of the distributions.
 //!
-//! Each certificate is put into the directory from which the distribution's own tool takes an
-//! administrator's additions, so that it stays when that tool rebuilds the store; and directly into
-//! the tool's output, which works without the tool.
+//! Each certificate is added in two places. The first place is the directory from which the
+//! distribution's tool reads additions of an administrator, so that the certificate remains when
+//! this tool rebuilds the store. The second place is the output of this tool, which works without
+//! the tool.
 
 use super::guest_path::beneath;
 use super::java_keystore::Keystore;
@@ -13,7 +14,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 /// Files with all authorities: Debian, Ubuntu, Alpine, Arch; Fedora and Red Hat; their older
-/// locations; SUSE; BSD's location, also Alpine's.
+/// locations; SUSE; BSD's location, which Alpine also uses.
 const BUNDLES: [&str; 6] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -22,8 +23,8 @@ const BUNDLES: [&str; 6] = [
     "/var/lib/ca-certificates/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// Directories for an administrator's additions, and the file whose presence selects a directory:
-/// the last one is the fallback.
+/// Directories for additions of an administrator, each with the file whose presence selects it. The
+/// last directory is the fallback.
 const ANCHORS: [(&str, &str, &str); 3] = [
     (
         "/etc/pki/ca-trust",
@@ -33,30 +34,30 @@ const ANCHORS: [(&str, &str, &str); 3] = [
     ("/etc/pki/trust", "/etc/pki/trust/anchors", "pem"),
     ("/", "/usr/local/share/ca-certificates", "crt"),
 ];
-/// Certificates by the hash of their subject, as OpenSSL looks for them.
+/// Directory of certificates by the hash of their subject, for the look-ups of OpenSSL.
 const HASHED: &str = "/etc/ssl/certs";
-/// Java's store as Debian's tool makes it of all others.
+/// Java's store, which Debian's tool creates from all other certificates.
 const DEBIAN_JAVA: &str = "/etc/ssl/certs/java/cacerts";
 const NAME: &str = "jiffy-site-ca";
-/// Longest file that is looked into.
+/// Maximum size of a file that is searched.
 const MAX_FILE: u64 = 4 << 20;
-/// Most authorities of one subject.
+/// Maximum number of authorities with one hash.
 const MAX_EQUAL_HASHES: usize = 32;
 
-/// Changes made to the store.
+/// Changes to the store.
 #[derive(Debug, Default)]
 pub struct StoreChanges {
-    /// Certificates of their own, as the sandbox sees them.
+    /// Files with one certificate each, as paths in the sandbox.
     anchors: Vec<PathBuf>,
-    /// Links to them.
+    /// Symbolic links to these files.
     links: Vec<PathBuf>,
-    /// Files that were extended or created, and the bytes written.
+    /// Files that were extended or created, and the bytes that were written.
     written: Vec<(PathBuf, Vec<u8>)>,
-    /// Directories that were made, the uppermost first.
-    made: Vec<PathBuf>,
+    /// Directories that were created, parents first.
+    created_directories: Vec<PathBuf>,
 }
 
-/// Adds authorities, and returns the file with all of them.
+/// Adds authorities. Returns the file with all authorities.
 pub fn add(
     root: &Path,
     authorities: &[Authority],
@@ -98,7 +99,7 @@ pub fn add(
     Ok(bundles.swap_remove(0))
 }
 
-/// The bundles that are there, each once.
+/// Returns the bundles that exist, without duplicates.
 fn existing_bundles(root: &Path) -> Vec<PathBuf> {
     let mut seen = Vec::new();
     let mut found = Vec::new();
@@ -114,7 +115,7 @@ fn existing_bundles(root: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Appends the authorities that a bundle lacks.
+/// Appends the authorities that a bundle does not contain.
 fn append(
     root: &Path,
     bundle: &Path,
@@ -140,15 +141,16 @@ fn append(
     let mut file = File::options().append(true).open(&path)?;
     let written = file.write_all(&block);
     if written.is_err() {
-        // Half a certificate would spoil the rest for some readers.
+        // An incomplete certificate would make some programs reject the rest of the file.
         let _ = file.set_len(before.len() as u64);
     }
     trace.written.push((bundle.to_owned(), block));
     written
 }
 
-/// Removes authorities again, also from what a tool of the distribution built meanwhile, unless the
-/// sandbox has them of its own, too. Files that cannot be removed stay.
+/// Removes authorities, also from files that a tool of the distribution built meanwhile.
+/// Authorities that the sandbox itself had before are not removed. Files that cannot be removed are
+/// left.
 pub fn remove(root: &Path, authorities: &[Authority], trace: StoreChanges) {
     for path in trace.links.iter().chain(&trace.anchors) {
         let _ = fs::remove_file(beneath(root, path));
@@ -177,13 +179,13 @@ pub fn remove(root: &Path, authorities: &[Authority], trace: StoreChanges) {
     }
     remove_dangling_links(root);
     remove_from_java(root, &foreign);
-    for directory in trace.made.iter().rev() {
-        // One that something else is in stays.
+    for directory in trace.created_directories.iter().rev() {
+        // Ignore the error: a directory with other files is not removed.
         let _ = fs::remove_dir(beneath(root, directory));
     }
 }
 
-/// Removes links that a tool made to certificates that were removed.
+/// Removes symbolic links that a tool created to the removed certificates.
 fn remove_dangling_links(root: &Path) {
     let directory = beneath(root, Path::new(HASHED));
     for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
@@ -195,7 +197,7 @@ fn remove_dangling_links(root: &Path) {
     }
 }
 
-/// Removes them from the store that Debian makes for Java.
+/// Removes authorities from the store that Debian creates for Java.
 fn remove_from_java(root: &Path, authorities: &[&Authority]) {
     let path = beneath(root, Path::new(DEBIAN_JAVA));
     let Some(mut store) = read(&path).ok().and_then(|bytes| Keystore::decode(&bytes)) else {
@@ -210,12 +212,12 @@ fn remove_from_java(root: &Path, authorities: &[&Authority]) {
     }
 }
 
-/// Returns true if a file beneath `directory` is this certificate.
+/// Returns whether a file below `directory` contains this certificate.
 fn directory_contains(directory: &Path, authority: &Authority) -> bool {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut paths = entries.map(|entry| entry.path());
     paths.any(|path| match path.is_dir() {
-        // Links to directories lead round in circles.
+        // Symbolic links to directories could form cycles.
         true if path.is_symlink() => false,
         true => directory_contains(&path, authority),
         false => read(&path)
@@ -223,7 +225,7 @@ fn directory_contains(directory: &Path, authority: &Authority) -> bool {
     })
 }
 
-/// PEM text without certain certificates.
+/// Returns a text in PEM format without certain certificates.
 fn remove_certificates(text: &[u8], authorities: &[&Authority]) -> Vec<u8> {
     let bare = |pem: &[u8]| -> Vec<u8> {
         let plain = pem.iter().filter(|b| !b.is_ascii_whitespace());
@@ -264,7 +266,7 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 
 fn link(root: &Path, target: &Path, at: PathBuf, trace: &mut StoreChanges) -> io::Result<()> {
     let path = beneath(root, &at);
-    // One of an earlier try.
+    // A file of a failed attempt may exist.
     let _ = fs::remove_file(&path);
     symlink(target, path)?;
     trace.links.push(at);
@@ -277,7 +279,7 @@ fn make_directory(root: &Path, path: Option<&Path>, trace: &mut StoreChanges) ->
     above.reverse();
     for directory in above {
         match fs::create_dir(beneath(root, directory)) {
-            Ok(()) => trace.made.push(directory.to_owned()),
+            Ok(()) => trace.created_directories.push(directory.to_owned()),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             Err(_) if beneath(root, directory).is_dir() => {}
             Err(e) => return Err(e),

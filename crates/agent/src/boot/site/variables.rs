@@ -1,11 +1,11 @@
-//! Environment variables that lead programs to authorities and proxy.
+//! Environment variables with which programs use the authorities and the proxy.
 
 use jiffy_proto::agent::ProxySettings;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Programs that read one file with all authorities: OpenSSL (and Python's `ssl`, Go, Ruby), curl,
-/// Python's requests, pip, git.
+/// Variables of programs that read one file with all authorities: OpenSSL (and Python's `ssl`, Go,
+/// Ruby), curl, Python's requests, pip, git.
 const BUNDLE_VARIABLES: [&str; 5] = [
     "SSL_CERT_FILE",
     "CURL_CA_BUNDLE",
@@ -13,28 +13,28 @@ const BUNDLE_VARIABLES: [&str; 5] = [
     "PIP_CERT",
     "GIT_SSL_CAINFO",
 ];
-/// File of authorities that Node.js adds to its own.
+/// Variable with a file of authorities that Node.js adds to its built-in authorities.
 const NODE_VARIABLE: &str = "NODE_EXTRA_CA_CERTS";
-/// Java's options, taken by every Java that starts.
+/// Variable with options that every Java process reads.
 const JAVA_VARIABLE: &str = "JAVA_TOOL_OPTIONS";
 const PROXIES: [&str; 2] = ["http_proxy", "https_proxy"];
 const NO_PROXY: &str = "no_proxy";
-/// Reached without a proxy, always.
+/// Hosts that are always reached without a proxy.
 const NO_PROXY_DEFAULT: &str = "localhost,127.0.0.1,::1";
 
-/// Sources of the variables.
+/// Values from which the variables are derived.
 pub struct VariableSources<'a> {
-    /// File with all authorities; none: no authorities were given.
+    /// File with all authorities. `None` if the site has no authorities.
     pub bundle: Option<&'a Path>,
-    /// File with those that were given.
+    /// File with only the authorities of the site.
     pub authorities: &'a Path,
-    /// Java's file with all authorities.
+    /// Java's store with all authorities.
     pub java_store: Option<&'a Path>,
     pub has_java: bool,
     pub proxy: Option<&'a ProxySettings>,
 }
 
-/// Variables for processes that have none of their own.
+/// Returns the variables for processes. A variable that a process already has takes precedence.
 pub fn of(facts: &VariableSources<'_>) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let mut set = |name: &str, value: &str| all.insert(name.to_owned(), value.to_owned());
@@ -60,7 +60,7 @@ pub fn of(facts: &VariableSources<'_>) -> BTreeMap<String, String> {
     all
 }
 
-/// Java reads no variables but its own.
+/// Returns Java's options for the proxy and the store. Java reads only its own variable.
 fn java_options(facts: &VariableSources<'_>) -> Vec<String> {
     let mut options = Vec::new();
     if let Some(store) = facts.java_store {
@@ -81,7 +81,8 @@ fn java_options(facts: &VariableSources<'_>) -> Vec<String> {
         options.push(format!("-D{scheme}.proxyHost={name}"));
         options.push(format!("-D{scheme}.proxyPort={port}"));
     }
-    // A pattern of Java's begins a domain with a star; networks are unknown to it.
+    // In Java's patterns, a star stands for the beginning of a domain name. Networks are not
+    // supported.
     let hosts = without_proxy(proxy);
     let hosts: Vec<String> = hosts
         .split(',')
@@ -95,7 +96,7 @@ fn java_options(facts: &VariableSources<'_>) -> Vec<String> {
     options
 }
 
-/// Hosts that are reached without the proxy, with commas between them.
+/// Returns the comma-separated hosts that are reached without the proxy.
 pub fn without_proxy(proxy: &ProxySettings) -> String {
     let own = proxy.no_proxy.split(',').map(str::trim);
     let own =
@@ -107,8 +108,9 @@ pub fn without_proxy(proxy: &ProxySettings) -> String {
         .join(",")
 }
 
-/// Program that apt asks for the proxy of a URL. A variable of the command that runs apt counts for
-/// more, also an empty one: then it says nothing, and apt looks at the variable itself.
+/// Returns the program that apt runs to determine the proxy of a URL. A variable in the environment
+/// of the apt command takes precedence, even if it is empty. In this case the program prints
+/// nothing, and apt uses the variable.
 pub fn apt_program(proxy: &ProxySettings) -> String {
     let url = proxy.url.replace('\'', r"'\''");
     let mut text = "#!/bin/sh\ncase \"$1\" in\n".to_owned();
@@ -118,13 +120,13 @@ pub fn apt_program(proxy: &ProxySettings) -> String {
     text + &format!("esac\necho '{url}'\n")
 }
 
-/// Configuration of apt, which asks `program` for the proxy.
+/// Returns the configuration of apt. apt runs `program` to determine the proxy.
 pub fn apt(proxy: &ProxySettings, program: &Path) -> String {
     let mut text = String::new();
     for scheme in ["http", "https"] {
         let program = program.display();
         text += &format!("Acquire::{scheme}::Proxy-Auto-Detect \"{program}\";\n");
-        // Names alone: apt knows neither domains nor networks here.
+        // Only host names are listed, since apt supports neither domains nor networks here.
         let names = without_proxy(proxy);
         let is_name = |name: &&str| {
             let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-');
@@ -137,14 +139,14 @@ pub fn apt(proxy: &ProxySettings, program: &Path) -> String {
     text
 }
 
-/// Returns true if an environment has proxies of its own.
+/// Returns whether an environment contains a proxy.
 pub fn names_proxy(env: &BTreeMap<String, String>) -> bool {
     let mut names = PROXIES.iter();
     names.any(|name| env.contains_key(*name) || env.contains_key(&name.to_ascii_uppercase()))
 }
 
-/// Adds the variables that `env` lacks. A proxy that is set in one case of letters is not added in
-/// the other: programs would disagree on the one in force.
+/// Adds the variables that `env` does not contain. If a proxy variable is set in lower or upper
+/// case, the other spelling is not added, because programs would use different proxies.
 pub fn add_missing(env: &mut BTreeMap<String, String>, variables: &BTreeMap<String, String>) {
     let twin = |name: &str| {
         if name.bytes().any(|b| b.is_ascii_lowercase()) {

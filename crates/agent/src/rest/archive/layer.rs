@@ -1,4 +1,4 @@
-//! `GET /layer`: this sandbox's changes against its template, as a layer of an image.
+//! `GET /layer`: this sandbox's changes to its template, as a layer of an image.
 
 use super::{ArchiveQuery, send};
 use crate::body::ReplyBody;
@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Files of the sandbox's own identity, which the agent writes.
+/// Files of the sandbox's identity, which the agent writes.
 const IDENTITY_PATHS: [&[u8]; 6] = [
     b"etc/hosts",
     b"etc/mtab",
@@ -22,7 +22,7 @@ const IDENTITY_PATHS: [&[u8]; 6] = [
     b"var/lib/systemd/random-seed",
     b"var/lib/urandom/random-seed",
 ];
-/// Directories whose contents live as long as a boot.
+/// Directories whose contents do not survive a boot.
 const VOLATILE_DIRECTORIES: [&[u8]; 4] = [b"dev/", b"proc/", b"run/", b"sys/"];
 
 /// Sends the layer.
@@ -30,16 +30,16 @@ pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
-    // A request as root.
+    // Requires root.
     let username = ArchiveQuery::of(request.uri()).username;
     crate::rest::only_root(agent, username.as_deref(), "layers are").await?;
-    // The network that a template is built in is not the one that its sandboxes are in.
+    // Sandboxes of the new template may run in another network.
     agent.withdraw_site().await?;
-    let failed = |e: io::Error| RestError::io("cannot open what this sandbox wrote", &e);
+    let failed = |e: io::Error| RestError::io("cannot open the changes of this sandbox", &e);
     let written = root::upper_directory().ok_or_else(|| {
         RestError::new(
             StatusCode::NOT_FOUND,
-            "there is no layer: this agent did not mount its own root",
+            "no layer: this agent did not mount its root",
         )
     })?;
     let top = OwnedFd::from(written.try_clone().map_err(failed)?);
@@ -52,7 +52,8 @@ pub async fn answer(
         layer: true,
     };
     send::stream(agent, contents, move |packer| {
-        // Reads see the disk's contents. SAFETY: the descriptor is open.
+        // Flushes the file system, since the reads bypass the overlay. SAFETY: the descriptor is
+        // open.
         if unsafe { libc::syncfs(top.as_raw_fd()) } != 0 {
             return Err(ArchiveError::File {
                 action: "write down",
@@ -67,13 +68,13 @@ pub async fn answer(
         })?;
         packer.set_overlay(root.into());
         packer.tree(top, b"")?;
-        // Files beneath these are on the disk, and in no overlay.
+        // Files below these places are on the disk itself and not in the overlay.
         let mut stored = stored.into_iter();
         stored.try_for_each(|(directory, place)| packer.tree(directory, place.as_bytes()))
     })
 }
 
-/// Directories of the disk for containers that have contents, and their places.
+/// Returns the directories of the disk for container storage that contain files, and their places.
 fn stored_directories() -> Result<Vec<(OwnedFd, &'static str)>, RestError> {
     let failed = |e: io::Error| RestError::io("cannot open the storage of containers", &e);
     let mut stored = Vec::new();
@@ -97,19 +98,18 @@ fn stored_directories() -> Result<Vec<(OwnedFd, &'static str)>, RestError> {
 }
 
 /// Makes overlayfs create the directories above `place` in the upper file system, so that the layer
-/// has their owners.
+/// contains their owners.
 fn copy_up_parents(place: &str) -> io::Result<()> {
     for (end, _) in place.match_indices('/') {
         let parent = format!("/{}", &place[..end]);
         let found = std::fs::metadata(&parent)?;
-        // Every change of an attribute copies up, also one to the present value.
+        // Any change of an attribute copies the directory up, even to the same value.
         std::fs::set_permissions(&parent, found.permissions())?;
     }
     Ok(())
 }
 
-/// Returns true if a path belongs to a boot or to the sandbox's identity rather than to its
-/// changes.
+/// Returns whether a path belongs to a boot or to the sandbox's identity instead of its changes.
 pub fn is_excluded(path: &[u8]) -> bool {
     IDENTITY_PATHS.contains(&path)
         || VOLATILE_DIRECTORIES

@@ -21,14 +21,14 @@ use tokio::sync::mpsc;
 
 const WHAT: &str = "cannot unpack an archive";
 
-/// Unpacks the request's archive beneath the query's path.
+/// Unpacks the archive in the request below the path in the query.
 pub async fn answer(
     agent: &Agent,
     request: Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
     let query = ArchiveQuery::of(request.uri());
     if query.paths.len() != 1 {
-        return Err(RestError::bad("the query must name one path"));
+        return Err(RestError::bad("the query must have exactly one path"));
     }
     let lookup = query.lookup(agent);
     let mode = query.mode.as_deref().map(mode).transpose()?;
@@ -59,7 +59,7 @@ pub async fn answer(
     let mut work = pin!(agent.workers.attempt(CallClass::Archive, WHAT, unpack));
     let forward = forward(request.into_body(), sender);
     let UnpackStats { entries, bytes, .. } = tokio::select! {
-        // It may be done, or have failed, before the end of the body.
+        // The worker may finish or fail before the end of the body.
         outcome = &mut work => outcome?,
         sent = forward => {
             let outcome = work.await;
@@ -72,7 +72,7 @@ pub async fn answer(
     ))
 }
 
-/// Opens the target directory, which is created if it does not exist.
+/// Opens the target directory. Creates it if it does not exist.
 fn prepare(
     query: &ArchiveQuery,
     user: &User,
@@ -99,7 +99,7 @@ fn prepare(
     Ok((root, options))
 }
 
-/// Sends the body to the worker, which may end before it.
+/// Sends the body to the worker, which may finish earlier.
 async fn forward(
     body: &mut Incoming,
     sender: mpsc::Sender<Option<Bytes>>,
@@ -109,7 +109,7 @@ async fn forward(
             return Ok(());
         }
     }
-    // The thread may be done without it.
+    // Ignore the error: the worker may have finished.
     let _ = sender.send(None).await;
     Ok(())
 }
@@ -124,7 +124,8 @@ fn refusal(error: &ArchiveError) -> RestError {
     }
 }
 
-/// `user`, `user:group`, by name or number. A number alone is the group's, too, as Docker has it.
+/// Parses `user` or `user:group`, by name or number. A number without a group is also the number of
+/// the group, as in Docker.
 fn owner(text: &str) -> Result<UnpackOwner, RestError> {
     if let Ok(id) = text.parse::<u32>() {
         return Ok(UnpackOwner::Fixed(id, id));
@@ -138,10 +139,11 @@ fn owner(text: &str) -> Result<UnpackOwner, RestError> {
 fn mode(text: &str) -> Result<u32, RestError> {
     let mode = u32::from_str_radix(text, 8).ok();
     mode.filter(|mode| *mode <= 0o7777)
-        .ok_or_else(|| RestError::bad(format!("mode '{text}' is no number of octal digits")))
+        .ok_or_else(|| RestError::bad(format!("mode '{text}' is not an octal number")))
 }
 
-/// The thread's end of the body. One that breaks off is no end of an archive.
+/// The worker's end of the body. A body that is interrupted is an error, not the end of the
+/// archive.
 struct ArchiveReader {
     receiver: mpsc::Receiver<Option<Bytes>>,
     progress: Progress,

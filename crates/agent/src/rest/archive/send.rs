@@ -21,7 +21,7 @@ const CHUNK: usize = 64 * 1024;
 const MAX_PATHS: usize = 1000;
 const WHAT: &str = "cannot send an archive";
 
-/// Sends the files at the query's paths.
+/// Sends the files at the paths in the query.
 pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
@@ -29,7 +29,7 @@ pub async fn answer(
     let query = ArchiveQuery::of(request.uri());
     let lookup = query.lookup(agent);
     if query.paths.is_empty() {
-        return Err(RestError::bad("the query names no path"));
+        return Err(RestError::bad("the query has no path"));
     }
     if query.paths.len() > MAX_PATHS {
         return Err(RestError::bad(format!("more than {MAX_PATHS} paths")));
@@ -51,14 +51,14 @@ pub async fn answer(
     })
 }
 
-/// A tree and its name in the archive.
+/// Returns the path of a file tree and its name in the archive.
 fn tree(path: PathBuf, progress: &Progress) -> Result<(PathBuf, Vec<u8>), RestError> {
     progress.enter(&path)?;
     let found = std::fs::metadata(&path)
         .map_err(|e| RestError::io(&format!("cannot read '{}'", path.display()), &e))?;
     let name = name_of(&path)
         .map_err(|e| RestError::io(&format!("cannot resolve '{}'", path.display()), &e))?;
-    // `file/` and `file/.` are no files.
+    // `file/` and `file/.` are valid only for directories.
     if name == b"." && !found.is_dir() {
         return Err(RestError::bad(format!(
             "'{}' is not a directory",
@@ -68,8 +68,8 @@ fn tree(path: PathBuf, progress: &Progress) -> Result<(PathBuf, Vec<u8>), RestEr
     Ok((path, name))
 }
 
-/// Name of a tree in its archive: the last part of the path, or `.` if that has no name (`/`,
-/// `dir/.`).
+/// Returns the name of a file tree in its archive: the last component of the path, or `.` if it has
+/// no name (`/`, `dir/.`).
 fn name_of(path: &Path) -> io::Result<Vec<u8>> {
     let bytes = path.as_os_str().as_bytes();
     let path = match bytes {
@@ -82,8 +82,8 @@ fn name_of(path: &Path) -> io::Result<Vec<u8>> {
         .map_or_else(|| b".".to_vec(), |name| name.as_bytes().to_vec()))
 }
 
-/// Sends the archive that `fill` writes. When it fails midway the connection breaks, so that a
-/// client never takes a part for the whole; the reason is on the console.
+/// Sends the archive that `fill` writes. If an error occurs, the connection is broken, so that a
+/// client does not mistake a part for the whole archive. The reason is written to the console.
 pub fn stream(
     agent: &Agent,
     contents: PackOptions,
@@ -100,7 +100,7 @@ pub fn stream(
     tokio::task::spawn_local(async move {
         let outcome = workers.run(CallClass::Archive, WHAT, work).await;
         let failure = match outcome {
-            // The reader has left.
+            // The client has disconnected.
             Ok(Ok(()) | Err(ArchiveError::Send(_))) => return,
             Ok(Err(e)) => io::Error::other(e),
             Err(e) => e.into(),
@@ -116,7 +116,7 @@ pub fn stream(
     Ok(response)
 }
 
-/// The worker's end: written bytes go to the connection in chunks.
+/// Writing end of a stream. The bytes are sent to the connection in chunks.
 pub struct ArchiveWriter {
     sender: mpsc::Sender<io::Result<Bytes>>,
     progress: Progress,
@@ -158,7 +158,7 @@ impl Write for ArchiveWriter {
     }
 }
 
-/// The connection's end.
+/// Reading end of a stream.
 struct ArchiveStream(mpsc::Receiver<io::Result<Bytes>>);
 
 impl BodySource for ArchiveStream {

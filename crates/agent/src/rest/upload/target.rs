@@ -1,4 +1,4 @@
-//! A file that is being uploaded.
+//! Target file of an upload.
 
 use crate::filesystem::request_path::RequestPath;
 use crate::filesystem::{metadata, operation};
@@ -16,19 +16,20 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tokio::task::JoinHandle;
 
-/// Number of bytes that are collected for one call of a worker. Smaller files need a single call.
+/// Number of bytes that are collected for one call of a worker. A single call writes a smaller
+/// file.
 const BATCH_BYTES: usize = 256 * 1024;
 
 /// Encoding of the uploaded bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encoding {
-    /// As in the file.
+    /// No encoding.
     Identity,
     /// gzip.
     Gzip,
 }
 
-/// File of an answer.
+/// File in the response.
 #[derive(Debug, Serialize)]
 pub struct WrittenFile {
     path: String,
@@ -39,7 +40,7 @@ pub struct WrittenFile {
     metadata: BTreeMap<String, String>,
 }
 
-/// A file that is written in batches by workers, while the next batch is received.
+/// A file that workers write in batches. Meanwhile the next batch is received.
 pub struct Upload {
     workers: Workers,
     what: String,
@@ -48,20 +49,20 @@ pub struct Upload {
 }
 
 enum UploadState {
-    /// No batch was written yet, and the file may not exist.
+    /// No batch was written yet. The file may not exist.
     New {
         lookup: UserLookup,
         path: RequestPath,
         encoding: Encoding,
     },
-    /// A worker writes a batch.
+    /// A worker is writing a batch.
     Writing(JoinHandle<Result<UploadFile, RestError>>),
     /// A batch failed.
     Failed,
 }
 
 impl Upload {
-    /// An upload to `path` on behalf of a user.
+    /// Creates an upload to `path` on behalf of a user.
     pub fn new(
         workers: &Workers,
         lookup: &UserLookup,
@@ -80,7 +81,7 @@ impl Upload {
         }
     }
 
-    /// Adds bytes.
+    /// Adds bytes. Waits while a full batch is being written.
     pub async fn write(&mut self, piece: Bytes) -> Result<(), RestError> {
         self.batch.extend_from_slice(&piece);
         if self.batch.len() < BATCH_BYTES {
@@ -101,7 +102,7 @@ impl Upload {
         Ok(())
     }
 
-    /// Writes the rest. The file is complete afterwards.
+    /// Writes the remaining bytes. The file is complete afterwards.
     pub async fn finish(
         mut self,
         metadata: &BTreeMap<String, String>,
@@ -118,7 +119,8 @@ impl Upload {
         workers.attempt(CallClass::Files, self.what, work).await
     }
 
-    /// The file, which the returned function creates in a worker if that is not done yet.
+    /// Returns the file. If no batch was written yet, the returned function creates the file in a
+    /// worker.
     async fn file(
         &mut self,
     ) -> Result<impl FnOnce(&Progress) -> Result<UploadFile, RestError> + Send + 'static, RestError>
@@ -167,7 +169,7 @@ enum FileSink {
 }
 
 impl UploadFile {
-    /// Creates or truncates a file for a user, with the directories above it.
+    /// Creates or truncates a file for a user. Creates missing parent directories.
     fn create(path: PathBuf, user: &User, encoding: Encoding) -> Result<Self, RestError> {
         let failed =
             |e: &io::Error| RestError::io(&format!("cannot write '{}'", path.display()), e);
@@ -191,7 +193,7 @@ impl UploadFile {
         })?;
         let found = file.metadata().map_err(|e| failed(&e))?;
         let owned = (found.uid(), found.gid()) == (user.uid, user.gid);
-        // Without privilege the file is ours already.
+        // Without privileges, the file belongs to the agent's user.
         if !owned
             && let Err(e) = sys::chown(&path, user.uid, user.gid)
             && e.raw_os_error() != Some(libc::EPERM)
@@ -225,7 +227,7 @@ impl UploadFile {
     }
 }
 
-/// The error of a decoder, whose input or output may be at fault.
+/// Returns the error of a decoder. Its input or its output may be the cause.
 pub fn gzip_error(e: io::Error) -> RestError {
     match e.kind() {
         io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
