@@ -5,7 +5,7 @@ from daemon import ROOT, programs
 
 
 def calibration():
-    """Costs as the instruments of this tree measure them. Otherwise the reason why they cannot."""
+    """Returns the costs measured by the instruments of this tree, or the reason of a failure."""
     command = [str(programs(ROOT) / "jiffy-instruments"), "calibration", "-n", "1", "-w", "0", "--json"]
     try:
         done = subprocess.run(command, capture_output=True, text=True)

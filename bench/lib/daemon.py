@@ -1,4 +1,4 @@
-"""Data directories of their own, daemons on them, and builds that are measured with them.
+"""Temporary data directories, daemons on them, and builds that are measured with them.
 
 As a program: links parts of the data directory of this host into a directory.
 
@@ -14,7 +14,7 @@ PARTS = ("templates", "images", "kernel", "disks", "initrd", "versions")
 
 
 def programs(tree):
-    """Directory of the programs that were built in `tree`."""
+    """Returns the directory of the programs that were built in `tree`."""
     return pathlib.Path(tree) / os.environ.get("TARGET_DIR", "target") / ("ci/programs" if os.environ.get("CI") else "release")
 
 
@@ -27,11 +27,11 @@ def link_parts(home, parts=PARTS, real=None):
 
 
 class Home:
-    """`parts` of the data directory `real` are linked into the directory `home`, unless they are there."""
+    """Data directory `home` with links to `parts` of the data directory `real`."""
 
     def __init__(self, home, program, real=None, parts=PARTS, environment=None):
         if not pathlib.Path(program).exists():
-            sys.exit(f"{program} is not there: make build")
+            sys.exit(f"{program} does not exist: run make build")
         self.home, self.program = pathlib.Path(home), str(program)
         self.environment = {**os.environ, **(environment or {}), "JIFFY_HOME": str(home)}
         self.home.mkdir(exist_ok=True)
@@ -63,7 +63,7 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 class Daemon(Home):
-    """`parts` of the real data directory are linked into the new directory `home`."""
+    """Daemon on a new data directory `home` with links to `parts` of the real data directory."""
 
     def __init__(self, home, program, parts=PARTS, options=(), environment=None):
         super().__init__(home, program, parts=parts, environment=environment)
@@ -71,7 +71,7 @@ class Daemon(Home):
         self.connection = UnixConnection(self.home / "run/jiffy.sock")
 
     def copy(self):
-        """The same with a connection of its own."""
+        """Returns a copy with a separate connection."""
         other = copy.copy(self)
         other.connection = UnixConnection(self.home / "run/jiffy.sock")
         return other
@@ -87,7 +87,7 @@ class Daemon(Home):
         return json.loads(text) if parse and text else text
 
     def create(self, template, **more):
-        """Id and token of the agent."""
+        """Creates a sandbox. Returns its id and the token of its agent."""
         made = self.ask("POST", "/v2/sandboxes", {"templateID": template, "timeout": -1, **more})
         return made["sandboxID"], made.get("envdAccessToken")
 
@@ -101,11 +101,11 @@ class Daemon(Home):
             sys.exit(f"{self.home}: {program}: {answer}")
 
     def process(self, sandbox):
-        """Its VMM."""
+        """Returns the VMM process of a sandbox."""
         return self.ask("GET", f"/sandboxes/{sandbox[0]}/process")
 
     def memory_mib(self, sandbox):
-        """Memory of its VMM in MiB: present, its share of it, its own."""
+        """Returns the memory of a sandbox's VMM in MiB: resident, proportional share, anonymous."""
         rollup = pathlib.Path(f"/proc/{self.process(sandbox)['pid']}/smaps_rollup").read_text()
         fields = dict(line.split(":") for line in rollup.splitlines()[1:])
         names = (("resident_mib", "Rss"), ("proportional_mib", "Pss"), ("anonymous_mib", "Anonymous"))
@@ -113,8 +113,8 @@ class Daemon(Home):
 
 
 class Build(Home):
-    """Programs of one build in the tree `tree`, with a data directory and a daemon of their own.
-    `samples` has the samples of each series by its name, `units` their units."""
+    """Programs of a build in the tree `tree`, with a temporary data directory and a daemon.
+    `samples` contains the samples of each series by name, `units` the units."""
 
     def __init__(self, work, name, tree, home=None):
         self.name, self.tree = name, pathlib.Path(tree).resolve()

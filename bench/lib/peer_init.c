@@ -1,5 +1,5 @@
-/* First process of a guest, and what containers run: reads a byte, runs /true, and writes one back,
-   forever. In a virtual machine over the first serial port, in a container over what it is given. */
+/* First process of a guest or container: reads a byte, runs /true, and writes a byte, in a loop. A
+   virtual machine uses the first serial port, a container its standard input and output. */
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mount.h>

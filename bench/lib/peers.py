@@ -1,15 +1,16 @@
 """Other sandboxes of this host: create to the first `true`, snapshot, restore to the first `true`.
 
-Each peer has `missing`, which tells why it cannot be measured here (none: it can), and makes
-sandboxes with `create`, `exec`, `snapshot`, `restore` and `remove`. `snapshots` is false where it
-has none."""
+A peer's `missing` is the reason why it cannot be measured on this host, or `None`. Peers manage
+sandboxes with `create`, `exec`, `snapshot`, `restore` and `remove`. `snapshots` is false if the peer
+does not support snapshots.
+"""
 import json, os, pathlib, shutil, socket, subprocess, tempfile, time
 
 from daemon import REAL, ROOT
 
 READY, RAN = b"\x01", b"\x02"
 LIMIT, SERIAL_LIMIT = 60, 10
-# KVM without VT-x refuses the register that the feature comes with.
+# KVM without VT-x rejects the register of this feature.
 CPU = "host,arch-capabilities=off"
 
 
@@ -21,12 +22,12 @@ def run(*words, **more):
 
 
 def found(variable, name):
-    """Path of a program: as the variable says, or on the path."""
+    """Returns the path of a program: from the environment variable, or from PATH."""
     return os.environ.get(variable) or shutil.which(name)
 
 
 def built_init(work):
-    """The static program that all guests of peers run, and an initial ramdisk with it."""
+    """Builds the static program that all guests of peers run, and an initial ramdisk with it."""
     root = pathlib.Path(work) / "root"
     root.mkdir()
     run("cc", "-static", "-Os", "-o", root / "init", ROOT / "bench/lib/peer_init.c")
@@ -40,7 +41,7 @@ def built_init(work):
 
 
 class Jiffy:
-    """The daemon of this tree with its usual settings: jail, network, API, a template of Debian."""
+    """Daemon of this tree with default settings: jail, network, API, a Debian template."""
 
     snapshots = True
 
@@ -69,7 +70,7 @@ class Jiffy:
 
 
 class Container:
-    """A runtime of OCI containers: a static program as its first process, namespaces of its own,
+    """OCI container runtime: a static program as the first process, separate namespaces,
     no network."""
 
     def __init__(self, work, name, program, options=(), snapshots=False):
@@ -94,7 +95,7 @@ class Container:
         return path
 
     def call(self, *words):
-        # What stays must not hold our pipes.
+        # Remaining processes must not inherit the pipes.
         with tempfile.TemporaryFile() as said:
             done = subprocess.run([self.program, *map(str, self.options), *map(str, words)], stdin=subprocess.DEVNULL,
                                   stdout=said, stderr=said, timeout=LIMIT)
@@ -133,7 +134,7 @@ class Container:
 
 
 class Podman:
-    """podman with an image of the static program, without network."""
+    """podman with an image of the static program, without a network."""
 
     name, snapshots = "podman", False
 
@@ -154,7 +155,7 @@ class Podman:
 
 class Qemu:
     """QEMU's machine `microvm` with the guest kernel of this tree: a ramdisk with one static program,
-    which is asked over a serial port. No jail, no network, no disk."""
+    controlled over a serial port. No jail, no network, no disk."""
 
     name, snapshots = "qemu, microvm", True
 
@@ -220,15 +221,15 @@ class Qemu:
                 raise RuntimeError(f"qemu: {command}: {answer['error']['desc']}")
             if "return" in answer:
                 return answer["return"]
-        raise RuntimeError(f"qemu ended at {command}")
+        raise RuntimeError(f"qemu exited during {command}")
 
     @staticmethod
     def await_byte(machine, wanted):
-        """The byte, behind what firmware and kernel say."""
+        """Reads the answer byte after the output of firmware and kernel."""
         while byte := machine["serial"].recv(1):
             if byte == wanted:
                 return
-        raise RuntimeError("a guest of qemu ended")
+        raise RuntimeError("a guest of qemu exited")
 
     def create(self):
         machine = self.start()
@@ -244,8 +245,8 @@ class Qemu:
         try:
             self.await_byte(machine, RAN)
         except TimeoutError:
-            raise RuntimeError(f"the guest runs nothing within {SERIAL_LIMIT} s: QEMU may not know registers of KVM "
-                               "without VT-x, and restores a guest without them")
+            raise RuntimeError(f"the guest does not answer within {SERIAL_LIMIT} s: QEMU may not support registers of KVM "
+                               "without VT-x, and restore a guest without them")
 
     def snapshot(self, machine):
         image = self.work / f"image-qemu-{self.number}"

@@ -1,4 +1,4 @@
-"""Counts of all that a process and those that it starts do, by the kernel's performance events."""
+"""Counts of performance events of a process and its descendants."""
 import ctypes, errno, os, pathlib, struct, subprocess, sys, tempfile
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -11,7 +11,7 @@ EVENTS = {"processor time, ms": (SOFTWARE, 1), "page faults": (SOFTWARE, 2), "co
 
 
 def system_call_event():
-    """Number of the trace point of system calls; none: this kernel has no tracefs."""
+    """Returns the number of the trace point of system calls. `None` if the kernel has no tracefs."""
     with tempfile.TemporaryDirectory(prefix="jiffy-bench-") as place:
         if subprocess.run(["mount", "-t", "tracefs", "none", place], capture_output=True).returncode:
             return None
@@ -24,8 +24,8 @@ def system_call_event():
 
 
 def probes():
-    """Events of probes at the functions of the C library that all allocations of our programs call;
-    none where the kernel has no such probes."""
+    """Returns probe events for the allocation functions of the C library. Empty if the kernel does not
+    support such probes."""
     try:
         kind = int(pathlib.Path("/sys/bus/event_source/devices/uprobe/type").read_text())
     except OSError:
@@ -35,7 +35,7 @@ def probes():
 
 
 def place(address):
-    """File that is mapped at an address, and the offset there."""
+    """Returns the file that is mapped at an address, and the offset in the file."""
     for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
         area, _, offset, _, _, *path = line.split(None, 5)
         first, end = (int(number, 16) for number in area.split("-"))
@@ -45,9 +45,9 @@ def place(address):
 
 
 class Counts:
-    """Of the threads that process `pid` has now, and of threads and processes that they start; or
-    allocations of those threads, which take 3 us each while they are counted. No others begin with
-    probes of ours: the kernel would look for the path in their memory."""
+    """Counts of the current threads of process `pid` and of their descendants; or allocations of these
+    threads only. A counted allocation takes 3 us. Probes are not inherited, because the kernel would
+    then read the path from the memory of the descendants."""
 
     def __init__(self, pid, allocations=False):
         events = {name: [event] for name, event in EVENTS.items()}
@@ -73,9 +73,9 @@ class Counts:
         buffer = (ctypes.c_char * ATTRIBUTE_BYTES).from_buffer(attribute)
         file = LIBC.syscall(SYS_PERF_EVENT_OPEN, buffer, thread, -1, -1, 0)
         if file < 0 and ctypes.get_errno() == errno.ESRCH:
-            return None  # It has ended since.
+            return None  # The thread has exited.
         if file < 0:
-            sys.exit(f"perf_event_open: {os.strerror(ctypes.get_errno())}: root is needed")
+            sys.exit(f"perf_event_open: {os.strerror(ctypes.get_errno())}: root is required")
         return file
 
     def read(self):

@@ -1,19 +1,20 @@
-"""Cost of each operation by itself, of a daemon and all that it started."""
+"""Cost of each operation, summed over a daemon and its descendants."""
 import json, resource, subprocess, time
 
 from daemon import Daemon
 from perf import Counts
 
-# Of each, one after the other. More tell no more, and fewer how spare processes fall.
+# Number of sequential operations. More do not improve the accuracy; with fewer, the number of spare
+# processes created in the background affects the result.
 NUMBER = 10
-# The daemon makes spare processes and slots behind answers.
+# The daemon creates spare processes and slots after answers.
 QUIET_SECONDS, QUIET_CALLS, LONGEST_WAIT = 0.06, 30, 3
 STARTS = 20
 
 
 def start_of_a_program():
-    """Processor time of a fork and an exec, in milliseconds: page faults, copies and system calls of
-    this host, as an operation has them."""
+    """Returns the processor time of a fork and an exec in milliseconds, as a unit for this host: an
+    operation also consists of page faults, copies and system calls."""
     def used():
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         return usage.ru_utime + usage.ru_stime
@@ -25,7 +26,7 @@ def start_of_a_program():
 
 
 class Steps:
-    """Figures by operation and count, each for one of `NUMBER` operations."""
+    """Values by operation and kind of count, averaged over `NUMBER` operations."""
 
     def __init__(self, home, program):
         self.daemon = Daemon(home, program)
@@ -37,8 +38,8 @@ class Steps:
         self.daemon.stop()
 
     def measure(self):
-        """A round that warms up, one that counts, and one that counts allocations, which slows it."""
-        for kept in (False, True):
+        """Runs a warm-up round, a measured round, and a slower round that counts allocations."""
+        for _ in ("warm-up", "measured"):
             self.figures = {}
             units = [start_of_a_program()]
             self.round(self.calls, units)
@@ -58,7 +59,7 @@ class Steps:
         return done
 
     def settled(self, counts):
-        """Counts once the daemon has nothing left to do."""
+        """Returns the counts after the daemon has become idle."""
         calls = lambda: self.calls.read().get("system calls", 0)
         end, before = time.monotonic() + LONGEST_WAIT, calls()
         while time.monotonic() < end:
@@ -70,7 +71,7 @@ class Steps:
         return counts.read()
 
     def round(self, counts, units):
-        """One life of `NUMBER` sandboxes at once."""
+        """Runs each operation on `NUMBER` sandboxes."""
         def step(name, call):
             found = self.step(counts, name, lambda: [call(*one) for one in sandboxes])
             units.append(start_of_a_program())

@@ -1,4 +1,4 @@
-//! Guests of this process: boot and memory.
+//! Instruments `boot` and `memory`: guests of this process.
 
 use crate::goals;
 use crate::memory as vmm_memory;
@@ -8,7 +8,7 @@ use jiffy_benchmark::{Measured, Series, prepare_guests};
 use jiffy_engine_api::BootReport;
 use jiffy_engines::SandboxSpec;
 
-/// Cold boots, split by phase.
+/// Measures cold boots by phase.
 pub async fn boot(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
     let prepared = prepare_guests().await?;
     let meter = Meter::new();
@@ -33,14 +33,14 @@ pub async fn boot(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
         phase("agent: identity taken", None, |r| r.agent_us),
     ];
     Ok(Measured {
-        method: "one guest at a time, template base, 2 vCPUs, 512 MiB: from asking for the sandbox \
-            to its agent's word that it is ready",
-        limits: "images are in the page cache after the warm-up; nothing else runs in the guest; concurrent boots",
+        method: "sequential boots of guests, template base, 2 vCPUs, 512 MiB: from the request for \
+            the sandbox to the agent's ready message",
+        limits: "cold page cache; guests under load; concurrent boots",
         ..Measured::new("boot", series, &meter)
     })
 }
 
-/// Memory of a fresh guest and of its VMM.
+/// Measures the memory of a new guest and of its VMM.
 pub async fn memory(n: usize) -> anyhow::Result<Measured> {
     let prepared = prepare_guests().await?;
     let meter = Meter::new();
@@ -63,9 +63,10 @@ pub async fn memory(n: usize) -> anyhow::Result<Measured> {
         Series::new("in use as the guest sees it", "MiB", None, used),
     ];
     Ok(Measured {
-        method: "after boot, nothing run: private memory of the VMM process outside guest memory \
-            (smaps), host memory behind the guest's, and MemTotal - MemAvailable inside",
-        limits: "growth after boot; what siblings share",
+        method: "after boot, without further processes: private memory of the VMM process outside \
+            guest memory (smaps), host memory that backs the guest's memory, and MemTotal - \
+            MemAvailable in the guest",
+        limits: "growth after boot; memory shared between guests",
         ..Measured::new("memory", series, &meter)
     })
 }

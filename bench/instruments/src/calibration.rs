@@ -1,4 +1,4 @@
-//! Costs of the host's own operations, several times.
+//! Instrument `calibration`: repeated measurement of the host's own operations.
 
 use jiffy_benchmark::counters::Meter;
 use jiffy_benchmark::{Measured, Series, calibrate};
@@ -16,11 +16,11 @@ pub async fn calibration(n: usize) -> anyhow::Result<Measured> {
     });
     Ok(Measured {
         method: "a guest of one page that reads an emulated register or writes to a port; first \
-            touches of anonymous memory and of a mapped file in the page cache (with its \
-            neighbours); copies in 16 MiB; writes to a new file and one with fsync, in the data \
-            directory; a copy of this process that runs `true`; two threads on one processor that \
-            wake each other. Medians of batches, microseconds",
-        limits: "costs of several at once; caches of a processor that had other work",
+            accesses to anonymous memory and to a mapped file in the page cache (with \
+            fault-around); copies in 16 MiB; writes to a new file and a write with fsync, in the \
+            data directory; a fork of this process that executes `true`; two threads on one \
+            processor that wake each other. Medians of batches, microseconds",
+        limits: "concurrent operations; processor caches that contain data of other work",
         ..Measured::new("calibration", series.collect(), &Meter::new())
     })
 }

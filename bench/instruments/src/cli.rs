@@ -5,11 +5,11 @@ use jiffy_benchmark::BenchmarkOptions;
 use jiffy_client::ServerOptions;
 use std::path::PathBuf;
 
-/// Measure this host with an instrument of developers. Requires root
+/// Measure this host with a developer instrument. Requires root
 #[derive(Debug, Parser)]
 #[command(version)]
 pub struct Cli {
-    /// Instrument
+    /// Instrument to run
     #[arg(value_enum)]
     pub instrument: Instrument,
     /// Number of samples
@@ -78,19 +78,19 @@ pub enum Instrument {
     Clone,
     /// Pause and resume, -c at a time
     Pause,
-    /// Pause, 2 s of sleep, resume
+    /// Pause, 2 s of waiting, resume
     Sleep,
     /// Exec, files and silent streams through the gateway, and without it
     Gateway,
     /// First piece of code in a new code-interpreter-v1
     Code,
-    /// Processor time of the host for each operation: -n of each, -c rounds
+    /// Processor time of the host for each operation: -n of each, in -c rounds
     ProcessorTime,
     /// Calls, restart, memory and disk with 10 to 100,000 fabricated snapshots, paused sandboxes,
     /// templates and keys (--numbers)
     Scale,
-    /// Requests, streams, files and work in a sandbox of each engine, and the same on the host
+    /// Requests, streams, files and programs in a sandbox of each engine, and the same on the host
     Data,
-    /// Cost of the steps that an operation records
+    /// Cost of recording the steps of an operation
     Steps,
 }

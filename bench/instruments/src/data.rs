@@ -1,4 +1,4 @@
-//! The data plane: what goes through gateway, streams and disks, beside the same on the host.
+//! Instrument `data`: performance of gateway, streams and disks, compared to the host.
 
 mod host;
 mod requests;
@@ -14,23 +14,23 @@ use sandbox::SandboxSide;
 use serde::Deserialize;
 use std::time::Duration;
 
-/// Server that both sides run.
+/// Server that runs on both sides.
 const SERVER_SCRIPT: &str = include_str!("data/server.py");
-/// Work that both sides do.
+/// Programs that run on both sides.
 const WORK_SCRIPT: &str = include_str!("data/work.py");
-/// Port of the server in a sandbox that listens on all addresses.
+/// Port of the server that listens on all addresses of a sandbox.
 const PORT: u16 = 8080;
-/// Port of the one that listens on the loopback address only.
+/// Port of the server that listens only on the loopback address.
 const LOOPBACK_PORT: u16 = 8081;
-/// Connections at a time.
+/// Numbers of concurrent connections.
 const CONNECTIONS: [usize; 2] = [1, 32];
 /// Duration of one sample of requests, and of one kind of work.
 const SAMPLE_TIME: Duration = Duration::from_millis(500);
-/// Bytes that are moved in one sample.
+/// Number of bytes transferred per sample.
 const STREAM_BYTES: u64 = 256 << 20;
-/// MiB of a file that is written in one piece, and then read and written at random.
+/// Size in MiB of a file that is written sequentially, and then read and written at random.
 const WORK_MIB: u64 = 256;
-/// Name of the side that has no sandbox.
+/// Name of the side without a sandbox.
 const HOST: &str = "host";
 
 /// One sample.
@@ -50,18 +50,18 @@ impl Sample {
         }
     }
 
-    /// Bytes of a stream that took so long.
+    /// Creates a sample for a stream of [`STREAM_BYTES`] with the given duration.
     fn stream(name: &str, took: Duration) -> Self {
         let megabytes = STREAM_BYTES as f64 / 1e6;
         Self::new(name, "MB/s", megabytes / took.as_secs_f64())
     }
 }
 
-/// A figure as the work script prints it: name, unit, value.
+/// Result line of the work script: name, unit, value.
 #[derive(Debug, Deserialize)]
 struct WorkFigure(String, String, f64);
 
-/// Figures of a run of the work script.
+/// Parses the results of a run of the work script.
 fn work_samples(printed: &[u8]) -> anyhow::Result<Vec<Sample>> {
     let figures: Vec<WorkFigure> = serde_json::from_slice(printed)?;
     let sample = |WorkFigure(name, unit, value)| {
@@ -74,7 +74,7 @@ fn work_samples(printed: &[u8]) -> anyhow::Result<Vec<Sample>> {
 /// Samples by side.
 type Sides = Vec<(String, Vec<f64>)>;
 
-/// Samples of a figure on each side, in the order of their first sample.
+/// Samples of each measurement by side, in the order of their first sample.
 #[derive(Default)]
 struct Table(Vec<(String, &'static str, Sides)>);
 
@@ -106,7 +106,7 @@ impl Table {
     }
 }
 
-/// Figures that sandboxes are to reach.
+/// Goals for sandboxes.
 fn goal(name: &str, side: &str) -> Option<f64> {
     if side == HOST {
         return None;
@@ -119,7 +119,7 @@ fn goal(name: &str, side: &str) -> Option<f64> {
     }
 }
 
-/// Samples of the host and of each engine that it has, in turns.
+/// Measures the host and each of its engines in turn.
 pub async fn data(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Result<Measured> {
     let daemon = BenchmarkDaemon::open(server).await?;
     let engines = daemon.engines().await?;
@@ -151,15 +151,16 @@ pub async fn data(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::R
         sandbox.remove().await?;
     }
     Ok(Measured {
-        method: "a sandbox of 2 vCPUs and 4 GiB on each engine, and this host itself, in turns: \
-            requests of a client on kept connections to a small server (Python, one thread) for \
-            half a second each, with the exits of KVM for each request; it listens on all addresses of \
-            the sandbox, and another like it on the loopback address only; 256 MiB through streams, \
-            files, `jiffy cp` and a command's output; a program (Python) that measures calls, \
-            pages, processes and its disk in the temporary directory. On the host the same server \
-            is asked directly, files are copied, and the program runs there",
-        limits: "a network between client and host, TLS; servers that are faster than Python; \
-            several sandboxes at once; disks beyond the page cache",
+        method: "a sandbox of 2 vCPUs and 4 GiB on each engine, and this host itself, in turn: \
+            requests of a client on persistent connections to a small server (Python, one thread) \
+            for half a second each, with the KVM exits per request. One server listens on all \
+            addresses of the sandbox, a second one on the loopback address only. Transfers of 256 \
+            MiB through streams, files, `jiffy cp` and a command's output. A program (Python) that \
+            measures system calls, pages, processes and its disk in the temporary directory. On \
+            the host, the same server is connected to directly, files are copied, and the program \
+            runs there",
+        limits: "a network between client and host, TLS; servers faster than Python; concurrent \
+            sandboxes; disks beyond the page cache",
         not_available,
         ..Measured::new("data", measured?.series(), &Meter::new())
     })

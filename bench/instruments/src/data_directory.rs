@@ -59,7 +59,7 @@ fn link(target: &Path, path: &Path) -> anyhow::Result<()> {
     if !target.exists() {
         return Ok(());
     }
-    // `Home::at` creates empty directories. Any other error is that of the link.
+    // `Home::at` creates empty directories. `symlink` reports all other errors.
     let _ = fs::remove_dir(path);
     if !path.exists() {
         symlink(target, path).with_context(|| format!("cannot link {}", path.display()))?;

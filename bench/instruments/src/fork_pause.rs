@@ -1,4 +1,4 @@
-//! Forks, and sleep.
+//! Instruments `clone`, `pause` and `sleep`.
 
 use crate::goals;
 use jiffy_benchmark::counters::Meter;
@@ -9,7 +9,7 @@ use jiffy_engine_api::SandboxSize;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// One call that leaves N more answering sandboxes, for `c` sandboxes at once.
+/// Measures the fork of `c` sandboxes at once, each until its N children answer.
 pub async fn fork(
     template: &str,
     n: usize,
@@ -67,15 +67,16 @@ pub async fn fork(
         daemon.remove(id).await?;
     }
     Ok(Measured {
-        method: "one POST fork of a live sandbox with 10 MB written, until N more sandboxes have \
-            answered; C such sandboxes at once; counters of each child's VMM from its beginning to \
-            the answer",
-        limits: "the children's later work",
+        method: "one POST fork of a running sandbox with 10 MB written, until all N children have \
+            answered; C such sandboxes at once; counters of each child's VMM from its start to the \
+            answer",
+        limits: "later work of the children",
         ..Measured::new("clone", series, &meter)
     })
 }
 
-/// Sleep and waking of idle 2 GiB sandboxes, `c` at once, after they have been `asleep`.
+/// Measures pause and resume of idle 2 GiB sandboxes, `c` at once. They are paused for the time
+/// `asleep`.
 pub async fn pause(
     task: &'static str,
     asleep: Duration,
@@ -141,14 +142,14 @@ pub async fn pause(
             .against(goals::resume_reference(c)),
     ];
     let mut measured = Measured {
-        method: "C idle sandboxes of 2 vCPUs and 2 GiB at once: POST pause until they hold no \
+        method: "C idle sandboxes of 2 vCPUs and 2 GiB at once: POST pause until they occupy no \
             memory; POST resume, at once (pause) or 2 s later (sleep), until their agents have \
-            answered; `true` in each in between, not timed; counters of the new VMM from its \
-            beginning to the answer",
-        limits: "storage that is synced; guests that have written much",
+            answered; `true` in each in between, not timed; counters of the new VMM from its start \
+            to the answer",
+        limits: "synced storage; guests that have written much",
         ..Measured::new(task, series, &meter)
     };
-    let ended = "counters of a pause: not available: the process ends with it";
+    let ended = "counters of a pause: not available: the process exits";
     measured.not_available.push(ended.to_owned());
     Ok(measured)
 }

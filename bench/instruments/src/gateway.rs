@@ -1,4 +1,4 @@
-//! Cost of the gateway: from a port of the host to a port of the guest.
+//! Instruments `gateway` and `code`: cost of the gateway between ports of the host and of a guest.
 
 use crate::goals;
 use anyhow::{Context, ensure};
@@ -17,26 +17,26 @@ use serde_json::json;
 use std::time::Instant;
 use tokio::task::JoinSet;
 
-/// Bytes of a file that is moved.
+/// Size of a transferred file in bytes.
 const FILE_BYTES: u64 = 1 << 30;
-/// The same for `truncate`.
+/// The same size as an argument of `truncate`.
 const TRUNCATE_SIZE: &str = "1G";
-/// Bytes of one write.
+/// Size of one write in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Streams that are open and silent.
+/// Number of open, silent streams.
 const IDLE_STREAMS: usize = 500;
-/// Port of the server that holds them.
+/// Port of the server for silent streams.
 const STREAMS_PORT: u16 = 8000;
 /// Port of the code interpreter.
 const CODE_PORT: u16 = 49_999;
-/// Room for a file of 1 GiB in the guest's memory.
+/// Size of a sandbox whose memory holds a file of 1 GiB.
 pub(crate) const LARGE_SIZE: SandboxSize = SandboxSize {
     vcpus: 2,
     memory_mib: 4096,
     disk_mib: 1024,
 };
 
-/// Answers every request with one line, and with another when `/tmp/end` appears.
+/// Answers every request with one line, and with a second line when `/tmp/end` exists.
 const SERVER_SCRIPT: &str = r"
 import asyncio, os
 async def serve(reader, writer):
@@ -54,13 +54,13 @@ async def main():
 asyncio.run(main())
 ";
 
-/// Agents of two guests, through the gateway and without it.
+/// Agents of two guests, with and without the gateway in between.
 struct AgentRoutes {
     through: AgentClient,
     direct: AgentClient,
 }
 
-/// Exec, files and idle streams through the gateway, beside the same over the guest's own socket.
+/// Measures exec, files and idle streams through the gateway, and over the guest's own socket.
 pub async fn gateway(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Result<Measured> {
     let daemon = BenchmarkDaemon::open(server).await?;
     let sandbox = daemon.create_with_token(LARGE_SIZE).await?;
@@ -79,11 +79,11 @@ pub async fn gateway(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow
     series.extend(streams(&daemon, &sandbox, &routes.through, n).await?);
     daemon.remove(&sandbox.record.id).await?;
     Ok(Measured {
-        method: "one sandbox behind the gateway and one guest whose socket we hold, same size, in \
-            turn: `true` from sending process.Start to having read the exit code; one file of 1 \
-            GiB up into the guest's memory and a hole of 1 GiB down; 500 requests to a server in \
-            the guest that answers one line and then is silent",
-        limits: "several clients at once; a network in between; TLS; data from a disk",
+        method: "one sandbox behind the gateway, and one guest with a direct socket, of the same \
+            size, in turn: `true` from sending process.Start to reading the exit code; upload of a \
+            file of 1 GiB to the guest's memory, and download of a sparse file of 1 GiB; 500 \
+            requests to a server in the guest that sends one line and then stays silent",
+        limits: "concurrent clients; a network in between; TLS; data from a disk",
         ..Measured::new("gateway", series, &Meter::new())
     })
 }
@@ -112,7 +112,7 @@ async fn exec(routes: &AgentRoutes, n: usize, warm_up: usize) -> anyhow::Result<
     ])
 }
 
-/// MiB per second, up and down, by both routes.
+/// Measures uploads and downloads in MiB per second over both routes.
 async fn files(routes: &AgentRoutes) -> anyhow::Result<Vec<Series>> {
     let mut series = Vec::new();
     for (way, agent) in [
@@ -139,7 +139,7 @@ fn rate(began: Instant) -> f64 {
     (FILE_BYTES >> 20) as f64 / began.elapsed().as_secs_f64()
 }
 
-/// MiB per second of a file of 1 GiB into the guest's memory.
+/// Uploads a file of 1 GiB to the guest's memory. Returns MiB per second.
 pub(crate) async fn upload(agent: &AgentClient) -> anyhow::Result<f64> {
     const PATH: &str = "/dev/shm/up";
     let piece = Bytes::from(vec![0x5a; CHUNK_BYTES]);
@@ -152,12 +152,15 @@ pub(crate) async fn upload(agent: &AgentClient) -> anyhow::Result<f64> {
     let rate = rate(began);
     let there = agent.stat(PATH, Some("root")).await?.size;
     let there: u64 = there.parse()?;
-    ensure!(there == FILE_BYTES, "{there} bytes of {FILE_BYTES} arrived");
+    ensure!(
+        there == FILE_BYTES,
+        "received {there} of {FILE_BYTES} bytes"
+    );
     agent.remove(PATH, Some("root")).await?;
     Ok(rate)
 }
 
-/// MiB per second of a hole of 1 GiB out of a guest.
+/// Downloads a sparse file of 1 GiB from a guest. Returns MiB per second.
 pub(crate) async fn download(agent: &AgentClient) -> anyhow::Result<f64> {
     const PATH: &str = "/tmp/down";
     sh(agent, &format!("truncate -s {TRUNCATE_SIZE} {PATH}")).await?;
@@ -167,11 +170,11 @@ pub(crate) async fn download(agent: &AgentClient) -> anyhow::Result<f64> {
     while let Some(piece) = reader.next().await? {
         got += piece.len() as u64;
     }
-    ensure!(got == FILE_BYTES, "{got} bytes of {FILE_BYTES} arrived");
+    ensure!(got == FILE_BYTES, "received {got} of {FILE_BYTES} bytes");
     Ok(rate(began))
 }
 
-/// Runs a shell command to its end.
+/// Runs a shell command until it exits.
 pub(crate) async fn sh(agent: &AgentClient, script: &str) -> anyhow::Result<()> {
     let spec = ProcessSpec::new("/bin/sh", ["-c", script]);
     let (status, _, err) = agent.start(&spec).await?.output(1 << 16).await?;
@@ -180,7 +183,7 @@ pub(crate) async fn sh(agent: &AgentClient, script: &str) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Cost of many silent streams, which still receive what comes later.
+/// Measures the cost of many silent streams, and checks that they still receive later data.
 async fn streams(
     daemon: &BenchmarkDaemon,
     sandbox: &Sandbox,
@@ -200,7 +203,10 @@ async fn streams(
             let answer = daemon.request_port(&sandbox, STREAMS_PORT, Method::GET, "/", None);
             let mut answer = answer.await?;
             let line = answer.next().await?.unwrap_or_default();
-            ensure!(&line[..] == b"hello\n", "a stream began with {line:?}");
+            ensure!(
+                &line[..] == b"hello\n",
+                "the first line of a stream is {line:?}"
+            );
             Ok(answer)
         });
     }
@@ -217,7 +223,10 @@ async fn streams(
     sh(agent, "touch /tmp/end").await?;
     for answer in &mut open {
         let line = answer.next().await?.unwrap_or_default();
-        ensure!(&line[..] == b"bye\n", "a stream ended with {line:?}");
+        ensure!(
+            &line[..] == b"bye\n",
+            "the last line of a stream is {line:?}"
+        );
     }
     let mut series = vec![
         Series::new(
@@ -243,7 +252,7 @@ async fn streams(
     Ok(series)
 }
 
-/// The first piece of code in a new sandbox.
+/// Measures the first piece of code in a new sandbox.
 pub async fn code(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Result<Measured> {
     let daemon = BenchmarkDaemon::open(server).await?;
     let (mut created, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
@@ -264,10 +273,10 @@ pub async fn code(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::R
         Series::new("second run_code('1+1')", "ms", None, second),
     ];
     Ok(Measured {
-        method: "template code-interpreter-v1 of its own size, one sandbox after the other: \
-            create; then POST /execute to port 49999 through the gateway, from sending it to the \
-            end of its answer, twice",
-        limits: "code that imports, draws or computes; a client's own start",
+        method: "template code-interpreter-v1 in its own size, sequential sandboxes: create; then \
+            POST /execute to port 49999 through the gateway, from sending the request to the end \
+            of its answer, twice",
+        limits: "code that imports, draws or computes; the start of the client",
         ..Measured::new("code", series, &Meter::new())
     })
 }

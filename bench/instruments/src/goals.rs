@@ -1,5 +1,5 @@
-//! Goals of instruments on a host without VT-x, and figures that CubeSandbox publishes for its own
-//! host (16 vCPUs, PVM): wall times of a batch, in milliseconds and MiB.
+//! Goals of instruments on a host without VT-x, and values that CubeSandbox publishes for its own
+//! host (16 vCPUs, PVM): total times of a batch, in milliseconds and MiB.
 
 pub use jiffy_benchmark::goals::{CREATE, EXEC, if_sequential, of_base};
 
@@ -8,47 +8,47 @@ use jiffy_benchmark::goals::lookup;
 pub const BOOT: f64 = 900.0;
 pub const VMM_MEMORY: f64 = 5.0;
 pub const STOPPED: f64 = 10.0;
-/// A snapshot until it is captured, whatever was written.
+/// Time until a snapshot is captured, regardless of the amount written.
 pub const CAPTURED: f64 = 20.0;
 pub const SNAPSHOT: f64 = 30.0;
 pub const ROLLBACK: f64 = 5.0;
 pub const PAUSE: f64 = 8.0;
 pub const RESUME: f64 = 10.0;
-/// Processor time of a create and its removal.
+/// Processor time of a create and the removal.
 pub const LIFE_PROCESSOR_MS: f64 = 12.0;
-/// Restart of a daemon to its first answer, however much it has.
+/// Time from the restart of a daemon to its first answer, regardless of the number of sandboxes.
 pub const RESTART: f64 = 1000.0;
-/// Memory of a daemon with 10,000 sleeping sandboxes.
+/// Memory of a daemon with 10,000 paused sandboxes.
 pub const SLEEPERS_MIB: f64 = 100.0;
-/// Cost of a call at the largest number beside that at the smallest.
+/// Ratio of a call's cost at the largest number to the cost at the smallest number.
 pub const GROWTH: f64 = 1.5;
 
-/// Wall of a batch of creates from a snapshot, by concurrency.
+/// Total time of a batch of creates from a snapshot, by concurrency.
 pub fn restore_reference(concurrency: usize) -> Option<f64> {
     lookup(&[(1, 66.7), (10, 387.9), (20, 701.3)], concurrency)
 }
 
-/// Wall of a batch of snapshots.
+/// Total time of a batch of snapshots.
 pub fn snapshot_reference(concurrency: usize) -> Option<f64> {
     lookup(&[(1, 41.4), (5, 58.2), (10, 114.1)], concurrency)
 }
 
-/// Wall of a batch of snapshots, each with a rollback to it.
+/// Total time of a batch of snapshots, each followed by a rollback to it.
 pub fn rollback_reference(concurrency: usize) -> Option<f64> {
     lookup(&[(1, 90.0), (5, 325.5), (10, 821.4)], concurrency)
 }
 
-/// Wall of a batch of pauses.
+/// Total time of a batch of pauses.
 pub fn pause_reference(concurrency: usize) -> Option<f64> {
     lookup(&[(1, 370.8), (10, 1586.0)], concurrency)
 }
 
-/// Wall of a batch of resumes.
+/// Total time of a batch of resumes.
 pub fn resume_reference(concurrency: usize) -> Option<f64> {
     lookup(&[(1, 18.9), (10, 26.6)], concurrency)
 }
 
-/// By MB written: the goal and the reference for a snapshot.
+/// Goal and reference for a snapshot, by the MB written.
 pub fn dirty(mb: u64) -> (Option<f64>, Option<f64>) {
     let reference = match mb {
         0 => Some(42.1),
@@ -70,7 +70,7 @@ pub fn dirty(mb: u64) -> (Option<f64>, Option<f64>) {
     (goal, reference)
 }
 
-/// By number of children: the goal and the reference for a fork of one sandbox of a template.
+/// Goal and reference for a fork of one sandbox of a template, by the number of children.
 pub fn forks(count: usize, template: &str) -> (Option<f64>, Option<f64>) {
     let goal = match (template, count) {
         ("base", 1) => Some(20.0),

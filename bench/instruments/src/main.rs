@@ -1,4 +1,4 @@
-//! Instruments of developers: benchmarks that are no part of `jiffy bench`.
+//! Developer instruments: benchmarks that are not part of `jiffy bench`.
 //!
 //! The program must be in the directory of the programs that it measures.
 

@@ -1,14 +1,14 @@
-//! Memory of a VMM process, its guest's told apart from its own.
+//! Memory of a VMM process, divided into memory of the guest and of the VMM.
 
 use anyhow::Context;
 use std::fs;
 
-/// In KiB.
+/// Memory in KiB.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct VmmMemory {
     /// Private memory of the VMM itself.
     pub own: u64,
-    /// Host memory behind the guest's.
+    /// Host memory that backs the guest's memory.
     pub guest: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A daemon on a data directory of its own.
+//! Daemon on a temporary data directory.
 
 use crate::data_directory::DataDirectory;
 use anyhow::{Context, bail, ensure};
@@ -12,15 +12,15 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
 
-/// Timeout of the start and of the end of a daemon.
+/// Timeout of the start and of the stop of a daemon.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// Interval between connection attempts to a daemon that starts.
+/// Interval between connection attempts to a starting daemon.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Daemon that is killed if it was not stopped.
+/// Daemon that is killed when this value is dropped, unless it was stopped.
 pub struct OwnDaemon {
     process: Child,
-    /// Client of the owner, over the socket.
+    /// Client with owner rights, over the socket.
     pub daemon: BenchmarkDaemon,
     /// Client with a key, over TCP.
     pub keyed: Client,
@@ -76,7 +76,7 @@ impl OwnDaemon {
         })
     }
 
-    /// Stops the daemon, in which no sandbox may run.
+    /// Stops the daemon. No sandbox may be running.
     pub async fn stop(mut self, directory: &DataDirectory) -> anyhow::Result<()> {
         stop(directory, false).await?;
         let exit = tokio::time::timeout(TIMEOUT, self.process.wait()).await;

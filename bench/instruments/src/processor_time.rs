@@ -1,4 +1,5 @@
-//! Processor time of the whole host for one operation, whose parts are spread over many processes.
+//! Instrument `processor-time`: processor time of the whole host per operation, because an
+//! operation involves many processes.
 
 use crate::goals;
 use anyhow::Context;
@@ -9,21 +10,22 @@ use jiffy_client::ServerOptions;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Time that the host is watched before work begins, and that what work left behind has to end.
+/// Duration of the idle measurement before the work, and of the wait for background work
+/// afterwards.
 const WATCHED: Duration = Duration::from_secs(1);
-/// Children of a fork.
+/// Number of children of a fork.
 const CHILDREN: usize = 10;
 
-/// Meter of what the host spends on some work, without what it spends anyway.
+/// Measures the processor time of some work, without the background load of the host.
 struct HostMeter {
     busy_at: f64,
     began: Instant,
-    /// Milliseconds a second before the work began.
+    /// Background load before the work, in milliseconds of processor time per second.
     background: f64,
 }
 
 impl HostMeter {
-    /// Watches the host for a second, and begins.
+    /// Measures the background load for a second, and starts the measurement.
     async fn begin() -> anyhow::Result<Self> {
         let (before, began) = (busy_ms()?, Instant::now());
         tokio::time::sleep(WATCHED).await;
@@ -35,7 +37,8 @@ impl HostMeter {
         })
     }
 
-    /// Milliseconds since then for each of `operations`, with what ends behind the last answer.
+    /// Returns the milliseconds per operation since the start, including background work after the
+    /// last answer.
     async fn end(self, operations: usize) -> anyhow::Result<f64> {
         tokio::time::sleep(WATCHED).await;
         let background = self.background * self.began.elapsed().as_secs_f64();
@@ -44,7 +47,7 @@ impl HostMeter {
     }
 }
 
-/// Processor time of operations, `n` of each in turns of `rounds`.
+/// Measures the processor time of operations: `n` of each kind, in `rounds` rounds.
 pub async fn processor_time(
     template: &str,
     n: usize,
@@ -62,7 +65,7 @@ pub async fn processor_time(
         mut sleeps,
     ] = [const { Vec::new() }; 5];
     let snapshot = daemon.snapshot(id).await?.id;
-    // Each once before: the first finds nothing in caches.
+    // The additional first round warms up caches.
     for round in 0..=rounds {
         let number = if round == 0 { 1 } else { n };
         let meter = HostMeter::begin().await?;
@@ -111,10 +114,10 @@ pub async fn processor_time(
         Series::new(name, "ms", goal, samples)
     });
     Ok(Measured {
-        method: "processor time of the whole host, its kernel's and its guests' with it, for N \
-            operations, one after the other, and for what ends within a second of the last \
-            answer, less what the host used in the second before, divided by N; one sample a round",
-        limits: "several at a time; whatever else the host does differs between the rounds",
+        method: "processor time of the whole host, including its kernel and guests, for N \
+            sequential operations and for background work within a second of the last answer, \
+            minus the background load in the second before, divided by N; one sample per round",
+        limits: "concurrent operations; background load that differs between the rounds",
         ..Measured::new("processor-time", series.into(), &Meter::new())
     })
 }
@@ -122,11 +125,11 @@ pub async fn processor_time(
 fn busy_ms() -> anyhow::Result<f64> {
     let stat = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
     let ticks = busy_ticks(&stat).context("no line of all processors in /proc/stat")?;
-    // The kernel counts hundredths of a second for user space, whatever its own tick is.
+    // The kernel reports hundredths of a second to user space, regardless of its own tick.
     Ok(ticks as f64 * 10.0)
 }
 
-/// Ticks that processors were not idle; what guests ran is among those of the user.
+/// Returns the ticks in which processors were not idle. User time includes guest time.
 fn busy_ticks(stat: &str) -> Option<u64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let fields: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();

@@ -1,4 +1,4 @@
-//! Restores alone: no daemon, no journal, no HTTP.
+//! Instrument `restore`: restores without a daemon, a journal or HTTP.
 
 use crate::goals;
 use anyhow::Context;
@@ -16,13 +16,13 @@ use std::time::Instant;
 
 const SNAPSHOT_ID: &str = "restored";
 
-/// From a snapshot to an agent that has taken its identity, `c` at once.
+/// Measures the time from a snapshot to an agent with an assigned identity, `c` at once.
 pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
     let prepared = Arc::new(prepare_guests().await?);
     let host = Host::open()?;
     let policy = PolicyInForce::find(host.home().path(), &HostFingerprint::here()).policy;
     let dir = tempfile::tempdir_in(host.home().path().join("run"))
-        .context("cannot make a directory for the snapshot")?;
+        .context("cannot create a directory for the snapshot")?;
     let store = Store::open(dir.path())?;
     let spec = SandboxSpec::default();
     let vm = prepared.boot(&spec).await?;
@@ -110,10 +110,10 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         Series::new("`true` after it", "ms", None, exec),
     ];
     Ok(Measured {
-        method: "no daemon: a snapshot of a booted guest (2 vCPUs, 512 MiB, 8 MB written) restored \
-            C at once, from the call to the agent's word that its new identity is in force; under \
-            the memory policy in force on this host; then `true`, one guest after the other; \
-            counters of the VMM from its beginning to that word",
+        method: "no daemon: restores of a snapshot of a booted guest (2 vCPUs, 512 MiB, 8 MB \
+            written), C at once, from the call until the agent has confirmed its new identity; \
+            with the memory policy of this host; then `true` in one guest after the other; \
+            counters of the VMM from its start to this confirmation",
         limits: "cold page cache; long lineages; guests that have written much",
         ..Measured::new("restore", series, &meter)
     })

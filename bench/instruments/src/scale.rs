@@ -1,4 +1,4 @@
-//! Costs of calls, of a restart, of memory and of disk against how much a host has.
+//! Instrument `scale`: cost of calls, of a restart, of memory and of disk by the number of objects.
 
 mod calls;
 mod population;
@@ -12,31 +12,31 @@ use jiffy_benchmark::{Measured, Series};
 use population::Population;
 use std::collections::BTreeMap;
 
-/// Restarts at each number.
+/// Number of restarts at each number of objects.
 const RESTARTS: usize = 3;
 
-/// Samples at one number.
+/// Samples at one number of objects.
 struct Step {
     number: usize,
     rows: Vec<(&'static str, &'static str, Vec<f64>)>,
 }
 
-/// Medians by name, at each number.
+/// Medians by name, at each number of objects.
 type Medians = BTreeMap<&'static str, Vec<(usize, f64)>>;
 
-/// Costs at each of `numbers`, in ascending order.
+/// Measures the costs at each of `numbers`, in ascending order.
 pub async fn scale(n: usize, numbers: &[usize]) -> anyhow::Result<Measured> {
     ensure!(
         numbers.first().is_some_and(|first| *first >= calls::PAGE)
             && numbers.is_sorted_by(|one, next| one < next),
-        "numbers to measure must ascend, from {} at least",
+        "--numbers must be in ascending order, starting at {} or more",
         calls::PAGE
     );
     let home = DataDirectory::new()?;
     let mut not_available = Vec::new();
     let measured = steps(&home, n, numbers, &mut not_available).await;
     if measured.is_err() {
-        // Guests that it was in the middle of.
+        // Kill guests of interrupted operations.
         own_daemon::stop(&home, true).await.ok();
     }
     let measured = measured?;
@@ -59,22 +59,22 @@ pub async fn scale(n: usize, numbers: &[usize]) -> anyhow::Result<Measured> {
     }
     series.extend(growths(&medians));
     Ok(Measured {
-        method: "a data directory of its own (in TMPDIR) with so many snapshots, sandboxes that \
-            sleep in them, templates and keys; all but what a life of guests makes is fabricated: \
-            rows of the journal and of keys, manifests of templates, directories of snapshots \
-            with an empty memory layer, of which only the manifest is not a link to shared files. \
-            A daemon with the usual settings; calls one after the other on one kept connection, \
-            about items spread over all; a restart from the start of the process to the first \
-            answer about a sandbox, page cache warm; memory is VmRSS, at the first answer and after \
-            the calls",
-        limits: "a cold page cache; calls at once; layers with content; a store; work that a \
-            daemon does behind its first answers",
+        method: "a separate data directory (in TMPDIR) with the given number of snapshots, \
+            sandboxes paused in them, templates and keys. All objects are fabricated, except those \
+            of the measured guests: rows of the journal and of keys, manifests of templates, and \
+            directories of snapshots with an empty memory layer, in which all files except the \
+            manifest are links to shared files. A daemon with default settings; sequential calls \
+            on one persistent connection, spread over all objects; a restart from the start of the \
+            process to the first answer about a sandbox, with a warm page cache; memory is VmRSS, \
+            at the first answer and after the calls",
+        limits: "a cold page cache; concurrent calls; layers with content; a store; background \
+            work of a daemon after its first answers",
         not_available: [not_available, Meter::new().not_available()].concat(),
         ..Measured::new("scale", series, &Meter::new())
     })
 }
 
-/// Goals that are for one number.
+/// Returns the goal of a measurement at one number of objects.
 fn goal(name: &str, number: usize) -> Option<f64> {
     match (name, number) {
         ("restart to the first answer", _) => Some(goals::RESTART),
@@ -83,7 +83,7 @@ fn goal(name: &str, number: usize) -> Option<f64> {
     }
 }
 
-/// The last median beside the first, for everything that takes time.
+/// Returns the ratio of the last to the first median, for all measurements of time.
 fn growths(medians: &Medians) -> Vec<Series> {
     let calls = medians
         .iter()
@@ -105,7 +105,7 @@ async fn steps(
     not_available: &mut Vec<String>,
 ) -> anyhow::Result<Vec<Step>> {
     let mut population = Population::default();
-    // Makes its key, and the template's snapshot.
+    // The daemon creates its key and the template's snapshot.
     let daemon = OwnDaemon::start(home, "/health").await?;
     let built = population::require_template(home);
     let lived = match built {
@@ -125,7 +125,7 @@ async fn steps(
         let mut rows = Vec::new();
         let mut restarts = Vec::new();
         let path = format!("/sandboxes/{}", population.sandboxes[number / 2]);
-        // The first brings files into the page cache.
+        // The first start reads files into the page cache.
         OwnDaemon::start(home, &path).await?.stop(home).await?;
         for _ in 1..RESTARTS {
             let daemon = OwnDaemon::start(home, &path).await?;

@@ -1,4 +1,4 @@
-//! Snapshots, creates from them, rollbacks to them.
+//! Instruments `snapshot`, `dirty` and `rollback`.
 
 use crate::goals;
 use jiffy_api_types::SnapshotInfo;
@@ -10,10 +10,10 @@ use jiffy_engine_api::SandboxSize;
 use std::process::Command;
 use std::time::Instant;
 
-/// About 8 MB in memory, as the reference has it.
+/// Writes about 8 MB to memory, like the reference.
 const WRITE_SCRIPT: &str = "head -c 8000000 /dev/urandom > /dev/shm/x";
 
-/// Snapshots of `c` running sandboxes at once that have hardly written, and creates from them.
+/// Measures snapshots of `c` running sandboxes that have written little, and creates from them.
 pub async fn snapshot(
     n: usize,
     warm_up: usize,
@@ -79,16 +79,16 @@ pub async fn snapshot(
     ];
     Ok(Measured {
         method: "POST snapshot of C running sandboxes at once (2 vCPUs, 512 MiB, 8 MB written \
-            before) until the answer, which comes when it is complete in the page cache (not \
-            synced); how long the guest stood still; POST /v2/sandboxes from those snapshots, C at \
-            once; counters of the VMM during the snapshot, and of a new VMM from its beginning to \
-            the answer",
-        limits: "storage that is synced; long lineages",
+            before) until the answer, which follows when the snapshot is complete in the page \
+            cache (not synced); duration of the guest's pause; POST /v2/sandboxes from these \
+            snapshots, C at once; counters of the VMM during the snapshot, and of a new VMM from \
+            its start to the answer",
+        limits: "synced storage; long lineages",
         ..Measured::new("snapshot", series, &meter)
     })
 }
 
-/// Removes sandboxes, then the snapshots that were taken of them.
+/// Removes sandboxes, and then their snapshots.
 async fn clear<'a>(
     daemon: &BenchmarkDaemon,
     ids: &[String],
@@ -103,7 +103,7 @@ async fn clear<'a>(
     Ok(())
 }
 
-/// Snapshots against the amount written since the last one.
+/// Measures snapshots by the amount written since the previous snapshot.
 pub async fn dirty(n: usize, server: &ServerOptions) -> anyhow::Result<Measured> {
     let daemon = BenchmarkDaemon::open(server).await?;
     let meter = Meter::new();
@@ -131,11 +131,11 @@ pub async fn dirty(n: usize, server: &ServerOptions) -> anyhow::Result<Measured>
             let (child, took) = timed(daemon.create_from_snapshot(&taken.id)).await?;
             restored.push(took);
             daemon.remove(&child.id).await?;
-            // As much once more, over pages that the first snapshot has.
+            // Write the same amount again, over pages of the first snapshot.
             daemon.exec(&sandbox.id, &write).await?;
             let (second, took) = timed(daemon.capture(&sandbox.id)).await?;
             captured.push(took);
-            // Served once it is stored.
+            // The request completes after the snapshot is stored.
             let child = daemon.create_from_snapshot(&second.id).await?;
             daemon.remove(&child.id).await?;
             clear(&daemon, &[sandbox.id], [&second, &taken].into_iter()).await?;
@@ -169,15 +169,16 @@ pub async fn dirty(n: usize, server: &ServerOptions) -> anyhow::Result<Measured>
         ]);
     }
     Ok(Measured {
-        method: "a fresh sandbox of 3 GiB writes so many MB of random bytes to memory; then as \
-            `snapshot`; then it writes as many again, and a snapshot with `ack: captured` until its \
-            answer; dd with O_DIRECT of as many bytes to a new file of the working directory",
-        limits: "storage that is synced; several at once",
+        method: "a new sandbox of 3 GiB writes the given number of MB of random bytes to memory; \
+            then as in `snapshot`; then it writes the same number again, and a snapshot with `ack: \
+            captured` until its answer; dd with O_DIRECT of the same number of bytes to a new file \
+            in the working directory",
+        limits: "synced storage; concurrent operations",
         ..Measured::new("dirty", series, &meter)
     })
 }
 
-/// Writes `mb` MB of zeros to a new file past the page cache; returns the milliseconds.
+/// Writes `mb` MB of zeros to a new file with direct I/O. Returns the milliseconds.
 fn direct_write_ms(mb: u64) -> anyhow::Result<f64> {
     let directory = tempfile::tempdir_in(".")?;
     let file = directory.path().join("zeros");
@@ -191,7 +192,7 @@ fn direct_write_ms(mb: u64) -> anyhow::Result<f64> {
     Ok(began.elapsed().as_secs_f64() * 1000.0)
 }
 
-/// Rollback alone, and with the snapshot before it, of `c` sandboxes at once.
+/// Measures a rollback alone, and with the snapshot before it, of `c` sandboxes at once.
 pub async fn rollback(
     n: usize,
     warm_up: usize,
@@ -238,10 +239,10 @@ pub async fn rollback(
             .against(goals::rollback_reference(c)),
     ];
     Ok(Measured {
-        method: "C running sandboxes at once: POST snapshot, then POST rollback to it until its \
-            agent has answered; the rollback alone, both together, and the wall of all C (which has \
-            the reading of counters in it); counters of the VMM during the rollback",
-        limits: "snapshots far back in a long lineage",
+        method: "C running sandboxes at once: POST snapshot, then POST rollback to it until the \
+            agent has answered; the rollback alone, both together, and the total time of all C \
+            (including the reading of counters); counters of the VMM during the rollback",
+        limits: "old snapshots in a long lineage",
         ..Measured::new("rollback", series, &meter)
     })
 }

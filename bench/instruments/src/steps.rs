@@ -1,4 +1,4 @@
-//! Cost of the steps that an operation records, without an export.
+//! Instrument `steps`: cost of recording the steps of an operation, without an export.
 
 use anyhow::ensure;
 use jiffy_benchmark::counters::Meter;
@@ -6,12 +6,12 @@ use jiffy_benchmark::{Measured, Series};
 use jiffy_engine_api::steps::{self, OperationSteps};
 use std::time::Instant;
 
-/// Steps of an operation.
+/// Number of steps per operation.
 const STEPS: usize = 12;
-/// Operations of one sample.
+/// Number of operations per sample.
 const OPERATIONS: u32 = 10_000;
 
-/// An operation with steps that do nothing, with a recorder and without one.
+/// Measures an operation of empty steps, with and without a recorder.
 pub async fn steps(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
     let [mut recorded, mut unrecorded] = [const { Vec::new() }; 2];
     for round in 0..warm_up + n {
@@ -38,14 +38,14 @@ pub async fn steps(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
         Series::new("the same without a recorder", "us", None, unrecorded),
     ];
     Ok(Measured {
-        method: "12 steps that do nothing, in the scope of a recorder and without one, and the list \
-            of their durations; the average of 10,000 operations is one sample",
+        method: "12 empty steps, with and without a recorder, and the list of their durations; one \
+            sample is the average of 10,000 operations",
         limits: "spans that a log or an export receives; the histogram of the metrics; a cold cache",
         ..Measured::new("steps", series, &Meter::new())
     })
 }
 
-/// Begins and ends the steps.
+/// Performs the steps.
 async fn operation() {
     let mut step = steps::begin("step");
     for _ in 1..STEPS {

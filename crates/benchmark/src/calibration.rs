@@ -1,7 +1,8 @@
-//! Calibration: costs of a host's own operations, taken in the run whose figures they explain.
+//! Calibration: costs of a host's own operations, measured in the same run as the results that they
+//! explain.
 //!
-//! Hosts of one kind differ by several times in the cost of an exit, of a page or of a sync. Two
-//! results can be compared where their calibrations agree.
+//! Hosts of the same kind differ several times in the cost of an exit, of a page or of a sync. Two
+//! results are comparable if their calibrations agree.
 
 mod exits;
 mod files;
@@ -13,15 +14,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time in which one cost is measured. The last batch may end behind it.
+/// Time for the measurement of one cost. The last batch may exceed it.
 const TIME_PER_COST: Duration = Duration::from_millis(100);
-/// Batches that a cost is measured in at most.
+/// Maximum number of batches per cost.
 const MAX_BATCHES: usize = 25;
 
-/// Measures one cost; its files are made in the directory. The error says why it cannot.
+/// Measures one cost. Creates its files in the directory. The error contains the reason of a
+/// failure.
 type Measurement = fn(&Path) -> Result<Cost, String>;
 
-/// Costs with their names, in the order of a table.
+/// Names and measurements of the costs, in the order of the table.
 const MEASUREMENTS: [(&str, Measurement); 9] = [
     ("KVM exit", |_| exits::in_kernel()),
     ("KVM exit to its VMM", |_| exits::to_vmm()),
@@ -37,16 +39,16 @@ const MEASUREMENTS: [(&str, Measurement); 9] = [
 /// Cost of one operation in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Cost {
-    /// That of the quickest batch, which other work of the host met least.
+    /// Cost in the fastest batch, which other work on the host affected least.
     pub min_us: f64,
-    /// That of the median batch.
+    /// Cost in the median batch.
     pub median_us: f64,
 }
 
-/// Costs of a host.
+/// Costs of a host's operations.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Calibration {
-    /// By name.
+    /// Costs by name.
     pub costs: BTreeMap<&'static str, Cost>,
     /// Costs that could not be measured, with the reason.
     pub not_available: Vec<String>,
@@ -55,7 +57,7 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Measures this host in about a second; files are made in `directory`, and removed.
+    /// Measures this host in about a second. Creates temporary files in `directory`.
     pub fn measure(directory: &Path) -> Self {
         let began = Instant::now();
         let mut found = Self::default();
@@ -73,12 +75,12 @@ impl Calibration {
         found
     }
 
-    /// Names of all costs, in the order of a table.
+    /// Returns the names of all costs, in the order of the table.
     pub fn names() -> impl Iterator<Item = &'static str> {
         MEASUREMENTS.iter().map(|(name, _)| *name)
     }
 
-    /// One line with the median of each cost.
+    /// Returns one line with the median of each cost.
     pub fn line(&self) -> String {
         let known = MEASUREMENTS.iter();
         let costs = known.filter_map(|(name, _)| Some((name, self.costs.get(name)?)));
@@ -89,8 +91,8 @@ impl Calibration {
     }
 }
 
-/// Runs batches of `operations` each until the time of a cost is over; `batch` says how long its
-/// operations took.
+/// Runs batches of `operations` each for [`TIME_PER_COST`]. `batch` returns the duration of its
+/// operations.
 fn batches(
     operations: u32,
     mut batch: impl FnMut() -> Result<Duration, String>,
@@ -106,7 +108,7 @@ fn batches(
             min_us: *min,
             median_us: *median,
         }),
-        _ => Err("nothing was measured".to_owned()),
+        _ => Err("no batch was measured".to_owned()),
     }
 }
 
@@ -124,7 +126,7 @@ mod tests {
             MEASUREMENTS.len()
         );
         let unavailable = &found.not_available;
-        // A host of tests may lack KVM, and nothing else.
+        // A test host may lack KVM, but nothing else.
         assert!(
             unavailable.iter().all(|why| why.contains("KVM")),
             "{unavailable:?}"
@@ -137,7 +139,7 @@ mod tests {
         assert!(cost("copy of 4 KiB") < cost("fork and exec"));
         assert!(cost("page fault, fresh") < cost("fork and exec"));
         assert!(found.line().contains("context switch "), "{}", found.line());
-        // Ten times the budget would be another thing than a busy host.
+        // A busy host cannot explain ten times the time budget.
         assert!(found.took_ms < 20_000.0, "{} ms", found.took_ms);
     }
 

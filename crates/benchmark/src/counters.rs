@@ -1,24 +1,25 @@
-//! Cost of an operation beside time: exits of KVM and page faults of the VMM process it concerns.
+//! Costs of an operation other than time: KVM exits and page faults of its VMM process.
 
 use crate::Series;
 use jiffy_microvm_engine::MicroVm;
 use parking_lot::{Mutex, MutexGuard};
 use std::fs;
 
-/// Counters of a VMM process from its beginning, or between two moments.
+/// Counters of a VMM process since its start, or between two points in time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Counters {
     pid: u32,
-    /// Times that KVM left the guest, for whatever reason.
+    /// Number of KVM exits of the guest, for any reason.
     exits: Option<f64>,
-    /// Page faults served without the disk.
+    /// Number of page faults without disk access.
     minor: f64,
-    /// Page faults that waited for the disk.
+    /// Number of page faults with disk access.
     major: f64,
 }
 
 impl Counters {
-    /// Difference to `before`; all of them if the process is another one, which began since.
+    /// Returns the difference to `before`. If the process was replaced, returns all counts of the
+    /// new process.
     pub fn since(self, before: Self) -> Self {
         if self.pid != before.pid {
             return self;
@@ -31,20 +32,21 @@ impl Counters {
         }
     }
 
-    /// Times that KVM left the guest, if its kernel counts them.
+    /// Returns the number of KVM exits of the guest. `None` if its kernel does not count them.
     pub fn exits(self) -> Option<f64> {
         self.exits
     }
 }
 
-/// Collects counters of one kind of operation after the other.
+/// Collects counters by kind of operation.
 #[derive(Default)]
 pub struct Meter {
     rows: Mutex<Vec<(String, Vec<Counters>)>>,
 }
 
 impl Counters {
-    /// Of process `pid`, whose guest KVM left `exits` times; all of its life so far.
+    /// Reads the counters of process `pid` since its start. `exits` is the number of KVM exits of
+    /// its guest.
     pub fn of(pid: u32, exits: Option<u64>) -> anyhow::Result<Self> {
         let (minor, major) = faults(pid)?;
         Ok(Self {
@@ -55,14 +57,14 @@ impl Counters {
         })
     }
 
-    /// Of a guest of our own.
+    /// Reads the counters of a guest of this process.
     pub async fn of_vm(vm: &MicroVm) -> anyhow::Result<Self> {
         Self::of(vm.vmm_pid(), vm.stats().await?.exits)
     }
 }
 
 impl Meter {
-    /// Without anything yet.
+    /// Creates an empty collection.
     pub fn new() -> Self {
         Self::default()
     }
@@ -71,7 +73,7 @@ impl Meter {
         self.rows.lock()
     }
 
-    /// Adds what one `operation` cost.
+    /// Adds the cost of one `operation`.
     pub fn add(&self, operation: &str, counters: Counters) {
         let mut rows = self.rows();
         match rows.iter_mut().find(|(name, _)| name == operation) {
@@ -80,7 +82,7 @@ impl Meter {
         }
     }
 
-    /// Everything that was added.
+    /// Returns all collected counters.
     pub fn series(&self) -> Vec<Series> {
         let rows = self.rows();
         rows.iter()
@@ -100,7 +102,7 @@ impl Meter {
             .collect()
     }
 
-    /// Counters that could not be read here, with the reason.
+    /// Returns the counters that are not available on this host, with the reason.
     pub fn not_available(&self) -> Vec<String> {
         let rows = self.rows();
         let uncounted = rows
@@ -117,16 +119,16 @@ impl Meter {
     }
 }
 
-/// Minor and major faults of a process and of its children that have ended (those that write
-/// snapshots), from `/proc/PID/stat`.
+/// Returns the minor and major faults of a process and of its exited children, which include
+/// snapshot writers, from `/proc/PID/stat`.
 fn faults(pid: u32) -> anyhow::Result<(f64, f64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    parse(&stat).ok_or_else(|| anyhow::anyhow!("/proc/{pid}/stat is not understood: {stat:?}"))
+    parse(&stat).ok_or_else(|| anyhow::anyhow!("cannot parse /proc/{pid}/stat: {stat:?}"))
 }
 
 fn parse(stat: &str) -> Option<(f64, f64)> {
-    // The name in parentheses may hold anything. After it: state, ppid, pgrp, session, tty, tpgid,
-    // flags, minflt, cminflt, majflt, cmajflt.
+    // The name in parentheses may contain any character. The fields after it are: state, ppid,
+    // pgrp, session, tty, tpgid, flags, minflt, cminflt, majflt, cmajflt.
     let rest = stat.rsplit_once(')')?.1;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let field = |at: usize| fields.get(at)?.parse::<f64>().ok();

@@ -1,4 +1,4 @@
-//! Creates from a template, and what idle sandboxes cost.
+//! Benchmarks `create` and `density`: creates from a template, and the cost of idle sandboxes.
 
 use crate::counters::{Counters, Meter};
 use crate::daemon::{BenchmarkDaemon, ms, timed};
@@ -10,19 +10,19 @@ use std::fs;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// One create and the first command.
+/// Result of one create and its first command.
 struct Created {
     mode: Option<BootMode>,
     created_ms: f64,
     used_ms: f64,
-    /// A command in it when it had run others.
+    /// Duration of a command after other commands have run.
     again_ms: f64,
-    /// Its removal, until the answer.
+    /// Duration of the removal request.
     removed_ms: f64,
     cost: Counters,
 }
 
-/// Create from the template, and from there to the exit code of `true`.
+/// Measures a create from the template, and the first run of `true`.
 pub async fn create(
     template: &str,
     n: usize,
@@ -36,7 +36,7 @@ pub async fn create(
     let (rows, wall) = load(template, n, c, &daemon).await?;
     let goal = |goal| goals::if_sequential(goal, c).and_then(|goal| goals::of_base(goal, template));
     let mut series = Vec::new();
-    // A create from the warm pool is another thing than one that restores.
+    // A create from the warm pool is not comparable to a create that restores a snapshot.
     for (mode, name) in [
         (BootMode::Snapshot, "create"),
         (BootMode::WarmPool, "create from the warm pool"),
@@ -89,16 +89,16 @@ pub async fn create(
         vec![each],
     ));
     Ok(Measured {
-        method: "POST /v2/sandboxes to the daemon, on its socket or at the address that the \
-            command names, until the answer, which comes after the agent of that sandbox has; then \
-            `true` in it ten times, through the gateway on the same connection; then DELETE until \
-            its answer; C at a time; counters are those of the VMM from its beginning to the answer",
-        limits: "TLS and a network in between; cold page cache; larger guests than the template's",
+        method: "POST /v2/sandboxes to the daemon, on its socket or at the selected address, until \
+            the answer, which follows the answer of the sandbox's agent; then `true` ten times \
+            through the gateway on the same connection; then DELETE until its answer; C at a time; \
+            counters of the VMM from its start to the answer",
+        limits: "TLS and a network in between; cold page cache; guests larger than the template's",
         ..Measured::new("create", series, &meter)
     })
 }
 
-/// Runs `number` creates, `concurrency` at a time; returns what they measured and the wall time.
+/// Runs `number` creates, `concurrency` at a time. Returns the results and the total time.
 async fn load(
     template: &str,
     number: usize,
@@ -111,7 +111,7 @@ async fn load(
     for _ in 0..number {
         if under_way.len() >= concurrency {
             let done = under_way.join_next().await;
-            rows.push(done.context("no round under way")???);
+            rows.push(done.context("no round in flight")???);
         }
         under_way.spawn(life(template.to_owned(), daemon.clone()));
     }
@@ -121,7 +121,7 @@ async fn load(
     Ok((rows, ms(began.elapsed())))
 }
 
-/// A create, ten commands and the removal.
+/// Creates a sandbox, runs ten commands and removes the sandbox.
 async fn life(template: String, daemon: BenchmarkDaemon) -> anyhow::Result<Created> {
     let (sandbox, created_ms) = timed(daemon.create_from(&template)).await?;
     let id = &sandbox.record.id;
@@ -142,11 +142,11 @@ async fn life(template: String, daemon: BenchmarkDaemon) -> anyhow::Result<Creat
     })
 }
 
-/// Memory of idle sandboxes.
+/// Measures the memory of idle sandboxes.
 pub async fn density(n: usize, server: &ServerOptions) -> anyhow::Result<Measured> {
     let daemon = BenchmarkDaemon::open(server).await?;
     let meter = Meter::new();
-    // The first brings the template's snapshot into the page cache.
+    // The first create reads the template's snapshot into the page cache.
     let first = daemon.create_base(SandboxSize::default()).await?;
     daemon.remove(&first.id).await?;
     let before = available_mib()?;
@@ -183,9 +183,9 @@ pub async fn density(n: usize, server: &ServerOptions) -> anyhow::Result<Measure
         .against(Some(34.0)),
     ];
     Ok(Measured {
-        method: "fall of MemAvailable while N idle sandboxes of 2 vCPUs and 512 MiB were created, \
-            divided by N: when the last had answered, and 60 s later",
-        limits: "sandboxes that work; other users of this host's memory in between",
+        method: "decrease of MemAvailable after N idle sandboxes of 2 vCPUs and 512 MiB were \
+            created, divided by N: at the answer of the last sandbox, and 60 s later",
+        limits: "sandboxes under load; other users of this host's memory",
         ..Measured::new("density", series, &meter)
     })
 }

@@ -1,4 +1,4 @@
-//! The daemon that is measured, and operations that run concurrently.
+//! Daemon that is measured, and concurrent operations.
 
 use crate::counters::Counters;
 use anyhow::{Context, ensure};
@@ -21,20 +21,20 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::process::Command;
 
-/// Milliseconds.
+/// Converts a duration to milliseconds.
 pub fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// Result of `work`, and its duration in milliseconds.
+/// Returns the result of `work` and its duration in milliseconds.
 pub async fn timed<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<(T, f64)> {
     let began = Instant::now();
     let done = work.await?;
     Ok((done, ms(began.elapsed())))
 }
 
-/// Does `work` for all of `items` at once; what came of each, in order, and the wall time from the
-/// first to the last.
+/// Runs `work` for all `items` concurrently. Returns the results in order, and the time from the
+/// first start to the last completion.
 pub async fn run_concurrently<I, T, F, Fut>(items: &[I], work: F) -> anyhow::Result<(Vec<T>, f64)>
 where
     I: Clone,
@@ -49,12 +49,12 @@ where
         .collect();
     let mut done = Vec::with_capacity(items.len());
     for task in under_way {
-        done.push(task.await.context("an operation was lost")??);
+        done.push(task.await.context("the task of an operation failed")??);
     }
     Ok((done, ms(began.elapsed())))
 }
 
-/// Path of the program `jiffy` that belongs to the running program.
+/// Returns the path of the program `jiffy` next to the running program.
 pub fn jiffy_program() -> anyhow::Result<PathBuf> {
     let installation = Installation::current().context("cannot find the running program")?;
     Ok(installation.jiffy())
@@ -65,7 +65,7 @@ pub async fn prepare_base() -> anyhow::Result<()> {
     let facts = EngineFacts::of(&Host::open()?);
     let check = facts.check(facts.choose().engine);
     check.map_err(anyhow::Error::msg)?;
-    // A process of its own: builds start `jiffy` in other roles.
+    // A separate process is required, because builds start `jiffy` in other roles.
     let building = Command::new(jiffy_program()?)
         .args(["template", "build", "base"])
         .stdin(Stdio::null())
@@ -88,7 +88,7 @@ pub struct BenchmarkDaemon {
 }
 
 impl BenchmarkDaemon {
-    /// Connects to the daemon that `options` name. Prepares template `base` if it is the daemon of
+    /// Connects to the daemon selected by `options`. Prepares template `base` for the daemon of
     /// this host.
     pub async fn open(options: &ServerOptions) -> anyhow::Result<Self> {
         let client = jiffy_daemon::open_client(options).await?;
@@ -97,7 +97,7 @@ impl BenchmarkDaemon {
             prepare_base().await?;
             return Ok(Self::owned(client, home));
         }
-        // The address may be one of this host.
+        // The address may belong to this host.
         let owner = match local_daemon::connect(&home).await {
             Some(stream) => Some(local_daemon::client_over(&home, stream).await?),
             None => None,
@@ -109,7 +109,7 @@ impl BenchmarkDaemon {
         })
     }
 
-    /// Uses a client of the owner of the data directory `home`.
+    /// Uses a client with owner rights and its data directory `home`.
     pub fn owned(client: Client, home: Home) -> Self {
         Self {
             owner: Some(client.clone()),
@@ -118,7 +118,7 @@ impl BenchmarkDaemon {
         }
     }
 
-    /// Client of the control plane.
+    /// Returns the client of the control plane.
     pub fn client(&self) -> &Client {
         &self.client
     }
@@ -126,7 +126,7 @@ impl BenchmarkDaemon {
     fn owner(&self) -> anyhow::Result<&Client> {
         let owner = self.owner.as_ref();
         owner.context(
-            "this task measures the daemon of this host, and JIFFY_URL or --url names another one",
+            "this task measures the daemon of this host, but JIFFY_URL or --url selects another daemon",
         )
     }
 
@@ -143,7 +143,7 @@ impl BenchmarkDaemon {
         Ok(Some((pid.as_raw().try_into()?, home)))
     }
 
-    /// Ids of its sandboxes and of its snapshots.
+    /// Returns the ids of all sandboxes and of all snapshots.
     pub async fn names(&self) -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
         let sandboxes = self.client.sandboxes(false).await?.into_iter();
         let snapshots = self.client.snapshots(None).await?.into_iter();
@@ -164,7 +164,8 @@ impl BenchmarkDaemon {
         Ok(kib.parse()?)
     }
 
-    /// Sandboxes of template `base` that wait in the warm pool, and how many are to.
+    /// Returns the current and the configured number of sandboxes of template `base` in the warm
+    /// pool.
     async fn pool(&self) -> anyhow::Result<(u64, u64)> {
         let all: Vec<Value> = self.client.call(Method::GET, "/pools", &()).await?;
         let base = all.iter().find(|pool| pool["templateID"] == "base");
@@ -172,17 +173,17 @@ impl BenchmarkDaemon {
         Ok((number("ready"), number("size")))
     }
 
-    /// Sandboxes of template `base` that wait for a creator.
+    /// Returns the number of sandboxes of template `base` in the warm pool.
     pub async fn pool_ready(&self) -> anyhow::Result<u64> {
         Ok(self.pool().await?.0)
     }
 
-    /// Sandboxes of template `base` that are to wait.
+    /// Returns the configured number of sandboxes of template `base` in the warm pool.
     pub async fn pool_size(&self) -> anyhow::Result<u64> {
         Ok(self.pool().await?.1)
     }
 
-    /// Changes that number.
+    /// Configures the number of sandboxes of template `base` in the warm pool.
     pub async fn set_pool_size(&self, size: u64) -> anyhow::Result<()> {
         let body = json!({ "size": size });
         let set: Value = self.client.call(Method::PUT, "/pools/base", &body).await?;
@@ -190,20 +191,20 @@ impl BenchmarkDaemon {
         Ok(())
     }
 
-    /// Makes a sandbox of a template as large as that says.
+    /// Creates a sandbox of a template in the template's size.
     pub async fn create_from(&self, template: &str) -> anyhow::Result<Sandbox> {
         self.client
             .create(&NewSandbox::of(template, BTreeMap::new()))
             .await
     }
 
-    /// Makes one of template `base`, with what its agent wants to be shown.
+    /// Creates a sandbox of template `base`, with the access token of its agent.
     pub async fn create_with_token(&self, size: SandboxSize) -> anyhow::Result<Sandbox> {
         let wanted = NewSandbox::of("base", BTreeMap::new()).with_size(size);
         self.client.create(&wanted).await
     }
 
-    /// Makes one of template `base` on an engine.
+    /// Creates a sandbox of template `base` on an engine.
     pub async fn create_on(&self, engine: &str, size: SandboxSize) -> anyhow::Result<Sandbox> {
         let settings = SandboxSettings {
             engine: Some(engine.to_owned()),
@@ -213,12 +214,12 @@ impl BenchmarkDaemon {
         self.client.create(&wanted.with_settings(settings)).await
     }
 
-    /// Engines that it has.
+    /// Returns the engines of the daemon.
     pub async fn engines(&self) -> anyhow::Result<Vec<EngineDescription>> {
         self.client.engines().await
     }
 
-    /// A stream to a TCP port of a sandbox.
+    /// Opens a stream to a TCP port of a sandbox.
     pub async fn port_stream(
         &self,
         id: &str,
@@ -227,12 +228,12 @@ impl BenchmarkDaemon {
         self.client.stream(id, port).await
     }
 
-    /// A client of its agent.
+    /// Returns a client of the sandbox's agent.
     pub fn agent(&self, sandbox: &Sandbox) -> anyhow::Result<AgentClient> {
         self.client.agent(sandbox)
     }
 
-    /// Sends a request to a server in it.
+    /// Sends a request to a server in the sandbox.
     pub async fn request_port(
         &self,
         sandbox: &Sandbox,
@@ -246,12 +247,12 @@ impl BenchmarkDaemon {
             .await
     }
 
-    /// Makes a sandbox of template `base`.
+    /// Creates a sandbox of template `base`.
     pub async fn create_base(&self, size: SandboxSize) -> anyhow::Result<SandboxInfo> {
         Ok(self.create_with_token(size).await?.record)
     }
 
-    /// Makes `count` of them, one after the other; their ids.
+    /// Creates `count` sandboxes sequentially, and returns their ids.
     pub async fn create_several(
         &self,
         count: usize,
@@ -264,7 +265,7 @@ impl BenchmarkDaemon {
         Ok(ids)
     }
 
-    /// Makes one of a snapshot.
+    /// Creates a sandbox from a snapshot.
     pub async fn create_from_snapshot(&self, snapshot: &str) -> anyhow::Result<SandboxInfo> {
         Ok(self.create_from(snapshot).await?.record)
     }
@@ -275,13 +276,13 @@ impl BenchmarkDaemon {
         self.client.snapshot_sandbox(id, None, ack).await
     }
 
-    /// The same until it is captured.
+    /// Takes a snapshot, and returns when it is captured.
     pub async fn capture(&self, id: &str) -> anyhow::Result<SnapshotInfo> {
         let ack = SnapshotAck::Captured;
         self.client.snapshot_sandbox(id, None, ack).await
     }
 
-    /// Forks `count` children, all of which must answer.
+    /// Forks a sandbox. Returns when all `count` children answer.
     pub async fn fork(&self, id: &str, count: usize) -> anyhow::Result<Vec<SandboxInfo>> {
         let mut children = Vec::with_capacity(count);
         for child in self.client.fork(id, count).await? {
@@ -291,17 +292,17 @@ impl BenchmarkDaemon {
         Ok(children)
     }
 
-    /// Puts one to sleep.
+    /// Pauses a sandbox.
     pub async fn pause(&self, id: &str) -> anyhow::Result<()> {
         self.client.pause(id, false).await
     }
 
-    /// Wakes one.
+    /// Resumes a sandbox.
     pub async fn resume(&self, id: &str) -> anyhow::Result<()> {
         self.client.resume(id).await.map(drop)
     }
 
-    /// Puts a sandbox back to a snapshot.
+    /// Rolls back a sandbox to a snapshot.
     pub async fn rollback(&self, id: &str, snapshot: &str) -> anyhow::Result<SandboxInfo> {
         self.client.rollback(id, snapshot).await
     }
@@ -316,7 +317,7 @@ impl BenchmarkDaemon {
         self.client.remove_snapshot(snapshot).await.map(drop)
     }
 
-    /// Counters of the sandbox's VMM process.
+    /// Returns the counters of the sandbox's VMM process.
     pub async fn counters(&self, id: &str) -> anyhow::Result<Counters> {
         let process = self.owner()?.process(id).await?;
         Counters::of(process.pid, process.exits)
@@ -328,7 +329,7 @@ impl BenchmarkDaemon {
         self.exec_in(&sandbox, command).await
     }
 
-    /// The same in a sandbox that is known.
+    /// Runs a shell command in a sandbox whose details are already available.
     pub async fn exec_in(&self, sandbox: &Sandbox, command: &str) -> anyhow::Result<()> {
         let agent = self.agent(sandbox)?;
         let spec = ProcessSpec::new("/bin/sh", ["-c", command]);

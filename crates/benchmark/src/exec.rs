@@ -1,4 +1,4 @@
-//! `true` in a guest of this process.
+//! Benchmark `exec`: runs `true` in a guest of this process.
 
 use crate::counters::{Counters, Meter};
 use crate::daemon::{ms, prepare_base, timed};
@@ -26,7 +26,7 @@ pub async fn run_true(client: &AgentClient) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `true` in a running guest.
+/// Measures `true` in a running guest.
 pub async fn exec(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
     let prepared = prepare_guests().await?;
     let vm = prepared.boot(&SandboxSpec::default()).await?;
@@ -53,9 +53,9 @@ pub async fn exec(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
         Series::new("request without a process", "ms", None, health),
     ];
     Ok(Measured {
-        method: "one running guest, one request at a time over one kept connection: from sending \
-            process.Start to having read the exit code; and GET /health for comparison",
-        limits: "a process with output or input; several at once; a guest under load",
+        method: "one running guest, sequential requests over one persistent connection: from \
+            sending process.Start to reading the exit code; GET /health for comparison",
+        limits: "a process with output or input; concurrent requests; a guest under load",
         ..Measured::new("exec", series, &meter)
     })
 }

@@ -1,4 +1,4 @@
-//! Requests to a deployed function.
+//! Benchmark `functions`: requests to a deployed function.
 
 use crate::counters::Meter;
 use crate::daemon::ms;
@@ -15,17 +15,17 @@ use tokio::task::JoinSet;
 /// Maximum length of a response in bytes.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// Durations of requests that succeeded, in milliseconds, and the number of all others.
+/// Durations of successful requests in milliseconds, and the number of failed requests.
 #[derive(Default)]
 struct Requests {
     times: Vec<f64>,
     failures: usize,
 }
 
-/// `n` requests to a function, `c` at a time, after a first one that starts the function.
+/// Sends `n` requests to a function, `c` at a time. A first request starts the function.
 ///
 /// # Errors
-/// Fails if the first request fails, or all others.
+/// Fails if the first request fails, or if all other requests fail.
 pub async fn functions(
     name: &str,
     path: &str,
@@ -55,9 +55,9 @@ pub async fn functions(
     ];
     let series = rows.map(|(name, unit, samples)| Series::new(name, unit, None, samples));
     Ok(Measured {
-        method: "GET requests to the function through the control plane, C at a time, from before \
-            a request is sent until its response is read; a response whose status is not 2xx is a \
-            failure and no sample",
+        method: "GET requests to the function through the control plane, C at a time, from sending \
+            a request to reading its response. A response with another status than 2xx counts as \
+            a failure",
         limits: "the start of the function; connections to its own host name; a network between \
             client and host",
         ..Measured::new("functions", series.into(), &Meter::new())

@@ -1,5 +1,6 @@
-//! Goals on a host without VT-x, and figures that CubeSandbox publishes for its own host (16 vCPUs,
-//! PVM): averages for creates, wall times of a batch for all others, in milliseconds and MiB.
+//! Goals on a host without VT-x, and values that CubeSandbox publishes for its own host (16 vCPUs,
+//! PVM). The published values are averages for creates, and total times of a batch for all other
+//! operations, in milliseconds and MiB.
 
 pub const EXEC: f64 = 5.0;
 pub const RUN: f64 = 20.0;
@@ -8,12 +9,12 @@ pub const CREATE_EXEC: f64 = 18.0;
 pub const REMOVAL: f64 = 5.0;
 pub const DENSITY_MIB: f64 = 5.0;
 
-/// The goal, which is for one operation at a time.
+/// Returns the goal if operations are sequential.
 pub fn if_sequential(goal: f64, concurrency: usize) -> Option<f64> {
     (concurrency == 1).then_some(goal)
 }
 
-/// The goal, which is for sandboxes of `base`.
+/// Returns the goal if the template is `base`.
 pub fn of_base(goal: f64, template: &str) -> Option<f64> {
     (template == "base").then_some(goal)
 }
@@ -22,7 +23,7 @@ pub fn lookup(table: &[(usize, f64)], key: usize) -> Option<f64> {
     table.iter().find(|(k, _)| *k == key).map(|(_, v)| *v)
 }
 
-/// Average of a create from a template, by concurrency.
+/// Returns the published average of a create from a template, by concurrency.
 pub fn create_reference(concurrency: usize) -> Option<f64> {
     lookup(&[(1, 66.7), (10, 170.9), (20, 364.6)], concurrency)
 }

@@ -1,11 +1,11 @@
-//! Description of the host that was measured.
+//! Description of the measured host.
 
 use jiffy_microvm_engine::host_kvm::{self, KvmKind};
 use serde::Serialize;
 use std::fs;
 use std::process::Command;
 
-/// Description of the host for readers.
+/// Description of the host.
 #[derive(Debug, Serialize)]
 pub struct HostDescription {
     cpus: usize,
@@ -13,7 +13,7 @@ pub struct HostDescription {
     memory_mib: u64,
     kernel: String,
     kvm: &'static str,
-    /// Load average over one minute when the report was written: how busy others kept it.
+    /// Load average over one minute when the report was written.
     load: String,
 }
 
@@ -47,7 +47,8 @@ impl HostDescription {
     }
 }
 
-/// The commit of the working tree, with a `+` when it has changes; `unknown` outside of one.
+/// Returns the commit of the working tree, followed by `+` if the tree has changes. Returns
+/// `unknown` outside a working tree.
 pub fn commit() -> String {
     let git = |args: &[&str]| {
         let output = Command::new("git").args(args).output().ok()?;

@@ -1,4 +1,4 @@
-//! `jiffy run` as a user types it, with a guest of its own or of the daemon.
+//! Benchmark `run`: the command `jiffy run`, with a guest of its own or of the daemon.
 
 use crate::daemon::{BenchmarkDaemon, jiffy_program, ms};
 use crate::{Measured, Series, goals};
@@ -8,11 +8,11 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tokio::process::Command;
 
-/// Time between two looks at a warm pool that fills.
+/// Interval between checks of a warm pool that is being filled.
 const POOL_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Time before each run, as nobody types faster: removals and refills of the one before are over.
+/// Pause before each run, in which removals and refills of the previous run complete.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Sandboxes in the warm pool.
+/// Number of sandboxes in the warm pool.
 const POOL_SIZE: u64 = 2;
 
 /// Origin of the guest.
@@ -50,8 +50,8 @@ impl GuestOrigin {
     }
 }
 
-/// `jiffy run -- echo hello` with the daemon of this host, with and without a warm pool, and
-/// without a daemon.
+/// Measures `jiffy run -- echo hello` with the daemon of this host, with and without a warm pool,
+/// and without a daemon.
 pub async fn run(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Result<Measured> {
     let daemon = BenchmarkDaemon::open(server).await?;
     let before = daemon.pool_size().await?;
@@ -59,11 +59,12 @@ pub async fn run(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Re
     daemon.set_pool_size(before).await?;
     Ok(Measured {
         name: "run",
-        method: "the command `jiffy run -- echo hello`, from before its process is created to \
-            after it has exited; a sandbox of the daemon, and the network of one that has none, \
-            are removed behind the answer; a second between runs; before a run out of the warm pool \
-            (2) both wait there",
-        limits: "the first run on a host, which unpacks the kernel and builds the template; several at once",
+        method: "the command `jiffy run -- echo hello`, from the creation of its process to its \
+            exit; the sandbox of the daemon, or the network of a local guest, is removed after the \
+            answer; a pause of one second between runs; the warm pool (2) is full before a run \
+            that uses it",
+        limits: "the first run on a host, which unpacks the kernel and builds the template; \
+            concurrent runs",
         not_available: vec![
             "KVM exits and page faults of a run: not available: the VMM exits with the command \
              (`create` and `exec` have them)"
@@ -105,7 +106,7 @@ async fn samples(
     Ok(series)
 }
 
-/// Milliseconds of one run.
+/// Returns the duration of one run in milliseconds.
 async fn once(origin: GuestOrigin) -> anyhow::Result<f64> {
     let mut command = Command::new(jiffy_program()?);
     command

@@ -1,4 +1,4 @@
-//! Sandboxes, snapshots, processes and files that a benchmark left.
+//! Detects sandboxes, snapshots, processes and files that a benchmark left on the host.
 
 use crate::daemon::BenchmarkDaemon;
 use anyhow::Context;
@@ -9,27 +9,27 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time for what goes on behind answers: mappings, slots, files.
+/// Timeout for work that continues after an answer: mappings, slots, files.
 const SETTLE_TIME: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(50);
 /// Directories of the data directory in which each sandbox, snapshot or guest has an entry.
 const PLACES: [&str; 3] = ["snapshots", "gvisor", "run"];
-/// Names that are told in full.
+/// Maximum number of names that are printed.
 const MAX_NAMES_TOLD: usize = 5;
 
-/// Names of what there is, or of what was left.
+/// Names of existing objects, or of objects that remained.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
     sandboxes: BTreeSet<String>,
     snapshots: BTreeSet<String>,
-    /// Children of the daemon and theirs, by pid and name; of this host's daemon only.
+    /// Descendants of the daemon, by pid and name. Only for the daemon of this host.
     processes: BTreeSet<String>,
-    /// Entries of these directories; of this host's daemon only.
+    /// Entries of these directories. Only for the daemon of this host.
     files: BTreeSet<String>,
 }
 
 impl Leftovers {
-    /// Reads what there is.
+    /// Reads the existing objects.
     pub async fn read(daemon: &BenchmarkDaemon) -> anyhow::Result<Self> {
         let (sandboxes, snapshots) = daemon.names().await?;
         let mut found = Self {
@@ -46,8 +46,8 @@ impl Leftovers {
         Ok(found)
     }
 
-    /// Waits until nothing is there that was not there at this moment, for a limited time. Returns
-    /// what is there beyond it.
+    /// Waits until no objects exist in addition to `self`, or until a timeout. Returns the
+    /// additional objects.
     pub async fn settled(&self, daemon: &BenchmarkDaemon) -> anyhow::Result<Self> {
         let began = Instant::now();
         loop {
@@ -60,7 +60,7 @@ impl Leftovers {
     }
 
     fn without(&self, before: &Self) -> Self {
-        // Spare guests and slots are others than before, but not more.
+        // Spare guests and slots may be replaced, but their number must not grow.
         let spares = |now: &BTreeSet<String>, then: &BTreeSet<String>| match now.len() > then.len()
         {
             true => now - then,
@@ -74,7 +74,7 @@ impl Leftovers {
         }
     }
 
-    /// True if nothing is left.
+    /// Returns whether no objects remained.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
@@ -104,7 +104,7 @@ impl fmt::Display for Leftovers {
     }
 }
 
-/// Processes that `root` and those below it started, as `PID NAME`, except those that wait for a
+/// Returns the descendants of process `root` as `PID NAME`, except for processes that wait for a
 /// guest.
 fn descendants(root: u32) -> anyhow::Result<BTreeSet<String>> {
     let mut parents = Vec::new();
@@ -119,7 +119,7 @@ fn descendants(root: u32) -> anyhow::Result<BTreeSet<String>> {
         else {
             continue;
         };
-        // A process that has ended since is none.
+        // The process may have exited in the meantime.
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else {
             continue;
         };
@@ -153,9 +153,9 @@ fn name_and_parent(stat: &str) -> Option<(String, u32)> {
     Some((name.to_owned(), parent))
 }
 
-/// Entries of `directory`, by their path within `home`.
+/// Returns the entries of `directory`, by their path within `home`.
 fn files(home: &Path, directory: &Path) -> BTreeSet<String> {
-    // A directory without entries is none yet.
+    // A missing directory has no entries.
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let path = |entry: fs::DirEntry| {
         let path = entry.path();

@@ -1,5 +1,6 @@
-//! Benchmarks of a host: the tasks of `jiffy bench`, and what they share with the instruments of
-//! developers (`bench/instruments`): samples, statistics, calibration, the daemon that is measured.
+//! Benchmarks of a host: the tasks of `jiffy bench`. The developer instruments
+//! (`bench/instruments`) share its samples, statistics, calibration and the connection to the
+//! measured daemon.
 
 pub mod calibration;
 pub mod counters;
@@ -33,7 +34,7 @@ pub enum Task {
     Exec,
     /// `jiffy run -- echo hello` end to end.
     Run,
-    /// Whole lives of sandboxes, and the resources that remain on the host.
+    /// Complete lifetimes of sandboxes, and the resources that remain on the host.
     Stress,
     /// Memory of idle sandboxes.
     Density,
@@ -60,10 +61,13 @@ pub struct BenchmarkOptions {
 }
 
 impl BenchmarkOptions {
-    /// Fails if there is no sample or no operation at a time.
+    /// Fails if the number of samples or of concurrent operations is zero.
     pub fn validate(&self) -> anyhow::Result<()> {
         anyhow::ensure!(self.samples > 0, "-n 0: at least one sample is required");
-        anyhow::ensure!(self.concurrency > 0, "-c 0: at least one at a time");
+        anyhow::ensure!(
+            self.concurrency > 0,
+            "-c 0: at least one concurrent operation is required"
+        );
         Ok(())
     }
 }

@@ -23,7 +23,7 @@ pub struct Report {
     /// Commit of the working tree that the command ran in.
     commit: String,
     command: Vec<String>,
-    /// Seconds since the epoch.
+    /// Time of the measurement in seconds since the epoch.
     taken_at: u64,
     /// Number of rounds that ran first and were discarded.
     warm_up: usize,
@@ -92,8 +92,8 @@ impl Report {
         for missing in &self.not_available {
             println!("  {missing}");
         }
-        println!("  does not show: {}", self.limits);
-        println!("  host in this run, us: {}", self.calibration.line());
+        println!("  not covered: {}", self.limits);
+        println!("  host calibration, us: {}", self.calibration.line());
     }
 }
 

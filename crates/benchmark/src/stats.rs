@@ -2,24 +2,24 @@
 
 use serde::Serialize;
 
-/// One measured quantity.
+/// Samples of one measured quantity.
 #[derive(Debug, Serialize)]
 pub struct Series {
-    /// Its name.
+    /// Name of the quantity.
     pub name: String,
-    /// `ms`, `us`, `MiB`, `MB/s`, `per second`, `count` ...
+    /// Unit: `ms`, `us`, `MiB`, `MB/s`, `per second`, `count` ...
     pub unit: &'static str,
-    /// Figure to be below, if there is one.
+    /// Maximum that the median should not exceed, if there is a goal.
     pub goal: Option<f64>,
-    /// Figure to reach, if there is one.
+    /// Minimum that the median should reach, if there is a goal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub least: Option<f64>,
-    /// Figure that CubeSandbox publishes for the same operation on its own host (see
-    /// docs/figures.md). `None` if it publishes none.
+    /// Value that CubeSandbox publishes for the same operation on its own host (see
+    /// docs/figures.md). `None` if no value is published.
     pub reference: Option<f64>,
-    /// Our average, which is what they publish, as a part of the reference.
+    /// Ratio of the average to the reference, which is an average as well.
     pub ratio: Option<f64>,
-    /// Smallest.
+    /// Minimum.
     pub min: f64,
     /// Mean.
     pub avg: f64,
@@ -29,14 +29,14 @@ pub struct Series {
     pub p90: f64,
     /// 99th percentile.
     pub p99: f64,
-    /// Largest.
+    /// Maximum.
     pub max: f64,
-    /// All of them, in the order in which they were taken.
+    /// All samples, in the order of measurement.
     pub samples: Vec<f64>,
 }
 
 impl Series {
-    /// Sums samples up; there must be at least one.
+    /// Computes the statistics of `samples`, which must not be empty.
     pub fn new(
         name: impl Into<String>,
         unit: &'static str,
@@ -47,7 +47,7 @@ impl Series {
         sorted.sort_by(f64::total_cmp);
         let at = |q: f64| {
             let last = sorted.len().saturating_sub(1);
-            // Nearest rank: always a sample that was really taken.
+            // Nearest rank: always an actual sample.
             let rank = (q * sorted.len() as f64).ceil() as usize;
             sorted
                 .get(rank.saturating_sub(1).min(last))
@@ -73,7 +73,7 @@ impl Series {
 }
 
 impl Series {
-    /// The same beside a reference figure.
+    /// Sets the reference value.
     pub fn against(mut self, reference: Option<f64>) -> Self {
         self.reference = reference;
         self.ratio = reference.map(|reference| self.avg / reference);
@@ -82,13 +82,13 @@ impl Series {
 }
 
 impl Series {
-    /// The same with a figure to reach.
+    /// Sets the minimum to reach.
     pub fn at_least(mut self, least: Option<f64>) -> Self {
         self.least = least;
         self
     }
 
-    /// Tells if its median meets its goal; empty: it has none.
+    /// Returns whether the median meets the goal, as text. Empty without a goal.
     fn verdict(&self) -> String {
         match (self.goal, self.least) {
             (Some(goal), _) if self.p50 < goal => format!("< {goal}: met"),
@@ -100,10 +100,10 @@ impl Series {
     }
 }
 
-/// A table of all of them.
+/// Prints a table of all series.
 pub fn print(series: &[Series]) {
     println!(
-        "  {:<46} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  goal, average as part of the reference",
+        "  {:<46} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  goal, average relative to the reference",
         "", "min", "avg", "p50", "p90", "p99", "max"
     );
     for s in series {

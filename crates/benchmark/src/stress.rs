@@ -1,4 +1,4 @@
-//! Whole lives of sandboxes, many at once, and what they left on the host.
+//! Benchmark `stress`: complete lifetimes of many sandboxes at once, and the resources that remain.
 
 use crate::counters::Meter;
 use crate::daemon::{BenchmarkDaemon, ms};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// Steps of a life, in order.
+/// Steps of a lifetime, in order.
 const STEPS: [&str; 8] = [
     "create",
     "exec",
@@ -23,30 +23,30 @@ const STEPS: [&str; 8] = [
     "delete",
     "delete of the snapshot",
 ];
-/// Refusal of a host that is full for the moment. Clients wait and ask again.
+/// Error code of a host without free capacity. Clients wait and retry.
 const REFUSAL: &str = "host_busy";
-/// Wait before a refused step is asked for again.
+/// Delay before a rejected step is retried.
 const REFUSAL_WAIT: Duration = Duration::from_millis(100);
-/// Longest time that a step is refused before its life counts as failed.
+/// Maximum time of retries, after which a lifetime counts as failed.
 const MAX_REFUSAL: Duration = Duration::from_secs(120);
-/// Failures that are told in full.
+/// Maximum number of failures that are printed.
 const MAX_FAILURES_TOLD: usize = 5;
-/// File that shows after a wake that the guest is the same.
+/// Creates a file which shows after a resume that the guest is the same.
 const MARK: &str = "echo $PPID-stress > /dev/shm/mark";
 
-/// Result of one life.
+/// Result of one lifetime.
 struct Life {
-    /// Milliseconds of each step that succeeded, in order; a wait for a full host is not in it.
+    /// Duration of each successful step in milliseconds, in order, without waiting for capacity.
     steps: Vec<f64>,
-    /// Milliseconds from the first request to the last answer.
+    /// Time from the first request to the last answer in milliseconds.
     whole: f64,
-    /// Times that the host refused for being full.
+    /// Number of requests that the host rejected for lack of capacity.
     refusals: usize,
     failure: Option<anyhow::Error>,
 }
 
 impl Life {
-    /// Performs one step, again while the host is full for the moment.
+    /// Performs one step, and retries it while the host has no capacity.
     async fn step<T, F>(&mut self, work: impl Fn() -> F) -> anyhow::Result<T>
     where
         F: Future<Output = anyhow::Result<T>>,
@@ -68,7 +68,7 @@ impl Life {
         }
     }
 
-    /// Lives it, and ends what it made even if a step fails.
+    /// Performs all steps. If a step fails, removes the created sandboxes and snapshots.
     async fn live(daemon: BenchmarkDaemon) -> Self {
         let mut life = Self {
             steps: Vec::with_capacity(STEPS.len()),
@@ -121,7 +121,8 @@ fn is_full(error: &anyhow::Error) -> bool {
     has_error_code(error, REFUSAL)
 }
 
-/// `n` lives, `c` at a time. Fails if one of them did, or if something of them is left.
+/// Runs `n` lifetimes, `c` at a time. Fails if a lifetime failed, or if resources remain on the
+/// host.
 pub async fn stress(
     n: usize,
     warm_up: usize,
@@ -162,7 +163,7 @@ pub async fn stress(
             100.0 * (n - failed) as f64 / n as f64,
         ),
         (
-            "refusals of a full host, each asked again",
+            "rejected requests of a full host, each retried",
             "count",
             lives.iter().map(|life| life.refusals).sum::<usize>() as f64,
         ),
@@ -170,11 +171,11 @@ pub async fn stress(
     let rows = rows.map(|(name, unit, value)| Series::new(name, unit, None, vec![value]));
     series.extend(rows);
     Ok(Measured {
-        method: "whole lives of sandboxes (2 vCPUs, 512 MiB), C at a time: create, a file in \
-            memory, snapshot, pause, resume, the file is there, delete, delete of the snapshot; a \
-            host that is full refuses, and the step is asked for again after 100 ms; afterwards no \
-            sandbox, snapshot, process or file of them is left",
-        limits: "guests that work; a network between client and host",
+        method: "lifetimes of sandboxes (2 vCPUs, 512 MiB), C at a time: create, write a file in \
+            memory, snapshot, pause, resume, check the file, delete, delete the snapshot; a step \
+            that a full host rejects is retried after 100 ms; afterwards no sandbox, snapshot, \
+            process or file remains",
+        limits: "guests under load; a network between client and host",
         ..Measured::new("stress", series, &Meter::new())
     })
 }
@@ -215,7 +216,7 @@ async fn lives(
     for _ in 0..number {
         if under_way.len() >= concurrency {
             let done = under_way.join_next().await;
-            lives.push(done.context("no life under way")??);
+            lives.push(done.context("no lifetime in flight")??);
         }
         under_way.spawn(Life::live(daemon.clone()));
     }

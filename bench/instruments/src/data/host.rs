@@ -1,4 +1,4 @@
-//! The host without a sandbox.
+//! Measurements on the host without a sandbox.
 
 use super::requests::{ANSWER, drain, per_second, receive, send};
 use super::{
@@ -16,7 +16,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-/// The server, which ends with this, and a directory for files.
+/// Server, which is killed when this value is dropped, and a directory for files.
 pub(super) struct HostSide {
     _server: Child,
     port: u16,
@@ -36,24 +36,24 @@ impl HostSide {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .context("this host has no python3, which its side of the measurement needs")?;
+            .context("python3 is not installed on this host")?;
         let output = server.stdout.take().context("the server has no output")?;
         let line = BufReader::new(output).lines().next_line().await?;
         let port = line.as_deref().and_then(|line| line.rsplit(' ').next());
         let port = port.and_then(|port| port.parse().ok());
         Ok(Self {
             _server: server,
-            port: port.context("the server did not come up")?,
+            port: port.context("the server did not start")?,
             place,
         })
     }
 
-    /// One sample of each figure.
+    /// Takes one sample of each measurement.
     pub async fn sample(&self) -> anyhow::Result<Vec<Sample>> {
         self.sample_of(STREAM_BYTES, WORK_MIB, SAMPLE_TIME).await
     }
 
-    /// The same with other amounts.
+    /// Takes one sample of each measurement with the given amounts.
     pub async fn sample_of(
         &self,
         bytes: u64,
@@ -108,13 +108,13 @@ impl HostSide {
         let said = String::from_utf8_lossy(&done.stderr);
         ensure!(
             done.status.success(),
-            "the work on this host failed: {said}"
+            "the work script on this host failed: {said}"
         );
         work_samples(&done.stdout)
     }
 }
 
-/// A request to the server, and its answer.
+/// Sends a request to the server, and reads its answer.
 pub(super) async fn get(pool: ConnectionPool) -> anyhow::Result<()> {
     let request = Request::get("/").header("host", "localhost");
     let answer = pool.send(request.body(RequestBody::Whole(None))?).await?;
@@ -130,7 +130,7 @@ async fn output(bytes: u64) -> anyhow::Result<Duration> {
         .stdout(Stdio::piped())
         .spawn()?;
     let there = drain(child.stdout.take().context("no output")?).await?;
-    ensure!(there == bytes, "{there} bytes of {bytes} came");
+    ensure!(there == bytes, "received {there} of {bytes} bytes");
     child.wait().await?;
     Ok(began.elapsed())
 }

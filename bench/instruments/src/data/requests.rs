@@ -1,4 +1,4 @@
-//! Requests and streams to the small server.
+//! Requests and streams to the test server.
 
 use super::SAMPLE_TIME;
 use anyhow::{Context, ensure};
@@ -9,10 +9,11 @@ use tokio::task::JoinSet;
 
 /// Body of the server's answers.
 pub(super) const ANSWER: &[u8] = b"ok";
-/// Bytes of one write, and of a buffer to read into.
+/// Size of one write and of a read buffer in bytes.
 const PIECE: usize = 1 << 20;
 
-/// Requests in a second, `connections` at a time, and how many were sent.
+/// Returns the number of requests per second with `connections` at a time, and the number of
+/// requests.
 pub(super) async fn per_second<F, Fut>(
     connections: usize,
     time: Duration,
@@ -22,7 +23,7 @@ where
     F: Fn() -> Fut + Clone + Send + 'static,
     Fut: Future<Output = anyhow::Result<()>> + Send,
 {
-    // The first opens a connection.
+    // The first request opens a connection.
     request().await?;
     let began = Instant::now();
     let mut tasks = JoinSet::new();
@@ -39,13 +40,13 @@ where
     }
     let mut sent = 0;
     while let Some(done) = tasks.join_next().await {
-        sent += done.context("requests were lost")??;
+        sent += done.context("the task of requests failed")??;
     }
-    ensure!(sent > 0, "no request was answered in {SAMPLE_TIME:?}");
+    ensure!(sent > 0, "no request was answered within {SAMPLE_TIME:?}");
     Ok((sent as f64 / began.elapsed().as_secs_f64(), sent))
 }
 
-/// Sends `bytes` to the server; the duration until it has all of them.
+/// Sends `bytes` to the server. Returns the duration until the server has received all of them.
 pub(super) async fn send(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     bytes: u64,
@@ -67,12 +68,15 @@ pub(super) async fn send(
     let answer = stream
         .read_u8()
         .await
-        .context("the server did not receive it")?;
-    ensure!(answer == b'.', "not all of {bytes} bytes arrived");
+        .context("the server did not acknowledge the bytes")?;
+    ensure!(
+        answer == b'.',
+        "the server did not receive all {bytes} bytes"
+    );
     Ok(began.elapsed())
 }
 
-/// Receives `bytes` from the server.
+/// Receives `bytes` from the server. Returns the duration.
 pub(super) async fn receive(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     bytes: u64,
@@ -82,11 +86,11 @@ pub(super) async fn receive(
         .write_all(format!("SOURCE {bytes}\n").as_bytes())
         .await?;
     let there = drain(stream).await?;
-    ensure!(there == bytes, "{there} bytes of {bytes} arrived");
+    ensure!(there == bytes, "received {there} of {bytes} bytes");
     Ok(began.elapsed())
 }
 
-/// Reads to the end; the bytes that came.
+/// Reads to the end, and returns the number of bytes.
 pub(super) async fn drain(mut from: impl AsyncRead + Unpin) -> anyhow::Result<u64> {
     let mut buffer = vec![0; PIECE];
     let mut there = 0;

@@ -1,4 +1,4 @@
-//! A sandbox on one engine.
+//! Measurements in a sandbox of one engine.
 
 use super::host::get;
 use super::requests::{ANSWER, per_second, receive, send};
@@ -17,12 +17,12 @@ use std::fs;
 use std::time::{Duration, Instant};
 use tokio::process::Command;
 
-/// Bytes of a mebibyte in megabytes.
+/// Number of megabytes per mebibyte.
 const MIB_IN_MB: f64 = 1.048_576;
-/// Bytes of output that may be said on failure.
+/// Maximum length of output in error messages, in bytes.
 const MAX_SAID: usize = 1 << 16;
 
-/// The sandbox, with the server in it.
+/// Sandbox in which the test server runs.
 pub(super) struct SandboxSide {
     daemon: BenchmarkDaemon,
     sandbox: Sandbox,
@@ -31,7 +31,7 @@ pub(super) struct SandboxSide {
 }
 
 impl SandboxSide {
-    /// Makes one, and starts the server.
+    /// Creates a sandbox and starts the server.
     pub async fn create(daemon: &BenchmarkDaemon, engine: &str) -> anyhow::Result<Self> {
         let sandbox = daemon.create_on(engine, LARGE_SIZE).await?;
         let this = Self {
@@ -64,17 +64,17 @@ impl SandboxSide {
         sh(&self.agent, &start).await
     }
 
-    /// Engine that isolates it.
+    /// Returns the engine of the sandbox.
     pub fn engine(&self) -> &str {
         &self.engine
     }
 
-    /// Removes it.
+    /// Removes the sandbox.
     pub async fn remove(self) -> anyhow::Result<()> {
         self.daemon.remove(&self.sandbox.record.id).await
     }
 
-    /// One sample of each figure.
+    /// Takes one sample of each measurement.
     pub async fn sample(&self) -> anyhow::Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for connections in CONNECTIONS {
@@ -113,7 +113,7 @@ impl SandboxSide {
         Ok(samples)
     }
 
-    /// Requests in a second, and exits of KVM for each, where they are counted.
+    /// Measures requests per second, and KVM exits per request if they are counted.
     async fn requests<F, Fut>(
         &self,
         name: &str,
@@ -136,13 +136,13 @@ impl SandboxSide {
         Ok(samples)
     }
 
-    /// None: another host's sandbox, or an engine without KVM.
+    /// `None` for a sandbox of another host, or an engine without KVM.
     async fn counters(&self) -> Option<Counters> {
         let counters = self.daemon.counters(&self.sandbox.record.id).await;
         counters.ok()
     }
 
-    /// Connections as `jiffy port-forward` opens them.
+    /// Returns connections in the way that `jiffy port-forward` opens them.
     fn forwarded(&self) -> ConnectionPool {
         let (daemon, id) = (self.daemon.clone(), self.sandbox.record.id.clone());
         ConnectionPool::new(move || {
@@ -166,12 +166,12 @@ impl SandboxSide {
         }
         ensure!(
             there == STREAM_BYTES,
-            "{there} bytes of {STREAM_BYTES} came"
+            "received {there} of {STREAM_BYTES} bytes"
         );
         Ok(began.elapsed())
     }
 
-    /// `jiffy cp` into the sandbox's memory and out of it.
+    /// Measures `jiffy cp` to the sandbox's memory and back.
     async fn copies(&self) -> anyhow::Result<Vec<Sample>> {
         let place = tempfile::tempdir()?;
         let file = place.path().join("file");
@@ -185,7 +185,7 @@ impl SandboxSide {
         let out = self.copy(&there, &here).await?;
         ensure!(
             fs::metadata(&file)?.len() == STREAM_BYTES,
-            "`jiffy cp` brought another file back"
+            "`jiffy cp` returned a file with other content"
         );
         sh(&self.agent, "rm -f /dev/shm/file").await?;
         Ok(vec![
@@ -211,7 +211,7 @@ impl SandboxSide {
         let said = String::from_utf8_lossy(&said);
         ensure!(
             status.exit_code == 0,
-            "the work in a sandbox failed: {said}"
+            "the work script in a sandbox failed: {said}"
         );
         work_samples(&printed)
     }

@@ -1,5 +1,5 @@
-"""Small server: answers each HTTP request with two bytes; `SINK N` and so many bytes: one byte;
-`SOURCE N`: so many bytes. One thread. usage: server.py PORT [ADDRESS]"""
+"""Test server: answers each HTTP request with two bytes. `SINK N` receives N bytes and answers with one
+byte; `SOURCE N` sends N bytes. One thread. usage: server.py PORT [ADDRESS]"""
 import select
 import socket
 import sys

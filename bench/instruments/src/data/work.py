@@ -1,4 +1,4 @@
-"""Costs of a kernel and its disk as a program sees them; prints them as JSON: name, unit, value.
+"""Measures the cost of kernel and disk operations for a program. Prints JSON: name, unit, value.
 usage: work.py DIRECTORY MIB SECONDS"""
 import json
 import mmap
@@ -13,7 +13,7 @@ found = []
 
 
 def per_second(name, work, unit="per second"):
-    """Rounds of `work` in a second; it returns how many one call is."""
+    """Measures operations per second. `work` returns the number of operations of one call."""
     began, done = time.perf_counter(), 0
     while (took := time.perf_counter() - began) < SECONDS:
         done += work()

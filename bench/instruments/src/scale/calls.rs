@@ -1,4 +1,4 @@
-//! Calls whose cost should not depend on how much a host has.
+//! Calls whose cost should not depend on the number of objects on a host.
 
 use super::population::{Population, sandbox_name, snapshot_name, template_name};
 use crate::own_daemon::OwnDaemon;
@@ -7,29 +7,29 @@ use jiffy_benchmark::daemon::{BenchmarkDaemon, timed};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Items of a page: as many as there are of each kind on the smallest host.
+/// Page size: the number of items of each kind on the smallest host.
 pub(super) const PAGE: usize = 10;
-/// Template that sandboxes are made of.
+/// Template of the sandboxes.
 const TEMPLATE: &str = "base";
 
-/// Client of a call.
+/// Client that sends a call.
 #[derive(Clone, Copy)]
 enum Caller {
-    /// The host's owner, over the socket.
+    /// The operator, over the socket.
     Owner,
-    /// A key, over TCP.
+    /// A client with a key, over TCP.
     Key,
 }
 
-/// Method, path and body of a call about item `at` of a population.
+/// Method, path and body of a call for item `at` of a population.
 type Request = fn(&Population, usize) -> (Method, String, Value);
 
-/// A call to the control plane.
+/// Call to the control plane.
 struct Call {
     name: &'static str,
     caller: Caller,
     request: Request,
-    /// Puts things back; not timed.
+    /// Restores the previous state. Not measured.
     undo: Option<Request>,
 }
 
@@ -51,7 +51,7 @@ fn name(all: &Population, at: usize, name: String) -> (Method, String, Value) {
     (Method::PATCH, path, json!({ "name": name }))
 }
 
-/// Calls that need no guest.
+/// Calls that require no guest.
 const CALLS: [Call; 14] = [
     by_owner("get a sandbox", |all, at| {
         get(format!("/sandboxes/{}", all.sandboxes[at]))
@@ -104,7 +104,8 @@ const CALLS: [Call; 14] = [
     }),
 ];
 
-/// Milliseconds of `n` calls of each kind, by name. The first of each is thrown away.
+/// Returns the milliseconds of `n` calls of each kind, by name. Discards the first call of each
+/// kind.
 pub(super) async fn measure(
     daemon: &OwnDaemon,
     population: &mut Population,
@@ -135,7 +136,7 @@ pub(super) async fn measure(
     Ok(rows)
 }
 
-/// Removals of snapshots that nothing sleeps in.
+/// Measures removals of snapshots without a paused sandbox.
 async fn removals(
     daemon: &OwnDaemon,
     population: &mut Population,
@@ -153,7 +154,7 @@ async fn removals(
     Ok(samples.split_off(1))
 }
 
-/// Operations on real guests, one life after the other; the first is thrown away.
+/// Measures operations on real guests sequentially. Discards the first round.
 pub(super) async fn measure_guests(
     daemon: &BenchmarkDaemon,
     n: usize,

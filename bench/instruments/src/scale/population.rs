@@ -22,13 +22,13 @@ use std::path::{Path, PathBuf};
 const MEMORY_BYTES: u64 = 512 << 20;
 /// State of a fabricated snapshot.
 const STATE: &str = "fabricated";
-/// Snapshots whose files are links to the same ones: ext4 allows 65,000.
+/// Number of snapshots whose files are links to the same files. ext4 allows 65,000 links.
 const LINKS: usize = 50_000;
-/// Snapshots that nothing sleeps in, at each number.
+/// Number of snapshots without a paused sandbox, at each number of objects.
 const FREE_SNAPSHOTS: usize = 64;
-/// Snapshots, each with a sandbox, of one commit.
+/// Number of snapshots per commit, each with a sandbox.
 const COMMIT: usize = 5_000;
-/// Moment at which the first item was made, in milliseconds since 1970.
+/// Creation time of the first item, in milliseconds since 1970.
 const FIRST_CREATED_MS: u64 = 1_700_000_000_000;
 /// Template of fabricated sandboxes.
 const TEMPLATE: &str = "base";
@@ -36,17 +36,17 @@ const TEMPLATE: &str = "base";
 /// Fabricated items of a data directory.
 #[derive(Default)]
 pub(super) struct Population {
-    /// Ids of paused sandboxes, the oldest first.
+    /// Ids of paused sandboxes, oldest first.
     pub sandboxes: Vec<String>,
     /// Ids of the snapshots of these sandboxes.
     pub snapshots: Vec<String>,
-    /// Ids of snapshots that no sandbox needs.
+    /// Ids of snapshots that no sandbox requires.
     pub free: Vec<String>,
 }
 
 impl Population {
-    /// Adds items until there are `number` fabricated snapshots, paused sandboxes, templates and
-    /// keys each. No daemon may run.
+    /// Adds items until `number` fabricated snapshots, paused sandboxes, templates and keys each
+    /// exist. The daemon must not be running.
     pub fn fill(&mut self, directory: &DataDirectory, number: usize) -> anyhow::Result<()> {
         let first = self.snapshots.len();
         let journal = FabricatedJournal::open(&directory.path().join("state.db"))?;
@@ -63,7 +63,7 @@ impl Population {
             self.snapshots.push(snapshot);
             self.sandboxes.push(sandbox);
         }
-        // To be removed.
+        // These snapshots will be removed.
         for at in number..number + FREE_SNAPSHOTS {
             let snapshot = new_id()?;
             link_snapshot(directory.path(), &snapshot, at)?;
@@ -75,29 +75,30 @@ impl Population {
         }
         journal.add(snapshots, sandboxes)?;
         add_keys(directory.path(), first, number)?;
-        // Snapshots of guests would wait for the file system's journal, which is full of these.
+        // Otherwise snapshots of guests would wait for the file system's journal, which is full of
+        // these changes.
         syncfs(File::open(directory.path())?).context("cannot write the data directory back")
     }
 
-    /// Item for call `round` of `n`: spread over all of them.
+    /// Returns the item for call `round` of `n`. The calls are spread over all items.
     pub fn spread(&self, round: usize, n: usize) -> usize {
         let number = self.sandboxes.len();
         (round * number / (n + 1)).min(number.saturating_sub(1))
     }
 }
 
-/// Bytes of disk that a kind of item takes.
+/// Kind of item, and its disk space in bytes.
 pub(super) type DiskUse = (&'static str, u64);
 
-/// Fails if the template is missing: a daemon would build it first.
+/// Fails if the template is missing, because the daemon would build it first.
 pub(super) fn require_template(directory: &DataDirectory) -> anyhow::Result<()> {
     let templates = Templates::new(&directory.home()?);
     templates.manifest(TEMPLATE).map(drop).map_err(Into::into)
 }
 
-/// Returns the bytes of disk of each kind of item in the data directory `root`.
+/// Returns the disk space of each kind of item in the data directory `root`, in bytes.
 pub(super) fn disk_use(root: &Path) -> anyhow::Result<Vec<DiskUse>> {
-    // With their logs.
+    // Includes the database's log files.
     let size = |name: &str| -> u64 {
         let files = ["", "-wal"].map(|end| root.join(format!("{name}{end}")));
         let blocks = files.map(|file| fs::metadata(file).map_or(0, |m| m.blocks()));
@@ -207,7 +208,7 @@ fn add_keys(root: &Path, first: usize, number: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes of directories below `root`, and of their files with one link.
+/// Returns the disk space of directories below `root` and of their files with one link, in bytes.
 fn directories(root: &Path) -> anyhow::Result<u64> {
     let mut bytes = fs::metadata(root)?.blocks() * 512;
     for entry in fs::read_dir(root)? {
@@ -226,27 +227,27 @@ fn directories(root: &Path) -> anyhow::Result<u64> {
     Ok(bytes)
 }
 
-/// Index of a memory layer without content.
+/// Returns the index of an empty memory layer.
 fn memory_index() -> Vec<u8> {
     LayerIndex::empty(MEMORY_CHUNK, MEMORY_BYTES).encode()
 }
 
-/// Name of fabricated template `at`.
+/// Returns the name of fabricated template `at`.
 pub(super) fn template_name(at: usize) -> String {
     format!("scale-{at:07}")
 }
 
-/// Name of fabricated sandbox `at`.
+/// Returns the name of fabricated sandbox `at`.
 pub(super) fn sandbox_name(at: usize) -> String {
     format!("sleeper-{at:07}")
 }
 
-/// Name of fabricated snapshot `at`.
+/// Returns the name of fabricated snapshot `at`.
 pub(super) fn snapshot_name(at: usize) -> String {
     format!("scale/{at:07}")
 }
 
-/// Moment in the past at which item `at` was made, each its own.
+/// Returns the unique creation time of item `at`.
 fn created_ms(at: usize) -> u64 {
     FIRST_CREATED_MS + at as u64
 }

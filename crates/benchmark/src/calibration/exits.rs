@@ -1,4 +1,4 @@
-//! Costs of leaving a guest: a virtual machine of one page of code, without devices.
+//! Costs of leaving a guest, measured with a virtual machine of one page of code without devices.
 
 use super::pages::Mapping;
 use super::{Cost, batches};
@@ -6,13 +6,13 @@ use kvm_bindings::{kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
 use std::time::Instant;
 
-/// Memory of the guest.
+/// Memory of the guest in bytes.
 const MEMORY: usize = 2 << 20;
-/// Its page tables, which map that memory where it is.
+/// Page tables of the guest, which map the memory to identical addresses.
 const TABLES: [u64; 3] = [0x1000, 0x2000, 0x3000];
-/// Its code.
+/// Address of the guest's code.
 const CODE: u64 = 0x8000;
-/// Exits of a batch.
+/// Number of exits per batch.
 const EXITS: u32 = 1000;
 
 /// Present, writable.
@@ -25,10 +25,11 @@ const CR0: u64 = 0x8001_0031;
 const CR4: u64 = 1 << 5;
 /// Long mode, enabled and active.
 const EFER: u64 = 0x500;
-/// Nothing but the bit that is always set.
+/// Only the reserved bit, which is always set.
 const RFLAGS: u64 = 2;
 
-/// Reads the APIC's base from its register so often, which KVM emulates; tells the VMM; again.
+/// Reads the APIC base register, which KVM emulates, `EXITS` times; then exits to the VMM; then
+/// repeats.
 const READS: [u8; 20] = [
     0xbe, 0xe8, 0x03, 0, 0, // mov esi, EXITS
     0xb9, 0x1b, 0, 0, 0, // mov ecx, IA32_APIC_BASE
@@ -38,13 +39,13 @@ const READS: [u8; 20] = [
     0xe6, 0x80, // out 0x80, al
     0xeb, 0xec, // jmp to the beginning
 ];
-/// Tells the VMM, again and again.
+/// Exits to the VMM in a loop.
 const OUTPUTS: [u8; 4] = [
     0xe6, 0x80, // out 0x80, al
     0xeb, 0xfc, // jmp to the beginning
 ];
 
-/// An exit that KVM answers itself.
+/// Measures an exit that KVM handles itself.
 pub(super) fn in_kernel() -> Result<Cost, String> {
     let mut guest = Guest::new(&READS)?;
     guest.run()?;
@@ -55,7 +56,7 @@ pub(super) fn in_kernel() -> Result<Cost, String> {
     })
 }
 
-/// An exit that the VMM answers.
+/// Measures an exit that the VMM handles.
 pub(super) fn to_vmm() -> Result<Cost, String> {
     let mut guest = Guest::new(&OUTPUTS)?;
     guest.run()?;
@@ -68,7 +69,7 @@ pub(super) fn to_vmm() -> Result<Cost, String> {
     })
 }
 
-/// The guest. Its processor goes before its memory.
+/// Guest. Its virtual processor is dropped before its memory.
 struct Guest {
     vcpu: VcpuFd,
     _memory: Mapping,
@@ -131,12 +132,12 @@ impl Guest {
         })
     }
 
-    /// Runs it until it tells the VMM.
+    /// Runs the guest until it exits to the VMM.
     fn run(&mut self) -> Result<(), String> {
         match self.vcpu.run() {
             Ok(VcpuExit::IoOut(0x80, _)) => Ok(()),
-            Ok(other) => Err(format!("KVM ran the guest into {other:?}")),
-            Err(e) => Err(format!("KVM does not run the guest: {e}")),
+            Ok(other) => Err(format!("unexpected KVM exit {other:?}")),
+            Err(e) => Err(format!("KVM cannot run the guest: {e}")),
         }
     }
 }

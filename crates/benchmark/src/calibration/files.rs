@@ -6,18 +6,18 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
 
-/// Bytes of a page.
+/// Size of a page in bytes.
 const PAGE: usize = 4096;
-/// Bytes of one write.
+/// Size of one write in bytes.
 const WRITE_BYTES: usize = 1 << 20;
-/// Writes to a new file.
+/// Number of writes to a new file.
 const WRITES: usize = 16;
 
 fn failed(directory: &Path) -> impl Fn(std::io::Error) -> String {
-    move |e| format!("a file in {}: {e}", directory.display())
+    move |e| format!("cannot use a file in {}: {e}", directory.display())
 }
 
-/// Writes to a new file, for each page of 4 KiB.
+/// Measures writes to a new file, per page of 4 KiB.
 pub(super) fn new_page_cache(directory: &Path) -> Result<Cost, String> {
     let failed = failed(directory);
     let bytes = vec![1; WRITE_BYTES];
@@ -31,7 +31,7 @@ pub(super) fn new_page_cache(directory: &Path) -> Result<Cost, String> {
     })
 }
 
-/// A write of 4 KiB over what a file has, and its way to the disk.
+/// Measures an overwrite of 4 KiB, including the sync to the disk.
 pub(super) fn fsync(directory: &Path) -> Result<Cost, String> {
     let failed = failed(directory);
     let mut file = tempfile::tempfile_in(directory).map_err(&failed)?;

@@ -10,21 +10,21 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-/// Bytes of a page.
+/// Size of a page in bytes.
 const PAGE: usize = 4096;
-/// Pages that are touched in a batch.
+/// Number of pages touched per batch.
 const PAGES: usize = 1024;
-/// Bytes that the kernel maps along with one of a file in the page cache (fault-around).
+/// Number of bytes that the kernel maps around a faulting page of the page cache (fault-around).
 const FAULT_AROUND: usize = 16 * PAGE;
 
-/// Memory that is unmapped at its end.
+/// Memory mapping, unmapped when this value is dropped.
 pub(super) struct Mapping {
     start: NonNull<libc::c_void>,
     bytes: usize,
 }
 
 impl Mapping {
-    /// Zeroes in small pages, none of which is there yet.
+    /// Maps anonymous memory in small pages, none of which is populated.
     pub fn anonymous(bytes: usize) -> Result<Self, String> {
         let length = NonZeroUsize::new(bytes).ok_or("an empty mapping")?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
@@ -47,33 +47,33 @@ impl Mapping {
                 0,
             )
         };
-        let start = start.map_err(|e| format!("mapping a file: {e}"))?;
+        let start = start.map_err(|e| format!("cannot map a file: {e}"))?;
         Self { start, bytes }.in_small_pages()
     }
 
-    /// The same, never mapped in huge pages.
+    /// Disables huge pages for the mapping.
     fn in_small_pages(self) -> Result<Self, String> {
         // SAFETY: the mapping is this value's own; the advice changes no byte of it.
         match unsafe { madvise(self.start, self.bytes, MmapAdvise::MADV_NOHUGEPAGE) } {
             // A kernel without huge pages has only small ones.
             Ok(()) | Err(Errno::EINVAL) => Ok(self),
-            Err(e) => Err(format!("asking for small pages: {e}")),
+            Err(e) => Err(format!("cannot disable huge pages: {e}")),
         }
     }
 
-    /// Address of its first byte.
+    /// Returns the address of the first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start.cast()
     }
 
-    /// All bytes.
+    /// Returns all bytes.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is readable and writable and as long as `bytes` says; `self` is
+        // SAFETY: the mapping is readable and writable, and `bytes` is its length; `self` is
         // borrowed for as long as the slice.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast().as_ptr(), self.bytes) }
     }
 
-    /// Duration of reading one byte every `step` bytes.
+    /// Returns the duration of reading one byte every `step` bytes.
     fn read_every(&self, step: usize) -> Duration {
         let began = Instant::now();
         for at in (0..self.bytes).step_by(step) {
@@ -87,13 +87,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and no reference to it is left.
+        // SAFETY: the mapping belongs to this value, and no reference to it exists any longer.
         let unmapped = unsafe { munmap(self.start, self.bytes) };
         debug_assert!(unmapped.is_ok());
     }
 }
 
-/// First write to a page of anonymous memory.
+/// Measures the first write to a page of anonymous memory.
 pub(super) fn fresh_fault() -> Result<Cost, String> {
     batches(PAGES as u32, || {
         let mut mapping = Mapping::anonymous(PAGES * PAGE)?;
@@ -105,9 +105,9 @@ pub(super) fn fresh_fault() -> Result<Cost, String> {
     })
 }
 
-/// First read of a page of a file that is in the page cache; the kernel maps its neighbours along.
+/// Measures the first read of a page of a cached file. The kernel also maps the neighbouring pages.
 pub(super) fn file_fault(directory: &Path) -> Result<Cost, String> {
-    let failed = |e| format!("a file in {}: {e}", directory.display());
+    let failed = |e| format!("cannot use a file in {}: {e}", directory.display());
     let mut file = tempfile::tempfile_in(directory).map_err(failed)?;
     let faults = PAGES / 4;
     let bytes = vec![1; faults * FAULT_AROUND];
@@ -119,7 +119,7 @@ pub(super) fn file_fault(directory: &Path) -> Result<Cost, String> {
     })
 }
 
-/// Copy of a page between buffers that are larger than the caches of a core.
+/// Measures a copy of a page between buffers that are larger than the caches of a core.
 pub(super) fn copy() -> Result<Cost, String> {
     let from = vec![1; 4 * PAGES * PAGE];
     let mut to = vec![2; from.len()];

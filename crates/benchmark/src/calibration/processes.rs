@@ -8,52 +8,52 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Round trips between two threads in a batch.
+/// Number of round trips between two threads per batch.
 const ROUND_TRIPS: u32 = 200;
 
-/// A copy of this process that runs `true`, to its end.
+/// Measures a fork of this process that executes `true`, until its exit.
 pub(super) fn fork_and_exec() -> Result<Cost, String> {
     let mut command = Command::new("true");
     command.stdin(Stdio::null()).stdout(Stdio::null());
-    // SAFETY: the closure does nothing. With one the process is copied with its page tables, as
-    // by fork(2), instead of borrowed until the exec.
+    // SAFETY: the closure does nothing. With a closure, the process is copied with its page tables,
+    // as by fork(2), instead of sharing them until the exec.
     unsafe { command.pre_exec(|| Ok(())) };
     batches(1, || {
         let began = Instant::now();
         let status = command
             .status()
-            .map_err(|e| format!("running `true`: {e}"))?;
+            .map_err(|e| format!("cannot run `true`: {e}"))?;
         if status.success() {
             Ok(began.elapsed())
         } else {
-            Err(format!("`true` ended with {status}"))
+            Err(format!("`true` failed: {status}"))
         }
     })
 }
 
-/// Switch from one thread to another on one processor, with the wake-up through a pipe that makes
-/// it.
+/// Measures a switch between two threads on one processor, including the wake-up through a pipe.
 pub(super) fn context_switch() -> Result<Cost, String> {
-    // The measuring thread is one of its own, so that no other is left bound to a processor.
+    // A separate thread performs the measurement, so that no other thread remains bound to a
+    // processor.
     let measuring = std::thread::spawn(ping_pong);
-    let lost = |_| "the measuring thread was lost".to_owned();
+    let lost = |_| "the measurement thread panicked".to_owned();
     measuring.join().map_err(lost)?
 }
 
 fn ping_pong() -> Result<Cost, String> {
-    let failed = |e: std::io::Error| format!("a pipe between two threads: {e}");
-    bind_to_one_processor().map_err(|e| format!("binding a thread to a processor: {e}"))?;
+    let failed = |e: std::io::Error| format!("pipe between two threads: {e}");
+    bind_to_one_processor().map_err(|e| format!("cannot bind a thread to a processor: {e}"))?;
     let (mut here, there) = pipe().map_err(failed)?;
     let (other, mut ours) = pipe().map_err(failed)?;
-    // It inherits the processor.
+    // The new thread inherits the processor affinity.
     let echo = std::thread::spawn(move || echo(other, there));
     let cost = batches(2 * ROUND_TRIPS, || {
         let round_trips = round_trips(&mut ours, &mut here);
         round_trips.map_err(failed)
     });
-    // The other thread reads the end.
+    // The other thread then reads the end of the pipe.
     drop(ours);
-    let lost = |_| "a measuring thread was lost".to_owned();
+    let lost = |_| "a measurement thread panicked".to_owned();
     echo.join().map_err(lost)?.map_err(failed)?;
     cost
 }
