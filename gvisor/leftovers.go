@@ -55,7 +55,7 @@ func (s *server) clear(id string) error {
 				remaining = fmt.Errorf("cannot remove the control group %s: %w", group, err)
 			}
 		}
-		if left == nil {
+		if remaining == nil {
 			break
 		}
 		if time.Now().After(end) {
@@ -100,7 +100,7 @@ func killProcesses(id string) (remaining error) {
 		}
 		unix.Close(process)
 	}
-	return left
+	return remaining
 }
 
 // isolates returns whether process pid is the sentry of sandbox id, which is its last argument. A
