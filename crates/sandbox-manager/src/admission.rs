@@ -1,9 +1,11 @@
-//! Admission: decides which guests may have memory of this host, before anything is begun.
+//! Admission control: decides whether the host has enough resources for another guest.
 //!
-//! Every guest has a [`Reservation`] from the decision that it may come up until it is gone. Two
-//! kinds of figures decide: what was promised (places, in sandboxes and in what they may grow to),
-//! which cannot be overrun however many ask at once; and what the kernel says is left, of which
-//! those still coming up are expected to take their share.
+//! Every guest has a [`Reservation`] from its admission until it exits. Two checks decide about an
+//! admission. The first compares the sum of all reservations with limits; concurrent requests
+//! cannot exceed them, since the check and the reservation happen under one lock. The second
+//! compares the free resources that the kernel reports with what the guest needs to start. Guests
+//! that are still starting have not used their share yet, so it is subtracted from the free
+//! resources.
 
 mod figures;
 
@@ -16,40 +18,44 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Memory that a guest takes until its agent has answered, in MiB: one that boots touches 44, a
-/// restored one far less.
+/// Memory that a guest uses until its agent has answered, in MiB. A booting guest touches 44 MiB, a
+/// restored guest far less.
 const BOOT_MIB: u64 = 48;
-/// Tasks and descriptors that one sandbox takes, and how many are left to everybody else.
+/// Tasks and file descriptors that one sandbox uses, and the number that remains free for other
+/// processes.
 const TASKS_PER_GUEST: u64 = 12;
 const DESCRIPTORS_PER_GUEST: u64 = 15;
 const SPARE_PER_HOST: u64 = 256;
-/// Pressure on memory rejects guests only if less than this part of the host's memory, one in so
-/// many, is available. The kernel counts time spent on reclaiming page cache as pressure, also if
-/// all of that cache is free for the taking.
+/// Memory pressure rejects guests only if less than this fraction (1/n) of the host's memory is
+/// available. The kernel counts time spent on reclaiming page cache as pressure, even if all of
+/// that cache can be reclaimed.
 const SCARCE_MEMORY_PART: u64 = 4;
 
 /// Limits of the use of a host.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HostLimits {
-    /// Most sandboxes that run at once; none: as many as the rest allows.
+    /// Maximum number of running sandboxes. `None`: limited by the other resources only.
     pub sandboxes: Option<usize>,
-    /// Sum that all guests may grow to, in multiples of the host's memory. An idle guest holds 2 to
-    /// 12 MiB of the 512 it may grow to, so counting each in full would leave a host empty. With 8,
-    /// each guest can use an eighth of its memory, five times what an idle one holds, before the
-    /// host is full; if they grow at once, the reserve and memory pressure close the door.
+    /// Maximum sum of the memory sizes of all guests, in multiples of the host's memory. An idle
+    /// guest holds 2 to 12 MiB of its 512 MiB, so counting the full size would leave a host empty.
+    /// With 8, the host is full once each guest uses an eighth of its memory, five times what an
+    /// idle guest holds. If guests grow at once, the reserve and the limits of memory pressure stop
+    /// further admissions.
     pub memory_overcommit: f64,
-    /// Memory that stays available, in MiB; none: 512 or 5 % of the host's, whichever is more.
+    /// Memory that must stay available, in MiB. Defaults to the larger of 512 MiB and 5 % of the
+    /// host's memory.
     pub reserve_memory_mib: Option<u64>,
-    /// Disk space that stays free, in MiB; none: 1,024 or 1 % of the disk, whichever is more.
+    /// Disk space that must stay free, in MiB. Defaults to the larger of 1,024 MiB and 1 % of the
+    /// disk.
     pub reserve_disk_mib: Option<u64>,
-    /// Disks of all guests together, in multiples of the space that is free beside the reserve. A
-    /// guest writes a few MiB of the 10,240 it may, so counting each in full would leave a host
-    /// empty. With 1 whatever was admitted can be written; with more, guests that all fill their
-    /// disks at once can fill the host's.
+    /// Maximum sum of the disk sizes of all guests, in multiples of the free space without the
+    /// reserve. A guest writes a few MiB of its 10,240 MiB, so counting the full size would leave a
+    /// host empty. With 1, all admitted guests can fill their disks. With more, guests that fill
+    /// their disks at once can fill the host's disk.
     pub disk_overcommit: f64,
-    /// Pressure above which nothing is begun, in percent of ten seconds. Pressure on memory counts
+    /// Pressure above which no operation starts, in percent of ten seconds. Memory pressure counts
     /// only while less than a quarter of the host's memory is available. Waiting for processors
-    /// slows everybody and harms nobody, so by default it refuses nothing.
+    /// slows all sandboxes down but breaks none, so by default CPU pressure rejects no request.
     pub pressure: Pressure,
 }
 
@@ -71,31 +77,31 @@ impl Default for HostLimits {
     }
 }
 
-/// Resource that a host is short of.
+/// Resource of which the host has too little.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Shortage {
-    /// As many sandboxes run as may.
+    /// The maximum number of sandboxes is running.
     Sandboxes,
-    /// Guests may grow to as much as they may together.
+    /// The sum of the guests' memory sizes has reached its limit.
     Promised,
-    /// Too little memory is left.
+    /// Too little memory is available.
     Memory,
-    /// Everybody waits for memory, disks or processors.
+    /// Tasks wait too long for memory, disks or processors.
     Pressure,
-    /// Too little disk space is left.
+    /// Too little disk space is free.
     Disk,
-    /// Guests may write as much as they may together.
+    /// The sum of the guests' disk sizes has reached its limit.
     PromisedDisk,
     /// Too few tasks can be started.
     Tasks,
-    /// Too few descriptors can be opened.
+    /// Too few file descriptors can be opened.
     Descriptors,
     /// The sandbox is larger than the host.
     Size,
 }
 
 impl Shortage {
-    /// One word for it.
+    /// Returns the name, a label of metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sandboxes => "sandboxes",
@@ -110,7 +116,7 @@ impl Shortage {
         }
     }
 
-    /// When to ask again; none: never.
+    /// Returns the time after which a retry is worthwhile. `None` if a retry cannot succeed.
     pub(crate) fn retry_after(self) -> Option<Duration> {
         match self {
             Self::Size => None,
@@ -123,13 +129,13 @@ impl Shortage {
         }
     }
 
-    /// True if ending the guests that only wait would help.
+    /// Returns whether stopping warm-pool guests frees the resource.
     pub(crate) fn is_of_waiting(self) -> bool {
         matches!(self, Self::Promised | Self::PromisedDisk | Self::Memory)
     }
 }
 
-/// Why a guest may not come up.
+/// Reason why a guest is not admitted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub short_of: Shortage,
@@ -146,33 +152,33 @@ impl From<Refusal> for OperationError {
     }
 }
 
-/// Whom a place is for.
+/// Purpose of a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Occupant {
     /// A sandbox.
     Sandbox,
-    /// One that waits in the warm pool.
+    /// A guest of the warm pool.
     Waiting,
 }
 
-/// Resources promised to guests.
+/// Resources reserved for guests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PromisedResources {
-    /// Sandboxes that have a guest or are getting one.
+    /// Sandboxes that have a guest or are starting one.
     pub sandboxes: usize,
-    /// Guests that wait in the warm pool or are coming up there.
+    /// Guests in the warm pool, including those that are starting.
     pub waiting: usize,
-    /// Guests that are coming up.
+    /// Guests that are starting.
     pub coming_up: usize,
-    /// Memory that all of them may grow to, in MiB.
+    /// Sum of the guests' memory sizes, in MiB.
     pub memory_mib: u64,
-    /// Disk space that all of them may write of the host, in MiB.
+    /// Sum of the guests' disk sizes, in MiB.
     pub disk_mib: u64,
-    /// Count of refusals by the resource that was short.
+    /// Number of rejections, by the resource that was short.
     pub refused: BTreeMap<Shortage, u64>,
 }
 
-/// The door of a host.
+/// Admission control of a host.
 #[derive(Debug)]
 pub(crate) struct Admission {
     limits: HostLimits,
@@ -180,7 +186,8 @@ pub(crate) struct Admission {
     promised: Arc<Mutex<PromisedResources>>,
 }
 
-/// A guest's place on the host, from before it comes up until it is gone.
+/// Resources reserved for a guest, from its admission until it exits. Dropping the reservation
+/// releases them.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     promised: Arc<Mutex<PromisedResources>>,
@@ -199,7 +206,7 @@ impl Admission {
         }
     }
 
-    /// Returns what was promised so far.
+    /// Returns the present reservations.
     pub fn promised(&self) -> PromisedResources {
         self.promised.lock().clone()
     }
@@ -209,14 +216,14 @@ impl Admission {
         self.host.read()
     }
 
-    /// Returns what all guests together may grow to, in MiB, if the host tells how much memory it
-    /// has.
+    /// Returns the limit of the sum of memory sizes, in MiB. `None` if the host's memory size is
+    /// unknown.
     pub fn memory_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
         let total = figures.memory_total_mib?;
         Some((total as f64 * self.limits.memory_overcommit) as u64)
     }
 
-    /// A place for one more guest of `size`, or why there is none.
+    /// Reserves resources for one more guest of `size`.
     pub fn admit(&self, occupant: Occupant, size: SandboxSize) -> Result<Reservation, Refusal> {
         let figures = self.host.read();
         let mut promised = self.promised.lock();
@@ -224,7 +231,7 @@ impl Admission {
             .fits(&figures, &promised, occupant, size)
             .and_then(|()| self.has_left(&figures, promised.coming_up));
         if let Err(refusal) = decided {
-            // A pool that stays empty is nothing that was refused to anybody.
+            // Not counted for the warm pool: no client was rejected.
             if occupant == Occupant::Sandbox {
                 *promised.refused.entry(refusal.short_of).or_insert(0) += 1;
             }
@@ -233,8 +240,8 @@ impl Admission {
         Ok(self.enter(&mut promised, occupant, size, true))
     }
 
-    /// Checks that the host can bear one more guest for a moment, in the place of one that is
-    /// there.
+    /// Checks that the host has resources for the short overlap in which a new guest replaces a
+    /// running one.
     pub fn bears_exchange(&self) -> Result<(), Refusal> {
         let figures = self.host.read();
         let mut promised = self.promised.lock();
@@ -245,7 +252,7 @@ impl Admission {
         decided
     }
 
-    /// The place of a sandbox that is there already.
+    /// Reserves resources for a guest that already exists, without a check.
     pub fn count(&self, size: SandboxSize) -> Reservation {
         let mut promised = self.promised.lock();
         self.enter(&mut promised, Occupant::Sandbox, size, false)
@@ -272,7 +279,7 @@ impl Admission {
         reservation
     }
 
-    /// Checks that what was promised leaves room.
+    /// Checks that the reservations and limits allow another guest.
     fn fits(
         &self,
         figures: &HostFigures,
@@ -313,7 +320,7 @@ impl Admission {
                 ),
             );
         }
-        // One guest may have as much as it likes where disks are promised more than once.
+        // With overcommit, a single guest may have a disk larger than the limit.
         let one = match self.limits.disk_overcommit > 1.0 {
             true => size.disk_mib,
             false => 0,
@@ -332,16 +339,17 @@ impl Admission {
         Ok(())
     }
 
-    /// Disks that all guests together may have, in MiB, if the host tells how much space it has.
-    /// Space that they wrote is not free any more and counts twice: on the safe side.
+    /// Returns the limit of the sum of disk sizes, in MiB. `None` if the free space is unknown.
+    /// Space that guests have written counts twice, since it is no longer free; the error is on the
+    /// safe side.
     fn disk_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
         let free_mib = figures.disk_free_mib?;
         let free_mib = free_mib.saturating_sub(self.reserve_disk(figures));
         Some((free_mib as f64 * self.limits.disk_overcommit) as u64)
     }
 
-    /// Space on the data directory's disk that may be written to beside what guests were promised,
-    /// in MiB; none: cannot be told.
+    /// Returns the disk space that may be written in addition to the reservations of guests, in
+    /// MiB. `None` if the free space is unknown.
     pub fn disk_to_write_mib(&self) -> Option<u64> {
         let figures = self.host.read();
         let free_mib = figures.disk_free_mib?;
@@ -361,8 +369,8 @@ impl Admission {
         reserve.unwrap_or_else(|| (total / 20).max(512))
     }
 
-    /// Checks that the host has enough left of everything, beside what `coming_up` guests are about
-    /// to take.
+    /// Checks that the host has enough free resources in addition to those that `starting` guests
+    /// are about to use.
     fn has_left(&self, figures: &HostFigures, coming_up: usize) -> Result<(), Refusal> {
         let guests = u64::try_from(coming_up)
             .unwrap_or(u64::MAX)
@@ -407,7 +415,7 @@ impl Admission {
         self.bears_pressure(figures)
     }
 
-    /// Checks that the tasks of the host do not wait too long for its resources.
+    /// Checks that tasks on the host do not wait too long for its resources.
     fn bears_pressure(&self, figures: &HostFigures) -> Result<(), Refusal> {
         let (Some(now), most) = (figures.pressure, self.limits.pressure) else {
             return Ok(());
@@ -440,8 +448,8 @@ impl Admission {
     }
 }
 
-/// Returns the available memory in words if it is scarce, so that pressure on memory may be more
-/// than the reclaim of page cache. Memory of unknown size counts as scarce.
+/// Returns the available memory in words if memory is scarce: only then does memory pressure mean
+/// more than the reclaim of page cache. Memory of unknown size counts as scarce.
 fn memory_scarcity(figures: &HostFigures) -> Option<String> {
     let (Some(available), Some(total)) = (figures.memory_available_mib, figures.memory_total_mib)
     else {
@@ -463,7 +471,7 @@ impl Reservation {
         }
     }
 
-    /// Its guest is up: what it took shows in the host's figures.
+    /// Marks the guest as started: from now on the host's figures include its memory.
     pub fn set_up(&mut self) {
         if std::mem::take(&mut self.coming_up) {
             self.promised.lock().coming_up -= 1;

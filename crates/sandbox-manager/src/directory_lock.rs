@@ -1,11 +1,11 @@
-//! Lock by which a daemon holds its data directory.
+//! Lock with which a daemon owns its data directory.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// File that a daemon has locked for as long as the data directory is its own.
+/// File that a daemon holds locked while it owns the data directory.
 #[derive(Debug)]
 pub struct DirectoryLock {
     path: PathBuf,
@@ -14,7 +14,7 @@ pub struct DirectoryLock {
 }
 
 impl DirectoryLock {
-    /// For the locked file `file` at `path`.
+    /// Creates the lock of `file`, which the caller has locked and which is at `path`.
     pub fn of(path: &Path, file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
         Ok(Self {
@@ -23,8 +23,8 @@ impl DirectoryLock {
         })
     }
 
-    /// False once the file was removed or replaced: another daemon may hold the directory now, of
-    /// whose files this one knows nothing.
+    /// Returns `false` once the file was removed or replaced. Another daemon may then own the
+    /// directory and have files in it that this daemon does not know.
     pub fn is_in_place(&self) -> bool {
         match fs::metadata(&self.path) {
             Ok(metadata) => (metadata.dev(), metadata.ino()) == self.identity,

@@ -10,7 +10,7 @@ use jiffy_engine_api::MICROVM;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Journal of a data directory that no daemon uses.
+/// Journal of a data directory that no daemon is using.
 pub struct FabricatedJournal(Journal);
 
 /// Snapshot that a client requested, of a microVM of the default size.

@@ -1,11 +1,12 @@
-//! Journal: every acknowledged state of a sandbox or snapshot survives the death of the daemon.
+//! Journal: every acknowledged state of a sandbox or snapshot survives a crash of the daemon.
 //!
-//! A change is one SQLite transaction in a write-ahead log, so whoever opens the journal finds the
-//! state before it or after it. The log is not flushed to storage at every commit: a power failure
-//! may cost the last changes, but not their order.
+//! A change is one SQLite transaction in a write-ahead log, so a reader finds the state before or
+//! after the change. The log is not flushed to storage at every commit: a power failure may lose
+//! the last changes but does not reorder them.
 //!
-//! A change that can be refused is refused when the disk is full ([`Journal::commit`]); one that
-//! has happened finds the room that is kept for it ([`Journal::commit_write_behind`]).
+//! A change that can still be rejected fails if the disk is full ([`Journal::commit`]). A change
+//! that has already happened is written into reserved disk space
+//! ([`Journal::commit_write_behind`]).
 
 mod tables;
 
@@ -27,11 +28,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use tables::{ALL_ROWS, TableReader};
 
-/// Sandboxes or snapshots, each at its final place in memory: a large host has many, and moving
-/// them costs fresh pages.
+/// Sandboxes or snapshots, each in its final heap allocation. A large host has many of them, and
+/// moving them would touch fresh pages.
 pub(crate) type BoxedRecords<T> = Vec<Box<T>>;
 
-/// Version of the tables; another one is refused.
+/// Version of the tables. A newer version is rejected.
 const SCHEMA_VERSION: i64 = 3;
 
 const SCHEMA_V1: &str = "
@@ -45,87 +46,88 @@ const SCHEMA_V1: &str = "
     CREATE INDEX snapshots_by_parent ON snapshots (parent);
 ";
 
-/// Table that version 2 added: the guests of running sandboxes, by which they are found again.
+/// Table added in version 2: engine handles of the guests of running sandboxes, for their adoption.
 const SCHEMA_V2: &str =
     "CREATE TABLE guests (sandbox TEXT PRIMARY KEY, handle TEXT NOT NULL) STRICT;";
 
-/// Table that version 3 added: what is still to be removed from stores that hosts share.
+/// Table added in version 3: removals from shared stores that are still to be done.
 const SCHEMA_V3: &str = "CREATE TABLE retractions (retraction TEXT PRIMARY KEY) STRICT;";
 
-/// The journal cannot be read or written.
+/// Reason why the journal cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// SQLite says no.
+    /// SQLite failed.
     #[error("the journal {} failed: {source}; check that its disk is writable and not full", path.display())]
     Database {
-        /// Its file.
+        /// File of the journal.
         path: PathBuf,
-        /// Why.
+        /// Error of SQLite.
         source: rusqlite::Error,
     },
-    /// The room that is kept for the journal is not whole, and the disk has none.
+    /// The disk space reserved for the journal is incomplete, and the disk is full.
     #[error("the journal {} can keep no room for itself: {source}; make some on its disk, by removing snapshots and sandboxes that nobody needs for example", path.display())]
     Full {
-        /// Its file.
+        /// File of the journal.
         path: PathBuf,
         /// Error of the disk.
         source: io::Error,
     },
-    /// From another version.
+    /// The journal has another version.
     #[error("the journal {} has version {found}, and this program reads version {SCHEMA_VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
     Version {
-        /// Its file.
+        /// File of the journal.
         path: PathBuf,
         /// Version in the file.
         found: i64,
     },
-    /// A record that does not parse.
+    /// A record cannot be parsed.
     #[error("the journal {} has a record of {what} {id} that is not readable: {problem}; use the version of jiffy that wrote it, or restore a copy of the file", path.display())]
     Record {
-        /// Its file.
+        /// File of the journal.
         path: PathBuf,
         /// Kind of the record.
         what: &'static str,
-        /// Its id.
+        /// Id of the record.
         id: String,
         /// Description of the problem.
         problem: String,
     },
 }
 
-/// One change; all changes of one [`Journal::commit`] happen or none.
+/// Change of the journal. The changes of one [`Journal::commit`] are written all or not at all.
 #[derive(Debug, Clone)]
-// A commit has a handful, and most of them are the large one: a box would only move it.
+// A commit has few changes, and most of them are the largest variant. A box would only add an
+// allocation.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum JournalChange {
-    /// A sandbox is now as it says. One that does not run has no guest.
+    /// Stores the sandbox. If it is not running, its guest is removed.
     Sandbox(Sandbox),
-    /// The guest of a running sandbox is this one.
+    /// Stores the engine's handle of a running sandbox's guest.
     Guest(String, GuestHandle),
-    /// There is no such sandbox any more.
+    /// Removes the sandbox and its guest.
     NoSandbox(String),
-    /// A snapshot is about to be written.
+    /// Stores a snapshot that is about to be written.
     Intent(Snapshot),
-    /// A snapshot is complete.
+    /// Stores a snapshot that is complete.
     Snapshot(Snapshot),
-    /// There is no such snapshot any more.
+    /// Removes the snapshot.
     NoSnapshot(String),
-    /// A copy in a store is to be removed.
+    /// Stores that a copy must be removed from a store.
     Retraction(StoreRetraction),
-    /// It was removed.
+    /// Removes a [`Self::Retraction`] that is done.
     Retracted(StoreRetraction),
 }
 
-/// A snapshot as the journal knows it.
+/// Snapshot in the journal.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct JournalledSnapshot {
     /// The snapshot.
     pub snapshot: Box<Snapshot>,
-    /// True once it was acknowledged.
+    /// True if the snapshot was acknowledged. False if the daemon crashed while writing it.
     pub complete: bool,
 }
 
-/// A journal and the records in it, as they were when it was opened.
+/// Journal and its records at the time of opening.
 #[derive(Debug)]
 pub struct OpenedJournal {
     pub(crate) path: PathBuf,
@@ -135,7 +137,7 @@ pub struct OpenedJournal {
 }
 
 impl OpenedJournal {
-    /// Opens or creates the journal in `file` and reads its tables, on all processors. Blocks.
+    /// Opens or creates the journal in `file` and reads its tables with several threads. Blocks.
     pub fn read(file: &Path) -> Result<Self, JournalError> {
         let journal = Journal::open(file)?;
         let (sandboxes, snapshots) = tables::read_all(&journal)?;
@@ -148,7 +150,7 @@ impl OpenedJournal {
     }
 }
 
-/// The journal of one host.
+/// Journal of one host.
 #[derive(Debug)]
 pub(crate) struct Journal {
     path: PathBuf,
@@ -158,15 +160,15 @@ pub(crate) struct Journal {
 #[derive(Debug)]
 struct Database {
     connection: Connection,
-    /// Changes that happened and could not be written yet; they are written together with the next
-    /// ones.
+    /// Changes that have happened but could not be written. They are written together with the next
+    /// changes.
     pending: Vec<JournalChange>,
-    // Closed after the connection.
+    // Declared last, so that it is dropped after the connection.
     space: ReservedSpace,
 }
 
 impl Database {
-    /// Makes what is owed and all changes, or none.
+    /// Writes the pending changes and then `changes`, all or none.
     fn write(&mut self, changes: &[JournalChange]) -> rusqlite::Result<()> {
         if self.pending.is_empty() && changes.is_empty() {
             return Ok(());
@@ -187,15 +189,16 @@ impl Journal {
             path: file.to_owned(),
             source,
         };
-        // Environments of sandboxes are in it. What stands in the way is told by the database.
+        // The journal contains environment variables of sandboxes. If this fails, opening the
+        // database reports the error.
         let _ = keep_private(file);
         let mut connection = Connection::open(file).map_err(failed)?;
         connection
             .pragma_update(None, "journal_mode", "WAL")
             .and_then(|()| connection.pragma_update(None, "synchronous", "NORMAL"))
             .and_then(|()| connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES))
-            // The log stays, with the room it has: on a full disk there would be none for another
-            // one.
+            // The log and its disk space remain when the connection is closed: on a full disk, no
+            // space for another log would be available.
             .and_then(|()| {
                 connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
             })
@@ -235,7 +238,8 @@ impl Journal {
             }),
         };
         if let Err(e) = journal.keep_space(&mut journal.database()) {
-            // On a full disk there must be somebody who can be asked to remove things.
+            // A full disk must not prevent the start: clients can remove data only while the daemon
+            // runs.
             tracing::warn!("{e}");
         }
         Ok(journal)
@@ -263,17 +267,17 @@ impl Journal {
         }
     }
 
-    /// Makes all changes or none. For what can still be refused: it is when the disk has no room
-    /// but what is kept.
+    /// Writes all changes or none. For changes that can still be rejected: fails if the disk has no
+    /// space except the reserved space.
     pub fn commit(&self, changes: &[JournalChange]) -> Result<(), JournalError> {
         let mut database = self.database();
         self.keep_space(&mut database)?;
         database.write(changes).map_err(|e| self.failed(e))
     }
 
-    /// Takes down what has happened and cannot be refused any more, in the room that is kept where
-    /// there is no other. If the disk fails, it is taken down together with the next changes; until
-    /// then it is as if the daemon had not come to it.
+    /// Writes changes that have happened and cannot be undone. May use the reserved disk space. If
+    /// writing fails, the changes remain pending and are written together with the next ones. A
+    /// crash before that has the same effect as a crash before the change.
     pub fn commit_write_behind(&self, changes: &[JournalChange]) {
         let mut database = self.database();
         if let Err(e) = database.write(changes) {
@@ -283,13 +287,13 @@ impl Journal {
         }
     }
 
-    /// All sandboxes.
+    /// Returns all sandboxes.
     pub fn sandboxes(&self) -> Result<Vec<Sandbox>, JournalError> {
         let rows = TableReader::open(self)?.sandboxes(&ALL_ROWS);
         Ok(rows?.into_iter().map(|record| *record).collect())
     }
 
-    /// The guests of running sandboxes, by sandbox.
+    /// Returns the handles of the guests of running sandboxes, by sandbox.
     pub fn guests(&self) -> Result<HashMap<String, GuestHandle>, JournalError> {
         let database = self.database();
         let read = || -> rusqlite::Result<HashMap<String, GuestHandle>> {
@@ -303,12 +307,12 @@ impl Journal {
         read().map_err(|e| self.failed(e))
     }
 
-    /// All snapshots, also those that were never completed.
+    /// Returns all snapshots, including incomplete ones.
     pub fn snapshots(&self) -> Result<Vec<JournalledSnapshot>, JournalError> {
         TableReader::open(self)?.snapshots(&ALL_ROWS)
     }
 
-    /// Copies that are still to be removed from stores, the oldest first.
+    /// Returns the copies that are still to be removed from stores, oldest first.
     pub fn retractions(&self) -> Result<Vec<StoreRetraction>, JournalError> {
         TableReader::open(self)?.retractions()
     }

@@ -1,10 +1,11 @@
-//! Room on the disk that the journal has for itself, so that what has happened can be taken down
-//! when the disk is full.
+//! Disk space reserved for the journal, so that changes that have happened can be written to a full
+//! disk.
 //!
-//! The log has blocks beyond its end, more than it fills between two checkpoints, and begins anew
-//! at each. The database has free pages inside, which a checkpoint fills without making the file
-//! longer; blocks beyond its end would be taken away by every checkpoint. File systems that cannot
-//! allocate ahead, and those that never write in place, keep no room.
+//! The log has blocks allocated beyond its end, more than it fills between two checkpoints, and
+//! restarts from the beginning after each checkpoint. The database has free pages, which a
+//! checkpoint fills without growing the file. Blocks beyond the end of the database would not do:
+//! every checkpoint truncates the file and frees them. File systems that cannot preallocate or that
+//! never write in place reserve no space.
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -13,23 +14,23 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Pages in the log from which on it is written back.
+/// Number of pages in the log that triggers a checkpoint.
 pub(crate) const CHECKPOINT_PAGES: u32 = 512;
-/// Bytes of a page, SQLite's default.
+/// Size of a page in bytes, SQLite's default.
 const PAGE_BYTES: u64 = 4096;
-/// Bytes kept for the log: what it has at a checkpoint, and as much again.
+/// Bytes allocated for the log: its size at a checkpoint, doubled.
 const LOG_BYTES: u64 = 4 << 20;
-/// Bytes of free pages that the database is given when it has few.
+/// Bytes of free pages that are added to the database when it has too few.
 const FREE_BYTES: u64 = 1 << 20;
-/// As few.
+/// Minimum number of free pages before more are added.
 const MIN_FREE_PAGES: u64 = FREE_BYTES / 2 / PAGE_BYTES;
 
-/// Why room is not kept.
+/// Reason why space cannot be reserved.
 #[derive(Debug)]
 pub(crate) enum SpaceError {
-    /// The disk has none.
+    /// The disk is full or failed.
     Disk(io::Error),
-    /// SQLite says no.
+    /// SQLite failed.
     Database(rusqlite::Error),
 }
 
@@ -39,18 +40,18 @@ impl From<rusqlite::Error> for SpaceError {
     }
 }
 
-/// The files of a journal, and whether its log has its room.
+/// Files of a journal, and whether the log's space is allocated.
 #[derive(Debug)]
 pub(crate) struct ReservedSpace {
-    // Closing a database file takes away the locks that SQLite has on it, so this stays open as
-    // long as the connection.
+    // Closing any descriptor of the database file releases the POSIX locks that SQLite holds on it.
+    // This one must therefore stay open as long as the connection.
     database: File,
     log: File,
     log_kept: bool,
 }
 
 impl ReservedSpace {
-    /// The room of the database in `file`, which SQLite has open. Nothing is kept yet.
+    /// Opens the files of the database in `file`, which SQLite has open. Reserves no space yet.
     pub fn of(file: &Path) -> io::Result<Self> {
         let mut log = file.as_os_str().to_owned();
         log.push("-wal");
@@ -62,7 +63,7 @@ impl ReservedSpace {
         })
     }
 
-    /// Makes sure that everything is kept that should be.
+    /// Reserves the missing space.
     pub fn ensure(&mut self, connection: &Connection) -> Result<(), SpaceError> {
         if !self.log_kept {
             allocate(&self.log, LOG_BYTES).map_err(SpaceError::Disk)?;
@@ -72,8 +73,8 @@ impl ReservedSpace {
         if number("PRAGMA freelist_count")? >= MIN_FREE_PAGES {
             return Ok(());
         }
-        // First the blocks, so that the pages do not get stuck in the log; a few more than are
-        // asked for keep account of them.
+        // The blocks are allocated first, so that the checkpoint can write the pages. An eighth is
+        // added for SQLite's own pages, such as those of the free list.
         let length = number("PRAGMA page_count")? * PAGE_BYTES + FREE_BYTES + FREE_BYTES / 8;
         allocate(&self.database, length).map_err(SpaceError::Disk)?;
         connection.execute_batch(&format!(
@@ -86,7 +87,7 @@ impl ReservedSpace {
     }
 }
 
-/// Gives `file` blocks for its first `bytes` bytes, without making it longer.
+/// Allocates blocks for the first `bytes` bytes of `file` without changing its length.
 fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     let length = i64::try_from(bytes).map_err(io::Error::other)?;
     match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, length) {

@@ -1,5 +1,5 @@
-//! Life of sandboxes on one host, on whichever engine: creating, pausing, forking, removing and
-//! finding them again.
+//! Life cycle of sandboxes on one host, on any engine: create, pause, fork, remove and recover
+//! them.
 
 mod admission;
 mod directory_lock;
@@ -52,6 +52,6 @@ pub use usage::UsageSample;
 
 use std::time::Duration;
 
-/// Time that work in the background leaves to clients: to the first ones of a daemon, and to those
-/// that wait for a snapshot before it is read again for its checksums.
+/// Delay of background work, so that it does not compete with clients. Applies after a start of the
+/// daemon, and before a new snapshot is read for its checksums.
 pub const START_DELAY: Duration = Duration::from_secs(1);

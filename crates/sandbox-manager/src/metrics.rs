@@ -1,4 +1,4 @@
-//! Counters and histograms of what was done on a host, and their text for Prometheus.
+//! Counters and histograms of operations on a host, and their text for Prometheus.
 
 use crate::operation_times::OperationTimes;
 use jiffy_engine_api::BootMode;
@@ -14,52 +14,52 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Boots of each mode that percentiles are made of.
+/// Number of boots of each mode from which percentiles are computed.
 const MAX_REMEMBERED_BOOTS: usize = 1024;
 
 type OneLabel = [(&'static str, &'static str); 1];
 type TwoLabels = [(&'static str, &'static str); 2];
 
-/// A figure of somebody else's that is shown beside ours.
+/// Figure of another component, added to the metrics.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    /// Name after `jiffy_`; of a counter without `_total`.
+    /// Name after `jiffy_`. A counter's name has no `_total`.
     pub name: &'static str,
     /// Help text.
     pub help: &'static str,
-    /// True if it only grows.
+    /// True for a counter, false for a gauge.
     pub counter: bool,
-    /// Its value.
+    /// Value.
     pub value: f64,
 }
 
-/// Figures of one name, each of something else.
+/// Figures of one name that differ in a label.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FigureFamily {
     /// Name after `jiffy_`.
     pub name: &'static str,
     /// Help text.
     pub help: &'static str,
-    /// Name of the label that tells them apart.
+    /// Name of the label.
     pub label: &'static str,
-    /// The label's values, and the figures.
+    /// Values of the label and of the figure.
     pub values: Vec<(String, f64)>,
 }
 
 /// Durations of the last 1,024 boots of one mode, in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BootTimes {
-    /// The mode.
+    /// Boot mode.
     pub mode: BootMode,
-    /// Count of boots since the start.
+    /// Number of boots since the start of the daemon.
     pub count: u64,
-    /// Half were faster.
+    /// Median.
     pub p50_ms: f64,
-    /// 95 of 100 were faster.
+    /// 95th percentile.
     pub p95_ms: f64,
-    /// 99 of 100 were faster.
+    /// 99th percentile.
     pub p99_ms: f64,
-    /// The slowest.
+    /// Maximum.
     pub max_ms: f64,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Metrics {
     boots: Mutex<HashMap<&'static str, (BootMode, BootSeries)>>,
 }
 
-/// From 1 ms to 33 s.
+/// Buckets from 1 ms to 33 s.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 16))
 }
@@ -140,7 +140,7 @@ impl Metrics {
         }
     }
 
-    /// An operation ended.
+    /// Counts an operation that has ended.
     pub fn operation(&self, name: &'static str, outcome: &'static str, took: Duration) {
         let labels = [("operation", name), ("outcome", outcome)];
         self.operations.get_or_create(&labels).inc();
@@ -149,7 +149,7 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// Counts the steps of an operation that has ended.
+    /// Records the durations of the steps of an operation that has ended.
     pub fn steps(&self, times: &OperationTimes) {
         for step in &times.steps {
             let labels = [("operation", times.operation), ("step", step.name)];
@@ -158,7 +158,7 @@ impl Metrics {
         }
     }
 
-    /// A sandbox was made, or not; of one that never got anywhere nobody knows the mode.
+    /// Counts a create. `mode` is `None` if it failed before a boot mode was chosen.
     pub fn create(&self, mode: Option<BootMode>, outcome: &'static str, took: Duration) {
         let labels = [
             ("boot_mode", mode.map_or("none", word)),
@@ -174,7 +174,7 @@ impl Metrics {
         }
     }
 
-    /// A guest came up.
+    /// Records the duration of a boot in milliseconds.
     pub fn boot(&self, mode: BootMode, ms: f64) {
         let mut boots = self.boots.lock();
         let (_, boots) = boots
@@ -187,7 +187,7 @@ impl Metrics {
         boots.last.push_back(ms);
     }
 
-    /// Returns the durations of boots, by mode.
+    /// Returns the durations of boots by mode.
     pub fn boots(&self) -> Vec<BootTimes> {
         let boots = self.boots.lock();
         let mut modes: Vec<_> = boots.iter().collect();
@@ -211,7 +211,7 @@ impl Metrics {
         times.collect()
     }
 
-    /// Everything in OpenMetrics text, with what `now` adds.
+    /// Returns all metrics and `now` as OpenMetrics text.
     pub fn render(&self, now: CurrentFigures) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.
@@ -222,7 +222,7 @@ impl Metrics {
     }
 }
 
-/// Figures of this very moment.
+/// Gauges and counters whose values are read when the metrics are rendered.
 pub(crate) struct CurrentFigures(Registry);
 
 impl CurrentFigures {
@@ -230,14 +230,14 @@ impl CurrentFigures {
         Self(Registry::with_prefix("jiffy"))
     }
 
-    /// One figure.
+    /// Adds a gauge.
     pub fn add(&mut self, name: &'static str, help: &'static str, value: f64) {
         let gauge = Gauge::<f64, AtomicU64>::default();
         gauge.set(value);
         self.0.register(name, help, gauge);
     }
 
-    /// One figure for each value of `label`.
+    /// Adds a gauge for each value of `label`.
     pub fn add_each(
         &mut self,
         name: &'static str,
@@ -252,7 +252,7 @@ impl CurrentFigures {
         self.0.register(name, help, family);
     }
 
-    /// One counter for each value of `label`.
+    /// Adds a counter for each value of `label`.
     pub fn count_each(
         &mut self,
         name: &'static str,
@@ -267,7 +267,7 @@ impl CurrentFigures {
         self.0.register(name, help, family);
     }
 
-    /// Several of somebody else's.
+    /// Adds a family of another component.
     pub fn family(&mut self, of: &FigureFamily) {
         let family = Family::<[(&'static str, String); 1], Gauge<f64, AtomicU64>>::default();
         for (value, figure) in &of.values {

@@ -1,4 +1,4 @@
-//! Why an operation on sandboxes failed.
+//! Errors of operations on sandboxes.
 
 use crate::journal::JournalError;
 use crate::quota::{Bytes, QuotaRefusal};
@@ -8,32 +8,32 @@ use jiffy_engine_api::{EngineError, IdentityError, SizeError};
 use jiffy_store::host::RemoteError;
 use std::time::Duration;
 
-/// Time after which it is worth a look whether a snapshot is in the store by now.
+/// Time after which a client may check again whether a snapshot is in the store.
 const STORE_RETRY: Duration = Duration::from_secs(30);
 
-/// Class of an error, by which an HTTP interface chooses its status.
+/// Class of an error, which determines its HTTP status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// There is nothing of that name: 404.
+    /// The object does not exist: 404.
     Unknown,
-    /// The request makes no sense: 400.
+    /// The request is invalid: 400.
     Invalid,
-    /// It does not go with the present state: 409.
+    /// The present state does not allow the operation: 409.
     Conflict,
-    /// More than this host can ever give: 400, and not worth another try.
+    /// The request exceeds what this host can ever provide: 400. Not retryable.
     TooLarge,
-    /// The host has no room now: 503 with `Retry-After`, worth another try.
+    /// The host has too few free resources: 503 with `Retry-After`. Retryable.
     Busy,
-    /// The owner has as much as they may: 429.
+    /// The quota of the owner is exhausted: 429.
     Quota,
-    /// The disk limit of the owner or the host's disk has no room: 507.
+    /// The disk limit of the owner or the host's disk is exhausted: 507.
     DiskQuota,
     /// The host failed: 500.
     Failed,
 }
 
 impl ErrorKind {
-    /// One word for it.
+    /// Returns the name of the class.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -48,28 +48,29 @@ impl ErrorKind {
     }
 }
 
-/// Why an operation on sandboxes failed. Unless it says otherwise, everything is as it was before.
+/// Error of an operation on sandboxes. Unless the variant says otherwise, the operation had no
+/// effect.
 #[derive(Debug, thiserror::Error)]
 pub enum OperationError {
-    /// No such sandbox or snapshot.
+    /// The sandbox or snapshot does not exist.
     #[error("{what} `{id}` does not exist; `{list}` lists those that exist")]
     Unknown {
         /// Sandbox or snapshot.
         what: &'static str,
         /// Id or name in the request.
         id: String,
-        /// Command that lists them.
+        /// Command that lists the existing objects.
         list: &'static str,
     },
-    /// A short id that could be several.
+    /// The prefix of an id is ambiguous.
     #[error("`{id}` could be {}: give more of the id", candidates.join(" or "))]
     Ambiguous {
         /// Id or name in the request.
         id: String,
-        /// Sandboxes that it could be.
+        /// Sandboxes whose ids have the prefix.
         candidates: Vec<String>,
     },
-    /// The sandbox cannot do that now.
+    /// The state of the sandbox does not allow the operation.
     #[error(
         "cannot {operation} sandbox {id}: it is {}{}",
         shown(state),
@@ -80,10 +81,10 @@ pub enum OperationError {
         operation: &'static str,
         /// Sandbox.
         id: String,
-        /// Its state.
+        /// State of the sandbox.
         state: SandboxState,
     },
-    /// The snapshot is of something else.
+    /// The snapshot has another template or size than the sandbox.
     #[error(
         "cannot roll back sandbox {id} to snapshot {snapshot}: that one is of template `{theirs}`, this sandbox of `{ours}`; create a sandbox from the snapshot instead"
     )]
@@ -97,15 +98,15 @@ pub enum OperationError {
         /// Template and size of the snapshot.
         theirs: String,
     },
-    /// The snapshot is needed.
+    /// The snapshot cannot be removed because it is in use.
     #[error("cannot remove snapshot {id}: it is needed by {user}")]
     InUse {
         /// Snapshot.
         id: String,
-        /// Sandbox or snapshot that needs it.
+        /// Sandbox or snapshot that uses it.
         user: String,
     },
-    /// No name of a sandbox.
+    /// The name is not valid for a sandbox.
     #[error(
         "a name of a sandbox begins with a letter or digit and goes on with those and `._-`, {MAX_SANDBOX_NAME} at most; what reads as an id is no name"
     )]
@@ -115,34 +116,34 @@ pub enum OperationError {
     NameTaken {
         /// Name in the request.
         name: String,
-        /// Sandbox that has it.
+        /// Sandbox that has the name.
         holder: String,
     },
-    /// More or fewer children than a fork has.
+    /// The number of children of a fork is out of bounds.
     #[error("cannot fork {count} children: choose 1 to {most}")]
     Count {
         /// Count in the request.
         count: usize,
-        /// Most there can be.
+        /// Maximum number of children.
         most: usize,
     },
-    /// Size out of bounds.
+    /// The size is out of bounds.
     #[error(transparent)]
     Size(#[from] SizeError),
-    /// A size where the snapshot decides.
+    /// The request has a size, but the snapshot determines the size.
     #[error("a sandbox made from a snapshot has the snapshot's size: leave the size out")]
     FixedSize,
-    /// An engine that makes no sandboxes here.
+    /// The engine does not exist or cannot be used on this host.
     #[error("{}", no_engine(wanted, *known, usable))]
     NoEngine {
-        /// Size in the request.
+        /// Engine in the request.
         wanted: String,
-        /// It exists, and cannot be used.
+        /// True if the engine exists but cannot be used.
         known: bool,
-        /// Those that can be used.
+        /// Engines that can be used.
         usable: Vec<String>,
     },
-    /// An engine where the snapshot decides.
+    /// The request has an engine, but the snapshot determines the engine.
     #[error(
         "snapshot {snapshot} was taken with the engine {own}, and so are sandboxes made from it: leave the engine out"
     )]
@@ -152,134 +153,135 @@ pub enum OperationError {
         /// Engine that took it.
         own: String,
     },
-    /// Rules for the network that cannot be kept.
+    /// The egress rules are invalid.
     #[error("{0}")]
     Network(String),
-    /// Clock or entropy.
+    /// The clock or entropy of the guest cannot be set.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The engine.
+    /// The engine failed.
     #[error("cannot {operation}: {source}")]
     Engine {
-        /// Operation, and its object.
+        /// Operation and its object.
         operation: String,
-        /// Why not.
+        /// Error of the engine.
         source: EngineError,
     },
-    /// There is no store to put a snapshot into.
+    /// The host has no store for snapshots.
     #[error(
         "this host shares no store: start its daemon with --store, or do not ask for `durable`"
     )]
     NoStore,
-    /// A snapshot that is here and is not in the store yet.
+    /// The snapshot is on this host but not in the store yet.
     #[error(
         "snapshot {id} is on this host, and not in the store yet: {reason}; it is uploaded when that is possible"
     )]
     NotStored {
         /// Snapshot.
         id: String,
-        /// Failure of the latest attempt.
+        /// Error of the latest attempt.
         reason: String,
     },
-    /// A snapshot that was captured in memory and could not be stored.
+    /// The snapshot was captured in memory but could not be stored.
     #[error("snapshot {id} was captured, and lost before it was stored: {reason}; take another")]
     CaptureLost {
         /// Snapshot.
         id: String,
-        /// Why it could not be stored.
+        /// Reason why it could not be stored.
         reason: String,
     },
-    /// The store that hosts share snapshots in.
+    /// The shared store of snapshots failed.
     #[error("cannot fetch snapshot {id}: {source}")]
     Store {
         /// Snapshot.
         id: String,
-        /// Why not.
+        /// Error of the store.
         source: RemoteError,
     },
-    /// The start command of the template did not get ready.
+    /// The start command of the template did not become ready.
     #[error("cannot start template `{template}`: {source}")]
     Startup {
         /// Template.
         template: String,
-        /// Why not.
+        /// Error of the start command.
         source: StartupError,
     },
-    /// The journal.
+    /// The journal failed.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// A stream to the guest.
+    /// A stream to the guest cannot be opened.
     #[error("cannot connect to port {port} of sandbox {id}: {source}")]
     Connect {
         /// Sandbox.
         id: String,
         /// Port.
         port: u32,
-        /// Why not.
+        /// Error of the connection.
         source: std::io::Error,
     },
-    /// A restart that was begun and not finished: processes may have ended.
+    /// A restart started but did not finish: processes may have been terminated.
     #[error("cannot restart sandbox {id}: {problem}; processes of it may have ended already")]
     Restart {
         /// Sandbox.
         id: String,
-        /// Why not.
+        /// Reason of the failure.
         problem: String,
     },
-    /// The host has no room for it now. Nothing was begun.
+    /// The host has too few free resources at present. No operation was started.
     #[error("{what}; try again in {} s", retry_after.as_secs())]
     Busy {
-        /// Resource that is short, and what can be done.
+        /// Resource that is short, and the remedy.
         what: String,
-        /// When to ask again.
+        /// Time after which to retry.
         retry_after: Duration,
     },
-    /// The host can never have room for it.
+    /// The request exceeds what this host can ever provide.
     #[error("{what}")]
     TooLarge {
-        /// Resource that is too large, and what could be had.
+        /// Resource that is too small, and its maximum.
         what: String,
     },
-    /// The owner's budget has no room.
+    /// The owner's quota is exhausted.
     #[error(transparent)]
     Quota(#[from] QuotaRefusal),
-    /// The disk limit of the owner's key has too little room for a snapshot, which was not taken.
+    /// The remaining disk limit of the owner's key is too small for the snapshot, which was not
+    /// taken.
     #[error(
         "it would take up to {} on disk, and the disk limit of this key has {} left: remove snapshots or paused sandboxes, or raise the limit",
         Bytes(*needed),
         Bytes(*left)
     )]
     DiskQuota {
-        /// Bytes it would take at most.
+        /// Maximum number of bytes that the snapshot needs.
         needed: u64,
         /// Bytes that are left.
         left: u64,
     },
-    /// The host's disk has too little room for a snapshot, which was not taken.
+    /// The free space of the host's disk is too small for the snapshot, which was not taken.
     #[error(
         "it would take up to {} on disk, and this host's disk has {} to give beside what its sandboxes may write: remove snapshots or paused sandboxes, or add disk space",
         Bytes(*needed),
         Bytes(*left)
     )]
     HostDisk {
-        /// Bytes it would take at most.
+        /// Maximum number of bytes that the snapshot needs.
         needed: u64,
         /// Bytes that are left.
         left: u64,
     },
-    /// The operation was aborted from inside.
+    /// The task of the operation panicked or was aborted.
     #[error("the operation was lost: {0}; the log of the daemon says more")]
     Lost(String),
 }
 
 impl OperationError {
-    /// Makes an engine's refusal of `operation` into an error.
+    /// Returns a function that converts an engine's error during `operation`.
     pub(crate) fn engine(operation: impl Into<String>) -> impl FnOnce(EngineError) -> Self {
         let operation = operation.into();
         move |source| Self::Engine { operation, source }
     }
 
-    /// True if it is the caller's mistake rather than the host's.
+    /// Returns whether the request, rather than the host, is at fault.
     pub fn is_refusal(&self) -> bool {
         !matches!(self.kind(), ErrorKind::Busy | ErrorKind::Failed)
     }
@@ -322,7 +324,7 @@ impl OperationError {
         }
     }
 
-    /// After which time the same request may succeed, if waiting is all it takes.
+    /// Returns the time after which the same request may succeed. `None` if waiting does not help.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Busy { retry_after, .. } => Some(*retry_after),

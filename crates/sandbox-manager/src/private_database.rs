@@ -1,12 +1,12 @@
-//! Databases that only their owner may read.
+//! Databases that only their owner can read.
 
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Creates the database `file` if missing, and makes it and its companions private to their owner.
-/// The database gives its mode to companions that it creates later.
+/// Creates the database `file` if it is missing, and makes it and its `-wal` and `-shm` files
+/// private to their owner. SQLite creates such files later with the mode of the database.
 pub fn keep_private(file: &Path) -> io::Result<()> {
     let mut options = fs::OpenOptions::new();
     options.create(true).truncate(false).write(true).mode(0o600);

@@ -1,31 +1,31 @@
-//! Budgets of owners (API keys), as operations on sandboxes and templates ask for them.
+//! Interface to the quotas of owners (API keys) for operations on sandboxes and templates.
 //!
-//! An operation reserves what it may come to need before it begins, and holds the permit until what
-//! it made is counted where it is ([`crate::Sandboxes::usage_of`] and what the builder keeps). So
-//! an owner never has more than they may, however many operations are under way, and nothing is
-//! counted twice after a crash: only what is there counts.
+//! An operation reserves the maximum that it may need before it starts. It holds the permit until
+//! its result counts as usage ([`crate::Sandboxes::usage_of`] and the records of the template
+//! builder). Thus an owner never exceeds the quota, however many operations are in flight. After a
+//! crash nothing is counted twice, since reservations are lost and only existing resources count.
 
 use std::fmt::Debug;
 use std::future::Future;
 use std::ops::{Add, Sub};
 use std::pin::Pin;
 
-/// Amounts of what an owner's budget limits.
+/// Amounts of the resources that an owner's quota limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QuotaAmount {
     /// Running sandboxes.
     pub sandboxes: u64,
-    /// Their virtual CPUs.
+    /// Virtual CPUs of the running sandboxes.
     pub vcpus: u64,
-    /// Their memory, in MiB.
+    /// Memory of the running sandboxes, in MiB.
     pub memory_mib: u64,
-    /// Sandboxes that are paused, or will be at their timeout.
+    /// Sandboxes that are paused, or will be paused at their timeout.
     pub paused: u64,
-    /// Snapshots that were asked for.
+    /// Snapshots requested by clients.
     pub snapshots: u64,
     /// Tags of templates.
     pub templates: u64,
-    /// Builds that wait or run.
+    /// Builds that are queued or running.
     pub builds: u64,
     /// Bytes on disk.
     pub disk_bytes: u64,
@@ -62,7 +62,7 @@ impl Sub for QuotaAmount {
     }
 }
 
-/// A number of bytes, for people.
+/// Number of bytes with a human-readable format.
 #[derive(Debug, Clone, Copy)]
 pub struct Bytes(pub u64);
 
@@ -78,25 +78,25 @@ impl std::fmt::Display for Bytes {
     }
 }
 
-/// A request for part of an owner's budget.
+/// Request for part of an owner's quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QuotaRequest {
-    /// Most that may be needed.
+    /// Maximum amount that the operation may need.
     pub amount: QuotaAmount,
-    /// Bytes on disk that are enough to begin with: where fewer than `amount.disk_bytes` are left,
-    /// the permit is for those.
+    /// Minimum of disk space, in bytes. If less than `amount.disk_bytes` but at least this much is
+    /// left, the permit is for the rest.
     pub disk_floor: Option<u64>,
 }
 
-/// Why an owner's budget has no room.
+/// Reason why an owner's quota does not allow a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct QuotaRefusal {
-    /// One word for programs: the name of the limit.
+    /// Error code: the name of the limit.
     pub code: &'static str,
-    /// True if it is a limit of disk space.
+    /// True if the limit is one of disk space.
     pub of_disk: bool,
-    /// Usage, and what would free some of it.
+    /// Usage and remedy.
     pub message: String,
 }
 
@@ -105,50 +105,50 @@ pub struct QuotaRefusal {
 pub enum DiskLimit {
     /// The limit of the owner's key.
     Key,
-    /// The rest of the host's disk beside what was promised to guests.
+    /// The free space of the host's disk without the reservations of guests.
     Host,
 }
 
-/// Part of a budget, given back when this is dropped.
+/// Reserved part of a quota. Dropping it releases the reservation.
 pub trait QuotaHold: Debug + Send + Sync {
-    /// Bytes on disk it is for.
+    /// Returns the reserved bytes on disk.
     fn disk_bytes(&self) -> u64;
 
-    /// Limit that those bytes come from.
+    /// Returns the limit from which the bytes come.
     fn disk_limit(&self) -> DiskLimit;
 
-    /// Takes `bytes` more; waits for nothing.
+    /// Reserves `bytes` more without waiting.
     fn grow(&mut self, bytes: u64) -> Result<(), QuotaRefusal>;
 }
 
-/// A reserved part of an owner's budget; none: the owner has no limits.
+/// Reserved part of an owner's quota. Contains `None` if the owner has no limits.
 #[derive(Debug, Default)]
 pub struct QuotaPermit(Option<Box<dyn QuotaHold>>);
 
 impl QuotaPermit {
-    /// A permit that is held in the owner's budget.
+    /// Creates a permit for a reservation in the owner's quota.
     pub fn held(hold: impl QuotaHold + 'static) -> Self {
         Self(Some(Box::new(hold)))
     }
 
-    /// A permit without limits.
+    /// Creates a permit without limits.
     pub fn unlimited() -> Self {
         Self(None)
     }
 
-    /// Bytes on disk it is for; none: any number.
+    /// Returns the reserved bytes on disk. `None` if they are not limited.
     pub fn disk_bytes(&self) -> Option<u64> {
         self.0.as_ref().map(|hold| hold.disk_bytes())
     }
 
-    /// Limit from which its disk space comes.
+    /// Returns the limit from which the disk space comes.
     pub fn disk_limit(&self) -> DiskLimit {
         self.0
             .as_ref()
             .map_or(DiskLimit::Host, |hold| hold.disk_limit())
     }
 
-    /// Takes `bytes` more, if the budget has them.
+    /// Reserves `bytes` more if the quota allows it.
     pub fn grow(&mut self, bytes: u64) -> Result<(), QuotaRefusal> {
         match &mut self.0 {
             Some(hold) => hold.grow(bytes),
@@ -157,17 +157,17 @@ impl QuotaPermit {
     }
 }
 
-/// A reservation that waits for requests under way.
+/// Future of a reservation, which may wait for operations in flight.
 pub type Reserving<'a> =
     Pin<Box<dyn Future<Output = Result<QuotaPermit, QuotaRefusal>> + Send + 'a>>;
 
-/// Knows the budgets of owners.
+/// Quotas of owners.
 pub trait OwnerQuota: Send + Sync + 'static {
-    /// Reserves part of `owner`'s budget. Where only operations under way stand in the way, it
-    /// waits a while for their end.
+    /// Reserves part of the quota of `owner`. If only reservations of operations in flight exceed
+    /// the quota, waits some time for these operations to end.
     fn reserve<'a>(&'a self, owner: &'a str, request: QuotaRequest) -> Reserving<'a>;
 
-    /// Reserves at once or not at all.
+    /// Reserves part of the quota of `owner` without waiting.
     fn try_reserve(&self, owner: &str, request: QuotaRequest) -> Result<QuotaPermit, QuotaRefusal>;
 }
 

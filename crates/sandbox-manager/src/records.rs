@@ -1,7 +1,8 @@
-//! Records: the form of sandboxes and snapshots in the journal and in stores that hosts share.
+//! Records: the serialised form of sandboxes and snapshots in the journal and in shared stores.
 //!
-//! All fields are side by side. `#[serde(flatten)]` would first read each unknown field as a value
-//! of its own, which takes most of the time in which a large journal is read.
+//! All fields are in one flat structure. `#[serde(flatten)]` would first parse each unknown field
+//! into an intermediate value, and most of the time for reading a large journal would be spent on
+//! this.
 
 use crate::sandbox::Sandbox;
 use crate::sandbox_settings::SandboxSettings;
@@ -217,7 +218,7 @@ impl From<SnapshotRecord<'_>> for Box<Snapshot> {
                 memory_mib: record.memory_mib,
                 disk_mib: record.disk_mib,
             },
-            // Versions that had only this engine did not write its name.
+            // Early versions had only this engine and did not write its name.
             engine: owned(record.engine).unwrap_or_else(|| MICROVM.to_owned()),
             parent: owned(record.parent),
             kept: record.kept,

@@ -10,21 +10,21 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SandboxSettings {
-    /// API key it was made with; none: the owner of this host.
+    /// API key with which the sandbox was created. `None` for the owner of this host.
     pub owner: Option<String>,
-    /// Whatever its maker wants to find it by.
+    /// Metadata chosen by the creator, for filters.
     pub metadata: BTreeMap<String, String>,
-    /// Time it was last given, in seconds; none: it has no limit.
+    /// Timeout that was set last, in seconds. `None` if there is no limit.
     pub timeout_s: Option<u64>,
-    /// Action at its timeout.
+    /// Action at the timeout.
     pub on_timeout: OnTimeout,
-    /// True if traffic wakes it.
+    /// True if traffic resumes the paused sandbox.
     pub auto_resume: bool,
-    /// True if its agent wants an access token.
+    /// True if the agent requires an access token.
     pub secure: bool,
-    /// Addresses that it may reach, and rules for reaching it.
+    /// Egress rules, and rules for traffic to the sandbox.
     pub network: NetworkSettings,
-    /// Certificate authorities and proxy beside those of the host.
+    /// Certificate authorities and proxy in addition to those of the host.
     #[serde(skip_serializing_if = "SiteSettings::is_empty")]
     pub site: SiteSettings,
 }
@@ -47,7 +47,7 @@ impl SandboxSettings {
 }
 
 impl From<SandboxSettings> for SandboxTerms {
-    /// Leaves out certificates, which are long, and the proxy, whose URL may have a password.
+    /// Omits certificates, which are long, and the proxy, whose URL may contain a password.
     fn from(settings: SandboxSettings) -> Self {
         Self {
             owner: settings.owner,

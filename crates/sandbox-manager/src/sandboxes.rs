@@ -3,7 +3,7 @@
 //! An operation holds the sandbox's `op_lock` from reading the state until the new state is
 //! committed, and completes even if its caller stops waiting. The journal is written last: its
 //! content has happened. Only `kill` stops the guest before it holds the lock, so that no operation
-//! can keep a sandbox alive.
+//! can delay the end of a sandbox.
 
 mod adopt;
 mod build_steps;
@@ -110,7 +110,7 @@ struct SandboxesInner {
     template_snapshots: TemplateSnapshotState,
     fetch_locks: FetchLocks,
     upkeep: SnapshotUpkeep,
-    /// Reclaims the disk space of removed snapshots that others lie on.
+    /// Merges the files of removed snapshots into those of the snapshots that depend on them.
     folder: Arc<SnapshotFolder>,
     captures: Captures,
     /// Uploads of snapshots to the store.
@@ -222,6 +222,8 @@ impl Sandboxes {
         }));
         this.0.gc.collect(unreferenced);
         this.adopt(recovered.orphans, recovered.storing).await?;
+        // Files without a record are removed after the adoption: it registers captured snapshots
+        // again.
         this.0.gc.remove_files(recovered.unknown);
         this.spawn_timeouts();
         this.spawn_sampling(options.sample);
@@ -358,6 +360,7 @@ impl Sandboxes {
         entry.count_guest(|size| self.0.admission.count(size));
         observe::sample(entry);
         let (entry, guest) = (Arc::downgrade(entry), guest.clone());
+        // The task must not keep the sandboxes alive. After they are dropped no state is recorded.
         let this = Arc::downgrade(&self.0);
         tokio::spawn(async move {
             let end = guest.ended().await;

@@ -14,7 +14,7 @@ pub struct Snapshot {
     pub(crate) name: Option<String>,
     /// Purpose of the snapshot.
     pub(crate) purpose: SnapshotPurpose,
-    /// Sandbox that the snapshot was taken of. Empty for a template's.
+    /// Sandbox that the snapshot was taken of. Empty for a template snapshot.
     pub(crate) sandbox: String,
     /// API key of the owner. `None` if the snapshot belongs to the host's owner.
     pub(crate) owner: Option<String>,
@@ -33,7 +33,7 @@ pub struct Snapshot {
     pub(crate) engine: String,
     /// Parent snapshot.
     pub(crate) parent: Option<String>,
-    /// The snapshot is retained even if nothing descends from it.
+    /// True if the snapshot is retained even if nothing descends from it.
     pub(crate) kept: bool,
     /// Time for which the guest was stopped, in milliseconds.
     pub(crate) stopped_ms: f64,
@@ -43,9 +43,9 @@ pub struct Snapshot {
     pub(crate) bytes: u64,
     /// Time of the creation, in milliseconds since 1970.
     pub(crate) created_ms: u64,
-    /// The snapshot is captured in memory, and not complete on the disk yet.
+    /// True while the snapshot is captured in memory and not complete on the disk.
     pub(crate) storing: bool,
-    /// Copies in stores that hosts share.
+    /// Copies in shared stores.
     pub(crate) store: StoreCopies,
 }
 
@@ -65,7 +65,7 @@ impl Snapshot {
         self.purpose
     }
 
-    /// Returns the id of the sandbox that the snapshot was taken of. Empty for a template's.
+    /// Returns the id of the sandbox that the snapshot was taken of. Empty for a template snapshot.
     pub fn sandbox(&self) -> &str {
         &self.sandbox
     }
@@ -135,7 +135,7 @@ impl Snapshot {
         self.created_ms
     }
 
-    /// Returns whether the snapshot is captured in memory, and not complete on the disk yet.
+    /// Returns whether the snapshot is captured in memory and not complete on the disk yet.
     pub fn is_storing(&self) -> bool {
         self.storing
     }
@@ -159,7 +159,7 @@ impl Snapshot {
 }
 
 impl From<Snapshot> for SnapshotInfo {
-    /// Leaves out certificates and proxy, and the names of the host's buckets.
+    /// Omits certificates and the proxy, and the URLs of the host's stores.
     fn from(record: Snapshot) -> Self {
         Self {
             id: record.id,

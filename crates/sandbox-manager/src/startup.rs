@@ -1,5 +1,5 @@
-//! A template's start command and readiness, driven through the agent of a guest that has just come
-//! up.
+//! Runs the start command of a template through the agent of a booted guest, and checks its
+//! readiness.
 
 use jiffy_agent_client::{AgentClient, ClientError, Process, ProcessEvent, ProcessSpec};
 use jiffy_engine_api::{ReadinessProbe, Startup};
@@ -13,49 +13,49 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
-/// Between two tries.
+/// Interval between two checks of readiness.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
-/// Longest a port or page may take to answer one try.
+/// Time limit for one check of a port or page.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Lines of a start command's output that are kept, to be shown if it fails.
+/// Maximum number of lines of a start command's output that are retained for an error message.
 const TAIL_LINES: usize = 20;
 const TAIL_BYTES: usize = 4 * 1024;
 
-/// Why a template did not get ready.
+/// Reason why a template did not become ready.
 #[derive(Debug, thiserror::Error)]
 pub enum StartupError {
-    /// The recipe's `[ready]` makes no sense; a template built by this program has been checked.
+    /// The recipe's `[ready]` is invalid. Templates built by this program have been checked.
     #[error("the template's [ready] is not valid: {0}")]
     Recipe(String),
-    /// The agent did not run a command.
+    /// The agent failed to run a command.
     #[error("cannot run `{command}` in it: {source}")]
     Run {
-        /// The command.
+        /// Command.
         command: String,
-        /// Why not.
+        /// Error of the agent.
         source: ClientError,
     },
     /// The start command failed.
     #[error("its start command `{command}` failed ({status}){}", said(output))]
     Ended {
-        /// The command.
+        /// Command.
         command: String,
         /// Exit status, in words.
         status: String,
-        /// Its last lines.
+        /// Last lines of the output.
         output: String,
     },
-    /// Time is over.
+    /// The template was not ready within the time limit.
     #[error(
         "it was not ready after {seconds} s: {last}{}; mend its start command, or give it more time in [ready]",
         said(output)
     )]
     NotReady {
-        /// Time that was waited.
+        /// Time limit in seconds.
         seconds: u32,
-        /// Result of the last try.
+        /// Result of the last check.
         last: String,
-        /// Last lines of the start command.
+        /// Last lines of the start command's output.
         output: String,
     },
 }
@@ -67,8 +67,8 @@ fn said(output: &str) -> String {
     }
 }
 
-/// Starts what is to be started and returns when the guest is ready. `connect` opens a stream to a
-/// vsock port of it.
+/// Runs the start command and returns when the guest is ready. `connect` opens a stream to a vsock
+/// port of the guest.
 pub async fn start_up<F, Fut>(startup: &Startup, connect: F) -> Result<(), StartupError>
 where
     F: Fn(u32) -> Fut + Clone + Send + Sync + 'static,
@@ -114,8 +114,8 @@ where
     }
 }
 
-/// Keeps what the start command writes; returns only if it fails. One that succeeds may have left a
-/// daemon behind.
+/// Retains the output of the start command. Returns only if the command fails: a command that
+/// succeeds may have started a daemon.
 async fn follow(process: Option<Process>, command: &str, tail: &Tail) -> StartupError {
     if let Some(mut process) = process {
         while let Ok(Some(event)) = process.next_event().await {
@@ -165,7 +165,7 @@ async fn in_time<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, 
     }
 }
 
-/// A connection to a TCP port of the guest.
+/// Connects to a TCP port of the guest.
 async fn open<F, Fut>(connect: &F, port: u16) -> Result<UnixStream, String>
 where
     F: Fn(u32) -> Fut,
@@ -175,7 +175,7 @@ where
         let mut stream = connect(TCP_PORT).await?;
         stream.write_all(format!("{port}\n").as_bytes()).await?;
         let mut answer = Vec::new();
-        // Byte by byte: what follows the line is the server's.
+        // Byte by byte, since bytes after the line belong to the server.
         while !answer.ends_with(b"\n") && answer.len() < 256 {
             match stream.read_u8().await {
                 Ok(byte) => answer.push(byte),
@@ -195,7 +195,7 @@ where
     })
 }
 
-/// `GET`s a page and looks at the status.
+/// Requests a page and checks the status.
 async fn page<F, Fut>(connect: &F, port: u16, path: &str) -> Result<(), String>
 where
     F: Fn(u32) -> Fut,
@@ -231,7 +231,7 @@ async fn run(agent: &AgentClient, command: &str) -> Result<(), String> {
     Err(format!("`{command}`: {} {}", end.status, tail.text()))
 }
 
-/// The end of an output. A guest wrote it: bounded, and without what a terminal would obey.
+/// End of an output. A guest wrote it, so it is limited and stripped of control characters.
 #[derive(Default)]
 struct Tail(Mutex<VecDeque<u8>>);
 

@@ -1,4 +1,4 @@
-//! Copies of a snapshot in stores that hosts share, as the journal keeps them.
+//! Copies of a snapshot in shared stores, as the journal records them.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StoreCopies {
-    /// Number of times that the copies were given up, so that content that was removed from a store
-    /// is never the same as new one.
+    /// Number of times that the copies were discarded. Part of the record in the store, so that new
+    /// content never equals content that was removed.
     pub revision: u32,
-    /// An upload to this store as this tenant has begun, and left no copy yet.
+    /// Place of an upload that has started and has no complete copy yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uploading: Option<StorePlace>,
     /// Complete copies.
@@ -32,14 +32,14 @@ pub struct StoreCopy {
     /// Store and tenant.
     #[serde(flatten)]
     pub place: StorePlace,
-    /// Root that names it.
+    /// Root of the copy.
     pub root: String,
-    /// Another host pushed it, and this one fetched it.
+    /// True if another host pushed the copy and this host fetched it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fetched: bool,
 }
 
-/// Removal from a store that is still to be made.
+/// Removal from a store that is not done yet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StoreRetraction {
     /// Address of the store.
@@ -48,26 +48,26 @@ pub struct StoreRetraction {
     pub tenant: String,
     /// Id of the snapshot.
     pub id: String,
-    /// Root of the copy; none: the one that the id names.
+    /// Root of the copy. `None` for the copy that the id names.
     pub root: Option<String>,
-    /// True if the content goes, too, and not only the name.
+    /// True if the content is removed, false if only the name is.
     pub content: bool,
 }
 
 impl StoreCopies {
-    /// True if there is nothing to tell.
+    /// Returns whether there are neither copies nor uploads.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Root of the copy at `place`.
+    /// Returns the root of the copy at `place`.
     pub(crate) fn root(&self, place: &StorePlace) -> Option<&str> {
         let mut copies = self.copies.iter();
         let copy = copies.find(|copy| copy.place == *place);
         copy.map(|copy| copy.root.as_str())
     }
 
-    /// Notes the complete copy at `place`.
+    /// Records the complete copy at `place`.
     pub(crate) fn add(&mut self, place: StorePlace, root: String) {
         self.uploading.take_if(|uploading| *uploading == place);
         self.copies.retain(|copy| copy.place != place);
@@ -78,7 +78,8 @@ impl StoreCopies {
         });
     }
 
-    /// Gives all complete copies up, for new ones. Returns what is to be removed from stores.
+    /// Discards all complete copies, so that new ones are uploaded. Returns the removals from
+    /// stores.
     pub(crate) fn give_up(&mut self, id: &str) -> Vec<StoreRetraction> {
         let retractions = self.retractions(id, true).collect();
         self.revision += 1;
@@ -86,8 +87,8 @@ impl StoreCopies {
         retractions
     }
 
-    /// Removals that take the complete copies of snapshot `id` away, or with `content` false their
-    /// names; not those that other hosts pushed.
+    /// Returns the removals of the complete copies of snapshot `id`, or with `content` false of
+    /// their names. Copies that other hosts pushed are not removed.
     pub(crate) fn retractions(
         &self,
         id: &str,
@@ -97,7 +98,7 @@ impl StoreCopies {
         own.map(move |copy| StoreRetraction::new(&copy.place, id, Some(&copy.root), content))
     }
 
-    /// Removals that leave nothing of snapshot `id`, which is gone from this host.
+    /// Returns the removals of all copies of snapshot `id`, which was removed from this host.
     pub(crate) fn all_retractions(&self, id: &str) -> impl Iterator<Item = StoreRetraction> {
         let begun = self.uploading.iter();
         let begun = begun.map(|place| StoreRetraction::new(place, id, None, true));
@@ -106,7 +107,7 @@ impl StoreCopies {
 }
 
 impl StoreRetraction {
-    /// Removal of the copy at `place`.
+    /// Creates the removal of the copy at `place`.
     pub(crate) fn new(place: &StorePlace, id: &str, root: Option<&str>, content: bool) -> Self {
         Self {
             store: place.store.clone(),

@@ -1,58 +1,57 @@
-//! Resources that sandboxes used over time.
+//! Resource usage of sandboxes over time.
 
 use jiffy_engine_api::{GuestUsage, SandboxSize};
 use serde::Serialize;
 use std::collections::VecDeque;
 
-/// Samples kept of each sandbox: an hour of them at one every ten seconds.
+/// Number of samples retained for each sandbox: one hour at one sample every ten seconds.
 pub(crate) const MAX_SAMPLES: usize = 360;
 
-/// Resources that a sandbox used at one moment. Sizes in bytes.
+/// Resource usage of a sandbox at one moment. Sizes are in bytes.
 ///
-/// As the host sees it: memory is what the guest ever touched and did not give back, so its page
-/// cache is part of it; disk is what it wrote since its last snapshot.
-/// [`crate::Sandboxes::measure`] asks the guest itself.
+/// The values are those that the host measures. Memory includes all pages that the guest has
+/// touched and not returned, so it includes the guest's page cache. Disk is the space written since
+/// the last snapshot. [`crate::Sandboxes::measure`] reports the values of the guest's kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UsageSample {
-    /// Milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     pub at_ms: u64,
-    /// Virtual processors.
+    /// Number of virtual processors.
     pub cpu_count: u8,
-    /// Use of all of them together since the sample before, in percent: 100 is all of them all the
-    /// time.
+    /// Processor usage since the previous sample, in percent of all virtual processors.
     pub cpu_used_pct: f32,
-    /// Memory in use.
+    /// Used memory.
     pub mem_used: u64,
-    /// Memory there is.
+    /// Total memory.
     pub mem_total: u64,
-    /// Of the memory in use, what only caches files; 0 where only the guest knows.
+    /// Used memory that is page cache. 0 if only the guest knows it.
     pub mem_cache: u64,
-    /// Disk in use.
+    /// Used disk space.
     pub disk_used: u64,
-    /// Disk there is.
+    /// Total disk space.
     pub disk_total: u64,
-    /// Bytes that it sent over its network since its guest came up; none: it has no network.
+    /// Bytes sent since the guest was started. `None` if it has no network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub net_out: Option<u64>,
-    /// Bytes that it received likewise.
+    /// Bytes received since the guest was started. `None` if it has no network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub net_in: Option<u64>,
 }
 
-/// Shortest time over which use of processors is told, in milliseconds.
+/// Minimum duration over which processor usage is computed, in milliseconds.
 const SHORTEST_SPAN_MS: u64 = 500;
 
-/// The samples of one sandbox, oldest first.
+/// Samples of one sandbox, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     samples: VecDeque<UsageSample>,
-    /// When processor time was read last, and what it was.
+    /// Time of the last sample and its processor time, in milliseconds and microseconds.
     before: Option<(u64, u64)>,
 }
 
 impl History {
-    /// Adds what a guest of `size` uses at `now_ms`.
+    /// Adds the usage of a guest of `size` at `now_ms`.
     pub fn add(&mut self, now_ms: u64, size: SandboxSize, usage: GuestUsage) {
         let sample = self.sample(now_ms, size, usage);
         self.before = Some((now_ms, usage.cpu_us));
@@ -62,8 +61,8 @@ impl History {
         self.samples.push_back(sample);
     }
 
-    /// Returns what a guest of `size` uses at `now_ms`, which is not kept: looks in between do not
-    /// shorten the history. Processors are those since the sample before.
+    /// Returns the usage of a guest of `size` at `now_ms` without storing it, so that callers do
+    /// not displace older samples. Processor usage is that since the last stored sample.
     pub fn peek(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
         let sample = self.sample(now_ms, size, usage);
         match (self.before, self.samples.back()) {
@@ -79,7 +78,7 @@ impl History {
 
     fn sample(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
         let cpu_used_pct = match self.before {
-            // Less than before: it is another process now.
+            // Processor time that decreased belongs to another process.
             Some((then_ms, cpu_us)) if now_ms > then_ms && usage.cpu_us >= cpu_us => {
                 let had_us = (now_ms - then_ms) as f64 * 1000.0 * f64::from(size.vcpus);
                 ((usage.cpu_us - cpu_us) as f64 / had_us * 100.0).min(100.0) as f32
@@ -102,7 +101,7 @@ impl History {
         }
     }
 
-    /// Those from `start_ms` to `end_ms`, both included.
+    /// Returns the samples from `start_ms` to `end_ms`, both included.
     pub fn between(&self, start_ms: Option<u64>, end_ms: Option<u64>) -> Vec<UsageSample> {
         let range = start_ms.unwrap_or(0)..=end_ms.unwrap_or(u64::MAX);
         let within = self.samples.iter().filter(|s| range.contains(&s.at_ms));
@@ -129,7 +128,7 @@ mod tests {
         let size = SandboxSize::default();
         history.add(10_000, size, usage(7_000_000));
         history.add(20_000, size, usage(12_000_000));
-        // Restored: another process.
+        // The guest was restored in another process.
         history.add(30_000, size, usage(1_000));
         history.add(40_000, size, usage(900_000_000));
         let used: Vec<f32> = history
@@ -138,7 +137,7 @@ mod tests {
             .map(|s| s.cpu_used_pct)
             .collect();
         assert_eq!(used, [0.0, 25.0, 0.0, 100.0]);
-        // A look at one moment is not kept.
+        // A peek is not stored.
         let peek = history.peek(50_000, size, usage(905_000_000));
         assert_eq!((peek.cpu_used_pct, peek.net_in), (25.0, Some(8)));
         let soon = history.peek(40_001, size, usage(905_000_000));

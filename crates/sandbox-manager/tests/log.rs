@@ -1,5 +1,5 @@
-//! Lines in the log of a host, and secrets that are not. One test, since it has its process' only
-//! subscriber.
+//! Log lines of a host, and secrets that must not be logged. Only one test, since a process has
+//! only one subscriber.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "fake_engine/fake/mod.rs"]

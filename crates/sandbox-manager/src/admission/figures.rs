@@ -9,12 +9,12 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Share of time that tasks stalled for want of a resource, in percent of the last ten seconds.
+/// Share of time for which tasks waited for a resource, in percent of the last ten seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pressure {
-    /// Some task waited for a processor.
+    /// At least one task waited for a processor.
     pub cpu_some: f64,
-    /// Some task waited for memory.
+    /// At least one task waited for memory.
     pub memory_some: f64,
     /// All tasks waited for memory.
     pub memory_full: f64,
@@ -22,40 +22,41 @@ pub struct Pressure {
     pub io_full: f64,
 }
 
-/// Free resources of the host. A figure that the kernel does not tell is none and refuses nothing.
+/// Free resources of the host. A figure that the kernel does not report is `None` and rejects no
+/// request.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct HostFigures {
-    /// Memory there is, in MiB: the machine's, or the control group's limit if that is less.
+    /// Total memory, in MiB: the machine's, or the control group's limit if that is smaller.
     pub memory_total_mib: Option<u64>,
-    /// Memory that can be had without swapping, in MiB.
+    /// Memory that is available without swapping, in MiB.
     pub memory_available_mib: Option<u64>,
-    /// Space for ordinary users on the data directory's disk, in MiB.
+    /// Free space for unprivileged users on the data directory's disk, in MiB.
     pub disk_free_mib: Option<u64>,
-    /// Size of that disk, in MiB.
+    /// Size of the data directory's disk, in MiB.
     pub disk_total_mib: Option<u64>,
     /// Tasks (processes and threads) that can still be started.
     pub tasks_free: Option<u64>,
     /// Descriptors that this process can still open.
     pub descriptors_free: Option<u64>,
-    /// Pressure stall information; kernels without it have none.
+    /// Pressure stall information. `None` if the kernel does not support it.
     pub pressure: Option<Pressure>,
 }
 
-/// Reads figures of a host.
+/// Source of the free resources of a host.
 pub trait HostReader: Debug + Send + Sync + 'static {
-    /// The present figures. Called before every operation that needs memory, so it takes
-    /// microseconds.
+    /// Returns the present figures. Called before every operation that needs memory, so the call
+    /// must take microseconds.
     fn read(&self) -> HostFigures;
 }
 
-/// Time for which a figure is good that the kernel itself changes every two seconds, or an
-/// administrator by hand.
+/// Time for which slow figures are cached. The kernel updates the pressure every two seconds, and
+/// only an administrator changes the maximum number of tasks.
 const SLOW_PERIOD: Duration = Duration::from_millis(500);
 
 /// Figures that change slowly.
 #[derive(Debug, Clone, Copy)]
 struct SlowFigures {
-    /// Most tasks that there may be.
+    /// Maximum number of tasks.
     max_tasks: Option<u64>,
     pressure: Option<Pressure>,
 }
@@ -71,7 +72,7 @@ impl SlowFigures {
     }
 }
 
-/// Reads those of the machine this program runs on.
+/// Reads the figures of the machine on which this process runs.
 #[derive(Debug)]
 pub struct KernelReader {
     data: PathBuf,
@@ -80,7 +81,7 @@ pub struct KernelReader {
 }
 
 impl KernelReader {
-    /// A reader for a host whose data directory is `data`.
+    /// Creates a reader for a host whose data directory is `data`.
     pub fn new(data: &Path) -> Self {
         let group = fs::read_to_string("/proc/self/cgroup").ok();
         let group = group.and_then(|text| {
@@ -94,13 +95,13 @@ impl KernelReader {
         }
     }
 
-    /// A number of the control group; none if it has no limit.
+    /// Reads a number of the control group. `None` if the file is missing or has no limit.
     fn group(&self, file: &str) -> Option<u64> {
         number(&text(self.group.as_ref()?.join(file))?)
     }
 
-    /// Memory of the control group in bytes, without the page cache that the kernel reclaims when
-    /// memory is needed.
+    /// Returns the memory use of the control group in bytes, without the page cache that the kernel
+    /// can reclaim.
     fn group_used_bytes(&self) -> u64 {
         let used = self.group("memory.current").unwrap_or(0);
         let files = self.group.as_ref().map(|group| group.join("memory.stat"));
@@ -121,7 +122,8 @@ impl KernelReader {
     }
 
     fn tasks_free(&self, max_tasks: Option<u64>) -> Option<u64> {
-        // 0.50 0.40 0.30 2/345 6789: runnable and existing tasks before the last process id.
+        // Format of the file: `0.50 0.40 0.30 2/345 6789`. The fourth field has the numbers of
+        // runnable and existing tasks.
         let load = text("/proc/loadavg")?;
         let existing = load.split_whitespace().nth(3)?.split_once('/')?.1;
         let existing: u64 = existing.parse().ok()?;
@@ -158,7 +160,7 @@ impl HostReader for KernelReader {
     }
 }
 
-/// Text of a file of the kernel, the first 4 KiB of it: more of these files is not looked at.
+/// Reads the first 4 KiB of a kernel file. No figure comes later in these files.
 fn text(file: impl AsRef<Path>) -> Option<String> {
     let mut buffer = [0; 4096];
     let read = File::open(file).ok()?.read(&mut buffer).ok()?;
@@ -174,8 +176,8 @@ fn mib(text: &str, name: &str) -> Option<u64> {
     Some(number(line.trim_end().strip_suffix("kB")?)? >> 10)
 }
 
-/// Bytes of page cache in a `memory.stat` that can be dropped: files on disks, without pages that
-/// must be written first.
+/// Returns the bytes of reclaimable page cache according to a `memory.stat`: file pages that are
+/// neither dirty nor under writeback.
 fn cached_bytes(text: &str) -> u64 {
     let bytes = |name: &str| {
         let mut lines = text.lines();
@@ -188,7 +190,8 @@ fn cached_bytes(text: &str) -> u64 {
 
 fn descriptors_free() -> Option<u64> {
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
-    // Since Linux 6.2 the directory's size is how many there are; earlier they are counted.
+    // Since Linux 6.2 the size of the directory is the number of descriptors. Older kernels report
+    // 0.
     let open = match fs::metadata("/proc/self/fd").ok()?.len() {
         0 => u64::try_from(fs::read_dir("/proc/self/fd").ok()?.count()).ok()?,
         open => open,
@@ -207,7 +210,7 @@ fn pressure() -> Option<Pressure> {
     })
 }
 
-/// `avg10` of one line of a pressure file.
+/// Returns `avg10` of one line of a pressure file.
 fn average(text: &str, line: &str) -> Option<f64> {
     let mut words = text.lines().find(|l| l.starts_with(line))?.split(' ');
     words.find_map(|w| w.strip_prefix("avg10="))?.parse().ok()

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A host with as much as its figures say, whatever is done.
+/// Host whose figures never change.
 #[derive(Debug)]
 struct FakeFigures(HostFigures);
 
@@ -116,7 +116,7 @@ fn pressure_on_memory_rejects_only_while_memory_is_scarce() {
         admitted.is_ok() && admission.bears_exchange().is_ok()
     };
     for pressure in [some, full] {
-        // A quarter of 16,384 MiB is 4,096: the kernel reclaims page cache, and finds enough.
+        // A quarter of 16,384 MiB is 4,096 MiB: the kernel can reclaim enough page cache.
         for available in [8_192, 4_096] {
             assert!(admits(under(pressure, Some(available))), "{available}");
         }
@@ -143,7 +143,7 @@ fn pressure_on_memory_rejects_only_while_memory_is_scarce() {
     for part in ["54 %", "40 %", "1000 of 16384 MiB", "4096 MiB"] {
         assert!(error.contains(part), "{part}: {error}");
     }
-    // Scarce memory does not hide the pressure on other resources, nor does ample memory.
+    // Neither scarce nor ample memory hides the pressure on other resources.
     let disks = Pressure {
         io_full: 91.0,
         ..some
@@ -259,7 +259,7 @@ fn reserved_disk_is_counted_until_guests_are_gone() {
         disk_overcommit: 1.0,
         ..HostLimits::default()
     };
-    // 100,000 MiB are free, of which 2,000 are the reserve.
+    // Of 100,000 free MiB, 2,000 MiB are the reserve.
     let strict = admission(limits, ample());
     let refusal = strict.admit(Occupant::Sandbox, disk(98_001)).unwrap_err();
     assert_eq!(refusal.short_of, Shortage::PromisedDisk);

@@ -1,4 +1,4 @@
-//! Tables of a journal as they are read at a start: in parts, on all processors.
+//! Reads the tables of a journal at the start of the daemon, in parallel.
 
 use super::{BoxedRecords, Journal, JournalError, JournalledSnapshot};
 use crate::records::{SandboxRecord, SnapshotRecord};
@@ -12,17 +12,17 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Parts that a large table is read in: several for each thread, as some take longer.
+/// Number of parts of a large table. Several for each thread, as parts take different times.
 const PARTS: i64 = 8;
-/// Row ids of a part, if the table has so many.
+/// Minimum number of row ids in a part.
 const MIN_PART_ROWS: i64 = 500;
-/// Threads that read at most.
+/// Maximum number of reading threads.
 const MAX_READERS: usize = 4;
 
-/// Ids of rows.
+/// Range of row ids.
 type RowIds = RangeInclusive<i64>;
 
-/// Every row.
+/// All rows.
 pub(super) const ALL_ROWS: RowIds = i64::MIN..=i64::MAX;
 
 /// Part of a table.
@@ -31,14 +31,14 @@ enum Part {
     Snapshots(RowIds),
 }
 
-/// Records of a part.
+/// Records in a part.
 enum Rows {
     Sandboxes(BoxedRecords<Sandbox>),
     Snapshots(Vec<JournalledSnapshot>),
 }
 
-/// Reads all sandboxes and snapshots, in the order in which they were made. Each sandbox is at the
-/// place in memory where it stays.
+/// Reads all sandboxes and snapshots, in the order of their creation. Each sandbox is in its final
+/// heap allocation.
 pub(super) fn read_all(
     journal: &Journal,
 ) -> Result<(BoxedRecords<Sandbox>, Vec<JournalledSnapshot>), JournalError> {
@@ -82,8 +82,9 @@ pub(super) fn read_all(
     Ok((sandboxes, snapshots))
 }
 
-/// Connection of a thread that reads tables. The text of all rows is never in memory. Pages are
-/// read, not mapped: a bad block of the disk is an error then, and no signal.
+/// Connection of a thread that reads tables. Rows are parsed one by one, so the text of a whole
+/// table is never in memory. Pages are read rather than mapped, so that a bad disk block is an
+/// error and not a signal.
 pub(super) struct TableReader<'a> {
     journal: &'a Journal,
     connection: Connection,
@@ -100,7 +101,7 @@ impl<'a> TableReader<'a> {
         })
     }
 
-    /// Ranges that have all rows of `table`.
+    /// Returns ranges that together contain all rows of `table`.
     fn parts(&self, table: &str) -> Result<Vec<RowIds>, JournalError> {
         let query =
             format!("SELECT (SELECT min(rowid) FROM {table}), (SELECT max(rowid) FROM {table})");
@@ -151,7 +152,7 @@ impl<'a> TableReader<'a> {
         self.rows("removal", query, &ALL_ROWS, |retraction, _| Ok(retraction))
     }
 
-    /// Reads rows (id, record, mark) one by one, and converts them.
+    /// Reads rows (id, record, flag) one by one, and converts them.
     fn rows<T: DeserializeOwned, R>(
         &self,
         what: &'static str,
@@ -181,7 +182,7 @@ impl<'a> TableReader<'a> {
     }
 }
 
-/// The id of a row, for messages.
+/// Returns the id of a row, for error messages.
 fn row_name(row: &Row<'_>) -> String {
     match row.get_ref(0) {
         Ok(ValueRef::Integer(number)) => number.to_string(),

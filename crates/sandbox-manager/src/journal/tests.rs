@@ -72,7 +72,7 @@ fn committed_changes_are_there_after_reopening() {
             JournalChange::Snapshot(snapshot("s")),
         ])
         .unwrap();
-    // Not closed: as after a kill.
+    // Leaks the connection, as a killed daemon would.
     std::mem::forget(journal);
     let journal = Journal::open(&file).unwrap();
     assert_eq!(journal.sandboxes().unwrap(), [sandbox("a")]);
@@ -247,7 +247,7 @@ fn a_table_that_is_read_in_parts_is_the_whole_one_in_its_order() {
         (ids.collect::<Vec<_>>(), opened.snapshots.len())
     };
     assert_eq!(read(), (Vec::new(), 0));
-    // Ids that sort otherwise than their rows.
+    // The order of these ids differs from the order of their rows.
     let ids: Vec<String> = (0..5000).rev().map(|n| format!("s{n}")).collect();
     let changes = ids.iter().map(|id| JournalChange::Sandbox(sandbox(id)));
     journal.commit(&changes.collect::<Vec<_>>()).unwrap();
@@ -255,7 +255,7 @@ fn a_table_that_is_read_in_parts_is_the_whole_one_in_its_order() {
         .commit(&[JournalChange::Snapshot(snapshot("only"))])
         .unwrap();
     assert_eq!(read(), (ids.clone(), 1));
-    // Parts without a row.
+    // Some parts have no row.
     let gone = ids[1000..4990].iter().cloned();
     let changes: Vec<_> = gone.map(JournalChange::NoSandbox).collect();
     journal.commit(&changes).unwrap();

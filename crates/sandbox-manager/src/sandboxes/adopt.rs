@@ -1,4 +1,4 @@
-//! Guests that ran on while there was no daemon.
+//! Adoption of guests that continued to run while no daemon was running.
 
 use super::recover::Orphan;
 use super::{OperationError, Sandboxes};
@@ -11,8 +11,9 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 impl Sandboxes {
-    /// Takes over the guests of sandboxes that run, and ends all others that an earlier process
-    /// kept. Snapshots that are `storing` are completed behind that.
+    /// Adopts the guests of running sandboxes, and stops all other guests of an earlier daemon.
+    /// Completes the `storing` snapshots, whose memory is held by adopted guests, in the
+    /// background.
     pub(super) async fn adopt(
         &self,
         orphans: Vec<Orphan>,
@@ -62,7 +63,7 @@ impl Sandboxes {
         let entry = self.0.entry(id)?;
         match guest {
             Ok(guest) => {
-                // Records of earlier versions have no engine.
+                // Records of early versions have no engine.
                 entry.set_record(Sandbox {
                     engine: Some(guest.engine().to_owned()),
                     ..entry.record()
@@ -88,7 +89,7 @@ impl Sandboxes {
         }
     }
 
-    /// Ends what waits to be somebody, and returns when nothing is left of it.
+    /// Stops the warm pool, and returns once all of its resources are released.
     pub async fn close(&self) {
         self.0.pool.clear();
         self.0.engines.close().await;

@@ -1,5 +1,4 @@
-//! Operations for template builds: sandboxes at the end of a step, and templates that are ready to
-//! be used.
+//! Operations for template builds: snapshots of build steps, and the agent of a sandbox.
 
 use super::take_snapshot::descended;
 use super::{OperationError, Sandboxes, SandboxesInner};
@@ -18,14 +17,14 @@ use std::sync::Arc;
 pub struct BuildSteps<'a>(pub(super) &'a Arc<SandboxesInner>);
 
 impl Sandboxes {
-    /// Snapshots at the end of the steps of template builds.
+    /// Returns the operations on snapshots of build steps.
     pub fn build_steps(&self) -> BuildSteps<'_> {
         BuildSteps(&self.0)
     }
 }
 
 impl Sandboxes {
-    /// A client of the agent in a sandbox, with its token.
+    /// Returns a client of the agent in a sandbox, with its token.
     pub fn agent(&self, id: &str) -> Result<AgentClient, OperationError> {
         let record = self.get(id)?;
         let (this, id) = (self.clone(), record.id);
@@ -41,8 +40,8 @@ impl Sandboxes {
 }
 
 impl BuildSteps<'_> {
-    /// Takes a snapshot of a running sandbox that later builds find by `key`. It is kept until it
-    /// is released.
+    /// Takes a snapshot of a running sandbox that later builds look up by `key`. The snapshot is
+    /// retained until it is released.
     pub async fn snapshot(self, id: &str, key: &str) -> Result<Snapshot, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
@@ -72,14 +71,14 @@ impl BuildSteps<'_> {
             .await
     }
 
-    /// The newest snapshot of the step `key`.
+    /// Returns the newest snapshot of the step `key`.
     pub fn newest(self, key: &str) -> Option<Snapshot> {
         let snapshots = self.0.catalog.read();
         let steps = snapshots.kept_for(SnapshotPurpose::Step, key);
         steps.max_by_key(|s| s.created_ms).cloned()
     }
 
-    /// All snapshots of steps, the oldest first.
+    /// Returns all snapshots of steps, oldest first.
     pub fn list(self) -> Vec<Snapshot> {
         let snapshots = self.0.catalog.read();
         let steps = snapshots.all_kept_for(SnapshotPurpose::Step);

@@ -1,4 +1,4 @@
-//! Changes of a sandbox's settings while it lives.
+//! Changes of the settings of an existing sandbox.
 
 use super::{OperationError, Sandboxes};
 use crate::sandbox::Sandbox;
@@ -7,8 +7,8 @@ use jiffy_api_types::SandboxState;
 use jiffy_engine_api::new_token;
 
 impl Sandboxes {
-    /// Changes the settings of a sandbox by `change`, which sees those in force. Its timeout is
-    /// not changed by this.
+    /// Calls `change` with the present settings of a sandbox, and applies the result. A change of
+    /// `timeout_s` does not affect the current deadline.
     pub async fn change_settings(
         &self,
         id: &str,
@@ -23,7 +23,7 @@ impl Sandboxes {
             }
             let before = record.settings.rules();
             change(&mut record.settings);
-            // The traffic token exists exactly as long as the ports are restricted.
+            // A traffic token exists if and only if the ports are restricted.
             match (
                 record.settings.network.restrict_traffic,
                 &record.traffic_token,
@@ -45,7 +45,8 @@ impl Sandboxes {
             }
             if let Err(e) = this.commit(&entry, record.clone(), &[]) {
                 if let Some(guest) = &guest {
-                    // As the journal has it.
+                    // Restore the rules that the journal contains. Ignore the error: the caller
+                    // receives that of the journal.
                     let _ = guest.set_network(&before).await;
                 }
                 return Err(e.into());

@@ -1,4 +1,4 @@
-//! Connections of sandboxes, also those from before they last slept.
+//! Connections of a sandbox, including those of earlier guests.
 
 use jiffy_engine_api::{ConnectionLog, ConnectionRecords};
 use std::sync::Arc;
@@ -7,24 +7,24 @@ use std::sync::Arc;
 #[derive(Default)]
 pub(crate) struct ConnectionHistory {
     past: ConnectionRecords,
-    /// That of the guest before this one, which may still be ending.
+    /// Log of the previous guest, which may still be stopping and add connections.
     last: Option<Arc<dyn ConnectionLog>>,
 }
 
 impl ConnectionHistory {
-    /// Another guest of the sandbox has gone.
+    /// Adds the log of a guest that was replaced or removed.
     pub fn add(&mut self, log: Arc<dyn ConnectionLog>) {
         if let Some(last) = self.last.replace(log) {
             self.past.extend(last.read());
         }
     }
 
-    /// Removes all, as the record is no longer served.
+    /// Removes all connections: those of killed sandboxes are not served.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Returns the earlier connections, and where the last ones can be read, in order.
+    /// Returns the earlier connections and the log of the previous guest, in this order of time.
     pub fn all(&self) -> (ConnectionRecords, Option<Arc<dyn ConnectionLog>>) {
         (self.past.clone(), self.last.clone())
     }

@@ -1,4 +1,4 @@
-//! `create`: a new sandbox from a template or a snapshot.
+//! `create`: creates a sandbox from a template or a snapshot.
 
 use super::entry::SandboxEntry;
 use super::timeout::deadline_in;
@@ -24,38 +24,38 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SandboxSource {
-    /// A template by name.
+    /// Name of a template.
     Template(String),
-    /// A snapshot by id, the beginning of it, or name.
+    /// Id, prefix of an id, or name of a snapshot.
     Snapshot(String),
 }
 
 /// Specification of a new sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateSpec {
-    /// Template or snapshot that it starts from.
+    /// Template or snapshot that the sandbox starts from.
     pub source: SandboxSource,
-    /// Resources; a snapshot decides for itself.
+    /// Resources. Not allowed for a snapshot, which determines them.
     #[serde(default)]
     pub size: Option<SandboxSize>,
-    /// Environment of every process in it; none at all: a snapshot's.
+    /// Environment of all processes. If empty, a snapshot's environment is used.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Settings that its creator chose.
+    /// Settings chosen by the creator.
     #[serde(default, rename = "terms")]
     pub settings: SandboxSettings,
-    /// Name that it is called by, unique among its owner's.
+    /// Name, unique among the sandboxes of the owner.
     #[serde(default)]
     pub name: Option<String>,
-    /// Engine that isolates it; none: the default, or the one that took the snapshot.
+    /// Engine. Defaults to the engine that took the snapshot, or to the default engine.
     #[serde(default)]
     pub engine: Option<String>,
-    /// Memory that is fetched if the snapshot is in the store.
+    /// Memory to fetch from the store in advance.
     #[serde(default)]
     pub prefetch: Prefetch,
 }
 
-/// A sandbox that is to be entered.
+/// Sandbox that is about to be registered.
 pub(super) struct NewSandboxEntry {
     pub template: String,
     pub size: SandboxSize,
@@ -69,14 +69,14 @@ pub(super) struct NewSandboxEntry {
 pub(super) struct GuestOrigin {
     pub unassigned: Box<dyn UnassignedGuest>,
     pub mode: BootMode,
-    /// Snapshot it was restored from.
+    /// Snapshot from which the guest was restored.
     pub snapshot: Option<String>,
-    /// Reason for restoring a sandbox that exists; none: it is new.
+    /// Reason for restoring the guest of an existing sandbox. `None` for a new sandbox.
     pub revive_reason: Option<ReviveReason>,
 }
 
 impl Sandboxes {
-    /// Makes a sandbox and returns when its agent has answered.
+    /// Creates a sandbox. Returns when its agent has answered.
     pub async fn create(&self, spec: CreateSpec) -> Result<Sandbox, OperationError> {
         let this = self.clone();
         let work = async move {
@@ -134,7 +134,8 @@ impl Sandboxes {
                     });
                 }
                 let reservation = self.admit(snapshot.size)?;
-                // As a whole: whoever gives one decides what of their own the clone is told.
+                // An environment in the request replaces that of the snapshot completely: the
+                // creator decides which of the snapshot's variables the clone receives.
                 let env = match spec.env.is_empty() {
                     true => snapshot.env.clone(),
                     false => spec.env,
@@ -196,8 +197,8 @@ impl Sandboxes {
         size.map_err(OperationError::engine(format!("use template `{template}`")))
     }
 
-    /// Enters a sandbox that is being made. The journal hears of it when it is up: until then there
-    /// is none.
+    /// Registers a sandbox in memory. The journal records it once it is running. A daemon that
+    /// crashes before that leaves no sandbox.
     pub(super) fn enter(
         &self,
         reservation: Reservation,
@@ -225,7 +226,7 @@ impl Sandboxes {
             changed_ms: now,
         };
         if let Some(name) = &record.name {
-            // It goes with the entry.
+            // The name is released when the entry is dropped.
             self.0
                 .indexes
                 .names
@@ -233,7 +234,7 @@ impl Sandboxes {
         }
         let entry = Arc::new(SandboxEntry::new(record, self.0.indexes.clone()));
         entry.set_reservation(Some(reservation));
-        // Of a create only; the others know whom they are about.
+        // Only the span of a create has no id yet; other operations know it from the start.
         tracing::Span::current().record("sandbox", entry.id());
         self.0
             .entries
@@ -242,7 +243,7 @@ impl Sandboxes {
         Ok(entry)
     }
 
-    /// Makes a sandbox that was entered into one that runs, or into none.
+    /// Starts a registered sandbox. Removes the entry if the start fails.
     pub(super) async fn bring_up(
         &self,
         entry: Arc<SandboxEntry>,
@@ -251,7 +252,8 @@ impl Sandboxes {
     ) -> Result<Sandbox, OperationError> {
         let _op_guard = entry.op_lock().lock().await;
         if entry.record().state != SandboxState::Creating {
-            // Killed before there was a guest: it stays killed, and its origin goes.
+            // The sandbox was killed before it had a guest. It stays killed, and the unassigned
+            // guest is dropped.
             return Err(entry.refuse("bring up"));
         }
         let result = match origin {
@@ -272,9 +274,8 @@ impl Sandboxes {
         result
     }
 
-    /// Gives a sandbox that there is a guest from a snapshot, to which it is put back, in which it
-    /// slept, or from which it starts again because its guest was lost; if that fails and it had
-    /// none before, it needs no place. Needs the turn.
+    /// Restores a guest for an existing sandbox (rollback, resume or recovery). The caller must
+    /// hold `op_lock`. Releases the reservation if the restore fails and no guest was running.
     pub(super) async fn revive(
         &self,
         entry: &Arc<SandboxEntry>,
@@ -283,7 +284,7 @@ impl Sandboxes {
         revive_reason: ReviveReason,
     ) -> Result<Sandbox, OperationError> {
         let mode = BootMode::Snapshot;
-        // Its files may be gone from here, and the store have them.
+        // The files may be in the store only.
         let owner = entry.record().settings.owner;
         let step = steps::begin("find_snapshot");
         let here = self.snapshots().pin_or_fetch(owner.as_deref(), snapshot);
@@ -303,7 +304,7 @@ impl Sandboxes {
                     };
                     self.install(entry, asked, origin).await
                 };
-                // Boxed: it is deep.
+                // Boxed, since the future is large.
                 let start = Box::pin(start);
                 self.0.start_pacer.pace(owner.as_deref(), start).await
             }
@@ -315,9 +316,9 @@ impl Sandboxes {
         result
     }
 
-    /// Identity of a sandbox.
+    /// Returns the identity of the sandbox with this record.
     pub(super) fn identity_of(&self, record: Sandbox, rewound: bool) -> SandboxIdentity {
-        // Templates of a key are stored under its name, which the key does not use.
+        // Templates of a key are stored as `KEY/NAME`, but the key's clients use only `NAME`.
         let owner = record.settings.owner.as_deref();
         let own = owner.and_then(|key| record.template.strip_prefix(key)?.strip_prefix('/'));
         let template = own.unwrap_or(&record.template).to_owned();
@@ -332,8 +333,12 @@ impl Sandboxes {
         }
     }
 
-    /// Welcomes an unassigned guest as the sandbox and puts it in the place of the guest there was,
-    /// which ends. Needs the turn.
+    /// Assigns the identity of the sandbox to a guest, replaces the previous guest by it, and stops
+    /// the previous guest. The caller must hold `op_lock`.
+    ///
+    /// The engine detaches the guest before the journal records it, so that a daemon that starts
+    /// after a crash can adopt each recorded guest. If the journal fails, the new guest is stopped
+    /// and the previous guest keeps running.
     pub(super) async fn install(
         &self,
         entry: &Arc<SandboxEntry>,
@@ -369,7 +374,7 @@ impl Sandboxes {
         if let Some(ReviveReason::Wake(options)) = origin.revive_reason {
             options.apply(&mut settings);
         }
-        // Time runs from the moment there is something to use. A rollback changes nothing about it.
+        // The timeout starts when the sandbox can be used. A rollback does not change the deadline.
         let deadline = match before.state {
             SandboxState::Running => before.deadline_ms,
             _ => settings
@@ -411,8 +416,8 @@ impl Sandboxes {
     }
 }
 
-/// True if a guest that is restored has run on from its snapshot once already: it was put back to
-/// it, or lost.
+/// Returns whether the guest resumes from a state from which a guest has already run: after a
+/// rollback or the loss of a guest. It then receives a new clock and entropy.
 fn is_rewound(before: &Sandbox, revive_reason: Option<&ReviveReason>) -> bool {
     matches!(revive_reason, Some(ReviveReason::Rollback))
         || matches!(before.state, SandboxState::Broken { .. })

@@ -9,7 +9,8 @@ use std::ops::Bound;
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// Finds the sandboxes whose time is over, and wakes the task that waits for the next one.
+/// Finds sandboxes whose deadline has passed, and notifies the task that waits for the next
+/// deadline.
 pub(super) struct Deadlines {
     entries: Arc<RankedMutex<Entries>>,
     indexes: Arc<EntryIndexes>,
@@ -51,8 +52,8 @@ impl Deadlines {
         }
     }
 
-    /// Returns the sandboxes whose time is over. The caller handles each, and then calls
-    /// [`Self::finish`].
+    /// Returns the sandboxes whose deadline has passed and marks them as being handled. The caller
+    /// handles each, and then calls [`Self::finish`].
     pub fn begin_due(&self) -> Vec<Arc<SandboxEntry>> {
         let now = now_ms();
         let deadlines = self.indexes.deadlines.lock();
@@ -69,7 +70,7 @@ impl Deadlines {
         due
     }
 
-    /// Ends the handling of a sandbox whose time was over.
+    /// Ends the handling of a sandbox whose deadline has passed.
     pub fn finish(&self, entry: &SandboxEntry) {
         entry.end_expiring();
         self.notify();

@@ -1,4 +1,4 @@
-//! One sandbox in memory.
+//! A sandbox in memory.
 
 use super::connection_history::ConnectionHistory;
 use super::entry_indexes::{EntryIndexes, ends_at};
@@ -16,39 +16,42 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::watch;
 
-/// Bytes of a console that are kept when its guest has ended by itself.
+/// Maximum number of bytes that are retained of the console of a guest that exited by itself.
 const MAX_EXIT_REASON_BYTES: usize = 16 << 10;
 
 /// Sandboxes by id.
 pub(super) type Entries = BTreeMap<SmolStr, Arc<SandboxEntry>>;
 
-/// A sandbox: its record, its guest while it has one, and whose turn it is to change them.
+/// Sandbox in memory: its record, its guest if it has one, and its operation lock.
+///
+/// The mutexes are held for single reads and writes only, and never while another mutex of the
+/// entry is taken. Consistency across several fields comes from `op_lock`.
 pub(crate) struct SandboxEntry {
     id: SmolStr,
     record: Mutex<Box<Sandbox>>,
     indexes: Arc<EntryIndexes>,
-    /// Made when something is done with it first: most of many sleep and are left alone.
+    /// Created at the first use: most sandboxes of a large host are paused and unused.
     activity: OnceLock<Box<Activity>>,
 }
 
 /// Guest, history and locks of a sandbox.
 struct Activity {
     guest: Mutex<Option<Arc<dyn Guest>>>,
-    /// Resources that it takes of the host, from before its guest comes up until that is gone.
+    /// Resources of the host, from before the guest starts until it has exited.
     reservation: Mutex<Option<Reservation>>,
-    /// Resources that it used over time.
+    /// Resource usage over time.
     history: Mutex<History>,
-    /// Connections of its earlier guests.
+    /// Connections of earlier guests.
     reached: Mutex<ConnectionHistory>,
-    /// Durations of its create and of its last operation.
+    /// Durations of the create and of the last operation.
     times: Mutex<SandboxTimes>,
-    /// Console of a guest that ended by itself, as far as it is kept.
+    /// End of the console of a guest that exited by itself.
     exit_console: Mutex<Option<String>>,
-    /// True while its timeout is being acted upon.
+    /// True while the deadline is being handled.
     expiring: AtomicBool,
-    /// True while it is being killed.
+    /// True while the sandbox is being killed.
     ending: watch::Sender<bool>,
-    /// Told whenever its record changes.
+    /// Notified after each change of the record.
     changed: watch::Sender<()>,
     /// Held by the operation that is changing the sandbox.
     op_lock: tokio::sync::Mutex<()>,
@@ -78,14 +81,14 @@ impl Drop for SandboxEntry {
 }
 
 impl SandboxEntry {
-    /// A sandbox that has its name, if it has one.
+    /// Creates an entry and adds it to the indexes. A name must be claimed before.
     pub fn new(record: Sandbox, indexes: Arc<EntryIndexes>) -> Self {
         let id = SmolStr::new(&*record.id);
         indexes.add(&id, &record);
         Self::indexed(id, Box::new(record), indexes)
     }
 
-    /// A sandbox that is in the indexes.
+    /// Creates an entry that is already in the indexes.
     pub fn indexed(id: SmolStr, record: Box<Sandbox>, indexes: Arc<EntryIndexes>) -> Self {
         Self {
             id,
@@ -99,17 +102,17 @@ impl SandboxEntry {
         self.activity.get_or_init(Box::default)
     }
 
-    /// Held by the operation that is changing the sandbox.
+    /// Lock of the operation that changes the sandbox.
     pub fn op_lock(&self) -> &tokio::sync::Mutex<()> {
         &self.activity().op_lock
     }
 
-    /// Resources that it used over time.
+    /// Resource usage over time.
     pub fn history(&self) -> MutexGuard<'_, History> {
         self.activity().history.lock()
     }
 
-    /// Connections of its earlier guests.
+    /// Connections of earlier guests.
     pub fn reached(&self) -> MutexGuard<'_, ConnectionHistory> {
         self.activity().reached.lock()
     }
@@ -127,7 +130,7 @@ impl SandboxEntry {
         self.id.to_string()
     }
 
-    /// Its id, as indexes have it.
+    /// Returns the id in the form that the indexes share.
     pub fn shared_id(&self) -> &SmolStr {
         &self.id
     }
@@ -136,14 +139,14 @@ impl SandboxEntry {
         self.record.lock().size
     }
 
-    /// When its time is over, while it runs and nobody has noticed yet.
+    /// Returns the deadline if the sandbox is running and its deadline is not being handled.
     pub fn deadline(&self) -> Option<u64> {
         let activity = self.activity.get();
         let counts = !activity.is_some_and(|a| a.expiring.load(Ordering::Acquire));
         ends_at(&self.record.lock()).filter(|_| counts)
     }
 
-    /// Returns true to the one caller that is to act upon its deadline.
+    /// Returns `true` to the one caller that must handle the deadline.
     pub fn begin_expiring(&self) -> bool {
         !self.activity().expiring.swap(true, Ordering::AcqRel)
     }
@@ -152,14 +155,14 @@ impl SandboxEntry {
         self.activity().expiring.store(false, Ordering::Release);
     }
 
-    /// True if it is alive, and its agent's token fits.
+    /// Returns whether the sandbox is running or paused and its agent's token matches.
     pub fn has_token(&self, fits: impl Fn(&str) -> bool) -> bool {
         let record = self.record.lock();
         matches!(record.state, SandboxState::Running | SandboxState::Paused)
             && record.agent_token.as_deref().is_some_and(fits)
     }
 
-    /// Says whether it is being killed from now on.
+    /// Sets whether the sandbox is being killed.
     pub fn set_ending(&self, ending: bool) {
         self.activity().ending.send_replace(ending);
     }
@@ -169,7 +172,7 @@ impl SandboxEntry {
         activity.is_some_and(|activity| *activity.ending.borrow())
     }
 
-    /// Waits until nothing is under way with it, or it is being killed.
+    /// Waits until no operation is in flight or the sandbox is being killed.
     pub async fn decided(&self) {
         let mut ending = self.activity().ending.subscribe();
         tokio::select! {
@@ -178,7 +181,7 @@ impl SandboxEntry {
         }
     }
 
-    /// Waits until the record is as `wanted`, and returns it.
+    /// Waits until the record satisfies `condition`, and returns it.
     pub async fn until(&self, wanted: impl Fn(&Sandbox) -> bool) -> Sandbox {
         let mut changes = self.activity().changed.subscribe();
         loop {
@@ -191,11 +194,12 @@ impl SandboxEntry {
         }
     }
 
-    /// Takes over `record`. In a state without a guest it needs no place.
+    /// Replaces the record. Releases the reservation if the new state has no guest.
     pub fn set_record(&self, record: Sandbox) {
         let alive = matches!(record.state, SandboxState::Creating | SandboxState::Running);
         if record.state == SandboxState::Killed {
-            // Its guest's, too: many are killed, and each is remembered for an hour.
+            // Including the connections of the last guest: many sandboxes are killed, and each
+            // record is retained for an hour.
             self.reached().clear();
             self.activity().exit_console.lock().take();
         }
@@ -209,7 +213,7 @@ impl SandboxEntry {
         }
     }
 
-    /// True if it has a place.
+    /// Returns whether the sandbox has a reservation.
     pub fn has_reservation(&self) -> bool {
         let activity = self.activity.get();
         activity.is_some_and(|activity| activity.reservation.lock().is_some())
@@ -219,8 +223,8 @@ impl SandboxEntry {
         *self.activity().reservation.lock() = reservation;
     }
 
-    /// Its guest is up; one that has no place, since it was there before we were, gets one from
-    /// `count`.
+    /// Marks the reservation as that of a started guest. An adopted guest has no reservation yet
+    /// and receives one from `count`.
     pub fn count_guest(&self, count: impl FnOnce(SandboxSize) -> Reservation) {
         let size = self.record.lock().size;
         self.activity()
@@ -230,7 +234,7 @@ impl SandboxEntry {
             .set_up();
     }
 
-    /// The record as it will be in `state`.
+    /// Returns the record with `state` as its new state.
     pub fn record_in(&self, state: SandboxState) -> Sandbox {
         Sandbox {
             state,
@@ -243,7 +247,7 @@ impl SandboxEntry {
         self.activity.get()?.guest.lock().clone()
     }
 
-    /// Puts another guest, or none, in place and returns the one before.
+    /// Replaces the guest and returns the previous one.
     pub fn replace_guest(&self, guest: Option<Arc<dyn Guest>>) -> Option<Arc<dyn Guest>> {
         let before = std::mem::replace(&mut *self.activity().guest.lock(), guest);
         if let Some(log) = before.as_ref().and_then(|guest| guest.connections()) {
@@ -252,7 +256,7 @@ impl SandboxEntry {
         before
     }
 
-    /// Durations of the create and of the last operation, as far as this daemon performed them.
+    /// Returns the durations of operations, as far as this daemon performed them.
     pub fn times(&self) -> SandboxTimes {
         let activity = self.activity.get();
         activity.map_or_else(SandboxTimes::default, |a| a.times.lock().clone())
@@ -272,7 +276,7 @@ impl SandboxEntry {
         self.activity().times.lock().last = Some(Arc::new(times));
     }
 
-    /// Keeps the end of the console of a guest that ended by itself.
+    /// Retains the end of the console of a guest that exited by itself.
     pub fn retain_console(&self, console: &str) {
         let mut begin = console.len().saturating_sub(MAX_EXIT_REASON_BYTES);
         while !console.is_char_boundary(begin) {
@@ -281,7 +285,7 @@ impl SandboxEntry {
         *self.activity().exit_console.lock() = Some(console[begin..].to_owned());
     }
 
-    /// Console of its guest, or of the one that ended by itself.
+    /// Returns the console of the guest, or of the last guest if it exited by itself.
     pub fn console(&self) -> Option<String> {
         match self.guest() {
             Some(guest) => Some(guest.console_tail()),
@@ -289,7 +293,7 @@ impl SandboxEntry {
         }
     }
 
-    /// Returns the record of its guest's connections.
+    /// Returns the connection record of the guest.
     pub fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
         self.guest()?.connections()
     }
@@ -298,7 +302,7 @@ impl SandboxEntry {
         self.guest().is_some_and(|g| Arc::ptr_eq(&g, guest))
     }
 
-    /// The record, if the sandbox may be asked to do `operation` now.
+    /// Returns the record if the state allows `operation`.
     pub fn allow(
         &self,
         operation: SandboxOperation,
@@ -320,7 +324,7 @@ impl SandboxEntry {
         }
     }
 
-    /// The guest, if `operation` needs one and the sandbox is in a state that has one.
+    /// Returns the guest if the state allows `operation` and there is a guest.
     pub fn running(
         &self,
         operation: SandboxOperation,

@@ -10,30 +10,31 @@ use parking_lot::Mutex;
 use smol_str::SmolStr;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Indexes over the records of sandboxes. No other lock is taken under that of one.
+/// Indexes over the records of sandboxes. Each has a lock of its own, under which no other lock is
+/// taken.
 #[derive(Debug, Default)]
 pub(crate) struct EntryIndexes {
     /// Descendants of each snapshot.
     pub users: SnapshotUsers,
-    /// Names of those that are not killed.
+    /// Names of the sandboxes that are not killed.
     pub names: SandboxNames,
-    /// All of them by the moment of their creation, in milliseconds since 1970, and id. Locked
-    /// after the entries.
+    /// All sandboxes by time of creation, in milliseconds since 1970, and id. Locked after the
+    /// entries.
     pub ages: Mutex<BTreeSet<SharedPosition>>,
-    /// Those that run and have a deadline, by that, in milliseconds since 1970, and id.
+    /// Running sandboxes that have a deadline, by deadline, in milliseconds since 1970, and id.
     pub deadlines: Mutex<BTreeSet<SharedPosition>>,
-    /// Those that are killed, by the moment of that and id.
+    /// Killed sandboxes by the time of the kill, in milliseconds since 1970, and id.
     pub killed: Mutex<BTreeSet<SharedPosition>>,
-    /// Those that run.
+    /// Running sandboxes.
     pub running: Mutex<BTreeSet<SmolStr>>,
-    /// Those that are not killed, by their owner, if they have one, and age.
+    /// Sandboxes that have an owner and are not killed, by owner and age.
     pub owners: Mutex<OwnerAges>,
-    /// Numbers of them by the word for their state.
+    /// Number of sandboxes by the name of their state.
     pub states: Mutex<BTreeMap<&'static str, usize>>,
 }
 
 impl EntryIndexes {
-    /// Indexes of all these. Sorts once instead of looking for the place of each.
+    /// Builds the indexes of all records. Sorts once, which is faster than separate insertions.
     pub fn of<'a>(records: impl Iterator<Item = (&'a SmolStr, &'a Sandbox)> + Clone) -> Self {
         let positions = |at: fn(&Sandbox) -> Option<u64>| {
             let records = records.clone();
@@ -64,7 +65,7 @@ impl EntryIndexes {
         }
     }
 
-    /// Notes a sandbox, which has its name already, if it has one.
+    /// Adds a sandbox. Its name, if it has one, must be claimed before.
     pub fn add(&self, id: &SmolStr, record: &Sandbox) {
         self.users.change(id, None, needed_by(record));
         self.ages.lock().insert((record.created_ms, id.clone()));
@@ -79,7 +80,7 @@ impl EntryIndexes {
         self.count_state(None, Some(record.state.name()));
     }
 
-    /// Notes that a sandbox's record changes. A name that it gets was claimed before.
+    /// Updates the indexes for a changed record. A new name must be claimed before.
     pub fn change(&self, id: &SmolStr, before: &Sandbox, now: &Sandbox) {
         self.users.change(id, needed_by(before), needed_by(now));
         let name = held_by(before);
@@ -101,7 +102,7 @@ impl EntryIndexes {
         self.count_state(Some(before.state.name()), Some(now.state.name()));
     }
 
-    /// Forgets a sandbox.
+    /// Removes a sandbox.
     pub fn remove(&self, id: &SmolStr, record: &Sandbox) {
         self.users.change(id, needed_by(record), None);
         if let Some(name) = held_by(record) {
@@ -159,27 +160,27 @@ fn is_alive(record: &Sandbox) -> bool {
     record.state != SandboxState::Killed
 }
 
-/// The deadline of a sandbox that runs.
+/// Returns the deadline of a running sandbox.
 pub(super) fn ends_at(record: &Sandbox) -> Option<u64> {
     record.deadline_ms.filter(|_| runs(record))
 }
 
-/// When a sandbox was killed.
+/// Returns the time at which a sandbox was killed.
 fn killed_at(record: &Sandbox) -> Option<u64> {
     (!is_alive(record)).then_some(record.changed_ms)
 }
 
-/// The name that a sandbox has for itself.
+/// Returns the name that no other sandbox of the owner may have.
 fn held_by(record: &Sandbox) -> Option<&str> {
     record.name.as_deref().filter(|_| is_alive(record))
 }
 
-/// The snapshot that a sandbox needs.
+/// Returns the snapshot that a sandbox needs.
 fn needed_by(record: &Sandbox) -> Option<&str> {
     record.snapshot.as_deref().filter(|_| is_alive(record))
 }
 
-/// The owner of a sandbox that is not killed.
+/// Returns the owner of a sandbox that is not killed.
 fn owned_by(record: &Sandbox) -> Option<&str> {
     let owner = record.settings.owner.as_deref();
     owner.filter(|_| is_alive(record))
@@ -216,7 +217,7 @@ mod tests {
         }
     }
 
-    /// Content of the indexes, without states that no sandbox is in.
+    /// Returns the content of the indexes without unused states.
     fn shown(indexes: &EntryIndexes) -> String {
         indexes.states.lock().retain(|_, count| *count > 0);
         format!("{indexes:?}")

@@ -1,4 +1,4 @@
-//! `fork`: children of a live sandbox.
+//! `fork`: creates children of a running or paused sandbox.
 
 use super::create::NewSandboxEntry;
 use super::{OperationError, Sandboxes};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tracing::Instrument;
 
-/// Most children of one fork.
+/// Maximum number of children of one fork.
 pub(crate) const MAX_FORK_CHILDREN: usize = 1000;
 
 /// Result of one child.
@@ -21,17 +21,19 @@ pub type ForkChild = Result<Sandbox, OperationError>;
 /// Result of a fork.
 #[derive(Debug)]
 pub struct ForkReport {
-    /// The snapshot all children start from.
+    /// Snapshot from which all children start.
     pub snapshot: Snapshot,
-    /// One for each child that was asked for.
+    /// Result of each requested child.
     pub children: Vec<ForkChild>,
 }
 
 impl Sandboxes {
-    /// Takes a snapshot of a sandbox and makes `count` sandboxes from it. It fails as a whole only
-    /// if there is no snapshot; each child succeeds or fails for itself. Children have their
-    /// parent's settings, tokens of their own, and the same time from now on that the parent was
-    /// given, unless `timeout` says otherwise: another time, or none for no limit.
+    /// Takes a snapshot of a sandbox and creates `count` sandboxes from it. Children have the
+    /// settings of their parent and tokens of their own. Their timeout starts now; `timeout`
+    /// replaces its duration, where `Some(None)` means no limit.
+    ///
+    /// # Errors
+    /// Fails if no snapshot can be taken. Each child succeeds or fails independently.
     pub async fn fork(
         &self,
         id: &str,
@@ -51,7 +53,8 @@ impl Sandboxes {
                 let taken = this
                     .snapshot_for(&entry, SnapshotPurpose::Fork, None, "fork", None)
                     .await?;
-                // The parent itself holds on to the snapshot as long as its turn is ours.
+                // While this operation holds the parent's `op_lock`, the parent references the
+                // snapshot, so it cannot be collected before the pin.
                 let (snapshot, pin) = this.snapshots().pin(&taken.id)?;
                 (entry.record(), snapshot, pin)
             };
@@ -80,7 +83,7 @@ impl Sandboxes {
         .await
     }
 
-    /// One child, counted.
+    /// Creates a child and records the metrics of the create.
     async fn child(&self, recorder: OperationSteps, parent: &Sandbox, snapshot: &str) -> ForkChild {
         let began = Instant::now();
         let child = self.child_of(parent, snapshot);
@@ -106,7 +109,7 @@ impl Sandboxes {
             size: parent.size,
             env: parent.env.clone(),
             settings,
-            // A name is one sandbox's.
+            // Names are unique, so a child has none.
             name: None,
             forked_from: Some(parent.id.clone()),
         };

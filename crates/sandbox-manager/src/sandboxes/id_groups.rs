@@ -1,15 +1,16 @@
-//! Ids by a word: snapshots by their parent, sandboxes by the snapshot that they descend from.
+//! Ids grouped by a key: snapshots by their parent, sandboxes by the snapshot that they descend
+//! from.
 
 use parking_lot::{Mutex, MutexGuard};
 use smol_str::SmolStr;
 use std::collections::BTreeSet;
 
-/// Ids by a word, as pairs: most words have one id, and a map of sets would take several times the
-/// memory.
+/// Ids grouped by a key, stored as pairs. Most keys have one id, for which a map of sets would need
+/// several times the memory.
 #[derive(Debug, Default)]
 pub(crate) struct IdGroups(BTreeSet<(SmolStr, SmolStr)>);
 
-/// A word that has a group: none and the empty one have not.
+/// Returns the key of a group. `None` for no key and for the empty key, which have no group.
 fn grouped(word: Option<&str>) -> Option<SmolStr> {
     word.filter(|word| !word.is_empty()).map(SmolStr::new)
 }
@@ -27,7 +28,7 @@ impl IdGroups {
         }
     }
 
-    /// Ids of `word`, in order.
+    /// Returns the ids of a group, in order.
     pub fn of(&self, word: &str) -> impl Iterator<Item = &str> {
         let word = SmolStr::new(word);
         let from = self.0.range((word.clone(), SmolStr::default())..);
@@ -35,12 +36,12 @@ impl IdGroups {
         group.map(|(_, id)| &**id)
     }
 
-    /// Ids of all words.
+    /// Returns the ids of all groups.
     pub fn ids(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(_, id)| &**id)
     }
 
-    /// True if there is no id.
+    /// Returns whether there is no id.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -57,8 +58,8 @@ impl<'a> FromIterator<(Option<&'a str>, &'a SmolStr)> for IdGroups {
     }
 }
 
-/// Sorts by text, for maps that are made of very many items: they compare whole texts, and find
-/// them sorted. The first bytes are compared as a number, which tells most apart.
+/// Sorts by text, before the items are inserted into a map: inserting sorted items is faster.
+/// Compares the first bytes as a number, which decides most comparisons.
 pub(super) fn sort_by_text<T>(items: &mut [T], text: impl Fn(&T) -> &str) {
     items.sort_by(|one, other| {
         let (one, other) = (text(one), text(other));
@@ -67,7 +68,7 @@ pub(super) fn sort_by_text<T>(items: &mut [T], text: impl Fn(&T) -> &str) {
     });
 }
 
-/// The first bytes of a text, in whose order texts are as far as they differ there.
+/// Returns the first bytes of a text as a number with the same order.
 fn leading_number(text: &str) -> u128 {
     if let Some(first) = text.as_bytes().first_chunk() {
         return u128::from_be_bytes(*first);
@@ -90,7 +91,7 @@ impl SnapshotUsers {
         self.0.lock()
     }
 
-    /// Notes that `sandbox` descends from `now` and no longer from `before`.
+    /// Changes the snapshot from which `sandbox` descends from `before` to `now`.
     pub fn change(&self, sandbox: &SmolStr, before: Option<&str>, now: Option<&str>) {
         if before != now {
             let mut groups = self.groups();
@@ -99,12 +100,12 @@ impl SnapshotUsers {
         }
     }
 
-    /// True if a sandbox descends from `snapshot`.
+    /// Returns whether any sandbox descends from `snapshot`.
     pub fn has_any(&self, snapshot: &str) -> bool {
         self.groups().of(snapshot).next().is_some()
     }
 
-    /// At most so many of the sandboxes that descend from `snapshot`.
+    /// Returns at most `limit` of the sandboxes that descend from `snapshot`.
     pub fn some_of(&self, snapshot: &str, most: usize) -> Vec<String> {
         let groups = self.groups();
         groups.of(snapshot).take(most).map(str::to_owned).collect()

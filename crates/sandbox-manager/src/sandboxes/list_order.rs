@@ -1,27 +1,26 @@
-//! Lists by age, a part at a time.
+//! Paginated lists by age.
 
 use smol_str::SmolStr;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-/// Position of an item in a list: the moment of its creation, in milliseconds since 1970, and its
-/// id.
+/// Position of an item in a list: the time of its creation, in milliseconds since 1970, and its id.
 pub type ListPosition = (u64, String);
 
-/// The same, with an id that other indexes have, too.
+/// [`ListPosition`] with an id that is shared with other indexes.
 pub(crate) type SharedPosition = (u64, SmolStr);
 
-/// Order of a list, and where to begin.
+/// Order and start of a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListOrder {
-    /// True if the youngest comes first.
+    /// True if the newest item comes first.
     pub descending: bool,
-    /// Position behind which the list begins; none: at its beginning.
+    /// Position after which the list starts. `None` for the whole list.
     pub after: Option<ListPosition>,
 }
 
 impl ListOrder {
-    /// The positions in this order. Costs as much as is taken of them.
+    /// Returns the positions in this order. The cost depends on the number of positions taken.
     pub(crate) fn of<'a>(
         &self,
         positions: &'a BTreeSet<SharedPosition>,
@@ -37,26 +36,26 @@ impl ListOrder {
     }
 }
 
-/// Sandboxes that a list is made of. What comes from an index of few costs little on a host that
-/// has many.
+/// Sandboxes of a list. The lists of few sandboxes come from indexes, so they are cheap on large
+/// hosts too.
 #[derive(Debug, Clone, Copy)]
 pub enum ListedSandboxes<'a> {
-    /// All, also those that were killed.
+    /// All sandboxes, including killed ones.
     All,
-    /// Those that run.
+    /// Running sandboxes.
     Running,
-    /// Those of an owner that were not killed.
+    /// Sandboxes of an owner that are not killed.
     OfOwner(&'a str),
 }
 
-/// Snapshots that a list is made of.
+/// Snapshots of a list.
 #[derive(Debug, Clone, Copy)]
 pub enum ListedSnapshots<'a> {
-    /// All, also those of templates and of sandboxes that sleep.
+    /// All snapshots, including those of templates and of paused sandboxes.
     All,
-    /// Those that were asked for.
+    /// Snapshots requested by clients.
     Asked,
-    /// Those that an owner asked for.
+    /// Snapshots requested by an owner.
     AskedBy(&'a str),
 }
 
@@ -81,7 +80,7 @@ mod tests {
         assert_eq!(from(true, None), "dcba");
         assert_eq!(from(false, Some((1, "a"))), "bcd");
         assert_eq!(from(true, Some((2, "c"))), "ba");
-        // An item that is not there any more.
+        // The item at the position no longer exists.
         assert_eq!(from(false, Some((2, "x"))), "d");
         assert_eq!(from(true, Some((0, ""))), "");
     }

@@ -134,7 +134,7 @@ mod tests {
         let taken = names.claim(&mine, "web", "c").unwrap_err();
         assert!(matches!(taken, OperationError::NameTaken { holder, .. } if holder == "a"));
         assert_eq!(names.ids("web"), ["a", "b"]);
-        // One that has it no longer cannot take it from its heir.
+        // A sandbox that has released a name cannot release it for its new holder.
         names.release(&mine, "web", "a");
         names.claim(&mine, "web", "c").unwrap();
         names.release(&mine, "web", "a");

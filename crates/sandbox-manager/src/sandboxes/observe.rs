@@ -1,4 +1,4 @@
-//! Figures of this host, and resources that sandboxes use.
+//! Metrics of this host, and resource usage of sandboxes.
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
@@ -15,35 +15,35 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Figures of all sandboxes and their host: states, durations, promised resources.
+/// Figures of all sandboxes and their host: states, durations, reservations.
 #[derive(Clone, Copy)]
 pub struct SandboxFigures<'a>(pub(super) &'a Arc<SandboxesInner>);
 
 impl Sandboxes {
-    /// Figures of all sandboxes and their host: states, durations, promised resources.
+    /// Returns the figures of all sandboxes and their host.
     pub fn figures(&self) -> SandboxFigures<'_> {
         SandboxFigures(&self.0)
     }
 }
 
-/// Observation of one sandbox: use of resources, process, console, connections.
+/// Observation of one sandbox: resource usage, process, console, connections.
 #[derive(Clone, Copy)]
 pub struct Observation<'a>(pub(super) &'a Arc<SandboxesInner>);
 
 impl Sandboxes {
-    /// Observation of one sandbox: use of resources, process, console, connections.
+    /// Returns the operations that observe one sandbox.
     pub fn observe(&self) -> Observation<'_> {
         Observation(&self.0)
     }
 }
 
-/// Sandboxes sampled before others get a turn.
+/// Number of sandboxes that are sampled before the task yields.
 const BATCH: usize = 32;
-/// Time a guest has to say what it uses.
+/// Time limit for an answer of the agent.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 type Source<T> = Box<dyn Fn() -> Vec<T> + Send + Sync>;
 
-/// Sources of further figures, which are read at every scrape.
+/// Sources of further metrics, which are read at every scrape.
 #[derive(Default)]
 pub(super) struct FigureSources {
     figures: Mutex<Vec<Source<Figure>>>,
@@ -66,8 +66,8 @@ impl Sandboxes {
 }
 
 impl Observation<'_> {
-    /// Returns what a sandbox used from `start_ms` to `end_ms` (milliseconds since 1970), as the
-    /// host saw it, oldest first.
+    /// Returns the resource usage of a sandbox from `start_ms` to `end_ms` (milliseconds since
+    /// 1970) as measured by the host, oldest first.
     pub fn history(
         self,
         id: &str,
@@ -84,8 +84,8 @@ impl Observation<'_> {
         entry.map_or_else(|_| SandboxTimes::default(), |entry| entry.times())
     }
 
-    /// Returns what a sandbox uses now, as its own kernel sees it. Wakes an idle guest for a
-    /// moment.
+    /// Returns the present resource usage as measured by the guest's kernel. Runs code in the
+    /// guest, also if it is idle.
     pub async fn measure(self, id: &str) -> Result<UsageSample, OperationError> {
         let entry = self.0.entry(id)?;
         let guest = entry.running(crate::sandbox::SandboxOperation::Connect, "measure")?;
@@ -121,7 +121,8 @@ impl Observation<'_> {
         })
     }
 
-    /// Returns what a sandbox uses now, as the host sees it; none: it does not run. Wakes no guest.
+    /// Returns the present resource usage as measured by the host, without running code in the
+    /// guest. `None` if the sandbox is not running.
     pub fn now(self, id: &str) -> Result<Option<UsageSample>, OperationError> {
         let entry = self.0.entry(id)?;
         let usage = entry.guest().and_then(|guest| guest.usage());
@@ -129,11 +130,11 @@ impl Observation<'_> {
         Ok(usage.map(|usage| history.peek(now_ms(), entry.size(), usage)))
     }
 
-    /// Returns the connections that a sandbox made or tried while this daemon has had it: the
-    /// newest, oldest first.
+    /// Returns the newest connections and connection attempts of a sandbox since this daemon has
+    /// managed it, oldest first.
     pub async fn connections(self, id: &str) -> Result<ConnectionRecords, OperationError> {
         let entry = self.0.entry(id)?;
-        // Guests are asked in the order in which they lived.
+        // The logs are read in the order of their guests' lifetimes.
         let (mut all, last) = entry.reached().all();
         let logs = [last, entry.connections()];
         let read = tokio::task::spawn_blocking(move || {
@@ -143,8 +144,8 @@ impl Observation<'_> {
         read.await.map_err(|e| OperationError::Lost(e.to_string()))
     }
 
-    /// The process that isolates a running sandbox, and how often the processor left its guest for
-    /// the host.
+    /// Returns the id of the process that isolates a running sandbox, and the number of VM exits of
+    /// its guest if the engine counts them.
     pub async fn process(self, id: &str) -> Result<(u32, Option<u64>), OperationError> {
         let entry = self.0.entry(id)?;
         let guest = entry.running(crate::sandbox::SandboxOperation::Connect, "look at")?;
@@ -158,14 +159,14 @@ impl Observation<'_> {
         Ok((pid, guest.exits().await))
     }
 
-    /// The last console output of a sandbox that has a guest, or whose guest ended by itself while
-    /// this process was there.
+    /// Returns the end of the console of a sandbox. `None` if it has no guest, unless the guest
+    /// exited by itself while this daemon was running.
     pub fn console_tail(self, id: &str) -> Result<Option<String>, OperationError> {
         Ok(self.0.entry(id)?.console())
     }
 
-    /// Why the host could not serve the disk of a sandbox, if that happened since its guest came
-    /// up.
+    /// Returns the error with which the host failed to serve the disk of a sandbox since its guest
+    /// was started.
     pub fn disk_failure(self, id: &str) -> Option<String> {
         let entry = self.0.entries.lock().get(id).cloned();
         entry?.guest()?.disk_failure()
@@ -178,25 +179,25 @@ impl SandboxFigures<'_> {
         self.0.metrics.boots()
     }
 
-    /// Returns the count of sandboxes in each state that is in use.
+    /// Returns the number of sandboxes in each state.
     pub fn states(self) -> BTreeMap<&'static str, usize> {
         let mut states = self.0.indexes.states.lock().clone();
         states.retain(|_, count| *count > 0);
         states
     }
 
-    /// Shows what `source` tells beside the figures of this host, at every scrape.
+    /// Adds the figures of `source` to the metrics at every scrape.
     pub fn show_also(self, source: impl Fn() -> Vec<Figure> + Send + Sync + 'static) {
         self.0.figure_sources.figures.lock().push(Box::new(source));
     }
 
-    /// Shows the families that `source` tells, at every scrape.
+    /// Adds the families of `source` to the metrics at every scrape.
     pub fn show_families(self, source: impl Fn() -> Vec<FigureFamily> + Send + Sync + 'static) {
         self.0.figure_sources.families.lock().push(Box::new(source));
     }
 
-    /// All figures in the text that Prometheus scrapes
-    /// (`application/openmetrics-text; version=1.0.0`).
+    /// Returns all metrics in the format that Prometheus scrapes (`application/openmetrics-text;
+    /// version=1.0.0`).
     pub fn render(self) -> String {
         let mut now = CurrentFigures::new();
         let mut states: BTreeMap<&'static str, usize> = StateName::ALL
@@ -282,14 +283,15 @@ impl SandboxFigures<'_> {
         self.0.metrics.render(now)
     }
 
-    /// Bytes that may be written to the data directory's disk beside what guests were promised;
-    /// none: the host does not tell.
+    /// Returns the number of bytes that may be written to the data directory's disk in addition to
+    /// the reservations of guests. `None` if the free space is unknown.
     pub fn disk_to_write(self) -> Option<u64> {
         let mib = self.0.admission.disk_to_write_mib()?;
         Some(mib.saturating_mul(1 << 20))
     }
 
-    /// Returns the count of guests that run on when this process ends, for the next daemon to find.
+    /// Returns the number of guests that continue to run when this process exits, for adoption by
+    /// the next daemon.
     pub fn kept(self) -> usize {
         let running = self.0.indexes.running.lock().clone();
         let entries = self.0.entries.lock();
@@ -297,19 +299,19 @@ impl SandboxFigures<'_> {
         running.filter(|e| e.guest().is_some()).count()
     }
 
-    /// Returns what was promised to sandboxes and the warm pool, and what was refused.
+    /// Returns the reservations of sandboxes and the warm pool, and the numbers of rejections.
     pub fn promised(self) -> PromisedResources {
         self.0.admission.promised()
     }
 
-    /// Returns the free resources of the host, and what all guests together may grow to, in MiB.
+    /// Returns the free resources of the host, and the limit of the sum of memory sizes, in MiB.
     pub fn host(self) -> (HostFigures, Option<u64>) {
         let figures = self.0.admission.figures();
         (figures, self.0.admission.memory_limit_mib(&figures))
     }
 }
 
-/// None when the sandboxes are gone.
+/// Samples all running sandboxes. Returns `None` once the sandboxes are dropped.
 async fn sample_all(inner: &Weak<SandboxesInner>) -> Option<()> {
     let inner = inner.upgrade()?;
     let ids: Vec<_> = inner.indexes.running.lock().iter().cloned().collect();
@@ -318,7 +320,7 @@ async fn sample_all(inner: &Weak<SandboxesInner>) -> Option<()> {
         let running = ids.iter().filter_map(|id| entries.get(id).cloned());
         running.collect::<Vec<_>>()
     };
-    // The sandboxes may go while they are looked at.
+    // The references below must not keep the sandboxes alive while the task yields.
     drop(inner);
     for batch in entries.chunks(BATCH) {
         batch.iter().for_each(|entry| sample(entry));
@@ -327,7 +329,7 @@ async fn sample_all(inner: &Weak<SandboxesInner>) -> Option<()> {
     Some(())
 }
 
-/// Adds to the history what the sandbox uses now, if it runs.
+/// Adds the present usage of a running sandbox to its history.
 pub(super) fn sample(entry: &SandboxEntry) {
     if let Some(usage) = entry.guest().and_then(|guest| guest.usage()) {
         entry.history().add(now_ms(), entry.size(), usage);

@@ -1,15 +1,15 @@
-//! Ids of each owner by age.
+//! Ids of each owner, by age.
 
 use super::list_order::{ListOrder, ListPosition};
 use smol_str::SmolStr;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-/// Owner, moment of creation in milliseconds since 1970, id.
+/// Owner, time of creation in milliseconds since 1970, and id.
 type OwnedPosition = (SmolStr, u64, SmolStr);
 
-/// Ids by their owner, and of each in the order of their creation, so that a page of one owner's
-/// list costs the same whatever others have.
+/// Ids by owner and time of creation. The cost of a page of one owner's list does not depend on
+/// other owners.
 #[derive(Debug, Default)]
 pub(crate) struct OwnerAges(BTreeSet<OwnedPosition>);
 
@@ -36,7 +36,8 @@ impl OwnerAges {
         all.map(|(_, _, id)| id)
     }
 
-    /// Moments and ids of `owner` in this order. Costs as much as is taken of them.
+    /// Returns times and ids of `owner` in this order. The cost depends on the number of items
+    /// taken.
     pub fn in_order<'a>(
         &'a self,
         owner: &str,
@@ -53,14 +54,14 @@ impl OwnerAges {
     }
 }
 
-/// Range of an owner, without what comes before `after` in the order of the list.
+/// Returns the range of an owner's positions after `after`, in the order of the list.
 fn range(
     owner: &str,
     descending: bool,
     after: Option<&ListPosition>,
 ) -> (Bound<OwnedPosition>, Bound<OwnedPosition>) {
     let edge = |owner: &str| (SmolStr::new(owner), 0, SmolStr::default());
-    // The next text in order.
+    // The smallest text that is greater than `owner`.
     let following = format!("{owner}\0");
     let all = (
         Bound::Included(edge(owner)),

@@ -1,4 +1,4 @@
-//! Shares of the host that one owner's sandboxes and snapshots have.
+//! Quotas of owners, and the usage of their sandboxes and snapshots.
 
 use super::{OperationError, SandboxIndex, Sandboxes, SandboxesInner};
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};
@@ -9,52 +9,52 @@ use jiffy_engine_api::{SandboxSize, steps};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Quotas of owners, and how much of them is used.
+/// Quotas of owners and their usage.
 #[derive(Clone, Copy)]
 pub struct OwnerBudgets<'a>(pub(super) &'a Arc<SandboxesInner>);
 
 impl Sandboxes {
-    /// Quotas of owners, and how much of them is used.
+    /// Returns the operations on quotas of owners.
     pub fn budgets(&self) -> OwnerBudgets<'_> {
         OwnerBudgets(&self.0)
     }
 }
 
-/// Least bytes of a budget with which a snapshot is begun: what state and indexes of a small guest
-/// take.
+/// Minimum free quota required to start a snapshot, in bytes: the size of the state and indexes of
+/// a small guest.
 const SNAPSHOT_FLOOR: u64 = 1 << 20;
-/// Bytes that state and indexes of a snapshot take at most, beside one in 512 of what they are
-/// about.
+/// Maximum number of bytes for state and indexes of a snapshot, in addition to 1/512 of the guest's
+/// size.
 const SNAPSHOT_OVERHEAD: u64 = 16 << 20;
-/// Sandboxes and snapshots of one owner.
+/// Usage of one owner's sandboxes and snapshots.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerUsage {
     /// Running sandboxes.
     pub sandboxes: u64,
-    /// Their virtual CPUs.
+    /// Virtual CPUs of the running sandboxes.
     pub vcpus: u64,
-    /// Their memory, in MiB.
+    /// Memory of the running sandboxes, in MiB.
     pub memory_mib: u64,
-    /// Sandboxes that are paused, or will be at their timeout.
+    /// Sandboxes that are paused, or will be paused at their timeout.
     pub paused: u64,
-    /// Snapshots that were asked for.
+    /// Snapshots requested by clients.
     pub snapshots: u64,
-    /// Bytes of what sandboxes sleep in, or were paused or forked in and still run from.
+    /// Bytes of snapshots that were taken by pauses and forks, and are still in use.
     pub paused_bytes: u64,
-    /// Bytes of snapshots that were asked for.
+    /// Bytes of snapshots requested by clients.
     pub snapshot_bytes: u64,
-    /// Bytes of build steps.
+    /// Bytes of snapshots of build steps.
     pub step_bytes: u64,
 }
 
-/// Most bytes that a snapshot of a guest of `size` can have.
+/// Returns the maximum number of bytes of a snapshot of a guest of `size`.
 fn most_bytes(size: SandboxSize) -> u64 {
     let guest = u64::from(size.memory_mib).saturating_add(size.disk_mib) << 20;
     guest + guest / 512 + SNAPSHOT_OVERHEAD
 }
 
 impl OwnerBudgets<'_> {
-    /// Limits what is made for owners by their budgets from now on.
+    /// Sets the quotas of owners. They apply to operations that start afterwards.
     pub fn limit(self, quota: Arc<dyn OwnerQuota>) {
         *self.0.quota.lock() = Some(quota);
     }
@@ -63,9 +63,9 @@ impl OwnerBudgets<'_> {
         self.0.quota.lock().clone()
     }
 
-    /// Returns what sandboxes and snapshots of `owner` take. It is counted from its records
-    /// themselves, a few microseconds for a thousand of them, so that it cannot drift from what
-    /// there is. Those of others are not looked at.
+    /// Returns the usage of `owner`. It is computed from the owner's records, so it cannot deviate
+    /// from them. This takes a few microseconds per thousand records, and records of other owners
+    /// are not read.
     pub fn usage(self, owner: &str) -> OwnerUsage {
         let mut used = OwnerUsage::default();
         {
@@ -97,7 +97,7 @@ impl OwnerBudgets<'_> {
         used
     }
 
-    /// Room for `amount` in the budget of `owner`.
+    /// Reserves the amounts of `request` in the quota of `owner`.
     pub(super) async fn reserve(
         self,
         owner: Option<&str>,
@@ -109,7 +109,8 @@ impl OwnerBudgets<'_> {
         }
     }
 
-    /// Room for the snapshot `draft` of `sandbox`, which pauses it if that is its purpose.
+    /// Reserves quota for the snapshot `draft` of `sandbox`, which pauses the sandbox if that is
+    /// its purpose.
     pub(super) async fn reserve_snapshot(
         self,
         draft: &Snapshot,

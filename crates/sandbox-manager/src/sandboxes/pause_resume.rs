@@ -1,4 +1,4 @@
-//! `pause` and `resume`: a sandbox that holds no memory while nobody needs it.
+//! `pause` and `resume`: an unused sandbox is stored as a snapshot and uses no memory.
 
 use super::entry::SandboxEntry;
 use super::wake_options::{AwakeTime, ReviveReason, WakeOptions};
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Sandboxes {
-    /// Puts a sandbox to sleep in a snapshot of what changed since the one it came from. Its memory
-    /// is free afterwards.
+    /// Pauses a sandbox: stores its changes since its parent snapshot, and stops its guest, which
+    /// frees the memory.
     pub async fn pause(&self, id: &str) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("pause", &entry.id(), async move {
@@ -22,7 +22,7 @@ impl Sandboxes {
         .await
     }
 
-    /// The same for whoever has the turn.
+    /// Like [`Self::pause`]. The caller must hold the sandbox's `op_lock`.
     pub(super) async fn pause_held(&self, entry: &SandboxEntry) -> Result<Sandbox, OperationError> {
         let guest = entry.running(SandboxOperation::Pause, "pause")?;
         let sandbox = entry.record();
@@ -30,7 +30,7 @@ impl Sandboxes {
             .snapshots()
             .draft(&sandbox, &*guest, SnapshotPurpose::Pause, None)?;
         let parent = draft.parent.clone();
-        // Held until it counts as paused.
+        // Held until the sandbox counts as paused.
         let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
         let pin = self.0.catalog.pin(&draft.id);
         let paused = Sandbox {
@@ -53,13 +53,13 @@ impl Sandboxes {
         Ok(paused)
     }
 
-    /// Wakes a sandbox, or starts one that was broken by missing memory again from the latest
-    /// snapshot that it descends from. Its time begins anew.
+    /// Resumes a paused sandbox, or restarts a sandbox that was broken by missing memory from its
+    /// latest snapshot. Its timeout starts again.
     pub async fn resume(&self, id: &str) -> Result<Sandbox, OperationError> {
         self.resume_with(id, WakeOptions::default()).await
     }
 
-    /// Wakes a sandbox with `options` in force before anything else can happen to it.
+    /// Resumes a sandbox and applies `options` before any other operation can run.
     pub async fn resume_with(
         &self,
         id: &str,
@@ -74,8 +74,8 @@ impl Sandboxes {
         .await
     }
 
-    /// Makes sure that a sandbox runs; says whether it had to be woken. The time of one that ran
-    /// stays.
+    /// Resumes a sandbox unless it is running. Returns whether it was resumed. The deadline of a
+    /// running sandbox does not change.
     pub async fn wake(&self, id: &str) -> Result<(Sandbox, bool), OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("wake", &entry.id(), async move {
@@ -91,8 +91,8 @@ impl Sandboxes {
         .await
     }
 
-    /// Makes sure that a sandbox runs and has its time, in one step: between the two no deadline of
-    /// before can end it. Says whether it had to be woken.
+    /// Resumes a sandbox unless it is running, and sets its timeout, under one `op_lock`: an
+    /// earlier deadline cannot expire between the two steps. Returns whether it was resumed.
     pub async fn wake_for(
         &self,
         id: &str,

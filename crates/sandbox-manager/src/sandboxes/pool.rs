@@ -14,12 +14,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The warm pool: restored sandboxes that wait for their creator.
+/// Warm pool: restored guests that wait for an identity.
 #[derive(Clone, Copy)]
 pub struct WarmPool<'a>(pub(super) &'a Arc<SandboxesInner>);
 
 impl Sandboxes {
-    /// The warm pool: restored sandboxes that wait for their creator.
+    /// Returns the operations on the warm pool.
     pub fn pool(&self) -> WarmPool<'_> {
         WarmPool(&self.0)
     }
@@ -30,14 +30,14 @@ const DEBOUNCE: Duration = Duration::from_millis(500);
 /// Maximum number of delays: a continuous stream of creates must not starve the pool.
 const MAX_QUIET_ROUNDS: u32 = 6;
 
-/// Counts of a template's sandboxes in the warm pool.
+/// Numbers of a template's guests in the warm pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct PoolSize {
     /// Template.
     pub template: String,
-    /// Count that there is to be, for each size in use.
+    /// Configured number of guests for each size in use.
     pub wanted: usize,
-    /// Count that waits now, of all sizes.
+    /// Present number of guests of all sizes.
     pub waiting: usize,
 }
 
@@ -212,14 +212,14 @@ impl Pool {
 }
 
 impl WarmPool<'_> {
-    /// Returns the counts of sandboxes, for each template that has a pool.
+    /// Returns the numbers of guests, for each template that has a pool.
     pub fn sizes(self) -> Vec<PoolSize> {
         self.0.pool.sizes()
     }
 
-    /// Has `wanted` sandboxes of `template` wait, for each size in use and for `size`. They come up
-    /// in the background; those that are too many end. The choice is not kept beyond the daemon's
-    /// life.
+    /// Sets the number of guests of `template` for each size in use, including `size`. The guests
+    /// are restored in the background, and surplus guests are stopped. The setting is lost when the
+    /// daemon exits.
     pub async fn set(
         self,
         template: &str,
@@ -246,7 +246,7 @@ impl WarmPool<'_> {
         .await
     }
 
-    /// Restores a guest of a template's snapshot that has been used once and waits for an identity.
+    /// Restores a guest of a template's snapshot and warms it up. It waits for an identity.
     async fn restore_to_wait(
         self,
         snapshot: &str,
@@ -276,14 +276,15 @@ impl WarmPool<'_> {
             };
             this.0.pool.quiet(&fingerprint).await;
             loop {
-                // A daemon that shuts down starts no restore, and waits for the one in flight.
+                // No restore starts during a shutdown, and the shutdown waits for a restore in
+                // flight.
                 let Ok(_under_way) = this.0.operations.begin() else {
                     break;
                 };
                 let Ok((record, _pin)) = this.snapshots().pin(&snapshot) else {
                     break;
                 };
-                // Rejection is no error: the next create tries again.
+                // A rejection is no error: the next create tries again.
                 let Ok(reservation) = this.0.admission.admit(Occupant::Waiting, record.size) else {
                     break;
                 };
@@ -307,7 +308,7 @@ impl WarmPool<'_> {
         });
     }
 
-    /// Returns the count of restored sandboxes in the warm pool.
+    /// Returns the number of guests in the warm pool.
     pub fn waiting(self) -> usize {
         self.0.pool.len()
     }

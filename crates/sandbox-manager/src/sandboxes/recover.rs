@@ -1,6 +1,7 @@
-//! Recovery of what a killed daemon left behind.
+//! Recovery of the state that a killed daemon left.
 //!
-//! Clients wait for it: it reads the names of snapshots on the disk, and no file of theirs.
+//! Clients wait for the recovery, so it lists the snapshots on the disk but reads none of their
+//! files.
 
 use super::OperationError;
 use super::entry::{Entries, SandboxEntry};
@@ -23,7 +24,7 @@ use std::thread::{self, ScopedJoinHandle};
 pub(super) const DAEMON_STOPPED: &str = "the daemon was stopped while it ran";
 const SNAPSHOT_LOST: &str = "the snapshot it slept in is gone from the disk";
 
-/// State found at the start.
+/// State after the recovery.
 pub(super) struct RecoveredState {
     pub journal: Journal,
     pub sandboxes: BoxedRecords<Sandbox>,
@@ -32,7 +33,7 @@ pub(super) struct RecoveredState {
     pub orphans: Vec<Orphan>,
     /// Snapshots on the disk that have no record.
     pub unknown: Vec<SnapshotOnDisk>,
-    /// Captured snapshots that the processes of these guests may still hold.
+    /// Captured snapshots that are not stored yet. The processes of `orphans` may still hold them.
     pub storing: Vec<Snapshot>,
 }
 
@@ -45,7 +46,7 @@ pub(super) struct Orphan {
     pub guest: DetachedGuest,
 }
 
-/// Entries of these sandboxes and their indexes, and the index of these snapshots.
+/// Creates the entries of the sandboxes with their indexes, and the index of the snapshots.
 pub(super) fn index(
     sandboxes: BoxedRecords<Sandbox>,
     snapshots: BoxedRecords<Snapshot>,
@@ -94,8 +95,8 @@ pub(super) fn on_disk(engines: &Engines) -> Result<SnapshotsOnDisk, OperationErr
     Ok(all)
 }
 
-/// Decides for everything that was under way whether it happened or not, and has the journal say
-/// what the disk does. Files that belong to nothing are left to gc, which needs time.
+/// Decides for each operation in flight at the crash whether it happened, and makes the journal
+/// agree with the disk. Orphaned files are left to garbage collection, which takes longer.
 pub(super) fn recover(
     engines: &Engines,
     mut on_disk: SnapshotsOnDisk,
@@ -124,14 +125,14 @@ pub(super) fn recover(
             captured.push(record);
             continue;
         }
-        // It was acknowledged, whatever its sandbox is by now.
+        // The snapshot was acknowledged, so it is retained in any state of its sandbox.
         let is_kept = std::mem::take(&mut record.storing);
-        // Few were under way: each of them looks through all sandboxes.
+        // Few snapshots were in flight, so a linear search for their sandboxes is fast enough.
         let under_way = has_files && !found.complete;
         let mut owners = sandboxes.iter_mut().filter(|s| s.id == record.sandbox);
         let owner = under_way.then(|| owners.next()).flatten();
         match owner.filter(|s| s.state == SandboxState::Running) {
-            // One whose files are complete lacked only its last word: it happened.
+            // The files are complete and only the final commit is missing: the operation happened.
             Some(sandbox) => {
                 sandbox.snapshot = Some(record.id.clone());
                 if record.purpose == SnapshotPurpose::Pause {
@@ -151,8 +152,8 @@ pub(super) fn recover(
             None => changes.push(JournalChange::NoSnapshot(record.id)),
         }
     }
-    // Records of earlier versions, and of those whose last word was lacking, have no size. The
-    // sizes of others are compared with the disk later: that takes time, which nobody has now.
+    // Records of early versions and of snapshots without a final commit have no size. The sizes of
+    // the others are compared with the disk later, since that takes longer.
     for record in snapshots.iter_mut().filter(|s| s.bytes == 0) {
         let files = engines.snapshot_files(&record.engine);
         let size = files.ok().and_then(|files| files.size(&record.id));
@@ -169,14 +170,14 @@ pub(super) fn recover(
         let cause = match sandbox.state {
             SandboxState::Running if let Some(handle) = guests.remove(&sandbox.id) => {
                 let snapshot = sandbox.snapshot.clone();
-                // One at a time is taken of a sandbox.
+                // At most one snapshot of a sandbox is taken at a time.
                 let of_it = captured.iter().position(|s| s.sandbox == sandbox.id);
                 let capture = of_it.map(|at| captured.swap_remove(at));
                 let captured = capture.as_ref().map(|s| s.id.clone());
                 storing.extend(capture.map(|s| *s));
                 orphans.push(Orphan {
                     sandbox: sandbox.id.clone(),
-                    // Records of versions that had only this engine do not name it.
+                    // Records of early versions, which had only this engine, do not name it.
                     engine: sandbox.engine.clone().unwrap_or_else(|| MICROVM.to_owned()),
                     guest: DetachedGuest {
                         handle,
@@ -188,7 +189,7 @@ pub(super) fn recover(
                 continue;
             }
             SandboxState::Creating | SandboxState::Running => DAEMON_STOPPED,
-            // The store may have what the disk has lost.
+            // The store may have the files that the disk has lost.
             SandboxState::Paused if !has_files && !has_store => SNAPSHOT_LOST,
             _ => continue,
         };

@@ -13,22 +13,23 @@ use std::sync::Arc;
 pub(super) const MAX_STOPPING_GUESTS: usize = 64;
 
 impl Sandboxes {
-    /// Ends a sandbox. Needs nothing of its guest, of its VMM or of an operation under way; killing
-    /// twice is no error.
+    /// Kills a sandbox. Does not wait for an answer of the guest, of the VMM or of an operation in
+    /// flight. Killing a sandbox twice is no error.
     pub async fn kill(&self, id: &str) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("kill", &entry.id(), async move {
             entry.set_ending(true);
-            // Before its turn: an operation that waits for this guest fails at once.
+            // The guest is halted before `op_lock` is taken, so that an operation that waits for
+            // this guest fails at once.
             if let Some(guest) = entry.guest() {
-                // Before its guest goes, which takes its time: a daemon that dies meanwhile has
-                // killed it, and not lost it.
+                // The journal is written before the guest is halted, which takes some time. If the
+                // daemon crashes meanwhile, the sandbox counts as killed and not as lost.
                 let change = JournalChange::Sandbox(entry.record_in(SandboxState::Killed));
                 this.0.journal.commit_write_behind(&[change]);
                 guest.halt().await;
             }
             let _op_guard = entry.op_lock().lock().await;
-            // An operation that was under way may have made another guest.
+            // An operation that held the lock may have installed another guest.
             let killed = this.kill_held(&entry).await;
             entry.set_ending(false);
             killed
@@ -42,7 +43,7 @@ impl Sandboxes {
             self.end_guest(guest).await;
         }
         let mut record = entry.record_in(SandboxState::Killed);
-        // A deadline ends only what runs: of one that slept or was broken it is not why it ended.
+        // A sandbox that was not running was not killed by its deadline.
         if entry.record().state != SandboxState::Running {
             record.deadline_ms = None;
         }
@@ -50,7 +51,7 @@ impl Sandboxes {
         if is_registered {
             self.record_write_behind(entry, record.clone());
         } else {
-            // Its creation failed, or its record was removed: the journal has no record of it.
+            // The create failed or the record was removed, so the journal has no record.
             entry.set_record(record.clone());
         }
         self.0.gc.collect(record.snapshot.clone());
@@ -75,11 +76,11 @@ impl Sandboxes {
         });
     }
 
-    /// Kills a sandbox and forgets it. Snapshots that were asked for stay.
+    /// Kills a sandbox and removes its record. Snapshots requested by clients remain.
     pub async fn remove(&self, id: &str) -> Result<Sandbox, OperationError> {
         let entry = self.0.entry(id)?;
         let record = self.kill(&entry.id()).await?;
-        // Another kill that is under way must not write it down again.
+        // Wait for a concurrent kill, which would write the record again.
         let _op_guard = entry.op_lock().lock().await;
         let change = JournalChange::NoSandbox(record.id.clone());
         self.0.journal.commit_write_behind(&[change]);
@@ -87,8 +88,8 @@ impl Sandboxes {
         Ok(record)
     }
 
-    /// Keeps one child of a fork and removes its siblings with everything that was forked from
-    /// them. Returns those removed.
+    /// Retains one child of a fork and removes its siblings and all of their descendants. Returns
+    /// the removed sandboxes.
     pub async fn promote(&self, id: &str) -> Result<Vec<Sandbox>, OperationError> {
         let chosen = self.get(id)?;
         let Some(parent) = &chosen.forked_from else {
@@ -116,7 +117,7 @@ impl Sandboxes {
         for id in doomed {
             match self.remove(&id).await {
                 Ok(record) => removed.push(record),
-                // Another request was faster.
+                // A concurrent request removed it.
                 Err(OperationError::Unknown { .. }) => {}
                 Err(e) => return Err(e),
             }

@@ -1,4 +1,4 @@
-//! `restart`: the same sandbox with its disk, and none of its processes.
+//! `restart`: terminates all processes of a sandbox and retains its disk.
 
 use super::{OperationError, Sandboxes};
 use crate::sandbox::{Sandbox, SandboxOperation};
@@ -7,14 +7,14 @@ use jiffy_api_types::MAX_RESTART_GRACE_MS;
 use jiffy_proto::agent::ENVD_PORT;
 use std::time::Duration;
 
-/// Longest time that processes have to end by themselves.
+/// Maximum time for processes to exit after the first signal.
 pub const MAX_RESTART_GRACE: Duration = Duration::from_millis(MAX_RESTART_GRACE_MS);
-/// Time the agent has beyond that to end them.
+/// Additional time limit for the answer of the agent.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 impl Sandboxes {
-    /// Ends all processes of a running sandbox, which have `grace` to do so by themselves, and
-    /// starts what its template starts. Kernel, disk, id and network stay.
+    /// Terminates all processes of a running sandbox and runs the start command of its template.
+    /// Processes have `grace` to exit by themselves. The kernel, disk, id and network remain.
     pub async fn restart(&self, id: &str, grace: Duration) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("restart", &entry.id(), async move {

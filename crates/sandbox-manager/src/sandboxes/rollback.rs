@@ -1,4 +1,4 @@
-//! `rollback`: the same sandbox, as it was.
+//! `rollback`: returns a sandbox to a snapshot.
 
 use super::entry::SandboxEntry;
 use super::wake_options::ReviveReason;
@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 impl Sandboxes {
-    /// Puts a sandbox back to a snapshot of its own lineage or of a relative with the same template
-    /// and size. It keeps its id. Its guest goes back in its place if it can; otherwise it runs
-    /// until another, restored guest has answered, and is then gone.
+    /// Rolls a sandbox back to a snapshot with the same template and size. The id does not change.
+    /// If possible, the guest is rolled back in place. Otherwise the present guest runs until a
+    /// restored guest has answered, and is then stopped.
     pub async fn rollback(&self, id: &str, snapshot: &str) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         let owner = entry.record().settings.owner;
@@ -46,7 +46,7 @@ impl Sandboxes {
         .await
     }
 
-    /// Puts a restored guest in the place of the sandbox's, if it has one.
+    /// Replaces the guest of the sandbox, if it has one, by a restored guest.
     async fn exchange(
         &self,
         entry: &Arc<SandboxEntry>,
@@ -54,7 +54,8 @@ impl Sandboxes {
         snapshot: &str,
     ) -> Result<Sandbox, OperationError> {
         let record = entry.record();
-        // One that has a guest keeps its place, also where there is no other.
+        // A running sandbox keeps its reservation, even if the host has no other resources to
+        // promise.
         if entry.has_reservation() {
             self.0.admission.bears_exchange()?;
         } else {
@@ -64,8 +65,9 @@ impl Sandboxes {
         self.revive(entry, asked, snapshot, reason).await
     }
 
-    /// Has the guest of a running sandbox go back in its place; none: it has not, and everything is
-    /// as it was. A guest that is lost on the way is replaced by a restored one.
+    /// Rolls back the guest of a running sandbox in place. Returns `None`, and changes nothing, if
+    /// the engine does not support it for this guest. A guest that is lost meanwhile is replaced by
+    /// a restored guest.
     async fn roll_back_in_place(
         &self,
         entry: &Arc<SandboxEntry>,
@@ -82,8 +84,9 @@ impl Sandboxes {
         };
         self.snapshots().shorten_lineage(snapshot).await?;
         let identity = self.identity_of(before.clone(), true);
-        // A daemon that ends half-way leaves a sandbox that sleeps in the snapshot; the guest is
-        // nobody's then. Neither it nor a later snapshot of it could tell what it is based on.
+        // While the rollback is in progress, the journal records the sandbox as paused in the
+        // snapshot. A daemon that starts after a crash then does not adopt the guest, whose memory
+        // may be a mix of both states, and which is no valid parent of a snapshot.
         let asleep = Sandbox {
             snapshot: Some(snapshot.to_owned()),
             ..entry.record_in(SandboxState::Paused)
@@ -128,8 +131,8 @@ impl Sandboxes {
         }
     }
 
-    /// Writes down that a sandbox runs, with the guest as it is now. Without it a later daemon
-    /// would end the guest.
+    /// Records that the sandbox is running, with the current handle of its guest. A later daemon
+    /// stops guests that are not recorded. Returns whether the journal was written.
     async fn write_back(&self, record: &Sandbox, guest: &dyn Guest) -> bool {
         let _step = steps::begin("journal");
         let Ok(handle) = guest.handle().await else {
@@ -143,8 +146,8 @@ impl Sandboxes {
         written.is_ok()
     }
 
-    /// Ends a guest of which nothing can be kept, and restores another. If that fails the sandbox
-    /// sleeps in the snapshot, as `asleep` says.
+    /// Stops a guest whose state is unusable, and restores another. If the restore fails, the
+    /// sandbox is paused in the snapshot, as in the record `paused`.
     async fn replace_lost(
         &self,
         entry: &Arc<SandboxEntry>,

@@ -15,7 +15,7 @@ const LIST_PART: usize = 64;
 pub struct SandboxIndex<'a>(pub(super) &'a Arc<SandboxesInner>);
 
 impl Sandboxes {
-    /// Sandboxes by owner, name or token.
+    /// Returns the operations that look up sandboxes by owner, name or token.
     pub fn index(&self) -> SandboxIndex<'_> {
         SandboxIndex(&self.0)
     }
@@ -55,7 +55,9 @@ impl SandboxIndex<'_> {
             ListedSandboxes::OfOwner(owner) => {
                 let mut order = order.clone();
                 let mut sandboxes = Vec::new();
-                // In parts: a record changes under its own lock, and the index under that.
+                // In parts, with the index unlocked between them: a change of a record locks the
+                // record first and then the index, so locking a record under the index could
+                // deadlock.
                 while sandboxes.len() < limit {
                     let owners = indexes.owners.lock();
                     let part = owners.in_order(owner, &order).take(LIST_PART);

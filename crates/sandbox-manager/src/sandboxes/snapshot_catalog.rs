@@ -89,15 +89,15 @@ impl SnapshotCatalog {
     /// `None` if there is no such snapshot, or if it is still being stored.
     pub fn update(&self, id: &str, change: impl FnOnce(&mut Snapshot)) -> Option<Snapshot> {
         let changing = self.change();
-        // A snapshot that is being stored has no record that could be complete.
+        // The record of a snapshot that is being stored is written again when it is complete.
         let mut record = self.get(id).filter(|record| !record.storing)?;
         change(&mut record);
         changing.commit_write_behind(record.clone(), Vec::new());
         Some(record)
     }
 
-    /// Protects snapshot `id`, which may still be in the making, from garbage collection: between
-    /// its completion and the record of its sandbox no other record shows that it is needed.
+    /// Protects snapshot `id`, which may not be complete yet, from garbage collection. A pin is
+    /// needed between the completion of a snapshot and the commit of the record that references it.
     pub fn pin(&self, id: &str) -> SnapshotPin {
         *self.pins.lock().entry(id.to_owned()).or_insert(0) += 1;
         SnapshotPin {

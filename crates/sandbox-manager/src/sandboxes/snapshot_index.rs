@@ -1,4 +1,4 @@
-//! Snapshots of a host in memory, found by everything that asks for them.
+//! In-memory index of the snapshots of a host.
 
 use super::id_groups::{IdGroups, sort_by_text};
 use super::list_order::{ListOrder, ListedSnapshots, SharedPosition};
@@ -15,20 +15,21 @@ pub(crate) struct SnapshotIndex {
     records: BTreeMap<SmolStr, Box<Snapshot>>,
     by_parent: IdGroups,
     by_name: IdGroups,
-    /// Those of templates and of build steps, which alone are looked for like this.
+    /// Only snapshots of templates and of build steps, which alone are looked up by fingerprint.
     by_fingerprint: IdGroups,
     by_sandbox: IdGroups,
-    /// Those that have an owner.
+    /// Snapshots that have an owner.
     by_owner: IdGroups,
     by_age: BTreeSet<SharedPosition>,
-    /// Those of them that lists show: many more are of templates and of sandboxes that sleep.
+    /// Snapshots requested by clients. Most snapshots are those of templates and of paused
+    /// sandboxes, which lists do not show.
     asked_by_age: BTreeSet<SharedPosition>,
     asked_by_owner: OwnerAges,
-    /// Disk space of all together.
+    /// Sum of the disk space of all snapshots.
     bytes: u64,
 }
 
-/// The fingerprint that a snapshot is looked for by.
+/// Returns the fingerprint by which a snapshot is looked up.
 fn sought_fingerprint(record: &Snapshot) -> Option<&str> {
     let purposes = [SnapshotPurpose::Template, SnapshotPurpose::Step];
     let sought = purposes.contains(&record.purpose);
@@ -36,12 +37,12 @@ fn sought_fingerprint(record: &Snapshot) -> Option<&str> {
 }
 
 impl SnapshotIndex {
-    /// The snapshot `id`.
+    /// Returns the snapshot `id`.
     pub fn get(&self, id: &str) -> Option<&Snapshot> {
         self.records.get(id).map(|record| &**record)
     }
 
-    /// Adds a snapshot, or replaces what is known of it.
+    /// Adds a snapshot, or replaces its record.
     pub fn insert(&mut self, record: Snapshot) {
         self.remove(&record.id);
         let id = SmolStr::new(&*record.id);
@@ -60,7 +61,7 @@ impl SnapshotIndex {
         self.records.insert(id, Box::new(record));
     }
 
-    /// Takes a snapshot out.
+    /// Removes a snapshot.
     pub fn remove(&mut self, id: &str) -> Option<Snapshot> {
         let (id, record) = self.records.remove_entry(id)?;
         self.by_parent.take(record.parent.as_deref(), &id);
@@ -77,46 +78,46 @@ impl SnapshotIndex {
         Some(*record)
     }
 
-    /// Returns the count of snapshots.
+    /// Returns the number of snapshots.
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Returns the disk space that all of them take together, as their records say.
+    /// Returns the sum of the recorded disk space of all snapshots.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// All of them, by id.
+    /// Returns all snapshots in the order of their ids.
     pub fn values(&self) -> impl Iterator<Item = &Snapshot> {
         self.records.values().map(|record| &**record)
     }
 
-    /// The first `limit` ids that are greater than `after`.
+    /// Returns the first `limit` ids that are greater than `after`.
     pub fn following(&self, after: &str, limit: usize) -> Vec<String> {
         let from = (Bound::Excluded(after), Bound::Unbounded);
         let following = self.records.range::<str, _>(from).take(limit);
         following.map(|(id, _)| id.to_string()).collect()
     }
 
-    /// Those whose parent is `id`.
+    /// Returns the snapshots whose parent is `id`.
     pub fn children(&self, id: &str) -> impl Iterator<Item = &str> {
         self.by_parent.of(id)
     }
 
-    /// Those that were taken of `sandbox`.
+    /// Returns the snapshots that were taken of `sandbox`.
     pub fn taken_of(&self, sandbox: &str) -> impl Iterator<Item = &Snapshot> {
         let ids = self.by_sandbox.of(sandbox);
         ids.filter_map(|id| self.get(id))
     }
 
-    /// Those of `owner`.
+    /// Returns the snapshots of `owner`.
     pub fn owned_by(&self, owner: &str) -> impl Iterator<Item = &Snapshot> {
         let ids = self.by_owner.of(owner);
         ids.filter_map(|id| self.get(id))
     }
 
-    /// Those of a list by age and id, from a position on.
+    /// Returns the snapshots of a list by age and id, from a position on.
     pub fn in_order<'a>(
         &'a self,
         listed: ListedSnapshots<'_>,
@@ -131,13 +132,13 @@ impl SnapshotIndex {
         positions.filter_map(|(_, id)| self.get(id))
     }
 
-    /// Those that are called `name`.
+    /// Returns the snapshots with this name.
     pub fn named(&self, name: &str) -> impl Iterator<Item = &Snapshot> {
         let ids = self.by_name.of(name);
         ids.filter_map(|id| self.get(id))
     }
 
-    /// Those whose id begins with `prefix`.
+    /// Returns the snapshots whose id begins with `prefix`.
     pub fn beginning_with<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Snapshot> {
         let from = (Bound::Included(prefix), Bound::Unbounded);
         let from = self.records.range::<str, _>(from);
@@ -145,8 +146,7 @@ impl SnapshotIndex {
         records.map(|(_, record)| &**record)
     }
 
-    /// Those that are kept for `purpose`, of a template or a build step, and depend on
-    /// `fingerprint`.
+    /// Returns the kept snapshots of a template or a build step with this fingerprint.
     pub fn kept_for(
         &self,
         purpose: SnapshotPurpose,
@@ -157,8 +157,8 @@ impl SnapshotIndex {
         records.filter(move |s| s.purpose == purpose && s.kept)
     }
 
-    /// All that are kept for `purpose`, of a template or a build step. Costs as much as there are
-    /// of both.
+    /// Returns the kept snapshots of all templates or of all build steps. The cost depends on the
+    /// number of both.
     pub fn all_kept_for(&self, purpose: SnapshotPurpose) -> impl Iterator<Item = &Snapshot> {
         let records = self.by_fingerprint.ids().filter_map(|id| self.get(id));
         records.filter(move |s| s.purpose == purpose && s.kept)
@@ -166,8 +166,8 @@ impl SnapshotIndex {
 }
 
 impl FromIterator<Box<Snapshot>> for SnapshotIndex {
-    /// Snapshots of different ids. Looks at them in the order in which they come, which is that in
-    /// memory, and sorts once instead of looking for the place of each.
+    /// Builds the index from snapshots with different ids. Reads the records in their order in
+    /// memory, and sorts once, which is faster than separate insertions.
     fn from_iter<T: IntoIterator<Item = Box<Snapshot>>>(records: T) -> Self {
         let records = records.into_iter();
         let mut records: Vec<_> = records.map(|r| (SmolStr::new(&*r.id), r)).collect();

@@ -1,4 +1,4 @@
-//! Finding sandboxes and snapshots by id, and holding on to snapshots.
+//! Looks up sandboxes and snapshots by id, and pins snapshots.
 
 pub(super) mod capture;
 pub(super) mod fetch_snapshot;
@@ -21,21 +21,22 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Snapshots of sandboxes: listing, removal, verification.
+/// Snapshots of sandboxes: list, removal, verification.
 #[derive(Clone, Copy)]
 pub struct Snapshots<'a>(pub(super) &'a Arc<SandboxesInner>);
 
 impl Sandboxes {
-    /// Snapshots of sandboxes: listing, removal, verification.
+    /// Returns the operations on snapshots.
     pub fn snapshots(&self) -> Snapshots<'_> {
         Snapshots(&self.0)
     }
 }
 
-/// Most ids that a refusal of an ambiguous one names.
+/// Maximum number of ids in the error for an ambiguous prefix.
 const MAX_CANDIDATES: usize = 100;
 
-/// The one key that is `id` or begins with it.
+/// Returns the key that is `id`, or the only one that begins with it. `candidates` are the keys
+/// that begin with `id`, in order.
 fn choose<'a>(
     mut beginning_with_it: impl Iterator<Item = &'a str>,
     id: &str,
@@ -47,7 +48,7 @@ fn choose<'a>(
         id: id.to_owned(),
         list,
     };
-    // The shortest is the first.
+    // If `id` itself is a key, it comes first.
     let first = beginning_with_it.next().ok_or_else(unknown)?;
     match beginning_with_it.next() {
         _ if first == id => Ok(first.to_owned()),
@@ -67,7 +68,7 @@ fn choose<'a>(
     }
 }
 
-/// Keys that begin with `prefix`, in order.
+/// Returns the keys that begin with `prefix`, in order.
 fn beginning_with<'a, T>(
     map: &'a BTreeMap<SmolStr, T>,
     prefix: &'a str,
@@ -78,7 +79,7 @@ fn beginning_with<'a, T>(
 }
 
 impl SandboxesInner {
-    /// One sandbox by its id or the beginning of it.
+    /// Returns a sandbox by its id or a prefix of it.
     pub(super) fn entry(&self, id: &str) -> Result<Arc<SandboxEntry>, OperationError> {
         let entries = self.entries.lock();
         if let Some(entry) = entries.get(id) {
@@ -96,15 +97,15 @@ impl SandboxesInner {
             })
     }
 
-    /// Record of one sandbox by its whole id.
+    /// Returns the record of a sandbox by its complete id.
     pub(super) fn find(&self, id: &str) -> Option<Sandbox> {
         self.entries.lock().get(id).map(|entry| entry.record())
     }
 }
 
 impl Snapshots<'_> {
-    /// All snapshots, oldest first; with `sandbox`, those that were taken of it or that it descends
-    /// from, at a cost of their number.
+    /// Returns all snapshots, oldest first. With `sandbox`, returns the snapshots that were taken
+    /// of it or that it descends from; the cost depends on their number.
     pub fn list(self, sandbox: Option<&str>) -> Result<Vec<Snapshot>, OperationError> {
         let Some(id) = sandbox else {
             return Ok(self.in_order(
@@ -126,13 +127,14 @@ impl Snapshots<'_> {
         Ok(all)
     }
 
-    /// Those that were taken of a sandbox by its whole id, which may be gone.
+    /// Returns the snapshots that were taken of a sandbox with this complete id, even if it was
+    /// removed.
     pub fn taken_of(self, sandbox: &str) -> Vec<Snapshot> {
         let snapshots = self.0.catalog.read();
         snapshots.taken_of(sandbox).cloned().collect()
     }
 
-    /// Snapshots whose name is `id`, or whose id is that or begins with it, oldest first.
+    /// Returns the snapshots whose name is `id`, or whose id begins with `id`, oldest first.
     pub fn like(self, id: &str) -> Vec<Snapshot> {
         let snapshots = self.0.catalog.read();
         let by_id = snapshots.beginning_with(id);
@@ -143,23 +145,23 @@ impl Snapshots<'_> {
         found
     }
 
-    /// Returns the count of snapshots.
+    /// Returns the number of snapshots.
     pub fn count(self) -> usize {
         self.0.catalog.read().len()
     }
 
-    /// Ids of the snapshots that are `wanted`.
+    /// Returns the ids of the matching snapshots.
     pub(super) fn ids_of(self, wanted: impl Fn(&Snapshot) -> bool) -> Vec<String> {
         let snapshots = self.0.catalog.read();
         let wanted = snapshots.values().filter(|s| wanted(s));
         wanted.map(|s| s.id.clone()).collect()
     }
 
-    /// A snapshot by its id, the beginning of it, or its name, held on to.
+    /// Pins a snapshot by its id, a prefix of the id, or its name.
     pub(super) fn pin(self, id: &str) -> Result<(Snapshot, SnapshotPin), OperationError> {
         const LIST: &str = "jiffy snapshots";
         let snapshots = self.0.catalog.read();
-        // An id first: a name that somebody made like another one's id does not stand in for it.
+        // A complete id has precedence: a snapshot named like the id of another must not hide it.
         let named: Vec<_> = match snapshots.get(id) {
             Some(exact) => vec![exact],
             None => snapshots.named(id).collect(),
@@ -183,12 +185,13 @@ impl Snapshots<'_> {
                 });
             }
         };
-        // Under the lock of the snapshots, so that it cannot be collected in between.
+        // Pinned while the index is locked, so that the snapshot cannot be collected between the
+        // two.
         let pin = self.0.catalog.pin(&record.id);
         Ok((record, pin))
     }
 
-    /// The same once it is stored.
+    /// Like [`Self::pin`]. Waits until the snapshot is stored.
     pub(super) async fn pin_stored(
         self,
         id: &str,
@@ -200,7 +203,7 @@ impl Snapshots<'_> {
         }
     }
 
-    /// `id` and everything below it.
+    /// Returns `id` and its ancestors.
     pub(super) fn lineage(self, id: Option<&str>) -> HashSet<String> {
         let snapshots = self.0.catalog.read();
         let mut lineage = HashSet::new();
@@ -214,8 +217,8 @@ impl Snapshots<'_> {
         lineage
     }
 
-    /// The first `limit` snapshots that are `wanted`. Looks at no more than that takes, and copies
-    /// only what it returns.
+    /// Returns the first `limit` matching snapshots. Reads no more than necessary, and copies only
+    /// the result.
     pub fn in_order(
         self,
         listed: ListedSnapshots<'_>,
@@ -234,7 +237,7 @@ impl Snapshots<'_> {
         self.0.gc.removed_files().await;
     }
 
-    /// Notes how large a snapshot has become.
+    /// Records the current size of a snapshot.
     pub(super) fn measure(self, id: &str) {
         let known = self.0.catalog.read().get(id).map(|s| s.bytes);
         let size = self

@@ -1,7 +1,7 @@
-//! Wakes and children of many at once, a few at a time: on processors that all of them share each
-//! takes longer, meets more ticks of its clock, and none is done before nearly all are. Owners take
-//! turns. Creates are not paced: where guests have work to do meanwhile, that would only be done
-//! before them.
+//! Limits concurrent resumes and fork children. If all of them shared the processors, each would
+//! take longer and handle more timer ticks, and none would be complete before nearly all are. Slots
+//! are assigned to owners in round-robin order. Creates are not limited: this would only delay
+//! their start while other guests run their own work.
 
 use jiffy_engine_api::steps;
 use parking_lot::Mutex;
@@ -12,18 +12,19 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
-/// Starts at a time for each processor of the host: a guest waits now and then.
+/// Concurrent starts for each processor: a starting guest sometimes waits.
 const STARTS_PER_PROCESSOR: usize = 2;
-/// Time for which a start keeps its place; one that takes longer waits for something else than a
-/// processor, and does not hold up the others.
+/// Maximum time for which a start holds its slot. A start that takes longer waits for another
+/// resource than a processor, and does not delay the others.
 const MAX_TURN: Duration = Duration::from_millis(100);
 
-/// Places of starts on a host.
+/// Limiter of starts on a host.
 pub(super) struct StartPacer(Arc<Mutex<Places>>);
 
 struct Places {
     free: usize,
-    /// Owners with starts that wait. The first is next, and then last.
+    /// Owners with waiting starts, in round-robin order: the first is next and then moves to the
+    /// end.
     waiting: VecDeque<WaitingStarts>,
 }
 
@@ -46,7 +47,7 @@ impl Places {
         waits
     }
 
-    /// Takes the start whose turn it is.
+    /// Removes the next start from the queue.
     fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
         let mut waiting = self.waiting.pop_front()?;
         let next = waiting.starts.pop_front();
@@ -57,7 +58,7 @@ impl Places {
     }
 }
 
-/// Guard: a place is taken until it is dropped.
+/// Guard: occupies a slot until it is dropped.
 struct Turn(Option<Arc<Mutex<Places>>>);
 
 impl Drop for Turn {
@@ -71,11 +72,11 @@ impl Drop for Turn {
                 locked.free += 1;
                 return;
             };
-            // A turn that nobody takes is dropped, which locks again.
+            // Dropping a rejected permit locks the slots again.
             drop(locked);
             match next.send(Self(Some(places.clone()))) {
                 Ok(()) => return,
-                // It waits no more.
+                // The start was cancelled while it waited.
                 Err(mut turn) => turn.0 = None,
             }
         }
@@ -100,11 +101,11 @@ impl StartPacer {
             }
             places.wait(owner)
         };
-        // The sender is dropped with the pacer only.
+        // The sender is dropped without a permit only together with the pacer.
         waits.await.unwrap_or(Turn(None))
     }
 
-    /// Waits for a place, and starts a guest of `owner`.
+    /// Waits for a slot, and starts a guest of `owner`.
     pub async fn pace<T>(&self, owner: Option<&str>, start: impl Future<Output = T>) -> T {
         let step = steps::begin("queue");
         let mut turn = Some(self.turn(owner).await);
@@ -157,7 +158,7 @@ mod tests {
         for start in starts {
             start.await.unwrap();
         }
-        // All places are there again.
+        // All slots are free again.
         assert_eq!(pacer.0.lock().free, places);
     }
 
@@ -186,7 +187,7 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         }
-        // One that gives up is passed over.
+        // A cancelled start is skipped.
         let gives_up = tokio::spawn({
             let pacer = pacer.clone();
             async move { pacer.pace(Some("d"), async {}).await }

@@ -1,4 +1,4 @@
-//! Templates as snapshots: booted once, and restored from then on.
+//! Template snapshots: a template is booted once, and restored from its snapshot afterwards.
 
 mod retirement;
 
@@ -20,12 +20,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Snapshots of booted templates, which new sandboxes start from.
+/// Snapshots of booted templates, from which new sandboxes start.
 #[derive(Clone, Copy)]
 pub struct TemplateSnapshots<'a>(pub(super) &'a Arc<SandboxesInner>);
 
 impl Sandboxes {
-    /// Snapshots of booted templates, which new sandboxes start from.
+    /// Returns the operations on template snapshots.
     pub fn templates(&self) -> TemplateSnapshots<'_> {
         TemplateSnapshots(&self.0)
     }
@@ -33,7 +33,7 @@ impl Sandboxes {
 
 /// State of template snapshots.
 pub(super) struct TemplateSnapshotState {
-    /// Locks of template snapshots that are being made, by fingerprint.
+    /// Locks of template snapshots that are being created, by fingerprint.
     making: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Last use of template snapshots, by id.
     uses: Mutex<HashMap<String, Instant>>,
@@ -62,23 +62,23 @@ impl TemplateSnapshotState {
         uses.insert(snapshot.to_owned(), Instant::now());
     }
 
-    /// Returns the last use of each snapshot since the daemon started.
+    /// Returns the last use of each snapshot since the start of the daemon.
     pub fn uses(&self) -> HashMap<String, Instant> {
         self.uses.lock().clone()
     }
 
-    /// Forgets the uses of a snapshot that is retired.
+    /// Removes the last use of a snapshot that is retired.
     pub fn forget(&self, snapshot: &str) {
         self.uses.lock().remove(snapshot);
     }
 }
 
-/// Returns a mark of the settings that are in every template snapshot.
+/// Returns a hash of the settings that are contained in every template snapshot.
 fn site_mark(site: &SiteSettings) -> String {
     if site.is_empty() {
         return String::new();
     }
-    // Of strings alone: this cannot fail.
+    // Serialising strings cannot fail.
     let text = serde_json::to_vec(site).unwrap_or_default();
     let hash = Sha1::digest(&text);
     let hash: String = hash.iter().map(|b| format!("{b:02x}")).collect();
@@ -86,8 +86,8 @@ fn site_mark(site: &SiteSettings) -> String {
 }
 
 impl TemplateSnapshots<'_> {
-    /// Returns a fingerprint of everything that guests of `template` in this size depend on: image,
-    /// kernel, agent, VMM.
+    /// Returns a fingerprint of all inputs of guests of `template` with this size: image, kernel,
+    /// agent, VMM.
     pub async fn fingerprint(
         self,
         template: &str,
@@ -99,8 +99,8 @@ impl TemplateSnapshots<'_> {
         Ok(state.snapshot_fingerprint(size))
     }
 
-    /// Makes sure that sandboxes of `template` in this size need not be booted: what it starts is
-    /// ready when this returns.
+    /// Boots `template` with this size unless it has a snapshot. The start command is ready when
+    /// this returns.
     pub async fn make_ready(
         self,
         template: &str,
@@ -113,9 +113,10 @@ impl TemplateSnapshots<'_> {
         Ok(Snapshots(self.0).pin(&id)?.0)
     }
 
-    /// A guest of `template` on the engine of this name, or the default: from the warm pool, which
-    /// the default has, else from the template's snapshot, which is made first if there is none. It
-    /// waits to be assigned `identity`, which it may have been told.
+    /// Returns an unassigned guest of `template` on `engine`: from the warm pool, or restored from
+    /// the template's snapshot, which is taken first if it is missing. The warm pool exists for the
+    /// default engine only. The caller assigns `identity`; the engine may already use it for the
+    /// restore.
     pub(super) async fn origin(
         self,
         engine: &Arc<dyn Engine>,
@@ -163,7 +164,7 @@ impl TemplateSnapshots<'_> {
         }
     }
 
-    /// Makes sure that there is a shelf for `template` in `size`, and has it filled.
+    /// Creates the snapshot of `template` in `size` if it is missing, and refills its pool bucket.
     pub(super) async fn cache(
         self,
         template: &str,
@@ -177,7 +178,7 @@ impl TemplateSnapshots<'_> {
         Ok(())
     }
 
-    /// Returns a fingerprint of what the snapshot of a booted template depends on.
+    /// Returns a fingerprint of all inputs of the snapshot of a booted template.
     pub(super) async fn snapshot_key(
         self,
         engine: &Arc<dyn Engine>,
@@ -197,8 +198,8 @@ impl TemplateSnapshots<'_> {
         templates.next().map(|s| s.id.clone())
     }
 
-    /// The snapshot of the booted template. However many ask at once, one makes it and the others
-    /// wait.
+    /// Returns the snapshot of the booted template. If it is missing, one caller boots the template
+    /// and concurrent callers wait.
     pub(super) async fn snapshot(
         self,
         engine: &Arc<dyn Engine>,
@@ -218,8 +219,8 @@ impl TemplateSnapshots<'_> {
         let failed = || OperationError::engine(format!("boot template `{template}`"));
         let sandbox_identity = SandboxIdentity {
             id: "template".to_owned(),
-            // Site settings that every sandbox gets are there when it is restored, also for running
-            // programs.
+            // The settings of all sandboxes are part of the snapshot, so that programs that are
+            // already running in it have them too.
             site: site::joined(&self.0.site, &SiteSettings::default()),
             ..SandboxIdentity::default()
         };
@@ -260,7 +261,8 @@ impl TemplateSnapshots<'_> {
         let taken = taken.await;
         guest.stop().await;
         let snapshot = taken?;
-        // Sizes that are made at the same time must not take it away before its first use.
+        // Pinned, so that concurrent snapshots of other sizes do not retire it before its first
+        // use.
         let _pin = self.0.catalog.pin(&snapshot.id);
         self.0.template_snapshots.record_use(&snapshot.id);
         self.retire_older(&snapshot);
@@ -274,8 +276,7 @@ impl TemplateSnapshots<'_> {
         Ok(snapshot.id)
     }
 
-    /// Starts what the template starts in a guest that was booted, not restored, and waits until
-    /// that is ready.
+    /// Runs the start command of the template in a booted guest, and waits until it is ready.
     pub(super) async fn start_up(
         self,
         template: &str,

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 pub struct Timeouts<'a>(pub(super) &'a Arc<SandboxesInner>);
 
 impl Sandboxes {
-    /// Timeouts of sandboxes.
+    /// Returns the operations on timeouts of sandboxes.
     pub fn timeouts(&self) -> Timeouts<'_> {
         Timeouts(&self.0)
     }
@@ -188,7 +188,7 @@ impl Timeouts<'_> {
             .await
     }
 
-    /// Gives a running sandbox its time; none if it does not run.
+    /// Sets the deadline of a running sandbox. Returns `None` if it is not running.
     pub async fn renew(self, id: &str, time: AwakeTime) -> Result<Option<Sandbox>, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;

@@ -1,32 +1,32 @@
-//! Reasons for restoring a sandbox that exists, and settings that change with it.
+//! Reasons for restoring an existing sandbox, and settings that change with it.
 
 use crate::sandbox_settings::SandboxSettings;
 use jiffy_api_types::OnTimeout;
 use std::time::Duration;
 
-/// Time limit of a sandbox from the moment it is woken or reached.
+/// Timeout of a sandbox that is resumed or used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AwakeTime {
-    /// The time the sandbox was given last begins anew.
+    /// The configured timeout, starting now.
     #[default]
     Own,
-    /// At least this long; a running sandbox that has more keeps it.
+    /// At least this duration. A later deadline of a running sandbox does not change.
     AtLeast(Duration),
-    /// No limit.
+    /// No timeout.
     Unlimited,
 }
 
-/// Settings that take effect in the same step as a sandbox's waking.
+/// Settings that take effect together with a resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WakeOptions {
-    /// Time limit from now on.
+    /// Timeout, starting now.
     pub time: AwakeTime,
-    /// Action at the end of that time, if it changes.
+    /// New action at the timeout. `None` if it does not change.
     pub on_timeout: Option<OnTimeout>,
 }
 
 impl WakeOptions {
-    /// Changes the settings of a sandbox that is about to wake.
+    /// Changes the settings of a sandbox that is about to be resumed.
     pub(super) fn apply(self, settings: &mut SandboxSettings) {
         match self.time {
             AwakeTime::Own => {}
@@ -39,11 +39,11 @@ impl WakeOptions {
     }
 }
 
-/// Reason for restoring a sandbox that exists.
+/// Reason for restoring an existing sandbox.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ReviveReason {
-    /// It is put back to a snapshot, after which it had gone on.
+    /// The sandbox is rolled back to a snapshot from which it has already run.
     Rollback,
-    /// It slept in its snapshot.
+    /// The sandbox is resumed from the snapshot of its pause.
     Wake(WakeOptions),
 }

@@ -1,8 +1,8 @@
-//! OpenSSL's hash of a certificate's subject (`openssl x509 -hash`), by which it looks for
+//! OpenSSL's hash of a certificate's subject (`openssl x509 -hash`), by which OpenSSL looks up
 //! authorities in a directory.
 //!
-//! It is the beginning of the SHA-1 of the name in canonical form: each text in UTF-8, lower case,
-//! with single spaces (`x509_name_canon` in crypto/x509/x_name.c).
+//! The hash consists of the first bytes of the SHA-1 of the name in canonical form: texts are in
+//! UTF-8, in lower case and with single spaces (`x509_name_canon` in crypto/x509/x_name.c).
 
 use sha1::{Digest, Sha1};
 use x509_parser::asn1_rs::{Any, FromDer, ToDer};
@@ -12,7 +12,7 @@ const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 const UTF8: u8 = 0x0c;
 
-/// The hash of a name in DER, as 8 hexadecimal digits.
+/// Returns the hash of a name in DER as 8 hexadecimal digits.
 pub fn of(name: &[u8]) -> Result<String, String> {
     let mut canonical = Vec::new();
     for set in elements(content(name, SEQUENCE)?)? {
@@ -20,7 +20,7 @@ pub fn of(name: &[u8]) -> Result<String, String> {
         for entry in elements(content(set, SET)?)? {
             entries.push(entry_of(content(entry, SEQUENCE)?)?);
         }
-        // A SET OF is in the order of its encodings.
+        // DER sorts a SET OF by the encodings of its elements.
         entries.sort();
         canonical.extend(encoded(SET, &entries.concat()));
     }
@@ -29,7 +29,7 @@ pub fn of(name: &[u8]) -> Result<String, String> {
     Ok(first.map(|b| format!("{b:02x}")).collect())
 }
 
-/// Type and value, the value in canonical form.
+/// Returns the type and the canonical value of an entry.
 fn entry_of(pair: &[u8]) -> Result<Vec<u8>, String> {
     let parts = elements(pair)?;
     let [kind, value] = parts.as_slice() else {
@@ -42,7 +42,7 @@ fn entry_of(pair: &[u8]) -> Result<Vec<u8>, String> {
     Ok(encoded(SEQUENCE, &[kind, value.as_slice()].concat()))
 }
 
-/// The text of a string type; none: it is something else, and stays as it is.
+/// Returns the text of a string type. `None` for another type, whose value is not changed.
 fn text(value: &[u8]) -> Result<Option<String>, String> {
     let (_, any) = Any::from_der(value).map_err(|e| e.to_string())?;
     let units = |bytes: &[u8]| -> Vec<u16> {
@@ -53,7 +53,7 @@ fn text(value: &[u8]) -> Result<Option<String>, String> {
         Tag::Utf8String | Tag::PrintableString | Tag::Ia5String | Tag::VisibleString => {
             Some(String::from_utf8_lossy(any.data).into_owned())
         }
-        // OpenSSL takes it for Latin-1.
+        // OpenSSL treats this type as Latin-1.
         Tag::T61String => Some(any.data.iter().map(|b| char::from(*b)).collect()),
         Tag::BmpString => Some(String::from_utf16_lossy(&units(any.data))),
         Tag::UniversalString => {
@@ -69,14 +69,14 @@ fn text(value: &[u8]) -> Result<Option<String>, String> {
     })
 }
 
-/// Lower case where it is ASCII, one space for several, none at the ends.
+/// Converts ASCII letters to lower case, and trims and collapses spaces.
 fn plain(text: &str) -> String {
     let is_space = |c: char| matches!(c, ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c');
     let words: Vec<&str> = text.split(is_space).filter(|w| !w.is_empty()).collect();
     words.join(" ").to_ascii_lowercase()
 }
 
-/// The content of an element that must have this tag.
+/// Returns the content of an element that must have this tag.
 fn content(element: &[u8], tag: u8) -> Result<&[u8], String> {
     let (_, any) = Any::from_der(element).map_err(|e| e.to_string())?;
     match element.first() == Some(&tag) {
@@ -85,7 +85,7 @@ fn content(element: &[u8], tag: u8) -> Result<&[u8], String> {
     }
 }
 
-/// The elements of a constructed one's content, each with its header.
+/// Returns the elements in the content of a constructed element, including their headers.
 fn elements(mut content: &[u8]) -> Result<Vec<&[u8]>, String> {
     let mut parts = Vec::new();
     while !content.is_empty() {
@@ -103,7 +103,7 @@ fn encoded(tag: u8, content: &[u8]) -> Vec<u8> {
         Tag(u32::from(tag & 0x1f)),
         Length::Definite(content.len()),
     );
-    // Of a definite length: this cannot fail.
+    // Encoding a definite length cannot fail.
     let mut bytes = header.to_der_vec().unwrap_or_default();
     bytes.extend_from_slice(content);
     bytes

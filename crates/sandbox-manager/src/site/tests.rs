@@ -3,7 +3,7 @@ use jiffy_api_types::MAX_AUTHORITIES_BYTES;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-/// `openssl req -x509` of these subjects, and `openssl x509 -hash` of them.
+/// Output of `openssl req -x509`, and of `openssl x509 -hash` for it.
 const COMPANY: &str = include_str!("company.pem");
 const COMPANY_HASH: &str = "fa831672";
 
@@ -23,7 +23,7 @@ fn hashes_of_subjects_are_those_of_openssl() {
         return;
     };
     let found = authorities(&bundle, MAX_HOST_AUTHORITIES_BYTES).unwrap();
-    // All kinds of strings are in one of these.
+    // The bundle contains all kinds of strings.
     for authority in found.iter().step_by(7) {
         let openssl = Command::new("openssl")
             .args(["x509", "-noout", "-hash"])

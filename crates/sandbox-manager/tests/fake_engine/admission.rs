@@ -1,4 +1,5 @@
-//! A host takes no more than it can bear, and says whether another try is worth it.
+//! Admission: a host accepts no more guests than it has resources for, and reports whether a retry
+//! is worthwhile.
 
 use crate::fake;
 
@@ -11,7 +12,7 @@ use jiffy_sandbox_manager::{
 use std::sync::{Arc, Mutex};
 use tokio::task::JoinSet;
 
-/// A host with whatever figures it is given.
+/// Host whose figures the test sets.
 #[derive(Debug, Default)]
 struct Dial(Mutex<HostFigures>);
 
@@ -93,7 +94,7 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
     assert_eq!(*host.get(&sleeper).unwrap().state(), SandboxState::Paused);
     let fork = host.fork(&a, 2, None).await.unwrap();
     fork.children.into_iter().for_each(busy);
-    // A running sandbox needs no room for a rollback.
+    // The rollback of a running sandbox needs no further reservation.
     let own = snapshot_id(&host, &a).await;
     host.rollback(&a, &own).await.unwrap();
     assert_eq!(host.figures().promised().sandboxes, 2);
@@ -112,7 +113,7 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
     bench.world.fail("restore");
     assert!(host.create(base()).await.is_err());
     bench.world.mend();
-    // A failure keeps no place.
+    // The failed create has released its reservation.
     host.create(base()).await.unwrap();
     host.stop_all().await;
     let promised = host.figures().promised();
@@ -155,7 +156,7 @@ async fn a_host_that_runs_low_begins_nothing_and_one_that_recovers_goes_on() {
     let id = create_id(&host).await;
     dial.memory(16_384, 500);
     busy(host.create(base()).await);
-    // Operations that make room are always possible.
+    // Operations that free resources are always possible.
     host.pause(&id).await.unwrap();
     busy(host.resume(&id).await);
     dial.memory(16_384, 12_000);

@@ -1,5 +1,5 @@
-//! A snapshot that is acknowledged once it is captured is there, waited for by whoever needs its
-//! files, and survives the daemon.
+//! Captured snapshots: visible as soon as they are acknowledged. Users of their files wait until
+//! they are stored, also after a restart of the daemon.
 
 use crate::fake;
 
@@ -11,7 +11,8 @@ use jiffy_sandbox_manager::{
 use std::sync::{Arc, Mutex};
 use tokio::task::JoinHandle;
 
-/// A sandbox with the text `captured`, a snapshot of it that is not stored, and then other text.
+/// Creates a sandbox with the text `captured`, captures a snapshot that is not stored yet, and
+/// changes the text.
 async fn capture(bench: &Bench, host: &Sandboxes) -> (String, Snapshot) {
     let id = create_id(host).await;
     bench.world.write(&id, "captured");
@@ -81,7 +82,7 @@ async fn a_captured_snapshot_that_cannot_be_stored_is_gone_and_says_why() {
     };
     assert!(about(None, FetchScope::Asked).is_err());
     assert!(about(Some("another"), FetchScope::All).is_err());
-    // Another tenant does not hear of it.
+    // Other tenants receive no information about the snapshot.
     about(Some("another"), FetchScope::Asked).unwrap();
     bench.world.mend();
     host.snapshot(&id, None).await.unwrap();
@@ -111,7 +112,7 @@ async fn a_killed_sandbox_leaves_what_was_captured_of_it() {
     assert!(shown(&host, snapshot.id()).is_some());
 }
 
-/// A daemon that is killed while a captured snapshot is being stored.
+/// Returns the state after a daemon was killed while it stored a captured snapshot.
 fn killed_while_storing() -> (Bench, String, Snapshot) {
     let bench = Bench::new();
     let taken = Arc::new(Mutex::new(None));
@@ -128,7 +129,7 @@ fn the_next_daemon_completes_what_the_one_before_captured() {
     let (bench, id, snapshot) = killed_while_storing();
     bench.doomed(async {
         let host = bench.open().await;
-        // Still in the memory of its guest.
+        // The snapshot is still in the memory of its guest.
         assert!(shown(&host, snapshot.id()).unwrap().is_storing());
         let child = create(&host, of(&snapshot));
         let pausing = tokio::spawn({
@@ -197,7 +198,7 @@ fn what_a_process_gave_up_without_a_daemon_is_lost_and_leaves_nothing() {
             *bench.world.discarded.lock().unwrap() == [snapshot.id().to_owned()]
         })
         .await;
-        // The sandbox goes on.
+        // The sandbox continues to run.
         host.snapshot(&id, None).await.unwrap();
     });
 }

@@ -1,4 +1,4 @@
-//! Time limits and what else is agreed when a sandbox is made.
+//! Timeouts and other settings chosen at the creation of a sandbox.
 
 use crate::fake;
 
@@ -70,7 +70,7 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
         *host.get(&id).unwrap().state() == SandboxState::Paused
     })
     .await;
-    // Time does not run out on a sleeper.
+    // A paused sandbox does not time out.
     let far = host
         .timeouts()
         .set(&id, Some(Duration::from_secs(60)))

@@ -1,4 +1,4 @@
-//! Removed snapshots that others lie on are folded into those, unless something needs them.
+//! Folds: removed snapshots are folded into their child unless they are in use.
 
 use crate::fake;
 
@@ -17,7 +17,7 @@ async fn open(bench: &Bench) -> Sandboxes {
     bench.open_with(options).await
 }
 
-/// A sandbox and its snapshots, the oldest first.
+/// Creates a sandbox and its snapshots, oldest first.
 async fn sandbox(host: &Sandboxes, snapshots: usize) -> (String, Vec<String>) {
     let id = create_id(host).await;
     let mut ids = Vec::new();
@@ -38,7 +38,7 @@ async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
     let (id, taken) = sandbox(&host, 5).await;
     bench.world.write(&id, "text");
     let sizes_read = bench.world.measured_by.lock().unwrap().len();
-    // The first, the third and the fourth; the second is kept.
+    // Removes the first, third and fourth snapshot; the second is kept.
     for removed in [0, 2, 3] {
         host.snapshots().remove(&taken[removed]).unwrap();
     }
@@ -61,9 +61,9 @@ async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
         folds.contains(&(taken[0].clone(), taken[1].clone())),
         "{folds:?}"
     );
-    // The template's snapshot is kept.
+    // The snapshot of the template is kept.
     assert_eq!(folds.len(), 3, "{folds:?}");
-    // The guest that runs on them closes its files for each fold.
+    // The guest closes its files for each fold.
     until("the guest to be told", || {
         *bench.world.told_folds.lock().unwrap() == ["text", "text", "text"]
     })
@@ -85,12 +85,12 @@ async fn a_snapshot_that_something_needs_is_not_folded() {
     let bench = Bench::new();
     let host = open(&bench).await;
     let (id, taken) = sandbox(&host, 3).await;
-    // A sleeper lies on the first, and two snapshots on the second.
+    // The fork and two snapshots use the lineage.
     let forked = host.fork(&id, 1, None).await.unwrap().children.remove(0);
     let forked = forked.unwrap();
     host.snapshots().remove(&taken[2]).unwrap();
     until("gc", || *bench.world.gc_runs.lock().unwrap() > 3).await;
-    // The fork's snapshot lies on the third; it is used, and the third is folded into it.
+    // The fork's snapshot depends on the third. It is in use, so the third is folded into it.
     let fork = forked.snapshot().unwrap().to_owned();
     until("a fold", || {
         folds(&bench) == [(taken[2].clone(), fork.clone())]
@@ -103,12 +103,12 @@ async fn a_snapshot_that_something_needs_is_not_folded() {
         .unwrap()
         .id()
         .to_owned();
-    // The fork's snapshot is not used now, but both lie on it.
+    // The fork's snapshot is unused now, but two snapshots depend on it.
     let gc_runs = *bench.world.gc_runs.lock().unwrap();
     until("gc", || *bench.world.gc_runs.lock().unwrap() > gc_runs + 3).await;
     assert_eq!(folds(&bench).len(), 1);
     assert!(bench.files().join(&fork).exists());
-    // One of them goes.
+    // One of the two is removed.
     host.kill(forked.id()).await.unwrap();
     host.snapshots().remove(&sibling).unwrap();
     until("a fold", || {
@@ -125,7 +125,7 @@ async fn a_fold_that_did_not_complete_is_completed_by_the_next_daemon() {
     bench.world.write(&id, "text");
     bench.world.fail("fold-commit");
     host.snapshots().remove(&taken[0]).unwrap();
-    // Its record goes before its files, and these stay.
+    // The record is removed before the files, and the files remain.
     let gone = || {
         let all = host.snapshots().list(None).unwrap();
         all.iter().all(|snapshot| snapshot.id() != taken[0])
@@ -153,7 +153,7 @@ async fn a_fold_that_is_too_expensive_is_made_once_its_sandbox_takes_no_more_sna
     for removed in &taken[..3] {
         host.snapshots().remove(removed).unwrap();
     }
-    // All into the last snapshot, and none into a snapshot that is removed itself.
+    // All are folded into the last snapshot, and none into a snapshot that is itself removed.
     until("three folds", || folds(&bench).len() == 3).await;
     assert!(folds(&bench).iter().all(|(_, into)| *into == taken[3]));
     until("one file", || {

@@ -1,5 +1,4 @@
-//! A data directory on a full disk: what has happened is written down nevertheless, and what needs
-//! room is refused.
+//! Full disk: changes that have happened are recorded, and operations that need disk space fail.
 
 use crate::fake;
 
@@ -11,7 +10,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A file system of 32 MiB, gone with it.
+/// File system of 32 MiB, unmounted when dropped.
 struct Small(TempDir);
 
 impl Small {
@@ -35,7 +34,7 @@ impl Small {
         self.0.path().join("filler")
     }
 
-    /// Leaves room for `pages` pages.
+    /// Fills the file system except for `pages` pages.
     fn fill(&self, pages: u64) {
         let mut file = File::create(self.filler()).unwrap();
         while file.write_all(&[1; 4096]).is_ok() {}
@@ -64,8 +63,8 @@ async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing(
     let sleeper = create_id(&host).await;
     let awake = create_id(&host).await;
     bench.world.write(&sleeper, "dream");
-    // A little for the sleeper's files, nothing for the journal, and changes enough for many turns
-    // of its log.
+    // Leaves space for the snapshot files and none for the journal. The changes below fill the
+    // journal's log several times.
     small.fill(16);
     for _ in 0..5 {
         let paused = host.pause(&sleeper).await.unwrap();
@@ -90,7 +89,7 @@ async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing(
     bench.world.read(&awake);
     host.kill(&awake).await.unwrap();
     drop(host);
-    // The next daemon starts on the full disk, and knows everything.
+    // The next daemon starts on the full disk with the complete state.
     let host = bench.open().await;
     assert_eq!(*host.get(&sleeper).unwrap().state(), SandboxState::Paused);
     assert_eq!(*host.get(&awake).unwrap().state(), SandboxState::Killed);

@@ -1,5 +1,5 @@
-//! A host with many snapshots and sleeping sandboxes: what one call or a restart looks at does not
-//! grow with them.
+//! Host with many snapshots and paused sandboxes: the cost of a call or of a start does not depend
+//! on their number.
 
 use crate::fake;
 
@@ -12,11 +12,11 @@ use std::cell::Cell;
 use std::fs;
 use std::time::Duration;
 
-/// Snapshots, and as many sandboxes that sleep in them.
+/// Number of snapshots, and of sandboxes paused in them.
 const NUMBER: u64 = 2000;
-/// Items of a page.
+/// Items per page.
 const PAGE: usize = 10;
-/// Key that has one in so many of them.
+/// Key that owns every `OWNER_SHARE`th item.
 const OWNER: &str = "few";
 const OWNER_SHARE: u64 = 100;
 
@@ -164,12 +164,12 @@ async fn a_round_of_gc_looks_at_a_part_of_the_files_and_finds_all_that_an_earlie
     until("what was left to go", || !left.exists()).await;
     let runs = || *bench.world.gc_runs.lock().unwrap();
     let walked = || *bench.world.walked.lock().unwrap();
-    // The first pass is over.
+    // Wait for the end of the first pass.
     until("the next round", || runs() > 1).await;
     let before = (runs(), walked());
     until("further rounds", || runs() > before.0 + 3).await;
     let seen = walked() - before.1;
-    // The last of them may be at work.
+    // The last round may still be running.
     let rounds = runs() - before.0 + 1;
     assert!(seen <= rounds * 1000, "{seen} in {rounds} rounds");
 }

@@ -1,5 +1,5 @@
-//! Whatever clients do, in whichever order, and however often the daemon dies under them: no
-//! sandbox is lost, wedged or left over.
+//! Random calls of concurrent clients, and kills of the daemon: no sandbox is lost, blocked or
+//! orphaned.
 
 use crate::fake;
 
@@ -15,7 +15,7 @@ const CALLS: usize = 1000;
 const CLIENTS: usize = 20;
 const DEATHS: usize = 5;
 
-/// One random call; the errors it may meet are refusals, since nothing in this world fails.
+/// Performs a random call. Its error can only be a rejection, since no step fails here.
 async fn call(host: &Sandboxes, dice: &mut Dice) -> Result<(), OperationError> {
     let alive = |r: &&jiffy_sandbox_manager::Sandbox| *r.state() != SandboxState::Killed;
     let ids: Vec<_> = host
@@ -78,9 +78,9 @@ fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_ove
                         if let Err(e) = call(&host, &mut dice).await {
                             let kind = e.kind();
                             let refused = matches!(kind, ErrorKind::Conflict | ErrorKind::Unknown);
-                            // A guest that is killed while it is being changed.
+                            // The guest was killed during the operation.
                             let lost = kind == ErrorKind::Failed && e.to_string().contains("end");
-                            // The death of the daemon, as seen by those that it takes along.
+                            // The daemon was killed during the operation.
                             let dead = matches!(e, OperationError::Lost(_)) && round < DEATHS;
                             assert!(refused || lost || dead, "{kind:?}: {e}");
                         }
@@ -91,12 +91,12 @@ fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_ove
                 });
             }
             if round == DEATHS {
-                // The last clients end, or one of them is wedged.
+                // All clients end, or one of them is blocked.
                 let end = tokio::time::timeout(Duration::from_secs(60), clients.join_all());
                 assert!(end.await.is_ok(), "a client waits for ever");
             } else {
                 until("enough calls", || done.load(Ordering::Relaxed) >= goal).await;
-                // No client is waited for: whatever is under way is cut off.
+                // Clients are not waited for: their operations are cut off.
                 assert!(clients.try_join_next().is_none_or(|end| end.is_ok()));
                 clients.detach_all();
             }
@@ -108,7 +108,7 @@ fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_ove
 
 async fn all_is_well(bench: &Bench) {
     let host = bench.open().await;
-    // Neither lost nor left over: those that run have one guest each, and no guest is nobody's.
+    // Each running sandbox has exactly one guest, and each guest belongs to a sandbox.
     let running = |state: &SandboxState| *state == SandboxState::Running;
     let ids = |host: &Sandboxes| -> HashSet<String> {
         let all = host.list().into_iter().filter(|r| running(r.state()));
@@ -117,7 +117,7 @@ async fn all_is_well(bench: &Bench) {
     let guests: HashSet<String> = bench.world.running().into_iter().collect();
     assert_eq!(guests, ids(&host));
     assert_eq!(host.figures().promised().sandboxes, guests.len());
-    // Files and journal say the same.
+    // Files and journal agree.
     let known: HashSet<String> = host
         .snapshots()
         .list(None)
@@ -127,7 +127,7 @@ async fn all_is_well(bench: &Bench) {
         .collect();
     let files = || bench.file_names().into_iter().collect::<HashSet<_>>();
     until("files and journal to say the same", || files() == known).await;
-    // Not wedged: each does what its state allows, and in the end goes.
+    // No sandbox is blocked: each performs the operations of its state and can be removed.
     assert!(!host.list().is_empty());
     for record in host.list() {
         let id = &record.id().to_owned();
@@ -175,7 +175,7 @@ fn what_somebody_sleeps_in_is_not_taken_for_what_nobody_needs() {
                     host.resume(&id).await.unwrap();
                     let report = host.fork(&id, 1, None).await.unwrap();
                     for child in report.children {
-                        // The snapshot of the fork is needed no more.
+                        // The fork's snapshot is unused now.
                         host.remove(child.unwrap().id()).await.unwrap();
                     }
                 }

@@ -1,5 +1,5 @@
-//! Sandboxes of a host, with an engine that is none: one program for all themes, which share most
-//! of what they are made of.
+//! Tests of the sandbox manager with a fake engine. They are one program, since all of them use the
+//! same modules.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod admission;

@@ -1,4 +1,4 @@
-//! Snapshots whose files are damaged on their host, and whole in the store.
+//! Repair of snapshots whose files are damaged on the host and intact in the store.
 
 use crate::fake::{Bench, DAMAGED, base, create_id};
 use crate::uploads::{TestStore, figure, noise, stored};
@@ -15,7 +15,7 @@ fn from(snapshot: &str) -> CreateSpec {
     }
 }
 
-/// A sandbox with `text` in its memory, and a snapshot of it.
+/// Creates a sandbox with `text` in its memory, and a snapshot of it.
 async fn taken(bench: &Bench, host: &Sandboxes, text: &str) -> (String, String) {
     let id = create_id(host).await;
     bench.world.write(&id, text);
@@ -45,10 +45,10 @@ async fn a_damaged_snapshot_is_fetched_anew_once_for_all_who_need_it() {
         assert!(bench.world.read(made.id()).ends_with(&text));
     }
     assert_eq!(figure(&host, MENDED), 1.0);
-    // It is what it was: its name, and whether it stays.
+    // Its record, with the name and retention, is unchanged.
     let after = host.snapshots().list(None).unwrap();
     assert_eq!(before, after);
-    // All of a lineage, also under a sandbox that runs on.
+    // A whole lineage is repaired, also below a running sandbox.
     for name in bench.file_names() {
         fs::remove_file(bench.files().join(name)).unwrap();
     }
@@ -68,12 +68,12 @@ async fn a_damaged_snapshot_that_no_store_has_is_refused_as_it_is() {
     assert_eq!(refused.kind(), ErrorKind::Failed);
     assert!(refused.to_string().contains("it is damaged"), "{refused}");
     drop(host);
-    // With a store that lacks it the same.
+    // The result is the same with a store that lacks the snapshot.
     let options = store.options("one", None);
     store.go();
     let host = bench.open_with(options).await;
     let refused = host.create(from(&snapshot)).await.unwrap_err();
-    // It may have it: worth another try.
+    // The store may have the snapshot, so a retry is worthwhile.
     assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
     store.come_back();
     let refused = host.create(from(&snapshot)).await.unwrap_err();

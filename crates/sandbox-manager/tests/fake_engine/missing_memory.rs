@@ -1,4 +1,4 @@
-//! Sandboxes whose guests were lost because their memory did not arrive from the store.
+//! Sandboxes that lost their guest because memory did not arrive from the store.
 
 use crate::fake::{Bench, create_id, snapshot_id, until};
 use jiffy_sandbox_manager::{ErrorKind, SandboxState, Sandboxes};
@@ -29,7 +29,7 @@ async fn a_sandbox_whose_memory_did_not_arrive_resumes_from_its_latest_snapshot(
         refused.contains("its store did not answer") && refused.contains("resume it"),
         "{refused}"
     );
-    // While it cannot be restored it stays as it is, and takes no room.
+    // While the restore fails, the sandbox remains broken and has no reservation.
     bench.world.fail("restore");
     host.resume(&id).await.unwrap_err();
     assert!(host.get(&id).unwrap().state().is_broken_and_resumable());
@@ -39,7 +39,7 @@ async fn a_sandbox_whose_memory_did_not_arrive_resumes_from_its_latest_snapshot(
     assert_eq!(*resumed.state(), SandboxState::Running);
     assert_eq!(resumed.snapshot(), Some(latest.as_str()));
     assert_eq!(bench.world.read(&id), "second");
-    // Its guest has run on from there once: its connections are none of this one's.
+    // A guest has already run from this snapshot, so its connections must be closed.
     let body = bench.world.body(&id);
     assert!(body.sandbox_identity.lock().unwrap().rewound);
 }

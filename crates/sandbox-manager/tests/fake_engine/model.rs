@@ -1,5 +1,5 @@
-//! Deadlines, waking, pausing and killing against a model: the answers to operations that were
-//! under way at once, and the state they leave, are those of some order of the same operations.
+//! Concurrent timeouts, resumes, pauses and kills, compared with a model: the answers and the final
+//! state must be those of some sequential order of the operations.
 
 use crate::fake;
 
@@ -11,16 +11,16 @@ use jiffy_sandbox_manager::{
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// A time that no test outlives.
+/// Duration that no test exceeds.
 const LONG: Duration = Duration::from_secs(3600);
-/// A longer one.
+/// Longer duration than [`LONG`].
 const LONGER: Duration = Duration::from_secs(7200);
 const SEEDS: u64 = 150;
 const ROUNDS: usize = 12;
-/// Operations under way at once; every order of them is tried.
+/// Maximum number of concurrent operations. All of their orders are tried.
 const MAX_AT_ONCE: usize = 4;
 
-/// An operation, as a client asks for it.
+/// Operation requested by a client.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Call {
     SetTimeout(Option<Duration>),
@@ -33,7 +33,7 @@ enum Call {
     Rollback,
 }
 
-/// A client's view of an answer.
+/// Answer as a client sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Reply {
     Done,
@@ -41,7 +41,7 @@ enum Reply {
     Refused,
 }
 
-/// The end of a sandbox's time.
+/// Deadline of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Deadline {
     Never,
@@ -66,7 +66,7 @@ enum Life {
     Killed,
 }
 
-/// A sandbox as the documentation describes it.
+/// Sandbox as the documentation describes it.
 #[derive(Debug, Clone, PartialEq)]
 struct Model {
     life: Life,
@@ -76,7 +76,7 @@ struct Model {
 }
 
 impl Model {
-    /// The end of its time, if it has come.
+    /// Returns the state after the timeout if the deadline has passed.
     fn expired(&self) -> Option<Self> {
         let over = self.life == Life::Running && self.deadline == Deadline::Past;
         over.then(|| Self {
@@ -150,10 +150,10 @@ impl Model {
         Reply::Done
     }
 
-    /// Everything that can have become of it when `calls` were answered by `replies`, in any order.
+    /// Adds all possible states after `calls` were answered by `replies`, in any order.
     fn outcomes(&self, calls: &[(Call, Reply)], found: &mut Vec<Self>) {
         if calls.is_empty() {
-            // Nothing is under way: what is over has ended.
+            // No operation is in flight, so a passed deadline has been handled.
             found.push(self.expired().unwrap_or_else(|| self.clone()));
         }
         for (at, (call, reply)) in calls.iter().enumerate() {
@@ -161,7 +161,7 @@ impl Model {
             rest.remove(at);
             let mut next = self.clone();
             let answered = next.apply(*call);
-            // A guest that is killed while something is done with it ends that.
+            // A kill makes an operation on the same guest fail.
             let cut_off = *reply == Reply::Refused && rest.iter().any(|(c, _)| *c == Call::Kill);
             match answered == *reply {
                 true => next.outcomes(&rest, found),
@@ -234,7 +234,7 @@ fn some_call(dice: &mut Dice) -> Call {
     }
 }
 
-/// Lets everything go on that can: nothing in this world waits for a clock.
+/// Runs all tasks until they wait. No task waits for a clock.
 async fn quiet(host: &Sandboxes, id: &str) {
     for _ in 0..400 {
         tokio::task::yield_now().await;
@@ -261,7 +261,7 @@ fn compare(bench: &Bench, host: &Sandboxes, id: &str, model: &Model) -> bool {
             began.is_some_and(|b| b.abs_diff(ms(now)) < ms(LONG / 2))
         }
     };
-    // An ended sandbox has no time.
+    // Only a running sandbox has a deadline.
     let alive = life == Life::Running;
     life == model.life
         && (!alive || deadline_fits)
@@ -273,7 +273,7 @@ fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap()
 }
 
-/// A data directory in memory, where there is one: its journal is written thousands of times.
+/// Creates a data directory in memory if possible: its journal is written thousands of times.
 fn in_memory() -> Bench {
     match tempfile::tempdir_in("/dev/shm") {
         Ok(dir) => Bench::in_dir(dir),
@@ -369,7 +369,7 @@ async fn a_sandbox_that_was_woken_for_a_time_outlives_the_deadline_it_slept_with
         assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
         let end = Some(Duration::ZERO);
         let ended = host.timeouts().set(&id, end).await.unwrap();
-        // The end of its time is no time to wake to.
+        // A timeout of zero does not replace the configured timeout.
         assert_eq!(ended.settings().timeout_s, Some(LONG.as_secs()));
     }
 }

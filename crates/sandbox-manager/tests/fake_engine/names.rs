@@ -1,4 +1,4 @@
-//! Names of sandboxes and snapshots, and engines that are chosen by name.
+//! Names of sandboxes and snapshots, and the choice of engines by name.
 
 use crate::fake;
 
@@ -35,7 +35,7 @@ async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
     let holder = matches!(&taken, OperationError::NameTaken { holder, .. } if *holder == web.id());
     assert!(holder, "{taken}");
     assert_eq!(host.list().len(), 1);
-    // Another owner's names are another owner's.
+    // Names are unique per owner only.
     let theirs = CreateSpec {
         settings: SandboxSettings {
             owner: Some("k".to_owned()),
@@ -108,7 +108,7 @@ async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
     assert_eq!(usual.engine(), Some("microvm"));
     assert_eq!(other.engine(), Some(OTHER));
     until("the pool to fill", || host.pool().waiting() == 1).await;
-    // Both booted templates stay, and only the default engine's has a pool.
+    // The booted templates of both engines remain. Only the default engine has a warm pool.
     host.create(on(OTHER)).await.unwrap();
     host.create(base()).await.unwrap();
     assert_eq!(*bench.world.boots.lock().unwrap(), 2);

@@ -1,4 +1,4 @@
-//! Figures of a host about its sandboxes, its end and its gc.
+//! Metrics of a host and its sandboxes, shutdown, and garbage collection.
 
 use crate::fake;
 
@@ -33,7 +33,7 @@ async fn running_sandboxes_are_sampled_and_sleepers_are_left_alone() {
     let (before, runs) = (samples(None).len(), bench.world.running());
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(samples(None).len() <= before + 1 && runs.is_empty());
-    // Its history is still there, and goes on when it wakes.
+    // The history remains and continues after the resume.
     let woken = host.resume(&id).await.unwrap().changed_ms();
     until("samples again", || samples(Some(woken)).len() > 2).await;
     assert!(samples(None).len() > before);
@@ -119,7 +119,7 @@ async fn snapshots_that_nobody_knows_are_removed_while_those_in_use_are_made() {
     let id = create_id(&host).await;
     let began = SystemTime::now();
     let mut planted = 0;
-    // Many sweeps meet many snapshots in every stage.
+    // Many garbage collections meet snapshots in every stage.
     while began.elapsed().unwrap() < Duration::from_millis(600) {
         std::fs::write(bench.files().join(format!("orphan{planted}")), "x").unwrap();
         planted += 1;

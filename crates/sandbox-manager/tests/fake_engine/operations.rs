@@ -1,4 +1,4 @@
-//! Promises of each operation, over an engine that does what it is told.
+//! Guarantees of each operation, with a fake engine.
 
 use crate::fake;
 
@@ -19,7 +19,7 @@ async fn a_template_is_booted_once_and_restored_from_then_on() {
     assert!(a.is_ok() && b.is_ok());
     assert_eq!(*bench.world.boots.lock().unwrap(), 1);
     assert_eq!(bench.world.running().len(), 3);
-    // Another size is another snapshot.
+    // Another size has another template snapshot.
     let size = Some(SandboxSize {
         memory_mib: 256,
         ..SandboxSize::default()
@@ -66,7 +66,7 @@ async fn a_rebuilt_template_is_not_served_from_its_old_snapshot() {
     *bench.world.version.lock().unwrap() += 1;
     let new = host.create(base()).await.unwrap();
     assert_ne!(old.snapshot(), new.snapshot());
-    // The old one is there for as long as something runs from it.
+    // The old snapshot remains while a sandbox descends from it.
     assert_eq!(bench.file_names().len(), 2);
     host.kill(old.id()).await.unwrap();
     bench.until_files(1).await;
@@ -262,7 +262,7 @@ async fn a_hundred_rollbacks_and_pauses_leave_no_more_than_one() {
         host.rollback(&id, &snapshot).await.unwrap();
     }
     assert_eq!(bench.world.running(), [id]);
-    // The template's and the one asked for.
+    // The snapshot of the template and the requested one remain.
     bench.until_files(2).await;
 }
 
@@ -289,7 +289,7 @@ async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
         assert_eq!(bench.world.read(&id), format!("round {round}"));
     }
     host.pause(&id).await.unwrap();
-    // A sleeper can be forked and kept as a snapshot without being woken.
+    // A paused sandbox can be forked, and its snapshot kept, without a resume.
     let child = host
         .fork(&id, 1, None)
         .await
@@ -303,7 +303,7 @@ async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
     host.remove(&id).await.unwrap();
     assert!(bench.file_names().contains(snapshot.id()));
     host.snapshots().remove("kept").unwrap();
-    // The template's.
+    // The snapshot of the template remains.
     bench.until_files(1).await;
 }
 
@@ -350,7 +350,7 @@ async fn kill_ends_the_guest_even_while_an_operation_hangs_on_it() {
         async move { host.kill(&id).await }
     });
     until("the guest to end", || bench.world.running().is_empty()).await;
-    // Its record cannot say so yet.
+    // The record is not final yet.
     assert_eq!(
         *host.wait_decided(&id).await.unwrap().state(),
         SandboxState::Killed
@@ -386,7 +386,7 @@ async fn a_sandbox_is_settled_when_what_is_under_way_has_been_decided() {
         let (host, id) = (host.clone(), id.clone());
         async move { host.kill(&id).await }
     });
-    // The pause hangs for ever; nobody has to wait for it to know the end.
+    // The pause hangs forever, but the result is already decided.
     assert_eq!(
         *settled.await.unwrap().unwrap().state(),
         SandboxState::Killed
@@ -451,7 +451,7 @@ async fn a_released_snapshot_goes_when_nothing_needs_it_any_more() {
     let bench = Bench::new();
     let host = bench.open().await;
     let parent = create_id(&host).await;
-    // No id has a dash, so none begins with this name.
+    // Ids have no dash, so no id begins with this name.
     let name = "some-name";
     let snapshot = host
         .snapshot(&parent, Some(name.into()))
@@ -460,7 +460,7 @@ async fn a_released_snapshot_goes_when_nothing_needs_it_any_more() {
         .id()
         .to_owned();
     host.snapshots().remove(name).unwrap();
-    // The sandbox descends from it.
+    // The sandbox descends from the snapshot.
     assert!(bench.file_names().contains(&snapshot));
     assert!(host.snapshots().remove(name).is_err(), "its name is free");
     host.kill(&parent).await.unwrap();

@@ -1,5 +1,4 @@
-//! A daemon that is killed at any moment leaves the old or the new state, and nothing that belongs
-//! to nobody.
+//! A daemon that is killed at any step leaves the old or the new state, and no orphans.
 
 use crate::fake;
 
@@ -13,8 +12,8 @@ mod futures {
     pub type Boxed = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// Makes a sandbox with text `old`, begins `work` on it, dies when `step` is reached, and opens
-/// again.
+/// Creates a sandbox with text `old`, starts `work` on it, kills the daemon at `step`, and opens
+/// the data directory again.
 fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes, String) {
     let bench = Bench::new();
     let id = Arc::new(Mutex::new(String::new()));
@@ -32,7 +31,7 @@ fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes, String) {
             bench.file_names() != files || *bench.world.restores.lock().unwrap() != restores
         })
         .await;
-        // Enough for what follows the file to reach the hanging step.
+        // Time for the operation to reach the hanging step.
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     });
     bench.world.mend();
@@ -41,7 +40,7 @@ fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes, String) {
     (bench, host, id)
 }
 
-/// The next daemon.
+/// Opens the data directory as the next daemon.
 fn again(bench: &Bench) -> Sandboxes {
     let host = Arc::new(Mutex::new(None));
     bench.doomed(async {
@@ -51,7 +50,7 @@ fn again(bench: &Bench) -> Sandboxes {
     host.lock().unwrap().take().unwrap()
 }
 
-/// The sandbox goes on as before, alone, and everything can be done with it.
+/// Checks that the sandbox has one guest in its old state, and supports all operations.
 fn runs_on(bench: &Bench, host: &Sandboxes, id: &str) {
     assert_eq!(*host.get(id).unwrap().state(), SandboxState::Running);
     assert_eq!(bench.world.running(), [id]);
@@ -170,7 +169,7 @@ fn killed_in_a_kill_the_sandbox_is_killed_and_not_lost() {
             bench.world.hang(step);
             tokio::spawn(async move { drop(host.kill(&sandbox).await) });
             until("its end", || bench.world.running().is_empty()).await;
-            // Enough for the end of the guest to be noticed.
+            // Time in which the exit of the guest would be noticed.
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         });
         bench.world.mend();
@@ -201,7 +200,7 @@ fn a_guest_that_ended_while_there_was_no_daemon_is_told_as_such() {
         assert!(cause(&host, &dead).contains("it ended"));
         assert_eq!(bench.world.running().len(), 2);
         drop(host);
-        // One that cannot be adopted is ended, and no guest of nobody is left.
+        // A guest that cannot be adopted is stopped.
         bench.world.fail("adopt");
         let host = bench.open().await;
         assert!(cause(&host, &lost).contains("made to fail"));
@@ -257,7 +256,7 @@ async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
     std::fs::write(bench.files().join("orphan"), "x").unwrap();
     std::fs::write(bench.files().join(".half"), "x").unwrap();
     let host = bench.open().await;
-    // The template's and the sleeper's, without a call for it.
+    // The snapshots of the template and of the paused sandbox remain without an explicit call.
     bench.until_files(2).await;
     whole(&bench, &host);
     assert_eq!(*host.get(&killed).unwrap().state(), SandboxState::Killed);

@@ -1,4 +1,4 @@
-//! A removal costs what goes, and nobody waits for files.
+//! Removal: its cost depends on the removed snapshots only, and no call waits for files.
 
 use crate::fake;
 
@@ -8,8 +8,8 @@ use jiffy_sandbox_manager::{
 };
 use std::time::Duration;
 
-/// Makes snapshots that are kept, the first one the parent of all others, as an earlier daemon left
-/// them.
+/// Creates snapshots as an earlier daemon would have left them. The first is the parent of all
+/// others.
 fn fabricate(bench: &Bench, number: usize) {
     let journal = FabricatedJournal::open(&bench.dir.path().join("state.db")).unwrap();
     let snapshots = (0..number).map(|n| FabricatedSnapshot {
@@ -26,8 +26,8 @@ fn fabricate(bench: &Bench, number: usize) {
     journal.add(snapshots, []).unwrap();
 }
 
-/// Questions to the engine, and files that it removed, while a sleeper is killed and a snapshot
-/// removed.
+/// Returns the numbers of queries to the engine and of removed files while a paused sandbox is
+/// killed and a snapshot removed.
 async fn cost(others: usize) -> (usize, usize) {
     let bench = Bench::new();
     fabricate(&bench, others);
@@ -36,7 +36,7 @@ async fn cost(others: usize) -> (usize, usize) {
     let id = create_id(&host).await;
     let kept = snapshot_id(&host, &id).await;
     host.pause(&id).await.unwrap();
-    // From here on nothing is looked at but what these two calls are about.
+    // Wait for the end of background work, so that only the two calls below are counted.
     until("the first pass of gc", || {
         *bench.world.walked.lock().unwrap() >= others + 3
     })
@@ -133,7 +133,7 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
     host.gc().unwrap();
     assert_eq!(parent(&host), Some(template.clone()));
     until("its files to go", || !bench.file_names().contains(&first)).await;
-    // So the next daemon finds it.
+    // The next daemon has the same parent.
     drop(host);
     let host = bench.open().await;
     assert_eq!(parent(&host), Some(template.clone()));
@@ -147,7 +147,7 @@ async fn a_sandbox_that_sleeps_often_is_woken_from_a_short_lineage_without_waiti
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
-    // The template's snapshot, and one of each pause.
+    // The lineage consists of the template's snapshot and one of each pause.
     for _ in 0..9 {
         host.pause(&id).await.unwrap();
         host.resume(&id).await.unwrap();

@@ -1,4 +1,4 @@
-//! Rollbacks in which the guest goes back in its place.
+//! Rollbacks in place of the guest.
 
 use crate::fake;
 
@@ -7,7 +7,7 @@ use jiffy_sandbox_manager::{SandboxState, Sandboxes};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-/// A sandbox with text `later` whose snapshot, returned with its id, has the text `old`.
+/// Creates a sandbox with text `later`, and returns it with its snapshot of the text `old`.
 async fn sandbox(bench: &Bench, host: &Sandboxes) -> (String, String) {
     bench.world.goes_back.store(true, Ordering::Relaxed);
     let id = create_id(host).await;
@@ -18,7 +18,7 @@ async fn sandbox(bench: &Bench, host: &Sandboxes) -> (String, String) {
     (id, snapshot)
 }
 
-/// Snapshots, naps and rollbacks go on from `text`.
+/// Checks that snapshots, pauses and rollbacks continue from `text`.
 async fn goes_on(bench: &Bench, host: &Sandboxes, id: &str, text: &str) {
     assert_eq!(*host.get(id).unwrap().state(), SandboxState::Running);
     assert_eq!(bench.world.running(), [id]);
@@ -83,7 +83,7 @@ async fn a_refused_rollback_that_fails_leaves_the_sandbox_as_it_was() {
     bench.world.fail("restore");
     assert!(host.rollback(&id, &snapshot).await.is_err());
     bench.world.mend();
-    // Also for the next daemon.
+    // The result is the same with the next daemon.
     host.close().await;
     drop(host);
     let host = bench.open().await;

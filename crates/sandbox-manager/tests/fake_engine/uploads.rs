@@ -1,4 +1,4 @@
-//! Snapshots in a store that hosts share: what was said to be stored is there.
+//! Uploads to a shared store: snapshots that are reported as stored are in the store.
 
 use crate::fake;
 
@@ -12,7 +12,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A store in a directory, and a look at it from outside.
+/// Store in a directory, with a client for checks.
 pub struct TestStore {
     pub dir: tempfile::TempDir,
     look: Arc<RemoteStore>,
@@ -29,7 +29,7 @@ impl TestStore {
         self.dir.path().join("bucket")
     }
 
-    /// Options of a host that uses it, and sends as many bytes per second.
+    /// Returns options of a host that uses the store and sends at most `limit` bytes per second.
     pub fn options(&self, host: &str, limit: Option<u64>) -> HostOptions {
         HostOptions {
             remote: Some(open(&self.dir, host, limit)),
@@ -37,14 +37,14 @@ impl TestStore {
         }
     }
 
-    /// The snapshot that `id` names for `tenant`.
+    /// Returns the snapshot that `id` names for `tenant`.
     async fn find(&self, tenant: &str, id: &str) -> Option<RemoteSnapshot> {
         let tenant = self.look.tenant(Some(tenant)).await.unwrap();
         let root = self.look.shared.named(&tenant, id).await.unwrap()?;
         Some(self.look.shared.open(&tenant, root).await.unwrap())
     }
 
-    /// Files below directories called `kind`.
+    /// Returns the files below directories with the name `kind`.
     pub fn objects(&self, kind: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut left = vec![self.bucket()];
@@ -60,13 +60,13 @@ impl TestStore {
         found
     }
 
-    /// The store does not answer.
+    /// Makes the store unreachable.
     pub fn go(&self) {
         fs::rename(self.bucket(), self.dir.path().join("away")).unwrap();
         fs::write(self.bucket(), "").unwrap();
     }
 
-    /// Its file system is not mounted.
+    /// Makes the store look like an unmounted file system.
     pub fn unmount(&self) {
         fs::rename(self.bucket(), self.dir.path().join("away")).unwrap();
         fs::create_dir(self.bucket()).unwrap();
@@ -96,7 +96,7 @@ fn open(dir: &tempfile::TempDir, host: &str, limit: Option<u64>) -> Arc<RemoteSt
     remote.unwrap()
 }
 
-/// Text that does not compress much.
+/// Returns a text that compresses badly.
 pub fn noise(seed: u64, bytes: usize) -> String {
     let mut dice = Dice(seed);
     let letters = std::iter::from_fn(|| char::from_u32(33 + dice.throw(94) as u32));
@@ -113,7 +113,7 @@ fn state(host: &Sandboxes, id: &str) -> Option<StoreState> {
     host.snapshots().store_state_of(id)
 }
 
-/// Value of a metric.
+/// Returns the value of a metric.
 pub fn figure(host: &Sandboxes, name: &str) -> f64 {
     let text = host.figures().render();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -132,7 +132,7 @@ async fn snapshots_and_sleepers_are_stored_and_what_the_store_has_is_not_sent_ag
     assert_eq!(state(&host, first.id()), Some(StoreState::Stored));
     let sent = figure(&host, "jiffy_store_bytes_total{direction=\"written\"}");
     assert!(sent > 1_500_000.0, "{sent}");
-    // Nothing changed: its description, and no content.
+    // Nothing changed, so only the description is sent.
     let second = host
         .pause(&id)
         .await
@@ -154,7 +154,7 @@ async fn snapshots_and_sleepers_are_stored_and_what_the_store_has_is_not_sent_ag
         .collect();
     assert_eq!(below[0], first.copy_roots().next().unwrap());
     assert_eq!(below.len(), 2, "the template's snapshot is below it");
-    // Not what nobody asked for.
+    // Snapshots that no client requested are not uploaded.
     host.resume(&id).await.unwrap();
     let fork = host.fork(&id, 1, None).await.unwrap().snapshot;
     assert_eq!(state(&host, fork.id()), Some(StoreState::Local));
@@ -272,7 +272,7 @@ async fn a_snapshot_that_is_removed_while_it_is_uploaded_leaves_nothing() {
     host.rollback(&id, &kept).await.unwrap();
     host.snapshots().remove(&snapshot).unwrap();
     gone(&bench, &host, &snapshot).await;
-    // The snapshot that a sandbox sleeps in goes with it.
+    // The snapshot of a paused sandbox is removed together with the sandbox.
     let packs = store.objects("packs").len();
     bench.world.write(&id, &noise(11, 30_000_000));
     let asleep = host
@@ -307,7 +307,8 @@ fn a_daemon_that_was_killed_goes_on_where_it_was() {
         bench.world.write(&id, &noise(3, 30_000_000));
         let second = snapshot_id(&host, &id).await;
         until("a pack to be sent", || store.objects("packs").len() > 2).await;
-        // The store is gone when this one is removed, and the daemon does not live to see it back.
+        // The snapshot is removed right before the daemon is killed, so the next one removes the
+        // copy.
         *snapshots.lock().unwrap() = vec![first.clone(), second];
         host.snapshots().remove(&first).unwrap();
     });

@@ -1,4 +1,4 @@
-//! Sandboxes that wait for their creator.
+//! Warm pool.
 
 use crate::fake;
 
@@ -23,7 +23,7 @@ async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
         Some(BootMode::Snapshot)
     );
     until("the pool to fill", || host.pool().waiting() == 2).await;
-    // Those that wait are nobody.
+    // Waiting guests have no sandbox id.
     let nobodies = bench
         .world
         .running()
@@ -41,7 +41,7 @@ async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
         bench.world.body(a.id()).sandbox_identity.lock().unwrap().id,
         b.id()
     );
-    // An empty pool falls through.
+    // If the pool is empty, the guest is restored for the create.
     assert_eq!(
         host.create(base()).await.unwrap().boot_mode(),
         Some(BootMode::Snapshot)
@@ -108,7 +108,7 @@ async fn what_waits_is_kept_in_memory_as_long_as_it_waits() {
     let warmed = || bench.world.warmed.lock().unwrap().clone();
     until("two rounds", || warmed().len() >= 2).await;
     assert!(warmed().iter().all(|id| *id == snapshot.id()));
-    // An empty pool leaves its snapshots to the kernel.
+    // The snapshots of an empty pool are not prefetched.
     host.stop_all().await;
     assert_eq!(host.pool().waiting(), 0);
     let rounds = || {
@@ -158,7 +158,7 @@ async fn what_is_kept_is_sealed_also_what_an_earlier_daemon_left() {
     bench.world.sealed.lock().unwrap().clear();
     let host = bench.open_with(soon).await;
     until("both to be looked at again", || sealed() == both).await;
-    // One that is removed before its turn is nobody's failure.
+    // A snapshot that is removed before it is checked causes no error.
     host.remove(child.id()).await.unwrap();
     host.remove(sandbox.id()).await.unwrap();
     host.snapshots().remove(asked.id()).unwrap();
@@ -209,7 +209,7 @@ async fn sizes_that_callers_choose_keep_a_bounded_number_of_template_snapshots()
         });
         let made = host.create(spec.clone()).await.unwrap();
         host.remove(made.id()).await.unwrap();
-        // The size that is in use keeps its snapshot.
+        // The size that is in use retains its snapshot.
         let made = host.create(base()).await.unwrap();
         assert_eq!(made.snapshot(), usual.as_deref());
         host.remove(made.id()).await.unwrap();

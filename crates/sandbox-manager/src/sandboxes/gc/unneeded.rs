@@ -12,30 +12,32 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Need of a snapshot.
 enum Need {
-    /// It is kept, or a sandbox or an operation uses it.
+    /// The snapshot is kept, or a sandbox or an operation uses it.
     Used,
-    /// Only the files of another snapshot lie on its files.
+    /// Only the files of another snapshot depend on its files.
     Dependency,
+    /// No use.
     None,
 }
 
-/// Snapshots that were taken out of the index.
+/// Snapshots that were removed from the index.
 #[derive(Default)]
 struct UnneededSnapshots {
-    /// Snapshots that lie on files that nothing else needs: those files can be folded into theirs.
+    /// Snapshots whose parent serves only as their dependency: the parent's files can be folded
+    /// into theirs.
     foldable: Vec<String>,
-    /// Children before their parents.
+    /// Removed snapshots, children before their parents.
     removed: Vec<SnapshotOnDisk>,
-    /// Their children, which have another parent now.
+    /// Children of removed snapshots, with their new parent.
     moved: BTreeMap<String, Snapshot>,
-    /// Their copies in stores.
+    /// Copies of removed snapshots in stores.
     copies: Vec<StoreRetraction>,
 }
 
 impl GarbageCollector {
-    /// Removes those of `candidates` that nothing needs, and of their ancestors those that nothing
-    /// else needed. The cost depends on the number of removed snapshots only. A removed snapshot
-    /// whose files one other snapshot needs is queued for a fold.
+    /// Removes the unneeded snapshots among `candidates`, and their ancestors that become unneeded.
+    /// The cost depends on the number of removed snapshots only. A removed snapshot whose files
+    /// exactly one other snapshot needs is queued for a fold.
     pub fn collect(&self, candidates: impl IntoIterator<Item = String>) {
         let change = self.parts.catalog.change();
         let collected = {
@@ -55,8 +57,8 @@ impl GarbageCollector {
         self.collect(candidates);
     }
 
-    /// Returns true if the files of snapshot `parent` serve no other purpose than that those of
-    /// `child` lie on them.
+    /// Returns whether the files of snapshot `parent` are needed only as a dependency of those of
+    /// `child`.
     pub fn is_foldable(&self, parent: &str, child: &str) -> bool {
         let snapshots = self.parts.catalog.read();
         let pins = self.parts.catalog.pins();
@@ -67,14 +69,14 @@ impl GarbageCollector {
                     self.need(&snapshots, &pins, parent, Some(child)),
                     Need::None
                 ),
-                // Its record was removed before a fold that did not complete.
+                // Its record was removed by a fold that did not complete.
                 None => !pins.contains_key(parent),
             }
     }
 
     /// Completes the fold of the parent of `child`: removes the parent's record, replaces the files
     /// of `child`, and removes those of the parent. Returns `None`, and changes nothing, if the
-    /// parent is needed by now.
+    /// parent is in use by now.
     pub fn commit_fold(
         &self,
         fold: PreparedFold,
@@ -90,13 +92,16 @@ impl GarbageCollector {
             let queue = vec![parent.clone()];
             self.take_unneeded(&mut snapshots, queue, Some((&parent, child)))
         };
-        // It has no record if an earlier fold did not complete; otherwise a pin may have come.
+        // The parent has no record if an earlier fold did not complete. If it has a record, it was
+        // pinned meanwhile.
         if collected.removed.is_empty() && self.parts.catalog.get(&parent).is_some() {
             return None;
         }
-        // A daemon that is killed here leaves files without a record, which the next one folds.
+        // If the daemon crashes here, files without a record remain, and the next daemon folds
+        // them.
         self.commit_removals(&collected);
-        // No operation waits for the disk: nothing can use the parent from here on.
+        // The catalog is unlocked before the disk is written, so that no operation waits for the
+        // disk. Without a record the parent cannot be used any more.
         drop(change);
         let folded = fold.commit();
         if folded.is_ok()
@@ -111,8 +116,9 @@ impl GarbageCollector {
         Some(folded)
     }
 
-    /// Writes removals to the journal before the files go: files without a record are removed by
-    /// gc, a record without files would be a lie.
+    /// Writes removals to the journal before the files are removed. After a crash between the two
+    /// steps, garbage collection removes the files without a record. The reverse order could leave
+    /// a record without files.
     fn commit_removals(&self, collected: &UnneededSnapshots) {
         if collected.removed.is_empty() {
             return;
@@ -128,7 +134,7 @@ impl GarbageCollector {
             .commit_write_behind(&removed.chain(moved).chain(copies).collect::<Vec<_>>());
     }
 
-    /// Queues the work behind the removal of records.
+    /// Queues the work that follows the removal of records.
     fn finish_removals(&self, collected: UnneededSnapshots) {
         for id in &collected.foldable {
             self.parts.folder.enqueue(id);
@@ -139,8 +145,8 @@ impl GarbageCollector {
         }
     }
 
-    /// Takes those of `queue` that nothing needs out of the index, and their ancestors likewise. Of
-    /// `folded`, a snapshot and its child, the child does not need the snapshot.
+    /// Removes unneeded snapshots of `queue`, and their unneeded ancestors, from the index.
+    /// `folded` is a snapshot and its child; the child does not count as a user of the snapshot.
     fn take_unneeded(
         &self,
         snapshots: &mut SnapshotIndex,
@@ -163,7 +169,7 @@ impl GarbageCollector {
             let Some(record) = snapshots.remove(&id) else {
                 continue;
             };
-            // Lineages go on over the gap.
+            // The children's lineage continues with the parent of the removed snapshot.
             let children: Vec<String> = snapshots.children(&id).map(str::to_owned).collect();
             for child in children {
                 let Some(mut child) = snapshots.get(&child).cloned() else {
@@ -184,7 +190,7 @@ impl GarbageCollector {
         collected
     }
 
-    /// Need of snapshot `id`. The files of `except` do not count as lying on it.
+    /// Returns the need of snapshot `id`. Ignores that the files of `except` depend on its files.
     fn need(
         &self,
         snapshots: &SnapshotIndex,

@@ -1,4 +1,4 @@
-//! Snapshots that this host lacks, from the store that hosts share.
+//! Fetches snapshots from the shared store.
 
 mod repair;
 
@@ -23,7 +23,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-/// Snapshot that is here and stays here while this exists.
+/// Snapshot of this host, pinned while this value exists.
 pub struct HeldSnapshot {
     record: Snapshot,
     pin: SnapshotPin,
@@ -36,17 +36,17 @@ impl HeldSnapshot {
     }
 }
 
-/// Snapshots that a caller may have fetched.
+/// Snapshots that a caller may fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FetchScope {
-    /// Those that were asked for.
+    /// Snapshots requested by clients.
     Asked,
-    /// Also those that sandboxes sleep in.
+    /// All snapshots, including those of paused sandboxes.
     All,
 }
 
 impl FetchScope {
-    /// That of an owner; none is the host's.
+    /// Returns the scope of an owner. `None` is the host's owner.
     fn of(owner: Option<&str>) -> Self {
         match owner {
             Some(_) => Self::Asked,
@@ -98,9 +98,9 @@ impl FetchLocks {
 }
 
 impl Snapshots<'_> {
-    /// Finds snapshot `id` of `owner` here, or fetches it with its ancestors from the store; none:
-    /// neither has it. Callers that ask for one snapshot share one fetch, which goes on if they go
-    /// away.
+    /// Returns snapshot `id` of `owner`. If it is not on this host, fetches it with its ancestors
+    /// from the store. Returns `None` if the store does not have it either. Concurrent calls for
+    /// one snapshot share one fetch, which continues if the callers disconnect.
     pub async fn fetch(
         self,
         owner: Option<&str>,
@@ -121,15 +121,15 @@ impl Snapshots<'_> {
                 remote,
                 owner,
             };
-            // Boxed: with all that it awaits it is large.
+            // Boxed, since the future is large.
             Box::pin(fetch.run(&id, scope)).await
         };
         let this = Sandboxes(self.0.clone());
         this.perform("fetch", "", work).await
     }
 
-    /// Describes snapshot `id` of `owner` as the store has it, and fetches nothing else; none: the
-    /// store has none of that id.
+    /// Returns the record of snapshot `id` of `owner` in the store without fetching the snapshot.
+    /// `None` if the store has no such snapshot.
     pub async fn describe_stored(
         self,
         owner: Option<&str>,
@@ -153,8 +153,8 @@ impl Snapshots<'_> {
         Ok(Some(record).filter(|record| scope.has(record)))
     }
 
-    /// A snapshot by its id, the beginning of it or its name; one that is not here is fetched by
-    /// its id for `owner`, and one that is being stored is waited for.
+    /// Pins a snapshot by its id, a prefix of the id, or its name. If it is not on this host,
+    /// fetches it by its id for `owner`. Waits for a snapshot that is being stored.
     pub(in crate::sandboxes) async fn pin_or_fetch(
         self,
         owner: Option<&str>,
@@ -173,19 +173,19 @@ impl Snapshots<'_> {
     }
 }
 
-/// One fetch.
+/// Fetch of a snapshot with its ancestors.
 struct Fetch {
     this: Sandboxes,
     remote: Arc<RemoteStore>,
     owner: Option<String>,
 }
 
-/// Snapshot that is to be fetched, its description checked.
+/// Snapshot to fetch, with its checked description.
 struct Missing {
     found: FoundSnapshot,
     record: Snapshot,
     import: SnapshotImport,
-    /// Chunks of its memory to fetch before a guest runs; none: all of it.
+    /// Chunks of memory to fetch before a guest runs. `None` for all chunks.
     memory: Option<Vec<u64>>,
 }
 
@@ -220,7 +220,8 @@ impl Fetch {
         let Some(found) = found.map_err(Self::store_error(id))? else {
             return Ok(None);
         };
-        // Held before the first of their bytes is on the disk, so that they are not collected.
+        // Pinned before their first byte is written, so that garbage collection does not remove the
+        // files.
         let pins = found.iter().map(|found| self.this.0.catalog.pin(&found.id));
         let _pins: Vec<SnapshotPin> = pins.collect();
         let engine = found.first().map_or("", FoundSnapshot::engine);
@@ -243,7 +244,7 @@ impl Fetch {
             return Ok(None);
         }
         let _permit = self.make_room(&missing).await?;
-        // At once: what their guest waits for is the slowest of them and not their sum.
+        // Fetched concurrently: a guest waits for the slowest fetch and not for their sum.
         let pulls = missing.iter().map(|missing| Box::pin(self.pull(missing)));
         let pulled: Vec<_> = futures_util::future::try_join_all(pulls).await?;
         for (missing, files) in missing.into_iter().zip(pulled).rev() {
@@ -252,14 +253,14 @@ impl Fetch {
         let Some(held) = self.here(id).and_then(own) else {
             return Ok(None);
         };
-        // It came as an ancestor of another one before.
+        // The snapshot was fetched earlier as an ancestor of another one.
         if scope == FetchScope::Asked && !held.record.kept {
             self.this.0.catalog.update(id, |record| record.kept = true);
         }
         Ok(self.here(id))
     }
 
-    /// Checks that an ancestor is not another owner's.
+    /// Fails if an ancestor belongs to another owner.
     fn check_ancestor(&self, record: &Snapshot) -> Result<(), OperationError> {
         match self.owner.is_none() || record.owner.is_none() || record.owner == self.owner {
             true => Ok(()),
@@ -270,7 +271,8 @@ impl Fetch {
         }
     }
 
-    /// Reads the record and the manifest of a snapshot, and checks that it can be restored here.
+    /// Reads the record and the manifest of a snapshot, and checks that it can be restored on this
+    /// host.
     async fn describe(
         &self,
         found: FoundSnapshot,
@@ -308,8 +310,8 @@ impl Fetch {
         })
     }
 
-    /// Reads the record of a snapshot as it is to be on this host. The snapshot that was asked for
-    /// is the `newest` of its lineage.
+    /// Reads the record of a snapshot in the form in which this host stores it. `newest` is true
+    /// for the requested snapshot and false for its ancestors.
     async fn record(
         &self,
         found: &FoundSnapshot,
@@ -340,14 +342,14 @@ impl Fetch {
                 uploading: None,
                 copies: vec![self.copy(found)],
             },
-            // Ancestors, and those that sandboxes slept in, are here as long as they are needed.
+            // Ancestors, and snapshots of pauses, are removed once they are not needed.
             kept: newest && record.purpose == SnapshotPurpose::Asked,
             storing: false,
             ..record
         })
     }
 
-    /// The copy in the store that a snapshot comes from.
+    /// Returns the copy in the store from which a snapshot is fetched.
     fn copy(&self, found: &FoundSnapshot) -> StoreCopy {
         let tenant = match found.shared {
             true => SHARED_TENANT,
@@ -363,7 +365,7 @@ impl Fetch {
         }
     }
 
-    /// Makes sure that the disk has room. Returns the bytes that it takes at most.
+    /// Checks that the disk has enough free space. Returns the maximum number of bytes to write.
     fn check_disk(&self, missing: &[Missing]) -> Result<u64, OperationError> {
         let bytes = missing.iter().map(|missing| missing.found.bytes());
         let bytes = bytes.fold(0, u64::saturating_add);
@@ -380,7 +382,7 @@ impl Fetch {
         }
     }
 
-    /// Makes sure that the disk and the owner's budget have room.
+    /// Checks the free disk space and reserves quota of the owner.
     async fn make_room(
         &self,
         missing: &[Missing],
@@ -400,7 +402,7 @@ impl Fetch {
             .await
     }
 
-    /// Fetches the files of one snapshot: of its memory what a guest needs first, or all.
+    /// Fetches the files of a snapshot, with the first chunks of its memory or with all of it.
     async fn pull(&self, missing: &Missing) -> Result<Vec<PulledFile>, OperationError> {
         let id = &missing.found.id;
         let memory = match &missing.memory {
@@ -422,7 +424,8 @@ impl Fetch {
         Ok(files)
     }
 
-    /// Puts one snapshot in place, whose parent is here, unless another fetch was faster.
+    /// Stores and registers a fetched snapshot, whose parent is on this host, unless another fetch
+    /// has done so.
     async fn bring(&self, missing: Missing, files: Vec<PulledFile>) -> Result<(), OperationError> {
         let id = missing.found.id.clone();
         let lock = self.this.0.fetch_locks.get(id.clone());
@@ -438,7 +441,7 @@ impl Fetch {
             .engines
             .snapshot_files(engine)
             .map_err(failed())?;
-        // Files without a record, which a daemon that was killed left.
+        // Removes files without a record that a killed daemon left.
         stored.remove(&id).map_err(failed())?;
         let files = files.into_iter().map(|file| Arc::new(Pulled(file)) as _);
         stored

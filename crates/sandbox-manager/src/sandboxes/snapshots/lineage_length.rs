@@ -1,4 +1,4 @@
-//! Lengths of lineages: a restore reads each of the snapshots below it.
+//! Limits of the length of lineages: a restore reads each ancestor.
 
 use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::sandboxes::{OperationError, OwnerBudgets, Snapshots};
@@ -6,23 +6,23 @@ use jiffy_engine_api::LineageLimits;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Limits for a snapshot that is restored.
+/// Limits for a snapshot that is about to be restored.
 const LIMITS: LineageLimits = LineageLimits {
     cheap: 12,
     longest: 16,
 };
-/// Limits for one that a sandbox sleeps in.
+/// Limits for the snapshot of a paused sandbox.
 const ASLEEP_LIMITS: LineageLimits = LineageLimits {
     cheap: 3,
     longest: 10,
 };
-/// Time for the sandbox to be woken again before its snapshot is merged.
+/// Delay of the merge after a pause, in case the sandbox is resumed at once.
 const ASLEEP_DELAY: Duration = Duration::from_secs(1);
 
 impl Snapshots<'_> {
-    /// Merges a snapshot with the nearest of a long lineage, so that it is restored fast, if its
-    /// owner's budget has room for how much larger that makes it. Without room it is restored as it
-    /// is.
+    /// Merges a snapshot of a long lineage with its nearest ancestors, so that it can be restored
+    /// fast. If the quota of its owner does not allow the additional disk space, the snapshot is
+    /// not merged.
     pub(in crate::sandboxes) async fn shorten_lineage(
         self,
         id: &str,
@@ -30,8 +30,8 @@ impl Snapshots<'_> {
         self.shorten_to(LIMITS, id).await
     }
 
-    /// Does so for the snapshot that a sandbox sleeps in before a wake would have to, some time
-    /// after the pause.
+    /// Does the same for the snapshot of a paused sandbox, some time after the pause, so that a
+    /// resume need not do it.
     pub(in crate::sandboxes) fn shorten_asleep(self, id: &str) {
         if !self.may_be_longer(ASLEEP_LIMITS, id) {
             return;
@@ -41,20 +41,22 @@ impl Snapshots<'_> {
             tokio::time::sleep(ASLEEP_DELAY).await;
             let Some(inner) = inner.upgrade() else { return };
             let snapshots = Snapshots(&inner);
-            // Gone if the sandbox was woken.
+            // The snapshot was removed if the sandbox was resumed.
             let Ok((snapshot, pin)) = snapshots.pin(&id) else {
                 return;
             };
             if let Err(e) = snapshots.shorten_to(ASLEEP_LIMITS, &snapshot.id).await {
                 tracing::debug!(id, "its lineage stays long: {e}");
             }
-            // The sandbox may have been woken or removed meanwhile, and left it to whoever held it.
+            // The sandbox may have been resumed or removed meanwhile. Its garbage collection
+            // skipped the pinned snapshot, so it must be repeated here.
             drop(pin);
             snapshots.0.gc.collect(Some(snapshot.id));
         });
     }
 
-    /// False where the disk need not be asked: snapshots without a record are few in a lineage.
+    /// Returns `false` if the disk need not be read. A lineage contains few snapshots without a
+    /// record.
     fn may_be_longer(self, limits: LineageLimits, id: &str) -> bool {
         self.lineage(Some(id)).len() > limits.cheap / 2
     }
@@ -91,7 +93,7 @@ impl Snapshots<'_> {
         let merged = files.merge(id, limits).await;
         merged.map_err(OperationError::engine(format!("restore snapshot {id}")))?;
         self.measure(id);
-        // The snapshot below may have no owner now.
+        // The former parent may have no user now.
         let parent = self.0.catalog.read().get(id).and_then(|s| s.parent.clone());
         self.0.gc.collect(parent);
         Ok(())

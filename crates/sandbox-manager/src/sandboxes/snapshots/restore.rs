@@ -1,4 +1,4 @@
-//! Guests that are restored from snapshots.
+//! Restores guests from snapshots.
 
 use super::Snapshots;
 use crate::operation_error::OperationError;
@@ -18,8 +18,8 @@ impl Snapshots<'_> {
         engine.restore(id, Some(identity)).await.map_err(failed())
     }
 
-    /// Restores snapshot `id` to a guest without an identity. `identity` is that which the caller
-    /// assigns to it.
+    /// Restores a guest without an identity from snapshot `id`. The caller assigns `identity` to
+    /// it.
     pub(in crate::sandboxes) async fn origin(
         self,
         id: &str,

@@ -25,20 +25,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Time from the removal of a snapshot to its fold. Snapshots that are removed meanwhile are folded
-/// in the same pass, and lineages that are removed as a whole need no fold.
+/// in the same pass. Lineages that are removed completely need no fold.
 const FOLD_DELAY: Duration = Duration::from_secs(3);
-/// Time after which a refused fold is tried with [`MAX_LATE_COPY`], if the snapshot above is still
-/// the last one: no cheaper fold comes.
+/// Time after which a rejected fold is retried with [`MAX_LATE_COPY`]. It is retried only if no
+/// newer snapshot could be folded more cheaply.
 const LATE_DELAY: Duration = Duration::from_secs(20);
-/// Maximum number of bytes of a fold that is larger than the snapshot above.
+/// Maximum number of bytes to copy in a fold that copies more than the content of the child.
 const MAX_COPY: u64 = 2 << 20;
 const MAX_LATE_COPY: u64 = 256 << 20;
 /// Maximum number of bytes copied in a second.
 const MAX_BYTES_PER_SECOND: u64 = 128 << 20;
-/// Pauses last this many times as long as the work before them, up to [`MAX_PAUSE`].
+/// Length of a pause relative to the work before it. A pause lasts at most [`MAX_PAUSE`].
 const PAUSE_FACTOR: u32 = 3;
 const MAX_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum number of snapshots whose fold was refused that are remembered.
+/// Maximum number of remembered rejections.
 const MAX_REFUSED: usize = 10_000;
 /// Maximum number of snapshots above a folded one whose guests are notified of the fold. Other
 /// guests have the old files open until they stop.
@@ -60,7 +60,7 @@ impl SnapshotFolder {
 
     /// Queues the fold of the snapshot below `id` into `id`.
     pub fn enqueue(&self, id: &str) {
-        // Without the thread the files stay until the snapshot above them is removed.
+        // Ignore the error: without the thread the files remain until their child is removed.
         let _ = self.0.lock().send(id.to_owned());
     }
 }
@@ -97,6 +97,7 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &FoldQueue, delays: Delays) {
         };
         let (ids, max_copy) = match first {
             Ok(first) => {
+                // Collect further snapshots for the same pass.
                 thread::sleep(delays.fold);
                 (
                     iter::once(first).chain(queue.try_iter()).collect(),
@@ -203,7 +204,7 @@ impl Snapshots<'_> {
             if refused.contains(id, &parent, max_copy) || !self.0.gc.is_foldable(&parent, id) {
                 break;
             }
-            // A snapshot that is to be folded itself gets no expensive copy.
+            // A snapshot that will be folded into its child gets no expensive copy.
             if max_copy == MAX_LATE_COPY && self.is_superseded(id) {
                 break;
             }
@@ -214,7 +215,7 @@ impl Snapshots<'_> {
                     refused.insert(id, parent, max_copy, late);
                     break;
                 }
-                // The next periodic gc queues it again.
+                // The next periodic garbage collection queues it again.
                 Ok(FoldPreparation::Cancelled) => break,
                 Err(e) => {
                     tracing::debug!(id, parent, error = %e, "cannot fold a removed snapshot");
@@ -244,7 +245,7 @@ impl Snapshots<'_> {
         }
     }
 
-    /// Returns true if snapshot `id` is foldable into one above it.
+    /// Returns whether snapshot `id` can be folded into its child.
     fn is_superseded(self, id: &str) -> bool {
         let children: Vec<String> = {
             let snapshots = self.0.catalog.read();
@@ -253,7 +254,7 @@ impl Snapshots<'_> {
         matches!(&*children, [child] if self.0.gc.is_foldable(id, child))
     }
 
-    /// Has the guests that run on snapshot `id` close the files that were folded.
+    /// Makes the guests whose lineage contains snapshot `id` close the folded files.
     fn notify_guests(self, id: &str, layers: &FoldedLayers) {
         let mut queue = VecDeque::from([id.to_owned()]);
         let mut notified = 0;

@@ -48,7 +48,7 @@ impl Snapshots<'_> {
         }
     }
 
-    /// Describes what needs a snapshot: sandboxes with their names, and snapshots.
+    /// Describes the users of a snapshot: sandboxes and snapshots, with their names.
     fn user_of(self, id: &str) -> Option<String> {
         let sandboxes = self.0.indexes.users.some_of(id, MAX_NAMED_USERS + 1);
         let sandboxes = sandboxes.into_iter().map(|id| {

@@ -18,7 +18,7 @@ const CHECKS: usize = 16;
 /// busy host the checks mostly wait.
 const CHECK_PAUSE_FACTOR: u32 = 9;
 const MAX_CHECK_PAUSE: Duration = Duration::from_millis(10);
-/// Of nice(2): background work yields to everybody.
+/// Priority for nice(2): background work yields to all other threads.
 const NICE: libc::c_int = 19;
 /// `IOPRIO_WHO_PROCESS`, and the class `IOPRIO_CLASS_BE` with the lowest of its levels
 /// (linux/ioprio.h).
@@ -62,7 +62,7 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &UpkeepQueue, interval: Duration) 
     let mut next = Instant::now() + interval;
     // Last checked snapshot of those that existed at the start.
     let mut checked = Some(String::new());
-    // After the first requests of clients.
+    // The first requests of clients come before the checks.
     let mut next_check = Instant::now() + START_DELAY.min(interval);
     loop {
         let timeout = checked.as_ref().map_or(next, |_| next.min(next_check));
@@ -105,7 +105,7 @@ fn check_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
     for id in &ids {
         Snapshots(&inner).measure(id);
         let is_kept = inner.catalog.read().get(id).is_some_and(|s| s.kept);
-        // An earlier daemon may not have folded all that it removed.
+        // The previous daemon may not have folded all removed snapshots.
         inner.folder.enqueue(id);
         // Existing checksums are not written again.
         if is_kept
@@ -141,8 +141,8 @@ impl Sandboxes {
     }
 }
 
-/// Lowers the processor and I/O priority of the calling thread. A failure costs other threads a
-/// little time.
+/// Lowers the processor and I/O priority of the calling thread. Errors are ignored: the thread then
+/// competes with others.
 fn lower_priority() {
     // SAFETY: system calls without pointers that concern this thread only.
     unsafe {
@@ -217,7 +217,7 @@ impl Snapshots<'_> {
     }
 }
 
-/// Names the first damage of a snapshot.
+/// Describes the first damage of a snapshot.
 fn describe(verified: &VerifiedSnapshot) -> String {
     match verified.damaged.first() {
         Some(first) => format!("{} differs from its checksum", first.file),

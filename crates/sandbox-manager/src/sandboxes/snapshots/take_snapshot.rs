@@ -1,4 +1,4 @@
-//! `snapshot`: a sandbox at one instant, while it runs on.
+//! `snapshot`: stores the state of a sandbox at one instant while it continues to run.
 
 use crate::journal::JournalChange;
 use crate::quota::{DiskLimit, QuotaAmount, QuotaPermit, QuotaRequest};
@@ -13,7 +13,8 @@ use jiffy_engine_api::{AfterSnapshot, EngineError, Guest, SnapshotTimes, new_id,
 use tokio::sync::oneshot;
 
 impl Sandboxes {
-    /// Takes a snapshot of a sandbox, which runs on. One of a paused sandbox is what it sleeps in.
+    /// Takes a snapshot of a sandbox, which continues to run. For a paused sandbox, returns the
+    /// snapshot of its pause.
     pub async fn snapshot(
         &self,
         id: &str,
@@ -22,9 +23,9 @@ impl Sandboxes {
         self.take_snapshot(id, name, None).await
     }
 
-    /// The same, but returns once the memory is frozen, where the engine does that, and the
-    /// snapshot is stored behind it. It is lost if the process that holds its memory, or the host,
-    /// ends before it is stored.
+    /// Like [`Self::snapshot`], but returns once the memory is frozen if the engine supports this.
+    /// The snapshot is stored in the background. It is lost if the process that holds its memory,
+    /// or the host, fails before it is stored.
     pub async fn capture(
         &self,
         id: &str,
@@ -34,7 +35,7 @@ impl Sandboxes {
         tokio::select! {
             biased;
             taken = self.take_snapshot(id, name, Some(acknowledgement)) => taken,
-            // The snapshot that is under way is completed.
+            // The snapshot continues in its own task and is completed.
             Ok(captured) = captured => Ok(captured),
         }
     }
@@ -55,7 +56,8 @@ impl Sandboxes {
         .await
     }
 
-    /// Takes a snapshot of a running sandbox or finds that of a paused one. Needs the turn.
+    /// Takes a snapshot of a running sandbox, or returns that of a paused sandbox. The caller must
+    /// hold `op_lock`.
     pub(in crate::sandboxes) async fn snapshot_for(
         &self,
         entry: &SandboxEntry,
@@ -102,7 +104,7 @@ impl Sandboxes {
         let owner = sandbox.settings.owner.as_deref();
         let (mut snapshot, _pin) = self.snapshots().pin_or_fetch(owner, id).await?;
         if purpose == SnapshotPurpose::Asked {
-            // One that was asked for before is counted already.
+            // A snapshot that a client requested before is already counted.
             let amount = QuotaAmount {
                 snapshots: u64::from(!snapshot.is_asked_for()),
                 ..QuotaAmount::default()
@@ -116,7 +118,7 @@ impl Sandboxes {
                 .reserve(snapshot.owner.as_deref(), request)
                 .await?;
             let change = self.0.catalog.change();
-            // Its parent may be another one by now.
+            // A fold may have changed the parent meanwhile.
             if let Some(current) = self.0.catalog.get(&snapshot.id) {
                 snapshot = current;
             }
@@ -124,7 +126,8 @@ impl Sandboxes {
             snapshot.name = name.or(snapshot.name);
             snapshot.purpose = SnapshotPurpose::Asked;
             snapshot.kept = true;
-            // A copy in a store says the same of it as this host.
+            // A copy in a store must have the same record as this host, so an outdated copy is
+            // removed.
             let copies = match snapshot == before {
                 true => Vec::new(),
                 false => snapshot.store.give_up(&before.id),
@@ -141,7 +144,7 @@ impl Sandboxes {
 }
 
 impl Snapshots<'_> {
-    /// Returns the record of a new snapshot of `sandbox`, which runs as `guest`.
+    /// Returns the record of a new snapshot of `sandbox`, whose guest is `guest`.
     pub(in crate::sandboxes) fn draft(
         self,
         sandbox: &Sandbox,
@@ -172,8 +175,8 @@ impl Snapshots<'_> {
         })
     }
 
-    /// Has the engine write `draft`, no larger than `permit` says; `with` is committed together
-    /// with its completion.
+    /// Makes the engine write `draft` with at most the bytes of `permit`. The changes of `with` are
+    /// committed together with the completed snapshot.
     pub(in crate::sandboxes) async fn take(
         self,
         guest: &dyn Guest,
@@ -186,7 +189,11 @@ impl Snapshots<'_> {
             .await
     }
 
-    /// The same; `acknowledgement` is told once it is captured, where the engine does that.
+    /// Like [`Self::take`]. Sends `acknowledgement` once the memory is captured, if the engine
+    /// supports this.
+    ///
+    /// The journal contains the intent before the engine writes the first byte. After a crash, the
+    /// recovery thus decides by the files whether the snapshot is complete.
     pub(in crate::sandboxes) async fn take_acknowledged(
         self,
         guest: &dyn Guest,
@@ -196,7 +203,7 @@ impl Snapshots<'_> {
         acknowledgement: Option<Acknowledgement>,
         with: impl FnOnce(&Snapshot) -> Vec<JournalChange>,
     ) -> Result<Snapshot, OperationError> {
-        // Until it has its record, nothing else says that its files are needed.
+        // Protects the files until the snapshot has its record.
         let _pin = self.0.catalog.pin(&draft.id);
         let mut step = steps::begin("journal");
         self.0
@@ -215,7 +222,7 @@ impl Snapshots<'_> {
         let acknowledging = OptionFuture::from(acknowledging);
         let (taken, storing) = tokio::join!(taking, acknowledging);
         drop(step);
-        // Waiters for the snapshot go on when this returns.
+        // Tasks that wait for the snapshot continue when `storing` is dropped.
         let storing = storing.flatten();
         let failure = match taken {
             Ok(times) => return Ok(self.complete(guest, draft, times, with)),
@@ -243,7 +250,7 @@ impl Snapshots<'_> {
         Err(failure)
     }
 
-    /// Writes down that the engine has written `draft`, together with `with`.
+    /// Registers `draft`, which the engine has written, and commits it together with `with`.
     pub(in crate::sandboxes) fn complete(
         self,
         guest: &dyn Guest,
@@ -274,7 +281,8 @@ impl Snapshots<'_> {
     }
 }
 
-/// The sandbox after `snapshot` was taken of it. One that is being killed is killed.
+/// Returns the record of the sandbox after `snapshot`. A sandbox that is being killed is killed in
+/// it.
 pub(in crate::sandboxes) fn descended(entry: &SandboxEntry, snapshot: &Snapshot) -> Sandbox {
     let record = match entry.is_ending() {
         true => entry.record_in(SandboxState::Killed),

@@ -1,9 +1,9 @@
-//! Upload of snapshots into the store that hosts share, behind everything else.
+//! Uploads snapshots into the shared store, in the background.
 //!
-//! Snapshots that were asked for and those that sandboxes sleep in are uploaded, and what they are
-//! based on with them. The journal knows of each copy that is complete, so that a daemon that was
-//! killed goes on where it was; and of each that is to be removed, so that a store that is out of
-//! reach does not keep it.
+//! Snapshots requested by clients and snapshots of paused sandboxes are uploaded together with
+//! their ancestors. The journal records each complete copy, so that a daemon continues after a
+//! crash. It also records each copy to remove, so that it is removed even if the store is
+//! unreachable at first.
 
 mod push;
 mod queue;
@@ -25,10 +25,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Time between two looks at the queue without an event.
+/// Maximum time between two checks of the queue.
 const IDLE_TIME: Duration = Duration::from_secs(3600);
 
-/// True if other hosts find a snapshot by its id.
+/// Returns whether other hosts can find a snapshot by its id.
 fn is_named(record: &Snapshot) -> bool {
     match record.purpose {
         SnapshotPurpose::Asked => record.kept,
@@ -38,7 +38,7 @@ fn is_named(record: &Snapshot) -> bool {
 }
 
 impl Sandboxes {
-    /// Begins to upload what an earlier daemon did not come to, and everything from now on.
+    /// Queues the snapshots that an earlier daemon did not upload, and starts the background tasks.
     pub(in crate::sandboxes) fn begin_uploads(&self) {
         let Some(remote) = self.0.uploads.remote.clone() else {
             return;
@@ -62,7 +62,7 @@ impl Sandboxes {
         tokio::spawn(retract(Arc::downgrade(&self.0), remote, wake));
     }
 
-    /// Adds the figures of uploads.
+    /// Adds the metrics of uploads.
     pub(in crate::sandboxes) fn upload_figures(&self, now: &mut CurrentFigures) {
         let uploads = &self.0.uploads;
         let Some(remote) = &uploads.remote else {
@@ -155,12 +155,12 @@ async fn serve(
         drop(this);
         let now = Instant::now();
         let wait = next.map_or(IDLE_TIME, |next| next.saturating_duration_since(now));
-        // Whichever it is, the queue is looked at again.
+        // The queue is checked again after a notification and after the timeout.
         let _ = tokio::time::timeout(wait, wake.notified()).await;
     }
 }
 
-/// Removes copies from the store, one after the other.
+/// Removes copies from the store, one at a time.
 async fn retract(
     inner: Weak<SandboxesInner>,
     remote: Arc<RemoteStore>,
@@ -204,7 +204,7 @@ async fn retract(
 }
 
 impl Snapshots<'_> {
-    /// Place of a snapshot's own copy in the store, if there is a store.
+    /// Returns the place of a snapshot's copy in the store. `None` if there is no store.
     fn place(self, record: &Snapshot) -> Option<StorePlace> {
         let remote = self.0.uploads.remote.as_ref()?;
         let tenant = match self.0.uploads.is_shared(record) {
@@ -217,7 +217,7 @@ impl Snapshots<'_> {
         })
     }
 
-    /// State of a snapshot in the store that hosts share; none: there is no store.
+    /// Returns the state of a snapshot in the shared store. `None` if there is no store.
     pub fn store_state(self, record: &Snapshot) -> Option<StoreState> {
         let place = self.place(record)?;
         let stored = record.store.root(&place).is_some();
@@ -228,14 +228,14 @@ impl Snapshots<'_> {
         })
     }
 
-    /// State in the store of the snapshot with this whole id; none: there is no store, or no such
-    /// snapshot.
+    /// Returns the state in the store of the snapshot with this complete id. `None` if there is no
+    /// store or no such snapshot.
     pub fn store_state_of(self, id: &str) -> Option<StoreState> {
         self.0.uploads.remote.as_ref()?;
         self.store_state(&self.0.catalog.get(id)?)
     }
 
-    /// Has a snapshot uploaded if others are to find it and it is not in the store.
+    /// Queues the upload of a snapshot if other hosts may need it and it is not in the store.
     pub(in crate::sandboxes) fn upload(self, record: &Snapshot) {
         let wanted = is_named(record) && self.store_state(record) == Some(StoreState::Local);
         if wanted {
@@ -243,7 +243,7 @@ impl Snapshots<'_> {
         }
     }
 
-    /// Ends the upload of a snapshot that was let go, and has its names removed from the store.
+    /// Cancels the upload of a snapshot that was removed, and removes its names from the store.
     pub(in crate::sandboxes) fn withdraw(self, id: &str) {
         self.0.uploads.cancel(id);
         let Some(record) = self.0.catalog.get(id).filter(|record| !is_named(record)) else {
@@ -253,7 +253,7 @@ impl Snapshots<'_> {
         Sandboxes(self.0.clone()).retract(names);
     }
 
-    /// Ends the upload of a snapshot that its sandbox slept in, if nothing else needs it.
+    /// Cancels the upload of the snapshot of a paused sandbox if it has no other user.
     pub(in crate::sandboxes) fn cancel_unused(self, id: &str) {
         let used = {
             let snapshots = self.0.catalog.read();
@@ -267,7 +267,7 @@ impl Snapshots<'_> {
         }
     }
 
-    /// Fails unless this host shares a store.
+    /// Fails if this host has no store.
     pub fn expect_store(self) -> Result<(), OperationError> {
         match self.0.uploads.remote {
             Some(_) => Ok(()),
@@ -275,8 +275,8 @@ impl Snapshots<'_> {
         }
     }
 
-    /// Waits until snapshot `id` is in the store. An attempt that fails ends the waiting, and not
-    /// the upload.
+    /// Waits until snapshot `id` is in the store. Fails after a failed attempt; the upload is
+    /// nevertheless retried.
     pub async fn wait_stored(self, id: &str) -> Result<Snapshot, OperationError> {
         self.expect_store()?;
         let uploads = &self.0.uploads;
@@ -312,7 +312,7 @@ impl Snapshots<'_> {
                 _ => uploads.enqueue(id, record.owner.as_deref()),
             }
             begun = true;
-            // The sender is as old as the sandboxes.
+            // Ignore the result: the sender exists as long as the sandboxes.
             let _ = ended.changed().await;
         }
     }

@@ -1,4 +1,4 @@
-//! Snapshots of booted templates that serve no new sandbox any more.
+//! Retirement of template snapshots that no new sandbox uses.
 
 use super::TemplateSnapshots;
 use crate::snapshot::Snapshot;
@@ -6,13 +6,13 @@ use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::now_ms;
 use std::time::Duration;
 
-/// Sizes of one template that keep their snapshot. Callers choose sizes freely, and each snapshot
-/// takes disk space that no key is charged for.
+/// Maximum number of sizes of a template that have a snapshot. Callers choose sizes freely, and the
+/// disk space counts in no key's quota.
 const MAX_SIZES_PER_TEMPLATE: usize = 8;
 
 impl TemplateSnapshots<'_> {
-    /// Snapshots of templates that have become something else, or are gone, serve no new sandbox
-    /// either, and hold what the templates were. Looks at those of `ids`.
+    /// Retires the snapshots among `ids` whose template was changed or removed. No new sandbox uses
+    /// them.
     pub(in crate::sandboxes) fn retire_outdated(self, ids: &[String]) {
         let snapshots = self.0.catalog.read();
         let of_template = |s: &&Snapshot| s.purpose == SnapshotPurpose::Template && s.kept;
@@ -31,8 +31,8 @@ impl TemplateSnapshots<'_> {
         self.let_go(unused.map(|(id, _)| id).collect());
     }
 
-    /// Snapshots of the same template, size and engine with another fingerprint serve no new
-    /// sandbox.
+    /// Retires the snapshots with the same template, size and engine as `newest` but another
+    /// fingerprint.
     pub(in crate::sandboxes) fn retire_older(self, newest: &Snapshot) {
         let older = |s: &Snapshot| {
             let same = (&s.template, s.size) == (&newest.template, newest.size);
@@ -41,8 +41,8 @@ impl TemplateSnapshots<'_> {
         self.let_go(self.kept(older));
     }
 
-    /// Lets go of the sizes of a template that were not used for longest, beyond
-    /// [`MAX_SIZES_PER_TEMPLATE`]. Their next create boots.
+    /// Retires the least recently used sizes of a template beyond [`MAX_SIZES_PER_TEMPLATE`]. Their
+    /// next create boots.
     pub(in crate::sandboxes) fn retire_surplus(self, newest: &Snapshot) {
         let other = |s: &Snapshot| s.template == newest.template && s.id != newest.id;
         let mut others = self.kept(other);
@@ -50,14 +50,14 @@ impl TemplateSnapshots<'_> {
             return;
         };
         let uses = self.0.template_snapshots.uses();
-        // Unused ones come first.
+        // Snapshots without a recorded use come first.
         others.sort_by_key(|id| uses.get(id).copied());
         others.truncate(surplus);
         self.let_go(others);
     }
 
-    /// Snapshots of booted templates that nothing runs, waits or descends from, and that no create
-    /// used for so long. Without one the template's next create boots.
+    /// Returns the template snapshots that no guest or snapshot uses and that no create has used
+    /// for at least `unused_for`. After their retirement the next create boots.
     pub fn idle(self, unused_for: Duration) -> Vec<Snapshot> {
         let waiting = self.0.pool.snapshots();
         let uses = self.0.template_snapshots.uses();
@@ -67,7 +67,7 @@ impl TemplateSnapshots<'_> {
         let idle = |s: &&Snapshot| {
             let used = match uses.get(&s.id) {
                 Some(at) => at.elapsed() < unused_for,
-                // Uses are known since the daemon started.
+                // Uses before the start of the daemon are unknown.
                 None => s.created_ms > limit_ms,
             };
             let needed = waiting.contains(&s.id)
@@ -79,7 +79,7 @@ impl TemplateSnapshots<'_> {
         kept.filter(idle).cloned().collect()
     }
 
-    /// Lets go of snapshots of booted templates.
+    /// Retires template snapshots.
     pub fn retire(self, ids: &[String]) {
         let of_template = |id: &String| {
             let snapshots = self.0.catalog.read();
@@ -89,14 +89,14 @@ impl TemplateSnapshots<'_> {
         self.let_go(ids.iter().filter(|id| of_template(id)).cloned().collect());
     }
 
-    /// Ids of the snapshots of booted templates that are `wanted`.
+    /// Returns the ids of the matching template snapshots that are not retired.
     pub(in crate::sandboxes) fn kept(self, wanted: impl Fn(&Snapshot) -> bool) -> Vec<String> {
         let snapshots = self.0.catalog.read();
         let kept = snapshots.all_kept_for(SnapshotPurpose::Template);
         kept.filter(|s| wanted(s)).map(|s| s.id.clone()).collect()
     }
 
-    /// Lets go of the snapshots of booted templates.
+    /// Marks template snapshots as not kept, stops their warm-pool guests, and collects them.
     fn let_go(self, ids: Vec<String>) {
         for id in &ids {
             self.0.template_snapshots.forget(id);
@@ -107,7 +107,7 @@ impl TemplateSnapshots<'_> {
         self.0.gc.collect(ids);
     }
 
-    /// The booted template `from` is that of `to` from now on, which is the same by another name.
+    /// Moves the snapshots of template `from` to template `to`, which has the same content.
     pub fn hand_over(self, from: &str, to: &str) {
         for id in self.kept(|s| s.template == from) {
             if let Some(newest) = self.0.catalog.update(&id, |s| s.template = to.to_owned()) {

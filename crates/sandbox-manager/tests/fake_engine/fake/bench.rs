@@ -1,4 +1,4 @@
-//! A data directory with guests in it, for one test.
+//! Data directory with fake guests, for one test.
 
 use super::engine::FakeEngine;
 use super::world::World;
@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A host that is never short of anything.
+/// Host that never lacks a resource.
 #[derive(Debug)]
 pub struct Plenty;
 
@@ -20,7 +20,7 @@ impl HostReader for Plenty {
     }
 }
 
-/// A data directory with a world.
+/// Data directory and its world.
 pub struct Bench {
     pub dir: tempfile::TempDir,
     pub world: Arc<World>,
@@ -43,7 +43,7 @@ impl Bench {
         self.open_with(HostOptions::default()).await
     }
 
-    /// The first time, when there is nothing to wait for.
+    /// Opens an empty data directory, and checks that this does not wait.
     pub fn open_first(&self, options: HostOptions) -> Sandboxes {
         let opening = std::pin::pin!(self.open_with(options));
         let mut nobody = std::task::Context::from_waker(std::task::Waker::noop());
@@ -54,7 +54,7 @@ impl Bench {
     }
 
     pub async fn open_with(&self, mut options: HostOptions) -> Sandboxes {
-        // Nothing here depends on what this machine is busy with.
+        // The tests must not depend on the load of this machine.
         options.reader.get_or_insert_with(|| Arc::new(Plenty));
         let engines = FakeEngine::all(&self.world, &self.files());
         let journal = self.dir.path().join("state.db");
@@ -65,7 +65,7 @@ impl Bench {
         Path::join(self.dir.path(), "snapshots")
     }
 
-    /// Snapshot files, finished or not.
+    /// Returns the names of snapshot files, complete or not.
     pub fn file_names(&self) -> BTreeSet<String> {
         fs::read_dir(self.files())
             .unwrap()
@@ -73,14 +73,14 @@ impl Bench {
             .collect()
     }
 
-    /// Waits until there are as many files of snapshots.
+    /// Waits until there are `count` snapshot files.
     pub async fn until_files(&self, count: usize) {
         let what = format!("{count} files, of {:?}", self.file_names());
         until(&what, || self.file_names().len() == count).await;
     }
 
-    /// Runs `work` in a runtime of its own that is then torn down as a killed process is: nothing
-    /// in it goes on.
+    /// Runs `work` in a runtime of its own and then shuts the runtime down, as if the process were
+    /// killed: no task continues.
     pub fn doomed<F: Future<Output = ()>>(&self, work: F) {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -88,12 +88,12 @@ impl Bench {
             .build()
             .unwrap();
         runtime.block_on(work);
-        // A killed process does nothing any more when the next one starts.
+        // The tasks must have stopped before the next daemon starts.
         runtime.shutdown_timeout(std::time::Duration::from_secs(10));
     }
 }
 
-/// A sandbox of template `base`.
+/// Specification of a sandbox of template `base`.
 pub fn base() -> CreateSpec {
     CreateSpec {
         source: SandboxSource::Template("base".into()),
@@ -106,7 +106,7 @@ pub fn base() -> CreateSpec {
     }
 }
 
-/// Waits until `ready`, at most 10 s.
+/// Waits at most 10 s until `ready` returns true.
 pub async fn until(what: &str, mut ready: impl FnMut() -> bool) {
     for _ in 0..2000 {
         if ready() {

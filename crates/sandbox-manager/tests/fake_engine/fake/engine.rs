@@ -1,4 +1,4 @@
-//! The engine: its guests are lines of text.
+//! Fake engine: the memory of a guest is a text.
 
 use super::OTHER;
 use super::files::FakeFiles;
@@ -16,9 +16,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Name of the default engine. Stores know no others than those of real engines.
+/// Name of the default engine. Stores accept only names of real engines.
 pub const FAKE: &str = MICROVM;
-/// Content of a snapshot's file that shows that it is damaged.
+/// Content of a damaged snapshot file.
 pub const DAMAGED: &str = "damaged";
 
 pub struct FakeEngine(Arc<FakeFiles>);

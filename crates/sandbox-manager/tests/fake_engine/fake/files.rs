@@ -1,4 +1,4 @@
-//! Snapshot files: each is the text of a guest.
+//! Snapshot files: each contains the text of a guest.
 
 use super::OTHER;
 use super::engine::{DAMAGED, FAKE};
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 
 const MEMORY: &str = "memory.layer";
 
-/// Snapshot files of one engine in a directory that all engines share.
+/// Snapshot files of one engine, in a directory that all engines share.
 pub struct FakeFiles {
     /// Name of the engine.
     pub name: &'static str,
@@ -35,12 +35,12 @@ impl FakeFiles {
         names.filter(|name| wanted(name)).collect()
     }
 
-    /// Returns true if this process is writing a file.
+    /// Returns whether this process is writing the file.
     fn writes(&self, name: &str) -> bool {
         self.writing.lock().unwrap().contains(name)
     }
 
-    /// Returns true if the snapshot `id` is one of this engine.
+    /// Returns whether snapshot `id` belongs to this engine.
     fn owns(&self, id: &str) -> bool {
         let is_of_other = self.world.of_other.lock().unwrap().contains(id);
         match self.name {
@@ -259,7 +259,8 @@ impl SnapshotFiles for FakeFiles {
             parents.insert(import.id.clone(), parent.clone());
         }
         let memory = files.iter().find(|file| file.name() == MEMORY).unwrap();
-        // Engines name each draft anew: that of a killed daemon is not in the way.
+        // Real engines use a new name for each draft, so the draft of a killed daemon must not
+        // matter.
         let _ = fs::remove_file(&half);
         memory.place(&half).map_err(EngineError::failed)?;
         if let Err(e) = self.world.step("import").await {

@@ -1,4 +1,4 @@
-//! Guests that are a line of text.
+//! Guests whose memory is a text.
 
 use super::OTHER;
 use super::files::FakeFiles;
@@ -72,7 +72,7 @@ impl FakeGuest {
         if self.0.engine == OTHER {
             self.1.world.of_other.lock().unwrap().insert(id.to_owned());
         }
-        // Of an earlier daemon it may have been collected.
+        // The draft of an earlier daemon may have been collected.
         let _ = fs::remove_file(self.1.dir.join(format!(".{id}")));
         self.1.world.step("snapshot-named").await?;
         *self.0.undecided.lock().unwrap() = None;
@@ -206,7 +206,7 @@ impl Guest for FakeGuest {
         })
     }
 
-    /// Listens and answers 204 to whatever it is sent, unless `answer` fails: then it hangs up.
+    /// Answers 204 to every request. Closes the connection if the step `answer` fails.
     async fn connect(&self, _: u32) -> io::Result<UnixStream> {
         let (near, mut far) = UnixStream::pair()?;
         if self.1.world.step("answer").await.is_ok() {
@@ -235,7 +235,7 @@ impl Guest for FakeGuest {
 
     async fn stop(&self) {
         self.0.stop();
-        // It is gone; what it left is not.
+        // The process has exited; its resources may remain.
         let _ = self.1.world.step("stop").await;
     }
 
@@ -245,7 +245,7 @@ impl Guest for FakeGuest {
     }
 }
 
-/// Every guest reaches one address.
+/// Connection log of a guest that connected to one address.
 struct Reached;
 
 impl ConnectionLog for Reached {

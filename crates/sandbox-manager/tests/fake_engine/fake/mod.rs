@@ -1,5 +1,5 @@
-//! An engine whose guests are a line of text, and whose every step can be made to fail or to hang.
-// Each test program uses its own part of this.
+//! Fake engine in which the memory of a guest is a text, and each step can fail or hang.
+// Each test program uses only a part of this module.
 #![allow(dead_code, unused_imports, clippy::unwrap_used)]
 
 mod bench;
@@ -12,5 +12,5 @@ pub use bench::{Bench, Plenty, base, create_id, snapshot_id, until};
 pub use engine::{DAMAGED, FakeEngine};
 pub use world::{Body, Dice, World};
 
-/// An engine beside the default one.
+/// Name of an engine in addition to the default one.
 pub const OTHER: &str = "other";

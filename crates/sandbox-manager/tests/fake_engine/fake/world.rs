@@ -1,4 +1,4 @@
-//! Guests of the engine, and the steps that fail or hang.
+//! Guests of the fake engine, and steps that fail or hang.
 
 use jiffy_engine_api::{EngineError, ExitReason, SandboxIdentity};
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 
-/// A generator that needs no crate and can be repeated (xorshift, Marsaglia 2003).
+/// Reproducible random number generator (xorshift, Marsaglia 2003).
 pub struct Dice(pub u64);
 
 impl Dice {
@@ -22,7 +22,7 @@ impl Dice {
     }
 }
 
-/// Running guests, and failures to come.
+/// Guests, injected failures, and recorded calls.
 #[derive(Default)]
 pub struct World {
     pub(super) guests: Mutex<Vec<Arc<Body>>>,
@@ -31,59 +31,59 @@ pub struct World {
     stuck: Mutex<BTreeSet<&'static str>>,
     /// Steps that wait until they are released.
     held: watch::Sender<BTreeSet<&'static str>>,
-    /// Seed of how often each step gives way to other tasks; zero: never.
+    /// Seed of the random number of yields in each step. Zero for no yields.
     pub jitter: AtomicU64,
     pub boots: Mutex<usize>,
     pub restores: Mutex<usize>,
     pub version: Mutex<u32>,
     pub learned: Mutex<Vec<String>>,
-    /// Rehearsals that began.
+    /// Number of started rehearsals.
     pub rehearsed: Mutex<usize>,
     pub warmed: Mutex<Vec<String>>,
     pub sealed: Mutex<BTreeSet<String>>,
-    /// Snapshots that need the files of no other.
+    /// Snapshots that do not depend on the files of another one.
     pub merged: Mutex<BTreeSet<String>>,
-    /// Snapshots below those that were taken of a guest that had one.
+    /// Parents of snapshots.
     pub parents: Mutex<BTreeMap<String, String>>,
-    /// Count of requests for that.
+    /// Number of queries whether a snapshot is independent.
     pub asked: Mutex<usize>,
-    /// Count of its looks for what was not finished.
+    /// Number of garbage collections of unfinished files.
     pub gc_runs: Mutex<usize>,
-    /// Count of snapshots that gc saw on the disk.
+    /// Number of snapshots that garbage collection walked over.
     pub walked: Mutex<usize>,
     /// Snapshots that were taken with [`OTHER`].
     pub of_other: Mutex<BTreeSet<String>>,
-    /// Guests can go back in their place.
+    /// True if guests support rollback in place.
     pub goes_back: AtomicBool,
-    /// One has begun to.
+    /// True once a rollback in place has started.
     pub began: AtomicBool,
-    /// Snapshots whose files it was told to remove.
+    /// Snapshots whose files were removed.
     pub removed: Mutex<Vec<String>>,
-    /// Files on which others lie cannot be removed.
+    /// True if files that others depend on cannot be removed.
     pub folds_snapshots: AtomicBool,
     /// Folds: the parent, and the snapshot that it was folded into.
     pub folds: Mutex<Vec<(String, String)>>,
-    /// Folds that guests were told of, by the text of their sandboxes.
+    /// Folds reported to guests, by the text of the guest.
     pub told_folds: Mutex<Vec<String>>,
-    /// Captured snapshots are not stored meanwhile.
+    /// While true, captured snapshots are not stored.
     pub storing_waits: watch::Sender<bool>,
-    /// Captured snapshots that were given up with their guest.
+    /// Captured snapshots that were discarded with their guest.
     pub discarded: Mutex<Vec<String>>,
-    /// Names of the threads that asked for sizes of snapshots.
+    /// Names of the threads that requested sizes of snapshots.
     pub measured_by: Mutex<Vec<String>>,
 }
 
-/// A guest's inside.
+/// State of a guest.
 pub struct Body {
     pub sandbox_identity: Mutex<SandboxIdentity>,
     pub memory: Mutex<String>,
     pub(super) cpu_us: AtomicU64,
     pub(super) engine: &'static str,
-    /// Latest snapshot it lies on, as it sees it.
+    /// Latest snapshot that the guest descends from, in its own view.
     pub parent: Mutex<Option<String>>,
-    /// Snapshot of it that is complete, or was to be, when its daemon died.
+    /// Snapshot that was in progress or complete when the daemon was killed.
     pub(super) undecided: Mutex<Option<String>>,
-    /// Captured snapshot that is not stored, and its text.
+    /// Captured snapshot that is not stored yet, and its text.
     pub captured: Mutex<Option<(String, String)>>,
     pub(super) kept: AtomicBool,
     pub(super) end: watch::Sender<Option<ExitReason>>,
@@ -98,22 +98,22 @@ impl World {
         self.hanging.lock().unwrap().insert(step);
     }
 
-    /// Holds a step up until [`Self::release`].
+    /// Blocks a step until [`Self::release`].
     pub fn hold(&self, step: &'static str) {
         self.held.send_modify(|held| _ = held.insert(step));
     }
 
-    /// Lets a step that was held up go on.
+    /// Unblocks a step.
     pub fn release(&self, step: &'static str) {
         self.held.send_modify(|held| _ = held.remove(step));
     }
 
-    /// Returns true if the step hangs or is held up, and something waits for it.
+    /// Returns whether the step hangs or is blocked, and a task waits in it.
     pub fn is_stuck(&self, step: &str) -> bool {
         self.stuck.lock().unwrap().contains(step)
     }
 
-    /// Forgets which steps something waited for.
+    /// Clears the record of steps in which tasks waited.
     pub fn forget_stuck(&self) {
         self.stuck.lock().unwrap().clear();
     }
@@ -123,7 +123,7 @@ impl World {
         self.hanging.lock().unwrap().clear();
     }
 
-    /// Returns true if `step` is made to fail.
+    /// Returns whether `step` is set to fail.
     pub(super) fn fails(&self, step: &str) -> bool {
         self.failing.lock().unwrap().contains(step)
     }
@@ -152,7 +152,7 @@ impl World {
         Ok(())
     }
 
-    /// Guests that run, by id; those that wait have none.
+    /// Returns the sandbox ids of the running guests. The id of a warm-pool guest is empty.
     pub fn running(&self) -> Vec<String> {
         let guests = self.guests.lock().unwrap();
         let live = guests.iter().filter(|b| b.end.borrow().is_none());
@@ -160,7 +160,7 @@ impl World {
             .collect()
     }
 
-    /// The one running guest of a sandbox.
+    /// Returns the guest of a sandbox that must have exactly one running guest.
     pub fn body(&self, id: &str) -> Arc<Body> {
         let guests = self.guests.lock().unwrap();
         let mut found = guests
@@ -179,14 +179,14 @@ impl World {
         self.body(id).memory.lock().unwrap().clone()
     }
 
-    /// A guest that ends by itself.
+    /// Makes a guest exit by itself.
     pub fn panic_guest(&self, id: &str) {
         let message = "gone".to_owned();
         let end = ExitReason::GuestPanic { message };
         self.body(id).end.send_replace(Some(end));
     }
 
-    /// A guest that ends because its memory does not arrive.
+    /// Makes a guest exit because its memory does not arrive.
     pub fn starve_guest(&self, id: &str) {
         let reason = "its store did not answer for 1 s".to_owned();
         let end = ExitReason::MissingMemory { reason };

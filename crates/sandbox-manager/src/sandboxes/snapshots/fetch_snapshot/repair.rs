@@ -15,7 +15,7 @@ type Damages = BTreeMap<String, String>;
 
 impl Snapshots<'_> {
     /// Fetches the damaged snapshots of the lineage of `id` again: those of `reported`, and those
-    /// whose damage is found without reading layers. Running guests continue with the old files.
+    /// whose damage is detected without reading layers. Running guests continue with the old files.
     /// Returns the damage of the replaced snapshots. Empty if nothing is damaged, or if the store
     /// has no copy. Concurrent repairs of one snapshot share one fetch.
     pub(in crate::sandboxes) async fn repair(
@@ -47,7 +47,7 @@ impl Snapshots<'_> {
             remote,
             owner: self.0.catalog.get(id).and_then(|record| record.owner),
         };
-        // Boxed: with all that it awaits it is large.
+        // Boxed, since the future is large.
         let renewed = Box::pin(fetch.renew(id, &remaining)).await;
         let counters = &self.0.uploads.counters;
         let counter = match &renewed {
@@ -88,7 +88,7 @@ impl Snapshots<'_> {
         }
     }
 
-    /// Returns the damage in the lineage of `id` that is found without reading layers.
+    /// Returns the damage in the lineage of `id` that is detected without reading layers.
     async fn find_damages(self, id: &str) -> Result<Damages, OperationError> {
         // Snapshots of a lineage have one engine.
         let Ok(engine) = self.0.snapshot_engines.engine_of(id).cloned() else {
@@ -125,10 +125,10 @@ impl Snapshots<'_> {
 }
 
 impl Fetch {
-    /// Fetches the snapshots of `damaged` in the lineage of `id`, and those below them that are not
-    /// here. Returns false if the store lacks one of them.
+    /// Fetches the snapshots of `damaged` in the lineage of `id`, and their ancestors that are not
+    /// on this host. Returns false if the store lacks one of them.
     async fn renew(&self, id: &str, damaged: &Damages) -> Result<bool, OperationError> {
-        // A snapshot that was not uploaded may be based on one that was.
+        // A snapshot that was not uploaded may descend from a snapshot that was.
         let names = std::iter::once(id).chain(damaged.keys().map(String::as_str));
         for name in names {
             if self.renew_below(name, damaged).await? {
@@ -153,7 +153,8 @@ impl Fetch {
         let mut above = false;
         for (depth, found) in found.into_iter().enumerate() {
             let is_here = self.here(&found.id).is_some();
-            // A merge here may have made its ancestors unnecessary, and they went.
+            // A merge may have removed ancestors from this host; the copy in the store depends on
+            // them.
             above = damaged.contains_key(&found.id) || (above && !is_here);
             if above {
                 missing.push(self.describe(found, depth == 0, None).await?);
@@ -171,7 +172,7 @@ impl Fetch {
         Ok(true)
     }
 
-    /// Puts the files of one snapshot in the place of those that are here.
+    /// Replaces the files of a snapshot by the fetched ones.
     async fn replace(
         &self,
         missing: Missing,

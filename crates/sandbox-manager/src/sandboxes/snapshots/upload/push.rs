@@ -1,4 +1,4 @@
-//! One upload: a snapshot and all below it that the store lacks, the oldest first.
+//! Upload of a snapshot and of its ancestors that the store lacks, oldest first.
 
 use super::is_named;
 use crate::journal::JournalChange;
@@ -14,19 +14,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::watch;
 
-/// Times that an upload begins anew because what it is based on changed.
+/// Maximum number of restarts of an upload because its ancestors changed.
 const MAX_RESTARTS: usize = 300;
 
 /// Failure of an upload.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UploadError {
-    /// The snapshot is gone, or its upload was cancelled.
+    /// The snapshot was removed, or its upload was cancelled.
     #[error("the snapshot is gone")]
     Removed,
-    /// A snapshot below it changed: the next attempt sees it.
+    /// An ancestor changed. The next attempt uses the new lineage.
     #[error("the snapshots below it kept changing")]
     Changed,
-    /// Chunks of this snapshot, which the store lacks, are not here.
+    /// Chunks of this snapshot are neither in the store nor on this host.
     #[error("snapshot {0} has not all arrived on this host")]
     MissingMemory(String),
     #[error("it has more than {MAX_LINEAGE} snapshots below it")]
@@ -37,14 +37,14 @@ pub(super) enum UploadError {
     Operation(#[from] OperationError),
 }
 
-/// Snapshot that the store lacks, with its files open and held.
+/// Snapshot that the store lacks, with its files open and pinned.
 struct Link {
     place: StorePlace,
     parts: SnapshotParts,
     _pin: SnapshotPin,
 }
 
-/// Snapshots that the store lacks, the newest first, and the one below them that it has.
+/// Snapshots that the store lacks, newest first, and their nearest ancestor that the store has.
 struct Chain {
     links: Vec<Link>,
     base: Option<(String, StorePlace, String)>,
@@ -83,12 +83,12 @@ impl Sandboxes {
         let ids: Vec<String> = chain.links.iter().map(|l| l.parts.id.clone()).collect();
         let pushed = self.push_chain(remote, &chain, cancelled).await;
         drop(chain);
-        // Those that were let go meanwhile.
+        // The pins delayed the garbage collection of snapshots that were removed meanwhile.
         self.0.gc.collect(ids);
         pushed
     }
 
-    /// Opens snapshot `id` and those below it that the store at `url` lacks. Blocks.
+    /// Opens snapshot `id` and the ancestors that the store at `url` lacks. Blocks.
     fn open_chain(&self, url: &str, id: &str) -> Result<Chain, UploadError> {
         let record = self.0.catalog.get(id).ok_or(UploadError::Removed)?;
         let tenant = record.owner.unwrap_or_else(|| LOCAL_TENANT.to_owned());
@@ -133,7 +133,7 @@ impl Sandboxes {
                 .and_then(|files| files.parts(&id))
             {
                 Ok(parts) => parts,
-                // Merged with the one above it since that was looked at.
+                // The ancestor was merged into its child meanwhile.
                 Err(_) if self.0.catalog.get(&id).is_none() => return Err(gone()),
                 Err(e) => return Err(OperationError::engine("read its files")(e).into()),
             };
@@ -172,13 +172,13 @@ impl Sandboxes {
             let known = self.0.catalog.get(&link.parts.id);
             let record = known.ok_or(UploadError::Changed)?;
             if record.store.root(&link.place).is_some() {
-                // Another upload needed it, too.
+                // Another upload has pushed this ancestor.
                 return Err(UploadError::Changed);
             }
             match self.push(remote, link, record, lineage, cancelled).await {
                 Err(UploadError::Remote(e)) if e.is_gone() => {
-                    // Something below it was removed from the store: it and what it is based on go
-                    // there anew.
+                    // A snapshot was removed from the store. It and its ancestors are uploaded
+                    // again.
                     tracing::debug!("{e}");
                     let base = chain.base.as_ref().map(|(id, ..)| id);
                     self.give_up(base.unwrap_or(&link.parts.id));
@@ -190,7 +190,7 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Pushes one snapshot and notes its copy.
+    /// Pushes a snapshot and records its copy.
     async fn push(
         &self,
         remote: &RemoteStore,
@@ -266,7 +266,7 @@ impl Sandboxes {
                 self.retract(vec![retraction(true)]);
                 Err(UploadError::Changed)
             }
-            // It was let go meanwhile, and stays for what is based on it.
+            // The snapshot was removed meanwhile, but its descendants need its content.
             Some(now) if named && !is_named(&now) => {
                 self.retract(vec![retraction(false)]);
                 Ok(())
@@ -279,7 +279,8 @@ impl Sandboxes {
         }
     }
 
-    /// Gives the copies of a snapshot up, for new ones.
+    /// Forgets the copies of a snapshot and removes them from the store, so that new ones are
+    /// uploaded.
     fn give_up(&self, id: &str) {
         let mut copies = Vec::new();
         self.0
@@ -288,7 +289,7 @@ impl Sandboxes {
         self.retract(copies);
     }
 
-    /// Has copies removed from the store.
+    /// Removes copies from the store, in the background.
     pub(super) fn retract(&self, copies: Vec<StoreRetraction>) {
         let changes = copies.iter().cloned().map(JournalChange::Retraction);
         let changes: Vec<_> = changes.collect();

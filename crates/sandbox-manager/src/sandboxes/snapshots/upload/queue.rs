@@ -1,4 +1,4 @@
-//! Snapshots that wait for their upload, and what is to be removed from the store.
+//! Queues of uploads to the store and of removals from it.
 
 use crate::snapshot::Snapshot;
 use crate::store_copies::StoreRetraction;
@@ -11,32 +11,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
-/// Uploads at once, of different owners.
+/// Maximum number of concurrent uploads, each of another owner.
 const MAX_UPLOADS: usize = 4;
 const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Uploads of a host.
 pub(in crate::sandboxes) struct Uploads {
-    /// None: snapshots stay on this host.
+    /// `None` if snapshots stay on this host.
     pub remote: Option<Arc<RemoteStore>>,
-    /// Tells the templates whose snapshots all tenants share.
+    /// Returns whether all tenants share the snapshots of a template.
     is_stock: fn(&str) -> bool,
     queue: Mutex<UploadQueue>,
-    /// Told when there is more to do.
+    /// Notified when an upload is queued or has ended.
     pub wake: Arc<Notify>,
-    /// Told when there is more to remove, or the store answers again.
+    /// Notified when a removal is queued or the store is reachable again.
     pub wake_retractions: Arc<Notify>,
-    /// Told when what this host needs of the store may have changed.
+    /// Notified when the layers that this host needs of the store may have changed.
     pub wake_readers: Arc<Notify>,
-    /// Told when an upload has ended in whichever way.
+    /// Notified when an upload has ended, with any result.
     pub ended: watch::Sender<()>,
-    /// Held while a snapshot of all tenants is pushed, which several uploads may need.
+    /// Held while a shared snapshot is pushed: several uploads may need it.
     pub sharing: tokio::sync::Mutex<()>,
     pub counters: UploadCounters,
 }
 
-/// Counters since the start.
+/// Counters since the start of the daemon.
 #[derive(Default)]
 pub(in crate::sandboxes) struct UploadCounters {
     pub uploads: AtomicU64,
@@ -51,7 +51,7 @@ pub(in crate::sandboxes) struct UploadCounters {
 
 #[derive(Default)]
 struct UploadQueue {
-    /// By id of the snapshot.
+    /// Uploads by id of the snapshot.
     uploads: BTreeMap<String, QueuedUpload>,
     retractions: VecDeque<StoreRetraction>,
 }
@@ -61,17 +61,17 @@ struct QueuedUpload {
     failures: u32,
     error: Option<String>,
     due: Instant,
-    /// Of one that is under way: ends it.
+    /// Cancels an upload in flight. `None` if the upload is queued.
     cancel: Option<watch::Sender<bool>>,
 }
 
 /// End of an upload.
 pub(super) enum UploadEnd {
-    /// It is in the store.
+    /// The snapshot is in the store.
     Stored,
-    /// It is not wanted any more.
+    /// The upload was cancelled.
     Dropped,
-    /// It is tried again later.
+    /// The upload failed and is retried later.
     Failed(String),
 }
 
@@ -98,14 +98,14 @@ impl Uploads {
         }
     }
 
-    /// True for the snapshot of a booted template that all tenants may read.
+    /// Returns whether the record is that of a booted template that all tenants may read.
     pub fn is_shared(&self, record: &Snapshot) -> bool {
         record.purpose == SnapshotPurpose::Template
             && record.parent.is_none()
             && (self.is_stock)(&record.template)
     }
 
-    /// Queues snapshot `id` for its upload. A queued retry becomes due at once.
+    /// Queues the upload of snapshot `id`. A queued retry becomes due at once.
     pub fn enqueue(&self, id: &str, owner: Option<&str>) {
         if self.remote.is_none() {
             return;
@@ -125,7 +125,7 @@ impl Uploads {
         self.wake.notify_one();
     }
 
-    /// Takes snapshot `id` out, and ends its upload if that is under way.
+    /// Removes snapshot `id` from the queue, or cancels its upload in flight.
     pub fn cancel(&self, id: &str) {
         let mut queue = self.queue.lock();
         match queue.uploads.get(id).map(|upload| &upload.cancel) {
@@ -137,7 +137,7 @@ impl Uploads {
         self.ended.send_replace(());
     }
 
-    /// Has copies removed from the store. The journal knows of them.
+    /// Queues copies for removal from the store. The journal must already contain them.
     pub fn retract(&self, copies: Vec<StoreRetraction>) {
         if !copies.is_empty() {
             self.queue.lock().retractions.extend(copies);
@@ -145,12 +145,12 @@ impl Uploads {
         }
     }
 
-    /// True if snapshot `id` waits or is being uploaded.
+    /// Returns whether snapshot `id` is queued or being uploaded.
     pub fn is_queued(&self, id: &str) -> bool {
         self.queue.lock().uploads.contains_key(id)
     }
 
-    /// Numbers of uploads that wait and that are under way.
+    /// Returns the numbers of queued uploads and of uploads in flight.
     pub fn counts(&self) -> (usize, usize) {
         let queue = self.queue.lock();
         let under_way = queue.uploads.values().filter(|u| u.cancel.is_some());
@@ -158,19 +158,20 @@ impl Uploads {
         (queue.uploads.len() - under_way, under_way)
     }
 
-    /// Number of copies that are still to be removed.
+    /// Returns the number of copies that are still to be removed.
     pub fn retractions(&self) -> usize {
         self.queue.lock().retractions.len()
     }
 
-    /// Number of failed attempts at snapshot `id`, and the latest failure.
+    /// Returns the number of failed attempts at snapshot `id`, and the latest error.
     pub(super) fn failure(&self, id: &str) -> (u32, Option<String>) {
         let queue = self.queue.lock();
         let upload = queue.uploads.get(id);
         upload.map_or((0, None), |upload| (upload.failures, upload.error.clone()))
     }
 
-    /// Uploads to begin now, one of each owner, and the time of the next one.
+    /// Returns the uploads to start now, one of each owner, and the time at which the next one is
+    /// due.
     pub(super) fn begin_due(&self) -> (Vec<(String, watch::Receiver<bool>)>, Option<Instant>) {
         let now = Instant::now();
         let mut queue = self.queue.lock();
@@ -198,8 +199,8 @@ impl Uploads {
         (begun, next)
     }
 
-    /// Notes the end of an upload. After a success those that failed are tried again at once: the
-    /// store answers.
+    /// Records the end of an upload. After a success all failed uploads become due at once, since
+    /// the store is reachable.
     pub(super) fn end(&self, id: &str, end: UploadEnd) {
         let now = Instant::now();
         let mut queue = self.queue.lock();
@@ -226,20 +227,20 @@ impl Uploads {
         self.wake.notify_one();
     }
 
-    /// Next copy to remove from the store at `url`.
+    /// Returns the next copy to remove from the store at `url`.
     pub(super) fn next_retraction(&self, url: &str) -> Option<StoreRetraction> {
         let queue = self.queue.lock();
         let mut here = queue.retractions.iter().filter(|r| r.store == url);
         here.next().cloned()
     }
 
-    /// Notes that a copy was removed.
+    /// Removes a completed removal from the queue.
     pub(super) fn end_retraction(&self, done: &StoreRetraction) {
         self.queue.lock().retractions.retain(|r| r != done);
     }
 }
 
-/// Time until an upload is tried again that has failed so often before.
+/// Returns the delay of the next attempt after `failures` earlier failures.
 pub(super) fn retry_delay(failures: u32) -> Duration {
     FIRST_RETRY_DELAY
         .saturating_mul(1 << failures.min(16))

@@ -1,4 +1,5 @@
-//! Needs of this host: snapshots whose memory has not all arrived stay in the store.
+//! Reports the layers that this host still needs to the store: those of snapshots whose memory was
+//! not fetched completely. The store then retains them.
 
 use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots};
 use jiffy_engine_api::EngineError;
@@ -6,13 +7,14 @@ use jiffy_store::host::{LayerOrigin, RemoteStore};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Time between two looks without an event.
+/// Maximum time between two reports.
 const LOOK_INTERVAL: Duration = Duration::from_secs(3600);
 const RETRY_DELAY: Duration = Duration::from_secs(600);
-/// Time after an event in which guests that were just restored have the host for themselves.
+/// Delay of a report after an event, during which restored guests start.
 const EVENT_DELAY: Duration = Duration::from_secs(1);
 
-/// Tells the store what this host needs, at once and whenever that may have changed.
+/// Reports the layers that this host needs to the store, at the start and whenever they may have
+/// changed.
 pub(super) async fn keep(
     inner: Weak<SandboxesInner>,
     remote: Arc<RemoteStore>,
@@ -40,7 +42,7 @@ pub(super) async fn keep(
 }
 
 impl Sandboxes {
-    /// Fetches the memory that snapshot `id` lacks: it is to go to the store anew.
+    /// Fetches the memory that snapshot `id` lacks, so that the snapshot can be uploaded again.
     pub(super) async fn complete_memory(&self, id: &str) -> Result<(), OperationError> {
         tracing::info!(
             id,
@@ -60,7 +62,7 @@ impl Snapshots<'_> {
         self.0.snapshot_engines.files_of(id)?.missing_memory(id)
     }
 
-    /// Layers in the store that snapshots of this host lack chunks of. Blocks.
+    /// Returns the layers in the store of which snapshots of this host lack chunks. Blocks.
     fn missing_layers(self) -> Vec<LayerOrigin> {
         let ids = self.ids_of(|_| true).into_iter();
         let origin = |id: String| match self.missing_memory(&id) {
