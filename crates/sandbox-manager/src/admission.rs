@@ -3,7 +3,7 @@
 //! Every guest has a [`Reservation`] from its admission until it exits. Two checks decide about an
 //! admission. The first compares the sum of all reservations with limits; concurrent requests
 //! cannot exceed them, since the check and the reservation happen under one lock. The second
-//! compares the free resources that the kernel reports with what the guest needs to start. Guests
+//! compares the free resources that the kernel reports with the needs of a starting guest. Guests
 //! that are still starting have not used their share yet, so it is subtracted from the free
 //! resources.
 
@@ -38,8 +38,8 @@ pub struct HostLimits {
     pub sandboxes: Option<usize>,
     /// Maximum sum of the memory sizes of all guests, in multiples of the host's memory. An idle
     /// guest holds 2 to 12 MiB of its 512 MiB, so counting the full size would leave a host empty.
-    /// With 8, the host is full once each guest uses an eighth of its memory, five times what an
-    /// idle guest holds. If guests grow at once, the reserve and the limits of memory pressure stop
+    /// With 8, the host is full once each guest uses an eighth of its memory, five times the
+    /// memory of an idle guest. If guests grow at once, the reserve and the limits of memory pressure stop
     /// further admissions.
     pub memory_overcommit: f64,
     /// Memory that must stay available, in MiB. Defaults to the larger of 512 MiB and 5 % of the
@@ -166,7 +166,7 @@ pub(crate) enum Occupant {
 pub struct PromisedResources {
     /// Sandboxes that have a guest or are starting one.
     pub sandboxes: usize,
-    /// Guests in the warm pool, including those that are starting.
+    /// Guests in the warm pool, ready or starting.
     pub waiting: usize,
     /// Guests that are starting.
     pub coming_up: usize,
@@ -295,7 +295,7 @@ impl Admission {
                 return refuse(
                     Shortage::Size,
                     format!(
-                        "a sandbox with {wanted} MiB of memory is larger than this host, which can give {most} MiB: ask for less"
+                        "a sandbox with {memory_mib} MiB of memory exceeds the {limit} MiB that this host can provide: request less memory"
                     ),
                 );
             }
@@ -306,7 +306,7 @@ impl Admission {
         {
             return refuse(
                 Shortage::Sandboxes,
-                format!("{most} sandboxes run on this host, and no more may: pause or kill one"),
+                format!("{limit} sandboxes are running on this host, which is its limit: pause or kill a sandbox"),
             );
         }
         if let Some(most) = self.memory_limit_mib(figures)
@@ -316,7 +316,7 @@ impl Admission {
             return refuse(
                 Shortage::Promised,
                 format!(
-                    "the sandboxes of this host may grow to {before} MiB together, and {wanted} MiB more would pass the limit of {most} MiB: pause or kill one"
+                    "the sandboxes of this host have {before} MiB of memory, and {memory_mib} MiB more would exceed the limit of {limit} MiB: pause or kill a sandbox"
                 ),
             );
         }
@@ -332,7 +332,7 @@ impl Admission {
             return refuse(
                 Shortage::PromisedDisk,
                 format!(
-                    "the disks of this host's sandboxes may grow to {before} MiB together, and {wanted} MiB more would pass the limit of {most} MiB: make room on the data directory's disk, or pause or kill a sandbox"
+                    "the disks of this host's sandboxes have {before} MiB, and {disk_mib} MiB more would exceed the limit of {limit} MiB: free space on the data directory's disk, or pause or kill a sandbox"
                 ),
             );
         }
@@ -369,8 +369,8 @@ impl Admission {
         reserve.unwrap_or_else(|| (total / 20).max(512))
     }
 
-    /// Checks that the host has enough free resources in addition to those that `starting` guests
-    /// are about to use.
+    /// Checks that the host has enough free resources in addition to the needs of `starting`
+    /// guests.
     fn has_left(&self, figures: &HostFigures, coming_up: usize) -> Result<(), Refusal> {
         let guests = u64::try_from(coming_up)
             .unwrap_or(u64::MAX)
@@ -395,7 +395,7 @@ impl Admission {
                 guests
                     .saturating_mul(TASKS_PER_GUEST)
                     .saturating_add(SPARE_PER_HOST),
-                "processes and threads left",
+                "processes and threads available",
             ),
             (
                 Shortage::Descriptors,
@@ -403,12 +403,12 @@ impl Admission {
                 guests
                     .saturating_mul(DESCRIPTORS_PER_GUEST)
                     .saturating_add(SPARE_PER_HOST),
-                "file descriptors left",
+                "file descriptors available",
             ),
         ];
         for (short_of, left, needed, unit) in checks {
             if let Some(left) = left.filter(|left| *left < needed) {
-                let what = format!("this host has {left} {unit} and needs {needed} to begin this");
+                let what = format!("this host has {free} {unit} and needs {needed} to start a guest");
                 return Err(Refusal { short_of, what });
             }
         }
@@ -458,7 +458,7 @@ fn memory_scarcity(figures: &HostFigures) -> Option<String> {
     let enough = total / SCARCE_MEMORY_PART;
     (available < enough).then(|| {
         format!(
-            " while less than {enough} MiB of memory are available; {available} of {total} MiB are"
+            " while less than {enough} MiB of memory are available; {available} of {total} MiB are available"
         )
     })
 }

@@ -65,7 +65,7 @@ pub enum JournalError {
         source: rusqlite::Error,
     },
     /// The disk space reserved for the journal is incomplete, and the disk is full.
-    #[error("the journal {} can keep no room for itself: {source}; make some on its disk, by removing snapshots and sandboxes that nobody needs for example", path.display())]
+    #[error("cannot reserve disk space for the journal {}: {source}; free space on its disk, for example by removing snapshots and sandboxes", path.display())]
     Full {
         /// File of the journal.
         path: PathBuf,
@@ -81,7 +81,7 @@ pub enum JournalError {
         found: i64,
     },
     /// A record cannot be parsed.
-    #[error("the journal {} has a record of {what} {id} that is not readable: {problem}; use the version of jiffy that wrote it, or restore a copy of the file", path.display())]
+    #[error("the journal {} has an invalid record of {what} {id}: {problem}; use the version of jiffy that wrote it, or restore a copy of the file", path.display())]
     Record {
         /// File of the journal.
         path: PathBuf,
@@ -240,7 +240,7 @@ impl Journal {
         if let Err(e) = journal.keep_space(&mut journal.database()) {
             // A full disk must not prevent the start: clients can remove data only while the daemon
             // runs.
-            tracing::warn!("{e}");
+            tracing::warn!(error = %e, "no disk space is reserved for the journal");
         }
         Ok(journal)
     }
@@ -282,7 +282,7 @@ impl Journal {
         let mut database = self.database();
         if let Err(e) = database.write(changes) {
             let e = self.failed(e);
-            tracing::error!("{e}; what has happened is written down with the next change");
+            tracing::error!(error = %e, "changes stay pending until the next write of the journal");
             database.pending.extend_from_slice(changes);
         }
     }

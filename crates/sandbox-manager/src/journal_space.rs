@@ -74,7 +74,7 @@ impl ReservedSpace {
             return Ok(());
         }
         // The blocks are allocated first, so that the checkpoint can write the pages. An eighth is
-        // added for SQLite's own pages, such as those of the free list.
+        // added for SQLite's own pages, such as pages of the free list.
         let length = number("PRAGMA page_count")? * PAGE_BYTES + FREE_BYTES + FREE_BYTES / 8;
         allocate(&self.database, length).map_err(SpaceError::Disk)?;
         connection.execute_batch(&format!(

@@ -20,7 +20,7 @@ pub enum ErrorKind {
     Invalid,
     /// The present state does not allow the operation: 409.
     Conflict,
-    /// The request exceeds what this host can ever provide: 400. Not retryable.
+    /// The request exceeds the total resources of this host: 400. Not retryable.
     TooLarge,
     /// The host has too few free resources: 503 with `Retry-After`. Retryable.
     Busy,
@@ -48,12 +48,12 @@ impl ErrorKind {
     }
 }
 
-/// Error of an operation on sandboxes. Unless the variant says otherwise, the operation had no
+/// Error of an operation on sandboxes. Unless a variant states otherwise, the operation had no
 /// effect.
 #[derive(Debug, thiserror::Error)]
 pub enum OperationError {
     /// The sandbox or snapshot does not exist.
-    #[error("{what} `{id}` does not exist; `{list}` lists those that exist")]
+    #[error("{what} `{id}` does not exist; list the existing ones with `{list}`")]
     Unknown {
         /// Sandbox or snapshot.
         what: &'static str,
@@ -63,7 +63,7 @@ pub enum OperationError {
         list: &'static str,
     },
     /// The prefix of an id is ambiguous.
-    #[error("`{id}` could be {}: give more of the id", candidates.join(" or "))]
+    #[error("`{id}` is ambiguous and matches {}: pass more characters of the id", candidates.join(" or "))]
     Ambiguous {
         /// Id or name in the request.
         id: String,
@@ -86,7 +86,7 @@ pub enum OperationError {
     },
     /// The snapshot has another template or size than the sandbox.
     #[error(
-        "cannot roll back sandbox {id} to snapshot {snapshot}: that one is of template `{theirs}`, this sandbox of `{ours}`; create a sandbox from the snapshot instead"
+        "cannot roll back sandbox {id} to snapshot {snapshot}: the snapshot has template `{theirs}`, the sandbox has `{ours}`; create a sandbox from the snapshot instead"
     )]
     Stranger {
         /// Sandbox.
@@ -108,11 +108,11 @@ pub enum OperationError {
     },
     /// The name is not valid for a sandbox.
     #[error(
-        "a name of a sandbox begins with a letter or digit and goes on with those and `._-`, {MAX_SANDBOX_NAME} at most; what reads as an id is no name"
+        "invalid sandbox name: use a letter or digit, followed by letters, digits, `.`, `_` and `-`, at most {MAX_SANDBOX_NAME} in total, and not in the format of an id"
     )]
     BadName,
     /// Another sandbox has the name.
-    #[error("the name `{name}` is that of sandbox {holder}: choose another, or rename that one")]
+    #[error("the name `{name}` is in use by sandbox {holder}: choose another name, or rename that sandbox")]
     NameTaken {
         /// Name in the request.
         name: String,
@@ -131,7 +131,7 @@ pub enum OperationError {
     #[error(transparent)]
     Size(#[from] SizeError),
     /// The request has a size, but the snapshot determines the size.
-    #[error("a sandbox made from a snapshot has the snapshot's size: leave the size out")]
+    #[error("a sandbox created from a snapshot has the size of the snapshot: omit the size")]
     FixedSize,
     /// The engine does not exist or cannot be used on this host.
     #[error("{}", no_engine(wanted, *known, usable))]
@@ -145,7 +145,7 @@ pub enum OperationError {
     },
     /// The request has an engine, but the snapshot determines the engine.
     #[error(
-        "snapshot {snapshot} was taken with the engine {own}, and so are sandboxes made from it: leave the engine out"
+        "snapshot {snapshot} can be restored by the engine {own} only: omit the engine"
     )]
     FixedEngine {
         /// Snapshot.
@@ -169,12 +169,12 @@ pub enum OperationError {
     },
     /// The host has no store for snapshots.
     #[error(
-        "this host shares no store: start its daemon with --store, or do not ask for `durable`"
+        "this host has no store: start its daemon with --store, or do not request `durable`"
     )]
     NoStore,
     /// The snapshot is on this host but not in the store yet.
     #[error(
-        "snapshot {id} is on this host, and not in the store yet: {reason}; it is uploaded when that is possible"
+        "snapshot {id} is on this host but not in the store yet: {reason}; the upload is retried"
     )]
     NotStored {
         /// Snapshot.
@@ -183,7 +183,7 @@ pub enum OperationError {
         reason: String,
     },
     /// The snapshot was captured in memory but could not be stored.
-    #[error("snapshot {id} was captured, and lost before it was stored: {reason}; take another")]
+    #[error("snapshot {id} was captured but lost before it was stored: {reason}; take another snapshot")]
     CaptureLost {
         /// Snapshot.
         id: String,
@@ -220,7 +220,7 @@ pub enum OperationError {
         source: std::io::Error,
     },
     /// A restart started but did not finish: processes may have been terminated.
-    #[error("cannot restart sandbox {id}: {problem}; processes of it may have ended already")]
+    #[error("cannot restart sandbox {id}: {problem}; some of its processes may have been terminated")]
     Restart {
         /// Sandbox.
         id: String,
@@ -235,7 +235,7 @@ pub enum OperationError {
         /// Time after which to retry.
         retry_after: Duration,
     },
-    /// The request exceeds what this host can ever provide.
+    /// The request exceeds the total resources of this host.
     #[error("{what}")]
     TooLarge {
         /// Resource that is too small, and its maximum.
@@ -247,7 +247,7 @@ pub enum OperationError {
     /// The remaining disk limit of the owner's key is too small for the snapshot, which was not
     /// taken.
     #[error(
-        "it would take up to {} on disk, and the disk limit of this key has {} left: remove snapshots or paused sandboxes, or raise the limit",
+        "the snapshot needs up to {} of disk space, and the disk limit of this key has {} left: remove snapshots or paused sandboxes, or raise the limit",
         Bytes(*needed),
         Bytes(*left)
     )]
@@ -259,7 +259,7 @@ pub enum OperationError {
     },
     /// The free space of the host's disk is too small for the snapshot, which was not taken.
     #[error(
-        "it would take up to {} on disk, and this host's disk has {} to give beside what its sandboxes may write: remove snapshots or paused sandboxes, or add disk space",
+        "the snapshot needs up to {} of disk space, and this host has {} in addition to the reserved space: remove snapshots or paused sandboxes, or add disk space",
         Bytes(*needed),
         Bytes(*left)
     )]
@@ -270,7 +270,7 @@ pub enum OperationError {
         left: u64,
     },
     /// The task of the operation panicked or was aborted.
-    #[error("the operation was lost: {0}; the log of the daemon says more")]
+    #[error("the operation failed unexpectedly: {0}; see the log of the daemon")]
     Lost(String),
 }
 
@@ -336,15 +336,16 @@ impl OperationError {
 }
 
 fn no_engine(wanted: &str, known: bool, usable: &[String]) -> String {
-    let what = match known {
-        true => format!("the engine `{wanted}` cannot be used on this host"),
-        false => format!("there is no engine `{wanted}`"),
+    let what = if known {
+        format!("the engine `{wanted}` cannot be used on this host")
+    } else {
+        format!("the engine `{wanted}` does not exist")
     };
     let instead = match usable {
-        [] => "and no other can be used either".to_owned(),
-        usable => format!("sandboxes here come up on {}", usable.join(" or ")),
+        [] => "and no other engine can be used either".to_owned(),
+        usable => format!("choose {}", usable.join(" or ")),
     };
-    format!("{what}: {instead}; `jiffy engines` says more")
+    format!("{what}: {instead}; see `jiffy engines`")
 }
 
 fn shown(state: &SandboxState) -> String {
@@ -357,9 +358,8 @@ fn shown(state: &SandboxState) -> String {
 fn remedy(state: &SandboxState) -> &'static str {
     match state {
         SandboxState::Paused => "; resume it first",
-        SandboxState::Running => "",
-        SandboxState::Creating => "; try again when it is up",
-        SandboxState::Killed => " for good",
+        SandboxState::Running | SandboxState::Killed => "",
+        SandboxState::Creating => "; wait until it is running",
         broken if broken.is_broken_and_resumable() => {
             "; resume it, roll it back to a snapshot, or kill it"
         }

@@ -24,7 +24,7 @@ pub struct SandboxSettings {
     pub secure: bool,
     /// Egress rules, and rules for traffic to the sandbox.
     pub network: NetworkSettings,
-    /// Certificate authorities and proxy in addition to those of the host.
+    /// Certificate authorities and proxy, in addition to the host's.
     #[serde(skip_serializing_if = "SiteSettings::is_empty")]
     pub site: SiteSettings,
 }

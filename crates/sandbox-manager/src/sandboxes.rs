@@ -110,7 +110,7 @@ struct SandboxesInner {
     template_snapshots: TemplateSnapshotState,
     fetch_locks: FetchLocks,
     upkeep: SnapshotUpkeep,
-    /// Merges the files of removed snapshots into those of the snapshots that depend on them.
+    /// Merges the files of removed snapshots into the files of their children.
     folder: Arc<SnapshotFolder>,
     captures: Captures,
     /// Uploads of snapshots to the store.

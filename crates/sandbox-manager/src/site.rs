@@ -1,7 +1,7 @@
-//! Certificate authorities and proxy of the network that guests are in, checked.
+//! Certificate authorities and proxy of the network that guests are in.
 //!
-//! Guests are given certificates that were parsed here and encoded anew: nothing of a file but its
-//! certificates gets into a guest.
+//! Certificates are parsed here and encoded again, so that guests receive no other content of a
+//! file.
 
 mod subject_hash;
 
@@ -13,65 +13,66 @@ use std::fmt::Write as _;
 use x509_parser::pem::Pem;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Longest PEM text of a host's authorities, in bytes: a file with all public ones has 220 KiB.
+/// Maximum size of the PEM text of a host's authorities, in bytes. A file of all public authorities
+/// has 220 KiB.
 pub const MAX_HOST_AUTHORITIES_BYTES: usize = 384 * 1024;
 
 const CERTIFICATE: &str = "CERTIFICATE";
-/// Characters of a line of PEM.
+/// Characters per line of PEM.
 const PEM_LINE: usize = 64;
 
-/// Why settings of a network cannot be used.
+/// Reason why settings of a network are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SiteError {
-    /// Too much text.
-    #[error("{bytes} bytes of certificates are more than the {most} that are allowed")]
+    /// The text is too long.
+    #[error("{bytes} bytes of certificates exceed the limit of {limit} bytes")]
     TooLong {
         /// Size, in bytes.
         bytes: usize,
-        /// Largest size that is allowed, in bytes.
+        /// Maximum size, in bytes.
         most: usize,
     },
-    /// A private key is nobody's business but its owner's.
+    /// The text contains a private key, which must not be copied into guests.
     #[error(
-        "there is a private key beside the certificates: give the certificate authority's certificate alone"
+        "the certificates contain a private key: pass only the certificate of the authority"
     )]
     PrivateKey,
-    /// No certificate at all.
-    #[error("there is no certificate in it: PEM begins with `-----BEGIN CERTIFICATE-----`")]
+    /// The text contains no certificate.
+    #[error("the text contains no certificate: PEM starts with `-----BEGIN CERTIFICATE-----`")]
     Empty,
-    /// Something else than a certificate.
-    #[error("entry {entry} is `{label}`, and only certificates are taken")]
+    /// The text contains another PEM block than a certificate.
+    #[error("entry {entry} is `{label}`, but only certificates are allowed")]
     Label {
-        /// Counted from 1.
+        /// Number of the block, counted from 1.
         entry: usize,
         /// Label of the PEM block.
         label: String,
     },
-    /// Broken.
-    #[error("certificate {entry} cannot be read: {reason}")]
+    /// A certificate cannot be parsed.
+    #[error("certificate {entry} is invalid: {reason}")]
     Certificate {
-        /// Counted from 1.
+        /// Number of the certificate, counted from 1.
         entry: usize,
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// No URL of a proxy.
-    #[error("`{url}` is no proxy: write it as http://[USER:PASSWORD@]HOST[:PORT]")]
+    /// The URL of the proxy is invalid.
+    #[error("`{url}` is not a proxy URL: use http://[USER:PASSWORD@]HOST[:PORT]")]
     Proxy {
-        /// Without user and password.
+        /// URL without user and password.
         url: String,
     },
-    /// No list of hosts.
+    /// The list of hosts without proxy is invalid.
     #[error(
-        "`{entry}` cannot be a host without proxy: names, addresses and networks have commas between them"
+        "`{entry}` is not a host for direct connections: separate names, addresses and networks by commas"
     )]
     NoProxy {
-        /// The first such entry.
+        /// First invalid entry.
         entry: String,
     },
 }
 
-/// The certificates in PEM `text` of at most `most` bytes, each once, in their order.
+/// Returns the distinct certificates in PEM `text` of at most `limit` bytes, in their order.
 pub fn authorities(text: &str, most: usize) -> Result<Vec<Authority>, SiteError> {
     if text.len() > most {
         let bytes = text.len();
@@ -95,7 +96,7 @@ pub fn authorities(text: &str, most: usize) -> Result<Vec<Authority>, SiteError>
         let (rest, certificate) =
             X509Certificate::from_der(&pem.contents).map_err(|e| broken(&e))?;
         if !rest.is_empty() {
-            return Err(broken(&"there is something behind it"));
+            return Err(broken(&"it is followed by other data"));
         }
         let subject_hash = subject_hash::of(certificate.subject().as_raw());
         let authority = Authority {
@@ -124,7 +125,7 @@ fn encode(der: &[u8]) -> String {
     pem
 }
 
-/// Proxy settings; an empty `url` says that there is no proxy.
+/// Checks proxy settings. An empty `url` means that there is no proxy.
 pub fn proxy(url: &str, no_proxy: &str) -> Result<ProxySettings, SiteError> {
     let settings = ProxySettings {
         url: url.trim().trim_end_matches('/').to_owned(),
@@ -146,7 +147,8 @@ pub fn proxy(url: &str, no_proxy: &str) -> Result<ProxySettings, SiteError> {
     }
 }
 
-/// True if it can stand in an environment, between quotes and in a command line of Java's.
+/// Returns whether the URL is valid and needs no quoting in an environment variable, in a shell
+/// command and on a command line of Java.
 fn is_proxy(url: &str) -> bool {
     let plain = |b: u8| b.is_ascii_graphic() && !br#""'\`$;<>{}|^"#.contains(&b);
     let rest = url.strip_prefix("http://").or(url.strip_prefix("https://"));
@@ -178,8 +180,8 @@ fn is_of_host(b: u8) -> bool {
     is_of_name(b) || matches!(b, b'*' | b':' | b'/' | b'[' | b']')
 }
 
-/// Settings of a sandbox on a host that has its own: all authorities of both; the sandbox's proxy,
-/// if it has one.
+/// Returns the settings of a sandbox: the authorities of the host and of the sandbox, and the
+/// sandbox's proxy. Defaults to the host's proxy.
 pub fn joined(host: &SiteSettings, own: &SiteSettings) -> SiteSettings {
     let mut site = host.clone();
     let new = own.authorities.iter();

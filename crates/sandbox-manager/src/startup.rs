@@ -28,7 +28,7 @@ pub enum StartupError {
     #[error("the template's [ready] is not valid: {0}")]
     Recipe(String),
     /// The agent failed to run a command.
-    #[error("cannot run `{command}` in it: {source}")]
+    #[error("cannot run its command `{command}`: {source}")]
     Run {
         /// Command.
         command: String,
@@ -47,7 +47,7 @@ pub enum StartupError {
     },
     /// The template was not ready within the time limit.
     #[error(
-        "it was not ready after {seconds} s: {last}{}; mend its start command, or give it more time in [ready]",
+        "it was not ready after {seconds} s: {last}{}; fix its start command, or increase the timeout in [ready]",
         said(output)
     )]
     NotReady {
@@ -62,8 +62,8 @@ pub enum StartupError {
 
 fn said(output: &str) -> String {
     match output {
-        "" => "; it wrote nothing".to_owned(),
-        output => format!("; it last wrote:\n{output}\n"),
+        "" => "; it had no output".to_owned(),
+        output => format!("; the end of its output:\n{output}\n"),
     }
 }
 

@@ -9,7 +9,7 @@ pub(crate) const MAX_SAMPLES: usize = 360;
 
 /// Resource usage of a sandbox at one moment. Sizes are in bytes.
 ///
-/// The values are those that the host measures. Memory includes all pages that the guest has
+/// The values are measured by the host. Memory includes all pages that the guest has
 /// touched and not returned, so it includes the guest's page cache. Disk is the space written since
 /// the last snapshot. [`crate::Sandboxes::measure`] reports the values of the guest's kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

@@ -341,13 +341,13 @@ async fn authorities_and_a_proxy_are_checked_kept_by_copies_and_never_shown() {
         (
             "caCertificates",
             json!("no certificate"),
-            "no certificate in it",
+            "contains no certificate",
         ),
         ("caCertificates", json!(long), "more than"),
         (
             "proxy",
             json!({ "url": "ftp://me:secret@x" }),
-            "is no proxy",
+            "is not a proxy URL",
         ),
         (
             "proxy",

@@ -1,5 +1,5 @@
-//! Sandboxes in a company's network: authorities of its own, a proxy, and templates that carry
-//! neither.
+//! Tests for sandboxes in a company network: custom certificate authorities, a proxy, and templates
+//! that contain neither.
 
 mod network;
 use crate::support::lab::{Lab, with_lab};
@@ -10,13 +10,13 @@ use jiffy_test_attributes::jiffy_test;
 use network::{HELLO, PROXY, TestAuthority, serve_proxy};
 use std::fs;
 
-/// Served with a certificate of the host's authority, and of a sandbox's own.
+/// Served with a certificate of the host's authority, and of the sandbox's own authority.
 const HOSTS: &str = "https://files.corp.test:8443/";
 const OWN_AUTHORITY: &str = "https://own.corp.test:8444/";
-/// curl: the certificate cannot be verified.
+/// curl's exit code for a certificate that cannot be verified.
 const UNTRUSTED: i32 = 60;
 
-/// All programs that look for authorities in their own way; the last ones without an environment.
+/// Programs with different methods to find authorities. The last ones run without an environment.
 const CLIENTS: &str = r#"set -e
 ask='import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())'
 said() { test "$2" = 'hello from the company' || { echo "$1 was told: $2"; exit 1; }; }
@@ -76,7 +76,7 @@ fn in_company(work: impl FnOnce(&Company, &Lab) + Send) {
     });
 }
 
-/// A daemon of the company's while `work` is done.
+/// Runs `work` with a daemon of the company.
 fn served(company: &Company, options: &[&str], work: impl FnOnce()) {
     let usual = ["--network", "on", "--warm-pool", "0"];
     let mut daemon = company.test_home.serve(&[&usual, options].concat());
@@ -89,13 +89,13 @@ fn served(company: &Company, options: &[&str], work: impl FnOnce()) {
 fn programs_trust_the_authorities_of_the_host_and_of_the_sandbox_and_templates_carry_none() {
     in_company(|company, _| {
         let test_home = &company.test_home;
-        let mut kept = String::new();
+        let mut retained = String::new();
         served(company, &["--guest-ca", &company.hosts], || {
             let plain = test_home.ok(&["create"]);
             company.clients(&plain, HOSTS);
             assert_eq!(company.curl(&plain, OWN_AUTHORITY), UNTRUSTED);
-            // The caller's settings win.
-            let said = test_home.ok(&[
+            // The caller's settings take precedence.
+            let output = test_home.ok(&[
                 "exec",
                 "-e",
                 "SSL_CERT_FILE=/own",
@@ -104,24 +104,25 @@ fn programs_trust_the_authorities_of_the_host_and_of_the_sandbox_and_templates_c
                 "printenv",
                 "SSL_CERT_FILE",
             ]);
-            assert_eq!(said, "/own");
+            assert_eq!(output, "/own");
 
-            kept = test_home.ok(&["create", "--ca", &company.own]);
-            company.clients(&kept, OWN_AUTHORITY);
-            assert_eq!(company.curl(&kept, HOSTS), 0);
-            test_home.ok(&["snapshot", &kept, "--name", "taken"]);
+            retained = test_home.ok(&["create", "--ca", &company.own]);
+            company.clients(&retained, OWN_AUTHORITY);
+            assert_eq!(company.curl(&retained, HOSTS), 0);
+            test_home.ok(&["snapshot", &retained, "--name", "taken"]);
             let copy = test_home.ok(&["create", "--from", "taken"]);
-            let child = test_home.ok(&["fork", &kept]);
+            let child = test_home.ok(&["fork", &retained]);
             for id in [&copy, &child] {
                 assert_eq!(company.curl(id, OWN_AUTHORITY), 0);
                 test_home.ok(&["kill", id]);
             }
-            test_home.ok(&["pause", &kept]);
+            test_home.ok(&["pause", &retained]);
             test_home.ok(&["kill", &plain]);
             build(company);
         });
         served(company, &[], || {
-            // Neither template nor host have it any more; the sandbox has its own.
+            // Neither template nor host contain the authority any longer; the sandbox has its own
+            // copy.
             let built = test_home.ok(&["create", "--template", "built"]);
             assert_eq!(test_home.sh(&built, "cat /fetched"), HELLO);
             assert_eq!(company.curl(&built, HOSTS), UNTRUSTED);
@@ -131,15 +132,15 @@ fn programs_trust_the_authorities_of_the_host_and_of_the_sandbox_and_templates_c
                 format!("sudo grep -rlF '{line}' /etc /usr/local /copied /opt; test $? = 1");
             assert_eq!(test_home.sh(&built, &found), "");
             assert_eq!(test_home.sh(&built, "ls -A /etc/ssl/certs /usr/local/share/ca-certificates | grep -c site-ca; printenv SSL_CERT_FILE; ls /run/jiffy"), "0\ne2b\nenvironment\ngeneration");
-            test_home.ok(&["resume", &kept]);
-            assert_eq!(company.curl(&kept, HOSTS), UNTRUSTED);
-            company.clients(&kept, OWN_AUTHORITY);
-            test_home.ok(&["kill", &kept, &built]);
+            test_home.ok(&["resume", &retained]);
+            assert_eq!(company.curl(&retained, HOSTS), UNTRUSTED);
+            company.clients(&retained, OWN_AUTHORITY);
+            test_home.ok(&["kill", &retained, &built]);
         });
     });
 }
 
-/// Builds a template with what the host's authority vouches for.
+/// Builds a template with downloads from a server of the host's authority.
 fn build(company: &Company) {
     let context = company.test_home.dir.path().join("context");
     fs::create_dir(&context).unwrap();
@@ -163,7 +164,7 @@ fn a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none() {
     in_company(|company, lab| {
         let test_home = &company.test_home;
         let seen = serve_proxy(lab);
-        let asked = || std::mem::take(&mut *seen.lock().unwrap());
+        let request = || std::mem::take(&mut *seen.lock().unwrap());
         let proxy = format!("http://{PROXY}");
         let options = [
             "--guest-ca",
@@ -179,10 +180,10 @@ fn a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none() {
                 test_home.sh(&id, "curl -sS http://far.example/"),
                 "through the proxy"
             );
-            assert_eq!(asked(), ["GET http://far.example/"]);
+            assert_eq!(request(), ["GET http://far.example/"]);
             company.clients(&id, "https://far.example:8443/");
-            let through = asked();
-            // Those that were given no environment know of none.
+            let through = request();
+            // Programs without an environment do not use the proxy.
             assert!(through.len() >= 5, "{through:?}");
             assert!(
                 through
@@ -190,8 +191,9 @@ fn a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none() {
                     .all(|line| line == "CONNECT far.example:8443")
             );
             company.clients(&id, HOSTS);
-            assert_eq!(asked(), [""; 0]);
-            // Without variables, as under `sudo` or `cron`; a command's own counts for more.
+            assert_eq!(request(), [""; 0]);
+            // Without variables, as under `sudo` or `cron`; a command's own variables take
+            // precedence.
             let apt = "/usr/lib/apt/apt-helper auto-detect-proxy https://far.example/";
             let bare = test_home.sh(&id, &format!("env -i {apt} 2>&1"));
             assert!(bare.contains(&format!("'{proxy}'")), "{bare}");
@@ -207,9 +209,9 @@ fn a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none() {
             let found = "env | grep -ci _proxy; ls /etc/apt/apt.conf.d | grep -c site";
             assert_eq!(test_home.sh(&none, &format!("{found}; true")), "0\n0");
             let own = test_home.ok(&["create", "-e", "http_proxy=http://mine:1"]);
-            let said = test_home.sh(&own, &format!("printenv http_proxy; {found}; true"));
-            assert_eq!(said, "http://mine:1\n5\n0");
-            // Lists have no certificates and no passwords.
+            let output = test_home.sh(&own, &format!("printenv http_proxy; {found}; true"));
+            assert_eq!(output, "http://mine:1\n5\n0");
+            // Lists contain no certificates and no passwords.
             let listed = test_home.ok(&["ls", "--json"]);
             assert!(!listed.contains("BEGIN CERTIFICATE") && !listed.contains("9.9.9.9:1"));
             for id in [id, other, none, own] {
@@ -232,9 +234,9 @@ fn invalid_authorities_and_proxies_are_refused_before_a_sandbox_is_made() {
     for (args, why) in [
         (["create", "--ca", key], "private key"),
         (["create", "--ca", "/nowhere.pem"], "/nowhere.pem"),
-        (["create", "--proxy", "ftp://me:secret@x"], "is no proxy"),
+        (["create", "--proxy", "ftp://me:secret@x"], "is not a proxy URL"),
         (["serve", "--guest-ca", key], "private key"),
-        (["serve", "--guest-proxy", "x"], "is no proxy"),
+        (["serve", "--guest-proxy", "x"], "is not a proxy URL"),
         (["serve", "--guest-no-proxy", "x"], "--guest-proxy"),
     ] {
         let done = test_home.call(&args);
@@ -251,7 +253,7 @@ fn a_run_trusts_its_authorities() {
     let file = test_home.dir.path().join("ca.pem");
     fs::write(&file, &authority.pem).unwrap();
     let script = "tail -n 3 $SSL_CERT_FILE; printenv https_proxy";
-    let said = test_home.ok(&[
+    let output = test_home.ok(&[
         "run",
         "--ca",
         file.to_str().unwrap(),
@@ -264,7 +266,7 @@ fn a_run_trusts_its_authorities() {
     ]);
     let end: Vec<&str> = authority.pem.trim_end().lines().rev().take(3).collect();
     let end: Vec<&str> = end.into_iter().rev().collect();
-    assert_eq!(said, format!("{}\nhttp://p:1", end.join("\n")));
+    assert_eq!(output, format!("{}\nhttp://p:1", end.join("\n")));
 }
 
 #[jiffy_test(lab)]

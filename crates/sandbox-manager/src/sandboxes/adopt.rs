@@ -24,10 +24,10 @@ impl Sandboxes {
             let known: Vec<_> = own.map(|o| o.guest.handle.clone()).collect();
             match engine.end_unadopted(&known).await {
                 Ok(0) => {}
-                Ok(count) => tracing::info!(count, "ended guests without a sandbox"),
+                Ok(count) => tracing::info!(count, "stopped orphaned guests"),
                 Err(e) => tracing::error!(
                     engine = engine.name(),
-                    "cannot find guests without a sandbox: {e}"
+                    error = %e, "cannot find orphaned guests"
                 ),
             }
         }
@@ -76,8 +76,7 @@ impl Sandboxes {
                 Ok(())
             }
             Err(e) => {
-                let cause =
-                    format!("the daemon was stopped while it ran, and did not find it again: {e}");
+                let cause = format!("its guest could not be adopted by a new daemon: {e}");
                 let record = entry.record_in(SandboxState::broken(cause));
                 self.record_write_behind(&entry, record);
                 if let Some(captured) = captured {

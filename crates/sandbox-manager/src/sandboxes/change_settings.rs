@@ -19,7 +19,7 @@ impl Sandboxes {
             let _op_guard = entry.op_lock().lock().await;
             let mut record = entry.record();
             if record.state == SandboxState::Killed {
-                return Err(entry.refuse("change the terms of"));
+                return Err(entry.refuse("change the settings of"));
             }
             let before = record.settings.rules();
             change(&mut record.settings);
@@ -46,7 +46,7 @@ impl Sandboxes {
             if let Err(e) = this.commit(&entry, record.clone(), &[]) {
                 if let Some(guest) = &guest {
                     // Restore the rules that the journal contains. Ignore the error: the caller
-                    // receives that of the journal.
+                    // receives the error of the journal.
                     let _ = guest.set_network(&before).await;
                 }
                 return Err(e.into());

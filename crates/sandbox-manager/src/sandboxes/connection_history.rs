@@ -1,4 +1,4 @@
-//! Connections of a sandbox, including those of earlier guests.
+//! Connections of a sandbox and of its earlier guests.
 
 use jiffy_engine_api::{ConnectionLog, ConnectionRecords};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl ConnectionHistory {
         }
     }
 
-    /// Removes all connections: those of killed sandboxes are not served.
+    /// Removes all connections. They are not served for killed sandboxes.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

@@ -134,8 +134,8 @@ impl Sandboxes {
                     });
                 }
                 let reservation = self.admit(snapshot.size)?;
-                // An environment in the request replaces that of the snapshot completely: the
-                // creator decides which of the snapshot's variables the clone receives.
+                // An environment in the request replaces the snapshot's completely: the creator
+                // decides which of the snapshot's variables the clone receives.
                 let env = match spec.env.is_empty() {
                     true => snapshot.env.clone(),
                     false => spec.env,
@@ -254,7 +254,7 @@ impl Sandboxes {
         if entry.record().state != SandboxState::Creating {
             // The sandbox was killed before it had a guest. It stays killed, and the unassigned
             // guest is dropped.
-            return Err(entry.refuse("bring up"));
+            return Err(entry.refuse("start"));
         }
         let result = match origin {
             Ok(origin) => self.install(&entry, asked, origin).await,
@@ -350,7 +350,7 @@ impl Sandboxes {
         let sandbox_identity = self.identity_of(before, rewound);
         let id = &sandbox_identity.id;
         let guest = origin.unassigned.assign_identity(&sandbox_identity).await;
-        let guest = guest.map_err(OperationError::engine(format!("bring up sandbox {id}")))?;
+        let guest = guest.map_err(OperationError::engine(format!("start sandbox {id}")))?;
         if origin.mode == BootMode::Cold {
             let started = self
                 .templates()
@@ -366,7 +366,7 @@ impl Sandboxes {
             Ok(handle) => handle,
             Err(e) => {
                 guest.stop().await;
-                return Err(OperationError::engine(format!("bring up sandbox {id}"))(e));
+                return Err(OperationError::engine(format!("start sandbox {id}"))(e));
             }
         };
         let before = entry.record();

@@ -223,8 +223,8 @@ impl SandboxEntry {
         *self.activity().reservation.lock() = reservation;
     }
 
-    /// Marks the reservation as that of a started guest. An adopted guest has no reservation yet
-    /// and receives one from `count`.
+    /// Marks the guest of the reservation as started. An adopted guest has no reservation yet and
+    /// receives one from `count`.
     pub fn count_guest(&self, count: impl FnOnce(SandboxSize) -> Reservation) {
         let size = self.record.lock().size;
         self.activity()

@@ -91,7 +91,7 @@ impl Sandboxes {
         let times = OperationTimes::new("child", began.elapsed(), recorder.take());
         self.0.metrics.steps(&times);
         if let Err(e) = &child {
-            tracing::warn!(outcome = e.kind().name(), "a child: {e}");
+            tracing::warn!(outcome = e.kind().name(), error = %e, "cannot create a child of a fork");
             tracing::Span::current().record("error", e.kind().name());
             let mode = Some(BootMode::Fork);
             let outcome = e.kind().name();

@@ -1,8 +1,8 @@
 //! Garbage collection: unneeded snapshots and orphaned files.
 //!
 //! Records are removed at once, in memory and in the journal. Files are removed later, by a thread
-//! ([`file_remover`]). The next daemon removes what a daemon that exits leaves ([`periodic`]),
-//! while it serves clients.
+//! ([`file_remover`]). A daemon that exits may leave files. The next
+//! daemon removes them ([`periodic`]) while it serves clients.
 
 mod file_remover;
 mod periodic;

@@ -51,7 +51,7 @@ pub enum ListedSandboxes<'a> {
 /// Snapshots of a list.
 #[derive(Debug, Clone, Copy)]
 pub enum ListedSnapshots<'a> {
-    /// All snapshots, including those of templates and of paused sandboxes.
+    /// All snapshots, also of templates and of paused sandboxes.
     All,
     /// Snapshots requested by clients.
     Asked,

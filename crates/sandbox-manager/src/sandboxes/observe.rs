@@ -148,14 +148,14 @@ impl Observation<'_> {
     /// its guest if the engine counts them.
     pub async fn process(self, id: &str) -> Result<(u32, Option<u64>), OperationError> {
         let entry = self.0.entry(id)?;
-        let guest = entry.running(crate::sandbox::SandboxOperation::Connect, "look at")?;
+        let guest = entry.running(crate::sandbox::SandboxOperation::Connect, "inspect")?;
         let none = || EngineError::Unsupported {
             engine: guest.engine(),
-            what: "name the process of a sandbox",
+            what: "report the process id of a sandbox",
             instead: None,
         };
         let process = guest.pid().ok_or_else(none);
-        let pid = process.map_err(OperationError::engine("look at the sandbox's process"))?;
+        let pid = process.map_err(OperationError::engine("inspect the process of the sandbox"))?;
         Ok((pid, guest.exits().await))
     }
 

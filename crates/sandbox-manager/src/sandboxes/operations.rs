@@ -48,7 +48,7 @@ impl Operations {
         let operation = self.count();
         if self.is_closing() {
             return Err(OperationError::Busy {
-                what: "the daemon is about to end".to_owned(),
+                what: "the daemon is shutting down".to_owned(),
                 retry_after: RETRY_AFTER_SHUTDOWN,
             });
         }
@@ -109,7 +109,7 @@ impl Sandboxes {
             match &result {
                 Ok(_) => tracing::info!(outcome, ms, %steps, "done"),
                 Err(e) => {
-                    tracing::warn!(outcome, ms, %steps, "{e}");
+                    tracing::warn!(outcome, ms, %steps, error = %e, "failed");
                     tracing::Span::current().record("error", outcome);
                 }
             }

@@ -84,7 +84,7 @@ impl Sandboxes {
             if record.state == SandboxState::Running {
                 return Ok((record, false));
             }
-            entry.allow(SandboxOperation::Resume, "wake")?;
+            entry.allow(SandboxOperation::Resume, "resume")?;
             let options = WakeOptions::default();
             Ok((this.resume_held(&entry, options).await?, true))
         })
@@ -104,7 +104,7 @@ impl Sandboxes {
             if entry.record().state == SandboxState::Running {
                 return Ok((this.set_awake_time(&entry, time)?, false));
             }
-            entry.allow(SandboxOperation::Resume, "wake")?;
+            entry.allow(SandboxOperation::Resume, "resume")?;
             let options = WakeOptions {
                 time,
                 ..WakeOptions::default()

@@ -296,7 +296,7 @@ impl WarmPool<'_> {
                             .put(&fingerprint, &template, &snapshot, unassigned)
                     }
                     Err(e) => {
-                        tracing::warn!(template, "the warm pool could not be filled: {e}");
+                        tracing::warn!(template, error = %e, "cannot refill the warm pool");
                         false
                     }
                 };

@@ -110,7 +110,7 @@ mod checked {
 mod unchecked {
     use super::LockRank;
 
-    /// Nothing is checked without debug assertions.
+    /// Stands for an entry in the list, which exists with debug assertions only.
     pub(super) struct Held;
 
     impl Held {

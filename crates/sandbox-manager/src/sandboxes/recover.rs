@@ -21,8 +21,8 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 
-pub(super) const DAEMON_STOPPED: &str = "the daemon was stopped while it ran";
-const SNAPSHOT_LOST: &str = "the snapshot it slept in is gone from the disk";
+pub(super) const DAEMON_STOPPED: &str = "the daemon exited while the sandbox was running";
+const SNAPSHOT_LOST: &str = "the snapshot it was paused in is missing from the disk";
 
 /// State after the recovery.
 pub(super) struct RecoveredState {

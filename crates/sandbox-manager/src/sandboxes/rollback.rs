@@ -85,8 +85,8 @@ impl Sandboxes {
         self.snapshots().shorten_lineage(snapshot).await?;
         let identity = self.identity_of(before.clone(), true);
         // While the rollback is in progress, the journal records the sandbox as paused in the
-        // snapshot. A daemon that starts after a crash then does not adopt the guest, whose memory
-        // may be a mix of both states, and which is no valid parent of a snapshot.
+        // snapshot. A daemon that starts after a crash then does not adopt the guest. Its memory may
+        // be a mix of both states, and it has no defined parent snapshot.
         let asleep = Sandbox {
             snapshot: Some(snapshot.to_owned()),
             ..entry.record_in(SandboxState::Paused)
@@ -118,14 +118,14 @@ impl Sandboxes {
                 Ok(Some(record))
             }
             Err(RollbackFailure::Refused { reason }) => {
-                tracing::debug!(sandbox = before.id, reason, "no rollback in place");
+                tracing::debug!(sandbox = before.id, reason, "a rollback in place was rejected");
                 if begun.load(Ordering::Acquire) && !self.write_back(&before, &*guest).await {
                     return self.replace_lost(entry, &*guest, asked, asleep).await;
                 }
                 Ok(None)
             }
             Err(RollbackFailure::Lost(e)) => {
-                tracing::warn!(sandbox = before.id, "a guest was lost on its way back: {e}");
+                tracing::warn!(sandbox = before.id, error = %e, "a guest was lost during a rollback");
                 self.replace_lost(entry, &*guest, asked, asleep).await
             }
         }

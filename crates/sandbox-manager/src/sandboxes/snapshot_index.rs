@@ -21,8 +21,8 @@ pub(crate) struct SnapshotIndex {
     /// Snapshots that have an owner.
     by_owner: IdGroups,
     by_age: BTreeSet<SharedPosition>,
-    /// Snapshots requested by clients. Most snapshots are those of templates and of paused
-    /// sandboxes, which lists do not show.
+    /// Snapshots requested by clients. Lists do not show the snapshots of templates and of paused
+    /// sandboxes, which are far more.
     asked_by_age: BTreeSet<SharedPosition>,
     asked_by_owner: OwnerAges,
     /// Sum of the disk space of all snapshots.
@@ -146,7 +146,7 @@ impl SnapshotIndex {
         records.map(|(_, record)| &**record)
     }
 
-    /// Returns the kept snapshots of a template or a build step with this fingerprint.
+    /// Returns the retained snapshots of a template or a build step with this fingerprint.
     pub fn kept_for(
         &self,
         purpose: SnapshotPurpose,
@@ -157,7 +157,7 @@ impl SnapshotIndex {
         records.filter(move |s| s.purpose == purpose && s.kept)
     }
 
-    /// Returns the kept snapshots of all templates or of all build steps. The cost depends on the
+    /// Returns the retained snapshots of all templates or of all build steps. The cost depends on the
     /// number of both.
     pub fn all_kept_for(&self, purpose: SnapshotPurpose) -> impl Iterator<Item = &Snapshot> {
         let records = self.by_fingerprint.ids().filter_map(|id| self.get(id));

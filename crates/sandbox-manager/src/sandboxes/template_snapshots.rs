@@ -271,7 +271,7 @@ impl TemplateSnapshots<'_> {
             .record_working_set(template, &snapshot.id, &sandbox_identity.site)
             .await
         {
-            tracing::warn!(template, "what its guests touch first is not known: {e}");
+            tracing::warn!(template, error = %e, "cannot record the working set of a template");
         }
         Ok(snapshot.id)
     }

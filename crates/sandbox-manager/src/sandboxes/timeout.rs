@@ -137,7 +137,7 @@ impl Sandboxes {
             .iter()
             .map(|id| JournalChange::NoSandbox(id.to_string()));
         let changes: Vec<_> = changes.collect();
-        // Nothing else changes a killed sandbox.
+        // No operation changes a killed sandbox.
         self.0.journal.commit_write_behind(&changes);
         for id in &old {
             // Dropped without the lock: the entry locks its indexes.
@@ -157,7 +157,7 @@ impl Timeouts<'_> {
             .perform("set_timeout", &entry.id(), async move {
                 let _op_guard = entry.op_lock().lock().await;
                 if matches!(entry.record().state, SandboxState::Killed) {
-                    return Err(entry.refuse("set the time limit of"));
+                    return Err(entry.refuse("set the timeout of"));
                 }
                 this.set_deadline(&entry, timeout)
             })
@@ -173,7 +173,7 @@ impl Timeouts<'_> {
             .perform("extend_timeout", &entry.id(), async move {
                 let _op_guard = entry.op_lock().lock().await;
                 match entry.record().state {
-                    SandboxState::Killed => Err(entry.refuse("extend the time of")),
+                    SandboxState::Killed => Err(entry.refuse("extend the timeout of")),
                     // Only a running sandbox has a deadline; a paused one has the timeout of its
                     // next resume.
                     SandboxState::Running => this.extend(&entry, timeout),

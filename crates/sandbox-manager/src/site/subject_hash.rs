@@ -33,7 +33,7 @@ pub fn of(name: &[u8]) -> Result<String, String> {
 fn entry_of(pair: &[u8]) -> Result<Vec<u8>, String> {
     let parts = elements(pair)?;
     let [kind, value] = parts.as_slice() else {
-        return Err("an entry of its subject is no pair".to_owned());
+        return Err("an entry of its subject is not a pair".to_owned());
     };
     let value = match text(value)? {
         Some(text) => encoded(UTF8, plain(&text).as_bytes()),
@@ -81,7 +81,7 @@ fn content(element: &[u8], tag: u8) -> Result<&[u8], String> {
     let (_, any) = Any::from_der(element).map_err(|e| e.to_string())?;
     match element.first() == Some(&tag) {
         true => Ok(any.data),
-        false => Err("its subject is not as X.509 has it".to_owned()),
+        false => Err("its subject is not encoded as in X.509".to_owned()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Snapshots that only the store has: fetched whole and right, or refused with nothing left.
+//! Fetches of snapshots from the store: complete and correct, or rejected without a trace.
 
 use crate::fake;
 use crate::uploads::{TestStore, figure, noise, stored};
@@ -28,7 +28,7 @@ fn owned_by(owner: Option<&str>) -> SandboxSettings {
     }
 }
 
-/// Snapshot of a sandbox of `owner` with `text` in its memory, by a host that is gone.
+/// Pushes a snapshot of a sandbox of `owner` with `text` in its memory, from a host that exits.
 async fn pushed(store: &TestStore, owner: Option<&str>, text: &str) -> String {
     let bench = Bench::new();
     let host = bench.open_with(store.options("there", None)).await;
@@ -52,7 +52,7 @@ fn memory(bench: &Bench, id: &str) -> String {
     bench.world.body(id).memory.lock().unwrap().clone()
 }
 
-/// Nothing of a snapshot is on the host, whatever was begun.
+/// Checks that the host has nothing of a snapshot whose fetch failed.
 fn assert_nothing_is_left(bench: &Bench, host: &Sandboxes) {
     assert!(bench.file_names().is_empty(), "{:?}", bench.file_names());
     assert!(host.snapshots().list(None).unwrap().is_empty());
@@ -85,7 +85,7 @@ async fn a_snapshot_is_fetched_once_for_all_who_ask_and_stays_what_it_was() {
     let here = here.iter().find(|s| s.id() == snapshot).unwrap();
     assert_eq!(here.name(), Some("moving"));
     assert!(here.is_kept() && here.is_fetched());
-    // Removed here, it stays in the store; what the cache has is not fetched again.
+    // A snapshot that is removed here remains in the store. Cached content is not fetched again.
     for sandbox in host.list() {
         host.remove(sandbox.id()).await.unwrap();
     }
@@ -115,7 +115,7 @@ async fn snapshots_of_one_owner_are_none_of_another() {
         .fetch(Some("key1"), &snapshot, FetchScope::Asked);
     let own = own.await.unwrap().unwrap();
     assert_eq!(own.snapshot().owner(), Some("key1"));
-    // Now that it is here, it is still no snapshot of another.
+    // The snapshot is on this host now, but still not visible to other owners.
     let other = host
         .snapshots()
         .fetch(Some("key2"), &snapshot, FetchScope::Asked);
@@ -135,14 +135,14 @@ async fn a_store_that_is_gone_is_asked_again_later_and_nothing_is_left() {
         let refused = host.create(from(&snapshot, None)).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
         assert!(refused.retry_after() > Some(Duration::ZERO));
-        // It may have it: that is not known.
+        // The store may have the snapshot, so the answer is not `None`.
         let looked = (host.snapshots()).describe_stored(None, &snapshot, FetchScope::All);
         assert_eq!(looked.await.unwrap_err().kind(), ErrorKind::Busy);
         assert_nothing_is_left(&bench, &host);
-        // Nothing was written in its place.
+        // The missing store was not replaced by an empty one.
         store.come_back();
     }
-    // The engine fails in the middle: the same.
+    // The same applies if the engine fails in the middle.
     bench.world.fail("import");
     host.create(from(&snapshot, None)).await.unwrap_err();
     assert_nothing_is_left(&bench, &host);
@@ -162,7 +162,7 @@ fn a_daemon_that_is_killed_in_a_fetch_leaves_nothing_that_counts() {
     let is_unknown = |host: &Sandboxes| {
         host.list().is_empty() && host.snapshots().list(None).unwrap().is_empty()
     };
-    // Before anything has arrived, and when all has and a part of it is in place.
+    // Killed before the first file has arrived, and while the files are stored.
     for step in ["check-import", "import"] {
         bench.doomed(async {
             let host = bench.open_with(store.options("here", None)).await;
@@ -174,7 +174,7 @@ fn a_daemon_that_is_killed_in_a_fetch_leaves_nothing_that_counts() {
         });
         bench.world.mend();
     }
-    // All of it is in place, and the journal does not know it.
+    // Killed after all files were stored, before the journal was written.
     fs::write(bench.files().join(&snapshot), "left behind").unwrap();
     bench.doomed(async {
         let host = bench.open_with(store.options("here", None)).await;
@@ -196,7 +196,8 @@ async fn a_flipped_byte_in_the_store_is_refused_and_one_in_the_cache_is_mended()
         let whole: Vec<Vec<u8>> = objects.iter().map(|path| fs::read(path).unwrap()).collect();
         for (path, whole) in objects.iter().zip(&whole) {
             let mut broken = whole.clone();
-            // Behind the header, in what is encrypted, and in a pack in its first frame.
+            // The changed byte is after the header: in encrypted data, and in the first frame of a
+            // pack.
             let at = 100.min(broken.len() - 1);
             broken[at] ^= 1;
             fs::write(path, broken).unwrap();
@@ -252,7 +253,7 @@ async fn a_sleeper_whose_files_were_lost_wakes_from_the_store() {
         SandboxState::Running
     );
     assert!(memory(&bench, &id).ends_with("asleep"));
-    // Others make a new one of it, and API keys do not.
+    // Other hosts can create a sandbox from the snapshot, but clients with API keys cannot.
     let other = Bench::new();
     let there = other.open_with(store.options("two", None)).await;
     let asked = there.snapshots().fetch(None, &snapshot, FetchScope::Asked);

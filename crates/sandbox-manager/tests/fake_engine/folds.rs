@@ -38,7 +38,7 @@ async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
     let (id, taken) = sandbox(&host, 5).await;
     bench.world.write(&id, "text");
     let sizes_read = bench.world.measured_by.lock().unwrap().len();
-    // Removes the first, third and fourth snapshot; the second is kept.
+    // Removes the first, third and fourth snapshot, and not the second.
     for removed in [0, 2, 3] {
         host.snapshots().remove(&taken[removed]).unwrap();
     }
@@ -61,7 +61,7 @@ async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
         folds.contains(&(taken[0].clone(), taken[1].clone())),
         "{folds:?}"
     );
-    // The snapshot of the template is kept.
+    // The snapshot of the template is not folded.
     assert_eq!(folds.len(), 3, "{folds:?}");
     // The guest closes its files for each fold.
     until("the guest to be told", || {
@@ -108,7 +108,7 @@ async fn a_snapshot_that_something_needs_is_not_folded() {
     until("gc", || *bench.world.gc_runs.lock().unwrap() > gc_runs + 3).await;
     assert_eq!(folds(&bench).len(), 1);
     assert!(bench.files().join(&fork).exists());
-    // One of the two is removed.
+    // Only one snapshot depends on it afterwards.
     host.kill(forked.id()).await.unwrap();
     host.snapshots().remove(&sibling).unwrap();
     until("a fold", || {

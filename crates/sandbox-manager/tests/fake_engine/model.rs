@@ -1,5 +1,5 @@
 //! Concurrent timeouts, resumes, pauses and kills, compared with a model: the answers and the final
-//! state must be those of some sequential order of the operations.
+//! state must equal the outcome of some sequential order of the operations.
 
 use crate::fake;
 

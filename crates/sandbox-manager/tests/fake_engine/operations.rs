@@ -289,7 +289,7 @@ async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
         assert_eq!(bench.world.read(&id), format!("round {round}"));
     }
     host.pause(&id).await.unwrap();
-    // A paused sandbox can be forked, and its snapshot kept, without a resume.
+    // A paused sandbox can be forked, and its snapshot retained, without a resume.
     let child = host
         .fork(&id, 1, None)
         .await

@@ -279,5 +279,5 @@ async fn a_sleeper_whose_snapshot_is_gone_says_so() {
     drop(host);
     std::fs::remove_file(bench.files().join(snapshot)).unwrap();
     let host = bench.open().await;
-    assert!(cause(&host, &id).contains("gone from the disk"));
+    assert!(cause(&host, &id).contains("missing from the disk"));
 }

@@ -132,7 +132,7 @@ async fn snapshots_and_sleepers_are_stored_and_what_the_store_has_is_not_sent_ag
     assert_eq!(state(&host, first.id()), Some(StoreState::Stored));
     let sent = figure(&host, "jiffy_store_bytes_total{direction=\"written\"}");
     assert!(sent > 1_500_000.0, "{sent}");
-    // Nothing changed, so only the description is sent.
+    // No content changed, so only the description is sent.
     let second = host
         .pause(&id)
         .await

@@ -34,7 +34,7 @@ impl FileRemover {
         let thread = std::thread::Builder::new().name("remover".to_owned());
         if let Err(e) = thread.spawn(move || serve(&engines, &requests)) {
             tracing::warn!(
-                "only gc removes files of removed snapshots: cannot start a thread: {e}"
+                error = %e, "cannot start the thread that removes files, leaving them to periodic gc"
             );
         }
         Self(Mutex::new(sender))
@@ -108,7 +108,7 @@ pub(super) fn remove_files(engines: &SnapshotEngines, snapshots: &mut Vec<Snapsh
             Ok(()) => false,
             Err(e) => {
                 let id = &snapshot.id;
-                tracing::debug!(id, "cannot remove the files of a snapshot yet: {e}");
+                tracing::debug!(id, error = %e, "cannot remove the files of a snapshot yet");
                 true
             }
         });

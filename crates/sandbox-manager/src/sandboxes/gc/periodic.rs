@@ -51,7 +51,7 @@ impl Sandboxes {
                     return;
                 };
                 if lock.as_ref().is_some_and(|lock| !lock.is_in_place()) {
-                    return tracing::error!("no gc: the data directory was removed or replaced");
+                    return tracing::error!("stopped garbage collection: the data directory was removed or replaced");
                 }
                 let round = tokio::task::spawn_blocking(move || {
                     let retire = |ids: &[String]| this.templates().retire_outdated(ids);
@@ -62,7 +62,7 @@ impl Sandboxes {
                 (collected, position) = match round.await {
                     Ok(round) => round,
                     Err(e) => {
-                        tracing::error!("gc was lost: {e}");
+                        tracing::error!(error = %e, "garbage collection failed unexpectedly");
                         (Ok(0), GcPosition::default())
                     }
                 };
@@ -70,7 +70,7 @@ impl Sandboxes {
                 match collected {
                     Ok(0) => {}
                     Ok(removed) => tracing::info!(removed, "removed orphaned files"),
-                    Err(e) => tracing::warn!("cannot collect garbage: {e}"),
+                    Err(e) => tracing::warn!(error = %e, "cannot collect garbage"),
                 }
                 let pause = match has_more {
                     true => FIRST_ROUNDS_PAUSE.min(interval),

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Need of a snapshot.
 enum Need {
-    /// The snapshot is kept, or a sandbox or an operation uses it.
+    /// The snapshot is retained, or a sandbox or an operation uses it.
     Used,
     /// Only the files of another snapshot depend on its files.
     Dependency,
@@ -48,7 +48,7 @@ impl GarbageCollector {
         self.finish_removals(collected);
     }
 
-    /// Checks every snapshot that is not kept.
+    /// Checks every snapshot that is not retained.
     pub(super) fn collect_all(&self) {
         let snapshots = self.parts.catalog.read();
         let candidates = snapshots.values().filter(|snapshot| !snapshot.kept);
@@ -57,8 +57,8 @@ impl GarbageCollector {
         self.collect(candidates);
     }
 
-    /// Returns whether the files of snapshot `parent` are needed only as a dependency of those of
-    /// `child`.
+    /// Returns whether the files of snapshot `parent` are needed only as a dependency of
+    /// the files of `child`.
     pub fn is_foldable(&self, parent: &str, child: &str) -> bool {
         let snapshots = self.parts.catalog.read();
         let pins = self.parts.catalog.pins();
@@ -75,7 +75,7 @@ impl GarbageCollector {
     }
 
     /// Completes the fold of the parent of `child`: removes the parent's record, replaces the files
-    /// of `child`, and removes those of the parent. Returns `None`, and changes nothing, if the
+    /// of `child`, and removes the parent's files. Returns `None`, and changes nothing, if the
     /// parent is in use by now.
     pub fn commit_fold(
         &self,
@@ -101,7 +101,7 @@ impl GarbageCollector {
         // them.
         self.commit_removals(&collected);
         // The catalog is unlocked before the disk is written, so that no operation waits for the
-        // disk. Without a record the parent cannot be used any more.
+        // disk. Without a record the parent cannot be used any longer.
         drop(change);
         let folded = fold.commit();
         if folded.is_ok()

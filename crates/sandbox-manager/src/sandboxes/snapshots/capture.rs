@@ -67,7 +67,8 @@ impl Snapshots<'_> {
         if let Err(e) = committed {
             tracing::warn!(
                 id = record.id,
-                "a snapshot is not captured, only stored: {e}"
+                error = %e,
+                "cannot acknowledge a captured snapshot before it is stored"
             );
             return None;
         }
@@ -90,7 +91,7 @@ impl Snapshots<'_> {
     pub(in crate::sandboxes) async fn stored(self, id: &str) -> Result<Snapshot, OperationError> {
         let storing = self.0.captures.under_way.lock().get(id).cloned();
         if let Some(mut storing) = storing {
-            // Nothing is sent: the wait ends when the sender is dropped.
+            // No value is sent: the wait ends when the sender is dropped.
             let _ = storing.changed().await;
         }
         let snapshot = self.0.catalog.get(id);
@@ -106,7 +107,7 @@ impl Snapshots<'_> {
 
     /// Removes the record of a captured snapshot that could not be stored.
     pub(in crate::sandboxes) fn lose(self, record: &Snapshot, reason: &str) {
-        tracing::error!(id = record.id, "a captured snapshot is lost: {reason}");
+        tracing::error!(id = record.id, reason, "a captured snapshot is lost");
         // First, so that a caller that does not find the record finds the reason.
         let mut lost = self.0.captures.lost.lock();
         lost.truncate(MAX_LOST - 1);
@@ -184,7 +185,7 @@ impl Sandboxes {
     pub(in crate::sandboxes) fn discard_captured(&self, record: &Snapshot) {
         match self.0.engines.snapshot_files(&record.engine) {
             Ok(files) => files.discard_captured(&record.id),
-            Err(e) => tracing::warn!(id = record.id, "cannot discard a captured snapshot: {e}"),
+            Err(e) => tracing::warn!(id = record.id, error = %e, "cannot discard a captured snapshot"),
         }
     }
 }

@@ -41,7 +41,7 @@ impl HeldSnapshot {
 pub enum FetchScope {
     /// Snapshots requested by clients.
     Asked,
-    /// All snapshots, including those of paused sandboxes.
+    /// All snapshots, also of paused sandboxes.
     All,
 }
 
@@ -266,7 +266,7 @@ impl Fetch {
             true => Ok(()),
             false => Err(incompatible(
                 &record.id,
-                "it is based on a snapshot of another owner",
+                "it descends from a snapshot of another owner",
             )),
         }
     }
@@ -284,7 +284,7 @@ impl Fetch {
             manifest.map_err(Self::store_error(&found.id))
         };
         let (record, manifest) = tokio::try_join!(self.record(&found, newest), manifest)?;
-        let lacks = || incompatible(&found.id, "the store has no manifest of it");
+        let lacks = || incompatible(&found.id, "its manifest is missing");
         let import = SnapshotImport {
             id: found.id.clone(),
             parent: found.parent.clone(),
@@ -319,7 +319,7 @@ impl Fetch {
     ) -> Result<Snapshot, OperationError> {
         let record = self.remote.document(found, RECORD_PART).await;
         let record = record.map_err(Self::store_error(&found.id))?;
-        let lacks = || incompatible(&found.id, "the store has no record of it");
+        let lacks = || incompatible(&found.id, "its record is missing");
         let record = serde_json::from_slice::<SnapshotRecord>(&record.ok_or_else(lacks)?);
         let record = record.map_err(|e| incompatible(&found.id, &format!("its record: {e}")))?;
         let record = *Box::<Snapshot>::from(record);
@@ -327,7 +327,7 @@ impl Fetch {
         if !is_id(&found.id) || record.id != found.id {
             return Err(incompatible(
                 &found.id,
-                "its record is that of another snapshot",
+                "its record belongs to another snapshot",
             ));
         }
         Ok(Snapshot {
@@ -374,7 +374,7 @@ impl Fetch {
             None => Ok(bytes),
             Some(free) => Err(OperationError::Busy {
                 what: format!(
-                    "the snapshot and those below it take up to {} MiB of disk, and {free} MiB may be written: make room on the data directory's disk",
+                    "the snapshot and its ancestors need up to {} MiB of disk space, and {free} MiB are available: free space on the data directory's disk",
                     bytes >> 20
                 ),
                 retry_after: Shortage::Disk.retry_after().unwrap_or_default(),

@@ -46,7 +46,7 @@ impl Snapshots<'_> {
                 return;
             };
             if let Err(e) = snapshots.shorten_to(ASLEEP_LIMITS, &snapshot.id).await {
-                tracing::debug!(id, "its lineage stays long: {e}");
+                tracing::debug!(id, error = %e, "cannot merge a long lineage");
             }
             // The sandbox may have been resumed or removed meanwhile. Its garbage collection
             // skipped the pinned snapshot, so it must be repeated here.
@@ -86,7 +86,7 @@ impl Snapshots<'_> {
         let _permit = match permit {
             Ok(permit) => permit,
             Err(refusal) => {
-                tracing::debug!(id, "its lineage stays long: {refusal}");
+                tracing::debug!(id, error = %refusal, "no quota to merge a long lineage");
                 return Ok(());
             }
         };

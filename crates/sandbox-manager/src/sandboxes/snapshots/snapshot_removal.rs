@@ -9,9 +9,8 @@ use jiffy_api_types::SnapshotPurpose;
 const MAX_NAMED_USERS: usize = 5;
 
 impl Snapshots<'_> {
-    /// Removes a snapshot. If a caller requested it and sandboxes or other snapshots still need its
-    /// files, the snapshot loses its name, is treated as an automatic one, and disappears with its
-    /// last user.
+    /// Removes a snapshot. If a client requested it and sandboxes or other snapshots still use it, the
+    /// snapshot loses its name and becomes an automatic one. It is then removed with its last user.
     ///
     /// # Errors
     /// [`OperationError::InUse`] if the snapshot is still being stored, or if it is needed and is

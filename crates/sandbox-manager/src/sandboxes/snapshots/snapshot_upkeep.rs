@@ -1,7 +1,7 @@
 //! Background thread for snapshots. It writes the checksums of retained snapshots, and prefetches
 //! the snapshots of the warm pool. With lower priority it checks each snapshot of an earlier daemon
-//! once: it compares the recorded size with the disk, since a merge may have changed it before the
-//! journal was written, and writes missing checksums.
+//! once: it compares the recorded size with the disk, and writes missing checksums. The size may
+//! differ if the daemon crashed between a merge and the write of the journal.
 
 use crate::START_DELAY;
 use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
@@ -53,14 +53,14 @@ pub(in crate::sandboxes) fn begin(
     let work = move || serve(&inner, &queue, interval);
     let thread = std::thread::Builder::new().name("upkeep".to_owned());
     if let Err(e) = thread.spawn(work) {
-        tracing::warn!("cannot start the thread for checksums and prefetches: {e}");
+        tracing::warn!(error = %e, "cannot start the thread for checksums and prefetches");
     }
 }
 
 fn serve(inner: &Weak<SandboxesInner>, queue: &UpkeepQueue, interval: Duration) {
     lower_priority();
     let mut next = Instant::now() + interval;
-    // Last checked snapshot of those that existed at the start.
+    // Last checked snapshot. The checks cover snapshots that existed at the start.
     let mut checked = Some(String::new());
     // The first requests of clients come before the checks.
     let mut next_check = Instant::now() + START_DELAY.min(interval);
@@ -76,7 +76,7 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &UpkeepQueue, interval: Duration) 
                     .files_of(&id)
                     .and_then(|files| files.write_checksums(&id))
                 {
-                    tracing::debug!(id, "a snapshot has no checksums: {e}");
+                    tracing::debug!(id, error = %e, "cannot write the checksums of a snapshot");
                 }
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -98,7 +98,7 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &UpkeepQueue, interval: Duration) 
     }
 }
 
-/// Checks the snapshots that follow `after`. Returns the last of them. `None` if there are no more.
+/// Checks the snapshots that follow `after`. Returns the last of them. `None` at the end.
 fn check_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
     let inner = inner.upgrade()?;
     let ids = inner.catalog.read().following(after, CHECKS);
@@ -114,7 +114,7 @@ fn check_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
                 .files_of(id)
                 .and_then(|files| files.write_checksums(id))
         {
-            tracing::debug!(id, "a snapshot has no checksums: {e}");
+            tracing::debug!(id, error = %e, "cannot write the checksums of a snapshot");
         }
     }
     ids.into_iter().next_back()
@@ -129,7 +129,7 @@ fn prefetch_pool(sandboxes: &Sandboxes) {
         if let Err(e) = sandboxes.prefetch(&snapshot.id) {
             tracing::warn!(
                 id,
-                "the warm pool's snapshot could not be kept in memory: {e}"
+                error = %e, "cannot prefetch a snapshot of the warm pool"
             );
         }
     }
@@ -174,7 +174,7 @@ impl Snapshots<'_> {
             let repaired = match snapshots.repair(&id, damaged).await {
                 Ok(repaired) => repaired,
                 Err(e) => {
-                    tracing::warn!(id, "cannot fetch a damaged snapshot again: {e}");
+                    tracing::warn!(id, error = %e, "cannot fetch a damaged snapshot again");
                     return verified;
                 }
             };
@@ -198,7 +198,7 @@ impl Snapshots<'_> {
                 .files_of(&id)
                 .and_then(|files| files.write_checksums(&id))
             {
-                tracing::warn!(id, "a repaired snapshot has no checksums: {e}");
+                tracing::warn!(id, error = %e, "cannot write the checksums of a repaired snapshot");
             }
         });
         // Ignore a lost task: the verification reports missing checksums.

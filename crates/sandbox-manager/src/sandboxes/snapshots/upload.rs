@@ -145,7 +145,7 @@ async fn serve(
                     }
                     Err(UploadError::Removed) => UploadEnd::Dropped,
                     Err(e) => {
-                        tracing::warn!(id, "a snapshot is not in the store yet: {e}");
+                        tracing::warn!(id, error = %e, "a snapshot is not in the store yet");
                         UploadEnd::Failed(e.to_string())
                     }
                 };
@@ -192,7 +192,7 @@ async fn retract(
                     }
                     Err(e) => {
                         let id = &copy.id;
-                        tracing::warn!(id, "a snapshot is not removed from the store yet: {e}");
+                        tracing::warn!(id, error = %e, "a snapshot is not removed from the store yet");
                         failures += 1;
                         retry_delay(failures)
                     }

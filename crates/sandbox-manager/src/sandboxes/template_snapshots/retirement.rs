@@ -96,7 +96,7 @@ impl TemplateSnapshots<'_> {
         kept.filter(|s| wanted(s)).map(|s| s.id.clone()).collect()
     }
 
-    /// Marks template snapshots as not kept, stops their warm-pool guests, and collects them.
+    /// Releases template snapshots, stops their warm-pool guests, and collects them.
     fn let_go(self, ids: Vec<String>) {
         for id in &ids {
             self.0.template_snapshots.forget(id);

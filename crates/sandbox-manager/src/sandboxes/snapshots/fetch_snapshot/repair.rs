@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering;
 type Damages = BTreeMap<String, String>;
 
 impl Snapshots<'_> {
-    /// Fetches the damaged snapshots of the lineage of `id` again: those of `reported`, and those
-    /// whose damage is detected without reading layers. Running guests continue with the old files.
+    /// Fetches the damaged snapshots of the lineage of `id` again: the snapshots of `reported`, and
+    /// snapshots whose damage is detected without reading layers. Running guests continue with the old files.
     /// Returns the damage of the replaced snapshots. Empty if nothing is damaged, or if the store
     /// has no copy. Concurrent repairs of one snapshot share one fetch.
     pub(in crate::sandboxes) async fn repair(
@@ -40,7 +40,7 @@ impl Snapshots<'_> {
             return Ok(damages);
         }
         for (id, damage) in &remaining {
-            tracing::warn!(id, "a snapshot is damaged on this host: {damage}");
+            tracing::warn!(id, damage, "a snapshot is damaged on this host");
         }
         let fetch = Fetch {
             this: Sandboxes(self.0.clone()),
@@ -82,7 +82,7 @@ impl Snapshots<'_> {
             // The client can retry after this error, but not after the first one.
             Err(e) if e.kind() == ErrorKind::Busy => Err(e),
             Err(e) => {
-                tracing::warn!(id, "cannot fetch a damaged snapshot again: {e}");
+                tracing::warn!(id, error = %e, "cannot fetch a damaged snapshot again");
                 Err(error)
             }
         }

@@ -21,15 +21,15 @@ const MAX_RESTARTS: usize = 300;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UploadError {
     /// The snapshot was removed, or its upload was cancelled.
-    #[error("the snapshot is gone")]
+    #[error("the snapshot was removed")]
     Removed,
     /// An ancestor changed. The next attempt uses the new lineage.
-    #[error("the snapshots below it kept changing")]
+    #[error("its ancestors changed too often")]
     Changed,
     /// Chunks of this snapshot are neither in the store nor on this host.
-    #[error("snapshot {0} has not all arrived on this host")]
+    #[error("the memory of snapshot {0} is incomplete on this host")]
     MissingMemory(String),
-    #[error("it has more than {MAX_LINEAGE} snapshots below it")]
+    #[error("it has more than {MAX_LINEAGE} ancestors")]
     LongLineage,
     #[error(transparent)]
     Remote(#[from] RemoteError),
@@ -122,7 +122,7 @@ impl Sandboxes {
                 break;
             }
             let missing = self.snapshots().missing_memory(&id);
-            let failed = OperationError::engine("look for its memory");
+            let failed = OperationError::engine("check its memory");
             if missing.map_err(failed)?.is_some() {
                 return Err(UploadError::MissingMemory(id));
             }
@@ -135,7 +135,7 @@ impl Sandboxes {
                 Ok(parts) => parts,
                 // The ancestor was merged into its child meanwhile.
                 Err(_) if self.0.catalog.get(&id).is_none() => return Err(gone()),
-                Err(e) => return Err(OperationError::engine("read its files")(e).into()),
+                Err(e) => return Err(OperationError::engine("open its files")(e).into()),
             };
             next = parts.parent.clone();
             chain.links.push(Link {
@@ -158,7 +158,7 @@ impl Sandboxes {
             match remote.stored_lineage(&place.tenant, root).await? {
                 Some(stored) => lineage = stored,
                 None => {
-                    tracing::warn!(id, "the store has lost a snapshot: it is pushed again");
+                    tracing::warn!(id, "the store lost a snapshot, pushing it again");
                     self.give_up(id);
                     return Err(UploadError::Changed);
                 }
@@ -179,7 +179,7 @@ impl Sandboxes {
                 Err(UploadError::Remote(e)) if e.is_gone() => {
                     // A snapshot was removed from the store. It and its ancestors are uploaded
                     // again.
-                    tracing::debug!("{e}");
+                    tracing::debug!(error = %e, "the store lost an ancestor");
                     let base = chain.base.as_ref().map(|(id, ..)| id);
                     self.give_up(base.unwrap_or(&link.parts.id));
                     return Err(UploadError::Changed);

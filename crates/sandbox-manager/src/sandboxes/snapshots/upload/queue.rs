@@ -98,7 +98,7 @@ impl Uploads {
         }
     }
 
-    /// Returns whether the record is that of a booted template that all tenants may read.
+    /// Returns whether all tenants may read the snapshot: it belongs to a booted stock template.
     pub fn is_shared(&self, record: &Snapshot) -> bool {
         record.purpose == SnapshotPurpose::Template
             && record.parent.is_none()

@@ -1,5 +1,5 @@
-//! Reports the layers that this host still needs to the store: those of snapshots whose memory was
-//! not fetched completely. The store then retains them.
+//! Reports the layers that this host still needs to the store, which then retains them. They
+//! belong to snapshots whose memory was not fetched completely.
 
 use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots};
 use jiffy_engine_api::EngineError;
@@ -29,7 +29,7 @@ pub(super) async fn keep(
             Ok(missing) => match remote.keep_readers(&missing).await {
                 Ok(()) => LOOK_INTERVAL,
                 Err(e) => {
-                    tracing::warn!("the store does not know yet what this host needs of it: {e}");
+                    tracing::warn!(error = %e, "cannot report the needed layers to the store");
                     RETRY_DELAY
                 }
             },
@@ -46,7 +46,7 @@ impl Sandboxes {
     pub(super) async fn complete_memory(&self, id: &str) -> Result<(), OperationError> {
         tracing::info!(
             id,
-            "the store is to have a snapshot anew: its memory is fetched"
+            "fetching the memory of a snapshot that must be uploaded again"
         );
         let failed = || OperationError::engine("fetch its memory");
         let files = self.0.snapshot_engines.files_of(id).map_err(failed())?;
@@ -69,7 +69,7 @@ impl Snapshots<'_> {
             Ok(None) => None,
             Ok(Some(origin)) => LayerOrigin::decode(&origin).ok(),
             Err(e) => {
-                tracing::debug!(id, "a snapshot needs nothing of the store: {e}");
+                tracing::debug!(id, error = %e, "cannot determine the missing memory of a snapshot");
                 None
             }
         };
