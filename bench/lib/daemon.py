@@ -88,8 +88,8 @@ class Daemon(Home):
 
     def create(self, template, **more):
         """Creates a sandbox. Returns its id and the token of its agent."""
-        made = self.ask("POST", "/v2/sandboxes", {"templateID": template, "timeout": -1, **more})
-        return made["sandboxID"], made.get("envdAccessToken")
+        created = self.ask("POST", "/v2/sandboxes", {"templateID": template, "timeout": -1, **more})
+        return created["sandboxID"], created.get("envdAccessToken")
 
     def exec(self, sandbox, program, *arguments):
         message = json.dumps({"process": {"cmd": program, "args": arguments, "envs": {}}, "stdin": False}).encode()

@@ -96,12 +96,12 @@ class Container:
 
     def call(self, *words):
         # Remaining processes must not inherit the pipes.
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as output:
             done = subprocess.run([self.program, *map(str, self.options), *map(str, words)], stdin=subprocess.DEVNULL,
-                                  stdout=said, stderr=said, timeout=LIMIT)
+                                  stdout=output, stderr=output, timeout=LIMIT)
             if done.returncode:
-                said.seek(0)
-                raise RuntimeError(f"{self.name} {words[0]}: {said.read().decode(errors='replace')}")
+                output.seek(0)
+                raise RuntimeError(f"{self.name} {words[0]}: {output.read().decode(errors='replace')}")
 
     def new_name(self):
         self.number += 1

@@ -292,8 +292,10 @@ async fn run_one_plus_one(daemon: &BenchmarkDaemon, sandbox: &Sandbox) -> anyhow
     );
     let text = answer.await?.collect(1 << 20).await?;
     let text = String::from_utf8_lossy(&text);
-    let result = text.lines().find(|line| line.contains("\"result\""));
-    let result = result.with_context(|| format!("no result: {text}"))?;
+    let result = text
+        .lines()
+        .find(|line| line.contains("\"result\""))
+        .with_context(|| format!("no result: {text}"))?;
     ensure!(
         result.contains("\"text\":\"2\"") || result.contains("\"text\": \"2\""),
         "{result}"

@@ -70,8 +70,8 @@ pub async fn processor_time(
         let number = if round == 0 { 1 } else { n };
         let meter = HostMeter::begin().await?;
         for _ in 0..number {
-            let made = daemon.create_from(template).await?;
-            daemon.remove(&made.record.id).await?;
+            let created = daemon.create_from(template).await?;
+            daemon.remove(&created.record.id).await?;
         }
         lives.push(meter.end(number).await?);
         let meter = HostMeter::begin().await?;

@@ -82,8 +82,8 @@ impl Calibration {
 
     /// Returns one line with the median of each cost.
     pub fn line(&self) -> String {
-        let known = MEASUREMENTS.iter();
-        let costs = known.filter_map(|(name, _)| Some((name, self.costs.get(name)?)));
+        let measurements = MEASUREMENTS.iter();
+        let costs = measurements.filter_map(|(name, _)| Some((name, self.costs.get(name)?)));
         let costs: Vec<String> = costs
             .map(|(name, cost)| format!("{name} {:.2}", cost.median_us))
             .collect();

@@ -63,8 +63,9 @@ pub fn jiffy_program() -> anyhow::Result<PathBuf> {
 /// Builds template `base` if it is missing. Fails if no engine can run on this host.
 pub async fn prepare_base() -> anyhow::Result<()> {
     let facts = EngineFacts::of(&Host::open()?);
-    let check = facts.check(facts.choose().engine);
-    check.map_err(anyhow::Error::msg)?;
+    facts
+        .check(facts.choose().engine)
+        .map_err(anyhow::Error::msg)?;
     // A separate process is required, because builds start `jiffy` in other roles.
     let building = Command::new(jiffy_program()?)
         .args(["template", "build", "base"])
@@ -136,8 +137,9 @@ impl BenchmarkDaemon {
         if self.owner.is_none() {
             return Ok(None);
         }
-        let stream = local_daemon::connect(&self.home).await;
-        let stream = stream.context("the daemon has exited")?;
+        let stream = local_daemon::connect(&self.home)
+            .await
+            .context("the daemon has exited")?;
         let (pid, _) = local_daemon::process_of(&stream).context("no process id of the daemon")?;
         let home = self.home.path().to_owned();
         Ok(Some((pid.as_raw().try_into()?, home)))
@@ -200,8 +202,8 @@ impl BenchmarkDaemon {
 
     /// Creates a sandbox of template `base`, with the access token of its agent.
     pub async fn create_with_token(&self, size: SandboxSize) -> anyhow::Result<Sandbox> {
-        let wanted = NewSandbox::of("base", BTreeMap::new()).with_size(size);
-        self.client.create(&wanted).await
+        let request = NewSandbox::of("base", BTreeMap::new()).with_size(size);
+        self.client.create(&request).await
     }
 
     /// Creates a sandbox of template `base` on an engine.
@@ -210,8 +212,8 @@ impl BenchmarkDaemon {
             engine: Some(engine.to_owned()),
             ..SandboxSettings::default()
         };
-        let wanted = NewSandbox::of("base", BTreeMap::new()).with_size(size);
-        self.client.create(&wanted.with_settings(settings)).await
+        let request = NewSandbox::of("base", BTreeMap::new()).with_size(size);
+        self.client.create(&request.with_settings(settings)).await
     }
 
     /// Returns the engines of the daemon.

@@ -51,9 +51,9 @@ impl Leftovers {
     pub async fn settled(&self, daemon: &BenchmarkDaemon) -> anyhow::Result<Self> {
         let began = Instant::now();
         loop {
-            let left = Self::read(daemon).await?.without(self);
-            if left.is_nothing() || began.elapsed() > SETTLE_TIME {
-                return Ok(left);
+            let remaining = Self::read(daemon).await?.without(self);
+            if remaining.is_nothing() || began.elapsed() > SETTLE_TIME {
+                return Ok(remaining);
             }
             tokio::time::sleep(POLL).await;
         }
@@ -205,7 +205,7 @@ mod tests {
             ..Leftovers::default()
         };
         assert!(of(&["a", "b"]).without(&of(&["a", "b", "c"])).is_nothing());
-        let left = of(&["a", "b"]).without(&of(&["a"]));
-        assert_eq!(left.to_string(), "1 files (b)");
+        let remaining = of(&["a", "b"]).without(&of(&["a"]));
+        assert_eq!(remaining.to_string(), "1 files (b)");
     }
 }

@@ -100,9 +100,9 @@ impl Life {
         snapshot: &mut Option<String>,
     ) -> anyhow::Result<()> {
         let size = SandboxSize::default();
-        let made = self.step(|| daemon.create_with_token(size)).await?;
-        let id = sandbox.insert(made.record.id.clone()).clone();
-        self.step(|| daemon.exec_in(&made, MARK)).await?;
+        let created = self.step(|| daemon.create_with_token(size)).await?;
+        let id = sandbox.insert(created.record.id.clone()).clone();
+        self.step(|| daemon.exec_in(&created, MARK)).await?;
         let taken = self.step(|| daemon.snapshot(&id)).await?;
         let snapshot_id = snapshot.insert(taken.id).clone();
         self.step(|| daemon.pause(&id)).await?;
@@ -133,12 +133,12 @@ pub async fn stress(
     lives(warm_up, c, &daemon).await?;
     let before = Leftovers::read(&daemon).await?;
     let (lives, wall) = lives(n, c, &daemon).await?;
-    let left = before.settled(&daemon).await?;
+    let remaining = before.settled(&daemon).await?;
     let failed = lives.iter().filter(|life| life.failure.is_some()).count();
     report_failures(&lives)?;
     anyhow::ensure!(
-        left.is_nothing(),
-        "{n} lives left on the host: {left}; `jiffy ls --all` and `jiffy snapshots` show what the \
+        remaining.is_nothing(),
+        "{n} lives left on the host: {remaining}; `jiffy ls --all` and `jiffy snapshots` show what the \
          daemon knows of it"
     );
     let mut series: Vec<Series> = STEPS

@@ -5,7 +5,7 @@ use crate::binary_sections::{COMPONENT_HEAD, MODULE_HEAD, write_section};
 use crate::core_module::{KINDS, Result, Unmergeable, kind_number, narrow};
 use crate::items::{CORE_MODULE, Item, Reference, option_reference, wide};
 use crate::linking::link;
-use crate::plan::{External, Plan, Placement, export_name, imports_from};
+use crate::plan::{External, Placement, Plan, export_name, imports_from};
 use std::collections::{HashMap, HashSet};
 use wasm_encoder::{
     Alias, CanonicalFunctionSection, ComponentAliasSection, ComponentSection, ExportKind,

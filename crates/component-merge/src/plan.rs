@@ -77,7 +77,9 @@ impl<'p, 'a> Plan<'p, 'a> {
                     is_member_forbidden = true;
                     Placement::Behind
                 }
-                Item::Canon(_) if needed == Placement::Before && !is_member_forbidden => Placement::Before,
+                Item::Canon(_) if needed == Placement::Before && !is_member_forbidden => {
+                    Placement::Before
+                }
                 Item::Canon(_) => Placement::Behind,
                 Item::Instance(Instance::FromExports(exports)) => {
                     plan.add_item_instance(instance, exports)?;
@@ -86,7 +88,12 @@ impl<'p, 'a> Plan<'p, 'a> {
                 Item::Instance(Instance::Instantiate { module_index, .. }) => {
                     let module = wide(*module_index);
                     let is_used_once = uses.get(module) == Some(&1);
-                    plan.add_instance(instance, module, is_used_once && !is_member_forbidden, needed)
+                    plan.add_instance(
+                        instance,
+                        module,
+                        is_used_once && !is_member_forbidden,
+                        needed,
+                    )
                 }
             };
             plan.placements.push(placement);

@@ -41,8 +41,11 @@ impl FunctionStore {
     pub(crate) fn create(&self) -> Result<(), FunctionError> {
         for name in ["records", "modules", "compiled"] {
             let path = self.directory.join(name);
-            let created = DirBuilder::new().recursive(true).mode(0o700).create(&path);
-            created.map_err(FunctionError::file(&path))?;
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&path)
+                .map_err(FunctionError::file(&path))?;
         }
         Ok(())
     }

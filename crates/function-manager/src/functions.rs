@@ -290,8 +290,11 @@ impl Functions {
 
     fn uploads(&self) -> Result<PathBuf, FunctionError> {
         let path = self.0.settings.directory.join(UPLOADS);
-        let created = DirBuilder::new().recursive(true).mode(0o700).create(&path);
-        created.map_err(FunctionError::file(&path))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&path)
+            .map_err(FunctionError::file(&path))?;
         Ok(path)
     }
 }

@@ -57,8 +57,9 @@ impl ModuleUpload {
         }
         self.hasher.update(bytes);
         let path = self.file.path().to_owned();
-        let written = self.file.write_all(bytes);
-        written.map_err(FunctionError::file(&path))?;
+        self.file
+            .write_all(bytes)
+            .map_err(FunctionError::file(&path))?;
         reached(DeployStep::Receive);
         Ok(())
     }

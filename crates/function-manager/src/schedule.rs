@@ -55,8 +55,8 @@ impl Schedule {
         }
         let mut options = ParseOptions::default();
         options.fallback_timezone_option = FallbackTimezoneOption::UTC;
-        let crontab = cronexpr::parse_crontab_with(expression, options);
-        let crontab = crontab.map_err(|e| refused(expression, e))?;
+        let crontab = cronexpr::parse_crontab_with(expression, options)
+            .map_err(|e| refused(expression, e))?;
         let never = || refused(expression, "the schedule never matches");
         let next = next_after(&crontab, now).ok_or_else(never)?;
         Ok(Self {

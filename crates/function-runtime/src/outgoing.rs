@@ -114,8 +114,8 @@ async fn exchange(
         None => (None, None, None),
     };
     let connection = egress.connect(function, &host, port, tls);
-    let connection = timeout(wait(connect), connection).await;
-    let connection = connection
+    let connection = timeout(wait(connect), connection)
+        .await
         .map_err(|_| Error::ConnectionTimeout)?
         .map_err(failed)?;
     let (mut sender, driver) = http1::Builder::new()

@@ -183,8 +183,9 @@ impl Orders {
                 return Ok(ControlResponse::Metrics { metrics });
             }
             ControlRequest::Logs { function, sequence } => {
-                let entries = tenant.logs(&function, sequence, MAX_LOG_ANSWER_BYTES);
-                let entries = entries.map_err(|e| text(&e))?;
+                let entries = tenant
+                    .logs(&function, sequence, MAX_LOG_ANSWER_BYTES)
+                    .map_err(|e| text(&e))?;
                 return Ok(ControlResponse::Logs { entries });
             }
             ControlRequest::Limit { function, limits } => tenant.limit(&function, limits),

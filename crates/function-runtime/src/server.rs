@@ -207,8 +207,13 @@ impl FunctionServer {
         let mut reservation = MemoryReservation::empty(self.0.tenant.budget());
         let body = request_body::read(body, &deployment.settings.limits, &mut reservation).await?;
         let permit = deployment.admit().await?;
-        let slot = self.0.tenant.slots().clone().try_acquire_owned();
-        let slot = slot.map_err(|_| RequestFault::HostBusy)?;
+        let slot = self
+            .0
+            .tenant
+            .slots()
+            .clone()
+            .try_acquire_owned()
+            .map_err(|_| RequestFault::HostBusy)?;
         let usage = Arc::new(RequestUsage::default());
         let guest = GuestRequest {
             server: self.clone(),

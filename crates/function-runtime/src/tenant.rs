@@ -187,8 +187,8 @@ impl Tenant {
                 // SAFETY: `artifact::check` has verified the digest that the daemon recorded when a
                 // compiler with this engine's settings wrote the file for this tenant. `code` is a
                 // private copy that cannot have changed since.
-                let module = unsafe { Module::deserialize(&self.engine, code) };
-                let module = module.map_err(&unloadable)?;
+                let module =
+                    unsafe { Module::deserialize(&self.engine, code) }.map_err(&unloadable)?;
                 world::check_core(&module)?;
                 core_world::prepare(&module)
                     .map(VersionCode::Core)
@@ -196,8 +196,8 @@ impl Tenant {
             }
             World::Http => {
                 // SAFETY: see the deserialization of the module above.
-                let component = unsafe { Component::deserialize(&self.engine, code) };
-                let component = component.map_err(&unloadable)?;
+                let component =
+                    unsafe { Component::deserialize(&self.engine, code) }.map_err(&unloadable)?;
                 world::check_http(&component)?;
                 http_world::prepare(&self.http_linker, &component)
                     .map(VersionCode::Http)

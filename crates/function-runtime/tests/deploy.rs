@@ -275,7 +275,10 @@ fn a_process_is_taken_over_by_the_next_daemon_and_ends_without_one() {
     adopted.kill();
     let start = Instant::now();
     while !adopted.has_ended() {
-        assert!(start.elapsed() < Duration::from_secs(10), "the process is still running");
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "the process is still running"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
     adopted.detach();

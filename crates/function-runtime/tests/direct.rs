@@ -142,7 +142,10 @@ impl DirectHost {
 async fn until(condition: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !condition() {
-        assert!(Instant::now() < deadline, "timed out waiting for the condition");
+        assert!(
+            Instant::now() < deadline,
+            "timed out waiting for the condition"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -266,8 +269,8 @@ async fn a_direct_connection_is_busy_while_a_request_is_under_way() {
     for _ in 0..2 {
         // The function waits for the remaining body.
         let head = format!("POST / HTTP/1.1\r\nhost: {}\r\n", client.host);
-        let begun = format!("{head}content-length: 4\r\n\r\nab");
-        client.stream.write_all(begun.as_bytes()).await.unwrap();
+        let partial = format!("{head}content-length: 4\r\n\r\nab");
+        client.stream.write_all(partial.as_bytes()).await.unwrap();
         host.until_busy(true).await;
         client.stream.write_all(b"cd").await.unwrap();
         let mut read = Vec::new();

@@ -40,12 +40,12 @@ fn serve(listener: TcpListener, answer: Option<&'static str>) -> Server {
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = requests.clone();
     std::thread::spawn(move || {
-        let mut kept = Vec::new();
+        let mut retained = Vec::new();
         for stream in listener.incoming() {
             let stream = stream.unwrap();
             match answer {
                 Some(answer) => respond(stream, answer, &counted),
-                None => kept.push(stream),
+                None => retained.push(stream),
             }
         }
     });

@@ -95,8 +95,8 @@ fn instantiate(engine: &Engine, module: &Module) -> (Store<()>, Instance) {
     let mut store = Store::new(engine, ());
     store.set_epoch_deadline(1 << 40);
     let linker = Linker::new(engine);
-    let made = linker.instantiate(&mut store, module);
-    (store, made.unwrap())
+    let created = linker.instantiate(&mut store, module);
+    (store, created.unwrap())
 }
 
 fn engine_with(reset: SlotReset) -> (Engine, Module) {
@@ -184,8 +184,8 @@ fn a_slot_in_memory_is_clean_for_the_next_request_and_keeps_its_pages() {
         let (mut store, instance) = instantiate(&engine, &module);
         let address = write(&mut store, &instance);
         drop(store);
-        let kept = scan(address, PAGES * PAGE, WRITTEN, PRESENT | SWAPPED);
-        assert_eq!(kept, PAGES as u64);
+        let retained = scan(address, PAGES * PAGE, WRITTEN, PRESENT | SWAPPED);
+        assert_eq!(retained, PAGES as u64);
         assert_clean(&engine, &module, address);
     }
 }

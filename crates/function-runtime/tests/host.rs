@@ -97,8 +97,10 @@ fn body() -> RequestBody {
 async fn try_get(functions: &Functions, key: Option<&str>, name: &str) -> Result<String, String> {
     let record = functions.find(key, name).map_err(|e| e.to_string())?;
     let request = Request::builder().uri("/").header("host", "f");
-    let sent = functions.send(&record, request.body(body()).unwrap()).await;
-    let response = sent.map_err(|e| e.to_string())?;
+    let response = functions
+        .send(&record, request.body(body()).unwrap())
+        .await
+        .map_err(|e| e.to_string())?;
     assert_eq!(response.status(), 200);
     let bytes = response.into_body().collect().await;
     let bytes = bytes.map_err(|e| e.to_string())?.to_bytes();
@@ -118,11 +120,11 @@ fn process(functions: &Functions) -> u32 {
 /// Returns the files below a directory, without files of a process.
 fn files(directory: &Path) -> Vec<String> {
     let mut found = Vec::new();
-    let mut left = vec![directory.to_owned()];
-    while let Some(at) = left.pop() {
+    let mut remaining = vec![directory.to_owned()];
+    while let Some(at) = remaining.pop() {
         for entry in std::fs::read_dir(at).into_iter().flatten().flatten() {
             if entry.file_type().unwrap().is_dir() {
-                left.push(entry.path())
+                remaining.push(entry.path())
             } else {
                 found.push(entry.file_name().to_string_lossy().into_owned())
             }
@@ -378,7 +380,10 @@ async fn an_idle_process_ends_and_is_back_while_the_request_waits() {
     for round in 1..=5 {
         let deadline = Instant::now() + Duration::from_secs(20);
         while !functions.process_ids().is_empty() {
-            assert!(Instant::now() < deadline, "the idle process is still running");
+            assert!(
+                Instant::now() < deadline,
+                "the idle process is still running"
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let start = Instant::now();

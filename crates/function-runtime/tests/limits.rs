@@ -140,8 +140,11 @@ fn bodies_are_limited_in_size_and_time() {
         client.send(bytes);
         client.response().unwrap().fault()
     };
-    let told = head("content-length: 100001\r\n\r\n");
-    assert_eq!(exchange(told.as_bytes()), fault(413, "request_too_large"));
+    let too_long = head("content-length: 100001\r\n\r\n");
+    assert_eq!(
+        exchange(too_long.as_bytes()),
+        fault(413, "request_too_large")
+    );
     let mut chunked = head("transfer-encoding: chunked\r\n\r\n").into_bytes();
     for _ in 0..3 {
         chunked.extend_from_slice(b"9c40\r\n");

@@ -1,4 +1,4 @@
-//! Attribute `jiffy_test`, with which an end-to-end test states what it requires of the machine.
+//! Attribute `jiffy_test`, with which an end-to-end test states its requirements for the machine.
 //!
 //! The attribute only generates test functions. The crate that uses it provides
 //! `crate::support::requirements`, which checks the requirements, and skips the test if one of them

@@ -56,13 +56,13 @@ pub(super) async fn send(
         .write_all(format!("SINK {bytes}\n").as_bytes())
         .await?;
     let piece = vec![0x5a; PIECE];
-    let mut left = usize::try_from(bytes)?;
-    while left > 0 {
-        let now = left.min(PIECE);
+    let mut remaining = usize::try_from(bytes)?;
+    while remaining > 0 {
+        let now = remaining.min(PIECE);
         stream
             .write_all(piece.get(..now).unwrap_or_default())
             .await?;
-        left -= now;
+        remaining -= now;
     }
     stream.flush().await?;
     let answer = stream

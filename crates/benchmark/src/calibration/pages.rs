@@ -29,8 +29,8 @@ impl Mapping {
         let length = NonZeroUsize::new(bytes).ok_or("an empty mapping")?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-        let start = unsafe { mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE) };
-        let start = start.map_err(|e| format!("mapping memory: {e}"))?;
+        let start = unsafe { mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE) }
+            .map_err(|e| format!("mapping memory: {e}"))?;
         Self { start, bytes }.in_small_pages()
     }
 
@@ -46,8 +46,8 @@ impl Mapping {
                 file,
                 0,
             )
-        };
-        let start = start.map_err(|e| format!("cannot map a file: {e}"))?;
+        }
+        .map_err(|e| format!("cannot map a file: {e}"))?;
         Self { start, bytes }.in_small_pages()
     }
 

@@ -37,8 +37,9 @@ pub struct LocatedModule {
 
 impl LocatedModule {
     fn new(digest: ModuleDigest, file: File) -> Result<Self, FunctionError> {
-        let metadata = file.metadata();
-        let bytes = metadata.map_err(FunctionError::file(Path::new("a module")))?;
+        let bytes = file
+            .metadata()
+            .map_err(FunctionError::file(Path::new("a module")))?;
         Ok(Self {
             digest,
             file,

@@ -1,8 +1,8 @@
-;; Component of wasi:http/proxy@0.2. What it does is told by the first byte of the path:
-;; t trap, n no response, s spin, l endless response, e a request to elsewhere that is not denied
-;; traps, f a request to the authority behind it, whose answer is R and the first digit of a status,
-;; or E and a letter, A for the first case of error-code, m looks for marks in six pages and leaves
-;; one in the page behind it, 0 to 5; otherwise it logs a line and says hello.
+;; Component of wasi:http/proxy@0.2. The first byte of the path selects the behaviour:
+;; t trap, n no response, s spin, l endless response, e a trap unless an outgoing request is denied,
+;; f a request to the authority that follows; the answer is R and the first digit of the status, or E
+;; and a letter, A for the first case of error-code, m searches for marks in six pages and leaves one
+;; in the page that follows, 0 to 5; otherwise it logs a line and answers with a greeting.
 (component $C
   (import "wasi:io/error@0.2.0" (instance $error (export "error" (type (sub resource)))))
   (alias export $error "error" (type $error-type))
@@ -125,7 +125,7 @@
 
   (core module $Memory
     (memory (export "memory") 1)
-    ;; Only the path is passed to it, once.
+    ;; The host calls it once, with the path.
     (func (export "realloc") (param i32 i32 i32 i32) (result i32) (i32.const 32768)))
   (core instance $memory (instantiate $Memory))
   (alias core export $memory "memory" (core memory $mem))
@@ -192,7 +192,7 @@
     (import "h" "block" (func $block (param i32)))
     (data (i32.const 1088) "127.0.0.1")
     (data (i32.const 1104) "/")
-    ;; Traps unless a request to elsewhere is denied: case 15 of error-code.
+    ;; Traps unless an outgoing request is denied: case 15 of error-code.
     (func $denied (local $request i32) (local $future i32)
       (local.set $request (call $elsewhere (call $fields)))
       (drop (call $authority (local.get $request) (i32.const 1) (i32.const 1088) (i32.const 9)))
@@ -205,7 +205,7 @@
       (if (i32.ne (i32.load8_u (i32.const 192)) (i32.const 1)) (then (unreachable)))
       (if (i32.ne (i32.load8_u (i32.const 208)) (i32.const 1)) (then (unreachable)))
       (if (i32.ne (i32.load8_u (i32.const 216)) (i32.const 15)) (then (unreachable))))
-    ;; Sends a request, and puts what comes of it at 1024.
+    ;; Sends a request, and stores its result at 1024.
     (func $fetch (param $at i32) (param $length i32) (local $request i32) (local $future i32)
       (local.set $request (call $elsewhere (call $fields)))
       (drop (call $scheme (local.get $request) (i32.const 1) (i32.const 0) (i32.const 0)
@@ -227,7 +227,7 @@
           (i32.store8 (i32.const 1024) (i32.const 82))
           (i32.store8 (i32.const 1025) (i32.add (i32.const 48)
             (i32.div_u (call $status (i32.load (i32.const 216))) (i32.const 100)))))))
-    ;; Traps if one of six pages has a mark, and leaves one in the page that is named at an address.
+    ;; Traps if one of six pages has a mark, and leaves a mark in the page whose digit is at an address.
     (func $marks (param $at i32) (local $i i32)
       (local.set $i (i32.const 40960))
       (loop $next

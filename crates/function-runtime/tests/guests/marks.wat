@@ -1,4 +1,4 @@
-;; Answers "dirty" if an earlier request's marks are in its memory, then leaves its own in 64 KiB.
+;; Answers "dirty" if its memory contains marks of an earlier request, then marks 64 KiB.
 (module
   (memory (export "memory") 2)
   (global $out (mut i32) (i32.const 0))

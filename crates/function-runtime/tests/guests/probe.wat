@@ -1,6 +1,6 @@
-;; What it does is told by the first byte of the path:
+;; The first byte of the path selects the behaviour:
 ;; e echo, s spin, r recursion, m memory flood, t table flood, u trap, b response out of bounds,
-;; g response of 11 MiB, n response that is none.
+;; g response of 11 MiB, n invalid response.
 (module
   (memory (export "memory") 1)
   (table $table 1 funcref)

@@ -1,5 +1,5 @@
-  ;; Items of a module that looks for marks of other requests in all that it has and leaves its own.
-  ;; Words in braces are of its shape (traces/trace_guest.rs).
+  ;; Items of a module that searches all of its state for marks of other requests, and leaves its own.
+  ;; Words in braces are parameters of its shape (traces/trace_guest.rs).
   (type $number (func (result i32)))
   (table $table {elements} funcref)
   (table $other 1 funcref)
@@ -17,7 +17,7 @@
   (elem (table $table) (i32.const {first-element}) func {functions})
   {data}
 
-  ;; Adds to what was found: 1 memory, 2 data, 4 globals, 8 tables, 16 sizes.
+  ;; Adds to the set of found marks: 1 memory, 2 data, 4 globals, 8 tables, 16 sizes.
   (func $find (param $kind i32) (param $is-found i32)
     (if (local.get $is-found)
       (then (global.set $found (i32.or (global.get $found) (local.get $kind))))))
@@ -50,7 +50,7 @@
   (func $is-own (param $element i32) (result i32)
     (if (ref.is_null (table.get $table (local.get $element))) (then (return (i32.const 0))))
     (i32.eq (call_indirect $table (type $number) (local.get $element)) (i32.const {number})))
-  ;; All elements: those of the module, and null.
+  ;; All elements: elements of the module, and null.
   (func $elements (local $i i32)
     (call $find (i32.const 16)
       (i32.ne (table.grow $table (ref.null func) (i32.const 5)) (i32.const {elements})))
@@ -87,7 +87,7 @@
         (i32.add (i32.const {keep}) (i32.mul (i32.sub (local.get $place) (i32.const 48))
           (i32.div_u (local.get $size) (i32.const 10))))
         (i32.const {mark}) (i32.const 4096)))))
-  ;; Ends as the path says: t by a trap, s never, w after a while.
+  ;; Ends as selected by the path: t by a trap, s never, w after a while.
   (func $end (param $kind i32) (local $i i32)
     (if (i32.eq (local.get $kind) (i32.const 116)) (then (unreachable)))
     (if (i32.eq (local.get $kind) (i32.const 115)) (then (loop $forever (br $forever))))

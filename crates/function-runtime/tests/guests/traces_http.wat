@@ -1,5 +1,5 @@
-;; Component of wasi:http/proxy around the items of traces.wat. Its answer is what it found, its
-;; number, the handles that it was given and the first that it made, and its environment.
+;; Component of wasi:http/proxy around the items of traces.wat. The answer contains the found marks,
+;; its number, the handles that it received and the first that it created, and its environment.
 (component $C
   (import "wasi:io/error@0.2.0" (instance $error (export "error" (type (sub resource)))))
   (alias export $error "error" (type $error-type))
@@ -152,7 +152,7 @@
       (call $put-byte (i32.const {digit}))
       (call $put-handle (local.get $request))
       (call $put-handle (local.get $out))
-      ;; Handles are never given back: the next request would find fewer of them free.
+      ;; Handles are never released: a leak would leave the next request fewer free handles.
       (call $put-handle (call $fields))
       (call $put-environment)
       (call $mark (local.get $place))

@@ -74,7 +74,9 @@ fn kill_one(command: &str, key: &str) {
     // A process that has just started has no command line for a moment.
     wait_for(command, || processes(command, key).len() == 1);
     kill(processes(command, key)[0], Signal::SIGKILL).unwrap();
-    wait_for("the process is still running", || processes(command, key).is_empty());
+    wait_for("the process is still running", || {
+        processes(command, key).is_empty()
+    });
 }
 
 /// Returns a key that no other test run on this host uses.
@@ -205,13 +207,15 @@ async fn a_deployment_that_is_killed_at_any_step_leaves_the_former_version_or_th
             former.as_str()
         };
         assert_eq!(get(&functions, &key).await, expected, "{step:?}");
-        let kept = files_of(modules(&functions, &key));
-        assert_eq!(files(directory).len(), kept, "{step:?}");
+        let retained = files_of(modules(&functions, &key));
+        assert_eq!(files(directory).len(), retained, "{step:?}");
         former = format!("after {step:?}");
         deploy(&functions, &key, &former).await.unwrap();
         assert_eq!(get(&functions, &key).await, former);
         // A process that no daemon knows exits by itself.
-        wait_for("one process remains", || processes("serve", &key).len() == 1);
+        wait_for("one process remains", || {
+            processes("serve", &key).len() == 1
+        });
     }
     functions.stop_all().await;
     assert_eq!(processes("serve", &key), []);

@@ -143,10 +143,16 @@ async fn a_module_of_one_host_is_deployed_by_its_digest_on_another_by_its_owner_
     // Removed from host a: host b still holds the module. Removed from b as well: no holder
     // remains.
     a.remove(KEY, NAME).await.unwrap();
-    wait("host a releases the module", || hosts.objects("modules").len() == 1).await;
+    wait("host a releases the module", || {
+        hosts.objects("modules").len() == 1
+    })
+    .await;
     drop(a.find_module(KEY, digest).await.unwrap());
     b.remove(KEY, NAME).await.unwrap();
-    wait("host b releases the module", || hosts.objects("modules").is_empty()).await;
+    wait("host b releases the module", || {
+        hosts.objects("modules").is_empty()
+    })
+    .await;
     let refused = a.find_module(KEY, digest).await;
     assert!(
         matches!(refused, Err(FunctionError::NoModule(_))),

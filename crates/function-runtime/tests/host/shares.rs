@@ -120,7 +120,10 @@ async fn slow_compilations_of_some_owners_do_not_hold_up_another() {
         .await
         .unwrap();
     let ended = [&one, &other].map(tokio::task::JoinHandle::is_finished);
-    assert_eq!(ended, [false; 2], "the slow modules are still being compiled");
+    assert_eq!(
+        ended, [false; 2],
+        "the slow modules are still being compiled"
+    );
     for slow in [one, other] {
         let refused = slow.await.unwrap().unwrap_err().to_string();
         assert!(refused.contains("takes too long to compile"), "{refused}");

@@ -162,7 +162,9 @@ struct Targets {
 fn returned(thread: &mut TakenThread, number: libc::c_long, arguments: [u64; 6]) -> i64 {
     match thread.call(number, arguments).unwrap() {
         CallEnd::Returned(value) => value,
-        CallEnd::Killed(signal) => panic!("system call {number} killed the thread with signal {signal}"),
+        CallEnd::Killed(signal) => {
+            panic!("system call {number} killed the thread with signal {signal}")
+        }
     }
 }
 

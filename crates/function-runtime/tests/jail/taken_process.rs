@@ -102,7 +102,10 @@ impl TakenThread {
         let at = self.room.0;
         self.room.0 += u64::try_from(bytes.len()).map_err(io::Error::other)?;
         self.room.0 = self.room.0.next_multiple_of(16);
-        assert!(self.room.0 <= self.room.1, "the memory for arguments is full");
+        assert!(
+            self.room.0 <= self.room.1,
+            "the memory for arguments is full"
+        );
         self.memory.write_all_at(bytes, at)?;
         Ok(at)
     }
@@ -205,5 +208,7 @@ fn find_code(process: libc::pid_t, memory: &File) -> io::Result<u64> {
             return Ok(from + u64::try_from(at).map_err(io::Error::other)?);
         }
     }
-    Err(io::Error::other("the process has no system call instruction"))
+    Err(io::Error::other(
+        "the process has no system call instruction",
+    ))
 }

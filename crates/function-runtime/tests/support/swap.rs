@@ -58,9 +58,9 @@ impl Drop for Swap {
 }
 
 fn use_for_swap(path: &Path) -> io::Result<CString> {
-    let made = Command::new("/usr/sbin/mkswap").arg(path).output()?;
-    if !made.status.success() {
-        let said = String::from_utf8_lossy(&made.stderr).into_owned();
+    let created = Command::new("/usr/sbin/mkswap").arg(path).output()?;
+    if !created.status.success() {
+        let said = String::from_utf8_lossy(&created.stderr).into_owned();
         return Err(io::Error::other(said));
     }
     let path = CString::new(path.as_os_str().as_bytes())?;

@@ -1,5 +1,5 @@
-//! Tests that a request leaves no traces for later requests, however it ends, and whatever the
-//! kernel does to memory in the meantime.
+//! Tests that a request leaves no traces for later requests, however it ends, and even while the
+//! kernel moves or swaps memory.
 //!
 //! The number of functions exceeds the number of memories in the pool, so that functions reuse
 //! slots of other functions.

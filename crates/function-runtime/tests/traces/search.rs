@@ -177,8 +177,8 @@ impl Search {
                 let expected = match self.world {
                     World::Core => guest.clean(),
                     World::Http => {
-                        let told = answer.text().get(2..5).unwrap_or_default().to_owned();
-                        let handles = handles.get_or_init(|| told);
+                        let reported = answer.text().get(2..5).unwrap_or_default().to_owned();
+                        let handles = handles.get_or_init(|| reported);
                         let environment = guest.environment().into_iter();
                         let environment =
                             environment.map(|(name, value)| format!("{name}={value};"));

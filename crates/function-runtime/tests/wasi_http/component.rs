@@ -25,7 +25,7 @@ const HELPERS: &str = r#"
         (i32.store8 (i32.const 969)
           (i32.add (i32.const 48) (i32.rem_u (global.get $checks) (i32.const 10))))
         (call $answer (call $response (call $fields)) (i32.const 960) (i32.const 10))
-        ;; A trap would be the answer.
+        ;; Otherwise the trap would replace the answer.
         (loop $stay (br $stay)))))
     ;; Checks a result without a payload at $R.
     (func $ok (call $check (i32.eqz (i32.load8_u (global.get $R)))))
@@ -44,12 +44,12 @@ const HELPERS: &str = r#"
       (call $write (local.get $stream) (local.get $at) (local.get $length) (i32.const 1216))
       (call $drop-output (local.get $stream))
       (call $finish (local.get $body) (i32.const 0) (i32.const 0) (i32.const 1216)))
-    ;; Copies what is left of a stream to another.
+    ;; Copies the rest of a stream to another.
     (func $copy (param $from i32) (param $to i32)
       (loop $next
         (call $splice (local.get $to) (local.get $from) (i64.const 65536) (global.get $R))
         (br_if $next (i32.eqz (i32.load8_u (global.get $R)))))
-      ;; It is closed, which is the second case of its error.
+      ;; The stream is closed, which is the second case of its error.
       (call $check (i32.eq (i32.load8_u offset=8 (global.get $R)) (i32.const 1))))
     ;; Sends `ok`.
     (data (i32.const 976) "ok")

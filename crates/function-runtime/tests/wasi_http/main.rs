@@ -164,7 +164,7 @@ fn fields_are_appended_set_deleted_and_listed() {
          (call $check (i32.eq (i32.load8_u (i32.load offset=8 (local.get $b))) (i32.const 51)))
          (call $fields-delete (local.get $a) {name} (global.get $R)) (call $ok)
          (call $check (i32.eqz (call $fields-has (local.get $a) {name})))
-         ;; Two entries of one name.
+         ;; Two entries with the same name.
          (i32.store (i32.const 1280) {@name}) (i32.store (i32.const 1284) (i32.const 3))
          (i32.store (i32.const 1288) {@one}) (i32.store (i32.const 1292) (i32.const 1))
          (i32.store (i32.const 1296) {@name}) (i32.store (i32.const 1300) (i32.const 3))
@@ -253,7 +253,7 @@ fn a_body_is_read_to_its_end_and_can_be_taken_once() {
            (if (i32.load8_u (global.get $R)) (then
              (call $check (i32.eq (i32.load8_u offset=4 (global.get $R)) (i32.const 1)))
              (br $end)))
-           ;; What is read lies one behind the other.
+           ;; The blocks read are stored consecutively.
            (if (i32.eqz (local.get $c)) (then (local.set $c (i32.load offset=4 (global.get $R)))))
            (i32.store (i32.const 1280)
              (i32.add (i32.load (i32.const 1280)) (i32.load offset=8 (global.get $R))))

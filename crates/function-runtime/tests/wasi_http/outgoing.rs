@@ -33,13 +33,13 @@ const FUNCTIONS: &str = "
       (local.get $made))
     (func $get (param $at i32) (param $length i32) (result i32)
       (call $to (call $fields) (i32.const 0) (local.get $at) (local.get $length)))
-    ;; Sends a request. Returns the handle of what comes of it.
+    ;; Sends a request. Returns the handle of its future response.
     (func $begin (param $request i32) (param $options i32) (result i32)
       (call $send (local.get $request) (i32.ne (local.get $options) (i32.const 0))
         (local.get $options) (global.get $R))
       (call $ok)
       (i32.load offset=8 (global.get $R)))
-    ;; Checks that a request is refused at once, with the case of a code.
+    ;; Checks that a request fails at once, with the case of a code.
     (func $refused (param $request i32) (param $code i32)
       (call $send (local.get $request) (i32.const 0) (i32.const 0) (global.get $R))
       (call $check (i32.load8_u (global.get $R)))
@@ -64,7 +64,7 @@ const FUNCTIONS: &str = "
       (call $incoming-consume (local.get $response) (global.get $R)) (call $ok)
       (call $stream (i32.load offset=4 (global.get $R)) (global.get $R)) (call $ok)
       (i32.load offset=4 (global.get $R)))
-    ;; Answers with what is left of a stream.
+    ;; Answers with the rest of a stream.
     (func $pass (param $input i32) (local $made i32) (local $content i32) (local $output i32)
       (local.set $made (call $response (call $fields)))
       (call $body (local.get $made) (global.get $R)) (call $ok)
@@ -87,12 +87,12 @@ const FUNCTIONS: &str = "
       (call $read (local.get $input) (i64.const 10) (global.get $R))
       (call $check (i32.load8_u (global.get $R)))
       (call $check (i32.eqz (i32.load8_u offset=4 (global.get $R)))))
-    ;; Headers that promise three bytes.
+    ;; Headers that announce three bytes.
     (func $three-bytes (result i32) (local $made i32)
       (local.set $made (call $fields))
       (call $fields-append (local.get $made) {length} {three} (global.get $R)) (call $ok)
       (local.get $made))
-    ;; Writes a body that is not as long as promised, whose end is refused.
+    ;; Writes a body shorter than announced, whose end fails.
     (func $misfit (param $at i32) (param $length i32)
       (local $made i32) (local $content i32) (local $output i32)
       (local.set $made (call $request (call $three-bytes)))
