@@ -1,4 +1,4 @@
-//! State that the calls work on.
+//! Shared state of the request handlers.
 
 use crate::authentication_limit::AuthenticationLimit;
 use crate::console_times::ConsoleTimes;
@@ -16,22 +16,23 @@ use std::sync::Arc;
 /// Configuration of the control plane.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Domain of the sandboxes: `<port>-<id>.<domain>`; may carry a port. None: only by header.
+    /// Domain of the sandboxes, as in `<port>-<id>.<domain>`; may include a port. `None` if
+    /// sandboxes are reached by a header only.
     pub domain: Option<String>,
     /// Scheme by which clients speak to this host: `http` or `https`.
     pub scheme: &'static str,
     /// Port of direct requests to functions.
     pub direct_port: Option<u16>,
-    /// Seconds a sandbox gets when nobody says.
+    /// Timeout in seconds of sandboxes whose creator specifies none.
     pub default_timeout_s: u64,
-    /// Most seconds that can be asked for.
+    /// Maximum timeout in seconds.
     pub max_timeout_s: u64,
-    /// Most sandboxes of one fork.
+    /// Maximum number of sandboxes per fork.
     pub max_fork: usize,
-    /// Most sandboxes that wait in one pool.
+    /// Maximum number of sandboxes in one warm pool.
     pub max_pool: usize,
-    /// Disk budget of keys of scope `create` that were given none, in MiB; none: they have no
-    /// limit.
+    /// Disk budget in MiB of keys with the scope `create` that have no limit of their own. `None`
+    /// if these keys are unlimited.
     pub default_key_disk_mib: Option<u64>,
 }
 
@@ -50,14 +51,14 @@ impl Default for Config {
     }
 }
 
-/// Functions of the host, and the way to them.
+/// Functions of the host and their invoker.
 #[derive(Clone)]
 pub(crate) struct FunctionHooks {
     pub functions: Functions,
     pub invoker: Arc<dyn FunctionInvoker>,
 }
 
-/// State that the calls work on. Clones are the same.
+/// Shared state of the request handlers. Clones share the state.
 pub struct App {
     pub(crate) sandboxes: Sandboxes,
     pub(crate) keys: Arc<Keys>,
@@ -97,7 +98,7 @@ impl Clone for App {
 }
 
 impl App {
-    /// Calls on `sandboxes`, for the holders of `keys`.
+    /// Creates the state for requests on `sandboxes` by holders of `keys`.
     pub fn new(
         sandboxes: Sandboxes,
         keys: Arc<Keys>,
@@ -123,44 +124,45 @@ impl App {
         }
     }
 
-    /// The same with a builder of templates; without, asking for one is refused.
+    /// Adds a template builder. Without it, requests for builds are rejected.
     pub fn with_builder(mut self, builder: Builder) -> Self {
         self.quota.count_builder(&builder);
         self.builder = Some(builder);
         self
     }
 
-    /// The same where no key has more than `most` exchanges with its sandboxes at once, unless it
-    /// was given a limit of its own.
+    /// Limits each key without a limit of its own to `most` concurrent exchanges with its
+    /// sandboxes.
     pub fn with_exchange_share(self, most: u64) -> Self {
         self.quota.share_exchanges(most);
         self
     }
 
-    /// Counts one more request or stream to a sandbox of `owner`; the refusal is for clients.
+    /// Counts a request or stream to a sandbox of `owner` until the permit is dropped. The error
+    /// message is meant for clients.
     pub fn exchange(&self, owner: &str) -> Result<ExchangePermit, String> {
         self.quota.exchange(owner).map_err(|e| e.message)
     }
 
-    /// Returns what each key in force uses, and its limits, for a scrape.
+    /// Returns the usage and the limits of each key in force, for a metrics scrape.
     pub fn figures(&self) -> Vec<FigureFamily> {
         self.quota.figures()
     }
 
-    /// The same with signed links to ports; without, asking for one is refused.
+    /// Adds signed links to ports. Without them, requests for such a link are rejected.
     pub fn with_preview(mut self, preview: Arc<dyn PreviewLinks>) -> Self {
         self.preview = Some(preview);
         self
     }
 
-    /// The same with streams to ports; without, asking for one is refused.
+    /// Adds streams to ports. Without them, requests for such a stream are rejected.
     pub fn with_ports(mut self, ports: Arc<dyn Ports>) -> Self {
         self.ports = Some(ports);
         self
     }
 
-    /// The same with functions, to which `invoker` passes requests; without, calls on them are
-    /// refused.
+    /// Adds functions. `invoker` forwards requests to them. Without functions, calls on them are
+    /// rejected.
     pub fn with_functions(
         mut self,
         functions: Functions,
@@ -171,13 +173,13 @@ impl App {
         self
     }
 
-    /// The same with a way to end the daemon; without, it ends by a signal only.
+    /// Adds a function that stops the daemon. Without it, only a signal stops the daemon.
     pub fn with_stop(mut self, stop: impl Fn(StopHost) + Send + Sync + 'static) -> Self {
         self.stop = Some(Arc::new(stop));
         self
     }
 
-    /// The same with what the daemon tells its owner about itself.
+    /// Adds a source for the daemon's status, which is shown to the host's owner.
     pub fn with_about(mut self, about: impl Fn() -> DaemonStatus + Send + Sync + 'static) -> Self {
         self.about = Some(Arc::new(about));
         self

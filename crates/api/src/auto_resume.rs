@@ -1,4 +1,4 @@
-//! Those who reach a sandbox's ports, and wake it by that.
+//! Automatic resume of sandboxes whose ports receive a request.
 
 use crate::app::App;
 use crate::quota::{ExchangePermit, running};
@@ -7,11 +7,11 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Turns at waking, by sandbox. Whoever waits for one finds the sandbox awake, and asks for no room
-/// of its own.
+/// Locks that serialise resumes, by sandbox id. A request that waited for the lock finds the
+/// sandbox running and reserves no quota of its own.
 type WakeLocks = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;
 
-/// Wakes sandboxes for those who reach their ports. Clones are the same.
+/// Resumes sandboxes on requests to their ports. Clones share the locks.
 pub struct AutoResume {
     app: App,
     wake_locks: Arc<WakeLocks>,
@@ -26,19 +26,19 @@ impl Clone for AutoResume {
     }
 }
 
-/// Why a sandbox sleeps on.
+/// Reasons why a sandbox cannot be resumed.
 #[derive(Debug, thiserror::Error)]
 pub enum WakeError {
-    /// The key it was made with has no room for it; why, in a sentence.
+    /// The quota of the key that owns the sandbox is exhausted. The text is a message for clients.
     #[error("{0}")]
     Limit(String),
-    /// Waking it failed.
+    /// The resume failed.
     #[error(transparent)]
     Operation(#[from] OperationError),
 }
 
 impl AutoResume {
-    /// Those of the sandboxes of `app`, within the limits of its keys.
+    /// Creates the automatic resume for the sandboxes of `app`, within the quotas of its keys.
     pub fn new(app: App) -> Self {
         Self {
             app,
@@ -46,15 +46,17 @@ impl AutoResume {
         }
     }
 
-    /// Makes sure that a sandbox runs. It counts for the key it was made with like one that is
-    /// woken by a call; a key that was revoked has no limits, because its sandboxes stay.
+    /// Resumes a sandbox unless it is running. The resume counts against the quota of the owner's
+    /// key, like a resume through the API. A revoked key has no quota, because its sandboxes
+    /// remain.
     pub async fn wake(&self, id: &str) -> Result<(), WakeError> {
         let wake_lock = WakeLock::take(&self.wake_locks, id);
         let _guard = wake_lock.lock.lock().await;
         self.wake_held(id).await
     }
 
-    /// Counts one more request or stream to a sandbox of `owner`; the refusal is for clients.
+    /// Counts a request or stream to a sandbox of `owner` until the permit is dropped. The error
+    /// message is meant for clients.
     pub fn exchange(&self, owner: &str) -> Result<ExchangePermit, String> {
         self.app.exchange(owner)
     }
@@ -85,8 +87,8 @@ impl AutoResume {
     }
 }
 
-/// A place in the queue of those who wake a sandbox. The last to leave takes the entry along, also
-/// one who no longer waits.
+/// Reference to the lock of one sandbox. Dropping the last reference removes the lock from the map,
+/// also if a waiting task was cancelled.
 struct WakeLock<'a> {
     wake_locks: &'a WakeLocks,
     id: &'a str,
@@ -109,7 +111,7 @@ impl<'a> WakeLock<'a> {
 impl Drop for WakeLock<'_> {
     fn drop(&mut self) {
         let mut all = self.wake_locks.lock();
-        // The map's and ours.
+        // One reference is in the map, the other in `self`.
         if all.get(self.id).is_some_and(|t| Arc::strong_count(t) <= 2) {
             all.remove(self.id);
         }
@@ -130,7 +132,7 @@ mod tests {
             let second = WakeLock::take(&wake_locks, "a");
             let _guard = second.lock.lock().await;
         };
-        // Given up while it waits.
+        // This task is cancelled while it waits.
         let limit = std::time::Duration::from_millis(1);
         assert!(tokio::time::timeout(limit, waiting).await.is_err());
         assert_eq!(count(), 1);

@@ -1,4 +1,4 @@
-//! Request bodies: JSON, bounded, refused in words.
+//! Request bodies: JSON of bounded size.
 
 mod spelling;
 
@@ -14,16 +14,16 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use spelling::{Distinct, Spelled};
 
-/// Longest request body.
+/// Maximum size of a request body in bytes.
 pub(crate) const MAX_BODY: usize = 1 << 20;
 
-/// A body that must be there.
+/// A mandatory body.
 pub(crate) struct Required<T>(pub T);
 
-/// A body that may be missing, empty or `null`.
+/// A body that may be absent, empty or `null`.
 pub(crate) struct Optional<T>(pub T);
 
-/// The bytes of a body that says, if anything, that it is JSON.
+/// The bytes of a body. The content type, if present, must be JSON.
 pub(crate) struct Raw(pub Bytes);
 
 impl<S: Send + Sync> FromRequest<S> for Raw {
@@ -76,15 +76,15 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     }
     let mut reader = serde_json::Deserializer::from_slice(text);
     let Distinct(value) = Distinct::deserialize(&mut reader)
-        .map_err(|e| ApiError::invalid(format!("the body is not understood: {e}")))?;
+        .map_err(|e| ApiError::invalid(format!("the body is not valid JSON: {e}")))?;
     reader
         .end()
         .map_err(|e| ApiError::invalid(format!("the body has data after its JSON value: {e}")))?;
     serde_path_to_error::deserialize(Spelled(value)).map_err(|e| {
         let (path, inner) = (e.path().to_string(), e.inner().to_string());
         match path.as_str() {
-            "." => ApiError::invalid(format!("the body is not understood: {inner}")),
-            path => ApiError::invalid(format!("`{path}` is not understood: {inner}")),
+            "." => ApiError::invalid(format!("the body is invalid: {inner}")),
+            path => ApiError::invalid(format!("`{path}` is invalid: {inner}")),
         }
     })
 }
@@ -130,7 +130,7 @@ mod tests {
         assert!(message(r#"{"inner":[]}"#).contains("`inner"));
         assert!(message("").contains("needs a body"));
         assert!(message("{} x").contains("has data after its JSON value"));
-        assert!(message("{").contains("not understood"));
+        assert!(message("{").contains("not valid JSON"));
         assert!(parse::<Thing>(b" {} ").unwrap().inner.is_empty());
     }
 }

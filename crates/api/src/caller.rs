@@ -1,4 +1,4 @@
-//! Caller of a request.
+//! Authentication: the caller of a request.
 
 use crate::app::App;
 use crate::error::{ApiError, in_one_form, reveal};
@@ -17,19 +17,20 @@ use jiffy_proto::internal::InternalOrigin;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Characters of a sandbox's id that a caller who may only look is shown: 50 of its 100 bits.
+/// Number of characters of a sandbox id that a read-only caller is shown: 50 of its 100 bits.
 pub(crate) const SHORT_ID: usize = 10;
 
-/// Longest key that is looked at.
+/// Maximum length of a key in bytes. Longer keys are rejected without a lookup.
 const MAX_KEY: usize = 256;
 
-/// Address of the client, for keys that are bound to addresses and for the limit on failures. A
-/// listener inserts it into the request's extensions; headers are not believed.
+/// Address of the client, for keys that are bound to addresses and for the limit on failed
+/// authentications. A listener inserts the address into the request's extensions; headers are not
+/// trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientAddress(pub IpAddr);
 
-/// Caller of a request. A listener that knows that only the host's owner can reach it inserts
-/// [`Caller::Owner`] into the request's extensions; everybody else shows a key.
+/// Caller of a request. A listener that only the host's owner can reach inserts [`Caller::Owner`]
+/// into the request's extensions. All other callers present a key.
 #[derive(Debug, Clone)]
 pub enum Caller {
     /// Owner of this host.
@@ -45,7 +46,7 @@ impl Caller {
         matches!(self, Self::Owner)
     }
 
-    /// True if the caller manages the host: templates, pools, sandboxes of all keys.
+    /// Returns whether the caller manages the host: templates, pools, sandboxes of all keys.
     pub(crate) fn is_admin(&self) -> bool {
         match self {
             Self::Owner => true,
@@ -54,17 +55,17 @@ impl Caller {
         }
     }
 
-    /// True if the caller may only read.
+    /// Returns whether the caller is read-only.
     pub(crate) fn only_reads(&self) -> bool {
         self.key().is_some_and(|key| key.scope == Scope::Read)
     }
 
-    /// True if the caller may change a template that it sees.
+    /// Returns whether the caller may change a template that is visible to it.
     pub(crate) fn owns_template(&self, info: &TemplateInfo) -> bool {
         self.bounds().is_none() || info.owner.as_deref() == self.bounds()
     }
 
-    /// True if something that belongs to `owner` exists for the caller.
+    /// Returns whether a resource of `owner` is visible to the caller.
     pub(crate) fn sees(&self, owner: Option<&str>) -> bool {
         match self {
             Self::Owner => true,
@@ -73,12 +74,12 @@ impl Caller {
         }
     }
 
-    /// Whom the caller's sandboxes belong to.
+    /// Returns the owner of sandboxes that the caller creates.
     pub(crate) fn owner_id(&self) -> Option<String> {
         self.key().map(|key| key.id.clone())
     }
 
-    /// To whose things the caller is bound; none: everybody's.
+    /// Returns the owner to whose resources the caller is restricted. `None` if unrestricted.
     pub(crate) fn bounds(&self) -> Option<&str> {
         match self {
             Self::Key(key) if key.scope == Scope::Create => Some(&key.id),
@@ -87,13 +88,13 @@ impl Caller {
         }
     }
 
-    /// True if the caller is told how the host as a whole is doing.
+    /// Returns whether the caller may read the state of the host as a whole.
     pub fn sees_host(&self) -> bool {
         self.is_admin() || (self.only_reads() && self.bounds().is_none())
     }
 
-    /// A sandbox's id as the caller may know it. The whole of it leads to the sandbox's ports, so
-    /// that a caller who may only look is given a beginning, which finds it in all calls.
+    /// Returns a sandbox's id in the form that the caller may see. The complete id grants access to
+    /// the sandbox's ports, so a read-only caller is shown a prefix. All calls accept that prefix.
     pub(crate) fn shown_id<'a>(&self, id: &'a str) -> &'a str {
         match self.only_reads() {
             true => id.get(..SHORT_ID).unwrap_or(id),
@@ -101,8 +102,8 @@ impl Caller {
         }
     }
 
-    /// The name `[owner/]name[:tag]` of a template as the caller calls it: its own namespace is not
-    /// said.
+    /// Returns the name `[owner/]name[:tag]` of a template as shown to the caller: without the
+    /// owner if the template is in the caller's own namespace.
     pub(crate) fn called(&self, name: &str) -> String {
         let own = self.bounds().and_then(|key| {
             let rest = name.strip_prefix(key)?;
@@ -124,7 +125,7 @@ impl Caller {
             return Ok(());
         }
         Err(ApiError::forbidden(format!(
-            "{what} needs a key with the scope `admin`"
+            "{what} requires a key with the scope `admin`"
         )))
     }
 }
@@ -142,11 +143,11 @@ pub(crate) fn unauthenticated() -> ApiError {
     ApiError::new(
         StatusCode::UNAUTHORIZED,
         "unauthenticated",
-        "show an API key in `X-API-KEY` or as `Authorization: Bearer`; `jiffy key create` makes one",
+        "no API key: send one in `X-API-KEY` or as `Authorization: Bearer`; `jiffy key create` creates one",
     )
 }
 
-/// The key a request shows.
+/// Returns the key in the headers of a request.
 fn shown(headers: &HeaderMap) -> Option<&str> {
     if let Some(key) = headers.get("x-api-key") {
         return key.to_str().ok();
@@ -156,21 +157,21 @@ fn shown(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
-/// The key a request shows, if it has the length of one.
+/// Returns the key in the headers of a request, if its length is valid.
 pub(crate) fn shown_key(headers: &HeaderMap) -> Option<&str> {
     shown(headers).filter(|key| !key.is_empty() && key.len() <= MAX_KEY)
 }
 
-/// Serves `router` to callers with a key in force only, or the host's owner. Handlers find the
-/// [`Caller`].
+/// Restricts `router` to the host's owner and to callers with a key in force. Inserts the
+/// [`Caller`] into the request's extensions.
 pub fn guarded(app: &App, router: Router) -> Router {
     router
         .route_layer(from_fn_with_state(app.clone(), authenticate))
         .layer(map_response(in_one_form))
 }
 
-/// Lets nobody pass who is not known, and nobody write who may only look. The answer tells the
-/// listener that its caller is known, by the [`Caller`] among its extensions.
+/// Rejects unauthenticated requests, and changes by read-only keys. Inserts the [`Caller`] into the
+/// extensions of the response, so that the listener knows that the caller is authenticated.
 pub(crate) async fn authenticate(
     State(app): State<App>,
     mut request: Request,
@@ -190,7 +191,7 @@ pub(crate) async fn authenticate(
     }
     let writes = !matches!(*request.method(), Method::GET | Method::HEAD);
     if writes && caller.only_reads() {
-        return ApiError::forbidden("this key may only look (scope `read`)").into_response();
+        return ApiError::read_only().into_response();
     }
     let trusted = caller.is_admin();
     request.extensions_mut().insert(caller.clone());
@@ -203,14 +204,14 @@ pub(crate) async fn authenticate(
     response
 }
 
-/// Returns the id of a request. The listener has checked the header, or added it.
+/// Returns the id of a request. The listener validated or added the header.
 fn request_id(headers: &HeaderMap) -> Option<Arc<str>> {
     Some(headers.get("x-request-id")?.to_str().ok()?.into())
 }
 
-/// The holder of the key that a request shows. An address that showed too many wrong ones is told
-/// so without a look at the file of keys; keys in force pass also then, so that an address shared
-/// by many clients is not closed by one of them.
+/// Authenticates a request by its key. After too many failures from one address, requests from that
+/// address are rejected without reading the database of keys. Keys in force are still accepted, so
+/// that a client cannot lock out others behind the same address.
 pub(crate) fn known(app: &App, request: &Request) -> Result<Caller, ApiError> {
     let from = request.extensions().get::<ClientAddress>().map(|a| a.0);
     let refused = |error: ApiError| {
@@ -225,7 +226,7 @@ pub(crate) fn known(app: &App, request: &Request) -> Result<Caller, ApiError> {
     let key = shown_key(request.headers());
     let wait = from.and_then(|ip| app.authentication_limit.wait(ip));
     if let Some(wait) = wait.filter(|_| key.is_none_or(|key| !app.keys.knows(&hash(key)))) {
-        let message = "too many calls from this address showed no key in force: wait a moment";
+        let message = "too many failed authentications from this address: retry later";
         let seconds = wait.as_secs() + 1;
         return Err(ApiError::too_many("authentication_failures", message).after(seconds));
     }
@@ -238,17 +239,17 @@ pub(crate) fn known(app: &App, request: &Request) -> Result<Caller, ApiError> {
         Verdict::Unknown | Verdict::Revoked => refused(ApiError::new(
             StatusCode::UNAUTHORIZED,
             "unauthenticated",
-            "this API key is not known here, or was revoked; `jiffy key ls` shows those there are",
+            "the API key is unknown or was revoked; `jiffy key ls` lists the keys of this host",
         )),
         Verdict::Expired => refused(ApiError::new(
             StatusCode::UNAUTHORIZED,
             "key_expired",
-            "this API key has expired; `jiffy key rotate KEY --expires 30d` makes it valid again",
+            "the API key has expired; `jiffy key rotate KEY --expires 30d` renews it",
         )),
         Verdict::Elsewhere => refused(ApiError::new(
             StatusCode::FORBIDDEN,
             "address_not_allowed",
-            "this API key may not be used from this address; `jiffy key ls` shows from where",
+            "the API key may not be used from this address; `jiffy key ls` lists its allowed addresses",
         )),
     }
 }

@@ -1,4 +1,4 @@
-//! End of everything that a revoked key has.
+//! Removal of all resources of a revoked key.
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -7,32 +7,33 @@ use jiffy_template_builder::BuildRecord;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Interval at which revoked keys are looked at.
+/// Interval at which revoked keys are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Looks at a key's builds. One that was being started when the key was revoked is found by a
-/// later look; none can be started afterwards.
+/// Maximum number of passes over the builds of a key. A later pass finds a build that was being
+/// started when the key was revoked; no build can start afterwards.
 const BUILD_LOOKS: u32 = 20;
-/// Time that a cancelled build has to end, with its sandboxes.
+/// Time limit for a cancelled build and its sandboxes to terminate.
 const BUILD_END_LIMIT: Duration = Duration::from_secs(30);
 
-/// Number of things that ended.
+/// Number of terminated resources.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ended {
     /// Sandboxes, running or paused.
     pub sandboxes: usize,
-    /// Builds of templates, waiting or under way.
+    /// Builds of templates, waiting or running.
     pub builds: usize,
 }
 
 impl App {
-    /// Kills the sandboxes of a key. Returns their number, and an error if one is still there.
+    /// Kills the sandboxes of a key. Returns their number, or an error if a sandbox could not be
+    /// killed.
     pub(crate) async fn kill_all_of(&self, key: &str) -> Result<usize, ApiError> {
         let mut killed = 0;
         let mut failed = None;
         for id in self.sandboxes.index().of_owner(key) {
             match self.sandboxes.kill(&id).await {
                 Ok(_) => killed += 1,
-                // One of a build went with it.
+                // The sandbox of a build terminated together with its build.
                 Err(OperationError::Unknown { .. }) => {}
                 Err(e) => failed = Some(e),
             }
@@ -51,7 +52,8 @@ impl App {
         let failed = |e: jiffy_template_builder::RecordError| ApiError::internal(e.to_string());
         let mut cancelled = Vec::new();
         let templates = builder.records().templates().map_err(failed)?;
-        // Those of a key that acts for the host's owner are of the host's templates.
+        // Builds of a key that acts for the host's owner belong to templates of the host. Therefore
+        // the templates of all owners are searched.
         for template in templates {
             let builds = builder.records().builds(&template.id).map_err(failed)?;
             let own = |b: &&BuildRecord| b.caller.as_deref() == Some(key) && !b.status.is_final();
@@ -63,9 +65,9 @@ impl App {
         Ok(cancelled)
     }
 
-    /// Ends everything of a key that was marked for it.
+    /// Terminates the builds and sandboxes of a key and removes its functions.
     pub(crate) async fn end_all_of(&self, key: &str) -> Result<Ended, ApiError> {
-        // Builds have sandboxes of their own, which end with them.
+        // Builds first: the sandboxes of a build terminate with the build.
         let builds = self.cancel_all_of(key)?;
         let sandboxes = self.kill_all_of(key).await?;
         self.remove_functions_of(key).await;
@@ -85,19 +87,20 @@ impl App {
         }
     }
 
-    /// Waits until a build that was cancelled has ended.
+    /// Waits until a cancelled build has terminated.
     pub(crate) async fn await_end_of(&self, build: &str) -> Result<(), ApiError> {
         let ended = tokio::time::timeout(BUILD_END_LIMIT, self.builder()?.ended(build)).await;
         ended.map_err(|_| {
             let limit = BUILD_END_LIMIT.as_secs();
-            let message = format!("build {build} was cancelled, and has not ended after {limit} s");
+            let message =
+                format!("build {build} was cancelled, but is still running after {limit} s");
             ApiError::internal(message)
         })
     }
 }
 
-/// Ends what keys have that were revoked with that intention, also by another process and before
-/// this daemon began. Never returns.
+/// Terminates the resources of keys that were revoked with that option. This includes keys revoked
+/// by another process or before this daemon started. Never returns.
 pub async fn end_revoked(app: App) {
     let mut looks: HashMap<String, u32> = HashMap::new();
     loop {
@@ -106,14 +109,18 @@ pub async fn end_revoked(app: App) {
             if *look < BUILD_LOOKS {
                 *look += 1;
                 if let Err(e) = app.cancel_all_of(&key) {
-                    tracing::error!("builds of key {key} are not cancelled: {}", e.message);
+                    tracing::error!(key = %key, error = %e.message, "cannot cancel the builds of a revoked key");
                 }
             }
             app.remove_functions_of(&key).await;
             match app.kill_all_of(&key).await {
                 Ok(0) => {}
-                Ok(killed) => tracing::info!("key {key} ended, and {killed} sandboxes with it"),
-                Err(e) => tracing::error!("sandboxes of key {key} do not end: {}", e.message),
+                Ok(killed) => {
+                    tracing::info!(key = %key, sandboxes = killed, "killed the sandboxes of a revoked key")
+                }
+                Err(e) => {
+                    tracing::error!(key = %key, error = %e.message, "cannot kill the sandboxes of a revoked key");
+                }
             }
         }
         tokio::time::sleep(POLL_INTERVAL).await;

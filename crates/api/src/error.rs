@@ -1,4 +1,4 @@
-//! Refusals: `{code, message, error_code}` as JSON, whatever went wrong.
+//! Error responses: `{code, message, error_code}` as JSON for every failure.
 
 use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
@@ -7,35 +7,35 @@ use jiffy_api_types::ErrorBody;
 use jiffy_engine_api::EngineError;
 use jiffy_sandbox_manager::{ErrorKind, OperationError, SandboxState};
 
-/// Words for programs of refusals that are the host's and not a limit's.
+/// Error codes that are caused by the host rather than by a limit.
 pub(crate) const HOST_BUSY: &str = "host_busy";
 pub(crate) const INTERNAL: &str = "internal";
 const STORE_UNAVAILABLE: &str = "store_unavailable";
-/// Tells clients whether sending the same again makes sense.
+/// Response header that states whether a retry can succeed.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 
-/// Mark of an answer that a function gave, which is passed on as it is.
+/// Marks the response of a function, which is passed on unchanged.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FunctionAnswer;
 
-/// Cause of an internal error, for those who may know.
+/// Cause of an internal error, shown to administrators only.
 #[derive(Debug, Clone)]
 pub(crate) struct Detail {
     pub message: String,
     pub error_code: &'static str,
 }
 
-/// A refusal.
+/// An error response.
 #[derive(Debug, Clone)]
 pub struct ApiError {
     pub(crate) status: StatusCode,
-    /// One word for programs.
+    /// Code for programs.
     pub(crate) error_code: &'static str,
-    /// A sentence for people.
+    /// Message for users.
     pub(crate) message: String,
-    /// True if the same request may succeed later.
+    /// True if the same request may succeed later. `None` if unknown.
     retry: Option<bool>,
-    /// After how many seconds.
+    /// Delay in seconds before a retry.
     retry_after: Option<u64>,
 }
 
@@ -54,17 +54,17 @@ impl ApiError {
         }
     }
 
-    /// The request makes no sense.
+    /// The request is invalid.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
     }
 
-    /// A known option that this host does not have.
+    /// The request uses a known option that this host does not support.
     pub(crate) fn unsupported_option(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "unsupported_option", message)
     }
 
-    /// A known call that this host does not serve.
+    /// The request is a known call that this host does not support.
     pub(crate) fn unsupported(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_IMPLEMENTED, "unsupported", message).permanent()
     }
@@ -81,21 +81,28 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "forbidden", message)
     }
 
+    /// The caller's key is read-only, and the call changes or grants something.
+    pub(crate) fn read_only() -> Self {
+        Self::forbidden(
+            "the key is read-only (scope `read`): use a key with the scope `create` or `admin`",
+        )
+    }
+
     pub(crate) fn too_many(error_code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, error_code, message)
     }
 
-    /// The key's budget of disk space has no room.
+    /// The disk budget of the key is exhausted.
     pub(crate) fn out_of_disk(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INSUFFICIENT_STORAGE, "max_disk", message).permanent()
     }
 
-    /// The host has no room now.
+    /// The host lacks free resources at present.
     pub(crate) fn host_busy(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, HOST_BUSY, message).after(30)
     }
 
-    /// True if it is for want of disk space in the key's budget.
+    /// Returns whether the disk budget of the key is exhausted.
     pub(crate) fn is_out_of_disk(&self) -> bool {
         self.status == StatusCode::INSUFFICIENT_STORAGE
     }
@@ -108,28 +115,32 @@ impl ApiError {
         self.status == StatusCode::INTERNAL_SERVER_ERROR || self.error_code == STORE_UNAVAILABLE
     }
 
-    /// Its body. What went wrong inside names files of the host, and is only for those who run it.
+    /// Returns the body. Messages of internal errors name files of the host and are shown to
+    /// `trusted` callers only.
     pub(crate) fn body(&self, trusted: bool) -> ErrorBody {
         ErrorBody {
             code: self.status.as_u16(),
             message: match self.is_inside() && !trusted {
                 true if self.error_code == STORE_UNAVAILABLE => {
-                    "the store of snapshots cannot be read now; the host's log says why".to_owned()
+                    "the snapshot store is not available; see the log of the daemon for the cause"
+                        .to_owned()
                 }
-                true => "the host failed; its log says why".to_owned(),
+                true => {
+                    "internal error of the host; see the log of the daemon for the cause".to_owned()
+                }
                 false => self.message.clone(),
             },
             error_code: Some(self.error_code.to_owned()),
         }
     }
 
-    /// The same will be refused again.
+    /// Marks the error as permanent: a retry of the same request fails again.
     pub(crate) fn permanent(mut self) -> Self {
         self.retry = Some(false);
         self
     }
 
-    /// The same may succeed after `seconds`.
+    /// Marks the error as temporary: a retry may succeed after `seconds`.
     pub(crate) fn after(mut self, seconds: u64) -> Self {
         self.retry = Some(true);
         self.retry_after = Some(seconds);
@@ -161,7 +172,7 @@ impl From<OperationError> for ApiError {
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 Self::new(status, STORE_UNAVAILABLE, message).after(wait.as_secs().max(1))
             }
-            // As much as its owner needs to know: not which object, or where on this host.
+            // The message omits the damaged object and its location on this host.
             (O::Store { id, .. }, ErrorKind::Conflict) => {
                 let message = format!("snapshot {id} in the store is damaged; push it again");
                 Self::conflict("snapshot_damaged", message).permanent()
@@ -177,9 +188,9 @@ impl From<OperationError> for ApiError {
                 let message = format!("the snapshot does not exist: {message}");
                 Self::not_found("snapshot_not_found", message)
             }
-            // Killed since it was looked up: for clients the sandbox does not exist any more.
+            // The sandbox was killed after the lookup: for clients it does not exist.
             (O::State { id, state, .. }, _) if *state == SandboxState::Killed => {
-                let message = format!("sandbox `{id}` does not exist any more: {message}");
+                let message = format!("sandbox `{id}` no longer exists: {message}");
                 Self::not_found("sandbox_not_found", message)
             }
             (O::NameTaken { .. }, _) => Self::conflict("name_taken", message),
@@ -243,7 +254,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Shows what went wrong inside to somebody who runs this host.
+/// Replaces the message of an internal error by its cause, for administrators of this host.
 pub(crate) fn reveal(mut response: Response) -> Response {
     let Some(detail) = response.extensions_mut().remove::<Detail>() else {
         return response;
@@ -264,7 +275,7 @@ pub(crate) fn reveal(mut response: Response) -> Response {
     revealed
 }
 
-/// Gives refusals that are not ours (an unknown path, another method) the form of ours.
+/// Converts error responses of the router (unknown path or method) to the form of this API.
 pub(crate) async fn in_one_form(response: Response) -> Response {
     let status = response.status();
     if response.extensions().get::<FunctionAnswer>().is_some() {
@@ -280,11 +291,11 @@ pub(crate) async fn in_one_form(response: Response) -> Response {
     let (error_code, message) = match status {
         StatusCode::METHOD_NOT_ALLOWED => (
             "method_not_allowed",
-            "this path does not know that method; the `Allow` header names those it knows",
+            "the path does not support this method; the `Allow` header lists the supported methods",
         ),
         StatusCode::NOT_FOUND => (
             "no_such_call",
-            "there is no such call; `GET /openapi.json` describes those there are",
+            "unknown path; `GET /openapi.json` describes all calls",
         ),
         StatusCode::BAD_REQUEST => ("invalid_request", "the path is not valid UTF-8"),
         _ => ("refused", status.canonical_reason().unwrap_or("refused")),

@@ -1,8 +1,9 @@
-//! Keys of functions for sandboxes: callers that come from inside the host.
+//! Keys of functions for sandboxes: authentication of callers inside the host.
 //!
-//! A function that was deployed with such a key calls as the API key that it was deployed with, for
-//! that key's sandboxes only. A sandbox of that key calls the function, and nothing else. Neither
-//! secret is good for any other connection, nor is any other key for one from inside.
+//! A function can be deployed with such a key. The function then acts as the API key that deployed
+//! it, restricted to that key's sandboxes. A sandbox of that key may invoke the function, but make
+//! no other call. Both secrets are valid only for connections from inside the host. No other key is
+//! valid for these connections.
 
 use crate::app::App;
 use crate::caller::{Caller, shown_key, unauthenticated};
@@ -15,10 +16,11 @@ use jiffy_function_manager::{FunctionRecord, SandboxKey, SandboxKeyScope};
 use jiffy_proto::internal::InternalOrigin;
 use std::sync::Arc;
 
-/// Paths of calls that a function may make, each with what is below it.
+/// Paths that a function may call, including the paths below them.
 const SANDBOX_PATHS: [&str; 3] = ["/sandboxes", "/v2/sandboxes", "/snapshots"];
-/// Paths that it may read: the list of templates, one of them, its tags, and names. Not the files
-/// and the builds below a template: a request for files creates a permission to upload them.
+/// Returns whether `path` is one that a function may read: the list of templates, a template, its
+/// tags, or an alias. The files and builds below a template are excluded, because a request for
+/// files creates a permission to upload them.
 fn reads_templates(path: &str) -> bool {
     // The path begins with a slash, so that its first part is empty.
     let parts: Vec<&str> = path.split('/').skip(1).collect();
@@ -33,18 +35,18 @@ fn reads_templates(path: &str) -> bool {
 /// Holder of a function's key.
 #[derive(Debug)]
 pub struct FunctionCaller {
-    /// Key as which it calls, with the scope that the function was given.
+    /// Key on whose behalf the function calls, with the scope that the function was given.
     pub(crate) key: Arc<Key>,
-    /// API key that the function belongs to; none: the host's owner.
+    /// API key that owns the function. `None` if the host's owner owns it.
     pub(crate) owner: Option<String>,
     /// Name of the function.
     pub(crate) name: String,
-    /// True for a sandbox, which may invoke the function and do nothing else.
+    /// True if the caller is a sandbox, which may only invoke the function.
     pub(crate) is_callback: bool,
 }
 
 impl FunctionCaller {
-    /// Refuses calls that a function's key is not for.
+    /// Rejects calls that a function's key does not permit.
     pub(crate) fn check_call(&self, method: &Method, path: &str) -> Result<(), ApiError> {
         let is_below = |root: &str| {
             let rest = path.strip_prefix(root);
@@ -60,23 +62,23 @@ impl FunctionCaller {
         match is_allowed {
             true => Ok(()),
             false => Err(ApiError::forbidden(match self.is_callback {
-                true => "this key invokes its function, and nothing else",
+                true => "this key may only invoke its function",
                 false => {
-                    "a function's key is for sandboxes and their snapshots, and reads templates"
+                    "the key of a function may only manage sandboxes and snapshots, and read templates"
                 }
             })),
         }
     }
 }
 
-/// Function that a path invokes, as it is written.
+/// Returns the name of the function that a path invokes, without decoding it.
 fn invoked(path: &str) -> Option<&str> {
     let (name, rest) = path.strip_prefix("/functions/")?.split_once('/')?;
     (rest == "invoke" || rest.starts_with("invoke/")).then_some(name)
 }
 
 impl App {
-    /// Holder of the key that a request from inside shows.
+    /// Authenticates a request from inside the host.
     pub(crate) fn internal_caller(
         &self,
         origin: &InternalOrigin,
@@ -96,7 +98,7 @@ impl App {
                 (found.filter(|record| is_of(record, key)), key, false)
             }
             InternalOrigin::Sandbox { key } => {
-                // The key's own function of that name, or one of the host's that acts for it.
+                // The function belongs to the key, or to the host's owner and acts for the key.
                 let name = invoked(request.uri().path()).unwrap_or_default();
                 let owners = [Some(key.as_str()), None].into_iter();
                 let mut found = owners.filter_map(|owner| functions.find(owner, name).ok());
@@ -104,7 +106,7 @@ impl App {
             }
         };
         let unknown = || {
-            let message = "this key is not one of this function, or it was replaced or revoked";
+            let message = "this key does not belong to the function, or was replaced or revoked";
             ApiError::new(StatusCode::UNAUTHORIZED, "unauthenticated", message)
         };
         let record = record.ok_or_else(unknown)?;
@@ -113,7 +115,7 @@ impl App {
             true => &granted.callback,
             false => &granted.secret,
         };
-        // By hashes, so that how long it takes tells nothing about the secret.
+        // Comparing hashes reveals nothing about the secret through timing.
         if hash(shown) != hash(secret) {
             return Err(unknown());
         }
@@ -132,8 +134,8 @@ impl App {
         })))
     }
 
-    /// Key for sandboxes of a function that `caller` deploys: the former one, if it says the same
-    /// and is not to be renewed.
+    /// Returns the key for sandboxes of a function that `caller` deploys. The previous key is
+    /// reused if its settings are the same, unless `renew` is set.
     pub(crate) fn sandbox_key(
         &self,
         caller: &Caller,
@@ -147,7 +149,8 @@ impl App {
         let key_failed = |e: crate::keys::KeyError| ApiError::internal(e.to_string());
         let (key, is_own) = match caller.key() {
             Some(key) => (key.id.clone(), false),
-            // The host's owner has no key: the function's sandboxes belong to one of their own.
+            // The host's owner has no key: the function's sandboxes belong to a key created for
+            // them.
             None => {
                 let own = former.as_ref().filter(|former| former.is_own);
                 let known = own.map(|own| self.keys.in_force(&own.key));
@@ -156,7 +159,7 @@ impl App {
                     None => {
                         let label = format!("function {name}");
                         let limits = crate::keys::Limits::default();
-                        // Its secret is known to none.
+                        // The secret of this key is discarded.
                         let made = self.keys.create(&label, Scope::Create, limits);
                         (made.map_err(key_failed)?.key.id, true)
                     }
@@ -170,15 +173,15 @@ impl App {
         }
     }
 
-    /// Revokes the key that was made for a function, unless it is still in use.
+    /// Revokes the key that was created for a function, unless `used` still refers to it.
     pub(crate) fn end_sandbox_key(&self, ended: Option<&SandboxKey>, used: Option<&SandboxKey>) {
         let ended = ended.filter(|ended| ended.is_own);
         let is_used = |ended: &&SandboxKey| used.is_some_and(|used| used.key == ended.key);
         if let Some(ended) = ended.filter(|ended| !is_used(ended))
             && let Err(e) = self.keys.revoke(&ended.key)
         {
-            // Its secrets are gone with the function's record.
-            tracing::warn!("the key of a function is not revoked: {e}");
+            // Ignore the error: the secrets were deleted with the function's record.
+            tracing::warn!(error = %e, "cannot revoke the key of a removed function");
         }
     }
 }
@@ -227,7 +230,7 @@ mod tests {
         ] {
             assert!(may(Method::GET, path), "{path}");
         }
-        // A link to upload files is a permission to replace those of a build.
+        // A link to upload files permits replacing the files of a build.
         for path in [
             "/templates/t/files/ab",
             "/templates/t/builds/b/status",

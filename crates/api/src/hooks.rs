@@ -14,28 +14,28 @@ use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 
-/// A template as the control plane shows it.
+/// Description of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateInfo {
-    /// Its name, without owner and tag.
+    /// Name without owner and tag.
     pub name: String,
-    /// API key whose template it is; none: the host's owner.
+    /// API key that owns the template. `None` if the host's owner owns it.
     pub owner: Option<String>,
-    /// Callers for whom it exists.
+    /// Callers that may use the template.
     pub visibility: Visibility,
-    /// Its tag.
+    /// Tag.
     pub tag: String,
-    /// SHA-256 of what it is in hexadecimal; none: it has not been built yet and is built when it
-    /// is first used.
+    /// Version: SHA-256 of the template's content in hexadecimal. `None` if the template has not
+    /// been built yet; its first use builds it.
     pub version: Option<String>,
-    /// Size of its sandboxes unless their creator says otherwise.
+    /// Default size of its sandboxes.
     pub size: SandboxSize,
-    /// When it was built, in seconds since 1970.
+    /// Time of the build, in seconds since 1970.
     pub created: u64,
 }
 
 impl TemplateInfo {
-    /// By which it is found: `[owner/]name[:tag]`.
+    /// Returns the reference `[owner/]name[:tag]`.
     pub fn reference(&self) -> String {
         let name = self.without_tag();
         match self.tag.as_str() {
@@ -44,7 +44,7 @@ impl TemplateInfo {
         }
     }
 
-    /// `[owner/]name`.
+    /// Returns `[owner/]name`.
     pub fn without_tag(&self) -> String {
         match &self.owner {
             Some(owner) => format!("{owner}/{}", self.name),
@@ -53,30 +53,30 @@ impl TemplateInfo {
     }
 }
 
-/// Why templates are not to be had.
+/// Errors of a template source.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateRefusal {
-    /// No such template.
+    /// The template does not exist.
     #[error("template `{0}` does not exist")]
     Unknown(String),
-    /// One that every key may use, always.
+    /// The template is a stock template, which is always public.
     #[error("`{0}` is a stock template, which every key may use")]
     Stock(String),
-    /// The data directory.
+    /// The data directory cannot be read or written.
     #[error("{0}")]
     Failed(String),
 }
 
-/// The templates of this host, by `[owner/]name[:tag]`. Calls are short: no image is read.
+/// Templates of this host, named by `[owner/]name[:tag]`. Calls are short: no image is read.
 pub trait TemplateSource: Send + Sync + 'static {
-    /// Those that are built, from `from` on (`[owner/]name`; none: all), by owner, name and tag,
-    /// until `each` breaks off.
+    /// Passes built templates to `each`, ordered by owner, name and tag, until `each` breaks.
+    /// Starts at `from` (`[owner/]name`), or at the first template if `from` is `None`.
     fn walk(
         &self,
         from: Option<&str>,
         each: &mut dyn FnMut(TemplateInfo) -> ControlFlow<()>,
     ) -> Result<(), TemplateRefusal>;
-    /// All that are built.
+    /// Returns all built templates.
     fn list(&self) -> Result<Vec<TemplateInfo>, TemplateRefusal> {
         let mut all = Vec::new();
         self.walk(None, &mut |info| {
@@ -85,32 +85,33 @@ pub trait TemplateSource: Send + Sync + 'static {
         })?;
         Ok(all)
     }
-    /// One by name: built, or one that can be.
+    /// Returns a template by name: a built template or a stock template that is not built yet.
     fn find(&self, name: &str) -> Result<TemplateInfo, TemplateRefusal>;
-    /// Lets every key use one with all its tags, or its owner alone.
+    /// Makes a template with all its tags public or private.
     fn set_public(&self, name: &str, public: bool) -> Result<(), TemplateRefusal>;
-    /// Removes one. Sandboxes that run of it go on.
+    /// Removes a template. Running sandboxes continue.
     fn remove(&self, name: &str) -> Result<(), TemplateRefusal>;
 }
 
-/// Request to a function, whose caller may invoke it.
+/// A request to a function. The caller's permission was checked.
 pub struct FunctionCall {
     /// Function.
     pub record: Arc<FunctionRecord>,
-    /// Path that was cut off from the request's; none if the function has a host name of its own.
+    /// Prefix that was removed from the request's path. `None` if the function has its own host
+    /// name.
     pub prefix: Option<String>,
-    /// Held until the end of the response.
+    /// Permit that is held until the end of the response.
     pub permit: Option<Box<dyn Any + Send>>,
-    /// Request with the path that the function sees.
+    /// Request with the path that the function receives.
     pub request: Request,
 }
 
-/// Response of a function that is awaited.
+/// Future of a function's response.
 pub type Invoking<'a> = Pin<Box<dyn Future<Output = Response> + Send + 'a>>;
 
-/// Passes requests to functions.
+/// Forwards requests to functions.
 pub trait FunctionInvoker: Send + Sync + 'static {
-    /// Passes a request, and the response back, or a refusal.
+    /// Forwards a request and returns the function's response or an error response.
     fn invoke(&self, call: FunctionCall) -> Invoking<'_>;
 }
 
@@ -158,7 +159,7 @@ impl TemplateSource for Templates {
     }
 
     fn list(&self) -> Result<Vec<TemplateInfo>, TemplateRefusal> {
-        // Without the memory that an index of all would take.
+        // Unlike `walk`, this needs no index of all templates in memory.
         let manifests = Templates::list(self).map_err(refusal)?;
         Ok(manifests.into_iter().map(info).collect())
     }
@@ -169,8 +170,7 @@ impl TemplateSource for Templates {
             return Ok(info(manifest));
         }
         let unknown = reference.to_string();
-        // One that is not built yet. Every create comes by here, so the recipe is read only for
-        // those.
+        // Not built yet. Every create passes here, so the recipe is read only in this case.
         match Recipe::built_in(&unknown) {
             Ok(recipe) => Ok(TemplateInfo {
                 name: unknown,
@@ -198,9 +198,9 @@ impl TemplateSource for Templates {
     }
 }
 
-/// Links to a port in a sandbox that whoever has them may follow.
+/// Creates signed links to ports of sandboxes.
 pub trait PreviewLinks: Send + Sync + 'static {
-    /// The link to `port` of `sandbox` that holds until `expires`, in seconds since 1970.
+    /// Returns the link to `port` of `sandbox`, valid until `expires` (seconds since 1970).
     fn link(&self, sandbox: &str, port: u16, expires: u64) -> String;
 }
 
@@ -230,28 +230,28 @@ mod tests {
     }
 }
 
-/// Why there is no stream to a port of a sandbox. Texts are for clients.
+/// Reasons why a port of a sandbox cannot be reached. The texts are shown to clients.
 #[derive(Debug, thiserror::Error)]
 pub enum PortRefusal {
-    /// Nothing listens there.
+    /// No process in the sandbox listens on the port.
     #[error("nothing listens on port {0} in the sandbox")]
     Closed(u16),
-    /// The sandbox sleeps and is not to be woken, or is gone.
+    /// The sandbox was killed, or is paused and may not be resumed.
     #[error("the sandbox is not running: resume it first")]
     NotRunning,
-    /// Its owner has as much as they may have.
+    /// The owner's limit is reached.
     #[error("{0}")]
     Limit(String),
-    /// Anything else.
+    /// Other failure.
     #[error("{0}")]
     Unavailable(String),
 }
 
-/// A stream that is being opened.
+/// Future of a stream to a port.
 pub type Opening<'a> = Pin<Box<dyn Future<Output = Result<GuestStream, PortRefusal>> + Send + 'a>>;
 
-/// The TCP ports of sandboxes.
+/// TCP ports of sandboxes.
 pub trait Ports: Send + Sync + 'static {
-    /// A stream to `port` in the guest, which is woken if it may be.
+    /// Opens a stream to `port` in the guest. Resumes the sandbox first if auto-resume is enabled.
     fn open<'a>(&'a self, id: &'a str, port: u16) -> Opening<'a>;
 }

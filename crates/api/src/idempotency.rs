@@ -1,4 +1,5 @@
-//! `Idempotency-Key`: a create that is sent again is answered again, not done again.
+//! `Idempotency-Key`: a repeated create request returns the first response instead of creating
+//! again.
 
 use crate::error::ApiError;
 use axum::body::{Body, to_bytes};
@@ -13,14 +14,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Most answers remembered for one caller.
+/// Maximum number of responses stored per caller.
 const MAX_REPLAYS: usize = 1024;
-/// Time for which an answer is remembered.
+/// Time for which a response is stored.
 const REPLAY_LIFETIME: Duration = Duration::from_secs(24 * 3600);
-/// Longest answer.
+/// Maximum size of a response in bytes.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
 
-/// An answer that can be given again.
+/// A stored response.
 #[derive(Debug)]
 struct Answer {
     status: StatusCode,
@@ -44,18 +45,18 @@ struct ReplaySlot {
     answer: watch::Receiver<Option<Arc<Answer>>>,
 }
 
-/// Requests of one caller, oldest first in `order`.
+/// Stored requests of one caller. `order` is sorted by age, oldest first.
 #[derive(Debug, Default)]
 struct ReplayCache {
     slots: HashMap<String, ReplaySlot>,
     order: VecDeque<String>,
 }
 
-/// Answers that were given, by caller and key.
+/// Stored responses, by caller and key.
 #[derive(Debug, Default)]
 pub(crate) struct ReplayCaches(Mutex<HashMap<Option<String>, ReplayCache>>);
 
-/// The key of a request, if it has one.
+/// Returns the idempotency key of a request, if present.
 pub(crate) fn key_of(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let Some(value) = headers.get("idempotency-key") else {
         return Ok(None);
@@ -70,7 +71,7 @@ pub(crate) fn key_of(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     ))
 }
 
-/// Returns a digest by which two requests are the same.
+/// Returns a digest that identifies the call and its body.
 pub(crate) fn digest(call: &str, body: &[u8]) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update(call);
@@ -84,9 +85,9 @@ impl ReplayCaches {
         self.0.lock()
     }
 
-    /// Does `work` unless `owner` sent the same request with the same key before: then its answer
-    /// is given, as soon as there is one. Only what succeeded is remembered; what failed may be
-    /// tried again. `work` goes on if whoever asked goes away.
+    /// Executes `work`, unless `owner` sent the same request with the same key before. In that case
+    /// waits for the first response and returns it. Only successful responses are stored, so that a
+    /// failed request can be retried. `work` continues if the client disconnects.
     pub async fn once<F>(
         self: &Arc<Self>,
         owner: Option<String>,
@@ -106,7 +107,7 @@ impl ReplayCaches {
                     return Err(ApiError::new(
                         StatusCode::UNPROCESSABLE_ENTITY,
                         "idempotency_key_reused",
-                        "this `Idempotency-Key` was sent before with another request: take a new one",
+                        "this `Idempotency-Key` was used before with a different request: use a new key",
                     )
                     .permanent());
                 }
@@ -141,12 +142,16 @@ impl ReplayCaches {
         }
         let done = answer.wait_for(Option::is_some).await;
         let done = done.ok().and_then(|a| a.clone());
-        let lost = || ApiError::internal("the request with this `Idempotency-Key` was lost");
+        let lost = || {
+            ApiError::internal(
+                "the first request with this `Idempotency-Key` was aborted: send the request again",
+            )
+        };
         done.map(|a| a.response()).ok_or_else(lost)
     }
 }
 
-/// Clears its slot when dropped, also by a panic, unless it is to be kept.
+/// Removes its slot when dropped, also by a panic, unless `keep` is set.
 struct PendingReplay {
     this: Arc<ReplayCaches>,
     owner: Option<String>,
@@ -181,7 +186,7 @@ impl ReplayCache {
 
 async fn frozen(response: Response) -> Answer {
     let (parts, body) = response.into_parts();
-    // Answers are made of values in memory: reading one cannot fail.
+    // Response bodies are in memory: reading them cannot fail.
     let body = to_bytes(body, MAX_ANSWER_BYTES).await.unwrap_or_default();
     Answer {
         status: parts.status,

@@ -1,8 +1,9 @@
-//! API keys: who may call, and how much they may have.
+//! API keys: authentication, scopes and limits.
 //!
-//! They live in `<home>/keys.db`, which the daemon and `jiffy key` open side by side: every call
-//! looks its key up there, so a revocation is in force with the next call. Only a key's SHA-256 is
-//! stored. The lookup is by that hash, so how long it takes tells nothing about any key.
+//! Keys are stored in `<home>/keys.db`, which the daemon and `jiffy key` open concurrently. Every
+//! request looks up its key there, so a revocation takes effect with the next request. Only the
+//! SHA-256 of a secret is stored. The lookup is by that hash, so that its duration reveals nothing
+//! about a key.
 
 mod check;
 mod key_status;
@@ -25,19 +26,19 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Every key begins so; clients of older versions insist on it.
+/// Prefix of every secret; older client versions require it.
 const SECRET_PREFIX: &str = "e2b_";
 const SCHEMA_VERSION: i64 = 3;
-/// Precision with which the last use of a key is known.
+/// Precision of a key's last use.
 const USE_PRECISION: Duration = Duration::from_secs(60);
-/// Time for which a change by another process is waited for.
+/// Maximum wait for a transaction of another process.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest name of a key.
+/// Maximum length of a key's name in characters.
 const MAX_NAME: usize = 100;
-/// Most networks that a key may be used from.
+/// Maximum number of networks that a key may be used from.
 const MAX_NETWORKS: usize = 64;
 
-/// Schema of version 1. Later versions are made from it by [`MIGRATIONS`], also in a new file.
+/// Schema of version 1. [`MIGRATIONS`] upgrades it to later versions, also in a new file.
 const SCHEMA: &str = "
     CREATE TABLE keys (
         id TEXT PRIMARY KEY,
@@ -53,7 +54,7 @@ const SCHEMA: &str = "
         revoked_ms INTEGER
     ) STRICT;
 ";
-/// Schema changes; the first makes version 2 from version 1, and so on.
+/// Schema migrations; the first upgrades version 1 to version 2.
 const MIGRATIONS: &[&str] = &[
     "
     ALTER TABLE keys ADD COLUMN max_paused INTEGER;
@@ -72,7 +73,7 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE keys ADD COLUMN end_ms INTEGER;
 ",
 ];
-/// Indexes that earlier versions do without.
+/// Indexes that were added later and do not change the schema version.
 const INDEXES: &str = "
     CREATE INDEX IF NOT EXISTS keys_by_end ON keys (end_ms) WHERE end_ms IS NOT NULL;
     CREATE INDEX IF NOT EXISTS keys_of_hosts ON keys (id) WHERE scope = 'admin';
@@ -81,52 +82,50 @@ const COLUMNS: &str = "id, name, scope, max_sandboxes, max_vcpus, max_memory_mib
     creates_per_minute, created_ms, used_ms, revoked_ms, max_paused, max_snapshots, \
     max_templates, max_builds, max_disk_mib, max_exchanges, expires_ms, addresses, end_ms";
 
-/// Why keys cannot be read or changed.
+/// Errors of reading or changing keys.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// SQLite says no.
+    /// SQLite failed.
     #[error("the keys in {} cannot be used: {source}; check that the disk is writable and not full", path.display())]
     Database {
-        /// The file.
+        /// Path of the database.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: rusqlite::Error,
     },
-    /// The file system says no.
+    /// A file operation failed.
     #[error("cannot write {}: {source}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// From another version.
+    /// The file has an unknown schema version.
     #[error("{} has version {found}, and this program reads version {SCHEMA_VERSION}: use the \
         version of jiffy that wrote it, or move it away", path.display())]
     Version {
-        /// The file.
+        /// Path of the database.
         path: PathBuf,
         /// Version in the file.
         found: i64,
     },
-    /// No random bytes.
+    /// Random bytes are not available.
     #[error(transparent)]
     Entropy(#[from] IdentityError),
-    /// A name that is empty, too long or not printable.
+    /// The name is empty, too long or not printable.
     #[error("`{0}` is not a name for a key: use 1 to {MAX_NAME} printable characters")]
     Name(String),
-    /// Not an address or a network.
-    #[error(
-        "`{0}` is no address or network that a key could be used from: write 192.0.2.7 or 10.1.0.0/16"
-    )]
+    /// The text is neither an address nor a network.
+    #[error("`{0}` is not an address or network: use a form such as 192.0.2.7 or 10.1.0.0/16")]
     Network(String),
-    /// More networks than are looked through at a call.
-    #[error("a key may be used from {MAX_NETWORKS} networks at most")]
+    /// Too many networks. Their number is limited because each request checks them.
+    #[error("too many networks: a key may be bound to at most {MAX_NETWORKS}")]
     Networks,
-    /// An end that has passed already.
-    #[error("the key would have expired already: choose a moment to come")]
+    /// The expiry time is in the past.
+    #[error("the expiry time of the key is in the past: use a later time")]
     Expired,
-    /// No such key.
+    /// No key matches.
     #[error(
         "key `{0}` does not exist or is not in force, or several keys have that name; `jiffy key ls` lists them"
     )]
@@ -137,16 +136,16 @@ pub enum KeyError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// Everything on this host, also other keys' sandboxes, templates and pools.
+    /// Full access to this host, including the sandboxes, templates and pools of other keys.
     Admin,
-    /// Sandboxes of its own.
+    /// Access to its own resources.
     Create,
-    /// Looks at everything, without secrets, and changes nothing.
+    /// Read access to all resources, without secrets.
     Read,
 }
 
 impl Scope {
-    /// One word for it.
+    /// Returns the name of the scope.
     pub fn name(self) -> &'static str {
         match self {
             Self::Admin => "admin",
@@ -155,23 +154,23 @@ impl Scope {
         }
     }
 
-    /// The scope of that name.
+    /// Returns the scope with the given name.
     pub fn from_name(name: &str) -> Option<Self> {
         let all = [Self::Admin, Self::Create, Self::Read];
         all.into_iter().find(|s| s.name() == name)
     }
 }
 
-/// Budget of a key: what it may have at once; none: no limit of its own.
+/// Limits of a key. `None` means that the key has no limit of its own.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Limits {
     /// Running sandboxes.
     pub max_sandboxes: Option<u32>,
-    /// Their virtual CPUs together.
+    /// Virtual CPUs of the running sandboxes.
     pub max_vcpus: Option<u32>,
-    /// Their memory together, in MiB.
+    /// Memory of the running sandboxes, in MiB.
     pub max_memory_mib: Option<u32>,
-    /// New sandboxes in any 60 s.
+    /// New sandboxes within 60 s.
     pub creates_per_minute: Option<u32>,
     /// Paused sandboxes.
     pub max_paused: Option<u32>,
@@ -179,69 +178,69 @@ pub struct Limits {
     pub max_snapshots: Option<u32>,
     /// Templates, counted by name and tag.
     pub max_templates: Option<u32>,
-    /// Template builds that wait or run.
+    /// Waiting and running template builds.
     pub max_builds: Option<u32>,
-    /// Disk space of paused sandboxes, snapshots, templates, uploads and build steps together, in
-    /// MiB.
+    /// Total disk space of paused sandboxes, snapshots, templates, uploads and build steps, in MiB.
     pub max_disk_mib: Option<u64>,
-    /// Requests and streams to sandboxes.
+    /// Concurrent requests and streams to sandboxes.
     pub max_exchanges: Option<u32>,
 }
 
 /// A key, without its secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Key {
-    /// Letters and digits; sandboxes name their key by it.
+    /// Id of letters and digits; sandboxes refer to their owner by this id.
     pub id: String,
     /// Name that its creator gave it.
     pub name: String,
     /// Scope of the key.
     pub scope: Scope,
-    /// Limits of what it may have.
+    /// Limits of the key.
     pub limits: Limits,
-    /// Milliseconds since 1970.
+    /// Creation time in milliseconds since 1970.
     pub created_ms: u64,
-    /// When it was last used, to the minute, in milliseconds since 1970.
+    /// Time of the last use, with a precision of one minute, in milliseconds since 1970.
     pub used_ms: Option<u64>,
-    /// When it was revoked, in milliseconds since 1970.
+    /// Time of the revocation, in milliseconds since 1970.
     pub revoked_ms: Option<u64>,
-    /// When it stops being valid, in milliseconds since 1970; none: never.
+    /// Expiry time, in milliseconds since 1970. `None` if the key does not expire.
     pub expires_ms: Option<u64>,
-    /// Client addresses it may be used from, as networks in CIDR notation; empty: from anywhere.
+    /// Client addresses that may use the key, as networks in CIDR notation. Empty if all addresses
+    /// may.
     pub addresses: Vec<String>,
-    /// When the end of everything it has was asked for, in milliseconds since 1970.
+    /// Time at which the removal of all its resources was requested, in milliseconds since 1970.
     pub end_ms: Option<u64>,
 }
 
-/// Period and places a key can be used in.
+/// Restrictions of a key to a period and to client addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Validity {
-    /// End of the period, in milliseconds since 1970; none: it has none.
+    /// Expiry time, in milliseconds since 1970. `None` if the key does not expire.
     pub expires_ms: Option<u64>,
-    /// Client addresses and networks in CIDR notation; empty: any.
+    /// Client addresses and networks in CIDR notation. Empty if all addresses may use the key.
     pub addresses: Vec<String>,
 }
 
-/// A key that was just made: the only moment its secret is known.
+/// A new key with its secret, which cannot be read again later.
 #[derive(Debug, Clone, Serialize)]
 pub struct NewKey {
     /// The key.
     #[serde(flatten)]
     pub key: Key,
-    /// Secret that its holder shows.
+    /// Secret that authenticates its holder.
     pub secret: String,
 }
 
-/// The keys of one host.
+/// API keys of one host.
 #[derive(Debug)]
 pub struct Keys {
     path: PathBuf,
     connection: Mutex<Connection>,
-    /// For [`Keys::standing`], which must not wait until somebody has written.
+    /// Separate connection for status checks, which must not wait for a writer.
     reader: Mutex<Connection>,
-    /// When a use was last written down, by id.
+    /// Time at which a use was last recorded, by key id.
     noted: Mutex<HashMap<String, Instant>>,
-    /// States of keys that were read a moment ago.
+    /// Cached statuses of keys.
     standing: Mutex<KeyStatuses>,
 }
 
@@ -249,7 +248,8 @@ impl Keys {
     /// Opens or creates `<home>/keys.db`.
     pub fn open(home: &Path) -> Result<Self, KeyError> {
         let path = home.join("keys.db");
-        // Made here, so that nobody else can read it from its first moment on.
+        // Created with mode 0600 before SQLite opens the file, so that no other user can ever read
+        // it.
         let mut options = OpenOptions::new();
         let file = options.create(true).truncate(false).write(true).mode(0o600);
         file.open(&path).map_err(|source| KeyError::File {
@@ -301,12 +301,12 @@ impl Keys {
         }
     }
 
-    /// Makes a key that is valid everywhere and for ever.
+    /// Creates a key that does not expire and may be used from any address.
     pub fn create(&self, name: &str, scope: Scope, limits: Limits) -> Result<NewKey, KeyError> {
         self.create_within(name, scope, limits, &Validity::default())
     }
 
-    /// Makes a key.
+    /// Creates a key.
     pub fn create_within(
         &self,
         name: &str,
@@ -366,7 +366,7 @@ impl Keys {
         Ok(NewKey { key, secret })
     }
 
-    /// All keys, oldest first, also those that were revoked.
+    /// Returns all keys, oldest first, including revoked keys.
     pub fn list(&self) -> Result<Vec<Key>, KeyError> {
         let connection = self.connection();
         let read = || -> rusqlite::Result<Vec<Key>> {
@@ -378,7 +378,7 @@ impl Keys {
         read().map_err(|e| self.failed(e))
     }
 
-    /// The key with this id, if it is in force.
+    /// Returns the key with this id, unless it was revoked.
     pub(crate) fn in_force(&self, id: &str) -> Result<Option<Key>, KeyError> {
         let connection = self.connection();
         let read = || -> rusqlite::Result<Option<Key>> {
@@ -389,7 +389,7 @@ impl Keys {
         read().map_err(|e| self.failed(e))
     }
 
-    /// Scope of the key with this id, also of one that was revoked.
+    /// Returns the scope of the key with this id, including revoked keys.
     pub(crate) fn scope_of(&self, id: &str) -> Result<Option<Scope>, KeyError> {
         let connection = self.connection();
         let read = || -> rusqlite::Result<Option<String>> {
@@ -414,8 +414,8 @@ impl Keys {
     }
 }
 
-/// Returns the path of the file with the key of this host's owner, `<home>/api-key`. Creates file
-/// and key at the first start. A key that was revoked is not created again.
+/// Returns the path of `<home>/api-key`, the file with the key of the host's owner. Creates file
+/// and key at the first start. A revoked key is not created again.
 pub fn local_key(home: &Path, keys: &Keys) -> Result<PathBuf, KeyError> {
     let path = home.join("api-key");
     let failed = |source| KeyError::File {
@@ -450,7 +450,7 @@ fn key(row: &Row<'_>) -> rusqlite::Result<Key> {
     Ok(Key {
         id: row.get(0)?,
         name: row.get(1)?,
-        // A scope that a newer version wrote is the least there is.
+        // An unknown scope, written by a newer version, becomes the scope with the fewest rights.
         scope: Scope::from_name(&scope).unwrap_or(Scope::Read),
         limits: Limits {
             max_sandboxes: row.get(3)?,
@@ -480,7 +480,7 @@ fn key(row: &Row<'_>) -> rusqlite::Result<Key> {
     })
 }
 
-/// Brings the schema from version `found` (0: an empty file) to [`SCHEMA_VERSION`].
+/// Migrates the schema from version `found` to [`SCHEMA_VERSION`]. Version 0 is an empty file.
 fn migrate(tx: &Connection, found: i64) -> rusqlite::Result<()> {
     if found == 0 {
         tx.execute_batch(SCHEMA)?;

@@ -1,4 +1,5 @@
-//! Control plane of one host: REST as E2B clients expect it, and what Jiffy adds in the same style.
+//! Control plane of one host: the REST API that E2B clients expect, with extensions in the same
+//! style.
 //!
 //! [`router`] serves [`jiffy_sandbox_manager::Sandboxes`] to clients with an API key, and to the
 //! owner of the host on listeners for the owner ([`Caller::Owner`]). The document at

@@ -1,4 +1,4 @@
-//! Resources that exist for a caller.
+//! Lookup of resources that are visible to a caller.
 
 use crate::app::App;
 use crate::caller::{Caller, SHORT_ID};
@@ -16,23 +16,23 @@ use jiffy_template_builder::{
 };
 use std::ops::ControlFlow;
 
-/// Longest id or name that is looked for.
+/// Maximum number of characters of an id or name in a message.
 const MAX_NAME: usize = 256;
-/// Tags that every template answers to.
+/// Tags that every template has implicitly.
 const OWN_TAGS: [&str; 2] = [DEFAULT_TAG, "latest"];
 
-/// In which state a sandbox must be to exist for those who are not the host's owner.
+/// States in which a sandbox is visible to callers other than the host's owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Liveness {
     /// Running or paused.
     Alive,
-    /// Also broken, if a resume mends it.
+    /// Also broken, if a resume repairs the sandbox.
     Resumable,
     /// Also broken.
     Mendable,
 }
 
-/// Template or snapshot that a sandbox is made from.
+/// Template or snapshot from which a sandbox is created.
 #[derive(Debug)]
 pub(crate) enum Origin {
     Template(TemplateInfo),
@@ -40,8 +40,8 @@ pub(crate) enum Origin {
 }
 
 impl App {
-    /// A sandbox by its id or its name. The host's owner finds it also by the beginning of its id,
-    /// and whatever its state is.
+    /// Finds a sandbox by its id or name. The host's owner may also give a prefix of the id, and
+    /// finds sandboxes in any state.
     pub(crate) fn sandbox(
         &self,
         caller: &Caller,
@@ -51,7 +51,7 @@ impl App {
         let unknown = || {
             let elsewhere = match is_id(id) && self.sandboxes.snapshots().expect_store().is_ok() {
                 true => {
-                    "; one of another host is resumed there, and here a new one is made from its snapshot"
+                    "; resume a sandbox of another host there, or create a new sandbox here from its snapshot"
                 }
                 false => "",
             };
@@ -83,7 +83,7 @@ impl App {
         alive(record, caller, wanted).ok_or_else(unknown)?
     }
 
-    /// The caller's own sandbox with this name; of others that exist for the caller the only one.
+    /// Finds a sandbox by name: the caller's own, or the only visible sandbox of other owners.
     fn sandbox_by_name(&self, caller: &Caller, name: &str) -> Result<Option<Sandbox>, ApiError> {
         let mut found = self.sandboxes.index().named(name);
         found.retain(|r| caller.sees(r.owner()));
@@ -94,7 +94,7 @@ impl App {
         if found.len() > 1 {
             let ids: Vec<&str> = found.iter().map(|r| caller.shown_id(r.id())).collect();
             return Err(ApiError::invalid(format!(
-                "`{}` is the name of sandboxes of several keys: give one of the ids {}",
+                "several keys have a sandbox named `{}`: use one of the ids {}",
                 short(name),
                 ids.join(", ")
             )));
@@ -102,14 +102,14 @@ impl App {
         Ok(found.pop())
     }
 
-    /// True if a snapshot exists for a caller: the host's owner has all, others those that were
-    /// asked for.
+    /// Returns whether a snapshot is visible to a caller. The host's owner sees all snapshots.
+    /// Other callers see snapshots that a user requested.
     pub(crate) fn shows(&self, caller: &Caller, snapshot: &Snapshot) -> bool {
         caller.is_owner() || (snapshot.is_asked_for() && caller.sees(snapshot.owner()))
     }
 
-    /// A snapshot by its id, or by a name of the caller's own. The host's owner finds it also by
-    /// the beginning of its id.
+    /// Finds a snapshot by its id, or by a name if it is the caller's own. The host's owner may
+    /// also give a prefix of the id.
     pub(crate) fn snapshot(&self, caller: &Caller, id: &str) -> Result<Snapshot, ApiError> {
         if let Some(found) = self.snapshot_by_id(caller, id) {
             return Ok(found);
@@ -131,7 +131,8 @@ impl App {
         all.into_iter().find(wanted)
     }
 
-    /// The newest of the caller's own with this name: names of others mean nothing.
+    /// Finds the newest snapshot of the caller with this name. Names of other owners' snapshots are
+    /// ignored.
     fn snapshot_by_name(&self, caller: &Caller, name: &str) -> Result<Option<Snapshot>, ApiError> {
         let named = |s: &Snapshot| s.name() == Some(name) && self.shows(caller, s);
         let all = self.sandboxes.snapshots().like(name).into_iter().rev();
@@ -156,7 +157,7 @@ impl App {
         }
     }
 
-    /// Tells things of the host's owner, or of a key that acts for it, from those of other keys.
+    /// Returns whether `owner` is the host's owner or a key that acts for the host's owner.
     fn is_hosts(&self, owner: Option<&str>) -> Result<bool, ApiError> {
         let Some(owner) = owner else {
             return Ok(true);
@@ -166,8 +167,8 @@ impl App {
         Ok(scope.is_some_and(|scope| scope != Scope::Create))
     }
 
-    /// A snapshot that a sandbox can be rolled back to: one that exists for the caller, or any that
-    /// the sandbox descends from.
+    /// Finds a snapshot to which a sandbox can be rolled back: a snapshot that is visible to the
+    /// caller, or any ancestor of the sandbox.
     pub(crate) fn ancestor(
         &self,
         caller: &Caller,
@@ -181,14 +182,14 @@ impl App {
         }
     }
 
-    /// Origin that `templateID` names: ids come first, then the caller's own templates, its own
-    /// snapshots, and templates that all share.
+    /// Resolves `templateID`. The order is: ids, the caller's own templates, the caller's own
+    /// snapshots, and shared templates.
     pub(crate) fn origin(&self, caller: &Caller, id: &str) -> Result<Origin, ApiError> {
         let meaning = self.meaning(caller, id)?;
         let rank = meaning.as_ref().map(|meaning| meaning.resolved_by);
         let snapshot = match rank {
             Some(ResolvedBy::Id) => None,
-            // An id is no name, except in data directories of before.
+            // Names that look like ids are rejected, but old data directories may contain some.
             Some(ResolvedBy::Own) => self.snapshot_by_id(caller, id),
             Some(ResolvedBy::Shared) | None => match self.snapshot_by_id(caller, id) {
                 None => self.snapshot_by_name(caller, id)?,
@@ -206,8 +207,8 @@ impl App {
         }
     }
 
-    /// As [`Self::origin`]; a snapshot that only the store has is fetched, and stays here while the
-    /// guard exists.
+    /// Like [`Self::origin`], but also fetches a snapshot that only the store has. The snapshot
+    /// stays on this host as long as the guard exists.
     pub(crate) async fn origin_or_fetched(
         &self,
         caller: &Caller,
@@ -223,8 +224,8 @@ impl App {
         }
     }
 
-    /// As [`Self::ancestor`]; a snapshot that only the store has is fetched, and stays here while
-    /// the guard exists.
+    /// Like [`Self::ancestor`], but also fetches a snapshot that only the store has. The snapshot
+    /// stays on this host as long as the guard exists.
     pub(crate) async fn ancestor_or_fetched(
         &self,
         caller: &Caller,
@@ -240,7 +241,7 @@ impl App {
         }
     }
 
-    /// As [`Self::snapshot`], or one that only the store has.
+    /// Like [`Self::snapshot`], but also finds a snapshot that only the store has.
     pub(crate) async fn snapshot_or_stored(
         &self,
         caller: &Caller,
@@ -258,7 +259,7 @@ impl App {
         }
     }
 
-    /// Fetches a snapshot of the caller from the store; none: it has none of that id.
+    /// Fetches a snapshot of the caller from the store. `None` if the store has no such snapshot.
     async fn fetched(&self, caller: &Caller, id: &str) -> Result<Option<HeldSnapshot>, ApiError> {
         let (owner, scope) = (caller.owner_id(), scope(caller));
         let snapshots = self.sandboxes.snapshots();
@@ -309,7 +310,7 @@ impl App {
             });
             match (walked, newest) {
                 (_, Some(info)) => return Ok(Some(info)),
-                // The name cannot be that of a template.
+                // The text cannot be the name of a template.
                 (Ok(()) | Err(TemplateRefusal::Unknown(_)), None) => {}
                 (Err(e), None) => return Err(ApiError::internal(e.to_string())),
             }
@@ -317,8 +318,7 @@ impl App {
         Ok(None)
     }
 
-    /// The template that `id` means for the caller. Tags that every template answers to mean it as
-    /// it is.
+    /// Resolves `id` to a template for the caller. An implicit tag refers to the template itself.
     fn meaning(&self, caller: &Caller, id: &str) -> Result<Option<ResolvedTemplate>, ApiError> {
         let records = self.builder.as_ref().map(|builder| builder.records());
         let look = |reference: &Reference| match self.templates.find(&reference.to_string()) {
@@ -351,7 +351,7 @@ impl App {
         match name.map(|name| (name, self.meaning(caller, name))) {
             Some((name, Ok(Some(_)))) => {
                 let why = format!(
-                    ": template `{}` has no such tag, and no such build that a tag refers to",
+                    ": template `{}` has neither this tag nor a tagged build with this id",
                     short(name)
                 );
                 missing(id, &why)
@@ -361,7 +361,7 @@ impl App {
     }
 }
 
-/// A sandbox in a state in which it exists for the caller; none: it does not.
+/// Returns the sandbox if its state is visible to the caller. `None` otherwise.
 fn alive(record: Sandbox, caller: &Caller, wanted: Liveness) -> Option<Result<Sandbox, ApiError>> {
     match &record.state() {
         _ if caller.is_owner() => Some(Ok(record)),
@@ -387,7 +387,7 @@ fn alive(record: Sandbox, caller: &Caller, wanted: Liveness) -> Option<Result<Sa
     }
 }
 
-/// Tells where templates and snapshots are listed.
+/// Hint that names the lists of templates and snapshots.
 const WHERE: &str = "; `jiffy template ls` and `jiffy snapshots` list them, as do `GET /templates` \
     and `GET /snapshots`";
 
@@ -396,8 +396,8 @@ fn missing(id: &str, why: &str) -> ApiError {
     ApiError::not_found("template_not_found", message)
 }
 
-/// The one with this id, else the newest with this name, else, if that is allowed, the only one
-/// whose id begins so.
+/// Returns the snapshot with this id, or the newest snapshot with this name. If `short_ids` is set,
+/// `id` may also be an unambiguous prefix of an id.
 fn choose(all: &[Snapshot], id: &str, short_ids: bool) -> Option<Snapshot> {
     let named = |s: &&Snapshot| s.name() == Some(id);
     let exact = all.iter().find(|s| s.id() == id);
@@ -410,7 +410,7 @@ fn choose(all: &[Snapshot], id: &str, short_ids: bool) -> Option<Snapshot> {
     found.cloned()
 }
 
-/// Snapshots in the store that exist for the caller: as for [`App::shows`].
+/// Returns which snapshots in the store are visible to the caller, as [`App::shows`] does.
 fn scope(caller: &Caller) -> FetchScope {
     match caller.is_owner() {
         true => FetchScope::All,
@@ -418,7 +418,7 @@ fn scope(caller: &Caller) -> FetchScope {
     }
 }
 
-/// As much of what was asked for as a message can take.
+/// Returns `id` in a form that is safe for messages: shortened, without control characters.
 pub(crate) fn short(id: &str) -> String {
     let clean = id.chars().take(MAX_NAME);
     clean

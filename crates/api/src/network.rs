@@ -1,4 +1,4 @@
-//! Network rules as clients send them, checked.
+//! Validation of network rules.
 
 use crate::error::ApiError;
 use jiffy_api_types::{
@@ -6,7 +6,7 @@ use jiffy_api_types::{
 };
 use std::net::IpAddr;
 
-/// Longest name.
+/// Maximum length of a host name in bytes.
 const MAX_NAME: usize = 253;
 
 /// Checks the rules and returns the change of a sandbox's settings.
@@ -41,7 +41,7 @@ pub(crate) fn check_update(
     })
 }
 
-/// Returns the rules, checked.
+/// Validates the rules.
 pub(crate) fn checked(
     network: Option<NetworkBody>,
     allow_internet_access: Option<bool>,
@@ -50,16 +50,16 @@ pub(crate) fn checked(
     let unsupported = [
         (
             &network.rules,
-            "`rules` cannot be kept: this host does not look into connections, so it can \
+            "`rules` is not supported: this host does not inspect connections, so it can \
              neither add headers nor match requests; use `allowOut` and `denyOut`",
         ),
         (
             &network.egress_proxy,
-            "`egressProxy` cannot be kept: this host sends traffic through no proxy",
+            "`egressProxy` is not supported: this host sends traffic without a proxy; see `proxy`",
         ),
         (
             &network.https_ports,
-            "`httpsPorts` cannot be kept: this host speaks plain HTTP to the ports of a sandbox",
+            "`httpsPorts` is not supported: this host uses plain HTTP for the ports of a sandbox",
         ),
     ];
     for (value, why) in unsupported {
@@ -125,7 +125,7 @@ fn is_address(text: &str) -> bool {
     text.parse::<IpAddr>().is_ok()
 }
 
-/// An address with or without the length of its prefix.
+/// Returns whether `text` is an address, optionally with a prefix length.
 fn is_cidr(text: &str) -> bool {
     let Some((address, length)) = text.split_once('/') else {
         return is_address(text);
@@ -142,7 +142,7 @@ fn is_cidr(text: &str) -> bool {
 
 fn is_name(text: &str) -> bool {
     let name = text.strip_prefix("*.").unwrap_or(text);
-    // A name that looks like an address is none, or it would have been one.
+    // A numeric name is an invalid address rather than a host name.
     let numeric = name.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     !name.is_empty() && name.len() <= MAX_NAME && !numeric && name.split('.').all(is_label)
 }
@@ -155,7 +155,7 @@ fn is_label(label: &str) -> bool {
         && !label.ends_with('-')
 }
 
-/// A value for a `Host` header.
+/// Returns whether `text` is valid in a `Host` header. `${PORT}` stands for the port.
 fn is_host(text: &str) -> bool {
     let plain = text.replace("${PORT}", "1");
     let (name, port) = plain.rsplit_once(':').unwrap_or((&plain, "1"));

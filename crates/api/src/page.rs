@@ -1,7 +1,7 @@
-//! Lists in pages.
+//! Pagination of lists.
 //!
-//! A page ends at an item, and its token says which: what is added or removed in between moves
-//! nothing that was not seen yet.
+//! The token of a page is the position of its last item. Items that are added or removed between
+//! two requests therefore do not shift the remaining pages.
 
 use crate::error::ApiError;
 use crate::query::Query;
@@ -10,17 +10,17 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiffy_sandbox_manager::{ListOrder, ListPosition};
 
-/// Token of the next page; absent on the last.
+/// Header with the token of the next page; absent on the last page.
 pub(crate) const NEXT: HeaderName = HeaderName::from_static("x-next-token");
-/// Most items of a page, and how many it has when nobody says.
+/// Maximum and default number of items per page.
 pub(crate) const MAX_PAGE_SIZE: usize = 100;
-/// Longest token that is looked at: of a template's name with its owner.
+/// Maximum length of a token in bytes. A token contains the name of a template with its owner.
 const MAX_TOKEN_BYTES: usize = 128;
 
 /// Position of an item in its list.
 pub(crate) type PagePosition = ListPosition;
 
-/// Page of a list that a request asks for.
+/// The requested page of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Page {
     limit: usize,
@@ -42,7 +42,7 @@ impl Page {
         })
     }
 
-    /// Page of a list by name, from the first on, of at most `usual` items when nobody says.
+    /// Parses a page of a list sorted by name in ascending order. The default page size is `usual`.
     pub fn by_name(query: &Query, usual: usize) -> Result<Self, ApiError> {
         let limit = query.get("limit").map(|_| Self::from_query(query));
         let limit = limit.transpose()?.map_or(usual, |page| page.limit);
@@ -53,22 +53,22 @@ impl Page {
         })
     }
 
-    /// Name behind which a page of a list by name begins; none: at its beginning.
+    /// Returns the name after which the page begins. `None` for the first page.
     pub fn after_name(&self) -> Option<&str> {
         self.after.as_ref().map(|(_, name)| name.as_str())
     }
 
-    /// Most items of the page.
+    /// Returns the maximum number of items of the page.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Token of the page behind the item called `name`.
+    /// Returns the token of the page after the item `name`.
     pub fn next_name(name: &str) -> Option<HeaderValue> {
         token(&(0, name.to_owned()))
     }
 
-    /// Order of the list, and where the page begins.
+    /// Returns the order of the list and the start of the page.
     pub fn order(&self) -> ListOrder {
         ListOrder {
             descending: self.descending,
@@ -76,12 +76,13 @@ impl Page {
         }
     }
 
-    /// Items that have to be known of the page: one more says that there is a next.
+    /// Returns the number of items to fetch. One item more than the limit shows whether a next page
+    /// exists.
     pub fn needed(&self) -> usize {
         self.limit + 1
     }
 
-    /// True if an item at `place` is on this page or a later one.
+    /// Returns whether an item at `place` is on this page or a later one.
     pub fn reaches(&self, place: &PagePosition) -> bool {
         self.after
             .as_ref()
@@ -91,7 +92,7 @@ impl Page {
             })
     }
 
-    /// The items of the page and the token of the next.
+    /// Returns the items of the page and the token of the next page.
     pub fn cut<T>(
         &self,
         items: Vec<T>,
@@ -117,9 +118,11 @@ fn token((ms, id): &PagePosition) -> Option<HeaderValue> {
     HeaderValue::from_str(&token).ok()
 }
 
-/// Refusal of a token.
+/// Returns the error for an invalid token.
 pub(crate) fn unknown_token() -> ApiError {
-    ApiError::invalid("`nextToken` is not one that a list answered")
+    ApiError::invalid(
+        "`nextToken` is invalid: use the value of the header `x-next-token` of the previous page",
+    )
 }
 
 fn place(token: &str) -> Result<PagePosition, ApiError> {

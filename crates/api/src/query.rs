@@ -1,4 +1,4 @@
-//! Query parameters: bounded, refused in words.
+//! Query parameters.
 
 use crate::body::folded;
 use crate::error::ApiError;
@@ -8,7 +8,7 @@ use percent_encoding::percent_decode_str;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// The parameters of a request, decoded. Names are accepted in camel case and in snake case.
+/// Decoded parameters of a request. Names are accepted in camel case and in snake case.
 pub(crate) struct Query(Vec<(String, String)>);
 
 impl<S: Send + Sync> FromRequestParts<S> for Query {
@@ -20,15 +20,15 @@ impl<S: Send + Sync> FromRequestParts<S> for Query {
 }
 
 impl Query {
-    /// Parses a query. Bytes that are no UTF-8 are refused: replaced, they would ask for something
-    /// else.
+    /// Parses a query. Invalid UTF-8 is rejected, because a lossy conversion would change the
+    /// meaning of the request.
     pub fn parse(query: &str) -> Result<Self, ApiError> {
         let pairs = pairs(query);
         let pairs = pairs.ok_or_else(|| ApiError::invalid("the query is not valid UTF-8"))?;
         Ok(Self(pairs))
     }
 
-    /// The first value of a parameter that is not empty.
+    /// Returns the first value of a parameter that is not empty.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.values(name).find(|value| !value.is_empty())
     }
@@ -40,7 +40,7 @@ impl Query {
         named.map(|(_, value)| value.as_str())
     }
 
-    /// A whole number.
+    /// Parses a whole number within `range`.
     pub fn number(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, ApiError> {
         let Some(text) = self.values(name).next() else {
             return Ok(None);
@@ -55,7 +55,7 @@ impl Query {
         })
     }
 
-    /// One of several words.
+    /// Parses a value that must be one of `words`.
     pub fn word<T: Copy>(&self, name: &str, words: &[(&str, T)]) -> Result<Option<T>, ApiError> {
         let Some(text) = self.values(name).next() else {
             return Ok(None);
@@ -63,7 +63,7 @@ impl Query {
         one_of(name, text, words).map(Some)
     }
 
-    /// Several of several words, separated by commas or given one by one.
+    /// Parses several of `words`, separated by commas or in repeated parameters.
     pub fn words<T: Copy>(
         &self,
         name: &str,
@@ -78,30 +78,30 @@ impl Query {
         Ok(Some(found).filter(|f| !f.is_empty()))
     }
 
-    /// `true` or `false`.
+    /// Parses `true` or `false`. Defaults to `false`.
     pub fn flag(&self, name: &str) -> Result<bool, ApiError> {
         let words = [("true", true), ("false", false)];
         Ok(self.word(name, &words)?.unwrap_or(false))
     }
 
-    /// A moment in RFC 3339, in milliseconds since 1970.
+    /// Parses an RFC 3339 timestamp. Returns milliseconds since 1970.
     pub fn moment(&self, name: &str) -> Result<Option<i64>, ApiError> {
         let Some(text) = self.values(name).next() else {
             return Ok(None);
         };
-        // The `+` of an offset that nobody encoded arrives as a space.
+        // An unencoded `+` of a UTC offset arrives as a space.
         let text = text.replace(' ', "+");
         let moment: Result<jiff::Timestamp, _> = text.parse();
         match moment {
             Ok(moment) => Ok(Some(moment.as_millisecond())),
             Err(_) => Err(ApiError::invalid(format!(
-                "`{name}` must be a moment as in RFC 3339, like 2026-01-31T12:00:00Z"
+                "`{name}` must be an RFC 3339 timestamp, like 2026-01-31T12:00:00Z"
             ))),
         }
     }
 
-    /// Pairs `k=v&k2=v2` inside one parameter: quoted as a query, as clients do it, after they have
-    /// quoted each part by itself.
+    /// Parses pairs `k=v&k2=v2` inside one parameter. Clients encode each key and value, and then
+    /// the whole query.
     pub fn pairs(&self, name: &str) -> Result<BTreeMap<String, String>, ApiError> {
         let Some(value) = self.get(name) else {
             return Ok(BTreeMap::new());
@@ -115,7 +115,7 @@ impl Query {
     }
 }
 
-/// The pairs of a query, decoded; none if they are not valid UTF-8.
+/// Decodes the pairs of a query. `None` if they are not valid UTF-8.
 fn pairs(query: &str) -> Option<Vec<(String, String)>> {
     let decoded = |part: &str| {
         let part = part.replace('+', " ");
@@ -133,6 +133,6 @@ fn one_of<T: Copy>(name: &str, text: &str, words: &[(&str, T)]) -> Result<T, Api
     let found = words.iter().find(|(word, _)| *word == text);
     found.map(|(_, value)| *value).ok_or_else(|| {
         let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-        ApiError::invalid(format!("`{name}` must be of {}", known.join(", ")))
+        ApiError::invalid(format!("`{name}` must be one of {}", known.join(", ")))
     })
 }

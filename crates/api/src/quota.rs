@@ -1,4 +1,4 @@
-//! Budgets of keys: what each uses, and what its limits leave room for.
+//! Quotas of keys: their usage, and reservations within their limits.
 
 mod figures;
 mod ledger;
@@ -25,10 +25,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Time that a request at the limit waits to see what becomes of those before it.
+/// Maximum wait of a request at the limit. Requests in flight may release part of their reservation
+/// meanwhile.
 const BUDGET_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for which the limit of exchanges of a key is remembered: requests to sandboxes do not look
-/// it up each time.
+/// Time for which the exchange limit of a key is cached, so that requests to sandboxes need no
+/// lookup each time.
 const LIMIT_REMEMBERED: Duration = Duration::from_secs(1);
 
 type HostSource = Box<dyn Fn(&str) -> OwnerUsage + Send + Sync>;
@@ -36,7 +37,7 @@ type ByteSource = Box<dyn Fn(&str) -> u64 + Send + Sync>;
 type DiskSource = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 type BuildSource = Box<dyn Fn(&str) -> Result<BuildUsage, String> + Send + Sync>;
 
-/// Resources for `count` sandboxes of `size`.
+/// Returns the resources that `count` running sandboxes of `size` require.
 pub(crate) fn running(size: SandboxSize, count: usize) -> QuotaAmount {
     let count = count as u64;
     QuotaAmount {
@@ -47,20 +48,20 @@ pub(crate) fn running(size: SandboxSize, count: usize) -> QuotaAmount {
     }
 }
 
-/// The budgets of all keys.
+/// The quotas of all keys.
 pub(crate) struct Quota {
     keys: Arc<Keys>,
-    /// Disk budget of keys of scope `create` that were given none, in MiB.
+    /// Disk budget in MiB of keys with the scope `create` that have no limit of their own.
     default_disk_mib: Option<u64>,
     host: HostSource,
-    /// Bytes that may be written to the host's disk beside what guests were promised.
+    /// Bytes that may be written to the host's disk in addition to the space promised to guests.
     disk_to_write: DiskSource,
     builds: OnceLock<BuildSource>,
     function_bytes: OnceLock<ByteSource>,
     ledger: Mutex<Ledger>,
     changed: Notify,
     exchanges: Mutex<HashMap<String, u64>>,
-    /// Most exchanges of a key that was given no limit.
+    /// Maximum number of exchanges of a key without a limit of its own.
     exchange_share: OnceLock<u64>,
     exchange_limits: Mutex<HashMap<String, (Instant, u64)>>,
 }
@@ -114,7 +115,7 @@ impl QuotaHold for QuotaReservation {
     }
 }
 
-/// A request or stream to a sandbox that is under way.
+/// A request or stream to a sandbox that is in flight.
 #[derive(Debug)]
 pub struct ExchangePermit {
     quota: Arc<Quota>,
@@ -134,9 +135,9 @@ impl Drop for ExchangePermit {
 }
 
 impl Quota {
-    /// Budgets of `keys` for what is made of `sandboxes`.
+    /// Creates the quotas of `keys` and installs them in `sandboxes`.
     pub fn new(sandboxes: &Sandboxes, keys: Arc<Keys>, default_disk_mib: Option<u64>) -> Arc<Self> {
-        // They hold this, so this does not hold them.
+        // `sandboxes` owns the quota, so a strong reference in this direction would leak both.
         let weak = sandboxes.downgrade();
         let host = move |owner: &str| {
             let sandboxes = weak.upgrade();
@@ -161,32 +162,32 @@ impl Quota {
         quota
     }
 
-    /// Counts what `builder` keeps, and limits it.
+    /// Includes the usage of `builder` and applies the limits to it.
     pub fn count_builder(self: &Arc<Self>, builder: &Builder) {
         let weak = builder.downgrade();
         let source = move |owner: &str| match weak.upgrade() {
             Some(builder) => builder.usage_of(owner).map_err(|e| e.to_string()),
             None => Ok(BuildUsage::default()),
         };
-        // The first one stays; there is one.
+        // Only the first call has an effect; a host has one builder.
         let _ = self.builds.set(Box::new(source));
         builder.limit_owners(Arc::new(Budgets(self.clone())));
     }
 
-    /// Counts what `functions` keep.
+    /// Includes the disk usage of `functions`.
     pub fn count_functions(&self, functions: &Functions) {
         let functions = functions.clone();
         let source = move |key: &str| functions.disk_bytes(Some(key));
-        // The first one stays; there is one.
+        // Only the first call has an effect; a host has one set of functions.
         let _ = self.function_bytes.set(Box::new(source));
     }
 
-    /// Limits exchanges of each key that was given no limit.
+    /// Limits the exchanges of keys without a limit of their own.
     pub fn share_exchanges(&self, most: u64) {
         let _ = self.exchange_share.set(most);
     }
 
-    /// The limits in force for a key.
+    /// Returns the limits in force for a key.
     pub fn limits_of(&self, key: &Key) -> Limits {
         let mut limits = key.limits;
         if limits.max_disk_mib.is_none() && key.scope == Scope::Create {
@@ -195,13 +196,13 @@ impl Quota {
         limits
     }
 
-    /// Most exchanges of a key, by its own limit or by the share of the host's that each has.
+    /// Returns the maximum number of exchanges of a key: its own limit, or the common share.
     pub fn most_exchanges(&self, key: &Key) -> Option<u64> {
         let own = key.limits.max_exchanges.map(u64::from);
         own.or_else(|| self.exchange_share.get().copied())
     }
 
-    /// Returns what a key uses.
+    /// Returns the usage of a key.
     pub fn usage_of(&self, key: &str) -> Result<KeyUsage, ApiError> {
         let builds = self.builds.get().map(|source| source(key));
         let builds = builds.transpose().map_err(ApiError::internal)?;
@@ -214,7 +215,8 @@ impl Quota {
         })
     }
 
-    /// Room in the budget of `key`; `new` sandboxes also count for its creates per minute.
+    /// Reserves resources within the limits of `key`. `new` is the number of sandboxes that count
+    /// towards the key's creates per minute.
     pub async fn reserve(
         self: &Arc<Self>,
         key: &Key,
@@ -225,13 +227,13 @@ impl Quota {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // From here on no change is missed.
+            // Registered before the attempt, so that no release after it is missed.
             changed.as_mut().enable();
             match self.take(key, request, new) {
                 Ok(permit) => return Ok(permit),
                 Err((refusal, false)) => return Err(refusal),
-                // Those before us may fail, or be counted both as promised and as there for a
-                // moment.
+                // Requests in flight may fail and release their reservation. Their resources may
+                // also be counted twice for a moment: as reserved and as used.
                 Err((refusal, true)) => {
                     let left = give_up.saturating_duration_since(Instant::now());
                     if tokio::time::timeout(left, changed).await.is_err() {
@@ -242,7 +244,7 @@ impl Quota {
         }
     }
 
-    /// The same at once; a refusal says whether requests under way are its reason.
+    /// Reserves without waiting. The flag in the error states whether requests in flight cause it.
     fn take(
         self: &Arc<Self>,
         key: &Key,
@@ -258,8 +260,9 @@ impl Quota {
         }))
     }
 
-    /// Enters in the ledger what of `request` fits, which is all of it but for disk space above its
-    /// floor. Returns that, and the limit from which its disk space comes.
+    /// Records a reservation for `request` in the ledger. Disk space may be reserved partially,
+    /// down to the request's floor. Returns the reserved amount and the limit that bounds its disk
+    /// space.
     fn grant(
         &self,
         key: &Key,
@@ -268,7 +271,8 @@ impl Quota {
     ) -> Result<(QuotaAmount, DiskLimit), (ApiError, bool)> {
         let limits = self.limits_of(key);
         let mut ledger = self.ledger.lock();
-        // Under the lock: what a request made is there before its promise is taken back.
+        // The usage is read under the lock: the resources of a request are counted as used before
+        // its reservation is released.
         let usage = self.usage_of(&key.id).map_err(|e| (e, false))?;
         let used = usage.amount();
         let promised = ledger.promised(&key.id);
@@ -293,7 +297,7 @@ impl Quota {
         if amount.disk_bytes > 0
             && let Some(left) = (self.disk_to_write)()
         {
-            // Promises to guests of the host stay theirs, whatever a key's budget says.
+            // Reservations for guests on the host's disk take precedence over a key's quota.
             let under_way = ledger.all_disk_bytes();
             let left = left.saturating_sub(under_way);
             if let Some(refusal) = refusal::refuse_of_host(left, under_way, &request) {
@@ -315,7 +319,7 @@ impl Quota {
         Ok((amount, disk_limit))
     }
 
-    /// One more request or stream to a sandbox of `owner`.
+    /// Counts a request or stream to a sandbox of `owner` until the permit is dropped.
     pub fn exchange(self: &Arc<Self>, owner: &str) -> Result<ExchangePermit, ApiError> {
         let most = self.exchange_limit(owner)?;
         let mut exchanges = self.exchanges.lock();
@@ -326,7 +330,7 @@ impl Quota {
                 exchanges.remove(owner);
             }
             let message = format!(
-                "{most} requests and streams to sandboxes of this key are under way, and no more may: end some"
+                "this key has reached its maximum of {most} concurrent requests and streams to sandboxes: close some"
             );
             return Err(ApiError::too_many("max_exchanges", message).after(1));
         }
@@ -351,23 +355,26 @@ impl Quota {
         let share = self.exchange_share.get().copied().unwrap_or(u64::MAX);
         let most = own.unwrap_or(share);
         let mut limits = self.exchange_limits.lock();
-        // Of keys that nobody asks for any more nothing stays.
+        // Entries that are not used any longer would accumulate.
         limits.retain(|_, (at, _)| now.duration_since(*at) < LIMIT_REMEMBERED);
         limits.insert(owner.to_owned(), (now, most));
         Ok(most)
     }
 }
 
-/// The budgets as operations on sandboxes and templates see them.
+/// The quotas as seen by operations on sandboxes and templates.
 struct Budgets(Arc<Quota>);
 
 impl Budgets {
-    /// The key, if it is in force: the sandboxes of one that is not have no limits, since only the
+    /// Returns the key if it is in force. Sandboxes of other keys have no limits, because only the
     /// host's owner can act on them.
     fn key(&self, owner: &str) -> Result<Option<Key>, QuotaRefusal> {
         self.0.keys.in_force(owner).map_err(|e| {
             tracing::error!("{e}");
-            ApiError::internal("the host failed; its log says why").quota()
+            ApiError::internal(
+                "internal error of the host; see the log of the daemon for the cause",
+            )
+            .quota()
         })
     }
 }

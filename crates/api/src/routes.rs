@@ -1,4 +1,4 @@
-//! All calls.
+//! Routes of the API.
 
 mod builds;
 mod create;
@@ -33,7 +33,7 @@ use axum::routing::{MethodFilter, MethodRouter, on};
 use axum::{Json, Router};
 use jiffy_api_types::{Health, HealthStatus};
 
-/// A router that remembers what it serves.
+/// A router that records its routes.
 struct Calls {
     router: Router<App>,
     known: Vec<(Method, &'static str)>,
@@ -179,26 +179,26 @@ fn closed() -> Calls {
         .put("/pools/{templateID}", pools::set)
 }
 
-/// Every call the router knows, as method and path.
+/// Returns the method and path of every route.
 pub fn calls() -> Vec<(Method, &'static str)> {
     let (open, closed) = (open(), closed());
     open.known.into_iter().chain(closed.known).collect()
 }
 
-/// The control plane.
+/// Returns the router of the control plane.
 pub fn router(app: App) -> Router {
     let closed = closed().router.merge(functions::invoke::by_path());
     closed
         .route_layer(from_fn_with_state(app.clone(), authenticate))
         .merge(open().router)
-        // One of our own: the one there is without would lose to that of a router which this one is
-        // merged with.
+        // An explicit fallback: the default fallback would be replaced by the fallback of a router
+        // with which this router is merged.
         .fallback(async || StatusCode::NOT_FOUND)
         .layer(map_response(in_one_form))
         .with_state(app)
 }
 
-/// Bounds that the document names.
+/// Limits that appear in the OpenAPI document.
 pub(crate) mod bounds {
     pub(crate) use super::builds::MAX_PAGE;
     pub(crate) use super::functions::{MAX_LOG_WAIT_S, MAX_POSITION};

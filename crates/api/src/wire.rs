@@ -1,4 +1,4 @@
-//! Bodies of requests and answers.
+//! Bodies of requests and responses.
 
 use jiffy_api_types::Moment;
 
@@ -8,7 +8,7 @@ pub(crate) mod sandbox;
 pub(crate) mod snapshot;
 pub(crate) mod template;
 
-/// `ms` since 1970 as RFC 3339.
+/// Formats `ms` since 1970 as RFC 3339.
 pub(crate) fn moment(ms: u64) -> Moment {
     let ms = i64::try_from(ms).unwrap_or(i64::MAX);
     let time = jiff::Timestamp::from_millisecond(ms).unwrap_or(jiff::Timestamp::MAX);

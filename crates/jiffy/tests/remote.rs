@@ -1,5 +1,5 @@
-//! The same commands on the sandboxes of another host, over http and https, and what is said where
-//! that does not work.
+//! Tests for commands on the sandboxes of another host over http and https, and for their error
+//! messages.
 
 use crate::support::remote::{Remote, from};
 use crate::support::test_home::TestHome;
@@ -14,11 +14,11 @@ use std::os::unix::net::UnixListener;
 #[jiffy_test]
 fn every_command_does_the_same_over_the_network_as_over_the_socket() {
     let remote = Remote::new(&["--warm-pool", "0"]);
-    let made = remote.json(&["create", "-e", "GREETING=hello"]);
-    let id = made["id"].as_str().unwrap();
+    let created = remote.json(&["create", "-e", "GREETING=hello"]);
+    let id = created["id"].as_str().unwrap();
     let short = &id[..6];
     assert_eq!(
-        (&made["state"], &made["vcpus"]),
+        (&created["state"], &created["vcpus"]),
         (&"running".into(), &2.into())
     );
     assert_eq!(
@@ -59,7 +59,7 @@ fn every_command_does_the_same_over_the_network_as_over_the_socket() {
         missing.stderr.contains("sandbox `zzzz` does not exist"),
         "{missing:?}"
     );
-    // Of the key's sandboxes the host's owner is another one, who sees them all.
+    // The operator is another owner than the key, and sees all sandboxes of the key.
     assert_eq!(remote.test_home.json(&["ls"]).as_array().unwrap().len(), 3);
     remote.ok(&["kill", child(0)]);
     assert_eq!(remote.ok(&["rm", short, &copy]), format!("{id}\n{copy}"));
@@ -68,11 +68,11 @@ fn every_command_does_the_same_over_the_network_as_over_the_socket() {
     assert_eq!(remote.ok(&["snapshots", "--json"]), "[]");
     assert!(
         !remote.elsewhere().exists(),
-        "something was done on this host"
+        "the command changed this host"
     );
 }
 
-/// Input, much output, exit codes, signals and files.
+/// Tests input, large output, exit codes, signals and files.
 fn streams(remote: &Remote, calls: impl Fn(&[&str]) -> std::process::Command) {
     let run = |args: &[&str]| finish(calls(args).spawn().unwrap());
     let id = run(&["create"]).stdout.trim_end().to_owned();
@@ -169,7 +169,7 @@ fn invalid_keys_are_refused_with_a_sentence() {
     assert_eq!(with(&reader, &["ls"]).code, Some(0));
     says(
         with(&reader, &["create"]),
-        &["may only look", "--scope", "create"],
+        &["is read-only", "--scope", "create"],
     );
 
     let file = remote.test_home.dir.path().join("key");
@@ -201,14 +201,14 @@ fn a_command_reports_that_its_daemon_ended() {
     remote.test_home.kill_daemon();
     let done = finish(waiting);
     assert_eq!(done.code, Some(125), "{done:?}");
-    let told =
+    let report =
         done.stderr.contains("cannot connect to") || done.stderr.contains("lost the connection");
-    assert!(told, "{done:?}");
-    // It runs on, and its next daemon finds it.
+    assert!(report, "{done:?}");
+    // The process continues to run, and the next daemon finds it.
     assert_eq!(remote.test_home.sh(&id, "pgrep -c sleep"), "1");
 }
 
-/// Answers everything that is asked of `stream` with `answer`.
+/// Answers every request on `stream` with `answer`.
 fn reply(mut stream: impl Read + Write, answer: &str) {
     let mut head = [0; 4096];
     while matches!(stream.read(&mut head), Ok(n) if n > 0) {

@@ -2,7 +2,7 @@
 //!
 //! Clients do not agree on the spelling of the same field: E2B's SDKs send `allow_internet_access`
 //! and `allowOut`, CubeSandbox's SDK sends `allowInternetAccess`. A field in an unexpected spelling
-//! would be ignored, and with it the restriction that the client asked for. [`Spelled`] therefore
+//! would be ignored, and with it the restriction that the client requested. [`Spelled`] therefore
 //! matches the names of all fields of all structs without regard to case and underscores. Keys of
 //! maps, such as names of environment variables, are data and remain as they are.
 
@@ -125,7 +125,7 @@ impl<'de> Deserializer<'de> for Spelled {
     }
 }
 
-/// A JSON value whose objects have no name twice.
+/// A JSON value whose objects have no duplicate names.
 pub(super) struct Distinct(pub Value);
 
 impl<'de> Deserialize<'de> for Distinct {

@@ -1,4 +1,4 @@
-//! Checks of the key that a client shows.
+//! Verification of the key that a client presents.
 
 use super::{COLUMNS, Key, KeyError, Keys, MAX_NETWORKS, hash, key, stored};
 use ipnet::IpNet;
@@ -6,23 +6,23 @@ use jiffy_engine_api::now_ms;
 use rusqlite::{OptionalExtension, params};
 use std::net::IpAddr;
 
-/// Result of looking a secret up.
+/// Result of a key verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// The key is in force, and may be used from the client's address.
     Valid(Box<Key>),
-    /// There is no such key, or not any more: it was rotated.
+    /// No key has this secret, or the secret was replaced by a rotation.
     Unknown,
     /// The key was revoked.
     Revoked,
-    /// The key's time is over.
+    /// The key has expired.
     Expired,
     /// The key may not be used from the client's address.
     Elsewhere,
 }
 
 impl Verdict {
-    /// The key, if it may be used.
+    /// Returns the key if it may be used.
     pub fn valid(self) -> Option<Key> {
         match self {
             Self::Valid(key) => Some(*key),
@@ -32,14 +32,14 @@ impl Verdict {
 }
 
 impl Key {
-    /// True if it has expired.
+    /// Returns whether the key has expired.
     pub fn is_expired(&self) -> bool {
         self.expires_ms.is_some_and(|at| at <= now_ms())
     }
 }
 
 impl Keys {
-    /// Looks up the key with this secret, for a client at `from`; none: its address is not known.
+    /// Looks up the key with this secret for a client at `from`. `None` if the address is unknown.
     pub fn check(&self, secret: &str, from: Option<IpAddr>) -> Result<Verdict, KeyError> {
         let now = now_ms();
         let found = {
@@ -68,21 +68,21 @@ impl Keys {
             return Ok(Verdict::Elsewhere);
         }
         if self.is_to_be_noted(&found.id) {
-            // A use that cannot be written down is no reason to refuse.
+            // Failing to record the use does not invalidate the key.
             let noted = self.connection().execute(
                 "UPDATE keys SET used_ms = ?2 WHERE id = ?1",
                 params![found.id, stored(now)],
             );
             if let Err(e) = noted {
-                tracing::warn!("the use of key {} is not noted: {e}", found.id);
+                tracing::warn!(key = %found.id, error = %e, "cannot record the use of a key");
             }
         }
         Ok(Verdict::Valid(Box::new(found)))
     }
 }
 
-/// True if one of `networks` contains `from`. Without networks every address is allowed; with
-/// some, an unknown address is not, and an entry that cannot be read contains nothing.
+/// Returns whether one of `networks` contains `from`. If `networks` is empty, every address is
+/// allowed. Otherwise an unknown address is not allowed, and an invalid entry contains no address.
 fn allows(networks: &[String], from: Option<IpAddr>) -> bool {
     if networks.is_empty() {
         return true;
@@ -94,7 +94,7 @@ fn allows(networks: &[String], from: Option<IpAddr>) -> bool {
     networks.any(|network| network.contains(&from))
 }
 
-/// Networks in CIDR notation, host bits cleared.
+/// Returns the networks in CIDR notation, with cleared host bits.
 pub(super) fn networks(written: &[String]) -> Result<Vec<String>, KeyError> {
     if written.len() > MAX_NETWORKS {
         return Err(KeyError::Networks);

@@ -1,5 +1,4 @@
-//! States of keys, for checks at every request to a sandbox: read one by one, and kept in memory
-//! for a moment.
+//! Cached statuses of keys, which are checked at every request to a sandbox.
 
 use super::{KeyError, Keys};
 use jiffy_engine_api::now_ms;
@@ -8,31 +7,31 @@ use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// Age at which a state is read again. A change by another process is noticed that much later.
+/// Maximum age of a cached status. A change by another process takes effect after this delay.
 const MAX_CACHE_AGE: Duration = Duration::from_millis(500);
-/// States in memory from which on old ones are forgotten.
+/// Number of cached statuses above which expired ones are removed.
 const MAX_CACHED: usize = 4096;
-/// Interval at which the end of a key is looked for.
+/// Interval at which the end of a key is polled.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// State of a key.
+/// Status of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyStatus {
-    /// It can be used.
+    /// The key can be used.
     InForce,
-    /// It was revoked, has expired, or is not known.
+    /// The key was revoked, has expired, or is unknown.
     Over,
-    /// It was revoked, and everything it has is to end.
+    /// The key was revoked, and all its resources are to be removed.
     Ended,
 }
 
-/// States of keys that were asked for, and when they were read. Keys that are not there are not
-/// remembered: one may be made at any moment.
+/// Cached statuses with the time at which they were read. Unknown keys are not cached: another
+/// process may create them at any time.
 #[derive(Debug, Default)]
 pub(super) struct KeyStatuses {
     by_id: HashMap<String, (Instant, KeyEntry)>,
     by_hash: HashMap<[u8; 32], (Instant, KeyEntry)>,
-    /// Ids of the keys all of whose sandboxes are to end.
+    /// Ids of the keys whose resources are to be removed.
     ended: Option<(Instant, Vec<String>)>,
 }
 
@@ -40,7 +39,7 @@ fn is_fresh(read: &Instant) -> bool {
     read.elapsed() < MAX_CACHE_AGE
 }
 
-/// Keeps a state that was read just now.
+/// Caches a status that was just read.
 fn keep<K: Eq + Hash>(cache: &mut HashMap<K, (Instant, KeyEntry)>, key: K, entry: KeyEntry) {
     if cache.len() >= MAX_CACHED {
         cache.retain(|_, (read, _)| is_fresh(read));
@@ -70,8 +69,8 @@ impl KeyEntry {
 }
 
 impl Keys {
-    /// State of the key with this id; none is the host's owner. At most half a second old, and
-    /// however many keys there are one row is read for it.
+    /// Returns the status of the key with this id; `None` means the host's owner. The status is at
+    /// most half a second old. Reads at most one row.
     pub fn standing(&self, id: Option<&str>) -> KeyStatus {
         let Some(id) = id else {
             return KeyStatus::InForce;
@@ -97,7 +96,7 @@ impl Keys {
         entry.map_or(KeyStatus::Over, |entry| entry.standing(now_ms()))
     }
 
-    /// True if a key of this hash is in force. At most half a second old.
+    /// Returns whether the key with this hash is in force. The result is at most half a second old.
     pub(crate) fn knows(&self, hash: &[u8; 32]) -> bool {
         let known = self.standing.lock().by_hash.get(hash).copied();
         let entry = match known {
@@ -117,7 +116,7 @@ impl Keys {
         entry.is_some_and(|entry| entry.standing(now_ms()) == KeyStatus::InForce)
     }
 
-    /// Ids of the keys all of whose sandboxes are to end. Reads those only.
+    /// Returns the ids of the keys whose resources are to be removed. Reads only their rows.
     pub(crate) fn ended(&self) -> Vec<String> {
         let known = self.standing.lock().ended.clone();
         match known {
@@ -135,7 +134,7 @@ impl Keys {
         }
     }
 
-    /// Waits until the key with this id is not in force any more: noticed within two seconds.
+    /// Waits until the key with this id is no longer in force. The delay is at most two seconds.
     pub async fn over(&self, id: Option<&str>) {
         if id.is_none() {
             std::future::pending::<()>().await;
@@ -145,8 +144,8 @@ impl Keys {
         }
     }
 
-    /// Ids of the keys that act for the host's owner, also of those that were revoked. Reads those
-    /// only.
+    /// Returns the ids of the keys that act for the host's owner, including revoked keys. Reads
+    /// only their rows.
     pub fn admin_ids(&self) -> Result<HashSet<String>, KeyError> {
         let connection = self.connection();
         let read = || -> rusqlite::Result<HashSet<String>> {
@@ -157,14 +156,14 @@ impl Keys {
         read().map_err(|e| self.failed(e))
     }
 
-    /// True if there is a key that was not revoked.
+    /// Returns whether a key exists that was not revoked.
     pub fn any_is_unrevoked(&self) -> Result<bool, KeyError> {
         let query = "SELECT EXISTS (SELECT 1 FROM keys WHERE revoked_ms IS NULL)";
         let found = self.connection().query_row(query, [], |row| row.get(0));
         found.map_err(|e| self.failed(e))
     }
 
-    /// Has states read again at the next look.
+    /// Invalidates the cache.
     pub(super) fn forget_standing(&self) {
         *self.standing.lock() = KeyStatuses::default();
     }
@@ -203,7 +202,7 @@ impl Keys {
     }
 }
 
-/// State in a row that begins with `revoked_ms, end_ms, expires_ms`.
+/// Reads a row that begins with `revoked_ms, end_ms, expires_ms`.
 fn entry(row: &Row<'_>) -> rusqlite::Result<KeyEntry> {
     Ok(KeyEntry {
         revoked: moment(row, 0)?.is_some(),

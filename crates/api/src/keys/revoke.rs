@@ -10,15 +10,15 @@ use std::path::Path;
 use std::time::Duration;
 
 impl Keys {
-    /// Revokes a key by its id, or by its name if only one that is in force has it. Its sandboxes
-    /// stay.
+    /// Revokes a key by its id, or by its name if exactly one key in force has that name. The key's
+    /// sandboxes remain.
     pub fn revoke(&self, which: &str) -> Result<Key, KeyError> {
         let found = self.only(which, |key| key.revoked_ms.is_none())?;
         self.mark_revoked(found, false)
     }
 
-    /// Revokes a key, unless that was done before, and marks everything it has for its end. The
-    /// mark stays: what was under way at that moment ends, too.
+    /// Revokes a key, unless already revoked, and marks all its resources for removal. The mark
+    /// remains, so that operations in flight at that moment are covered, too.
     pub fn revoke_and_end(&self, which: &str) -> Result<Key, KeyError> {
         let found = self.only(which, |key| key.revoked_ms.is_none());
         let found = found.or_else(|_| self.only(which, |_| true))?;
@@ -45,8 +45,8 @@ impl Keys {
         }
     }
 
-    /// Gives a key in force a new secret. The old one is good for `overlap` longer; one from
-    /// before that, not any more. With `expires_ms` the key's time ends then instead.
+    /// Replaces the secret of a key in force. The previous secret stays valid for `overlap`;
+    /// earlier secrets become invalid. `expires_ms`, if present, replaces the key's expiry time.
     pub fn rotate(
         &self,
         which: &str,
@@ -88,7 +88,7 @@ impl Keys {
         Ok(NewKey { key, secret })
     }
 
-    /// The only key that `counts`, by its id, else by its name.
+    /// Returns the only key that satisfies `counts` and has the id or, failing that, the name.
     fn only(&self, which: &str, counts: impl Fn(&Key) -> bool) -> Result<Key, KeyError> {
         let mut found: Vec<Key> = self.list()?;
         found.retain(|k| counts(k) && (k.id == which || k.name == which));
@@ -99,7 +99,7 @@ impl Keys {
         }
     }
 
-    /// True if the file at `path` holds the secret of the key with this id.
+    /// Returns whether the file at `path` contains the secret of the key with this id.
     fn is_secret_of(&self, id: &str, path: &Path) -> Result<bool, KeyError> {
         let secret = match fs::read_to_string(path) {
             Ok(secret) => secret,
@@ -116,7 +116,7 @@ impl Keys {
     }
 }
 
-/// Writes the secret of the host's owner, whole or not at all.
+/// Writes the secret of the host's owner atomically.
 pub(super) fn write_secret(path: &Path, secret: &str) -> Result<(), KeyError> {
     let failed = |source| KeyError::File {
         path: path.to_owned(),

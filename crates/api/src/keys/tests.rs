@@ -179,7 +179,7 @@ fn requests_to_sandboxes_do_not_wait_for_a_change_of_the_keys() {
     let made = keys.create("a", Scope::Create, Limits::default()).unwrap();
     let other = Connection::open(dir.path().join("keys.db")).unwrap();
     other.execute_batch("BEGIN EXCLUSIVE").unwrap();
-    // As long as a call waits to note a use.
+    // An API call that records a use holds this lock while it waits for the database.
     let waiting = keys.connection();
     let began = Instant::now();
     assert_eq!(keys.standing(Some(&made.key.id)), KeyStatus::InForce);
@@ -216,7 +216,7 @@ fn a_key_of_another_process_is_in_force_as_soon_as_it_is_made() {
         .create("first", Scope::Create, Limits::default())
         .unwrap();
     assert_eq!(daemon.standing(Some(&first.key.id)), KeyStatus::InForce);
-    // Of what is in memory.
+    // The ids in the cache have expired by now.
     std::thread::sleep(std::time::Duration::from_millis(20));
     let second = command
         .create("second", Scope::Create, Limits::default())

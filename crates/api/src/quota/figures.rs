@@ -1,10 +1,10 @@
-//! Figures of keys for a scrape: what each uses, and its limits.
+//! Metrics of keys: usage and limits.
 
 use super::{KeyUsage, Quota};
 use crate::keys::{Key, Limits};
 use jiffy_sandbox_manager::FigureFamily;
 
-/// A figure of a key, and how it is read.
+/// Name, help text and value of a metric of a key.
 type OfKey<T> = (&'static str, &'static str, fn(&T) -> Option<u64>);
 
 const USED: [OfKey<KeyUsage>; 8] = [
@@ -82,7 +82,7 @@ fn families<T>(all: &[OfKey<T>], of_keys: &[(String, T)]) -> Vec<FigureFamily> {
 }
 
 impl Quota {
-    /// Returns what each key in force uses, and its limits.
+    /// Returns the usage and the limits of each key in force.
     pub fn figures(&self) -> Vec<FigureFamily> {
         let mut keys: Vec<Key> = self.keys.list().unwrap_or_default();
         keys.retain(|key| key.revoked_ms.is_none());

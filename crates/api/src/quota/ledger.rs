@@ -1,4 +1,4 @@
-//! Promises to requests under way, and creates of the last minute.
+//! Reservations of requests in flight, and creates within the last minute.
 
 use crate::error::ApiError;
 use crate::keys::Key;
@@ -6,25 +6,25 @@ use jiffy_sandbox_manager::QuotaAmount;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// A minute, for creates per minute.
+/// Window of the limit on creates per minute.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Promises and creates, by key.
+/// Reservations and creates, by key.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Amounts that requests under way may add, by key.
+    /// Resources reserved for requests in flight, by key.
     promised: HashMap<String, QuotaAmount>,
-    /// When sandboxes were made in the last minute.
+    /// Times of the creates within the last minute, by key.
     made: HashMap<String, VecDeque<Instant>>,
 }
 
 impl Ledger {
-    /// Returns what requests of `key` under way may add.
+    /// Returns the resources reserved for requests of `key` in flight.
     pub fn promised(&self, key: &str) -> QuotaAmount {
         self.promised.get(key).copied().unwrap_or_default()
     }
 
-    /// Bytes on disk that requests of all keys under way may add.
+    /// Returns the bytes on disk reserved for requests of all keys in flight.
     pub fn all_disk_bytes(&self) -> u64 {
         let bytes = self.promised.values().map(|amount| amount.disk_bytes);
         bytes.fold(0, u64::saturating_add)
@@ -35,7 +35,7 @@ impl Ledger {
         self.promised.insert(key.to_owned(), sum);
     }
 
-    /// Takes a promise back.
+    /// Releases a reservation.
     pub fn release(&mut self, key: &str, amount: QuotaAmount) {
         let left = self.promised(key) - amount;
         match left == QuotaAmount::default() {
@@ -44,7 +44,7 @@ impl Ledger {
         }
     }
 
-    /// Counts `count` creates, unless they are too many for this minute.
+    /// Counts `count` creates. Fails if they exceed the limit per minute.
     pub fn note(&mut self, key: &Key, count: usize) -> Result<(), ApiError> {
         let Some(limit) = key.limits.creates_per_minute else {
             return Ok(());
@@ -53,7 +53,7 @@ impl Ledger {
         let refuse = || {
             ApiError::too_many(
                 "creates_per_minute",
-                format!("this key may make {limit} sandboxes per minute"),
+                format!("this key has reached its limit of {limit} new sandboxes per minute"),
             )
         };
         if count > limit {
@@ -69,7 +69,7 @@ impl Ledger {
         }
         let over = (made.len() + count).saturating_sub(limit);
         if over > 0 {
-            // The wait is over when enough of the oldest have left the window.
+            // The request fits once enough of the oldest creates have left the window.
             let oldest = made.get(over - 1).copied().unwrap_or(now);
             let wait = WINDOW.saturating_sub(now.duration_since(oldest));
             return Err(refuse().after(wait.as_secs() + 1));

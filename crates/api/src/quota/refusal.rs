@@ -1,23 +1,23 @@
-//! Refusals for want of room in a budget: what is used, and what would free it.
+//! Errors for exceeded quotas, with the usage and the remedy.
 
 use super::KeyUsage;
 use crate::error::{ApiError, HOST_BUSY, INTERNAL};
 use crate::keys::Limits;
 use jiffy_sandbox_manager::{Bytes, QuotaAmount, QuotaRefusal, QuotaRequest};
 
-/// A request begins with this part of what it may come to need, one in so many, while others are
-/// under way.
+/// While other requests are in flight, a request may start once this fraction (1/n) of its maximum
+/// demand is free.
 const LEAST_PART: u64 = 4;
 const STOP: &str = "kill or pause a sandbox";
 
-/// Most bytes on disk.
+/// Returns the maximum disk space in bytes.
 pub(super) fn disk_limit(limits: &Limits) -> Option<u64> {
     let mib = limits.max_disk_mib?;
     Some(mib.saturating_mul(1 << 20))
 }
 
-/// Refuses a `request` that exceeds a limit beside `now`, which is what `usage` says and what was
-/// promised to others.
+/// Returns an error if `request` exceeds a limit. `now` is the sum of `usage` and the reservations
+/// of requests in flight.
 pub(super) fn refuse(
     limits: &Limits,
     usage: &KeyUsage,
@@ -83,14 +83,14 @@ pub(super) fn refuse(
         if wanted > 0 && used.saturating_add(wanted) > limit {
             let kind = match code {
                 "max_snapshots" | "max_templates" => "maximum number of",
-                // Clients look for these words, and wait for room.
+                // E2B clients match these words and wait.
                 _ => "maximum number of concurrent",
             };
             let message = format!(
                 "this key has reached its {kind} {what}, which is {limit}: it has {used}; {remedy}, \
                  or raise the limit"
             );
-            // Nothing changes by waiting a moment.
+            // A retry without a remedy fails again.
             return Some(ApiError::too_many(code, message).permanent());
         }
     }
@@ -101,8 +101,8 @@ pub(super) fn refuse(
     short.then(|| out_of_disk(limit, usage, now, least))
 }
 
-/// Refuses what the host's disk has no room for: `left` bytes are neither used nor promised.
-/// Of what was promised `under_way` most is given back soon.
+/// Returns an error if the host's disk lacks space for `request`. `left` bytes are neither used nor
+/// reserved. Requests in flight have reserved `under_way` bytes and soon release most of them.
 pub(super) fn refuse_of_host(
     left: u64,
     under_way: u64,
@@ -115,15 +115,15 @@ pub(super) fn refuse_of_host(
     };
     (least > left).then(|| {
         ApiError::host_busy(format!(
-            "this host's disk has {} to give beside what its sandboxes may write, and this needs {}",
+            "the disk of this host has {} available beyond the reservations of its sandboxes; the request requires {}",
             Bytes(left),
             Bytes(least)
         ))
     })
 }
 
-/// True if it is better to wait for requests under way, which give most of what they were promised
-/// back, than to begin with the little that is left.
+/// Returns whether waiting for requests in flight is better than starting with the remaining disk
+/// space. Requests in flight release most of their reservation.
 pub(super) fn is_too_small_a_part(
     limit: u64,
     now: QuotaAmount,
@@ -143,24 +143,24 @@ pub(super) fn out_of_disk(limit: u64, usage: &KeyUsage, now: QuotaAmount, least:
         .collect();
     let promised = now.disk_bytes.saturating_sub(used);
     if promised > 0 {
-        parts.push(format!("under way {}", Bytes(promised)));
+        parts.push(format!("in flight {}", Bytes(promised)));
     }
     let parts = match parts.is_empty() {
         true => String::new(),
         false => format!(" ({})", parts.join(", ")),
     };
     ApiError::out_of_disk(format!(
-        "this key may keep {} on disk and keeps {}{parts}, so that there is no room for {} more: remove snapshots and \
-         templates (`DELETE /templates/{{id}}`) or paused sandboxes, let go of build steps and uploads \
-         (`POST /templates/prune`), or raise the limit",
-        Bytes(limit),
+        "disk quota of this key exceeded: {} of {} in use{parts}, {} more required; remove \
+         snapshots, templates (`DELETE /templates/{{id}}`) or paused sandboxes, prune build steps \
+         and uploads (`POST /templates/prune`), or raise the limit",
         Bytes(now.disk_bytes),
+        Bytes(limit),
         Bytes(least),
     ))
 }
 
 impl ApiError {
-    /// The refusal as those who make things hear it.
+    /// Converts the error to the type used by operations.
     pub(super) fn quota(self) -> QuotaRefusal {
         QuotaRefusal {
             code: self.error_code,
@@ -213,11 +213,11 @@ mod tests {
             "{}",
             refused.message
         );
-        assert!(ask(1 << 30, Some(10)).is_none(), "what is left will do");
+        assert!(ask(1 << 30, Some(10)).is_none(), "the floor fits");
         assert!(ask(1 << 30, Some(11)).is_some());
         assert!(
             ask(5, Some(11)).is_none(),
-            "no more than is wanted is needed"
+            "the floor is at most the amount"
         );
     }
 

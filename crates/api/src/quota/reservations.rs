@@ -1,4 +1,4 @@
-//! Reservations of sandboxes that start.
+//! Reservations for sandboxes that start.
 
 use super::{Quota, running};
 use crate::caller::Caller;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 impl Quota {
     /// Reserves `count` new sandboxes, which also count for the caller's creates per minute.
     /// Sandboxes that are paused at their timeout count as paused from the start. Only keys have
-    /// quotas.
+    /// quotas: the host's owner gets an unlimited permit.
     pub async fn reserve_new(
         self: &Arc<Self>,
         caller: &Caller,

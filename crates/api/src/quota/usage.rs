@@ -1,9 +1,9 @@
-//! Everything a key uses at one moment.
+//! Resource usage of a key.
 
 use jiffy_sandbox_manager::{OwnerUsage, QuotaAmount};
 use jiffy_template_builder::BuildUsage;
 
-/// Everything a key uses.
+/// Resource usage of a key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct KeyUsage {
     /// Sandboxes and snapshots.
@@ -12,12 +12,12 @@ pub(crate) struct KeyUsage {
     pub builds: BuildUsage,
     /// Bytes of functions' modules and their machine code.
     pub function_bytes: u64,
-    /// Requests and streams to sandboxes that are under way.
+    /// Requests and streams to sandboxes that are in flight.
     pub exchanges: u64,
 }
 
 impl KeyUsage {
-    /// Bytes on disk, by what has them.
+    /// Returns the bytes on disk by type of resource.
     pub fn disk(&self) -> [(&'static str, u64); 6] {
         [
             ("paused sandboxes", self.host.paused_bytes),
@@ -29,7 +29,7 @@ impl KeyUsage {
         ]
     }
 
-    /// Returns the part that limits are about.
+    /// Returns the usage that is subject to limits.
     pub fn amount(&self) -> QuotaAmount {
         let disk = self.disk().into_iter().map(|(_, bytes)| bytes);
         QuotaAmount {

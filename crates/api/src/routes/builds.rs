@@ -1,4 +1,4 @@
-//! Builds of templates: asked for, given files, started, watched, cancelled.
+//! Builds of templates: request, upload of files, start, status, logs and cancellation.
 
 use crate::app::App;
 use crate::body::{Optional, Required};
@@ -29,9 +29,9 @@ use jiffy_template_builder::{
 };
 use std::time::Duration;
 
-/// Most lines of one answer.
+/// Maximum number of log lines per response.
 pub(crate) const MAX_PAGE: u64 = 100;
-/// Longest time for which something may have been unused, in seconds.
+/// Maximum of `unused_seconds`.
 const MAX_UNUSED_S: u64 = 10 * 365 * 24 * 3600;
 
 impl From<BuilderError> for ApiError {
@@ -45,7 +45,7 @@ impl From<BuilderError> for ApiError {
             | B::Spec(_)
             | B::Upload(UploadError::Name(_))
             | B::Template(TemplateError::Name { .. }) => Self::invalid(message),
-            // Nothing changes by waiting a moment.
+            // A retry succeeds only after another build is started or cancelled.
             B::Waiting => Self::too_many("too_many_waiting_builds", message).permanent(),
             B::Taken(_) => Self::conflict("name_taken", message),
             B::Started(_) => Self::conflict("build_started", message),
@@ -91,7 +91,7 @@ impl App {
     }
 }
 
-/// `POST /v3/templates`: a build of a template, which is made if there is none of its name.
+/// `POST /v3/templates`: requests a build of a template. Creates the template unless it exists.
 pub(super) async fn request(
     State(app): State<App>,
     caller: Caller,
@@ -122,7 +122,7 @@ pub(super) async fn request(
     ))
 }
 
-/// Returns the size in the request, completed by the usual one.
+/// Returns the requested size, completed by defaults.
 fn usual_or(asked: WantedSize) -> SandboxSize {
     let usual = SandboxSize::default();
     SandboxSize {
@@ -132,8 +132,9 @@ fn usual_or(asked: WantedSize) -> SandboxSize {
     }
 }
 
-/// `GET /templates/{id}/files/{hash}`: whether these files are there, and where they can be sent
-/// to. With `verified=true` only files count, and are accepted, whose content has this hash.
+/// `GET /templates/{id}/files/{hash}`: reports whether these files are stored, and returns a link
+/// to upload them. With `verified=true`, only files whose content has this hash are considered and
+/// accepted.
 pub(super) async fn files(
     State(app): State<App>,
     caller: Caller,
@@ -143,7 +144,7 @@ pub(super) async fn files(
 ) -> Result<(StatusCode, Json<UploadLink>), ApiError> {
     let verified = query.flag("verified")?;
     if caller.only_reads() {
-        return Err(ApiError::forbidden("this key may only look (scope `read`)"));
+        return Err(ApiError::read_only());
     }
     let builder = app.builder()?;
     let template = builder.owned_template(&id, caller.bounds())?;
@@ -164,7 +165,7 @@ pub(super) async fn files(
     Ok((StatusCode::CREATED, Json(UploadLink { present, url })))
 }
 
-/// `PUT /templates/uploads/{word}`: files, from whoever was given the word.
+/// `PUT /templates/uploads/{word}`: receives files. The word in the link authorises the upload.
 pub(super) async fn upload(
     State(app): State<App>,
     Path(word): Path<String>,
@@ -175,11 +176,12 @@ pub(super) async fn upload(
     let is_closed = || app.keys.standing(owner.as_deref()) != KeyStatus::InForce;
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
-        // A link ends with the key that it was made with.
+        // An upload link is valid as long as the key that created it.
         if is_closed() {
             return Err(BuilderError::from(UploadError::Closed).into());
         }
-        let piece = piece.map_err(|e| ApiError::invalid(format!("the upload broke off: {e}")))?;
+        let piece =
+            piece.map_err(|e| ApiError::invalid(format!("the upload was interrupted: {e}")))?;
         upload.write(&piece).await?;
     }
     if is_closed() {
@@ -189,7 +191,7 @@ pub(super) async fn upload(
     Ok(StatusCode::OK)
 }
 
-/// `POST /v2/templates/{id}/builds/{build}`: begins to build.
+/// `POST /v2/templates/{id}/builds/{build}`: starts a build.
 pub(super) async fn start(
     State(app): State<App>,
     caller: Caller,
@@ -199,8 +201,8 @@ pub(super) async fn start(
     let builder = app.builder()?;
     let (template, build) = builder.owned_build(&id, &build, caller.bounds())?;
     let spec = spec(start)?;
-    // A build that has no room now is refused now; each of its sandboxes is asked about again when
-    // it is made.
+    // A build that exceeds the quota is rejected immediately. Each of its sandboxes is checked
+    // again when it is created.
     let owner = build.caller.as_deref().map(|id| app.keys.in_force(id));
     let owner = owner.transpose();
     let owner = owner.map_err(|e| ApiError::internal(e.to_string()))?;
@@ -218,7 +220,7 @@ pub(super) async fn start(
     Ok(StatusCode::ACCEPTED)
 }
 
-/// `POST /templates/{id}/builds/{build}/cancel`: answers when the build has ended.
+/// `POST /templates/{id}/builds/{build}/cancel`: responds when the build has terminated.
 pub(super) async fn cancel(
     State(app): State<App>,
     caller: Caller,
@@ -231,7 +233,7 @@ pub(super) async fn cancel(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Returns the status of a build of the builder; none if the template is not one of its.
+/// Returns the status of a build of the builder. `None` if the builder does not know the template.
 pub(super) fn status_of(
     app: &App,
     caller: &Caller,
@@ -256,7 +258,7 @@ pub(super) fn status_of(
         backwards: false,
         level: level.unwrap_or(LogLevel::Debug),
     };
-    // The lines first: none is written after the status says that it is over.
+    // Read before the log: no line is written after the status is final.
     let build = builder.records().build(&build.id)?.unwrap_or(build);
     let lines = builder.records().log_lines(&build.id, which)?;
     let progress = builder.progress(&build.id);
@@ -274,7 +276,7 @@ pub(super) async fn logs(
     let (_, build) = builder.owned_build(&id, &build, caller.bounds())?;
     let backwards = [("forward", false), ("backward", true)];
     let backwards = query.word("direction", &backwards)?.unwrap_or(false);
-    // Logs are in one place, from which both of E2B's sources are served.
+    // E2B has two sources of logs; both refer to the same log here.
     query.word("source", &[("temporary", ()), ("persistent", ())])?;
     let usual = if backwards { MAX_MOMENT * 1000 } else { 0 };
     let cursor = query.number("cursor", 0..=MAX_MOMENT * 1000)?;
@@ -290,7 +292,7 @@ pub(super) async fn logs(
     Ok(Json(BuildLogs { logs }))
 }
 
-/// `POST /templates/tags`: more tags for what a tag is at.
+/// `POST /templates/tags`: adds tags to the build to which `target` refers.
 pub(super) async fn add_tags(
     State(app): State<App>,
     caller: Caller,
@@ -321,7 +323,7 @@ pub(super) async fn remove_tags(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `PATCH /v2/templates/{id}`: for everybody, or for its owner only.
+/// `PATCH /v2/templates/{id}`: makes a template public or private.
 pub(super) async fn change(
     State(app): State<App>,
     caller: Caller,
@@ -336,11 +338,11 @@ pub(super) async fn change(
             }
             template.reference(DEFAULT_TAG)
         }
-        // One that was made without the builder.
+        // The template was not created by the builder.
         Err(BuilderError::UnknownTemplate(_)) => {
             let info = app.template(&caller, &id)?;
             if !caller.owns_template(&info) {
-                caller.require_admin("changing a template of others")?;
+                caller.require_admin("changing a template of another owner")?;
             }
             let name = info.without_tag();
             if let Some(public) = change.public {
@@ -361,8 +363,8 @@ pub(super) async fn change(
     }))
 }
 
-/// `POST /templates/prune`: removes what only makes later builds faster, of the caller's own if the
-/// key is for its own.
+/// `POST /templates/prune`: removes cached build steps and uploads. A key with the scope `create`
+/// prunes its own data only.
 pub(super) async fn prune(
     State(app): State<App>,
     caller: Caller,

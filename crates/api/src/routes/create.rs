@@ -21,7 +21,7 @@ use jiffy_proto::agent::SiteSettings;
 use jiffy_sandbox_manager::{CreateSpec, SandboxSettings, SandboxSource, SiteError, authorities};
 use std::collections::BTreeMap;
 
-/// Key by which a client of another system asks for directories of the host.
+/// Metadata key with which clients of another system request directories of the host.
 const HOST_MOUNT: &str = "host-mount";
 
 pub(super) async fn create_v2(
@@ -58,7 +58,7 @@ async fn create(
     replays.once(owner, key, request, work).await
 }
 
-/// `secure` as the version of the call decides, or as asked.
+/// Creates a sandbox. `secure`, if present, overrides the field in the body.
 async fn make(
     app: &App,
     caller: &Caller,
@@ -81,8 +81,8 @@ async fn make(
         }
         Origin::Snapshot(_) if asked_size != (None, None, None) => {
             return Err(ApiError::invalid(
-                "a sandbox made from a snapshot has the snapshot's size: leave `cpuCount`, \
-                 `memoryMB` and `diskSizeMB` out",
+                "a sandbox created from a snapshot has the snapshot's size: omit `cpuCount`, \
+                 `memoryMB` and `diskSizeMB`",
             ));
         }
         Origin::Snapshot(snapshot) => (
@@ -104,7 +104,8 @@ async fn make(
             timeout_s: app.config.timeout_or_default(wanted.timeout)?,
             on_timeout: on_timeout(wanted.auto_pause, wanted.lifecycle.as_ref()),
             auto_resume: auto_resume(wanted.auto_resume, wanted.lifecycle.as_ref()),
-            // Unless it was asked otherwise, in which case its id is all that its agent asks for.
+            // Defaults to secure. An insecure sandbox accepts requests to its agent without a
+            // token.
             secure: secure.unwrap_or(wanted.secure != Some(false)),
             network: checked(wanted.network, wanted.allow_internet_access)?,
             site: site(wanted.ca_certificates, wanted.proxy)?,
@@ -133,14 +134,14 @@ fn refuse_unsupported(wanted: &NewSandbox) -> Result<(), ApiError> {
         ),
         (
             wanted.auto_pause_memory == Some(false),
-            "`autoPauseMemory: false` is not supported: a pause keeps the memory",
+            "`autoPauseMemory: false` is not supported: a pause always stores the memory",
         ),
         (
             wanted
                 .metadata
                 .as_ref()
                 .is_some_and(|m| m.contains_key(HOST_MOUNT)),
-            "`metadata.host-mount` is not supported: directories of the host are not for sandboxes",
+            "`metadata.host-mount` is not supported: sandboxes cannot mount directories of the host",
         ),
     ];
     match refusals.iter().find(|(asked, _)| *asked) {
@@ -191,8 +192,8 @@ fn env(pairs: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, Strin
     for (name, value) in &pairs {
         if name.is_empty() || name.contains('=') || nul(name) || nul(value) {
             return Err(ApiError::invalid(format!(
-                "`envVars`: `{}` cannot be an environment variable: names are not empty and have \
-                 no `=`, and nothing has a NUL",
+                "`envVars`: `{}` is not a valid environment variable: a name must be non-empty and \
+                 without `=`, and names and values must not contain NUL",
                 crate::lookup::short(name)
             )));
         }
@@ -208,7 +209,7 @@ fn bounded(what: &str, pairs: &BTreeMap<String, String>) -> Result<(), ApiError>
             .any(|(k, v)| long(k, MAX_NAME) || long(v, MAX_VALUE));
     if bad {
         return Err(ApiError::invalid(format!(
-            "`{what}` may have {MAX_PAIRS} entries with names of {MAX_NAME} and values of {MAX_VALUE} characters"
+            "`{what}` is too large: at most {MAX_PAIRS} entries, with names of at most {MAX_NAME} and values of at most {MAX_VALUE} characters"
         )));
     }
     Ok(())

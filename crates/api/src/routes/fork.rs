@@ -1,4 +1,4 @@
-//! Children of sandboxes.
+//! Forks of sandboxes.
 
 use crate::app::App;
 use crate::body::Optional;
@@ -13,7 +13,8 @@ use jiffy_api_types::{ForkSandbox, Forked, Promoted};
 use jiffy_sandbox_manager::{OperationError, Sandbox};
 use std::time::Duration;
 
-/// `POST /sandboxes/{id}/fork`: one entry per child, each with a sandbox or an error.
+/// `POST /sandboxes/{id}/fork`: creates children. The response has one entry per child, with a
+/// sandbox or an error.
 pub(super) async fn fork(
     State(app): State<App>,
     caller: Caller,
@@ -58,7 +59,7 @@ fn entry(
     }
 }
 
-/// `POST /sandboxes/{id}/promote`: this child stays, its siblings go.
+/// `POST /sandboxes/{id}/promote`: retains this child and removes its siblings.
 pub(super) async fn promote(
     State(app): State<App>,
     caller: Caller,

@@ -1,4 +1,4 @@
-//! Functions.
+//! Calls on functions.
 
 mod deploy;
 pub(super) mod invoke;
@@ -22,9 +22,9 @@ use jiffy_sandbox_manager::QuotaRefusal;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest time that a call waits for entries of a log, in seconds.
+/// Maximum wait for log entries, in seconds.
 pub(crate) const MAX_LOG_WAIT_S: u64 = 60;
-/// Largest position in a log.
+/// Maximum position in a log.
 pub(crate) const MAX_POSITION: u64 = 1 << 53;
 
 impl From<FunctionError> for ApiError {
@@ -72,12 +72,12 @@ impl App {
         functions.ok_or_else(|| FunctionError::NotInstalled.into())
     }
 
-    /// Function that a caller calls `name`: one of its own, or, for callers that see those of all
-    /// keys, one by its public name.
+    /// Finds a function by the name that the caller uses: one of its own, or, for callers that see
+    /// functions of all keys, also by its public name.
     fn function(&self, caller: &Caller, name: &str) -> Result<Arc<FunctionRecord>, ApiError> {
         let functions = self.functions()?;
         if let Caller::Function(function) = caller {
-            // It invokes itself, and nothing else.
+            // A function's key may invoke only that function.
             return match function.name == name {
                 true => Ok(functions.find(function.owner.as_deref(), name)?),
                 false => Err(FunctionError::NotFound(name.to_owned()).into()),
@@ -107,7 +107,8 @@ impl App {
         function::function(record, status.as_ref(), &base, &state)
     }
 
-    /// State of a function's module in the store that hosts share; none: this host shares none.
+    /// Returns the state of a function's module in the shared store. `None` if the host uses no
+    /// store.
     fn module_state(&self, record: &FunctionRecord, digest: &str) -> Option<ModuleState> {
         let functions = self.functions.as_ref().map(|f| &f.functions)?;
         let stored = functions.is_stored(record.owner.as_deref(), digest)?;
@@ -118,7 +119,7 @@ impl App {
     }
 }
 
-/// `GET /functions`: the caller's own, or with `all` those of all keys.
+/// `GET /functions`: lists the caller's functions, or with `all` the functions of all keys.
 pub(super) async fn list(
     State(app): State<App>,
     caller: Caller,
@@ -170,7 +171,8 @@ pub(super) async fn metrics(
     Ok(Json(function::metrics(counts.await?)))
 }
 
-/// `GET /functions/{name}/logs`: entries from `after` on; waits for `wait` seconds at most for one.
+/// `GET /functions/{name}/logs`: returns the entries after position `after`. Waits at most `wait`
+/// seconds for the first one.
 pub(super) async fn logs(
     State(app): State<App>,
     caller: Caller,
@@ -189,7 +191,7 @@ pub(super) async fn logs(
     }))
 }
 
-/// `POST /functions/{name}/rollback`: an earlier version answers again.
+/// `POST /functions/{name}/rollback`: activates an earlier version.
 pub(super) async fn rollback(
     State(app): State<App>,
     caller: Caller,

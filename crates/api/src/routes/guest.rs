@@ -1,4 +1,4 @@
-//! Routes around a guest: network, figures, console, links to its ports.
+//! Calls on guests: network, metrics, console, connections and preview links.
 
 use crate::app::App;
 use crate::body::Required;
@@ -22,18 +22,18 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Most lines of a console.
+/// Maximum number of console lines per response.
 pub(crate) const MAX_LINES: u64 = 1000;
-/// Most sandboxes of one look at figures.
+/// Maximum number of sandboxes per request for metrics.
 pub(crate) const MAX_SANDBOXES: usize = 100;
-/// Longest life of a link, in seconds.
+/// Maximum validity of a link, in seconds.
 pub(crate) const MAX_LINK: u64 = 7 * 24 * 3600;
-/// Latest moment that is understood, in seconds since 1970: the year 9999.
+/// Maximum timestamp, in seconds since 1970: the year 9999.
 pub(crate) const MAX_MOMENT: u64 = 253_402_300_799;
-/// Life of a link when nobody says.
+/// Default validity of a link, in seconds.
 const USUAL_LINK: u64 = 3600;
 
-/// `PUT /sandboxes/{id}/network`: replaces the rules.
+/// `PUT /sandboxes/{id}/network`: replaces the network rules.
 pub(super) async fn network(
     State(app): State<App>,
     caller: Caller,
@@ -64,7 +64,7 @@ fn metric(sample: &UsageSample) -> Metric {
     }
 }
 
-/// `GET /sandboxes/{id}/metrics`: oldest first, as the host sees them.
+/// `GET /sandboxes/{id}/metrics`: returns samples measured on the host, oldest first.
 pub(super) async fn metrics(
     State(app): State<App>,
     caller: Caller,
@@ -75,13 +75,14 @@ pub(super) async fn metrics(
     let (start, end) = (bound("start")?, bound("end")?);
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let since = start.map(|s| s * 1000);
-    // To the end of that second.
+    // Includes the whole last second.
     let until = end.map(|s| s * 1000 + 999);
     let samples = app.sandboxes.observe().history(record.id(), since, until)?;
     Ok(Json(samples.iter().map(metric).collect()))
 }
 
-/// `GET /sandboxes/metrics`: the latest of each; with `now=true` what each uses at this moment.
+/// `GET /sandboxes/metrics`: returns the latest sample of each sandbox, or with `now=true` a new
+/// sample.
 pub(super) async fn all_metrics(
     State(app): State<App>,
     caller: Caller,
@@ -94,7 +95,7 @@ pub(super) async fn all_metrics(
         .collect();
     if ids.len() > MAX_SANDBOXES {
         return Err(ApiError::invalid(format!(
-            "`sandbox_ids` may name {MAX_SANDBOXES} sandboxes"
+            "`sandbox_ids` has too many entries: at most {MAX_SANDBOXES} are allowed"
         )));
     }
     let now = query.flag("now")?;
@@ -142,7 +143,7 @@ impl ConsoleLine {
         }
     }
 
-    /// The line as E2B's clients expect the lines of a log: with a JSON object as its text.
+    /// Returns the line in the form that E2B's clients expect: a JSON object as text.
     fn v1(&self) -> jiffy_api_types::ConsoleLine {
         let line = json!({
             "level": self.level,
@@ -166,7 +167,7 @@ fn console(app: &App, caller: &Caller, id: &str) -> Result<Vec<ConsoleLine>, Api
         .unwrap_or_default();
     let mut lines: Vec<&str> = text.lines().collect();
     keep_last(&mut lines, MAX_LINES);
-    // A guest's host name is its id.
+    // The console may contain the host name of the guest, which is the complete id of the sandbox.
     let shown = |line: &str| line.replace(record.id(), caller.shown_id(record.id()));
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_ms = now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX));
@@ -187,7 +188,7 @@ fn console(app: &App, caller: &Caller, id: &str) -> Result<Vec<ConsoleLine>, Api
     Ok(texts.iter().zip(times).enumerate().map(line).collect())
 }
 
-/// `GET /sandboxes/{id}/logs`: the last lines of its console, or the first since `start`.
+/// `GET /sandboxes/{id}/logs`: returns the last console lines, or the first ones since `start`.
 pub(super) async fn logs_v1(
     State(app): State<App>,
     caller: Caller,
@@ -207,8 +208,8 @@ pub(super) async fn logs_v1(
     }))
 }
 
-/// `GET /v2/sandboxes/{id}/logs`: the same, searched. Lines are returned from `cursor` on, or back
-/// from there.
+/// `GET /v2/sandboxes/{id}/logs`: returns console lines, filtered by level and text. The lines
+/// start at `cursor`, forwards or backwards.
 pub(super) async fn logs_v2(
     State(app): State<App>,
     caller: Caller,
@@ -240,7 +241,7 @@ pub(super) async fn logs_v2(
     Ok(Json(LogsV2 { logs }))
 }
 
-/// Keeps the first `limit` lines that are not older than `start_ms`.
+/// Retains the first `limit` lines that are not older than `start_ms`.
 fn keep_from(lines: &mut Vec<ConsoleLine>, start_ms: u64, limit: u64) {
     lines.retain(|line| line.at_ms >= start_ms);
     lines.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
@@ -275,7 +276,7 @@ fn connection(connection: ConnectionRecord) -> Connection {
     }
 }
 
-/// `GET /sandboxes/{id}/connections`: what it reached, or tried to.
+/// `GET /sandboxes/{id}/connections`: returns established connections and denied attempts.
 pub(super) async fn connections(
     State(app): State<App>,
     caller: Caller,
@@ -294,7 +295,7 @@ pub(super) async fn connections(
     }))
 }
 
-/// `GET /sandboxes/{id}/preview`: a link to a port that needs nothing else and holds for a while.
+/// `GET /sandboxes/{id}/preview`: returns a link to a port. The link needs no key and expires.
 pub(super) async fn preview(
     State(app): State<App>,
     caller: Caller,
@@ -304,22 +305,22 @@ pub(super) async fn preview(
     let port = query.number("port", 1..=65_535)?;
     let ttl = query.number("ttl", 1..=MAX_LINK)?.unwrap_or(USUAL_LINK);
     let port = port.and_then(|p| u16::try_from(p).ok());
-    let port = port.ok_or_else(|| ApiError::invalid("`port` must be given: 1 to 65535"))?;
+    let port = port.ok_or_else(|| ApiError::invalid("`port` is missing: it must be 1 to 65535"))?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     if caller.only_reads() {
         return Err(ApiError::forbidden(
-            "a link lets its holder change the sandbox: a key with the scope `read` gets none",
+            "cannot create a link with a key of the scope `read`: the link permits changes of the sandbox",
         ));
     }
     if app.keys.standing(record.owner()) != KeyStatus::InForce {
         return Err(ApiError::conflict(
             "key_over",
-            "the key that made this sandbox was revoked or has expired: links to it open nothing",
+            "the key that created this sandbox was revoked or has expired: links to the sandbox are invalid",
         ));
     }
     let Some(links) = &app.preview else {
         return Err(ApiError::unsupported(
-            "this host makes no links: its daemon serves no data plane",
+            "links are not available: the daemon of this host serves no data plane",
         ));
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);

@@ -1,4 +1,4 @@
-//! The host itself, for those who run it.
+//! Calls on the host, for its administrators.
 
 use crate::app::App;
 use crate::body::Optional;
@@ -10,10 +10,10 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use jiffy_api_types::{EngineDescription, Host, Process, StopHost, VerifiedSnapshot};
 
-/// `GET /host`: which daemon this is, and what it has left.
+/// `GET /host`: returns the daemon's version and the free resources of the host.
 pub(super) async fn host(State(app): State<App>, caller: Caller) -> Result<Json<Host>, ApiError> {
     if !caller.only_reads() {
-        caller.require_admin("looking at the host")?;
+        caller.require_admin("reading the state of the host")?;
     }
     let (figures, limit) = app.sandboxes.figures().host();
     let running = app.sandboxes.list();
@@ -35,8 +35,8 @@ pub(super) async fn host(State(app): State<App>, caller: Caller) -> Result<Json<
     }))
 }
 
-/// `GET /engines`: how sandboxes are isolated here. Why one cannot be used is about the host, and
-/// only its owner is told.
+/// `GET /engines`: lists the engines of this host. The reason why an engine is not available is
+/// shown to the host's owner only.
 pub(super) async fn engines(
     State(app): State<App>,
     caller: Caller,
@@ -48,8 +48,8 @@ pub(super) async fn engines(
     Json(all)
 }
 
-/// `GET /sandboxes/{id}/process`: of its VMM, and how often KVM left the guest so far, if the
-/// kernel tells. A process id means something only to the host's owner.
+/// `GET /sandboxes/{id}/process`: returns the process id of a sandbox's VMM, and the number of KVM
+/// exits if the kernel counts them. Process ids are shown to the host's owner only.
 pub(super) async fn process(
     State(app): State<App>,
     caller: Caller,
@@ -57,7 +57,7 @@ pub(super) async fn process(
 ) -> Result<Json<Process>, ApiError> {
     if !caller.is_owner() {
         return Err(ApiError::forbidden(
-            "only the host's owner is told about its processes",
+            "only the host's owner may read process ids",
         ));
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
@@ -65,7 +65,7 @@ pub(super) async fn process(
     Ok(Json(Process { pid, exits }))
 }
 
-/// `POST /host/stop`: ends the daemon. Only the host's owner may.
+/// `POST /host/stop`: stops the daemon. Restricted to the host's owner.
 pub(super) async fn stop(
     State(app): State<App>,
     caller: Caller,
@@ -73,17 +73,19 @@ pub(super) async fn stop(
 ) -> Result<StatusCode, ApiError> {
     if !caller.is_owner() {
         return Err(ApiError::forbidden(
-            "only the host's owner ends the daemon: `jiffy serve --stop`",
+            "only the host's owner may stop the daemon: run `jiffy serve --stop` on the host",
         ));
     }
     let Some(stop) = &app.stop else {
-        return Err(ApiError::unsupported("this daemon ends by a signal only"));
+        return Err(ApiError::unsupported(
+            "this daemon can only be stopped by a signal",
+        ));
     };
     stop(how);
     Ok(StatusCode::ACCEPTED)
 }
 
-/// `POST /snapshots/{id}/verify`: reads a snapshot and all below it again.
+/// `POST /snapshots/{id}/verify`: verifies the checksums of a snapshot and of its ancestors.
 pub(super) async fn verify(
     State(app): State<App>,
     caller: Caller,

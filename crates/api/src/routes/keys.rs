@@ -1,4 +1,4 @@
-//! API keys.
+//! Calls on API keys.
 
 use crate::app::App;
 use crate::body::Optional;
@@ -10,8 +10,8 @@ use axum::Json;
 use axum::extract::{Path, State};
 use jiffy_api_types::{RevokeKey, RevokedKey};
 
-/// `POST /keys/{id}/revoke`: revokes a key; with `end`, ends everything it has, and answers when
-/// that is done. What is marked for its end does end, also if this call breaks off.
+/// `POST /keys/{id}/revoke`: revokes a key. With `end`, also removes all its resources, and
+/// responds when this is done. The removal continues in the background if the client disconnects.
 pub(super) async fn revoke(
     State(app): State<App>,
     caller: Caller,

@@ -1,4 +1,4 @@
-//! Sandboxes that live as long as a connection.
+//! Leases: sandboxes that exist as long as a connection.
 
 use super::ports::asks;
 use crate::app::App;
@@ -15,16 +15,17 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// Protocol that a client asks to change to.
+/// Protocol of the upgrade.
 const PROTOCOL: &str = "lease";
-/// Time that a sandbox with a time limit has left at any moment of its lease. A daemon that is
-/// killed leaves the sandbox to the next one, which ends it when this is over.
+/// Remaining time of a leased sandbox with a timeout. If the daemon is killed, the sandbox is
+/// terminated by the next daemon after this time.
 const TERM: Duration = Duration::from_secs(60);
-/// Time between two extensions.
+/// Interval between extensions of the timeout.
 const RENEWAL: Duration = Duration::from_secs(20);
 
-/// `POST /sandboxes/{id}/lease` with `Upgrade: lease`: the sandbox is removed when the connection
-/// ends, however that happens. Bytes of the client mean nothing; they keep proxies patient.
+/// `POST /sandboxes/{id}/lease` with `Upgrade: lease`: removes the sandbox when the connection ends
+/// for any reason. Received bytes are ignored; clients send them to keep the connection open
+/// through proxies.
 pub(super) async fn lease(
     State(app): State<App>,
     caller: Caller,
@@ -36,7 +37,7 @@ pub(super) async fn lease(
         return Err(ApiError::new(
             StatusCode::UPGRADE_REQUIRED,
             "upgrade_required",
-            "this call answers HTTP/1.1 with `Connection: upgrade` and `Upgrade: lease` only",
+            "this call requires HTTP/1.1 with `Connection: upgrade` and `Upgrade: lease`",
         ));
     }
     // An open connection counts like a request through the gateway.
@@ -47,7 +48,7 @@ pub(super) async fn lease(
     let sandboxes = app.sandboxes.clone();
     tokio::spawn(async move {
         let _permit = permit;
-        // A client that is gone before the answer has ended its lease, too.
+        // A client that disconnects before the response also ends its lease.
         if let Ok(client) = client.await {
             tokio::select! {
                 () = closed(TokioIo::new(client)) => {}
@@ -57,32 +58,36 @@ pub(super) async fn lease(
         }
         match sandboxes.remove(record.id()).await {
             Ok(_) | Err(OperationError::Unknown { .. }) => {}
-            Err(e) => tracing::warn!("sandbox {} outlives its lease: {e}", record.id()),
+            Err(e) => {
+                tracing::warn!(sandbox = record.id(), error = %e, "cannot remove a sandbox after its lease")
+            }
         }
     });
     let headers = [(CONNECTION, "upgrade"), (UPGRADE, PROTOCOL)];
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 
-/// Waits for the end of a stream.
+/// Waits until the client closes the stream.
 async fn closed(mut stream: impl AsyncRead + Unpin) {
     let mut bytes = [0; 64];
     while matches!(stream.read(&mut bytes).await, Ok(1..)) {}
 }
 
-/// Extends the time of a sandbox until it is gone.
+/// Extends the timeout of a sandbox until the sandbox is removed.
 async fn renew(sandboxes: &Sandboxes, id: &str) {
     let mut ticks = interval(RENEWAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first is now, and the sandbox was made a moment ago.
+    // The first tick is immediate, and the timeout has just been set.
     ticks.tick().await;
     loop {
         ticks.tick().await;
         match sandboxes.timeouts().extend(id, TERM).await {
             Ok(_) => {}
-            // Killed or removed by somebody: there is nothing to hold any more.
+            // The sandbox was killed or removed: the lease has ended.
             Err(OperationError::Unknown { .. } | OperationError::State { .. }) => return,
-            Err(e) => tracing::warn!("cannot extend the time of sandbox {id}: {e}"),
+            Err(e) => {
+                tracing::warn!(sandbox = id, error = %e, "cannot extend the timeout of a leased sandbox");
+            }
         }
     }
 }

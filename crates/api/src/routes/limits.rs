@@ -1,4 +1,4 @@
-//! Budgets of keys: limits and what is used of them.
+//! Budgets of keys: limits and usage.
 
 use crate::app::App;
 use crate::caller::Caller;
@@ -62,7 +62,7 @@ fn budget(app: &App, key: &Key) -> Result<Budget, ApiError> {
     })
 }
 
-/// `GET /limits`: the caller's own, or those of `key` for whoever manages the host.
+/// `GET /limits`: returns the caller's budget. Administrators may read the budget of any `key`.
 pub(super) async fn limits(
     State(app): State<App>,
     caller: Caller,
@@ -76,7 +76,7 @@ pub(super) async fn limits(
     };
     if !caller.is_admin() && caller.key().is_none_or(|own| own.id != id) {
         return Err(ApiError::forbidden(
-            "budgets of other keys are shown to the host's owner and to keys with the scope `admin`",
+            "the budget of another key requires a key with the scope `admin`",
         ));
     }
     let found = app.keys.in_force(id);

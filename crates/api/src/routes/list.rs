@@ -1,4 +1,4 @@
-//! Looking at sandboxes.
+//! Lists and descriptions of sandboxes.
 
 use crate::app::App;
 use crate::caller::Caller;
@@ -13,7 +13,7 @@ use jiffy_api_types::{ListedSandbox, SandboxDetail};
 use jiffy_sandbox_manager::{ListOrder, ListedSandboxes, Sandbox};
 use std::collections::BTreeMap;
 
-/// States that can be asked for.
+/// States by which a list can be filtered.
 pub(crate) const STATES: [&str; 5] = ["running", "paused", "broken", "creating", "killed"];
 
 /// Filter of a list of sandboxes.
@@ -47,7 +47,7 @@ impl Filter {
     }
 }
 
-/// Sandboxes that exist for the caller and that the filter wants, `limit` of them at most.
+/// Returns the sandboxes that are visible to the caller and match the filter, at most `limit`.
 fn found(
     app: &App,
     caller: &Caller,
@@ -63,7 +63,7 @@ fn found(
     let wanted =
         |r: &Sandbox| caller.sees(r.owner()) && filter.wants(r) && of_template(r) && reaches(r);
     match &filter.name {
-        // Those that were killed are not found by their names any more.
+        // Names of killed sandboxes are not indexed.
         Some(name) if !filter.states.contains(&"killed") => {
             let mut named = app.sandboxes.index().named(name);
             named.retain(|r| wanted(r));
@@ -82,7 +82,7 @@ fn found(
     }
 }
 
-/// `GET /v2/sandboxes`: those that run or sleep, newest first, in pages.
+/// `GET /v2/sandboxes`: lists running and paused sandboxes, newest first, in pages.
 pub(super) async fn list_v2(
     State(app): State<App>,
     caller: Caller,
@@ -109,7 +109,7 @@ pub(super) async fn list_v2(
     Ok(response)
 }
 
-/// `GET /sandboxes`: those that run, all at once.
+/// `GET /sandboxes`: lists all running sandboxes.
 pub(super) async fn list_v1(
     State(app): State<App>,
     caller: Caller,
@@ -136,8 +136,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// As clients write it: each part quoted, the pairs quoted as a query, and that quoted again as
-    /// one value.
+    /// Encodes pairs as E2B's clients do: each part is encoded, then the pairs as a query, then the
+    /// query as a parameter value.
     fn quoted(pairs: &BTreeMap<String, String>) -> String {
         let quote = |text: &str| {
             percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC)

@@ -1,4 +1,4 @@
-//! Waking, sleeping and the end.
+//! Pause, resume, rename and removal of sandboxes.
 
 use crate::app::App;
 use crate::body::{Optional, Required};
@@ -19,12 +19,13 @@ use jiffy_sandbox_manager::{
 use std::io;
 use std::time::Duration;
 
-/// Time an agent has to say that it is well.
+/// Timeout of the agent's health check.
 const HEALTH: Duration = Duration::from_secs(3);
 
 impl App {
-    /// Makes sure that a sandbox runs and has its time; says whether it had to be woken. Time and
-    /// state change in one step: a deadline of before cannot end it once this has returned.
+    /// Resumes a sandbox unless it is running, and extends its timeout. Returns whether it was
+    /// resumed. The timeout and the state change atomically: an earlier deadline cannot terminate
+    /// the sandbox after this function has returned.
     async fn wake(
         &self,
         caller: &Caller,
@@ -34,7 +35,7 @@ impl App {
         if let Some(now) = self.sandboxes.timeouts().renew(record.id(), time).await? {
             return Ok((now, false));
         }
-        // Only one that does not run takes room of its key; another request may wake it meanwhile.
+        // Only a sandbox that is not running needs quota. Another request may resume it meanwhile.
         let _permit = match self.quota.reserve_restart(caller, record.size()).await {
             Ok(permit) => permit,
             Err(refusal) => match self.sandboxes.timeouts().renew(record.id(), time).await? {
@@ -45,12 +46,12 @@ impl App {
         Ok(self.sandboxes.wake_for(record.id(), time).await?)
     }
 
-    /// Time that waking gives to a sandbox, as a caller asked for it.
+    /// Returns the timeout that a resume sets if the caller requested `timeout`.
     pub(crate) fn awake_time(&self, record: &Sandbox, timeout: Option<Option<u64>>) -> AwakeTime {
         match (timeout, record.settings().timeout_s) {
             (Some(None), _) => AwakeTime::Unlimited,
             (Some(Some(seconds)), _) => AwakeTime::AtLeast(Duration::from_secs(seconds)),
-            // One that was made with no time at all would be put to sleep before it is of use.
+            // A sandbox with a timeout of zero would be paused again before it can be used.
             (None, Some(0)) => {
                 AwakeTime::AtLeast(Duration::from_secs(self.config.default_timeout_s))
             }
@@ -75,13 +76,14 @@ impl App {
 fn no_cold_start(memory: Option<bool>) -> Result<(), ApiError> {
     match memory {
         Some(false) => Err(ApiError::unsupported(
-            "`memory: false` is not supported: sandboxes sleep and wake with their memory",
+            "`memory: false` is not supported: a pause always stores the memory",
         )),
         _ => Ok(()),
     }
 }
 
-/// `POST /v2/sandboxes/{id}/connect`: 200 if it ran, 201 if it was woken. Never shortens its time.
+/// `POST /v2/sandboxes/{id}/connect`: 200 if the sandbox was running, 201 if it was resumed. Never
+/// shortens the timeout.
 pub(super) async fn connect(
     State(app): State<App>,
     caller: Caller,
@@ -96,8 +98,8 @@ pub(super) async fn connect(
     Ok((status, Json(app.answer(&caller, &now))).into_response())
 }
 
-/// `POST /sandboxes/{id}/connect`: the same, and 200 also if it was woken. CubeSandbox's clients
-/// take nothing else here; E2B's take either.
+/// `POST /sandboxes/{id}/connect`: as version 2, but 200 also if the sandbox was resumed.
+/// CubeSandbox's clients accept only 200 here; E2B's clients accept both.
 pub(super) async fn connect_v1(
     State(app): State<App>,
     caller: Caller,
@@ -121,8 +123,8 @@ async fn make_run(
     app.wake(caller, &record, time).await
 }
 
-/// `POST /sandboxes/{id}/resume`: as older clients wake a sandbox; 409 if it runs.
-/// One that was broken by missing memory starts again.
+/// `POST /sandboxes/{id}/resume`: used by older clients; 409 if the sandbox is running. A sandbox
+/// that is broken because of missing memory is started again.
 pub(super) async fn resume(
     State(app): State<App>,
     caller: Caller,
@@ -133,7 +135,7 @@ pub(super) async fn resume(
     let record = app.sandbox(&caller, &id, Liveness::Resumable)?;
     no_cold_start(body.memory)?;
     let runs = || {
-        let message = format!("sandbox {} runs already", record.id());
+        let message = format!("sandbox {} is already running", record.id());
         ApiError::conflict("already_running", message)
     };
     if *record.state() == SandboxState::Running {
@@ -160,8 +162,9 @@ pub(super) async fn resume(
     Ok((StatusCode::CREATED, Json(app.answer(&caller, &now))).into_response())
 }
 
-/// `POST /sandboxes/{id}/pause`: 409 if it sleeps, 503 if it could not be put to sleep and runs on.
-/// With `durable` one that sleeps is waited for, too, and 503 says that the store lacks it.
+/// `POST /sandboxes/{id}/pause`: 409 if the sandbox is already paused, 503 if the pause failed and
+/// the sandbox continues. With `durable`, waits until the store has the snapshot, also for a paused
+/// sandbox; 503 if the store lacks the snapshot.
 pub(super) async fn pause(
     State(app): State<App>,
     caller: Caller,
@@ -178,7 +181,7 @@ pub(super) async fn pause(
         if durable {
             return until_stored(&app, &record).await;
         }
-        let message = format!("sandbox {} is paused already", record.id());
+        let message = format!("sandbox {} is already paused", record.id());
         return Err(ApiError::conflict("already_paused", message));
     }
     if body.require_healthy_guest == Some(true) && !app.is_healthy(record.id()).await {
@@ -186,7 +189,7 @@ pub(super) async fn pause(
             StatusCode::SERVICE_UNAVAILABLE,
             "sandbox_snapshot_guest_agent_unresponsive",
             format!(
-                "the agent of sandbox {} does not answer: it was not paused",
+                "cannot pause sandbox {}: its agent does not respond",
                 record.id()
             ),
         )
@@ -199,7 +202,10 @@ pub(super) async fn pause(
             tracing::warn!("{e}");
             let message = match caller.is_admin() {
                 true => e.to_string(),
-                false => format!("sandbox {} could not be paused", record.id()),
+                false => format!(
+                    "cannot pause sandbox {}: the engine failed; the sandbox continues to run",
+                    record.id()
+                ),
             };
             let status = StatusCode::SERVICE_UNAVAILABLE;
             Err(ApiError::new(status, "pause_failed", message).permanent())
@@ -208,14 +214,14 @@ pub(super) async fn pause(
     }
 }
 
-/// Waits until the store has what a paused sandbox sleeps in.
+/// Waits until the store has the snapshot of a paused sandbox.
 async fn until_stored(app: &App, record: &Sandbox) -> Result<StatusCode, ApiError> {
     let snapshot = record.snapshot().unwrap_or_default();
     app.sandboxes.snapshots().wait_stored(snapshot).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `PATCH /sandboxes/{id}`: gives it another name.
+/// `PATCH /sandboxes/{id}`: renames a sandbox.
 pub(super) async fn change(
     State(app): State<App>,
     caller: Caller,
@@ -227,8 +233,8 @@ pub(super) async fn change(
     Ok(Json(app.detail(&caller, &record)))
 }
 
-/// `DELETE /sandboxes/{id}`. With `forget=true` also its record goes; otherwise that stays for an
-/// hour.
+/// `DELETE /sandboxes/{id}`: kills a sandbox. Its record remains for an hour, unless `forget=true`
+/// removes it.
 pub(super) async fn delete(
     State(app): State<App>,
     caller: Caller,

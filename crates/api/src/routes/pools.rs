@@ -17,13 +17,13 @@ fn shown(pool: PoolSize) -> Pool {
     }
 }
 
-/// `GET /pools`: how many sandboxes wait for their creator.
+/// `GET /pools`: lists the warm pools with their sizes.
 pub(super) async fn list(
     State(app): State<App>,
     caller: Caller,
 ) -> Result<Json<Vec<Pool>>, ApiError> {
     if !caller.only_reads() {
-        caller.require_admin("looking at pools")?;
+        caller.require_admin("reading pools")?;
     }
     Ok(Json(
         app.sandboxes
@@ -35,7 +35,7 @@ pub(super) async fn list(
     ))
 }
 
-/// `PUT /pools/{templateID}`: how many are to wait. They come up in the background.
+/// `PUT /pools/{templateID}`: sets the size of a warm pool. Its sandboxes start in the background.
 pub(super) async fn set(
     State(app): State<App>,
     caller: Caller,

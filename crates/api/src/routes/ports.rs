@@ -1,4 +1,4 @@
-//! Streams to TCP ports of guests, whatever is spoken on them.
+//! Streams to TCP ports of guests.
 
 use crate::app::App;
 use crate::caller::Caller;
@@ -15,14 +15,14 @@ use std::time::Duration;
 use tokio::io::copy_bidirectional;
 use tokio::time::timeout;
 
-/// Protocol that a client asks to change to.
+/// Protocol of the upgrade.
 const PROTOCOL: &str = "tcp";
-/// Time a stream may take to come up, a wake included.
+/// Time limit for opening a stream, including a resume.
 const OPEN_LIMIT: Duration = Duration::from_secs(30);
 
-/// `GET /sandboxes/{id}/ports/{port}` with `Upgrade: tcp`: what follows are the bytes of a TCP
-/// connection to the port, also of a server that listens on the guest's loopback only. The stream
-/// ends with the key that opened it.
+/// `GET /sandboxes/{id}/ports/{port}` with `Upgrade: tcp`: opens a TCP connection to the port, also
+/// if the server listens on the guest's loopback interface only. The stream is closed when the key
+/// that opened it is revoked or expires.
 pub(super) async fn stream(
     State(app): State<App>,
     caller: Caller,
@@ -34,31 +34,31 @@ pub(super) async fn stream(
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     if caller.only_reads() {
         return Err(ApiError::forbidden(
-            "a stream lets its holder change the sandbox: a key with the scope `read` gets none",
+            "cannot open a stream with a key of the scope `read`: the stream permits changes of the sandbox",
         ));
     }
     if request.version() != Version::HTTP_11 || !asks(request.headers(), PROTOCOL) {
         return Err(ApiError::new(
             StatusCode::UPGRADE_REQUIRED,
             "upgrade_required",
-            "this call answers HTTP/1.1 with `Connection: upgrade` and `Upgrade: tcp` only",
+            "this call requires HTTP/1.1 with `Connection: upgrade` and `Upgrade: tcp`",
         ));
     }
     if u32::from(port) == ENVD_PORT {
         return Err(ApiError::forbidden(
-            "this is the port of the guest's agent, which is reached through the gateway",
+            "the port belongs to the guest's agent: use the gateway to reach the agent",
         ));
     }
     let Some(ports) = &app.ports else {
         return Err(ApiError::unsupported(
-            "this host opens no streams: its daemon serves no data plane",
+            "streams are not available: the daemon of this host serves no data plane",
         ));
     };
-    // A stream counts like a request through the gateway, for as long as it is open.
+    // An open stream counts as a request through the gateway.
     let owner = record.owner();
     let permit = owner.map(|owner| app.quota.exchange(owner)).transpose()?;
     let opened = timeout(OPEN_LIMIT, ports.open(record.id(), port)).await;
-    let too_late = |_| PortRefusal::Unavailable("it could not be opened in time".to_owned());
+    let too_late = |_| PortRefusal::Unavailable("timed out opening the stream".to_owned());
     let mut guest = opened.map_err(too_late)??;
     let client = hyper::upgrade::on(&mut request);
     let (keys, key) = (app.keys.clone(), caller.owner_id());
@@ -67,7 +67,7 @@ pub(super) async fn stream(
         let Ok(client) = client.await else { return };
         let mut client = TokioIo::new(client);
         tokio::select! {
-            // Either side breaking is an ordinary end.
+            // An error of either side is a normal end of the stream.
             _ = copy_bidirectional(&mut client, &mut guest) => {}
             () = keys.over(key.as_deref()) => {}
         }
@@ -76,7 +76,7 @@ pub(super) async fn stream(
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 
-/// True if a request asks to change to `protocol`.
+/// Returns whether a request has headers for an upgrade to `protocol`.
 pub(super) fn asks(headers: &HeaderMap, protocol: &str) -> bool {
     let says = |name, word: &str| {
         let values = headers.get_all(name).iter().filter_map(|v| v.to_str().ok());

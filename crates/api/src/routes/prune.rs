@@ -1,4 +1,4 @@
-//! `POST /prune`: what nothing needs any more, shown or removed.
+//! `POST /prune`: lists or removes unused data.
 
 use crate::app::App;
 use crate::body::Optional;
@@ -14,12 +14,12 @@ use jiffy_template_builder::BuilderError;
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// Longest time without use that can be asked for, in seconds.
+/// Maximum of `unused_seconds`.
 const MAX_UNUSED_S: u64 = 10 * 365 * 24 * 3600;
 
-/// Everything that goes.
+/// Data to remove.
 struct PrunePlan {
-    /// Whose; none: everybody's, and the host's.
+    /// Owner of the data. `None` for the data of the host and of all keys.
     of: Option<String>,
     unused: Duration,
     items: Vec<PruneItem>,
@@ -44,7 +44,7 @@ impl PrunePlan {
         self.of.is_none() || owner == self.of.as_deref()
     }
 
-    /// Finds what nothing needs now. Reads the disk.
+    /// Collects unused data. Reads the disk.
     fn make(app: &App, of: Option<String>, unused: Duration) -> Result<Self, ApiError> {
         let items = Vec::new();
         let mut plan = Self { of, unused, items };
@@ -97,7 +97,7 @@ impl PrunePlan {
         is_image_on_demand(&template.name) && old && self.is_of(template.owner.as_deref())
     }
 
-    /// Adds what builds left, and images of templates that go or went.
+    /// Adds unused results of builds, and images of removed templates.
     fn add_builds(&mut self, app: &App) -> Result<(), ApiError> {
         let Some(builder) = &app.builder else {
             return Ok(());
@@ -130,7 +130,7 @@ impl PrunePlan {
     }
 
     fn add_images(&mut self, pruned: &jiffy_image::PrunedImages) {
-        // Disk space is told of all together; files are sparse.
+        // The total disk usage is known only for all images together, because the files are sparse.
         let mut left = pruned.bytes;
         for (at, image) in pruned.images.iter().enumerate() {
             let last = at + 1 == pruned.images.len();
@@ -145,7 +145,8 @@ impl PrunePlan {
         }
     }
 
-    /// Removes what was found. What came to be needed meanwhile stays, and is not told.
+    /// Removes the planned data. Items that are in use by now remain and are dropped from the
+    /// result.
     async fn carry_out(mut self, app: &App) -> Result<Self, ApiError> {
         let mut stayed = HashSet::new();
         for id in self.ids(PruneKind::Sandbox) {
@@ -184,7 +185,8 @@ impl PrunePlan {
         self.without_what_stayed(app).await
     }
 
-    /// The same without snapshots that are still there, once the files of the others are gone.
+    /// Drops snapshots that still exist from the result. Waits until the files of the others are
+    /// removed.
     async fn without_what_stayed(mut self, app: &App) -> Result<Self, ApiError> {
         let left = app.sandboxes.snapshots().list(None)?;
         let left: HashSet<String> = left.into_iter().map(|s| s.id().to_owned()).collect();
@@ -197,7 +199,7 @@ impl PrunePlan {
     }
 }
 
-/// Removes a template that a build made, or one that was put there.
+/// Removes a template, with or without a record of the builder.
 async fn remove_template(app: &App, name: &str) -> Result<(), ApiError> {
     if let Some(builder) = &app.builder {
         let (owner, own) = match name.split_once('/') {
@@ -214,7 +216,7 @@ async fn remove_template(app: &App, name: &str) -> Result<(), ApiError> {
     removed.map_err(|e| ApiError::internal(e.to_string()))
 }
 
-/// `POST /prune`: of a key that is for its own, its own; of whoever manages the host, everything.
+/// `POST /prune`: a key with the scope `create` prunes its own data, an administrator all data.
 pub(super) async fn prune(
     State(app): State<App>,
     caller: Caller,

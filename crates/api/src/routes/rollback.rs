@@ -12,8 +12,8 @@ use jiffy_api_types::{RollbackSandbox, RollbackStatus, RolledBack};
 use jiffy_engine_api::new_id;
 use jiffy_sandbox_manager::SandboxState;
 
-/// Puts a sandbox back to one of its snapshots, to any it descends from, or to a relative's; it
-/// keeps its id. Its connections end.
+/// Rolls a sandbox back to one of its snapshots, an ancestor, or a snapshot of a relative. The
+/// sandbox retains its id; its connections are closed.
 pub(super) async fn rollback(
     State(app): State<App>,
     caller: Caller,

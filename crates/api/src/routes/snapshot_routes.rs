@@ -1,4 +1,4 @@
-//! Snapshots.
+//! Calls on snapshots.
 
 use crate::app::App;
 use crate::body::Optional;
@@ -15,18 +15,18 @@ use jiffy_api_types::{MAX_SNAPSHOT_NAME, Snapshot, SnapshotAck, SnapshotSandbox}
 use jiffy_engine_api::is_reserved;
 use jiffy_sandbox_manager::{self as manager, ListOrder, ListedSnapshots};
 
-/// Returns whether the request is answered once the memory is frozen.
+/// Returns whether the response is sent as soon as the memory is captured.
 fn is_only_captured(body: &SnapshotSandbox) -> Result<bool, ApiError> {
     match body.ack {
         Some(SnapshotAck::Captured) if body.durable == Some(true) => Err(ApiError::invalid(
-            "`durable` waits until the store has the snapshot: leave out `ack: captured`",
+            "`durable` waits until the store has the snapshot: omit `ack: captured`",
         )),
         ack => Ok(ack == Some(SnapshotAck::Captured)),
     }
 }
 
-/// `[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}`: what also templates and tags are made of. What reads as an
-/// id is no name.
+/// Returns whether `name` matches `[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}`, the characters of templates
+/// and tags. A name must not look like an id.
 fn is_name(name: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || "._:/-".contains(c);
     name.len() <= MAX_SNAPSHOT_NAME
@@ -35,8 +35,8 @@ fn is_name(name: &str) -> bool {
         && !is_reserved(name)
 }
 
-/// `POST /sandboxes/{id}/snapshots`: of one that runs, which runs on, or of one that sleeps. With
-/// `ack: captured` it is answered once the memory is frozen.
+/// `POST /sandboxes/{id}/snapshots`: creates a snapshot of a running or paused sandbox. With `ack:
+/// captured`, responds as soon as the memory is captured.
 pub(super) async fn take(
     State(app): State<App>,
     caller: Caller,
@@ -46,15 +46,15 @@ pub(super) async fn take(
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     if body.memory == Some(false) {
         return Err(ApiError::unsupported(
-            "`memory: false` is not supported: a snapshot is of memory and disk together",
+            "`memory: false` is not supported: a snapshot always contains memory and disk",
         ));
     }
     if let Some(name) = &body.name
         && !is_name(name)
     {
         return Err(ApiError::invalid(format!(
-            "`name` must begin with a letter or digit and go on with those and `._:/-`, {MAX_SNAPSHOT_NAME} \
-             at most; what reads as an id is no name"
+            "`name` must start with a letter or digit, consist of letters, digits and `._:/-`, have at most \
+             {MAX_SNAPSHOT_NAME} characters, and must not look like an id"
         )));
     }
     let only_captured = is_only_captured(&body)?;
@@ -76,12 +76,13 @@ pub(super) async fn take(
         .into_response())
 }
 
-/// Snapshots that were taken of a sandbox, and those it descends from. They outlive their sandbox.
+/// Returns the snapshots taken of a sandbox, and its ancestors. They remain after the sandbox is
+/// removed.
 fn of_sandbox(app: &App, caller: &Caller, id: &str) -> Result<Vec<manager::Snapshot>, ApiError> {
     let snapshots = app.sandboxes.snapshots();
     match app.sandbox(caller, id, Liveness::Mendable) {
         Ok(sandbox) => Ok(snapshots.list(Some(sandbox.id()))?),
-        // The beginning of an id, to a caller who knows no more of it.
+        // A read-only caller knows only a prefix of the id.
         Err(_) if caller.only_reads() => {
             let of_it = |s: &manager::Snapshot| caller.shown_id(s.sandbox()) == caller.shown_id(id);
             Ok(snapshots.in_order(
@@ -95,8 +96,8 @@ fn of_sandbox(app: &App, caller: &Caller, id: &str) -> Result<Vec<manager::Snaps
     }
 }
 
-/// `GET /snapshots`: those that were asked for, newest first, in pages. The host's owner gets all
-/// with `all=true`.
+/// `GET /snapshots`: lists requested snapshots, newest first, in pages. For the host's owner,
+/// `all=true` includes internal snapshots.
 pub(super) async fn list(
     State(app): State<App>,
     caller: Caller,

@@ -1,4 +1,4 @@
-//! Templates, and what old clients ask beside them.
+//! Calls on templates, and on teams for older clients.
 
 use super::builds;
 use crate::app::App;
@@ -23,14 +23,14 @@ use jiffy_template_builder::{
 };
 use std::ops::ControlFlow;
 
-/// Most templates of a list when nobody says. Clients of E2B know no pages here.
+/// Default page size of the list of templates. E2B's clients do not support pages here.
 pub(crate) const MAX_UNPAGED: usize = 1000;
 
 fn failed(e: TemplateRefusal) -> ApiError {
     ApiError::internal(e.to_string())
 }
 
-/// Returns what the builder knows about a template, if it built it.
+/// Returns the builder's record of a template. `None` if the builder did not build it.
 fn record_of(app: &App, info: &TemplateInfo) -> Result<Option<TemplateRecord>, ApiError> {
     match &app.builder {
         Some(builder) => Ok(builder.template_named(info.owner.as_deref(), &info.name)?),
@@ -57,14 +57,14 @@ fn build_of(
     Ok(made.map_or_else(|| build_id(info), |build| build.id))
 }
 
-/// `GET /templates`: those that are built, each with all its tags, by owner and name, in pages.
+/// `GET /templates`: lists built templates with all their tags, by owner and name, in pages.
 pub(super) async fn list(
     State(app): State<App>,
     caller: Caller,
     query: Query,
 ) -> Result<Response, ApiError> {
     let page = Page::by_name(&query, MAX_UNPAGED)?;
-    // Manifests that nobody has asked for are read first.
+    // Reads manifests that are not cached yet.
     let page = tokio::task::spawn_blocking(move || list_page(&app, &caller, &page)).await;
     let (shown, next) = page.map_err(|e| ApiError::internal(e.to_string()))??;
     let mut response = Json(shown).into_response();
@@ -74,14 +74,15 @@ pub(super) async fn list(
     Ok(response)
 }
 
-/// Templates of a page, and the token of the next. Looks at no more than that takes.
+/// Returns the templates of a page and the token of the next page. Reads no more templates than
+/// necessary.
 fn list_page(
     app: &App,
     caller: &Caller,
     page: &Page,
 ) -> Result<(Vec<Template>, Option<HeaderValue>), ApiError> {
     let mut shown: Vec<(String, Template)> = Vec::new();
-    // All tags of one template, as they follow each other.
+    // Collects the tags of one template, which are consecutive.
     let mut tags: Vec<TemplateInfo> = Vec::new();
     let mut failure = None;
     let mut show = |tags: &mut Vec<TemplateInfo>| {
@@ -90,7 +91,7 @@ fn list_page(
             Ok(entry) => shown.extend(entry),
             Err(e) => failure = Some(e),
         }
-        // One more says that there is a next page.
+        // One template more than the limit shows that a next page exists.
         match failure.is_some() || shown.len() > page.limit() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
@@ -128,7 +129,8 @@ fn list_page(
     Ok((shown.into_iter().map(|(_, value)| value).collect(), next))
 }
 
-/// A template with these tags as the caller sees it, and its name; none: it does not.
+/// Returns the name and the description of the template with these tags. `None` if it is not
+/// visible to the caller.
 fn entry_of(
     app: &App,
     caller: &Caller,
@@ -143,7 +145,7 @@ fn entry_of(
     let own = caller.bounds().map(|key| format!("{key}/{name}"));
     let own = own.filter(|_| info.owner.is_none());
     if record.is_none() && own.is_some_and(|own| has_tags(app, &own)) {
-        // The name means the caller's own, and there is no other word for this one.
+        // The caller's own template hides this one, which has no other name.
         return Ok(None);
     }
     let names: Vec<String> = tags.iter().map(|t| caller.called(&t.reference())).collect();
@@ -152,7 +154,7 @@ fn entry_of(
     Ok(Some((name, shown)))
 }
 
-/// True if a template of this name (`owner/name`) can be listed.
+/// Returns whether the template `owner/name` is listed.
 fn has_tags(app: &App, name: &str) -> bool {
     let mut found = false;
     let walked = app.templates.walk(Some(name), &mut |info| {
@@ -166,7 +168,7 @@ fn has_tags(app: &App, name: &str) -> bool {
     walked.is_ok() && found
 }
 
-/// `GET /templates/{id}`: one with its builds.
+/// `GET /templates/{id}`: describes a template with its builds.
 pub(super) async fn one(
     State(app): State<App>,
     caller: Caller,
@@ -210,8 +212,8 @@ pub(super) async fn one(
     Ok(Json(shown))
 }
 
-/// `DELETE /templates/{id}`: a template, or a snapshot. A snapshot's data go when nothing needs
-/// them any more.
+/// `DELETE /templates/{id}`: removes a template or a snapshot. The data of a snapshot is removed
+/// when no other snapshot or sandbox needs it.
 pub(super) async fn delete(
     State(app): State<App>,
     caller: Caller,
@@ -230,18 +232,18 @@ pub(super) async fn delete(
         Origin::Snapshot(snapshot) => snapshot,
         Origin::Template(info) => {
             if !caller.owns_template(&info) {
-                caller.require_admin("removing a template of others")?;
+                caller.require_admin("removing a template of another owner")?;
             }
             let templates = app.templates.clone();
             let reference = info.reference();
-            // Hundreds of megabytes.
+            // On a blocking thread: an image has hundreds of megabytes.
             let removed = tokio::task::spawn_blocking(move || templates.remove(&reference)).await;
             return match removed {
                 Ok(Ok(())) => Ok(StatusCode::NO_CONTENT),
-                // One that is only known as a recipe.
+                // Only the recipe of the template exists.
                 Ok(Err(TemplateRefusal::Unknown(_))) => Err(ApiError::not_found(
                     "template_not_found",
-                    "this template is not built: an image that could be removed does not exist",
+                    "cannot remove the template: it is a stock template that has not been built",
                 )),
                 Ok(Err(e)) => Err(failed(e)),
                 Err(e) => Err(ApiError::internal(e.to_string())),
@@ -252,7 +254,7 @@ pub(super) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `GET /templates/aliases/{alias}`: whether there is one of that name.
+/// `GET /templates/aliases/{alias}`: checks whether a template of this name exists.
 pub(super) async fn alias(
     State(app): State<App>,
     caller: Caller,
@@ -317,15 +319,15 @@ pub(super) async fn tags(
         ControlFlow::Continue(())
     });
     walked.map_err(failed)?;
-    // One that is still to be built.
+    // The template is not built yet.
     if tags.is_empty() {
         tags.push(tag(&info.tag, build_id(&info), created(&info)));
     }
     Ok(Json(tags))
 }
 
-/// `GET /templates/{id}/builds/{buildID}/status`: how far a build is; what was made in another way
-/// is ready.
+/// `GET /templates/{id}/builds/{buildID}/status`: returns the status of a build. A template that
+/// was not created by the builder is always ready.
 pub(super) async fn build_status(
     State(app): State<App>,
     caller: Caller,
@@ -355,7 +357,7 @@ pub(super) async fn build_status(
     }))
 }
 
-/// `GET /teams`: clients want one before they do anything else.
+/// `GET /teams`: returns one team, which older clients require.
 pub(super) async fn teams(_: Caller) -> Json<Vec<Team>> {
     Json(vec![Team {
         team_id: TEAM_ID.to_owned(),

@@ -1,4 +1,4 @@
-//! Routes of a sandbox's timeout.
+//! Calls on the timeout of a sandbox.
 
 use crate::app::{App, Config};
 use crate::body::{Optional, Required};
@@ -11,7 +11,7 @@ use jiffy_api_types::{MAX_REFRESH_S, Refresh, SetTimeout};
 use std::time::Duration;
 
 impl Config {
-    /// A time limit as sent: seconds, or -1 for none.
+    /// Validates a timeout in seconds; -1 means unlimited.
     pub(crate) fn timeout(&self, seconds: i64) -> Result<Option<u64>, ApiError> {
         if seconds == -1 {
             return Ok(None);
@@ -21,13 +21,13 @@ impl Config {
             .filter(|s| *s <= self.max_timeout_s);
         good.map(Some).ok_or_else(|| {
             ApiError::invalid(format!(
-                "`timeout` must be 0 to {} seconds, or -1 for no limit",
+                "`timeout` must be 0 to {} seconds, or -1 for no timeout",
                 self.max_timeout_s
             ))
         })
     }
 
-    /// The same, where nothing means the default.
+    /// Validates a timeout. `None` means the default.
     pub(crate) fn timeout_or_default(&self, seconds: Option<i64>) -> Result<Option<u64>, ApiError> {
         match seconds {
             None => Ok(Some(self.default_timeout_s)),
@@ -36,7 +36,7 @@ impl Config {
     }
 }
 
-/// `POST /sandboxes/{id}/timeout`: from now, longer or shorter than before.
+/// `POST /sandboxes/{id}/timeout`: sets the timeout, counted from now. May shorten it.
 pub(super) async fn timeout(
     State(app): State<App>,
     caller: Caller,
@@ -50,7 +50,7 @@ pub(super) async fn timeout(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `POST /sandboxes/{id}/refreshes`: at least so long from now.
+/// `POST /sandboxes/{id}/refreshes`: extends the timeout to at least `duration` from now.
 pub(super) async fn refresh(
     State(app): State<App>,
     caller: Caller,

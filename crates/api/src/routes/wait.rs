@@ -1,4 +1,4 @@
-//! Restarts, and waiting for what becomes of a sandbox.
+//! Restart of sandboxes, and waiting for a state.
 
 use crate::app::App;
 use crate::body::Optional;
@@ -13,14 +13,14 @@ use jiffy_api_types::{RestartSandbox, Sandbox, Waited};
 use jiffy_sandbox_manager::{MAX_RESTART_GRACE, SandboxState};
 use std::time::Duration;
 
-/// Longest time of one call, in seconds: proxies on the way give up on what is silent for longer.
+/// Maximum wait per call in seconds. Proxies close connections that are idle for longer.
 pub(crate) const MAX_WAIT_S: u64 = 10;
-/// Time that processes have to end by themselves when nobody says, in milliseconds.
+/// Default time for processes to terminate, in milliseconds.
 const USUAL_GRACE_MS: u64 = 10_000;
-/// Words for what can be waited for.
+/// Names of the states that a client can wait for.
 pub(crate) const AWAITED: [&str; 3] = ["ended", "running", "paused"];
 
-/// States that can be waited for.
+/// State that a client waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Awaited {
     Ended,
@@ -29,7 +29,7 @@ enum Awaited {
 }
 
 impl Awaited {
-    /// True if a sandbox in this state is as it is waited for, or will not be.
+    /// Returns whether the wait is over: the state is reached, or can no longer be reached.
     fn is_over(self, state: &SandboxState) -> bool {
         match state {
             SandboxState::Killed | SandboxState::Broken { .. } => true,
@@ -40,8 +40,8 @@ impl Awaited {
     }
 }
 
-/// `GET /sandboxes/{id}/wait`: answers when it is in the state that is waited for, when it has
-/// ended, or when the time is over, with what it is then.
+/// `GET /sandboxes/{id}/wait`: responds with the current state as soon as the requested state is
+/// reached, the sandbox has terminated, or the time is over.
 pub(super) async fn wait(
     State(app): State<App>,
     caller: Caller,
@@ -72,7 +72,8 @@ pub(super) async fn wait(
     }))
 }
 
-/// `POST /sandboxes/{id}/restart`: ends its processes and starts what its template starts.
+/// `POST /sandboxes/{id}/restart`: terminates the sandbox's processes and runs the start command of
+/// its template.
 pub(super) async fn restart(
     State(app): State<App>,
     caller: Caller,
@@ -83,7 +84,7 @@ pub(super) async fn restart(
     let grace = Duration::from_millis(body.grace_ms.unwrap_or(USUAL_GRACE_MS));
     if grace > MAX_RESTART_GRACE {
         return Err(ApiError::invalid(format!(
-            "`graceMs` must be 0 to {}",
+            "`graceMs` must be 0 to {} milliseconds",
             MAX_RESTART_GRACE.as_millis()
         )));
     }

@@ -1,4 +1,4 @@
-//! Builds of templates as clients describe and see them.
+//! Wire format of template builds.
 
 use super::moment;
 use crate::error::ApiError;
@@ -14,13 +14,13 @@ use jiffy_build_spec::spec::{
 use jiffy_engine_api::{Readiness, StartCommand, Startup};
 use jiffy_template_builder::{BuildProgress, BuildRecord, LogLevel, LogLine, WantedSize};
 
-/// User of a template's programs, and their directory, unless it says otherwise.
+/// Default user and home directory of a template's programs.
 const USER: &str = "user";
 const HOME: &str = "/home/user";
-/// Time that a template of E2B's clients may take to get ready, in seconds.
+/// Timeout in seconds for a template of E2B's clients to become ready.
 const READY_S: u32 = 600;
 
-/// Returns the size that a request for a build asks for.
+/// Returns the requested size of a template.
 pub(crate) fn size(new: &NewTemplate) -> WantedSize {
     WantedSize {
         vcpus: new.cpu_count,
@@ -37,7 +37,7 @@ pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> 
     let wire = start.steps.unwrap_or_default();
     if wire.len() > MAX_BUILD_STEPS {
         return Err(ApiError::invalid(format!(
-            "a template has at most {MAX_BUILD_STEPS} steps"
+            "too many steps: a template may have at most {MAX_BUILD_STEPS}"
         )));
     }
     let from_template = start.from_template.filter(|t| !t.is_empty());
@@ -50,7 +50,7 @@ pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> 
         }
         (Some(template), _) => StageBase::Template(template),
         (None, image) => {
-            // A template's steps begin as its people, who an image need not know.
+            // The steps of a template start as this user, which the image may lack.
             for action in [
                 StepAction::AddUser(USER.to_owned()),
                 StepAction::User(USER.to_owned()),
@@ -96,7 +96,7 @@ fn credentials(registry: ImageRegistry) -> Result<Option<(String, String)>, ApiE
     }
 }
 
-/// A step that nobody wrote.
+/// Returns a step that the client did not specify.
 fn silent(action: StepAction) -> BuildStep {
     BuildStep {
         text: String::new(),
@@ -111,7 +111,7 @@ fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> 
     let text = format!("{} {}", step.r#type, args.join(" "));
     let arg = |n: usize| args.get(n).filter(|a| !a.is_empty()).cloned();
     let wants =
-        |what: &str| ApiError::invalid(format!("a step `{}` wants {what}", short(&step.r#type)));
+        |what: &str| ApiError::invalid(format!("step `{}` requires {what}", short(&step.r#type)));
     let action = match step.r#type.as_str() {
         "RUN" => StepAction::Run {
             command: StepCommand::Line(arg(0).ok_or_else(|| wants("a command"))?),
@@ -129,7 +129,7 @@ fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> 
         "USER" => {
             let user = arg(0).ok_or_else(|| wants("a user"))?;
             let named = user.split(':').next().unwrap_or_default();
-            // A user with a number needs no name.
+            // A numeric user needs no entry in the image.
             if named.parse::<u32>().is_err() && !named.contains('$') && named != "root" {
                 steps.push(silent(StepAction::AddUser(named.to_owned())));
             }
@@ -139,14 +139,14 @@ fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> 
             from: CopySource::Files(step.files_hash.ok_or_else(|| wants("`filesHash`"))?),
             sources: vec![literal(&arg(0).ok_or_else(|| wants("a source"))?)],
             to: arg(1).ok_or_else(|| wants("a target"))?,
-            // Empty: the user so far.
+            // An empty owner stands for the current user.
             owner: Some(args.get(2).cloned().unwrap_or_default()),
             mode: arg(3),
             unpack: false,
         }),
         other => {
             return Err(ApiError::unsupported_option(format!(
-                "there is no step `{}`: use RUN, COPY, ENV, WORKDIR or USER",
+                "unknown step `{}`: use RUN, COPY, ENV, WORKDIR or USER",
                 short(other)
             )));
         }
@@ -160,13 +160,14 @@ fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> 
     Ok(())
 }
 
-/// The part of a pattern before its first wildcard: what fits the rest, the client has chosen.
+/// Returns the directory part of a pattern before its first wildcard. The client already selected
+/// the matching files for the archive.
 fn literal(pattern: &str) -> String {
     let special = |part: &&str| !part.contains(['*', '?', '[', '{']);
     let parts: Vec<&str> = pattern.split('/').take_while(special).collect();
     match parts.join("/") {
         all if all.is_empty() => ".".to_owned(),
-        // A dollar is a dollar here.
+        // A dollar sign is literal in these paths.
         all => escape(&all),
     }
 }
@@ -192,8 +193,8 @@ fn startup(start: Option<String>, ready: Option<String>) -> Startup {
     }
 }
 
-/// The port that clients' own word for "a server listens" waits for. The agent knows without the
-/// program that it names, which images need not have.
+/// Returns the port of the command with which E2B's clients wait for a listening server. The agent
+/// checks the port itself, because the image may lack the program `ss`.
 fn listening_port(line: &str) -> Option<u16> {
     let port = line.trim().strip_prefix("ss -tuln | grep :")?;
     port.trim().parse().ok().filter(|p| *p > 0)
@@ -251,7 +252,7 @@ pub(crate) fn entry(line: &LogLine) -> LogEntry {
     }
 }
 
-/// The levels by their words.
+/// Names of the levels.
 pub(crate) const LEVELS: [(&str, LogLevel); 4] = [
     ("debug", LogLevel::Debug),
     ("info", LogLevel::Info),
@@ -300,7 +301,11 @@ mod tests {
         assert_eq!(said[3].text, "USER app");
         let unsaid = stage.steps.iter().filter(|s| s.text.is_empty());
         let users = unsaid.filter(|s| matches!(s.action, StepAction::AddUser(_)));
-        assert_eq!(users.count(), 2, "who is named and is not there is made");
+        assert_eq!(
+            users.count(),
+            2,
+            "the default user and the named user are added"
+        );
         assert_eq!(spec.startup.ready.unwrap().port, Some(8000));
     }
 

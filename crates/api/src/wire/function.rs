@@ -1,4 +1,4 @@
-//! Functions as clients see them.
+//! Wire format of functions.
 
 use super::moment;
 use crate::error::ApiError;
@@ -13,28 +13,29 @@ use jiffy_function_manager::{
 };
 use jiffy_proto::function::{LATENCY_BUCKETS_US, LogEntry, LogStream, MetricsSnapshot};
 
-/// Returns the digest of a module that the caller deployed before; none: the form has the module.
+/// Returns the digest of a module that the caller deployed before. `None` if the form contains the
+/// module.
 pub(crate) fn digest(settings: &DeploySettings) -> Result<Option<ModuleDigest>, FunctionError> {
     let digest = settings.digest.as_deref().map(str::parse);
     Ok(digest.transpose()?)
 }
 
-/// Returns the rights of the function over its deployer's sandboxes.
+/// Returns the function's access to its deployer's sandboxes.
 pub(crate) fn sandbox_key(settings: &DeploySettings) -> Result<Option<SandboxKeyScope>, ApiError> {
     let refused = |message: &str| Err(ApiError::invalid(message));
     match settings.sandbox_key.as_deref() {
         Some("read") => Ok(Some(SandboxKeyScope::Read)),
         Some("create") => Ok(Some(SandboxKeyScope::Create)),
-        Some("admin") => refused(
-            "`sandboxKey`: a function does not manage a host: `create` and `read` are for it",
-        ),
+        Some("admin") => {
+            refused("`sandboxKey` must be `create` or `read`: a function cannot manage the host")
+        }
         Some(_) => refused("`sandboxKey` must be `create` or `read`"),
-        None if settings.renew_sandbox_key => refused("`renewSandboxKey` needs `sandboxKey`"),
+        None if settings.renew_sandbox_key => refused("`renewSandboxKey` requires `sandboxKey`"),
         None => Ok(None),
     }
 }
 
-/// Returns the changes that a deployment makes.
+/// Returns the changes of a deployment.
 pub(crate) fn changes(settings: DeploySettings) -> DeployChanges {
     let limits = settings.limits;
     DeployChanges {
@@ -50,22 +51,23 @@ pub(crate) fn changes(settings: DeploySettings) -> DeployChanges {
     }
 }
 
-/// Domain that every host has.
+/// Domain of hosts without a domain of their own.
 const LOCAL_DOMAIN: &str = "localhost";
 
 /// Common part of the addresses of a host's functions.
 pub(crate) struct FunctionBase<'a> {
     pub scheme: &'a str,
-    /// May carry a port. None: the host has none but its local one.
+    /// Domain of the host, optionally with a port. `None` if the host has no domain of its own.
     pub domain: Option<&'a str>,
     /// Port of direct requests.
     pub direct_port: Option<u16>,
 }
 
-/// State of a module in the store that hosts share, by its digest; none: this host shares none.
+/// Returns the state of a module in the shared store, by its digest. `None` if the host uses no
+/// store.
 pub(crate) type StoreStateOf<'a> = &'a dyn Fn(&str) -> Option<ModuleState>;
 
-/// A function. Values of its environment are not shown.
+/// Returns the description of a function. Values of its environment are omitted.
 pub(crate) fn function(
     record: &FunctionRecord,
     schedule: Option<&ScheduleStatus>,
@@ -126,7 +128,7 @@ fn scheduled(cron: String, status: Option<&ScheduleStatus>) -> FunctionSchedule 
     }
 }
 
-/// Versions of a function, newest first.
+/// Returns the versions of a function, newest first.
 pub(crate) fn versions(
     record: &FunctionRecord,
     store_state: StoreStateOf<'_>,
@@ -143,7 +145,7 @@ pub(crate) fn versions(
     record.versions.iter().rev().map(shown).collect()
 }
 
-/// Counts of a function.
+/// Returns the metrics of a function.
 pub(crate) fn metrics(counts: MetricsSnapshot) -> FunctionMetrics {
     let bounds = LATENCY_BUCKETS_US.iter().map(|bound| Some(*bound));
     let buckets = bounds.chain([None]).zip(counts.latency_buckets);
@@ -159,7 +161,7 @@ pub(crate) fn metrics(counts: MetricsSnapshot) -> FunctionMetrics {
     }
 }
 
-/// Entry of a log.
+/// Returns an entry of a function's log.
 pub(crate) fn log_entry(entry: LogEntry) -> FunctionLogEntry {
     FunctionLogEntry {
         sequence: entry.sequence,

@@ -1,4 +1,4 @@
-//! Sandboxes as clients see them.
+//! Wire format of sandboxes.
 
 use super::moment;
 use crate::app::App;
@@ -10,16 +10,17 @@ use jiffy_api_types::{
 use jiffy_proto::agent::ENVD_VERSION;
 use jiffy_sandbox_manager as manager;
 
-/// Name of the machine that runs a sandbox: clients require one and do not use it.
+/// Placeholder for the name of the host: clients require a value and do not use it.
 const CLIENT_ID: &str = "jiffy";
-/// End of a sandbox without a timeout: clients require a time.
+/// End of a sandbox without a timeout: clients require a timestamp.
 const NEVER: &str = "2999-12-31T23:59:59Z";
 
 fn shown(caller: &Caller, id: Option<&str>) -> Option<String> {
     id.map(|id| caller.shown_id(id).to_owned())
 }
 
-/// Returns the details of a sandbox that the caller may see.
+/// Returns the details of a sandbox that the caller may see. Secrets are removed unless the caller
+/// is the host's owner.
 pub(crate) fn whole(caller: &Caller, sandbox: manager::Sandbox) -> SandboxInfo {
     let mut info = SandboxInfo::from(sandbox);
     if !caller.is_owner() {
@@ -57,7 +58,7 @@ impl App {
         }
     }
 
-    /// Returns a sandbox for its creator. A caller that may only read gets no tokens.
+    /// Returns the response to the creator of a sandbox. Tokens are omitted for read-only callers.
     pub(crate) fn answer(&self, caller: &Caller, sandbox: &manager::Sandbox) -> Sandbox {
         let secret =
             |token: Option<&str>| token.filter(|_| !caller.only_reads()).map(str::to_owned);

@@ -1,4 +1,4 @@
-//! Snapshots as clients see them.
+//! Wire format of snapshots.
 
 use super::moment;
 use crate::app::App;
@@ -7,7 +7,7 @@ use jiffy_api_types::{Snapshot, SnapshotInfo, SnapshotStatus};
 use jiffy_sandbox_manager as manager;
 
 impl App {
-    /// A snapshot as the caller sees it.
+    /// Returns a snapshot in the form that the caller may see.
     pub(crate) fn shown_snapshot(&self, caller: &Caller, snapshot: &manager::Snapshot) -> Snapshot {
         let mut info = SnapshotInfo::from(snapshot.clone());
         info.sandbox = caller.shown_id(snapshot.sandbox()).to_owned();

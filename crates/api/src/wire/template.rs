@@ -1,4 +1,4 @@
-//! Templates as clients see them.
+//! Wire format of templates.
 
 use super::moment;
 use crate::hooks::TemplateInfo;
@@ -7,8 +7,8 @@ use jiffy_image::Visibility;
 use jiffy_proto::agent::ENVD_VERSION;
 use jiffy_template_builder::TemplateRecord;
 
-/// The build a template stands for: what it is, in the form of a UUID. All zeroes for one that is
-/// still to be built.
+/// Returns the build id of a template: its version in the form of a UUID. All zeros if the template
+/// has not been built yet.
 pub(crate) fn build_id(info: &TemplateInfo) -> String {
     let sum = info.version.as_deref().unwrap_or_default();
     let digits: String = sum
@@ -22,8 +22,9 @@ pub(crate) fn build_id(info: &TemplateInfo) -> String {
         .join("-")
 }
 
-/// A template in a list: `called` so by its viewer, made by `build`, with the names of all its
-/// tags. A template that was built on this host has an id of its own.
+/// Returns the list entry of a template: `called` is its name for the caller, `build` the build
+/// that created it, `names` its references with all tags. A template that was built on this host
+/// has a separate id.
 pub(crate) fn listed(
     info: &TemplateInfo,
     called: &str,
@@ -52,7 +53,7 @@ pub(crate) fn listed(
     }
 }
 
-/// When it was built.
+/// Returns the time of the build.
 pub(crate) fn created(info: &TemplateInfo) -> Moment {
     moment(info.created.saturating_mul(1000))
 }

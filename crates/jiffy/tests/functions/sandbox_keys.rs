@@ -1,4 +1,4 @@
-//! Functions that call sandboxes, and sandboxes that call functions.
+//! Tests for functions that call sandboxes, and for sandboxes that call functions.
 
 use super::client::FunctionClient;
 use crate::support::lab::with_lab;
@@ -12,12 +12,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Component that sends a request to the authority in its path, see its head.
+/// Component that sends a request to the authority in its path; see the head of the file.
 const HTTP: &[u8] = include_bytes!("../../../function-runtime/tests/guests/http.wat");
-/// Its word for a request that is denied.
+/// Answer of the component for a denied request.
 const DENIED: &str = "EP";
 
-/// Requests of a guest, by hand.
+/// Raw HTTP requests of a guest.
 const ASK: &str = r#"
 import http.client, socket
 NAME = "api.jiffy.internal"
@@ -37,7 +37,7 @@ fn component(directory: &Path) -> PathBuf {
     path
 }
 
-/// Files with records of functions of this name.
+/// Returns the files with records of functions of this name.
 fn records(remote: &Remote, name: &str) -> Vec<PathBuf> {
     let directory = remote.test_home.dir.path().join("functions");
     let owners = fs::read_dir(directory).unwrap().flatten();
@@ -45,7 +45,7 @@ fn records(remote: &Remote, name: &str) -> Vec<PathBuf> {
     paths.filter(|path| path.exists()).collect()
 }
 
-/// Secret and callback secret of the only function of this name.
+/// Returns the secret and the callback secret of the only function of this name.
 fn secrets(remote: &Remote, name: &str) -> (String, String) {
     let [path] = &records(remote, name)[..] else {
         panic!("{:?}", records(remote, name));
@@ -83,7 +83,7 @@ fn a_function_reaches_the_control_plane_with_a_key_only_and_nothing_else_of_its_
         answer[..2].to_owned()
     };
     let (name, daemon) = ("api.jiffy.internal", remote.url.replace("http://", ""));
-    // Without a key, neither by itself nor by a list.
+    // Denied without a key, even if the list contains the host.
     assert_eq!(
         deploy(&["--allow", "*.internal", "--allow", "localhost"]).code,
         Some(0)
@@ -97,7 +97,8 @@ fn a_function_reaches_the_control_plane_with_a_key_only_and_nothing_else_of_its_
     let refused = deploy(&["--sandbox-key", "admin"]);
     assert!(refused.code != Some(0), "{refused:?}");
 
-    // With one, at its name and port alone. It shows no key, and has no rights by itself.
+    // With a key, only its name and port are permitted. The function sends no other key and has no
+    // own rights.
     let deployed = deploy(&["--sandbox-key", "create"]);
     assert_eq!(deployed.code, Some(0), "{deployed:?}");
     for authority in [name, "API.jiffy.internal", "api.jiffy.internal.:80"] {
@@ -118,7 +119,7 @@ fn a_function_reaches_the_control_plane_with_a_key_only_and_nothing_else_of_its_
         assert_eq!(fetch(&authority), DENIED, "{authority}");
     }
 
-    // The key is shown nowhere, and is good for nothing outside.
+    // No output contains the key, and it is not valid for other connections.
     let (secret, callback) = secrets(&remote, "f");
     let shown = [
         remote.ok(&["function", "info", "f"]),
@@ -142,7 +143,7 @@ fn a_function_reaches_the_control_plane_with_a_key_only_and_nothing_else_of_its_
             401
         );
     }
-    // It stays with the function's versions, and is replaced or revoked by a deployment.
+    // Versions of the function keep the key. A deployment replaces or revokes it.
     deploy(&["--sandbox-key", "create"]);
     assert_eq!(secrets(&remote, "f"), (secret.clone(), callback));
     deploy(&["--sandbox-key", "create", "--renew-sandbox-key"]);
@@ -156,10 +157,11 @@ fn a_function_reaches_the_control_plane_with_a_key_only_and_nothing_else_of_its_
         Value::Null
     );
 
-    // The host's owner has no key: the function's sandboxes belong to one that ends with it.
+    // The operator has no key: the function's sandboxes belong to a key that is removed with the
+    // function.
     let home = &remote.test_home;
     home.ok(&["function", "deploy", "own", module, "--sandbox-key", "read"]);
-    // It needs no list of hosts beside.
+    // No list of hosts is required.
     let fetched = home.ok(&["function", "invoke", "own", "/fapi.jiffy.internal"]);
     assert!(fetched.starts_with("R4"), "{fetched}");
     let keys = || home.json(&["key", "ls", "--all"]);
@@ -174,7 +176,7 @@ fn a_function_reaches_the_control_plane_with_a_key_only_and_nothing_else_of_its_
     remote.ok(&["function", "rm", "f"]);
 }
 
-/// A sandbox with these rules.
+/// Creates a sandbox with these rules.
 fn sandbox(remote: &Remote, key: &str, rules: Value) -> String {
     let mut body = json!({ "templateID": "base", "timeout": 600 });
     let fields = body.as_object_mut().unwrap();
@@ -185,7 +187,7 @@ fn sandbox(remote: &Remote, key: &str, rules: Value) -> String {
     answer["sandboxID"].as_str().unwrap().to_owned()
 }
 
-/// Output of a program in a guest, by lines.
+/// Returns the output lines of a program in a guest.
 fn python(remote: &Remote, id: &str, program: &str) -> Vec<String> {
     let program = format!("{ASK}\n{program}");
     let output = remote
@@ -220,7 +222,7 @@ fn sandbox_and_function(remote: &Remote) {
     let invoke = format!("ask('/functions/f/invoke/x', '{callback}')");
     for rules in [name.clone(), closed] {
         let id = sandbox(remote, &remote.key, rules);
-        let told = python(
+        let report = python(
             remote,
             &id,
             &format!(
@@ -239,7 +241,7 @@ for port in [22, 53, 80, 443, 3000, 3180, 3443, 49983]:
     try: socket.create_connection((socket.gethostbyname(NAME), port), 5); found.append(port)
     except OSError: pass
 print(found)
-# A further request of the same connection goes nowhere else.
+# A second request on the same connection reaches no other host.
 c = http.client.HTTPConnection(NAME, 80, timeout=20)
 for host in (NAME, "localhost"):
     c.request("POST", "/functions/f/invoke/x", headers={{"Host": host, "X-API-KEY": "{callback}"}})
@@ -248,16 +250,16 @@ for host in (NAME, "localhost"):
                 remote.key
             ),
         );
-        let status: Vec<&str> = told.iter().map(|line| &line[..3]).collect();
-        assert_eq!(told[0], "200 hello from a component", "{told:?}");
-        assert_eq!(status[1..4], ["401"; 3], "{told:?}");
-        assert_eq!(status[4..7], ["401", "401", "403"], "{told:?}");
-        assert_eq!(status[7..9], ["403", "403"], "{told:?}");
-        assert_eq!(told[9], "[53, 80]");
+        let status: Vec<&str> = report.iter().map(|line| &line[..3]).collect();
+        assert_eq!(report[0], "200 hello from a component", "{report:?}");
+        assert_eq!(status[1..4], ["401"; 3], "{report:?}");
+        assert_eq!(status[4..7], ["401", "401", "403"], "{report:?}");
+        assert_eq!(status[7..9], ["403", "403"], "{report:?}");
+        assert_eq!(report[9], "[53, 80]");
         assert_eq!(status[10..], ["200", "421"]);
     }
 
-    // Without a rule that names it, it is not there: not by a pattern, not by its address.
+    // Not accessible without a rule that names it, neither by a pattern nor by its address.
     for rules in [
         json!({}),
         json!({ "allow_internet_access": false }),
@@ -266,22 +268,23 @@ for host in (NAME, "localhost"):
     ] {
         let id = sandbox(remote, &remote.key, rules.clone());
         let at = format!("ask('/functions/f/invoke/x', '{callback}', at='169.254.0.22')");
-        let told = python(remote, &id, &format!("print({invoke})\nprint({at})"));
-        assert_eq!(told[0], "gaierror", "{rules}");
-        assert!(!told[1].starts_with("200"), "{rules}: {told:?}");
+        let report = python(remote, &id, &format!("print({invoke})\nprint({at})"));
+        assert_eq!(report[0], "gaierror", "{rules}");
+        assert!(!report[1].starts_with("200"), "{rules}: {report:?}");
     }
 
-    // Another key's sandbox has no use for the secret, and the host owner's no way at all.
+    // The secret is not valid in another key's sandbox, and sandboxes of the operator have no
+    // access.
     let create = ["key", "create", "--name", "other"];
     let other = remote.test_home.ok(&create);
     let id = sandbox(remote, &other, name.clone());
-    let told = python(remote, &id, &format!("print({invoke})"));
-    assert!(told[0].starts_with("401"), "{told:?}");
+    let report = python(remote, &id, &format!("print({invoke})"));
+    assert!(report[0].starts_with("401"), "{report:?}");
     let id = crate::support::network_probe::create(&remote.test_home, name.clone());
-    let told = python(remote, &id, &format!("print({invoke})"));
-    assert_eq!(told[0], "gaierror");
+    let report = python(remote, &id, &format!("print({invoke})"));
+    assert_eq!(report[0], "gaierror");
 
-    // Rules and keys that go take the way along.
+    // The removal of rules or keys revokes the access.
     let id = sandbox(remote, &remote.key, name);
     assert!(python(remote, &id, &format!("print({invoke})"))[0].starts_with("200"));
     let path = format!("/sandboxes/{id}/network");
@@ -298,7 +301,7 @@ for host in (NAME, "localhost"):
     assert!(python(remote, &id, &format!("print({invoke})"))[0].starts_with("401"));
 }
 
-/// The example, built as its author would, if this machine has the tools.
+/// Builds the example like its author would, if the tools are installed.
 fn example(directory: &Path) -> Option<PathBuf> {
     let has_npm = Command::new("npm").arg("--version").output();
     if !has_npm.is_ok_and(|output| output.status.success()) {
@@ -362,7 +365,7 @@ env | grep -c E2B_API_KEY; curl -sS -m 5 http://9.9.9.9/ >/dev/null && echo out;
     assert_eq!(lines[1..], ["noted", "0"], "{first}");
     let logs = remote.ok(&["function", "logs", "agent"]);
     assert!(logs.contains("report: half done"), "{logs}");
-    // Each job has a sandbox of its own, of which nothing stays.
+    // Each job has a separate sandbox, which leaves no files.
     let second = run("hostname; ls /tmp");
     assert_eq!(second["status"], 0, "{second}");
     assert_ne!(
@@ -370,12 +373,12 @@ env | grep -c E2B_API_KEY; curl -sS -m 5 http://9.9.9.9/ >/dev/null && echo out;
         Some(lines[0])
     );
     assert_eq!(remote.json(&["ls"]), json!([]));
-    // A function that may only look makes none.
+    // A function with the scope `read` cannot create sandboxes.
     remote.ok(&[&deploy[..], &limits, &["--sandbox-key", "read"]].concat());
     let refused = remote.call(&["function", "invoke", "agent", "-d", "true"]);
     let text = format!("{}{}", refused.stdout, refused.stderr);
     assert!(
-        text.contains("no sandbox") && text.contains("may only look"),
+        text.contains("no sandbox") && text.contains("is read-only"),
         "{text}"
     );
 }

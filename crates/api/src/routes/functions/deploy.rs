@@ -1,4 +1,4 @@
-//! Deployment of a module.
+//! Deployment of functions.
 
 use crate::app::App;
 use crate::body::{MAX_BODY, parse};
@@ -18,13 +18,13 @@ use jiffy_proto::function::MAX_MODULE_BYTES;
 use jiffy_sandbox_manager::{QuotaAmount, QuotaPermit, QuotaRequest};
 use multer::{Field, Multipart};
 
-/// Bytes on disk that are reserved per byte of a module: itself and its machine code.
+/// Bytes of disk space reserved per byte of a module: for the module and its machine code.
 const DISK_PER_MODULE_BYTE: u64 = 4;
-/// Bytes by which a reservation grows at least, unless the budget has less.
+/// Minimum growth of a reservation in bytes, as far as the quota permits.
 const GROWTH_BYTES: u64 = 4 << 20;
 
-/// `POST /functions/{name}`: a form with `settings` (JSON, may be absent) and `module`, which is
-/// absent if the settings name it by its digest.
+/// `POST /functions/{name}`: deploys a function from a form with `settings` (JSON, optional) and
+/// `module`. The module is omitted if the settings contain the digest of a stored module.
 pub(in crate::routes) async fn deploy(
     State(app): State<App>,
     caller: Caller,
@@ -48,7 +48,7 @@ pub(in crate::routes) async fn deploy(
                 module = Some(upload);
             }
             _ => {
-                let message = "the form has a part that is neither `settings` nor the one `module`";
+                let message = "the form has an unexpected part: send `settings` and `module` at most once each";
                 return Err(ApiError::invalid(message));
             }
         }
@@ -61,13 +61,12 @@ pub(in crate::routes) async fn deploy(
             functions.copy_module(caller.bounds(), found, room).await?
         }
         (None, None) => {
-            let message = "the form needs the part `module`, a WebAssembly file, or the digest of \
-                           one that you deployed before in its `settings`";
+            let message = "the form has no module: send a WebAssembly file as `module`, or the digest of \
+                           an earlier module as `digest` in `settings`";
             return Err(ApiError::invalid(message));
         }
         (Some(_), Some(_)) => {
-            let message =
-                "the form has the part `module` or a `digest` in its `settings`, not both";
+            let message = "the form has both the part `module` and a `digest` in its `settings`: send only one";
             return Err(ApiError::invalid(message));
         }
     };
@@ -96,8 +95,8 @@ fn content_length(request: &Request) -> Option<u64> {
     length.to_str().ok()?.parse().ok()
 }
 
-/// Reserves space for a module of `bytes` bytes and its machine code in the budget of the caller.
-/// Both may come to need more, which is reserved before it is written.
+/// Reserves disk space for a module of `bytes` bytes and its machine code. If either turns out to
+/// be larger, the reservation grows before the data is written.
 async fn module_room(app: &App, caller: &Caller, bytes: u64) -> Result<DeployQuota, ApiError> {
     let Some(key) = caller.key().filter(|_| caller.bounds().is_some()) else {
         return Ok(DeployQuota::default());
@@ -114,11 +113,11 @@ async fn module_room(app: &App, caller: &Caller, bytes: u64) -> Result<DeployQuo
     Ok(DeployQuota::limited(ModuleRoom { permit, used: 0 }))
 }
 
-/// Space in the budget of a key for one deployment.
+/// Reserved disk space for one deployment.
 #[derive(Debug)]
 struct ModuleRoom {
     permit: QuotaPermit,
-    /// Bytes that the deployment writes.
+    /// Bytes written by the deployment.
     used: u64,
 }
 
@@ -130,7 +129,7 @@ impl DiskQuota for ModuleRoom {
         if missing == 0 {
             return Ok(());
         }
-        // In large steps as long as the budget has them: each counts all that the key has.
+        // Grow in large steps if the quota permits: each step computes the key's whole usage.
         if missing < GROWTH_BYTES && self.permit.grow(GROWTH_BYTES).is_ok() {
             return Ok(());
         }
@@ -156,7 +155,7 @@ fn malformed(error: multer::Error) -> ApiError {
     ApiError::invalid(format!("the form cannot be read: {error}"))
 }
 
-/// A part of bounded size.
+/// Reads a part of bounded size.
 async fn small(field: &mut Field<'static>) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     while let Some(chunk) = field.chunk().await.map_err(malformed)? {

@@ -1,4 +1,4 @@
-//! Requests to functions: by path, for the holders of keys, and by host name.
+//! Requests to functions: by path with a key, and by host name.
 
 use crate::app::App;
 use crate::caller::{Caller, known};
@@ -14,7 +14,7 @@ use axum::routing::any;
 use jiffy_function_manager::{FunctionError, FunctionRecord};
 use std::sync::Arc;
 
-/// Label of a function's host name, which the listener inserts into a request's extensions.
+/// Label of a function's host name. The listener inserts the label into the request's extensions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionHost(pub String);
 
@@ -26,7 +26,7 @@ pub(in crate::routes) fn by_path() -> Router<App> {
         .route("/functions/{name}/invoke/{*rest}", any(invoke_below))
 }
 
-/// Requests whose [`FunctionHost`] is known, whatever their path is.
+/// Returns the router for requests with a [`FunctionHost`]. It accepts any path.
 pub fn function_router(app: App) -> Router {
     Router::new()
         .fallback(invoke_by_host)
@@ -51,7 +51,7 @@ async fn invoke_by_path(
 ) -> Result<Response, ApiError> {
     may_invoke(&caller)?;
     let record = app.function(&caller, &name)?;
-    // As it was written: the function sees the rest of it undecoded.
+    // The path is not decoded: the function receives the remainder as sent.
     let written = request.uri().path();
     let rest = written.splitn(5, '/').nth(4);
     let prefix_bytes = written.len() - rest.map_or(0, |rest| rest.len() + 1);
@@ -63,7 +63,7 @@ async fn invoke_by_path(
     }
     let path: PathAndQuery = path
         .parse()
-        .map_err(|_| ApiError::invalid("the path behind `/invoke` is no path"))?;
+        .map_err(|_| ApiError::invalid("the path after `/invoke` is invalid"))?;
     *request.uri_mut() = Uri::from(path);
     app.invoke(record, Some(prefix), request).await
 }
@@ -73,13 +73,13 @@ async fn invoke_by_host(State(app): State<App>, request: Request) -> Result<Resp
     let label = label.map(|FunctionHost(label)| label).unwrap_or_default();
     let functions = app.functions()?;
     let found = functions.find_label(&label).ok();
-    // A key that is not in force any more takes its functions along.
+    // Functions of a removed key are no longer reachable.
     let found = found.filter(|record| {
         app.keys.standing(record.owner.as_deref()) != crate::keys::KeyStatus::Ended
     });
     let record = match found {
         Some(record) if record.public => record,
-        // A caller without a key gets the same answer whether the function exists or not.
+        // The response to a caller without a key does not reveal whether the function exists.
         found => {
             let caller = match request.extensions().get::<Caller>() {
                 Some(caller) => caller.clone(),
@@ -95,7 +95,7 @@ async fn invoke_by_host(State(app): State<App>, request: Request) -> Result<Resp
 
 fn may_invoke(caller: &Caller) -> Result<(), ApiError> {
     match caller.only_reads() {
-        true => Err(ApiError::forbidden("this key may only look (scope `read`)")),
+        true => Err(ApiError::read_only()),
         false => Ok(()),
     }
 }
@@ -108,11 +108,11 @@ impl App {
         request: Request,
     ) -> Result<Response, ApiError> {
         if !record.enabled {
-            let message = "the function is disabled";
+            let message = "the function is disabled: enable it with `jiffy function enable`";
             let status = StatusCode::SERVICE_UNAVAILABLE;
             return Err(ApiError::new(status, "function_disabled", message));
         }
-        // A key that is not in force any more takes its functions along.
+        // Functions of a removed key are no longer reachable.
         if self.keys.standing(record.owner.as_deref()) == crate::keys::KeyStatus::Ended {
             return Err(FunctionError::NotFound(record.name.clone()).into());
         }
