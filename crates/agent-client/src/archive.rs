@@ -1,4 +1,4 @@
-//! Trees of files, as tar archives.
+//! Directory trees as tar archives.
 
 use crate::client::{AgentCall, AgentClient};
 use crate::error::ClientError;
@@ -11,42 +11,43 @@ use std::time::Duration;
 /// Options for unpacking an archive in the sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ArchiveOptions {
-    /// Owner of the directories that are made above it; its home is where relative paths begin.
+    /// User that owns directories created above the target. Relative paths are relative to this
+    /// user's home directory.
     pub user: Option<String>,
-    /// `user`, `user:group`, by name or number: owner of every entry, instead of the archive's. `@`
-    /// is the user above.
+    /// Owner of every entry, as `user` or `user:group`, by name or number. `@` stands for the user
+    /// above. Defaults to the owners in the archive.
     pub owner: Option<String>,
-    /// Permissions of everything in it, in octal digits.
+    /// Permissions of every entry in octal digits. Defaults to the permissions in the archive.
     pub mode: Option<String>,
-    /// The bytes are compressed with gzip.
+    /// Set if the archive is compressed with gzip.
     pub gzip: bool,
 }
 
-/// Longest answer with changes, in bytes.
+/// Maximum length of a response with changes, in bytes.
 const MAX_CHANGES_BYTES: usize = 64 << 20;
 
 /// Files that differ from the template.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileChanges {
-    /// By path.
+    /// Changes, sorted by path.
     pub changes: Vec<FileChange>,
-    /// Further changes were left out.
+    /// Set if there are more changes than the limit.
     pub more: bool,
 }
 
 /// File that differs from the template.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileChange {
-    /// Path from the root.
+    /// Absolute path.
     pub path: String,
-    /// `A`: added; `C`: modified; `D`: deleted.
+    /// `A`: added. `C`: modified. `D`: deleted.
     pub kind: char,
 }
 
 impl AgentClient {
-    /// Reads files and directories as one tar archive, as a stream. Each has the name at the end of
-    /// its path; `DIRECTORY/.` means the entries of the directory. When something fails midway,
-    /// [`FileReader::next`] does, too.
+    /// Reads files and directories as one tar archive, as a stream. The name of each entry is the
+    /// last component of its path. `DIRECTORY/.` stands for the entries of the directory. If an
+    /// error occurs after the start, [`FileReader::next`] returns it.
     pub async fn archive_read(
         &self,
         paths: &[impl AsRef<[u8]>],
@@ -60,10 +61,10 @@ impl AgentClient {
         self.get(&query.uri).await
     }
 
-    /// Unpacks a tar archive beneath a directory, which is made if it is missing.
+    /// Unpacks a tar archive below a directory, which is created if it is missing.
     ///
-    /// An archive that is broken is [`ClientError::Status`] with status 400, a full disk one with
-    /// 507; the message names the entry.
+    /// A damaged archive causes [`ClientError::Status`] with status 400, a full disk the same with
+    /// status 507. The message names the entry.
     pub fn archive_write(
         &self,
         directory: impl AsRef<[u8]>,
@@ -80,15 +81,16 @@ impl AgentClient {
         FileWriter { pieces, call }
     }
 
-    /// Reads the sandbox's changes against its template, as a layer of an OCI image (a tar
-    /// archive).
+    /// Reads the changes of the sandbox compared with its template, as a layer of an OCI image (a
+    /// tar archive).
     pub async fn layer(&self) -> Result<FileReader, ClientError> {
         self.get("/layer?username=root").await
     }
 
-    /// Returns files that the sandbox changed against its template, at most so many, by path.
-    pub async fn changes(&self, most: u32) -> Result<FileChanges, ClientError> {
-        let uri = format!("/changes?username=root&limit={most}");
+    /// Returns files that the sandbox changed compared with its template, sorted by path. At most
+    /// `limit` files.
+    pub async fn changes(&self, limit: u32) -> Result<FileChanges, ClientError> {
+        let uri = format!("/changes?username=root&limit={limit}");
         let mut reader = self.get(&uri).await?;
         let mut body = Vec::new();
         while let Some(piece) = reader.next().await? {
@@ -98,16 +100,17 @@ impl AgentClient {
             body.extend_from_slice(&piece);
         }
         serde_json::from_slice(&body)
-            .map_err(|e| ClientError::Protocol(format!("answer of /changes: {e}")))
+            .map_err(|e| ClientError::Protocol(format!("invalid response of /changes: {e}")))
     }
 
-    /// Ends every process of the sandbox: SIGTERM, and SIGKILL after `grace`.
+    /// Terminates every process of the sandbox: SIGTERM, and SIGKILL after `grace`.
     pub async fn end_processes(&self, grace: Duration) -> Result<(), ClientError> {
         let uri = format!("/restart?username=root&grace_ms={}", grace.as_millis());
         self.post_nothing(&uri).await
     }
 
-    /// Has the sandbox's kernel tell the host of all free memory; returns when that is done.
+    /// Makes the kernel of the sandbox report all free memory to the host. Returns when this is
+    /// done.
     pub async fn report_free_memory(&self) -> Result<(), ClientError> {
         self.post_nothing("/free-memory/report?username=root").await
     }
@@ -142,7 +145,7 @@ impl AgentClient {
         Ok(())
     }
 
-    /// Reads the answer of `uri` as a stream.
+    /// Reads the response of `uri` as a stream.
     pub(crate) async fn get(&self, uri: &str) -> Result<FileReader, ClientError> {
         let call = AgentCall {
             method: Method::GET,
@@ -174,7 +177,7 @@ impl AgentClient {
     }
 }
 
-/// A path with a query.
+/// Builder of a URI with a path and a query.
 struct UriBuilder {
     uri: String,
     next: char,

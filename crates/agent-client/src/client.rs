@@ -1,4 +1,4 @@
-//! Calls to one agent.
+//! Client of one agent.
 
 use crate::connection_pool::{ConnectionPool, PooledResponse};
 use crate::error::{ClientError, WireError};
@@ -15,10 +15,10 @@ use std::path::PathBuf;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
-/// Longest answer to a unary call in bytes.
+/// Maximum length of a response to a unary call in bytes.
 const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
 
-/// A client of one agent. Cheap to clone; clones share connections.
+/// Client of one agent. Clones share connections and are cheap.
 #[derive(Clone)]
 pub struct AgentClient {
     connections: ConnectionPool,
@@ -37,14 +37,14 @@ pub(crate) struct AgentCall<'a> {
     pub path: &'a str,
     /// Content type of the body.
     pub content: &'static str,
-    /// User to act as.
+    /// User on whose behalf the call is made.
     pub user: Option<&'a str>,
-    /// Further headers.
+    /// Additional headers.
     pub headers: &'a [(&'static str, String)],
 }
 
 impl AgentClient {
-    /// A client that opens connections to the agent's `ENVD_PORT` with `connector`.
+    /// Creates a client that opens connections to the agent's `ENVD_PORT` with `connector`.
     pub fn new<F, Fut, S>(connector: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -55,7 +55,8 @@ impl AgentClient {
         Self::over(ConnectionPool::new(connector), headers)
     }
 
-    /// A client of an agent behind a gateway: `headers`, `Host` among them, name the sandbox.
+    /// Creates a client of an agent behind a gateway. `headers`, including `Host`, identify the
+    /// sandbox.
     pub fn over(connections: ConnectionPool, headers: HeaderMap) -> Self {
         Self {
             connections,
@@ -63,13 +64,13 @@ impl AgentClient {
         }
     }
 
-    /// A client of an agent that listens on a Unix socket.
+    /// Creates a client of an agent that listens on a Unix socket.
     pub fn unix(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self::new(move || UnixStream::connect(path.clone()))
     }
 
-    /// Adds the sandbox's access token; one that is no valid header value is left out.
+    /// Adds the sandbox's access token. Has no effect if the token is not a valid header value.
     pub fn with_token(mut self, token: impl Into<String>) -> Self {
         if let Ok(mut token) = HeaderValue::try_from(token.into()) {
             token.set_sensitive(true);
@@ -78,7 +79,7 @@ impl AgentClient {
         self
     }
 
-    /// Checks that the agent answers.
+    /// Checks that the agent responds.
     pub async fn health(&self) -> Result<(), ClientError> {
         let answer = self
             .send(
@@ -117,11 +118,11 @@ impl AgentClient {
         }
         let request = request
             .body(body)
-            .map_err(|e| ClientError::Protocol(format!("cannot make the request: {e}")))?;
+            .map_err(|e| ClientError::Protocol(format!("cannot create the request: {e}")))?;
         self.connections.send(request).await
     }
 
-    /// Turns a status other than 2xx into the error in the answer.
+    /// Converts a status other than 2xx to the error in the response.
     pub(crate) async fn expect_success(
         &self,
         answer: PooledResponse,
@@ -135,12 +136,12 @@ impl AgentClient {
             Ok(wire) => wire.into(),
             Err(_) => ClientError::Status {
                 status: status.as_u16(),
-                message: format!("the agent answered with status {status}"),
+                message: format!("the agent responded with status {status}"),
             },
         })
     }
 
-    /// A unary call.
+    /// Makes a unary call.
     pub(crate) async fn unary<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -163,10 +164,10 @@ impl AgentClient {
             .collect(MAX_ANSWER_BYTES)
             .await?;
         serde_json::from_slice(&body)
-            .map_err(|e| ClientError::Protocol(format!("answer of {path}: {e}")))
+            .map_err(|e| ClientError::Protocol(format!("invalid response of {path}: {e}")))
     }
 
-    /// A call with a stream of frames in at least one direction.
+    /// Makes a call with a stream of frames in at least one direction.
     pub(crate) async fn stream(
         &self,
         path: &str,

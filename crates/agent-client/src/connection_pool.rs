@@ -1,4 +1,4 @@
-//! Connections to one server, reused when an answer was read to its end.
+//! Connections to one server. A connection is reused after its response was read to the end.
 
 use crate::error::ClientError;
 use crate::request_body::RequestBody;
@@ -15,7 +15,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Most idle connections.
+/// Maximum number of idle connections.
 const MAX_IDLE: usize = 16;
 
 /// A byte stream in both directions, over any transport.
@@ -26,12 +26,12 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send>>;
 type Connector = Box<dyn Fn() -> Connecting + Send + Sync>;
 
-/// Connections to one server, kept for the next request. Clones share them.
+/// Pool of connections to one server. Clones refer to the same pool.
 #[derive(Clone)]
 pub struct ConnectionPool(Arc<PoolShared>);
 
 impl ConnectionPool {
-    /// A pool that opens connections with `connector` when none is idle.
+    /// Creates a pool that opens connections with `connector` if no connection is idle.
     pub fn new<F, Fut, S>(connector: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -48,8 +48,8 @@ impl ConnectionPool {
         }))
     }
 
-    /// Adds `stream`, which is open already, to the idle connections.
-    pub async fn keep(
+    /// Adds `stream`, which is already connected, to the idle connections.
+    pub async fn add(
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     ) -> Result<(), ClientError> {
@@ -58,7 +58,7 @@ impl ConnectionPool {
         Ok(())
     }
 
-    /// Sends a request, which names its host, and waits for the head of its answer.
+    /// Sends a request, which must have a `Host` header, and waits for the head of its response.
     pub async fn send(&self, request: Request<RequestBody>) -> Result<PooledResponse, ClientError> {
         self.0.send(request).await
     }
@@ -71,20 +71,20 @@ async fn open_http(stream: Box<dyn ByteStream>) -> Result<SendRequest<RequestBod
         .handshake(TokioIo::new(stream))
         .await?;
     tokio::spawn(async move {
-        // The failure surfaces at the request that waits for an answer.
+        // Ignore the error: the request that waits for a response fails as well.
         let _ = connection.with_upgrades().await;
     });
     Ok(sender)
 }
 
-/// Shared part of a pool: connector and idle connections.
+/// State of a pool: connector and idle connections.
 struct PoolShared {
     connector: Connector,
     idle: Mutex<Vec<SendRequest<RequestBody>>>,
 }
 
 impl PoolShared {
-    /// Keeps a connection for its next use.
+    /// Adds a connection to the idle connections.
     fn put_idle(&self, sender: SendRequest<RequestBody>) {
         let mut idle = self.idle.lock();
         if idle.len() < MAX_IDLE {
@@ -95,7 +95,7 @@ impl PoolShared {
     async fn idle(&self) -> Option<SendRequest<RequestBody>> {
         loop {
             let mut sender = self.idle.lock().pop()?;
-            // A connection that the other side closed meanwhile fails here.
+            // The server may have closed the connection meanwhile.
             if sender.ready().await.is_ok() {
                 return Some(sender);
             }
@@ -106,7 +106,7 @@ impl PoolShared {
         open_http((self.connector)().await?).await
     }
 
-    /// Sends a request and waits for the head of its answer.
+    /// Sends a request and waits for the head of its response.
     async fn send(
         self: &Arc<Self>,
         mut request: Request<RequestBody>,
@@ -131,7 +131,8 @@ impl PoolShared {
                     });
                 }
                 Err(mut failed) => match failed.take_message() {
-                    // The old connection closed before anything was sent: repeat on another one.
+                    // The idle connection was closed before a byte was sent. The request is
+                    // repeated on another.
                     Some(message) if !fresh => request = message,
                     _ => return Err(failed.into_error().into()),
                 },
@@ -140,11 +141,11 @@ impl PoolShared {
     }
 }
 
-/// An answer that is being read.
+/// A response whose body is being read.
 pub struct PooledResponse {
     /// HTTP status.
     pub status: StatusCode,
-    /// Header lines.
+    /// Headers.
     pub headers: HeaderMap,
     upgrade: Option<OnUpgrade>,
     body: Incoming,
@@ -153,7 +154,7 @@ pub struct PooledResponse {
 }
 
 impl PooledResponse {
-    /// Returns the next bytes; `None` at the end, after which the connection is idle again.
+    /// Returns the next bytes, or `None` at the end. The connection is then idle again.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         while let Some(frame) = self.body.frame().await {
             if let Ok(data) = frame?.into_data() {
@@ -166,7 +167,7 @@ impl PooledResponse {
         Ok(None)
     }
 
-    /// The byte stream after an upgrade (101); for any other answer the answer itself.
+    /// Returns the byte stream after an upgrade (101). Otherwise returns the response itself.
     pub async fn into_upgraded(
         mut self,
     ) -> Result<Result<impl AsyncRead + AsyncWrite + Send + Unpin, Box<Self>>, ClientError> {
@@ -178,7 +179,7 @@ impl PooledResponse {
         }
     }
 
-    /// Reads the whole answer, at most `limit` bytes.
+    /// Reads the whole response of at most `limit` bytes.
     pub async fn collect(mut self, limit: usize) -> Result<Bytes, ClientError> {
         let Some(first) = self.next().await? else {
             return Ok(Bytes::new());

@@ -5,7 +5,7 @@ use serde::Deserialize;
 /// Connect error code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the names are the protocol's")]
+#[expect(missing_docs, reason = "the protocol defines the names")]
 pub enum RpcCode {
     Canceled,
     InvalidArgument,
@@ -26,25 +26,25 @@ pub enum RpcCode {
     Unknown,
 }
 
-/// A failed call.
+/// Error of a call.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// No connection to the agent.
+    /// No connection to the agent could be established.
     #[error("cannot connect to the agent in the sandbox: {0}")]
     Connect(#[from] std::io::Error),
-    /// The connection broke or the peer spoke no HTTP.
+    /// The connection broke, or the peer does not speak HTTP.
     #[error("the connection to the agent broke: {0}")]
     Http(#[from] hyper::Error),
-    /// The command does not exist in the sandbox; a shell would exit with 127.
+    /// The command does not exist in the sandbox. The exit status of a shell would be 127.
     #[error("{0}")]
     CommandNotFound(String),
-    /// The command exists and cannot be executed; a shell would exit with 126.
+    /// The command cannot be executed. The exit status of a shell would be 126.
     #[error("{0}")]
     CommandNotExecutable(String),
     /// A file system of the sandbox does not answer. Calls that do not need it continue to work.
     #[error("{0}")]
     FileSystemNotResponding(String),
-    /// The agent refused a call.
+    /// The agent rejected a call.
     #[error("{message}")]
     Rpc {
         /// Error code.
@@ -52,7 +52,7 @@ pub enum ClientError {
         /// The agent's message.
         message: String,
     },
-    /// The agent answered a file request with an error.
+    /// The agent responded to a file request with an error.
     #[error("{message}")]
     Status {
         /// HTTP status.
@@ -60,19 +60,19 @@ pub enum ClientError {
         /// The agent's message.
         message: String,
     },
-    /// The agent's answer violates the protocol.
-    #[error("the agent broke the protocol: {0}")]
+    /// The agent's response violates the protocol.
+    #[error("the agent violated the protocol: {0}")]
     Protocol(String),
-    /// The answer is longer than the caller allowed.
-    #[error("the answer is longer than {limit} bytes")]
+    /// The response is longer than the caller's limit.
+    #[error("the response is longer than {limit} bytes")]
     TooLarge {
-        /// Bytes allowed.
+        /// Limit in bytes.
         limit: usize,
     },
 }
 
 impl ClientError {
-    /// Returns true if the object of the call does not exist.
+    /// Returns whether the object of the call does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(
             self,
@@ -85,10 +85,10 @@ impl ClientError {
     }
 }
 
-/// Longest error text that is kept of a guest's, in characters.
+/// Maximum length of a guest's error text in characters.
 const MAX_ERROR_CHARS: usize = 4 * 1024;
 
-/// An error in the agent's JSON.
+/// Error in the agent's JSON.
 #[derive(Debug, Deserialize)]
 pub(crate) struct WireError {
     code: serde_json::Value,

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Type of an entry; for a link that of its target.
+/// Type of an entry. For a symbolic link, the type of its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum EntryKind {
     /// Regular file.
@@ -22,19 +22,19 @@ pub enum EntryKind {
     /// Directory.
     #[serde(rename = "FILE_TYPE_DIRECTORY")]
     Directory,
-    /// Link without a target.
+    /// Symbolic link without a target.
     #[serde(rename = "FILE_TYPE_SYMLINK")]
     Symlink,
-    /// Socket, pipe, device.
+    /// Socket, pipe or device.
     #[serde(other)]
     Other,
 }
 
-/// A file, directory or link.
+/// Description of a file, directory or symbolic link.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EntryInfo {
-    /// Last part of the path.
+    /// Last component of the path.
     pub name: String,
     /// Type of the entry.
     #[serde(rename = "type")]
@@ -44,25 +44,25 @@ pub struct EntryInfo {
     /// Bytes of a path that is not UTF-8, in base64.
     #[serde(default)]
     pub path_bytes: Option<String>,
-    /// Bytes, as decimal digits.
+    /// Size in bytes, as decimal digits.
     pub size: String,
     /// Permission bits.
     pub mode: u32,
-    /// As `ls -l` shows them.
+    /// Permissions in the format of `ls -l`.
     pub permissions: String,
     /// User name.
     pub owner: String,
     /// Group name.
     pub group: String,
-    /// RFC 3339.
+    /// Modification time in RFC 3339.
     pub modified_time: String,
-    /// Target of a link.
+    /// Target of a symbolic link.
     #[serde(default)]
     pub symlink_target: Option<String>,
     /// Metadata that clients attached.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
-    /// The entry is a link.
+    /// Set if the entry is a symbolic link.
     #[serde(default)]
     pub is_symlink: bool,
 }
@@ -82,12 +82,13 @@ fn files_path(path: &str, user: Option<&str>) -> String {
     uri
 }
 
-/// Percent encoding of a query's value.
+/// Percent-encodes the value of a query parameter.
 pub(crate) fn escape(into: &mut String, text: &[u8]) {
     into.extend(percent_encode(text, &QUERY_VALUE));
 }
 
-/// Bytes that are escaped in a query's value: all but the unreserved ones (RFC 3986) and slashes.
+/// Bytes that are escaped in a query value: all except the unreserved characters (RFC 3986) and
+/// slashes.
 const QUERY_VALUE: AsciiSet = NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -95,37 +96,37 @@ const QUERY_VALUE: AsciiSet = NON_ALPHANUMERIC
     .remove(b'~')
     .remove(b'/');
 
-/// A file, or an archive, that is being read.
+/// Reader of a file or an archive.
 pub struct FileReader {
     pub(crate) answer: PooledResponse,
 }
 
 impl FileReader {
-    /// Returns the next bytes; `None` at the end.
+    /// Returns the next bytes, or `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         self.answer.next().await
     }
 }
 
-/// A file that is being written, or an archive that is being unpacked.
+/// Writer of a file, or of an archive that is unpacked.
 pub struct FileWriter {
     pub(crate) pieces: mpsc::Sender<Bytes>,
     pub(crate) call: JoinHandle<Result<(), ClientError>>,
 }
 
 impl FileWriter {
-    /// Sends bytes, at the agent's pace.
+    /// Sends bytes. Waits if the agent reads more slowly.
     pub async fn write(&mut self, bytes: impl Into<Bytes>) -> Result<(), ClientError> {
         if self.pieces.send(bytes.into()).await.is_ok() {
             return Ok(());
         }
         let outcome = outcome(&mut self.call).await;
         Err(outcome.err().unwrap_or_else(|| {
-            ClientError::Protocol("the agent ended the upload early".to_owned())
+            ClientError::Protocol("the agent closed the upload early".to_owned())
         }))
     }
 
-    /// Waits until the file, or all of the archive, is in its place.
+    /// Waits until the file is written or the archive is completely unpacked.
     pub async fn finish(self) -> Result<(), ClientError> {
         let Self { pieces, mut call } = self;
         drop(pieces);
@@ -143,7 +144,7 @@ async fn outcome(call: &mut JoinHandle<Result<(), ClientError>>) -> Result<(), C
 }
 
 impl AgentClient {
-    /// Reads a file as a stream. Relative paths begin at the home of `user`.
+    /// Reads a file as a stream. Relative paths are relative to the home directory of `user`.
     pub async fn read_stream(
         &self,
         path: &str,
@@ -166,7 +167,7 @@ impl AgentClient {
             .await
     }
 
-    /// Writes a file, creating the directories above it.
+    /// Writes a file. Creates missing parent directories.
     pub async fn write(
         &self,
         path: &str,
@@ -201,7 +202,7 @@ impl AgentClient {
         Ok(())
     }
 
-    /// Describes the file at a path.
+    /// Describes the file at `path`.
     pub async fn stat(&self, path: &str, user: Option<&str>) -> Result<EntryInfo, ClientError> {
         let request = json!({ "path": path });
         let found: EntryMessage = self
@@ -210,7 +211,7 @@ impl AgentClient {
         Ok(found.entry)
     }
 
-    /// Lists a directory, down to `depth` levels.
+    /// Lists a directory down to `depth` levels.
     pub async fn list_dir(
         &self,
         path: &str,
@@ -229,7 +230,7 @@ impl AgentClient {
         Ok(list.entries)
     }
 
-    /// Creates a directory and those above it. One that exists is
+    /// Creates a directory and missing parents. If the directory exists, the error is
     /// [`crate::RpcCode::AlreadyExists`].
     pub async fn make_dir(&self, path: &str, user: Option<&str>) -> Result<EntryInfo, ClientError> {
         let request = json!({ "path": path });
@@ -239,7 +240,7 @@ impl AgentClient {
         Ok(made.entry)
     }
 
-    /// Removes a file, or a directory with its contents. A missing one is no error.
+    /// Removes a file, or a directory with its contents. A missing file is not an error.
     pub async fn remove(&self, path: &str, user: Option<&str>) -> Result<(), ClientError> {
         let request = json!({ "path": path });
         self.unary::<serde::de::IgnoredAny>("/filesystem.Filesystem/Remove", user, &request)

@@ -1,4 +1,4 @@
-//! Connect frames, from the client's side.
+//! Connect frames on the client's side.
 
 use crate::connection_pool::PooledResponse;
 use crate::error::{ClientError, WireError};
@@ -7,17 +7,17 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::{Buf, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
-/// Longest frame taken from an agent in bytes.
+/// Maximum length of an agent's frame in bytes.
 const MAX_FRAME_BYTES: usize = 4 * 1024 * 1024;
 
-/// JSON of a message.
+/// Encodes a message as JSON.
 pub(crate) fn encode(message: &impl Serialize) -> Result<Bytes, ClientError> {
     serde_json::to_vec(message)
         .map(Bytes::from)
         .map_err(|e| ClientError::Protocol(format!("cannot encode the request: {e}")))
 }
 
-/// A message in its frame.
+/// Encodes a message as a frame.
 pub(crate) fn message(value: &impl Serialize) -> Result<Bytes, ClientError> {
     Ok(wrap(&encode(value)?))
 }
@@ -34,7 +34,7 @@ fn wrap(payload: &[u8]) -> Bytes {
     frame.into()
 }
 
-/// `{"data":{"input":{"<field>":"<base64>"}}}` in its frame.
+/// Encodes `{"data":{"input":{"<field>":"<base64>"}}}` as a frame.
 pub(crate) fn input(field: &str, bytes: &[u8]) -> Bytes {
     let mut payload = format!("{{\"data\":{{\"input\":{{\"{field}\":\"");
     STANDARD.encode_string(bytes, &mut payload);
@@ -42,7 +42,7 @@ pub(crate) fn input(field: &str, bytes: &[u8]) -> Bytes {
     wrap(payload.as_bytes())
 }
 
-/// The frames of an answer.
+/// Reader of the frames of a response.
 pub(crate) struct ResponseFrames {
     answer: PooledResponse,
     buffer: BytesMut,
@@ -56,7 +56,7 @@ struct EndOfStream {
 }
 
 impl ResponseFrames {
-    /// Frames in this answer.
+    /// Creates a reader of the frames of a response.
     pub fn new(answer: PooledResponse) -> Self {
         Self {
             answer,
@@ -65,7 +65,7 @@ impl ResponseFrames {
         }
     }
 
-    /// Returns the next message; `None` after a successful end.
+    /// Returns the next message, or `None` after a successful end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         while !self.ended {
             let Some((flags, payload)) = self.take()? else {
@@ -83,7 +83,7 @@ impl ResponseFrames {
                 return Ok(Some(payload));
             }
             self.ended = true;
-            // Frees the connection.
+            // Reads to the end, so that the connection becomes idle.
             while self.answer.next().await?.is_some() {}
             let end: EndOfStream = serde_json::from_slice(&payload)
                 .map_err(|e| ClientError::Protocol(format!("end frame: {e}")))?;

@@ -1,5 +1,5 @@
-//! The host's side of the greeting (see `jiffy_proto::agent`). The guest's messages are hostile:
-//! bounded in size, parsed strictly.
+//! Host side of the greeting (see `jiffy_proto::agent`). The guest's messages are not trusted:
+//! their size is bounded, and they are parsed strictly.
 
 use jiffy_proto::agent::{Hello, Identity, MAX_GREETING, Ready};
 use serde_json::Error as JsonError;
@@ -14,21 +14,21 @@ pub enum GreetingError {
     /// The connection broke.
     #[error("the connection to the guest agent broke: {0}")]
     Io(#[from] io::Error),
-    /// The agent closed it or exceeded the length of a line.
-    #[error("the guest agent said nothing that ends in a line")]
+    /// The agent closed the connection, or exceeded the maximum length of a line.
+    #[error("the guest agent closed the connection, or sent a line that is too long")]
     NoLine,
     /// The agent violated the protocol.
-    #[error("the guest agent said something that is not a greeting: {0}")]
+    #[error("the guest agent sent an invalid greeting: {0}")]
     Malformed(#[from] JsonError),
     /// The host's clock is out of range.
-    #[error("the host's clock is not between 1970 and 2554: set it")]
+    #[error("the host's clock is not between 1970 and 2554: correct the clock")]
     Clock,
-    /// The agent could not take its identity.
-    #[error("the guest agent could not take its identity: {0}")]
+    /// The agent could not apply its identity.
+    #[error("the guest agent could not apply its identity: {0}")]
     Refused(String),
 }
 
-/// An agent that waits for its identity.
+/// Agent that has greeted and waits for its identity.
 #[derive(Debug)]
 pub struct Greeting {
     stream: BufReader<UnixStream>,
@@ -36,7 +36,7 @@ pub struct Greeting {
     pub hello: Hello,
 }
 
-/// An agent that was sent its identity.
+/// Agent to which the identity was sent.
 #[derive(Debug)]
 pub struct AssignedGreeting {
     stream: BufReader<UnixStream>,
@@ -52,9 +52,9 @@ impl Greeting {
         Ok(Self { stream, hello })
     }
 
-    /// Assigns the identity to an agent that greets in this moment: it finds it there once it has
-    /// said its first message, and nothing goes back and forth in between. For agents that have
-    /// started before: one that boots takes its identity much later, and the clock with it.
+    /// Sends the identity to an agent that is greeting at this moment, before its first message
+    /// arrives. This saves a round trip. Only for agents that were started earlier: an agent that
+    /// is booting would read the identity, and with it the time, much later.
     pub async fn receive_assigned(
         mut stream: UnixStream,
         identity: &Identity,
@@ -64,8 +64,8 @@ impl Greeting {
         Ok(AssignedGreeting { stream, hello })
     }
 
-    /// Assigns the identity and waits until it is in force. The stream must be kept: when it
-    /// closes, the agent greets again.
+    /// Sends the identity and waits until it is applied. The caller must retain the stream: when it
+    /// is closed, the agent greets again.
     pub async fn answer(self, identity: &Identity) -> Result<(UnixStream, Ready), GreetingError> {
         let Self { mut stream, hello } = self;
         send(stream.get_mut(), identity).await?;
@@ -74,8 +74,8 @@ impl Greeting {
 }
 
 impl AssignedGreeting {
-    /// Waits until the identity is in force. The stream must be kept: when it closes, the agent
-    /// greets again.
+    /// Waits until the identity is applied. The caller must retain the stream: when it is closed,
+    /// the agent greets again.
     pub async fn ready(mut self) -> Result<(UnixStream, Ready), GreetingError> {
         let ready: Ready = serde_json::from_slice(&line(&mut self.stream).await?)?;
         match &ready.error {
@@ -85,7 +85,7 @@ impl AssignedGreeting {
     }
 }
 
-/// Sends an identity with the present time: the guest may have booted since the sandbox was
+/// Sends an identity with the current time, since the guest may have booted after the sandbox was
 /// requested.
 async fn send(stream: &mut UnixStream, identity: &Identity) -> Result<(), GreetingError> {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).ok();
@@ -120,9 +120,9 @@ mod tests {
         let agent = tokio::spawn(async move {
             // The host may close the connection in the middle of a rejected message.
             let _ = guest.write_all(words).await;
-            let mut heard = String::new();
-            let _ = BufReader::new(guest).read_line(&mut heard).await;
-            heard
+            let mut received = String::new();
+            let _ = BufReader::new(guest).read_line(&mut received).await;
+            received
         });
         let identity = Identity {
             id: "abc".into(),
@@ -132,9 +132,9 @@ mod tests {
             Ok(greeting) => greeting.answer(&identity).await,
             Err(e) => Err(e),
         };
-        let heard = agent.await.unwrap();
+        let received = agent.await.unwrap();
         if result.is_ok() {
-            assert!(heard.contains("\"id\":\"abc\""));
+            assert!(received.contains("\"id\":\"abc\""));
         }
         result
     }
@@ -163,22 +163,22 @@ mod tests {
         };
         let agent = async move {
             let mut guest = BufReader::new(guest);
-            let mut heard = String::new();
-            guest.read_line(&mut heard).await.unwrap();
+            let mut received = String::new();
+            guest.read_line(&mut received).await.unwrap();
             let words = format!("{HELLO}\n{{\"ready_us\":3}}\n");
             guest.write_all(words.as_bytes()).await.unwrap();
-            heard
+            received
         };
         let host = async {
             let greeting = Greeting::receive_assigned(host, &identity).await.unwrap();
             assert_eq!(greeting.hello.hello_us, 2);
             greeting.ready().await.unwrap().1
         };
-        let (ready, heard) = tokio::join!(host, agent);
+        let (ready, received) = tokio::join!(host, agent);
         assert_eq!(ready.ready_us, 3);
-        let heard: Identity = serde_json::from_str(&heard).unwrap();
-        assert_eq!(heard.id, "abc");
-        assert_ne!(heard.time_ns, 0, "without the time of the host's clock");
+        let received: Identity = serde_json::from_str(&received).unwrap();
+        assert_eq!(received.id, "abc");
+        assert_ne!(received.time_ns, 0, "the identity has no time");
     }
 
     #[tokio::test]

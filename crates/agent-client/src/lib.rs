@@ -1,9 +1,9 @@
-//! Client of the guest agent, from the host's side.
+//! Client of the guest agent for the host.
 //!
-//! [`Greeting`] assigns an agent its identity; [`AgentClient`] runs commands and moves files over
-//! the envd protocol, on connections that a connector opens.
+//! [`Greeting`] assigns an identity to an agent. [`AgentClient`] runs commands and transfers files
+//! with the envd protocol, on connections that a connector opens.
 //!
-//! A guest is hostile: everything it sends is bounded and checked.
+//! A guest is not trusted: all data from it is bounded and checked.
 
 pub mod archive;
 pub mod client;

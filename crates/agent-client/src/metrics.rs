@@ -1,4 +1,4 @@
-//! Resource use of a guest, as its own kernel sees it.
+//! Resource use of a guest, as measured by the guest's kernel.
 
 use crate::client::{AgentCall, AgentClient};
 use crate::error::ClientError;
@@ -6,13 +6,13 @@ use crate::request_body::RequestBody;
 use hyper::Method;
 use serde::Deserialize;
 
-/// Longest answer, in bytes.
+/// Maximum length of a response in bytes.
 const MAX_ANSWER_BYTES: usize = 4096;
 
-/// Response of `/metrics`. Sizes in bytes.
+/// Response of `/metrics`. Sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub struct GuestMetrics {
-    /// Use of all processors since the last call, in percent.
+    /// Use of all CPUs since the last call in percent.
     pub cpu_used_pct: f64,
     /// Memory in use.
     pub mem_used: u64,
@@ -27,7 +27,7 @@ pub struct GuestMetrics {
 }
 
 impl AgentClient {
-    /// Returns the guest's present resource use.
+    /// Returns the guest's current resource use.
     pub async fn metrics(&self) -> Result<GuestMetrics, ClientError> {
         let call = AgentCall {
             method: Method::GET,
@@ -40,6 +40,6 @@ impl AgentClient {
         let body = self.expect_success(answer).await?;
         let body = body.collect(MAX_ANSWER_BYTES).await?;
         serde_json::from_slice(&body)
-            .map_err(|e| ClientError::Protocol(format!("answer of /metrics: {e}")))
+            .map_err(|e| ClientError::Protocol(format!("invalid response of /metrics: {e}")))
     }
 }

@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Columns and rows of a terminal.
+/// Size of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PtySize {
     /// Columns.
@@ -23,17 +23,17 @@ pub struct PtySize {
     pub rows: u16,
 }
 
-/// Resource limits; absent ones are the sandbox's defaults.
+/// Resource limits. Absent limits default to the sandbox's limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProcessLimits {
-    /// Open files.
+    /// Number of open files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nofile: Option<u64>,
-    /// Processes of the user.
+    /// Number of processes of the user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nproc: Option<u64>,
-    /// Processor time in seconds.
+    /// CPU time in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_s: Option<u64>,
     /// Address space in bytes.
@@ -44,33 +44,33 @@ pub struct ProcessLimits {
     pub core: Option<u64>,
 }
 
-/// Program to run, and its surroundings.
+/// Configuration of a process: program, arguments and environment.
 #[derive(Debug, Clone, Default)]
 pub struct ProcessSpec {
     /// Program: a path, or a name looked up in the sandbox's `PATH`.
     pub cmd: String,
     /// Arguments after the name.
     pub args: Vec<String>,
-    /// Environment on top of the sandbox's.
+    /// Variables that are added to the sandbox's environment.
     pub envs: BTreeMap<String, String>,
-    /// Working directory; the user's home by default.
+    /// Working directory. Defaults to the user's home directory.
     pub cwd: Option<String>,
-    /// User; the sandbox's default user by default.
+    /// User. Defaults to the sandbox's default user.
     pub user: Option<String>,
-    /// Run in a terminal of this size.
+    /// Size of the terminal. If `None`, the process has no terminal.
     pub pty: Option<PtySize>,
-    /// Give it a stdin to write to.
+    /// Set if the process has a stdin that is writable.
     pub stdin: bool,
-    /// Name to find it by.
+    /// Tag for selecting the process.
     pub tag: Option<String>,
-    /// Time after which it is killed.
+    /// Time after which the process is killed.
     pub timeout: Option<Duration>,
     /// Resource limits.
     pub limits: Option<ProcessLimits>,
 }
 
 impl ProcessSpec {
-    /// A command with arguments.
+    /// Creates the configuration of a program with arguments.
     pub fn new<A: Into<String>>(cmd: impl Into<String>, args: impl IntoIterator<Item = A>) -> Self {
         Self {
             cmd: cmd.into(),
@@ -84,41 +84,41 @@ impl ProcessSpec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ExitStatus {
-    /// Exit code; 128 + number if a signal ended it.
+    /// Exit status. 128 + number if a signal terminated the process.
     pub exit_code: i32,
-    /// It ended by itself.
+    /// Set if the process exited by itself.
     pub exited: bool,
-    /// Text: `exit status 3`, `signal: killed`.
+    /// Description: `exit status 3`, `signal: killed`.
     pub status: String,
-    /// The same text if it was not a success.
+    /// The same description if the process failed.
     pub error: Option<String>,
-    /// The guest had no memory left and killed it.
+    /// Set if the process was killed because the guest had no memory left.
     pub oom_killed: bool,
-    /// Background processes still had the output open. What they write later is not reported.
+    /// Set if background processes still had the output open. Their later output is not reported.
     pub output_open: bool,
 }
 
 /// Event of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessEvent {
-    /// It started.
+    /// The process was started.
     Started {
         /// Process id in the sandbox.
         pid: u32,
     },
-    /// It wrote to stdout.
+    /// The process wrote to stdout.
     Stdout(Bytes),
-    /// It wrote to stderr.
+    /// The process wrote to stderr.
     Stderr(Bytes),
-    /// It wrote to its terminal.
+    /// The process wrote to its terminal.
     Pty(Bytes),
-    /// It ended.
+    /// The process exited.
     End(ExitStatus),
-    /// Sign of life of a silent stream.
+    /// Keepalive of a stream without other events.
     KeepAlive,
 }
 
-/// Process that the agent knows.
+/// Process that was started through the agent.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ProcessInfo {
     /// Process id in the sandbox.
@@ -126,7 +126,7 @@ pub struct ProcessInfo {
     /// Its tag.
     #[serde(default)]
     pub tag: Option<String>,
-    /// Configuration at start.
+    /// Configuration with which it was started.
     pub config: ProcessConfig,
 }
 
@@ -138,15 +138,15 @@ pub struct ProcessConfig {
     /// Arguments.
     #[serde(default)]
     pub args: Vec<String>,
-    /// Environment in its request.
+    /// Environment in the request.
     #[serde(default)]
     pub envs: BTreeMap<String, String>,
-    /// Working directory in its request.
+    /// Working directory in the request.
     #[serde(default)]
     pub cwd: Option<String>,
 }
 
-/// A process whose events are followed. Dropping it does not end the process.
+/// A process whose events the client receives. Dropping the value does not terminate the process.
 pub struct Process {
     client: AgentClient,
     frames: ResponseFrames,
@@ -207,13 +207,13 @@ fn parse(message: &[u8]) -> Result<ProcessEvent, ClientError> {
             stderr: Some(b), ..
         }) => decode(b).map(ProcessEvent::Stderr),
         Some(WireData { pty: Some(b), .. }) => decode(b).map(ProcessEvent::Pty),
-        // Events that newer agents may send.
+        // Newer agents may send other events.
         _ => Ok(ProcessEvent::KeepAlive),
     }
 }
 
 impl AgentClient {
-    /// Starts a process; returns when its program runs.
+    /// Starts a process. Returns when its program runs.
     pub async fn start(&self, spec: &ProcessSpec) -> Result<Process, ClientError> {
         let mut process = json!({ "cmd": spec.cmd, "args": spec.args, "envs": spec.envs });
         if let Some(cwd) = &spec.cwd {
@@ -245,7 +245,8 @@ impl AgentClient {
         self.opened(frames, spec.pty.is_some()).await
     }
 
-    /// Follows a running process, or reports how it ended. Earlier output is not repeated.
+    /// Receives the events of a running process, or its exit status if it has exited. Earlier
+    /// output is not repeated.
     pub async fn connect(&self, pid: u32) -> Result<Process, ClientError> {
         let request = json!({ "process": { "pid": pid } });
         let frames = self
@@ -274,7 +275,7 @@ impl AgentClient {
         }
     }
 
-    /// Lists the processes started through the agent that still run.
+    /// Lists the running processes that were started through the agent.
     pub async fn list(&self) -> Result<Vec<ProcessInfo>, ClientError> {
         #[derive(Deserialize)]
         struct ProcessList {
@@ -287,18 +288,18 @@ impl AgentClient {
         Ok(list.processes)
     }
 
-    /// Sends a signal, by number, to a process and its group.
+    /// Sends a signal, by number, to a process and its process group.
     pub async fn signal(&self, pid: u32, signal: i32) -> Result<(), ClientError> {
         let request = json!({ "process": { "pid": pid }, "signal": signal });
         self.nothing("/process.Process/SendSignal", &request).await
     }
 
-    /// Writes to a process's stdin. For much data [`Process::stdin_stream`] is faster.
+    /// Writes to a process's stdin. [`Process::stdin_stream`] is faster for much data.
     pub async fn send_stdin(&self, pid: u32, bytes: &[u8]) -> Result<(), ClientError> {
         self.send_input(pid, "stdin", bytes).await
     }
 
-    /// Types into a process's terminal.
+    /// Writes input to a process's terminal.
     pub async fn send_pty(&self, pid: u32, bytes: &[u8]) -> Result<(), ClientError> {
         self.send_input(pid, "pty", bytes).await
     }
@@ -341,20 +342,20 @@ impl Process {
         self.pid
     }
 
-    /// The client, to send input and signals while events are awaited.
+    /// Returns the client, for sending input and signals while waiting for events.
     pub fn client(&self) -> &AgentClient {
         &self.client
     }
 
-    /// Returns the next event; `None` after [`ProcessEvent::End`]. A process that ran into its
-    /// timeout ends with [`crate::RpcCode::DeadlineExceeded`].
+    /// Returns the next event, or `None` after [`ProcessEvent::End`]. For a process that exceeded
+    /// its timeout, returns the error [`crate::RpcCode::DeadlineExceeded`].
     pub async fn next_event(&mut self) -> Result<Option<ProcessEvent>, ClientError> {
         let message = self.frames.next().await?;
         message.map(|m| parse(&m)).transpose()
     }
 
-    /// Waits for the end and collects the output (a terminal's counts as stdout). Bounded by
-    /// `limit` bytes for each of stdout and stderr.
+    /// Waits for the exit and collects the output. Output of a terminal counts as stdout. At most
+    /// `limit` bytes each of stdout and stderr are permitted.
     pub async fn output(
         mut self,
         limit: usize,
@@ -381,7 +382,7 @@ impl Process {
         Ok((status, stdout, stderr))
     }
 
-    /// Opens a stream into its stdin or terminal that goes at the process's pace.
+    /// Opens a stream to the stdin or terminal of the process. The process determines the rate.
     pub async fn stdin_stream(&self) -> Result<StdinStream, ClientError> {
         StdinStream::open(&self.client, self.pid, self.pty).await
     }

@@ -1,4 +1,4 @@
-//! Bodies of requests: whole, or streamed.
+//! Bodies of requests, either whole or streamed.
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
@@ -10,19 +10,19 @@ use tokio::sync::mpsc;
 /// A request body.
 #[derive(Debug)]
 pub enum RequestBody {
-    /// The whole body at once.
+    /// A body of one chunk.
     Whole(Option<Bytes>),
-    /// Chunks from a channel, at the agent's pace.
+    /// Chunks from a channel. The agent determines the rate.
     Channel(mpsc::Receiver<Bytes>),
 }
 
 impl RequestBody {
-    /// A body of these bytes.
+    /// Creates a body with these bytes.
     pub fn whole(bytes: impl Into<Bytes>) -> Self {
         Self::Whole(Some(bytes.into()))
     }
 
-    /// A body and the sender that feeds it; the sender waits while two chunks are queued.
+    /// Creates a body and its sender. The sender waits while two chunks are queued.
     pub fn channel() -> (mpsc::Sender<Bytes>, Self) {
         let (sender, receiver) = mpsc::channel(2);
         (sender, Self::Channel(receiver))

@@ -9,11 +9,12 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Bytes of one message: large enough to be fast, and without base64 padding.
+/// Length of one message in bytes. It is large enough for throughput and requires no base64
+/// padding.
 pub(crate) const CHUNK_BYTES: usize = 48 * 1024;
 
-/// An open stream into a process. At most a few hundred KiB are buffered; then `write` waits for
-/// the process.
+/// Open stream to the input of a process. At most a few hundred KiB are buffered. Then `write`
+/// waits until the process reads.
 pub struct StdinStream {
     pieces: Option<mpsc::Sender<Bytes>>,
     call: JoinHandle<Result<(), ClientError>>,
@@ -21,11 +22,11 @@ pub struct StdinStream {
 }
 
 impl StdinStream {
-    /// Opens a stream into a process's stdin, or its terminal.
+    /// Opens a stream to a process's stdin or terminal.
     pub async fn open(client: &AgentClient, pid: u32, pty: bool) -> Result<Self, ClientError> {
         let (pieces, body) = RequestBody::channel();
         let first = frame::message(&json!({ "start": { "process": { "pid": pid } } }))?;
-        // The channel is empty and its other end is owned here.
+        // Ignore the error: the channel is empty, and this function owns the receiver.
         let _ = pieces.send(first).await;
         let client = client.clone();
         let call = tokio::spawn(async move {
@@ -42,8 +43,8 @@ impl StdinStream {
         })
     }
 
-    /// Writes all bytes. If the agent ended the stream (the process is gone, or closed its stdin)
-    /// the error is the reason.
+    /// Writes all bytes. If the agent closed the stream, returns the reason: the process has exited
+    /// or has closed its stdin.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), ClientError> {
         for piece in bytes.chunks(CHUNK_BYTES) {
             let Some(pieces) = &self.pieces else {
@@ -57,7 +58,7 @@ impl StdinStream {
         Ok(())
     }
 
-    /// Waits until the process has got everything. Its stdin stays open: see
+    /// Waits until the process has received all bytes. Its stdin remains open: see
     /// [`AgentClient::close_stdin`].
     pub async fn finish(mut self) -> Result<(), ClientError> {
         self.pieces = None;
@@ -75,5 +76,5 @@ impl StdinStream {
 }
 
 fn closed() -> ClientError {
-    ClientError::Protocol("the stream into the process is closed".to_owned())
+    ClientError::Protocol("the stream to the process is closed".to_owned())
 }

@@ -1,9 +1,11 @@
-//! Protocol of host and guest agent: ports, and the greeting that makes a sandbox ready.
+//! Protocol between the host and the guest agent: ports, and the greeting that assigns an identity
+//! to a sandbox.
 //!
-//! The agent connects to [`HELLO_PORT`] on the host and both sides write one JSON object per line:
-//! agent [`Hello`], host [`Identity`], agent [`Ready`]. After that the connection stays open; when
-//! it breaks (the VM was restored elsewhere) the agent greets again. Everything else is the envd
-//! protocol on [`ENVD_PORT`]. A sandbox without vsock has [`LINK_SOCKET`] instead.
+//! The agent connects to [`HELLO_PORT`] on the host, and each side writes one JSON object per line:
+//! the agent [`Hello`], the host [`Identity`], the agent [`Ready`]. The connection then remains
+//! open. If it breaks, for example because the VM was restored on another host, the agent greets
+//! again. All other communication uses the envd protocol on [`ENVD_PORT`]. A sandbox without vsock
+//! uses [`LINK_SOCKET`] instead.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -11,85 +13,89 @@ use std::fmt;
 
 /// vsock port on the host for the agent's greeting.
 pub const HELLO_PORT: u32 = 1024;
-/// vsock port in the guest that speaks the envd protocol (HTTP/1.1).
+/// vsock port of the guest for the envd protocol (HTTP/1.1).
 pub const ENVD_PORT: u32 = 49_983;
-/// vsock port in the guest that joins a stream to a TCP port: the host writes `<port> ` (decimal),
-/// the agent answers [`TCP_OK`] and then only passes bytes, or answers `ERR <reason> ` and closes.
+/// vsock port of the guest for connections to its TCP ports. The host writes the port number in
+/// decimal and a line feed. The agent answers [`TCP_OK`] and then only passes bytes on, or it
+/// answers `ERR <reason>` with a line feed and closes the connection.
 pub const TCP_PORT: u32 = 49_984;
-/// Answer on [`TCP_PORT`] once the connection to the guest's TCP port is established.
+/// Response on [`TCP_PORT`] after the connection to the guest's TCP port is established.
 pub const TCP_OK: &str = "OK\n";
-/// Version of envd whose protocol the agent speaks; clients switch features on by it.
+/// Version of envd whose protocol the agent implements. Clients enable features depending on this
+/// version.
 pub const ENVD_VERSION: &str = "0.6.13";
-/// Id of the team that owns all sandboxes of a host: clients of E2B expect one.
+/// Id of the team that owns all sandboxes of a host. Clients of E2B require an id.
 pub const TEAM_ID: &str = "local";
-/// Longest line of the greeting, in bytes. The certificate authorities of a [`SiteSettings`] take
-/// most of a long one.
+/// Maximum length of a line of the greeting in bytes. Long lines consist mostly of the certificate
+/// authorities of a [`SiteSettings`].
 pub const MAX_GREETING: usize = 1024 * 1024;
 /// Parameter of the kernel's command line: number of images of the root file system, if there are
-/// several. Without a dot in it, so that the kernel passes it on as an environment variable, which
-/// can be read before anything is mounted.
+/// several. The name contains no dot, so that the kernel passes the parameter on as an environment
+/// variable, which can be read before any file system is mounted.
 pub const IMAGES: &str = "jiffy_images";
-/// Parameter of the kernel's command line: the last disk holds the modules of the kernel.
+/// Parameter of the kernel's command line: set if the last disk contains the modules of the kernel.
 pub const MODULES: &str = "jiffy_modules";
-/// Prefix, followed by a port's number, of the abstract Unix socket that stands for one of the
-/// ports above in a sandbox without vsock. To [`HELLO_PORT`] it is the host that connects.
-/// Connections of programs of the sandbox are closed without an answer: the kernel gives the agent
-/// their credentials.
+/// Prefix of the name of an abstract Unix socket that replaces one of the ports above in a sandbox
+/// without vsock. The number of the port follows. The host connects to the sockets, also to the
+/// socket for [`HELLO_PORT`]. The agent closes connections of programs in the sandbox without a
+/// response, based on the credentials that the kernel reports.
 pub const LINK_SOCKET: &str = "jiffy-agent-";
-/// Argument of the agent as process 1 of a gVisor sandbox.
+/// First argument of the agent as process 1 of a gVisor sandbox.
 pub const GVISOR: &str = "gvisor";
-/// Variable of the agent's environment in gVisor: number of images of the root file system.
+/// Environment variable of the agent in gVisor: number of images of the root file system.
 pub const GVISOR_IMAGES: &str = "JIFFY_IMAGES";
-/// Variable of the agent's environment in gVisor: limit of the sandbox's writes, in MiB.
+/// Environment variable of the agent in gVisor: limit of the sandbox's writes in MiB.
 pub const GVISOR_DISK_MIB: &str = "JIFFY_DISK_MIB";
-/// Variable of the agent's environment in gVisor: comma-separated addresses of the name servers, if
-/// there is a network.
+/// Environment variable of the agent in gVisor: comma-separated addresses of the name servers. Set
+/// if the sandbox has a network.
 pub const GVISOR_DNS: &str = "JIFFY_DNS";
-/// Line on the agent's standard output after which [`LINK_SOCKET`] accepts connections.
+/// Line on the agent's standard output. After this line, [`LINK_SOCKET`] accepts connections.
 pub const LISTENING: &str = "jiffy-agent: listening";
-/// Context id of every guest.
+/// vsock context id of every guest.
 pub const GUEST_CID: u32 = 3;
 
-/// Agent to host: the agent is up.
+/// First message of the agent to the host: the agent is ready to receive an identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Version of the agent.
     pub version: String,
     /// Kernel release of the guest.
     pub kernel: String,
-    /// Guest clock (CLOCK_BOOTTIME, microseconds) when the agent's `main` began.
+    /// Guest clock (CLOCK_BOOTTIME, microseconds) at the start of the agent's `main`.
     pub init_us: u64,
-    /// Guest clock (CLOCK_BOOTTIME, microseconds) when it sent this.
+    /// Guest clock (CLOCK_BOOTTIME, microseconds) when the message was sent.
     pub hello_us: u64,
 }
 
-/// Host to agent: identity of the sandbox. Applied completely before [`Ready`] is sent.
+/// Message of the host to the agent: identity of the sandbox. The agent applies all of it before it
+/// sends [`Ready`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Sandbox id; also the host name unless `hostname` is given. An id other than the agent's
-    /// former one makes it a clone.
+    /// Sandbox id. Also the host name unless `hostname` is given. If the agent had another id
+    /// before, the sandbox is a clone.
     pub id: String,
-    /// The sandbox was rolled back to an earlier moment. Its peers have gone on since, so its TCP
-    /// connections are reset, as a clone's are; those of a resumed sandbox are kept.
+    /// Set if the sandbox was rolled back. Its peers do not share the earlier state, so its TCP
+    /// connections are reset as in a clone. The connections of a resumed sandbox are not reset.
     #[serde(default)]
     pub rewound: bool,
-    /// Host name inside the guest.
+    /// Host name of the guest.
     #[serde(default)]
     pub hostname: Option<String>,
-    /// Wall clock of the host when this was sent, nanoseconds since the epoch.
+    /// Clock of the host when the message was sent, in nanoseconds since 1970.
     pub time_ns: u64,
-    /// 32 or more random bytes from the host, base64, mixed into the guest's pool.
+    /// At least 32 random bytes of the host in base64. The agent adds them to the guest's entropy
+    /// pool.
     pub entropy: String,
     /// Environment for every process.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Token that clients must send as `X-Access-Token`; none means open.
+    /// Token that clients must send as `X-Access-Token`. If `None`, no token is required.
     #[serde(default)]
     pub access_token: Option<String>,
-    /// User for processes that name none.
+    /// User of processes for which the request specifies no user.
     #[serde(default)]
     pub default_user: Option<String>,
-    /// Directory for processes that name none.
+    /// Working directory of processes for which the request specifies no directory.
     #[serde(default)]
     pub default_workdir: Option<String>,
     /// Id of the sandbox's template, for programs in the sandbox.
@@ -98,7 +104,7 @@ pub struct Identity {
     /// Id of the team that owns the sandbox, for programs in the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub team_id: Option<String>,
-    /// Authorities and proxy of the network that the sandbox is in.
+    /// Authorities and proxy of the network in which the sandbox runs.
     #[serde(default, skip_serializing_if = "SiteSettings::is_empty")]
     pub site: SiteSettings,
 }
@@ -107,27 +113,27 @@ pub struct Identity {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SiteSettings {
-    /// Authorities that programs of the guest trust in addition to those of its template.
+    /// Authorities that programs of the guest trust in addition to the template's authorities.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub authorities: Vec<Authority>,
-    /// Proxy; none: the template's and the caller's environment decide alone.
+    /// Proxy. If `None`, only the environments of the template and of the caller specify a proxy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proxy: Option<ProxySettings>,
 }
 
 impl SiteSettings {
-    /// Returns true if there are no settings.
+    /// Returns whether there are no settings.
     pub fn is_empty(&self) -> bool {
         self.authorities.is_empty() && self.proxy.is_none()
     }
 }
 
-/// Certificate of an authority, checked by the host.
+/// Certificate of an authority. The host has validated it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Authority {
-    /// The certificate in PEM: lines of 64 characters, with a line feed after the last.
+    /// Certificate in PEM format: lines of 64 characters, with a line feed after the last line.
     pub pem: String,
-    /// OpenSSL's hash of its subject, 8 hexadecimal digits: its file name in a directory of
+    /// OpenSSL's hash of the subject, 8 hexadecimal digits. It is the file name in a directory of
     /// certificates.
     pub subject_hash: String,
 }
@@ -135,15 +141,16 @@ pub struct Authority {
 /// Proxy of a network.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProxySettings {
-    /// URL with scheme `http` or `https`; empty: no proxy, even if the host has one.
+    /// URL with the scheme `http` or `https`. If empty, no proxy is used, even if the host has a
+    /// proxy.
     pub url: String,
-    /// Comma-separated hosts that are reached without it.
+    /// Comma-separated hosts that are reached without the proxy.
     #[serde(default)]
     pub no_proxy: String,
 }
 
 impl ProxySettings {
-    /// The URL without user and password.
+    /// Returns the URL without user and password.
     pub fn public_url(&self) -> String {
         match self.url.split_once("://") {
             Some((scheme, rest)) => {
@@ -164,16 +171,17 @@ impl fmt::Debug for ProxySettings {
     }
 }
 
-/// Agent to host: the identity is in force and requests are served.
+/// Last message of the agent in the greeting: the identity is applied, and requests are served.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
-    /// Guest clock (CLOCK_BOOTTIME, microseconds) when it sent this.
+    /// Guest clock (CLOCK_BOOTTIME, microseconds) when the message was sent.
     pub ready_us: u64,
-    /// The setting that could not be applied; the host must then not hand the sandbox out.
+    /// Error of applying the identity. If set, the host must not use the sandbox.
     #[serde(default)]
     pub error: Option<String>,
 }
-/// Paths on [`ENVD_PORT`] that only the host may call; a gateway must not let clients reach them.
+/// Paths on [`ENVD_PORT`] for the host only. Gateways must reject requests of clients to these
+/// paths.
 pub const HOST_ONLY_PATHS: [&str; 6] = [
     "/init",
     "/freeze",

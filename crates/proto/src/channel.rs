@@ -11,25 +11,25 @@ use serde::de::DeserializeOwned;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Longest message in bytes.
+/// Maximum length of a message in bytes.
 pub const MAX_MESSAGE: usize = 64 * 1024;
-/// Most descriptors with one message, the kernel's limit (`SCM_MAX_FD`).
+/// Maximum number of descriptors in one message. This is the limit of the kernel (`SCM_MAX_FD`).
 pub const MAX_FDS: usize = 253;
 
 /// Error of a [`Channel`].
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// The other side closed its end.
-    #[error("the control socket was closed by the other side")]
+    /// The peer closed its end.
+    #[error("the peer closed the control socket")]
     Closed,
     /// A socket call failed.
     #[error("control socket: {0}")]
     Io(#[from] Errno),
-    /// The message was longer than [`MAX_MESSAGE`] or had more than [`MAX_FDS`] descriptors.
+    /// The message is longer than [`MAX_MESSAGE`] or has more than [`MAX_FDS`] descriptors.
     #[error("control message too large: {0}")]
     TooLarge(String),
-    /// The message did not have the expected form.
-    #[error("control message not understood: {0}")]
+    /// The message does not have the expected form.
+    #[error("invalid control message: {0}")]
     Malformed(#[from] serde_json::Error),
 }
 
@@ -40,12 +40,12 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Wraps a connected `SOCK_SEQPACKET` socket.
+    /// Creates a channel on a connected `SOCK_SEQPACKET` socket.
     pub fn new(socket: OwnedFd) -> Self {
         Self { socket }
     }
 
-    /// Two connected ends, both close-on-exec.
+    /// Creates two connected ends. Both are close-on-exec.
     pub fn pair() -> Result<(Self, OwnedFd), ChannelError> {
         let (ours, theirs) = socketpair(
             AddressFamily::Unix,
@@ -56,7 +56,7 @@ impl Channel {
         Ok((Self::new(ours), theirs))
     }
 
-    /// Sends one message; the descriptors stay the caller's.
+    /// Sends one message. The caller remains the owner of the descriptors.
     pub fn send<T: Serialize>(
         &self,
         message: &T,
@@ -93,7 +93,7 @@ impl Channel {
         }
     }
 
-    /// Waits for one message and returns it with its descriptors.
+    /// Waits for one message. Returns the message and its descriptors.
     pub fn recv<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), ChannelError> {
         let mut buffer = vec![0u8; self.next_bytes()?.min(MAX_MESSAGE)];
         let mut space = cmsg_space!([RawFd; MAX_FDS]);
@@ -109,8 +109,8 @@ impl Channel {
                     let mut fds = Vec::new();
                     for part in message.cmsgs()? {
                         if let ControlMessageOwned::ScmRights(raw) = part {
-                            // SAFETY: the kernel has just installed these descriptors; they have no
-                            // other owner.
+                            // SAFETY: the kernel has just installed these descriptors, so they have
+                            // no other owner.
                             fds.extend(
                                 raw.into_iter()
                                     .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -131,17 +131,17 @@ impl Channel {
             return Err(ChannelError::Closed);
         }
         if truncated {
-            return Err(ChannelError::TooLarge("the packet was cut".into()));
+            return Err(ChannelError::TooLarge("the packet was truncated".into()));
         }
         Ok((serde_json::from_slice(&buffer[..len])?, fds))
     }
 
-    /// Waits for a message and returns its length: a buffer for the longest would have to be zeroed
-    /// for each.
+    /// Waits for a message and returns its length. Without the length, a buffer of the maximum
+    /// length would have to be zeroed for each message.
     fn next_bytes(&self) -> Result<usize, ChannelError> {
-        let look = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
         loop {
-            match recvmsg::<()>(self.socket.as_raw_fd(), &mut [], None, look) {
+            match recvmsg::<()>(self.socket.as_raw_fd(), &mut [], None, flags) {
                 Ok(message) => return Ok(message.bytes),
                 Err(Errno::EINTR) => continue,
                 Err(Errno::ECONNRESET) => return Err(ChannelError::Closed),

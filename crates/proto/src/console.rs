@@ -1,9 +1,10 @@
-//! Last console output of a guest, in memory shared between `jiffy-vmm` (writes) and the host
-//! (reads).
+//! Ring buffer with the last console output of a guest, in memory that `jiffy-vmm` (the writer) and
+//! the host (the reader) share.
 //!
-//! It outlives the VMM, so that the last output of a guest can be shown even when its VMM was
-//! killed. Layout: one page whose first 8 bytes count all bytes ever written, then [`CAPACITY`]
-//! bytes of ring. The reader treats the content as hostile: bytes, never structure.
+//! The buffer outlives the VMM, so that the last output of a guest is available even if its VMM was
+//! killed. Layout: one page, whose first 8 bytes contain the total number of bytes written, then
+//! [`CAPACITY`] bytes of data. The reader does not trust the content and interprets it only as
+//! bytes.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -14,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of console output that are kept.
+/// Maximum number of stored bytes of console output.
 pub const CAPACITY: usize = 64 * 1024;
 const HEADER_BYTES: usize = 4096;
 const MAPPING_BYTES: NonZeroUsize = match NonZeroUsize::new(HEADER_BYTES + CAPACITY) {
@@ -22,7 +23,7 @@ const MAPPING_BYTES: NonZeroUsize = match NonZeroUsize::new(HEADER_BYTES + CAPAC
     None => unreachable!(),
 };
 
-/// The size is fixed.
+/// Seals of the file. They make its size constant.
 const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW);
 
 /// A mapped console ring.
@@ -32,15 +33,15 @@ pub struct ConsoleRing {
     map: NonNull<libc::c_void>,
 }
 
-// SAFETY: the mapping is valid for the life of the value and only accessed through atomics and raw
-// byte copies.
+// SAFETY: the mapping is valid while the value exists, and is accessed only through atomics and
+// copies of raw bytes.
 unsafe impl Send for ConsoleRing {}
-// SAFETY: as above; concurrent readers may see bytes that are being replaced, which they must
-// expect anyway.
+// SAFETY: as above. Concurrent readers may see bytes that are being replaced, and must handle this
+// in any case.
 unsafe impl Sync for ConsoleRing {}
 
 impl ConsoleRing {
-    /// A new, empty ring in an anonymous file.
+    /// Creates an empty ring in an anonymous file.
     pub fn create() -> Result<Self, Errno> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let fd = memfd_create(c"jiffy-console", flags)?;
@@ -49,8 +50,8 @@ impl ConsoleRing {
         Self::open(fd)
     }
 
-    /// Maps a ring that another process created. Fails on files of another size, and on those that
-    /// the other process could shrink: that would kill the reader.
+    /// Maps a ring that another process created. Fails if the file has another size, or if the
+    /// other process could shrink it, which would kill the reader.
     pub fn open(fd: OwnedFd) -> Result<Self, Errno> {
         let size = nix::sys::stat::fstat(&fd)?.st_size;
         let seals = fcntl(&fd, FcntlArg::F_GET_SEALS)?;
@@ -59,8 +60,8 @@ impl ConsoleRing {
         {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: a fresh shared mapping of a file of exactly this length, which no safe code
-        // aliases.
+        // SAFETY: a new shared mapping of a file of exactly this length. No references point into
+        // it.
         let map = unsafe {
             mmap(
                 None,
@@ -74,47 +75,49 @@ impl ConsoleRing {
         Ok(Self { fd, map })
     }
 
-    /// The file, to hand to the other side.
+    /// Returns the file, which can be sent to the other process.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
     fn total(&self) -> &AtomicU64 {
-        // SAFETY: the first 8 bytes of a page-aligned live mapping; both sides access them only
-        // atomically.
+        // SAFETY: these are the first 8 bytes of a live, page-aligned mapping. Both processes
+        // access them only atomically.
         unsafe { AtomicU64::from_ptr(self.map.as_ptr().cast()) }
     }
 
     fn byte(&self, position: u64) -> *mut u8 {
         let offset = HEADER_BYTES + (position % CAPACITY as u64) as usize;
-        // SAFETY: offset is below the length of the mapping by construction.
+        // SAFETY: the offset is less than the length of the mapping by construction.
         unsafe { self.map.as_ptr().cast::<u8>().add(offset) }
     }
 
-    /// Appends output. One writer only.
+    /// Appends output. There must be only one writer.
     pub fn write(&self, bytes: &[u8]) {
         let mut total = self.total().load(Ordering::Relaxed);
         for &b in bytes {
-            // SAFETY: `byte` points into the mapping; volatile because the other process reads it.
+            // SAFETY: `byte` points into the mapping. The write is volatile because the other
+            // process reads the byte.
             unsafe { self.byte(total).write_volatile(b) };
             total = total.wrapping_add(1);
         }
         self.total().store(total, Ordering::Release);
     }
 
-    /// Returns all output that is kept, oldest first.
+    /// Returns all stored output, oldest first.
     pub fn tail(&self) -> Vec<u8> {
         self.since(0).0
     }
 
-    /// Returns the kept output after byte number `position`, and the position for the next call.
+    /// Returns the stored output after byte number `position`, and the position for the next call.
     pub fn since(&self, position: u64) -> (Vec<u8>, u64) {
         let total = self.total().load(Ordering::Acquire);
         let start = position
             .max(total.saturating_sub(CAPACITY as u64))
             .min(total);
         let bytes = (start..total)
-            // SAFETY: `byte` points into the mapping; volatile because the other process writes it.
+            // SAFETY: `byte` points into the mapping. The read is volatile because the other
+            // process writes the byte.
             .map(|at| unsafe { self.byte(at).read_volatile() })
             .collect();
         (bytes, total)
@@ -123,7 +126,7 @@ impl ConsoleRing {
 
 impl Drop for ConsoleRing {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `open`, unmapped once.
+        // SAFETY: this is the mapping of `open`, which is unmapped only once.
         unsafe {
             let _ = munmap(self.map, MAPPING_BYTES.get());
         }

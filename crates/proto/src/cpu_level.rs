@@ -1,23 +1,24 @@
-//! Processor levels: features that guests see, the same on all hosts of a kind.
+//! Processor levels. A level is a set of CPU features that guests see. It is the same on all hosts
+//! with this level.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Processor level of guests (psABI of x86-64).
+/// Processor level of guests (x86-64 psABI).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum CpuLevel {
-    /// All that this host has.
+    /// All features of this host.
     #[default]
     #[serde(rename = "host")]
     Host,
-    /// SSE 4.2 and POPCNT.
+    /// Baseline with SSE 4.2 and POPCNT.
     #[serde(rename = "x86-64-v2")]
     X86_64V2,
-    /// AVX2, BMI and FMA as well.
+    /// Also AVX2, BMI and FMA.
     #[serde(rename = "x86-64-v3")]
     X86_64V3,
-    /// AVX-512 as well.
+    /// Also AVX-512.
     #[serde(rename = "x86-64-v4")]
     X86_64V4,
 }
@@ -30,12 +31,12 @@ const LEVELS: [(CpuLevel, &str); 4] = [
 ];
 
 impl CpuLevel {
-    /// Returns true if guests see all that the host has.
+    /// Returns whether guests see all features of the host.
     pub fn is_host(&self) -> bool {
         *self == Self::Host
     }
 
-    /// Name, as it is typed.
+    /// Returns the name for command lines and configurations.
     pub fn name(self) -> &'static str {
         let mut levels = LEVELS.into_iter();
         let found = levels.find(|(level, _)| *level == self);
@@ -56,7 +57,9 @@ impl FromStr for CpuLevel {
         let is_meant = |name: &str| name == text || name.strip_prefix("x86-64-") == Some(text);
         let found = LEVELS.into_iter().find(|(_, name)| is_meant(name));
         found.map(|(level, _)| level).ok_or_else(|| {
-            format!("`{text}` is no processor level: host, x86-64-v2, x86-64-v3 or x86-64-v4")
+            format!(
+                "`{text}` is not a processor level: use host, x86-64-v2, x86-64-v3 or x86-64-v4"
+            )
         })
     }
 }

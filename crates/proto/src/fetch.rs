@@ -1,26 +1,28 @@
-//! Messages of a VMM whose memory has not all arrived, and of the fetcher that gets it. Each is one
-//! `SOCK_SEQPACKET` packet, little-endian; the VMM asks and the fetcher answers, in any order.
+//! Messages between a VMM whose memory is still incomplete on this host and the fetcher of the
+//! missing memory. Each message is one little-endian `SOCK_SEQPACKET` packet. The VMM sends
+//! requests, and the fetcher answers them in any order.
 //!
-//! The fetcher writes a chunk to the layer's file, which the VMM has open, before it answers. So no
-//! content passes the socket, and a VMM reads nothing but its own layers.
+//! The fetcher writes a chunk to the layer's file before it answers, and the VMM has this file
+//! open. Therefore no content passes through the socket, and a VMM reads only its own layers.
 
-/// Bytes of a request.
+/// Length of a request in bytes.
 pub const REQUEST_BYTES: usize = 16;
-/// Most bytes of an answer.
+/// Maximum length of an answer in bytes.
 pub const MAX_ANSWER_BYTES: usize = ANSWER_HEADER_BYTES + MAX_REASON_BYTES;
-/// Most requests of one VMM without an answer; a VMM has at most a few for each of its threads.
+/// Maximum number of unanswered requests of one VMM. A VMM has a few requests for each of its
+/// threads.
 pub const MAX_OPEN_REQUESTS: usize = 1024;
 
 const ANSWER_HEADER_BYTES: usize = 20;
 const MAX_REASON_BYTES: usize = 240;
 const VERSION: u32 = 1;
 
-/// Chunk of a layer that a VMM needs.
+/// Request for a chunk of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FetchRequest {
-    /// Number of the layer in [`crate::snapshot::RestoreConfig::memory`].
+    /// Index of the layer in [`crate::snapshot::RestoreConfig::memory`].
     pub layer: u32,
-    /// Number of the chunk, in units of [`crate::layer::MEMORY_CHUNK`].
+    /// Index of the chunk in units of [`crate::layer::MEMORY_CHUNK`].
     pub chunk: u64,
 }
 
@@ -36,17 +38,17 @@ pub struct FetchAnswer {
 /// Result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FetchOutcome {
-    /// The layer's file has the chunk.
+    /// The layer's file contains the chunk.
     Present,
-    /// It could not be fetched for this reason; a later attempt may succeed.
+    /// The chunk could not be fetched for this reason. A later attempt may succeed.
     Failed(String),
-    /// The layer's file has all of its chunks. Also sent without a request, for any chunk.
+    /// The layer's file contains all chunks. Also sent without a request, for any chunk.
     Complete,
 }
 
-/// Defect of a message.
+/// Error of decoding a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a message of this version between VMM and fetcher")]
+#[error("invalid message between VMM and fetcher, or a message of another version")]
 pub struct MessageError;
 
 impl FetchRequest {
@@ -59,7 +61,7 @@ impl FetchRequest {
         bytes
     }
 
-    /// Decodes the output of [`Self::encode`].
+    /// Decodes a request that [`Self::encode`] encoded.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         let (request, rest) = Self::split(bytes)?;
         rest.is_empty().then_some(request).ok_or(MessageError)
@@ -81,7 +83,7 @@ impl FetchRequest {
 }
 
 impl FetchAnswer {
-    /// Encodes the answer; a long reason is cut.
+    /// Encodes the answer. A long reason is truncated.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.request.encode().to_vec();
         match &self.outcome {
@@ -96,7 +98,8 @@ impl FetchAnswer {
         bytes
     }
 
-    /// Decodes the output of [`Self::encode`]. Control characters of a reason become spaces.
+    /// Decodes an answer that [`Self::encode`] encoded. Control characters of a reason become
+    /// spaces.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         if bytes.len() > MAX_ANSWER_BYTES {
             return Err(MessageError);

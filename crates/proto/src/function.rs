@@ -1,5 +1,5 @@
-//! Functions: messages between the daemon and a tenant's process (`jiffy-functions serve`), one
-//! packet each, answered in order.
+//! Functions: messages between the daemon and the process of a tenant (`jiffy-functions serve`).
+//! Each message is one packet, and requests are answered in order.
 
 mod compile_limits;
 mod direct;
@@ -20,18 +20,19 @@ use std::collections::BTreeMap;
 
 /// Descriptor of the listening control socket in a tenant's process.
 pub const CONTROL_FD: i32 = 3;
-/// Descriptor of its listener of requests.
+/// Descriptor of the listener for HTTP requests in a tenant's process.
 pub const LISTENER_FD: i32 = 4;
-/// Header that names the function of a request. The gateway sets it, whatever a client sent.
+/// Header with the name of the function for a request. The gateway always replaces the client's
+/// value.
 pub const FUNCTION_HEADER: &str = "jiffy-function";
-/// Functions that a tenant may have.
+/// Maximum number of functions of a tenant.
 pub const MAX_FUNCTIONS: usize = 1000;
 
-/// Order to a tenant's process.
+/// Request to a tenant's process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 pub enum ControlRequest {
-    /// Loads the compiled file whose descriptor comes with the message, and lets it answer.
+    /// Loads the compiled file whose descriptor is sent with the message, and starts to serve it.
     Load {
         /// Name of the function.
         function: String,
@@ -40,17 +41,17 @@ pub enum ControlRequest {
         /// Settings from now on.
         settings: LoadSettings,
     },
-    /// Sends outgoing connections through the broker whose socket comes with the message, and no
-    /// longer through an earlier one.
+    /// Makes outgoing connections through the broker whose socket is sent with the message.
+    /// Replaces an earlier broker.
     Egress,
-    /// Serves the connections that come over the socket that comes with the message. The end of an
-    /// earlier one ends its connections, each after the request under way.
+    /// Serves the connections that arrive on the socket that is sent with the message. When an
+    /// earlier socket is closed, its connections are closed after the requests in flight.
     Direct,
-    /// Sets how a function answers direct requests.
+    /// Sets the response of a function to direct requests.
     Publish {
         /// Name of the function.
         function: String,
-        /// Its answer from now on.
+        /// Response from now on.
         access: DirectAccess,
     },
     /// Replaces limits.
@@ -72,29 +73,29 @@ pub enum ControlRequest {
         /// Name of the function.
         function: String,
     },
-    /// Asks for counts.
+    /// Requests the counters of a function.
     Metrics {
         /// Name of the function.
         function: String,
     },
-    /// Asks for entries of the log.
+    /// Requests entries of the log.
     Logs {
         /// Name of the function.
         function: String,
-        /// First entry's number.
+        /// Number of the first entry.
         sequence: u64,
     },
 }
 
-/// Settings of a version that is loaded.
+/// Settings of a loaded version.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoadSettings {
     /// Limits.
     pub limits: FunctionLimits,
-    /// Environment variables of its guests (`wasi:http/proxy` only).
+    /// Environment variables of its guests. Only for `wasi:http/proxy`.
     pub env: BTreeMap<String, String>,
-    /// Hosts that its guests may send requests to.
+    /// Hosts to which its guests may send requests.
     pub allow: Vec<String>,
 }
 
@@ -107,25 +108,25 @@ impl From<FunctionLimits> for LoadSettings {
     }
 }
 
-/// Answer of a tenant's process.
+/// Response of a tenant's process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum ControlResponse {
-    /// First message of each connection: the process is confined and serves.
+    /// First message of each connection: the process is confined and serves requests.
     Ready {
         /// Fingerprint of its engine in hexadecimal digits.
         engine: String,
     },
-    /// Done.
+    /// The request was executed.
     Done,
-    /// The version answers from now on.
+    /// The version was loaded and serves requests from now on.
     Loaded {
         /// Its world.
         world: World,
     },
-    /// Counts.
+    /// Counters of a function.
     Metrics {
-        /// Counts at this moment.
+        /// Current values.
         metrics: MetricsSnapshot,
     },
     /// Entries of the log.
@@ -133,9 +134,9 @@ pub enum ControlResponse {
         /// Entries, oldest first.
         entries: Vec<LogEntry>,
     },
-    /// Not done.
+    /// The request was rejected.
     Refused {
-        /// Reason, for people.
+        /// Reason as text.
         message: String,
     },
 }
@@ -143,7 +144,7 @@ pub enum ControlResponse {
 /// Interface of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum World {
-    /// Core module with Jiffy's own ABI.
+    /// Core module with Jiffy's ABI.
     #[serde(rename = "jiffy-core/1")]
     Core,
     /// Component that exports `wasi:http/incoming-handler@0.2`.
@@ -153,13 +154,13 @@ pub enum World {
 
 /// Magic number of WebAssembly.
 const WASM_MAGIC: &[u8] = b"\0asm";
-/// Version and layer of a core module, then of a component.
+/// Version and layer of a core module and of a component.
 const CORE_VERSION: &[u8] = &[1, 0, 0, 0];
 const COMPONENT_VERSION: &[u8] = &[13, 0, 1, 0];
 
 impl World {
-    /// Detects the world from the first bytes of a file; none if it is no WebAssembly in binary
-    /// form.
+    /// Detects the interface from the first bytes of a file. Returns `None` if the file is not
+    /// binary WebAssembly.
     #[must_use]
     pub fn detect(module: &[u8]) -> Option<Self> {
         match module.strip_prefix(WASM_MAGIC)?.get(..4)? {
@@ -169,7 +170,7 @@ impl World {
         }
     }
 
-    /// Name in answers.
+    /// Returns the name in responses.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -187,50 +188,50 @@ pub enum LogStream {
     Stdout,
     /// Standard error of the guest.
     Stderr,
-    /// Failure of a request, told by the process.
+    /// Failure of a request, reported by the process.
     Fault,
 }
 
 /// Entry of a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogEntry {
-    /// Number of the entry; each is one more than the one before.
+    /// Number of the entry. Each entry has the next higher number.
     pub sequence: u64,
-    /// Milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     pub unix_ms: u64,
-    /// Request that it belongs to.
+    /// Id of the request that the entry belongs to.
     pub request_id: String,
     /// Source.
     pub stream: LogStream,
-    /// Text, with bytes that are not UTF-8 replaced.
+    /// Text. Bytes that are not UTF-8 are replaced.
     pub text: String,
 }
 
-/// Counts of a function's requests at one moment.
+/// Counters of a function's requests at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetricsSnapshot {
-    /// Requests that have ended.
+    /// Number of completed requests.
     pub requests: u64,
-    /// Requests that run.
+    /// Number of requests in flight.
     pub running: u64,
-    /// Processor time of all in microseconds.
+    /// CPU time of all requests in microseconds.
     pub cpu_us: u64,
     /// Sum of latencies, from admission to the response's head, in microseconds.
     pub latency_us: u64,
     /// Requests per bucket of [`LATENCY_BUCKETS_US`].
     pub latency_buckets: Vec<u64>,
-    /// Failures by error code.
+    /// Number of failures by error code.
     pub faults: BTreeMap<String, u64>,
 }
 
-/// Upper bounds of the histogram's buckets in microseconds; a last bucket has no bound.
+/// Upper bounds of the histogram's buckets in microseconds. The last bucket has no bound.
 pub const LATENCY_BUCKETS_US: [u64; 14] = [
     50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 500_000, 2_500_000,
     10_000_000,
 ];
 
 impl MetricsSnapshot {
-    /// Adds the counts of another process of the same function.
+    /// Adds the counters of another process of the same function.
     pub fn add(&mut self, other: &Self) {
         self.requests = self.requests.saturating_add(other.requests);
         self.running = self.running.saturating_add(other.running);

@@ -1,46 +1,47 @@
-//! Connections to the daemon's control plane from inside: from functions and from sandboxes, which
-//! reach no address of the host. They are made by the daemon itself, under one reserved name.
+//! Internal connections to the daemon's control plane, from functions and from sandboxes. These
+//! cannot reach any address of the host. The daemon itself makes the connections, for one reserved
+//! host name.
 
 use std::any::Any;
 use std::fmt::Debug;
 use std::os::unix::net::UnixStream;
 
-/// Name under which functions and sandboxes reach the control plane, at port 80. No server of the
-/// internet can have it (ICANN reserves `internal` for private use).
+/// Host name under which functions and sandboxes reach the control plane, at port 80. No server on
+/// the internet can have this name, since ICANN reserves `internal` for private use.
 pub const API_HOST: &str = "api.jiffy.internal";
 
-/// Returns true if `name`, in any case and with or without the root's dot, is [`API_HOST`].
+/// Returns whether `name` is [`API_HOST`], in any case and with or without the final dot.
 #[must_use]
 pub fn is_api_host(name: &str) -> bool {
     let name = name.strip_suffix('.').unwrap_or(name);
     name.eq_ignore_ascii_case(API_HOST)
 }
 
-/// Other end of a connection from inside, as the daemon knows it.
+/// Origin of an internal connection, as known to the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InternalOrigin {
     /// A function that was deployed with a key for sandboxes.
     Function {
-        /// API key whose sandboxes it may call.
+        /// API key whose sandboxes the function may use.
         key: String,
-        /// API key that the function belongs to; none: the host's owner.
+        /// API key that owns the function. `None` if the host's owner owns it.
         owner: Option<String>,
         /// Name of the function.
         name: String,
-        /// True if it may also send requests to ports of these sandboxes.
+        /// Set if the function may also send requests to ports of these sandboxes.
         reaches_ports: bool,
     },
-    /// A sandbox whose rules name [`API_HOST`].
+    /// A sandbox whose egress rules allow [`API_HOST`].
     Sandbox {
-        /// API key that the sandbox belongs to.
+        /// API key that owns the sandbox.
         key: String,
     },
 }
 
-/// Connects functions and sandboxes to the control plane.
+/// Connector from functions and sandboxes to the control plane.
 pub trait ControlPlaneConnector: Debug + Send + Sync {
-    /// Hands over the daemon's end of a connection, which does not block, and what is to be kept
-    /// until its end. Returns false if it is not served.
+    /// Passes the daemon's end of a connection, which must be non-blocking, and a value that is
+    /// dropped when the connection is closed. Returns false if the connection is not served.
     fn connect(
         &self,
         origin: InternalOrigin,

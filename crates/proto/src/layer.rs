@@ -1,10 +1,11 @@
-//! Index beside a layer file: the units of memory or disk that the layer holds, and those that it
-//! makes zero.
+//! Index of a layer file. It lists the units of memory or disk that the layer stores, and the units
+//! that the layer sets to zero.
 //!
-//! A layer file is sparse and as long as the memory or disk; each unit lies at its own offset. Its
-//! index is a small file: magic (8 bytes), version (u32), bytes per unit (u32), number of units
-//! (u64), then two bit maps, `stored` and `zero`, unit `n` at bit `n % 64` of little-endian word `n
-//! / 64`. A unit in neither map is that of the layers below.
+//! A layer file is sparse and has the size of the memory or disk. Each unit is at its own offset.
+//! The index is a small file. It contains the magic number (8 bytes), the version (u32), bytes per
+//! unit (u32), the number of units (u64), and two bit maps, `stored` and `zero`. Unit `n` is bit `n
+//! % 64` of little-endian word `n / 64`. If a unit is in neither map, the layers below determine
+//! its content.
 
 mod index_file;
 
@@ -12,34 +13,34 @@ pub use index_file::IndexFileError;
 
 use index_file::IndexDecoder;
 
-/// Unit of memory layers in bytes.
+/// Size of a unit of memory layers in bytes.
 pub const MEMORY_CHUNK: u32 = 64 << 10;
-/// Unit of sets of guest pages in bytes.
+/// Size of a unit in sets of guest pages in bytes.
 pub const MEMORY_PAGE: u32 = 4 << 10;
-/// Unit of disk layers in bytes.
+/// Size of a unit of disk layers in bytes.
 pub const DISK_BLOCK: u32 = 4 << 10;
-/// Largest accepted number of units: 1 TiB of disk blocks.
+/// Maximum number of units: 1 TiB of disk blocks.
 pub const MAX_UNITS: u64 = 1 << 28;
 
 const MAGIC: [u8; 8] = *b"JIFFYIDX";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 24;
 
-/// Defect of an index.
+/// Error of decoding an index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IndexError {
-    /// Not an index.
+    /// The data is not an index.
     #[error("not a layer index")]
     Magic,
-    /// An unknown version.
-    #[error("layer index of version {0}, and this program reads version {VERSION}")]
+    /// The version is unknown.
+    #[error("layer index has version {0}, but this program supports version {VERSION}")]
     Version(u32),
-    /// Sizes that contradict each other.
+    /// The fields contradict each other.
     #[error("layer index is damaged: {0}")]
     Damaged(&'static str),
 }
 
-/// A set of unit numbers below a fixed count.
+/// A set of unit numbers below a fixed bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitSet {
     units: u64,
@@ -47,7 +48,7 @@ pub struct UnitSet {
 }
 
 impl UnitSet {
-    /// The empty set of `units` units.
+    /// Returns an empty set for `units` units.
     pub fn empty(units: u64) -> Self {
         let words = usize::try_from(units.min(MAX_UNITS).div_ceil(64)).unwrap_or(0);
         Self {
@@ -56,14 +57,15 @@ impl UnitSet {
         }
     }
 
-    /// The set of all `units` units.
+    /// Returns the set of all `units` units.
     pub fn full(units: u64) -> Self {
         let mut set = Self::empty(units);
         set.insert_range(0..set.units);
         set
     }
 
-    /// Builds a set from words in the form of [`Self::words`]; bits beyond `units` are dropped.
+    /// Creates a set from words in the form of [`Self::words`]. Bits at or above `units` are
+    /// dropped.
     pub fn from_words(units: u64, words: &[u64]) -> Self {
         let mut set = Self::empty(units);
         for (to, from) in set.words.iter_mut().zip(words) {
@@ -78,17 +80,17 @@ impl UnitSet {
         set
     }
 
-    /// Number of units below the bound, in the set or not.
+    /// Returns the bound: the number of units that the set may contain.
     pub fn units(&self) -> u64 {
         self.units
     }
 
-    /// The bits.
+    /// Returns the bits as words.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// Returns true if `unit` is in the set.
+    /// Returns whether `unit` is in the set.
     pub fn contains(&self, unit: u64) -> bool {
         usize::try_from(unit / 64)
             .ok()
@@ -96,7 +98,7 @@ impl UnitSet {
             .is_some_and(|word| word >> (unit % 64) & 1 == 1)
     }
 
-    /// Adds `unit`; beyond the end it does nothing. Allocates nothing.
+    /// Adds `unit`. Has no effect if it is out of bounds. Does not allocate.
     pub fn insert(&mut self, unit: u64) {
         if unit < self.units
             && let Ok(at) = usize::try_from(unit / 64)
@@ -106,7 +108,7 @@ impl UnitSet {
         }
     }
 
-    /// Adds the units of word `at`, in the form of [`Self::words`]. Allocates nothing.
+    /// Adds the units of word `at`, in the form of [`Self::words`]. Does not allocate.
     pub fn insert_word(&mut self, at: usize, word: u64) {
         let first = u64::try_from(at).map_or(u64::MAX, |at| at.saturating_mul(64));
         let known = match self.units.saturating_sub(first) {
@@ -128,7 +130,7 @@ impl UnitSet {
         }
     }
 
-    /// Adds all units of `range` that exist.
+    /// Adds all units of `range` that are in bounds.
     pub fn insert_range(&mut self, range: std::ops::Range<u64>) {
         let (mut start, end) = (range.start, range.end.min(self.units));
         while start < end {
@@ -142,7 +144,8 @@ impl UnitSet {
         }
     }
 
-    /// The units of `factor` of this set's that have at least one of it.
+    /// Returns the set of larger units, of `factor` units each, that contain at least one unit of
+    /// this set.
     pub fn coarser(&self, factor: u64) -> Self {
         let mut set = Self::empty(self.units.div_ceil(factor));
         for (at, &word) in (0..).zip(&self.words) {
@@ -161,7 +164,7 @@ impl UnitSet {
         set
     }
 
-    /// The units of this set that are not in `other`.
+    /// Returns the units of this set that are not in `other`.
     pub fn without(&self, other: &Self) -> Self {
         let others = other.words.iter().chain(std::iter::repeat(&0));
         let words = self.words.iter().zip(others);
@@ -171,7 +174,7 @@ impl UnitSet {
         }
     }
 
-    /// The units that are in this set or in `other`, which is of as many.
+    /// Returns the units that are in this set or in `other`. Both must have the same bound.
     pub fn with(&self, other: &Self) -> Self {
         let others = other.words.iter().chain(std::iter::repeat(&0));
         let words = self.words.iter().zip(others);
@@ -181,17 +184,17 @@ impl UnitSet {
         }
     }
 
-    /// Number of units in the set.
+    /// Returns the number of units in the set.
     pub fn count(&self) -> u64 {
         self.words.iter().map(|w| u64::from(w.count_ones())).sum()
     }
 
-    /// The units in the set, ascending.
+    /// Returns the units in the set in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
         self.iter_range(0..self.units)
     }
 
-    /// The units of `range` in the set, ascending.
+    /// Returns the units in the set that are in `range`, in ascending order.
     pub fn iter_range(&self, range: std::ops::Range<u64>) -> impl Iterator<Item = u64> {
         let first = usize::try_from(range.start / 64).unwrap_or(usize::MAX);
         let last = usize::try_from(range.end.div_ceil(64)).unwrap_or(usize::MAX);
@@ -214,16 +217,16 @@ impl UnitSet {
 /// An index in memory. No unit is both stored and zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerIndex {
-    /// Bytes per unit.
+    /// Size of a unit in bytes.
     pub unit: u32,
-    /// Units that the layer file holds.
+    /// Units that the layer file stores.
     pub stored: UnitSet,
-    /// Units that read as zeroes, regardless of the layers below.
+    /// Units that are zero, independent of the layers below.
     pub zero: UnitSet,
 }
 
 impl LayerIndex {
-    /// A layer without content over `bytes` bytes.
+    /// Returns the index of a layer without content, for `bytes` bytes of memory or disk.
     pub fn empty(unit: u32, bytes: u64) -> Self {
         let units = bytes.div_ceil(u64::from(unit));
         Self {
@@ -233,23 +236,23 @@ impl LayerIndex {
         }
     }
 
-    /// Number of units of the memory or disk.
+    /// Returns the number of units of the memory or disk.
     pub fn units(&self) -> u64 {
         self.stored.units
     }
 
-    /// Returns true if the layer determines the contents of `unit`.
+    /// Returns whether the layer determines the content of `unit`.
     pub fn decides(&self, unit: u64) -> bool {
         self.stored.contains(unit) || self.zero.contains(unit)
     }
 
-    /// Bytes of an encoded index over `units` units.
+    /// Returns the length of an encoded index for `units` units, in bytes.
     pub fn encoded_len(units: u64) -> usize {
         let words = usize::try_from(units.div_ceil(64)).unwrap_or(usize::MAX / 32);
         HEADER_BYTES + words * 16
     }
 
-    /// Encodes the index for a file.
+    /// Encodes the index.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::encoded_len(self.units()));
         bytes.extend(Self::header(self.unit, self.units()));
@@ -259,7 +262,7 @@ impl LayerIndex {
         bytes
     }
 
-    /// The first bytes of an encoded index; the two maps follow.
+    /// Returns the header of an encoded index. The two maps follow it.
     pub fn header(unit: u32, units: u64) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         header[..8].copy_from_slice(&MAGIC);
@@ -269,18 +272,18 @@ impl LayerIndex {
         header
     }
 
-    /// Checks that it is an index of units of `unit` bytes over `bytes` bytes.
+    /// Checks that the index has units of `unit` bytes and covers `bytes` bytes.
     pub fn of(self, unit: u32, bytes: u64) -> Result<Self, IndexError> {
         if self.unit != unit {
-            return Err(IndexError::Damaged("its unit is of another size"));
+            return Err(IndexError::Damaged("its unit has another size"));
         }
         if self.units() != bytes.div_ceil(u64::from(unit)) {
-            return Err(IndexError::Damaged("it is of something of another size"));
+            return Err(IndexError::Damaged("the memory or disk has another size"));
         }
         Ok(self)
     }
 
-    /// Decodes the output of [`Self::encode`], of any unit and size.
+    /// Decodes an index that [`Self::encode`] encoded, of any unit and size.
     pub fn decode_any(data: &[u8]) -> Result<Self, IndexError> {
         let (header, maps) = data.split_at_checked(HEADER_BYTES).unwrap_or((data, &[]));
         let mut decoder = IndexDecoder::new(header, data.len() as u64)?;
@@ -288,13 +291,13 @@ impl LayerIndex {
         Ok(decoder.finish())
     }
 
-    /// Unit in bytes, and number of units.
+    /// Returns the size of a unit in bytes and the number of units.
     fn decode_header(data: &[u8]) -> Result<(u32, u64), IndexError> {
         let (magic, rest) = data.split_first_chunk().ok_or(IndexError::Magic)?;
         if *magic != MAGIC {
             return Err(IndexError::Magic);
         }
-        const SHORT: IndexError = IndexError::Damaged("it is cut short");
+        const SHORT: IndexError = IndexError::Damaged("it is truncated");
         let (version, rest) = rest.split_first_chunk().ok_or(SHORT)?;
         let version = u32::from_le_bytes(*version);
         if version != VERSION {
@@ -305,7 +308,7 @@ impl LayerIndex {
         let unit = u32::from_le_bytes(*unit);
         let units = u64::from_le_bytes(*units);
         if unit == 0 || units > MAX_UNITS {
-            return Err(IndexError::Damaged("its sizes make no sense"));
+            return Err(IndexError::Damaged("its sizes are invalid"));
         }
         Ok((unit, units))
     }

@@ -1,17 +1,20 @@
 //! Protocols between Jiffy's processes and machines:
 //!
-//! * [`vm`]: host to `jiffy-vmm` and back, over a Unix `SOCK_SEQPACKET` socket, with descriptors.
-//! * [`snapshot`]: its part for snapshots and restores, and [`layer`]: the files that these leave.
-//! * [`channel`]: transport of those messages.
-//! * [`fetch`]: a VMM whose memory has not all arrived, to the process that gets it.
+//! * [`vm`]: messages between the host and `jiffy-vmm` over a Unix `SOCK_SEQPACKET` socket, with
+//!   descriptors.
+//! * [`snapshot`]: the part of these messages for snapshots and restores. [`layer`]: files of
+//!   snapshots.
+//! * [`channel`]: transport of these messages.
+//! * [`fetch`]: messages between a VMM with incomplete memory and the process that fetches the
+//!   rest.
 //! * [`agent`]: greeting between host and guest agent, and their vsock ports.
-//! * [`function`]: daemon to the process of a tenant's functions.
+//! * [`function`]: messages between the daemon and the process of a tenant's functions.
 //! * [`internal`]: connections of functions and sandboxes to the control plane.
-//! * [`cpu_level`]: features of the processor that guests see.
-//! * [`console`]: shared ring with a guest's last console output.
-//! * [`kernel`]: kernel calls that no library has.
+//! * [`cpu_level`]: CPU features that guests see.
+//! * [`console`]: shared ring buffer with a guest's last console output.
+//! * [`kernel`]: system calls that no library supports.
 //! * [`page_scan`]: page scans of the kernel.
-//! * [`panic`]: the same end of all of them.
+//! * [`panic`]: behaviour of all processes at a panic.
 
 pub mod agent;
 pub mod channel;

@@ -5,15 +5,15 @@ use libc::c_ulong;
 /// Request number: read and write, type `f`, number 16, 96 bytes.
 pub const PAGEMAP_SCAN: c_ulong = 0xC060_6610;
 
-/// Category: written since the page was write-protected.
+/// Category: the page was written since it was write-protected.
 pub const WRITTEN: u64 = 1 << 1;
-/// Category: backed by a file, and not copied.
+/// Category: the page belongs to a file and was not copied.
 pub const FILE: u64 = 1 << 2;
-/// Category: in memory.
+/// Category: the page is in memory.
 pub const PRESENT: u64 = 1 << 3;
-/// Category: swapped out, or being migrated.
+/// Category: the page is swapped out or being migrated.
 pub const SWAPPED: u64 = 1 << 4;
-/// Category: the shared page of zeros.
+/// Category: the page is the shared zero page.
 pub const PFNZERO: u64 = 1 << 5;
 
 /// Argument, `struct pm_scan_arg`.
@@ -26,7 +26,7 @@ pub struct PageScan {
     pub flags: u64,
     /// First address.
     pub start: u64,
-    /// End of the addresses.
+    /// End address (exclusive).
     pub end: u64,
     /// Address at which the scan ended.
     pub walk_end: u64,
@@ -34,7 +34,7 @@ pub struct PageScan {
     pub vec: u64,
     /// Length of the array in regions.
     pub vec_len: u64,
-    /// Maximum number of reported pages. 0: no limit.
+    /// Maximum number of reported pages. 0 means no limit.
     pub max_pages: u64,
     /// Categories whose absence counts as a match in the masks.
     pub category_inverted: u64,
@@ -47,7 +47,7 @@ pub struct PageScan {
 }
 
 impl Default for PageScan {
-    /// Scan of an empty range.
+    /// Returns a scan of an empty range.
     fn default() -> Self {
         Self {
             size: size_of::<Self>() as u64,
@@ -72,7 +72,7 @@ impl Default for PageScan {
 pub struct PageRegion {
     /// First address.
     pub start: u64,
-    /// End of the addresses.
+    /// End address (exclusive).
     pub end: u64,
     /// Reported categories.
     pub categories: u64,

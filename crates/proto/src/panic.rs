@@ -1,7 +1,8 @@
-//! Panics, which end a process of Jiffy whichever profile it was compiled with.
+//! Panics. They abort a process of Jiffy independent of the profile with which it was compiled.
 
-/// Makes a panic of any thread abort this process. Programs for users are compiled that way; those
-/// of a run of all tests share libraries with the tests, which unwind.
+/// Makes a panic of any thread abort this process. Released programs are compiled in this way.
+/// Programs of a test run use the same libraries as the tests, which unwind, and therefore need
+/// this call.
 pub fn abort_at_panics() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -1,48 +1,49 @@
-//! Messages of host and `jiffy-vmm` about taking a snapshot of a running VM, and making a VM from
-//! one.
+//! Messages between the host and `jiffy-vmm` for snapshots: taking a snapshot of a running VM, and
+//! restoring a VM from a snapshot.
 
 use crate::vm::{DiskConfig, DiskLimits, FdIndex, NetConfig, VsockConfig};
 use serde::{Deserialize, Serialize};
 
-/// Most layers, of memory or of one disk, from which a VM is made; longer lineages are merged
+/// Maximum number of layers of memory, and of each disk, for a restore. Longer lineages are merged
 /// first.
 pub const MAX_LAYERS: usize = 48;
-/// Most layers that a running VM may accumulate by being snapshotted; a restore from a merged
-/// snapshot resets the count.
+/// Maximum number of layers that a running VM may accumulate through its snapshots. A restore from
+/// a merged snapshot resets the number.
 pub const MAX_LIVE_LAYERS: usize = 1024;
 
-/// Files to which a snapshot is written. All are opened for reading and writing, and empty.
+/// Files to which a snapshot is written. All are empty and opened for reading and writing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotConfig {
-    /// The controller's id of the snapshot.
+    /// Id of the snapshot, chosen by the controller.
     pub id: String,
-    /// Takes the state of vCPUs and devices.
+    /// Receives the state of vCPUs and devices.
     pub state: FdIndex,
-    /// Takes the chunks of memory that differ from the layers below ([`crate::layer`]).
+    /// Receives the chunks of memory that differ from the layers below ([`crate::layer`]).
     pub memory: FdIndex,
-    /// The file of `memory` once more, opened with `O_DIRECT`; none if its file system refuses
-    /// that.
+    /// The file of `memory`, opened again with `O_DIRECT`. `None` if its file system does not
+    /// support this.
     #[serde(default)]
     pub direct: Option<FdIndex>,
-    /// Takes the index of `memory`.
+    /// Receives the index of `memory`.
     pub index: FdIndex,
-    /// `/proc/PID/pagemap` of the VMM, by which written pages are found; without it all of memory
+    /// `/proc/PID/pagemap` of the VMM, with which written pages are found. Without it, all memory
     /// is scanned.
     pub pagemap: Option<FdIndex>,
-    /// Takes an index whose `stored` chunks the guest has touched since it was made. Needs
-    /// `pagemap`. A hint: the file stays empty if they cannot be found.
+    /// Receives an index whose `stored` chunks are the chunks that the guest has accessed since the
+    /// restore. Requires `pagemap`. The index is only a hint: the file remains empty if the chunks
+    /// cannot be determined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub working_set: Option<FdIndex>,
-    /// One for each disk with an overlay, in guest order.
+    /// Files for each disk with an overlay, in guest order.
     pub disks: Vec<DiskFreeze>,
     /// State of the VM after the snapshot.
     pub then: AfterSnapshot,
-    /// Most bytes of its layers, indexes and state together; none: no limit.
+    /// Maximum size of all layers, indexes and the state together, in bytes. `None` for no limit.
     #[serde(default)]
     pub max_bytes: Option<u64>,
-    /// Report it with [`crate::vm::Event::Captured`] once its memory is frozen, and write it to
-    /// the end without a controller, and after the guest has ended. Only with
-    /// [`AfterSnapshot::Resume`].
+    /// If set, the snapshot is reported with [`crate::vm::Event::Captured`] when its memory is
+    /// frozen. It is then written to the end, even without a controller and after the exit of the
+    /// guest. Only with [`AfterSnapshot::Resume`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub captured: bool,
 }
@@ -65,32 +66,33 @@ pub struct SnapshotLayerFiles {
     pub disks: Vec<FileIdentity>,
 }
 
-/// Two snapshots of one lineage whose layers were folded into one: the controller has copied every
-/// chunk and block that `upper` lacked from the files of `lower` into the files of `upper`.
+/// Two snapshots of one lineage whose layers were merged into one. The controller has copied all
+/// chunks and blocks that are missing in `upper` from the files of `lower` into the files of
+/// `upper`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FoldedLayers {
-    /// Snapshot that is removed.
+    /// Snapshot that will be removed.
     pub lower: SnapshotLayerFiles,
-    /// Snapshot directly above it.
+    /// Snapshot directly above `lower`.
     pub upper: SnapshotLayerFiles,
 }
 
-/// Snapshot that a VMM has completed, and that its controller has neither committed nor aborted.
+/// Snapshot that a VMM has completed, but that its controller has not yet committed or aborted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CapturedSnapshot {
-    /// The controller's id of the snapshot.
+    /// Id of the snapshot, chosen by the controller.
     pub id: String,
-    /// Its report; none while it is being written.
+    /// Report of the snapshot. `None` while it is being written.
     pub report: Option<SnapshotReport>,
 }
 
-/// Freeze of a disk: the overlay in use becomes a layer of the snapshot, and only its index is
+/// Freeze of a disk. The current overlay becomes a layer of the snapshot, and only its index is
 /// written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskFreeze {
-    /// Takes the guest's writes from now on.
+    /// Receives the guest's writes from now on.
     pub overlay: FdIndex,
-    /// Takes the index of the overlay that was in use.
+    /// Receives the index of the previous overlay.
     pub index: FdIndex,
 }
 
@@ -98,11 +100,11 @@ pub struct DiskFreeze {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AfterSnapshot {
-    /// Runs on at once, while a background copy of memory is written.
+    /// The VM continues to run while memory is written by a background copy.
     Resume,
-    /// Stays paused.
+    /// The VM remains paused.
     Stay,
-    /// Ends.
+    /// The VM is terminated.
     Stop,
 }
 
@@ -110,9 +112,9 @@ pub enum AfterSnapshot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "bool", into = "bool")]
 pub enum SnapshotDecision {
-    /// The snapshot is the VM's newest layer.
+    /// The snapshot becomes the VM's newest layer.
     Commit,
-    /// The VM is put back on the layers from before it.
+    /// The VM uses the layers from before the snapshot again.
     Abort,
 }
 
@@ -128,23 +130,23 @@ impl From<SnapshotDecision> for bool {
     }
 }
 
-/// Report of a complete snapshot. Times in microseconds.
+/// Report of a complete snapshot. Times are in microseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotReport {
-    /// Time for which the guest was stopped; with [`AfterSnapshot::Resume`] independent of the
-    /// amount it had written.
+    /// Time for which the guest was stopped. With [`AfterSnapshot::Resume`], it does not depend on
+    /// the amount of written memory.
     pub stopped_us: u64,
-    /// From the request to the last byte written (to files, not to storage).
+    /// Time from the request until the last byte was written (to files, not to storage).
     pub total_us: u64,
-    /// Phases of the stop.
+    /// Phases of the time for which the guest was stopped.
     pub phases: FreezePhases,
-    /// Chunks of memory that were scanned.
+    /// Number of memory chunks that were scanned.
     pub candidates: u64,
-    /// Chunks written to the memory layer.
+    /// Number of chunks written to the memory layer.
     pub stored: u64,
-    /// Chunks that are zero now and were not below; they take no space.
+    /// Number of chunks that are zero now and were not zero below. They occupy no space.
     pub zero: u64,
-    /// Features of this host's processor; a VM is only restored on one with the same.
+    /// CPU features of this host. A VM can be restored only on a host with the same features.
     pub cpu: String,
     /// Number of vCPUs.
     pub vcpus: u8,
@@ -153,63 +155,63 @@ pub struct SnapshotReport {
 /// Phases of the time for which a guest was stopped, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreezePhases {
-    /// Until all vCPUs were out of the guest.
+    /// Time until all vCPUs had left the guest.
     pub pause_us: u64,
-    /// Reading vCPUs and devices.
+    /// Time for reading vCPUs and devices.
     pub state_us: u64,
-    /// Finding the pages that were written.
+    /// Time for finding the written pages.
     pub scan_us: u64,
-    /// Forking the process that writes memory while the guest runs on (or writing it, if it does
-    /// not).
+    /// Time for forking the process that writes memory while the guest continues to run. If the
+    /// guest does not continue, time for writing the memory.
     pub copy_us: u64,
 }
 
-/// A VM made from a snapshot. Devices must be those it was saved with.
+/// Restore of a VM from a snapshot. The devices must equal the devices of the snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoreConfig {
     /// `/dev/kvm`, opened for reading and writing.
     pub kvm: FdIndex,
     /// State of vCPUs and devices.
     pub state: FdIndex,
-    /// Memory, oldest layer first; at least one.
+    /// Memory layers, oldest first. At least one.
     pub memory: Vec<LayerFiles>,
-    /// Source of the memory's contents.
+    /// Source of the memory's content.
     pub source: MemorySource,
-    /// Pages that become the VM's own before it runs: the `stored` units of an index over pages of
-    /// [`crate::layer::MEMORY_PAGE`] bytes. Those that are not mapped from a layer are ignored.
+    /// Pages that are copied into the VM before it runs: the `stored` units of an index with units
+    /// of [`crate::layer::MEMORY_PAGE`] bytes. Pages that are not mapped from a layer are ignored.
     #[serde(default)]
     pub populate: Option<FdIndex>,
-    /// Others that do so while it runs.
+    /// Further pages, which are copied while the VM runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub populate_later: Option<LaterPages>,
-    /// In guest order, as many as were saved.
+    /// Disks in guest order, as many as in the snapshot.
     pub disks: Vec<DiskConfig>,
     /// Limits of all disks together.
     #[serde(default)]
     pub disk_limits: DiskLimits,
-    /// Host-guest sockets, if there were any.
+    /// Host-guest sockets, if the snapshot has any.
     pub vsock: Option<VsockConfig>,
-    /// Network interface, if there was one.
+    /// Network interface, if the snapshot has one.
     pub net: Option<NetConfig>,
-    /// [`crate::console::ConsoleRing`] that takes the serial console's output.
+    /// [`crate::console::ConsoleRing`] that receives the output of the serial console.
     pub console: FdIndex,
-    /// Build everything but run no vCPU until [`crate::vm::Request::Resume`].
+    /// If set, no vCPU runs until [`crate::vm::Request::Resume`].
     #[serde(default)]
     pub paused: bool,
-    /// Memory that has not all arrived on this host; none: the layers are whole.
+    /// Memory that is still incomplete on this host. `None` if the layers are complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lazy: Option<LazyConfig>,
 }
 
-/// Snapshot to which a running VM is put back in its process. It is of the same size, and its
-/// devices are over the same images.
+/// Snapshot to which a running VM is rolled back in its process. It must have the same size, and
+/// its devices must use the same images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RollbackConfig {
     /// State of vCPUs and devices.
     pub state: FdIndex,
-    /// Memory, oldest layer first; at least one.
+    /// Memory layers, oldest first. At least one.
     pub memory: Vec<LayerFiles>,
-    /// Source of the memory's contents.
+    /// Source of the memory's content.
     pub source: MemorySource,
     /// See [`RestoreConfig::populate`].
     #[serde(default)]
@@ -217,91 +219,93 @@ pub struct RollbackConfig {
     /// See [`RestoreConfig::populate_later`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub populate_later: Option<LaterPages>,
-    /// `/proc/PID/pagemap` of the VMM, by which the guest's own pages are found.
+    /// `/proc/PID/pagemap` of the VMM, with which the guest's private pages are found.
     pub pagemap: FdIndex,
-    /// One for each disk with an overlay, in guest order.
+    /// Files for each disk with an overlay, in guest order.
     pub disks: Vec<DiskRollback>,
 }
 
-/// Rollback of a disk: its image stays, and what lies above it is replaced.
+/// Rollback of a disk. Its image remains, and the layers above the image are replaced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskRollback {
-    /// Oldest first; read-only.
+    /// Layers, oldest first. Read-only.
     pub layers: Vec<LayerFiles>,
-    /// Takes the guest's writes from now on; empty.
+    /// Receives the guest's writes from now on. Must be empty.
     pub overlay: FdIndex,
 }
 
-/// Report of a rollback. Times in microseconds.
+/// Report of a rollback. Times are in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RollbackReport {
-    /// Reading state and indexes, while the guest ran on.
+    /// Time for reading state and indexes, during which the guest still ran.
     pub read_us: u64,
     /// Time for which the guest was stopped.
     pub stopped_us: u64,
-    /// Of this, until all vCPUs were out of the guest.
+    /// Part of `stopped_us`: time until all vCPUs had left the guest.
     pub pause_us: u64,
-    /// Finding the guest's own pages.
+    /// Time for finding the guest's private pages.
     pub scan_us: u64,
-    /// Dropping them, mapping and reading.
+    /// Time for dropping these pages, mapping layers and reading pages.
     pub memory_us: u64,
-    /// Putting devices and vCPUs back.
+    /// Time for restoring devices and vCPUs.
     pub state_us: u64,
-    /// Number of the guest's own pages, [`crate::layer::MEMORY_PAGE`] bytes each.
+    /// Number of the guest's private pages of [`crate::layer::MEMORY_PAGE`] bytes each.
     pub pages: u64,
 }
 
-/// Memory layers with holes, whose chunks a fetcher gets when the guest touches them
+/// Incomplete memory layers. A fetcher obtains their missing chunks when the guest accesses them
 /// ([`crate::fetch`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LazyConfig {
-    /// `/dev/userfaultfd`, opened.
+    /// Open `/dev/userfaultfd`.
     pub userfaultfd: FdIndex,
-    /// Listening `SOCK_SEQPACKET` socket that does not block. The fetcher connects to it; a newer
-    /// connection replaces an older one.
+    /// Non-blocking listening `SOCK_SEQPACKET` socket. The fetcher connects to it. A new connection
+    /// replaces the previous one.
     pub listener: FdIndex,
-    /// Layers with holes.
+    /// Incomplete layers.
     pub layers: Vec<LazyLayer>,
-    /// Time in milliseconds for which the guest waits for a chunk; then the VM ends.
+    /// Maximum time in milliseconds for which the guest waits for a chunk. After this time the VM
+    /// is terminated.
     pub timeout_ms: u64,
 }
 
-/// Memory layer with holes.
+/// Incomplete memory layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LazyLayer {
-    /// Its number in [`RestoreConfig::memory`].
+    /// Index of the layer in [`RestoreConfig::memory`].
     pub layer: u32,
-    /// Index whose `stored` units are present in the layer's file now; further ones may arrive.
+    /// Index file whose `stored` units are present in the layer's file at the start. More units may
+    /// arrive later.
     pub present: FdIndex,
 }
 
-/// A layer and its index.
+/// Files of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerFiles {
-    /// Sparse file.
+    /// Sparse file with the content.
     pub file: FdIndex,
     /// Index ([`crate::layer::LayerIndex`]).
     pub index: FdIndex,
 }
 
-/// Pages that become a VM's own while it runs.
+/// Pages that are copied into a VM while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaterPages {
-    /// As in [`RestoreConfig::populate`]; may have those, too.
+    /// Pages as in [`RestoreConfig::populate`], which may also be included.
     pub pages: FdIndex,
-    /// Moment from which on they do.
+    /// Moment at which the copying starts.
     pub from: PopulateMoment,
 }
 
-/// Moment from which on pages become a VM's own.
+/// Moment at which the copying of pages starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PopulateMoment {
-    /// Its start, which does not wait for them.
+    /// Start of the VM, which does not wait for the copying.
     Start,
-    /// The first connection from the host by vsock.
+    /// First connection from the host over vsock.
     Connection,
-    /// The first frame for its network interface once it has been detached.
+    /// First frame for the network interface after the VM was detached.
     Frame,
 }
 
@@ -309,11 +313,12 @@ pub enum PopulateMoment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MemorySource {
-    /// Mapped from the layers: pages are loaded at the first access and are shared with siblings
-    /// until written.
+    /// Pages are mapped from the layers. They are loaded at the first access, and shared with
+    /// siblings until they are written.
     Map,
-    /// Chunks of the working set (the `stored` units of an index; without it, all chunks there are)
-    /// are read at once into huge pages, the rest is mapped.
+    /// The chunks of the working set are read immediately into huge pages, and the rest is mapped.
+    /// The working set consists of the `stored` units of an index. Without an index, it consists of
+    /// all chunks.
     Copy {
         /// Index file.
         working_set: Option<FdIndex>,

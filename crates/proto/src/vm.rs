@@ -1,6 +1,6 @@
-//! Messages of host and `jiffy-vmm`. Each is one JSON object in one `SOCK_SEQPACKET` packet;
-//! descriptors travel beside it as `SCM_RIGHTS` and are referred to by their position
-//! ([`FdIndex`]).
+//! Messages between the host and `jiffy-vmm`. Each message is one JSON object in one
+//! `SOCK_SEQPACKET` packet. Descriptors are sent as `SCM_RIGHTS` in the same packet. The messages
+//! refer to them by their position ([`FdIndex`]).
 
 use crate::cpu_level::CpuLevel;
 use crate::snapshot::{
@@ -10,17 +10,18 @@ use crate::snapshot::{
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 
-/// Position of a descriptor among those sent with the same message, from 0.
+/// Position, from 0, of a descriptor in the list of descriptors that are sent with the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FdIndex(pub u8);
 
-/// Version of the protocol between a controller and a VMM that an earlier one started; a controller
-/// accepts no other.
+/// Version of the protocol between a controller and a VMM that an earlier controller started. A
+/// controller accepts no other version.
 pub const CONTROL_PROTOCOL_VERSION: u32 = 1;
 
-/// Descriptor to which a `jiffy-vmm` process moves its control socket. It is given that as standard
-/// input: a starter that puts others in place forks, and with much memory that takes milliseconds.
+/// Descriptor to which a `jiffy-vmm` process moves its control socket. The socket is passed as
+/// standard input. To pass it as another descriptor, the parent would have to fork, which takes
+/// milliseconds if the parent uses much memory.
 pub const CONTROL_FD: i32 = 3;
 
 /// Name of a `jiffy-vmm` process that waits for its first request.
@@ -28,292 +29,296 @@ pub const SPARE_NAME: &str = "jiffy-vmm-spare";
 
 /// Command line of a `jiffy-vmm` process in a jail.
 pub mod jail {
-    /// Argument of a process that makes the namespaces that VMMs enter. It writes [`READY`] to
-    /// standard output when they exist, waits for a byte on standard input (its user namespace has
-    /// its map now), writes [`READY`] when there is no file system in them any more, and exits when
-    /// standard input is closed.
+    /// Argument of a process that creates the namespaces for VMMs. It writes [`READY`] to standard
+    /// output when the namespaces exist, and waits for a byte on standard input, which means that
+    /// the user namespace has its map. It then removes all file systems from the namespaces and
+    /// writes [`READY`] again. It exits when standard input is closed.
     pub const MAKE_ARGUMENT: &str = "--make-namespaces";
-    /// Argument of a VMM that enters them, and takes a user of its own there, before it reads any
-    /// request. The first message has them, in the order of [`NAMESPACES`], and nothing else; they
-    /// become the descriptors from [`FIRST_FD`] on.
+    /// Argument of a VMM that enters the namespaces and switches to its own user before it reads
+    /// any request. The first message contains only the namespaces, in the order of [`NAMESPACES`].
+    /// They become the descriptors from [`FIRST_FD`] on.
     pub const ENTER_ARGUMENT: &str = "--jailed";
     /// Byte that reports a completed step.
     pub const READY: u8 = b'+';
-    /// The first namespace's descriptor.
+    /// Descriptor of the first namespace.
     pub const FIRST_FD: i32 = super::CONTROL_FD + 1;
-    /// Names in `/proc/PID/ns`. The first owns the others.
+    /// Names in `/proc/PID/ns`. The first namespace owns the others.
     pub const NAMESPACES: [&str; 5] = ["user", "net", "ipc", "uts", "mnt"];
-    /// User (and group) on the host of a VMM with process id 0. Process ids are unique, and so are
-    /// the users; the range is above those that distributions and systemd assign
-    /// (<https://systemd.io/UIDS-GIDS/>).
+    /// Host user (and group) of a hypothetical VMM with process id 0. The user of a VMM is this
+    /// number plus its process id, so users are as unique as process ids. The range is above the
+    /// ranges that distributions and systemd assign (<https://systemd.io/UIDS-GIDS/>).
     pub const FIRST_UID: u32 = 1_900_000_000;
-    /// Number of users in the map: one more than Linux's largest process id (`PID_MAX_LIMIT`).
+    /// Number of users in the map: one more than the maximum process id of Linux (`PID_MAX_LIMIT`).
     pub const UIDS: u32 = (1 << 22) + 1;
 }
 
-/// Host to VMM.
+/// Request of the host to a VMM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
-    /// Makes KVM's objects of a VM before its configuration is known. Accepted once, before
-    /// [`Request::Start`] or [`Request::Restore`]; not answered: what fails then fails with that
-    /// one.
+    /// Creates the KVM objects of a VM before its configuration is known. Accepted once, before
+    /// [`Request::Start`] or [`Request::Restore`]. Not answered: an error is reported by the
+    /// request that follows.
     Prepare {
         /// `/dev/kvm`, opened for reading and writing.
         kvm: FdIndex,
-        /// Memory that the VM is likely to have, in MiB; 0: not known.
+        /// Probable memory size of the VM in MiB. 0 if unknown.
         #[serde(default)]
         memory_mib: u32,
     },
-    /// Builds and boots the VM. Accepted once; answered by [`Event::Started`] or
+    /// Creates and boots the VM. Accepted once. Answered by [`Event::Started`] or
     /// [`Event::Stopped`].
     Start(Box<VmConfig>),
-    /// Makes the VM from a snapshot instead; answered likewise.
+    /// Restores the VM from a snapshot instead. Answered in the same way.
     Restore(Box<RestoreConfig>),
-    /// Stops the vCPUs; answered by [`Event::Paused`].
+    /// Stops the vCPUs. Answered by [`Event::Paused`].
     Pause,
-    /// Resumes them; answered by [`Event::Resumed`].
+    /// Resumes the vCPUs. Answered by [`Event::Resumed`].
     Resume,
-    /// Takes a snapshot; answered by [`Event::Snapshotted`] or [`Event::SnapshotFailed`].
+    /// Takes a snapshot. Answered by [`Event::Snapshotted`] or [`Event::SnapshotFailed`].
     Snapshot(SnapshotConfig),
-    /// Puts the VM back to a snapshot, in the same process; answered by [`Event::RollbackRefused`],
-    /// or by [`Event::RollbackBegun`] and then [`Event::RolledBack`] or [`Event::Stopped`]. Its
+    /// Rolls the VM back to a snapshot in the same process. Answered by [`Event::RollbackRefused`],
+    /// or by [`Event::RollbackBegun`] and then [`Event::RolledBack`] or [`Event::Stopped`]. The
     /// network interface drops all frames until [`Request::FinishRollback`].
     Rollback(Box<RollbackConfig>),
-    /// The agent has its identity after a rollback. Not answered.
+    /// Reports that the agent has its identity after a rollback. Not answered.
     FinishRollback {
-        /// The host's end of the agent's greeting, as in [`Request::Detach`].
+        /// Host's end of the connection of the agent's greeting, as in [`Request::Detach`].
         greeting: Option<FdIndex>,
     },
-    /// Writes an index of the memory chunks that are present now, which for a VM restored with
-    /// [`crate::snapshot::MemorySource::Map`] is its working set; answered by
+    /// Writes an index of the memory chunks that are in memory now. For a VM restored with
+    /// [`crate::snapshot::MemorySource::Map`], these are its working set. Answered by
     /// [`Event::WorkingSet`].
     WorkingSet {
-        /// Takes the index.
+        /// Receives the index.
         index: FdIndex,
         /// `/proc/PID/pagemap` of the VMM.
         pagemap: FdIndex,
-        /// Takes an index of the pages that were written
-        /// ([`crate::snapshot::RestoreConfig::populate`]).
+        /// Receives an index of the written pages ([`crate::snapshot::RestoreConfig::populate`]).
         written: FdIndex,
     },
-    /// Hands over one end of a connected Unix stream socket (the only descriptor) that becomes a
-    /// vsock connection to `port` in the guest. Refused connections are closed without a byte.
+    /// Passes one end of a connected Unix stream socket, the only descriptor of the message. It
+    /// becomes a vsock connection to `port` in the guest. If the guest rejects the connection, the
+    /// socket is closed without data.
     Connect {
         /// vsock port in the guest.
         port: u32,
     },
-    /// Inflates the balloon until the guest holds at most `target_mib` less than its full size.
+    /// Inflates the balloon until the guest has at most its full size minus `target_mib`.
     Balloon {
         /// Size of the balloon in MiB.
         target_mib: u32,
     },
     /// Requests [`Event::Stats`].
     Stats,
-    /// Detaches the VM's life from its controller's; later controllers connect to `listener`.
-    /// Answered by [`Event::Detached`]. Until then a VM ends with its controller.
+    /// Detaches the VM from its controller: the VM no longer terminates together with the
+    /// controller. Later controllers connect to `listener`. Answered by [`Event::Detached`].
     #[serde(rename = "keep")]
     Detach {
-        /// Listening `SOCK_SEQPACKET` socket that does not block.
+        /// Non-blocking listening `SOCK_SEQPACKET` socket.
         listener: FdIndex,
-        /// New standard error, until then the controller's.
+        /// New standard error. Until then, the VMM uses the controller's standard error.
         log: Option<FdIndex>,
-        /// The host's end of the agent's greeting: held open, so that the agent never notices a
-        /// change of controllers.
+        /// Host's end of the connection of the agent's greeting. The VMM holds it open, so that a
+        /// change of controllers is invisible to the agent.
         greeting: Option<FdIndex>,
         /// Id of the request that created the guest, for messages in `log`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         request_id: Option<String>,
     },
-    /// Reattaches a new controller: requests the state of the VM; answered by
+    /// Attaches a new controller and requests the state of the VM. Answered by
     /// [`Event::Reattached`].
     #[serde(rename = "recall")]
     Reattach,
-    /// Commits or aborts the prepared snapshot ([`Event::Reattached`]`::prepared_snapshot`);
-    /// answered by [`Event::SnapshotResolved`]. A further snapshot commits it, too.
+    /// Commits or aborts the prepared snapshot ([`Event::Reattached`]`::prepared_snapshot`).
+    /// Answered by [`Event::SnapshotResolved`]. The next snapshot also commits it.
     #[serde(rename = "settle")]
     ResolveSnapshot {
         /// Commit or abort.
         #[serde(rename = "happened")]
         decision: SnapshotDecision,
     },
-    /// Aborts the captured snapshot that is being written ([`SnapshotConfig::captured`]); answered
-    /// by [`Event::SnapshotFailed`], unless it is complete.
+    /// Aborts the captured snapshot that is being written ([`SnapshotConfig::captured`]). Answered
+    /// by [`Event::SnapshotFailed`], unless the snapshot is complete.
     AbortCapture,
-    /// Uses the upper of two adjacent layers for the content of the lower one as well, and closes
-    /// the lower one. Layers that the VM does not have side by side stay as they are. Not answered.
+    /// Merges two adjacent layers: the VM uses the upper layer for the content of both, and closes
+    /// the lower layer. Layers that are not adjacent in this VM are unchanged. Not answered.
     FoldLayers(Box<FoldedLayers>),
-    /// Ends the guest at once, without a shutdown. The VM ends once no captured snapshot
-    /// ([`SnapshotConfig::captured`]) is being written any more.
+    /// Terminates the guest immediately, without a shutdown. The VM exits when no captured snapshot
+    /// ([`SnapshotConfig::captured`]) is being written.
     Stop,
 }
 
-/// VMM to host.
+/// Event or answer of a VMM to the host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// The vCPUs run.
+    /// The vCPUs were started.
     Started(StartTimes),
-    /// The guest opened a connection to `port` on the host; the only descriptor is its stream.
+    /// The guest opened a connection to `port` on the host. The only descriptor is its stream.
     GuestConnect {
         /// Port on the host, one of [`VsockConfig::host_ports`].
         port: u32,
     },
-    /// A device violated its specification and was taken out of service; the VM goes on without it.
+    /// A device driver violated the specification of the device, which was disabled. The VM
+    /// continues without it.
     DeviceFailed {
-        /// Device name as in `/sys` of the host log: `blk0`, `vsock`, `net`, `rng`, `balloon`.
+        /// Name of the device in the host's log: `blk0`, `vsock`, `net`, `rng`, `balloon`.
         device: String,
         /// The violation.
         reason: String,
     },
-    /// The host cannot serve a disk any more, most often for want of space; sent once. The guest
-    /// sees I/O errors and the VM goes on.
+    /// The host can no longer serve a disk, usually because of a lack of disk space. Sent once. The
+    /// guest receives I/O errors, and the VM continues.
     DiskFailed {
-        /// The disk, and the cause.
+        /// Disk and cause.
         reason: String,
     },
     /// Answer to [`Request::Stats`].
     Stats(VmStats),
     /// The guest is paused.
     Paused {
-        /// Time from the request to the last vCPU out of the guest, in microseconds.
+        /// Time in microseconds from the request until the last vCPU had left the guest.
         stopped_us: u64,
     },
     /// The guest runs again.
     Resumed,
-    /// Memory of a captured snapshot ([`SnapshotConfig::captured`]) is frozen and will be written.
+    /// The memory of a captured snapshot ([`SnapshotConfig::captured`]) is frozen and will be
+    /// written.
     Captured {
         /// Time in microseconds for which the guest was stopped.
         stopped_us: u64,
     },
     /// The snapshot is complete.
     Snapshotted(SnapshotReport),
-    /// The snapshot failed; the VM is in the state before it.
+    /// The snapshot failed. The VM is in its previous state.
     SnapshotFailed {
         /// The failed operation and its object.
         reason: String,
-        /// Upper bound of the bytes that it needs, if that exceeds its limit.
+        /// Upper bound of the required bytes, if it exceeds the limit.
         #[serde(default)]
         needed_bytes: Option<u64>,
     },
-    /// The rollback was refused or failed; the VM is as before, and runs if it did.
+    /// The rollback was rejected or failed. The VM is in its previous state, and runs if it ran
+    /// before.
     RollbackRefused {
         /// The failed operation and its object.
         reason: String,
     },
-    /// The guest's own pages are being dropped. Everything that the VMM reports from now on is
-    /// about the guest as it was in the snapshot; a failure ends the VM.
+    /// The guest's private pages are being dropped. All later reports of the VMM are about the
+    /// guest in the state of the snapshot. A failure terminates the VM.
     RollbackBegun,
-    /// The guest runs from the snapshot.
+    /// The rollback is complete. The guest runs from the snapshot.
     RolledBack(RollbackReport),
     /// Answer to [`Request::WorkingSet`].
     WorkingSet {
-        /// Number of chunks, or none if this host cannot determine it.
+        /// Number of chunks. `None` if this host cannot determine it.
         chunks: Option<u64>,
     },
     /// Answer to [`Request::Detach`].
     #[serde(rename = "kept")]
     Detached,
-    /// Answer to [`Request::Reattach`], once no snapshot is being written any more but a captured
+    /// Answer to [`Request::Reattach`]. Sent when no snapshot is being written, except a captured
     /// one.
     #[serde(rename = "recalled")]
     Reattached {
         /// [`CONTROL_PROTOCOL_VERSION`] of the VMM.
         protocol: u32,
-        /// The vCPUs run.
+        /// Set if the vCPUs run.
         running: bool,
-        /// Prepared snapshot that the VMM has completed, and that is neither committed nor aborted.
+        /// Prepared snapshot, which is completed but neither committed nor aborted.
         #[serde(rename = "undecided")]
         prepared_snapshot: Option<String>,
-        /// Captured snapshot ([`SnapshotConfig::captured`]) that is being written, whose
-        /// [`Event::Snapshotted`] or [`Event::SnapshotFailed`] follows, or that is
+        /// Captured snapshot ([`SnapshotConfig::captured`]). Either it is being written and
+        /// [`Event::Snapshotted`] or [`Event::SnapshotFailed`] will follow, or it is
         /// `prepared_snapshot`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         captured: Option<Box<CapturedSnapshot>>,
-        /// The VMM knows [`Request::Rollback`].
+        /// Set if the VMM supports [`Request::Rollback`].
         #[serde(default)]
         rollback: bool,
-        /// The VMM knows [`Request::FoldLayers`].
+        /// Set if the VMM supports [`Request::FoldLayers`].
         #[serde(default)]
         fold: bool,
-        /// The console ring.
+        /// Console ring buffer.
         console: FdIndex,
-        /// Overlays in use, of writable disks, in guest order; they may change when the snapshot is
+        /// Current overlays of writable disks, in guest order. They may change when the snapshot is
         /// committed or aborted.
         overlays: Vec<FdIndex>,
     },
     /// Answer to [`Request::ResolveSnapshot`].
     #[serde(rename = "settled")]
     SnapshotResolved {
-        /// The part of an abort that failed.
+        /// Part of an abort that failed.
         failure: Option<String>,
     },
-    /// The reason why the guest ended. Last message, unless a captured snapshot is being written.
+    /// Reason for the exit of the guest. Last message, unless a captured snapshot is being written.
     Stopped(StopCause),
 }
 
-/// Microseconds since the `jiffy-vmm` process began its `main`.
+/// Times in microseconds since the start of `main` of the `jiffy-vmm` process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartTimes {
-    /// The configuration was received.
+    /// Time when the configuration was received.
     pub config_us: u64,
-    /// KVM objects existed and the kernel was in guest memory.
+    /// Time when the KVM objects existed and the kernel was in guest memory.
     pub loaded_us: u64,
-    /// The vCPU threads were started.
+    /// Time when the vCPU threads were started.
     pub running_us: u64,
 }
 
 /// Counters since start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmStats {
-    /// Exits to the VMM that were MMIO accesses.
+    /// Number of exits to the VMM because of MMIO accesses.
     pub mmio_exits: u64,
-    /// Exits to the VMM that were port accesses.
+    /// Number of exits to the VMM because of port accesses.
     pub pio_exits: u64,
-    /// Present size of the balloon in MiB.
+    /// Current size of the balloon in MiB.
     pub balloon_mib: u32,
-    /// VM exits, to the VMM or not; none if the kernel has no count.
+    /// Number of VM exits, both to the VMM and handled in the kernel. `None` if the kernel does not
+    /// count them.
     #[serde(default)]
     pub exits: Option<u64>,
 }
 
-/// Reason why a VM ended.
+/// Reason for the exit of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "cause", rename_all = "snake_case")]
 pub enum StopCause {
-    /// The guest shut down or rebooted, orderly or after a panic (`panic=-1` reboots): the console
-    /// has the reason.
+    /// The guest shut down or rebooted, either in order or after a panic (`panic=-1` reboots). The
+    /// console contains the reason.
     GuestReset,
-    /// [`Request::Stop`], or the controller of a VM that was not detached is gone.
+    /// [`Request::Stop`], or the controller of a VM that was not detached has exited.
     Requested,
-    /// The configuration was refused.
+    /// The configuration was rejected.
     BadConfig {
-        /// The error in it.
+        /// Error in the configuration.
         reason: String,
     },
-    /// KVM or the host refused an operation.
+    /// KVM or the host rejected an operation.
     HostError {
-        /// The operation and its object.
+        /// Operation and its object.
         reason: String,
     },
-    /// Memory that is fetched while the guest runs did not arrive within its limit.
+    /// Memory that is fetched on demand did not arrive within the timeout.
     MissingMemory {
-        /// The limit, and the last failure.
+        /// Timeout and last failure.
         reason: String,
     },
-    /// The guest did something after which no virtual machine can continue.
+    /// The guest performed an operation after which a virtual machine cannot continue.
     GuestFault {
-        /// The guest's action.
+        /// Operation of the guest.
         reason: String,
     },
 }
 
-/// One microVM. Sizes are checked by the VMM, not trusted.
+/// Configuration of one microVM. The VMM does not trust it and checks all sizes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmConfig {
-    /// 1 to 8.
+    /// Number of vCPUs, 1 to 8.
     pub vcpus: u8,
-    /// 128 to 65,536 MiB.
+    /// Memory size, 128 to 65,536 MiB.
     pub memory_mib: u32,
     /// `/dev/kvm`, opened for reading and writing.
     pub kvm: FdIndex,
@@ -323,7 +328,7 @@ pub struct VmConfig {
     pub initrd: Option<FdIndex>,
     /// Kernel command line without the `virtio_mmio.device=` parameters, which the VMM adds.
     pub cmdline: String,
-    /// In guest order: `/dev/vda`, `/dev/vdb`, ...
+    /// Disks in guest order: `/dev/vda`, `/dev/vdb`, ...
     pub disks: Vec<DiskConfig>,
     /// Limits of all disks together.
     #[serde(default)]
@@ -336,24 +341,24 @@ pub struct VmConfig {
     pub rng: bool,
     /// Memory balloon with free-page reporting.
     pub balloon: bool,
-    /// Processor that the guest sees.
+    /// CPU that the guest sees.
     #[serde(default, skip_serializing_if = "CpuLevel::is_host")]
     pub cpu_level: CpuLevel,
-    /// [`crate::console::ConsoleRing`] that takes the serial console's output.
+    /// [`crate::console::ConsoleRing`] that receives the output of the serial console.
     pub console: FdIndex,
 }
 
 /// Limits of [`VmConfig`].
 pub mod limits {
-    /// Most vCPUs of one VM.
+    /// Maximum number of vCPUs of one VM.
     pub const MAX_VCPUS: u8 = 8;
-    /// Least guest memory in MiB.
+    /// Minimum guest memory in MiB.
     pub const MIN_MEMORY_MIB: u32 = 128;
-    /// Most guest memory in MiB.
+    /// Maximum guest memory in MiB.
     pub const MAX_MEMORY_MIB: u32 = 65_536;
-    /// Most disks of one VM.
+    /// Maximum number of disks of one VM.
     pub const MAX_DISKS: usize = 8;
-    /// Longest kernel command line in bytes, including the VMM's additions.
+    /// Maximum length of the kernel command line in bytes, including the VMM's additions.
     pub const MAX_CMDLINE: usize = 2_048;
 }
 
@@ -361,38 +366,38 @@ pub mod limits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum DiskConfig {
-    /// The file as it is, read-only.
+    /// A file, used read-only.
     ReadOnly {
         /// Image.
         image: FdIndex,
     },
-    /// Read-only `base` with the guest's writes kept in `overlay` (a sparse file; grown to the
-    /// disk's size).
+    /// Read-only `base`, with the guest's writes in `overlay`. The overlay is a sparse file, which
+    /// the VMM enlarges to the size of the disk.
     Overlay {
-        /// Image below; its size is the size of the disk.
+        /// Image below the overlay. It determines the size of the disk.
         base: FdIndex,
-        /// File of the written blocks.
+        /// File with the written blocks.
         overlay: FdIndex,
     },
-    /// Like `Overlay`, with layers of snapshots in between.
+    /// Like `Overlay`, with layers of snapshots between `base` and `overlay`.
     Layered {
-        /// Image below; its size is the size of the disk.
+        /// Image below the layers. It determines the size of the disk.
         base: FdIndex,
-        /// Oldest first; read-only.
+        /// Layers, oldest first. Read-only.
         layers: Vec<LayerFiles>,
-        /// File of written blocks; empty.
+        /// File for written blocks. Must be empty.
         overlay: FdIndex,
     },
 }
 
-/// Limits of the disks of one VM together, reads and writes. An idle VM may use the allowance of
-/// one second at once. Not part of a snapshot.
+/// Limits for all disks of one VM together, reads and writes. After an idle time, the allowance of
+/// one second may be used at once. The limits are not part of a snapshot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskLimits {
-    /// Bytes per second; none: no limit.
+    /// Maximum bytes per second. `None` for no limit.
     pub bytes_per_s: Option<NonZeroU64>,
-    /// Requests per second; none: no limit. A range of the disk that is zeroed or discarded counts
-    /// as one.
+    /// Maximum requests per second. `None` for no limit. Zeroing or discarding a range of the disk
+    /// counts as one request.
     pub requests_per_s: Option<NonZeroU64>,
 }
 
@@ -401,17 +406,17 @@ pub struct DiskLimits {
 pub struct VsockConfig {
     /// Context id of the guest, 3 or more.
     pub guest_cid: u32,
-    /// Ports on the host that the guest may connect to; others are refused.
+    /// Ports on the host to which the guest may connect. Connections to other ports are rejected.
     pub host_ports: Vec<u32>,
 }
 
 /// virtio-net over a tap device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetConfig {
-    /// Opened and named tap descriptor with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`.
+    /// Open and named tap descriptor with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`.
     pub tap: FdIndex,
-    /// Guest's address.
+    /// MAC address of the guest.
     pub mac: [u8; 6],
-    /// Largest frame payload in bytes.
+    /// Maximum payload of a frame in bytes.
     pub mtu: u16,
 }

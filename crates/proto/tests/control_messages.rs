@@ -1,5 +1,5 @@
-//! Serialized forms of the messages of host and `jiffy-vmm`: a daemon adopts VMMs that an earlier
-//! version started, so that none of them may change.
+//! Tests of the serialized forms of the messages between host and `jiffy-vmm`. A daemon adopts VMMs
+//! that an earlier version started, so these forms must not change.
 #![allow(clippy::unwrap_used)]
 
 use jiffy_proto::cpu_level::CpuLevel;
@@ -49,8 +49,8 @@ const FOLD_LAYERS: &str = r#"{"op":"fold_layers","lower":{"memory":{"device":1,"
 const ROLLED_BACK: &str = r#"{"event":"rolled_back","read_us":1,"stopped_us":2,"pause_us":3,"scan_us":4,"memory_us":5,
 "state_us":6,"pages":7}"#;
 
-/// Checks that each message is serialized as the text beside it, without its line breaks, and read
-/// back from it.
+/// Checks that each message is serialized as the given text without its line breaks, and that the
+/// text is deserialized to the message.
 fn check<T: Debug + PartialEq + Serialize + DeserializeOwned>(forms: Vec<(T, &str)>) {
     for (message, form) in forms {
         let form = form.replace('\n', "");

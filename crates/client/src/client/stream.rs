@@ -22,7 +22,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Returns the connections to the daemon at `socket`. `first` is an open connection.
 pub async fn local(socket: PathBuf, first: UnixStream) -> anyhow::Result<ConnectionPool> {
     let connections = ConnectionPool::new(move || UnixStream::connect(socket.clone()));
-    connections.keep(first).await?;
+    connections.add(first).await?;
     Ok(connections)
 }
 
@@ -38,7 +38,7 @@ pub async fn remote(address: &ServerAddress) -> anyhow::Result<ConnectionPool> {
             let url = url.clone();
             async move { tcp(&url).await }
         });
-        connections.keep(first).await?;
+        connections.add(first).await?;
         return Ok(connections);
     }
     let connector = TlsConnector::from(Arc::new(tls_config(address.ca.as_deref())?));
@@ -48,7 +48,7 @@ pub async fn remote(address: &ServerAddress) -> anyhow::Result<ConnectionPool> {
         let (url, connector) = (url.clone(), connector.clone());
         async move { tls(&url, &connector).await }
     });
-    connections.keep(first).await?;
+    connections.add(first).await?;
     Ok(connections)
 }
 

@@ -5,11 +5,11 @@ use std::time::Duration;
 /// Limits of one compilation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CompileLimits {
-    /// Processor time in seconds, on all processors together.
+    /// CPU time of all threads together in seconds.
     pub cpu_s: u64,
     /// Address space of the compiler in bytes.
     pub memory_bytes: u64,
-    /// Time after which the compiler is ended.
+    /// Time after which the compiler is killed.
     pub time: Duration,
 }
 

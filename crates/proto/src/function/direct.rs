@@ -1,17 +1,18 @@
-//! Direct connections: the daemon accepts a client, reads which function its first request names,
-//! and hands the connection over to the process of that function's owner, which serves it.
+//! Direct connections. The daemon accepts a client and reads the function's name from its first
+//! request. It then passes the connection to the process of that function's owner, which serves it.
 
 use serde::{Deserialize, Serialize};
 
-/// Connection of a client, whose descriptor comes with the message. Nothing was taken from it.
+/// Connection of a client. Its descriptor is sent with the message. No bytes were consumed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DirectConnection {
-    /// Number of the connection, for [`DirectClosed`].
+    /// Number of the connection, to which [`DirectClosed`] refers.
     pub id: u64,
-    /// Function that it is for. Others cannot be reached over it.
+    /// Function that the connection is for. Other functions cannot be reached over it.
     pub function: String,
-    /// Host of its first request as it was written, with the port. Further ones must have it too.
+    /// Host of the first request as written, with the port. All further requests must have the same
+    /// host.
     pub host: String,
 }
 
@@ -23,36 +24,37 @@ pub struct DirectClosed {
     pub id: u64,
 }
 
-/// Change of a connection between idle and busy. A connection that was handed over is busy.
+/// Change of a connection between idle and busy. A connection that was just passed on is busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DirectActivity {
     /// Number of the connection.
     pub id: u64,
-    /// A request is under way.
+    /// Set if a request is in flight.
     pub is_busy: bool,
 }
 
-/// Message of a process about a connection.
+/// Message of a tenant's process about a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum DirectEvent {
-    /// It is idle, or busy again.
+    /// The connection became idle or busy.
     Activity(DirectActivity),
-    /// It has ended.
+    /// The connection was closed.
     Closed(DirectClosed),
 }
 
-/// Answer of a function to direct requests. A function that was just loaded has the first.
+/// Response of a function to direct requests. The default applies to a function that was just
+/// loaded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DirectAccess {
-    /// As if there were no such function.
+    /// The response for an unknown function.
     #[default]
     Hidden,
-    /// That it is disabled.
+    /// The response for a disabled function.
     Disabled,
-    /// Its own.
+    /// The response of the function itself.
     Public,
 }
 

@@ -1,5 +1,5 @@
-//! Messages between a tenant's process and its broker of outgoing connections, on a socket of
-//! their own. Answers come in any order.
+//! Messages between a tenant's process and its broker for outgoing connections. They use a separate
+//! socket. Answers arrive in any order.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,41 +9,42 @@ use serde::{Deserialize, Serialize};
 pub struct EgressRequest {
     /// Number that the answer repeats.
     pub id: u64,
-    /// Function whose list of hosts counts.
+    /// Function whose list of allowed hosts applies.
     pub function: String,
     /// Name or address, without brackets.
     pub host: String,
     /// Port.
     pub port: u16,
-    /// True for TLS, which the broker speaks: the process reads and writes plain text.
+    /// Set for TLS. The broker handles TLS, and the process reads and writes plain text.
     pub tls: bool,
 }
 
-/// Answer; the connection, a Unix socket to the broker, comes with it as a descriptor.
+/// Answer. If successful, the descriptor of the connection, a Unix socket to the broker, is sent
+/// with it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EgressResponse {
     /// Number of the request.
     pub id: u64,
-    /// Reason for which there is no connection.
+    /// Reason for a failure. `None` if there is a connection.
     pub failure: Option<EgressFailure>,
 }
 
-/// Reason for which there is no connection.
+/// Reason for a failed connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub enum EgressFailure {
-    /// The function may not reach this host.
-    #[error("the function may not reach this host")]
+    /// The function is not allowed to reach this host.
+    #[error("the function is not allowed to reach this host")]
     Denied,
-    /// The host's addresses are not in the public internet.
+    /// The host has no address in the public internet.
     #[error("the host has no address in the public internet")]
     ProhibitedAddress,
     /// The name has no address.
     #[error("the name has no address")]
     NotFound,
-    /// The host does not accept the connection.
-    #[error("the host does not accept the connection")]
+    /// The host rejected the connection.
+    #[error("the host rejected the connection")]
     Refused,
     /// The host did not answer in time.
     #[error("the host did not answer in time")]
@@ -51,7 +52,7 @@ pub enum EgressFailure {
     /// The tenant has too many connections.
     #[error("too many connections")]
     TooMany,
-    /// The host's certificate or its TLS is not accepted.
-    #[error("the host's certificate or its TLS is not accepted")]
+    /// The host's TLS version or certificate was rejected.
+    #[error("the TLS version or the certificate of the host was rejected")]
     Tls,
 }

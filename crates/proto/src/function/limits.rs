@@ -4,40 +4,40 @@ use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Largest module that is compiled, in bytes.
+/// Maximum size of a module in bytes.
 pub const MAX_MODULE_BYTES: u64 = 64 << 20;
-/// Largest compiled module that is loaded, in bytes. Machine code is larger than its source.
+/// Maximum size of a compiled module in bytes. Machine code is larger than its source.
 pub const MAX_ARTIFACT_BYTES: u64 = 512 << 20;
-/// Largest memory that a function may be given, in MiB; a slot of the pool is as large.
+/// Maximum memory of a function in MiB. Each slot of the pool has this size.
 pub const MAX_FUNCTION_MEMORY_MIB: u32 = 512;
-/// Largest limit of a request's or a response's body, in bytes.
+/// Maximum value for the limit of a request's or a response's body, in bytes.
 pub const MAX_BODY_BYTES: u64 = 64 << 20;
-/// Longest limit of processor time, and of a request as a whole.
+/// Maximum value for the limits of the CPU time and of the duration of a request.
 pub const MAX_REQUEST_TIME: Duration = Duration::from_secs(900);
-/// Requests to one function that may run, and that may wait.
+/// Maximum value for the number of running requests, and of queued requests, of one function.
 pub const MAX_CONCURRENCY: u32 = 1024;
 
-/// Limits of one function. Absent fields have the defaults of docs/functions.md.
+/// Limits of one function. Defaults are in docs/functions.md.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FunctionLimits {
-    /// Linear memory of one request in MiB.
+    /// Maximum linear memory of one request in MiB.
     pub memory_mib: u32,
-    /// Processor time of one request in milliseconds.
+    /// Maximum CPU time of one request in milliseconds.
     pub cpu_ms: u32,
-    /// Time from a request's head to the end of its response, in milliseconds.
+    /// Maximum time from a request's head to the end of its response, in milliseconds.
     pub wall_ms: u32,
-    /// Body of a request in bytes.
+    /// Maximum size of a request's body in bytes.
     pub request_bytes: u64,
-    /// Time for the body of a request to arrive, in milliseconds.
+    /// Maximum time for receiving the body of a request, in milliseconds.
     pub request_body_ms: u32,
-    /// Body of a response in bytes.
+    /// Maximum size of a response's body in bytes.
     pub response_bytes: u64,
-    /// Requests that run at once.
+    /// Maximum number of requests that run concurrently.
     pub concurrency: u32,
-    /// Requests that wait for one of those.
+    /// Maximum number of queued requests.
     pub queue: u32,
-    /// Time for which they wait, in milliseconds.
+    /// Maximum time in the queue, in milliseconds.
     pub queue_ms: u32,
 }
 
@@ -57,7 +57,7 @@ impl Default for FunctionLimits {
     }
 }
 
-/// Limit that is out of its range.
+/// Error: a limit is out of range.
 #[derive(Debug, thiserror::Error)]
 #[error("the limit {name} must be between {min} and {max}, not {value}")]
 pub struct LimitError {
@@ -68,7 +68,7 @@ pub struct LimitError {
 }
 
 impl FunctionLimits {
-    /// Checks each limit's range.
+    /// Checks the range of each limit.
     pub fn check(&self) -> Result<(), LimitError> {
         let time = u64::try_from(MAX_REQUEST_TIME.as_millis()).unwrap_or(u64::MAX);
         let ranges = [
@@ -106,43 +106,44 @@ impl FunctionLimits {
         }
     }
 
-    /// Linear memory of one request in bytes.
+    /// Returns the maximum linear memory of one request in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         u64::from(self.memory_mib) << 20
     }
 
-    /// Time from a request's head to the end of its response.
+    /// Returns the maximum time from a request's head to the end of its response.
     #[must_use]
     pub fn wall_time(&self) -> Duration {
         Duration::from_millis(self.wall_ms.into())
     }
 
-    /// Processor time of one request.
+    /// Returns the maximum CPU time of one request.
     #[must_use]
     pub fn cpu_time(&self) -> Duration {
         Duration::from_millis(self.cpu_ms.into())
     }
 }
 
-/// Way in which a slot is made clean at the end of a request.
+/// Method of cleaning a slot after a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SlotReset {
-    /// All pages are set to zero or given back to the kernel.
+    /// All pages are set to zero or returned to the kernel.
     #[default]
     Strict,
-    /// Pages that the kernel's page scan finds written are set to what they were, and kept.
+    /// Pages that were written, as found by the kernel's page scan, are restored to their initial
+    /// content and remain in memory.
     Fast,
 }
 
-/// Bytes of a memory that the reset `fast` keeps between requests.
+/// Maximum number of bytes of a memory that the method `fast` retains between requests.
 pub const MAX_KEPT_BYTES: u64 = 4 << 20;
-/// Memories of a pool for each request that may run at once.
+/// Number of memories in a pool per concurrent request.
 pub const MEMORIES_PER_SLOT: u32 = 2;
 
 impl SlotReset {
-    /// Word in commands and messages.
+    /// Returns the name in commands and messages.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -152,9 +153,9 @@ impl SlotReset {
     }
 }
 
-/// Word that names no way of resetting slots.
+/// Error: unknown method of cleaning slots.
 #[derive(Debug, thiserror::Error)]
-#[error("a reset is strict or fast")]
+#[error("unknown reset method: use strict or fast")]
 pub struct UnknownSlotReset;
 
 impl FromStr for SlotReset {
@@ -170,18 +171,19 @@ impl FromStr for SlotReset {
 /// Limits of a tenant's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TenantLimits {
-    /// Requests that run at once, of all functions.
+    /// Maximum number of concurrent requests of all functions.
     pub slots: u32,
-    /// Linear memory and bodies of all requests together, in bytes.
+    /// Maximum linear memory and bodies of all requests together, in bytes.
     pub memory_bytes: u64,
-    /// Connections at once.
+    /// Maximum number of concurrent connections.
     pub connections: u32,
-    /// Reset of slots.
+    /// Method of cleaning slots.
     pub reset: SlotReset,
 }
 
 impl TenantLimits {
-    /// Most bytes of memories that the process keeps while no request uses them.
+    /// Returns the maximum number of bytes of memories that the process retains while no request
+    /// uses them.
     #[must_use]
     pub fn kept_bytes(&self) -> u64 {
         match self.reset {

@@ -1,5 +1,6 @@
-//! Indexes in files, which are as long as their maps and mostly zeroes: 640 KiB for a disk of
-//! 10 GiB, of which a sandbox that slept for a moment has written a few blocks.
+//! Indexes in files. The maps have a fixed length and consist mostly of zeroes. The index for a
+//! disk of 10 GiB has 640 KiB, and a sandbox that was paused for a moment has written only a few
+//! blocks.
 
 use super::{HEADER_BYTES, IndexError, LayerIndex, UnitSet};
 use nix::errno::Errno;
@@ -9,20 +10,20 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// Bytes read at once: below what the allocator maps on its own, so that the memory of one index
-/// serves for the next.
+/// Number of bytes read at once. It is below the allocator's threshold for separate mappings, so
+/// that the memory of one index is reused for the next.
 const READ_BYTES: usize = 64 << 10;
 const WORD_BYTES: usize = 8;
-/// Bytes of a part that is skipped if it is zero.
+/// Size in bytes of a part that is skipped if it is zero.
 const PART_BYTES: usize = 4 << 10;
 
-/// Failure to read an index from a file.
+/// Error of reading an index from a file.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexFileError {
     /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It holds no index.
+    /// The file does not contain an index.
     #[error(transparent)]
     Index(#[from] IndexError),
 }
@@ -36,19 +37,19 @@ impl From<IndexFileError> for io::Error {
     }
 }
 
-/// Index under construction from the bytes after its header.
+/// An index that is being decoded from the bytes after its header.
 pub(super) struct IndexDecoder {
     index: LayerIndex,
-    /// Words that were decoded, of both maps together.
+    /// Number of decoded words of both maps together.
     words: usize,
 }
 
 impl IndexDecoder {
-    /// Decodes the header of an index of `length` bytes.
+    /// Decodes the header of an index file of `length` bytes.
     pub(super) fn new(header: &[u8], length: u64) -> Result<Self, IndexError> {
         let (unit, units) = LayerIndex::decode_header(header)?;
         if usize::try_from(length) != Ok(LayerIndex::encoded_len(units)) {
-            return Err(IndexError::Damaged("its length is wrong"));
+            return Err(IndexError::Damaged("its length is incorrect"));
         }
         let index = LayerIndex {
             unit,
@@ -58,12 +59,13 @@ impl IndexDecoder {
         Ok(Self { index, words: 0 })
     }
 
-    /// Passes over words that are zero.
+    /// Skips words that are zero.
     fn skip(&mut self, words: usize) {
         self.words += words;
     }
 
-    /// Decodes further words. Memory of the maps in which all are zero is not touched.
+    /// Decodes further words. If all words of a part are zero, the memory of the maps is not
+    /// accessed.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), IndexError> {
         let count = self.index.stored.words.len();
         for part in bytes.chunks(PART_BYTES) {
@@ -103,7 +105,8 @@ impl IndexDecoder {
     }
 }
 
-/// The first part of `range` that is no hole, in whole words; empty at its end if there is none.
+/// Returns the first part of `range` that is not a hole, in whole words. If there is none, returns
+/// an empty range at the end.
 fn next_data(file: &File, range: Range<u64>) -> io::Result<Range<u64>> {
     let seek = |from: u64, whence| {
         let found = lseek(
@@ -115,9 +118,9 @@ fn next_data(file: &File, range: Range<u64>) -> io::Result<Range<u64>> {
     };
     let start = match seek(range.start, Whence::SeekData) {
         Ok(start) => start.min(range.end),
-        // There is none up to the end of the file.
+        // Only a hole follows up to the end of the file.
         Err(Errno::ENXIO) => range.end,
-        // A file system that knows no holes.
+        // The file system does not support holes.
         Err(Errno::EINVAL) => return Ok(range),
         Err(e) => return Err(e.into()),
     };
@@ -135,12 +138,12 @@ fn is_zero(bytes: &[u8]) -> bool {
 }
 
 impl LayerIndex {
-    /// Reads an index of any unit and size from the start of a file of at most `limit` bytes; holes
-    /// are not read. The file's offset is not used, and changes.
+    /// Reads an index of any unit and size from the start of a file of at most `limit` bytes. Holes
+    /// are not read. The call changes the file's offset but does not depend on it.
     pub fn read(file: &File, limit: u64) -> Result<Self, IndexFileError> {
         let length = file.metadata()?.len();
         if length > limit {
-            let reason = format!("{length} bytes are more than {limit}");
+            let reason = format!("it has {length} bytes, but the limit is {limit}");
             return Err(io::Error::other(reason).into());
         }
         let mut header = [0; HEADER_BYTES];
@@ -165,7 +168,7 @@ impl LayerIndex {
         Ok(decoder.finish())
     }
 
-    /// Writes the index to an empty file. Parts that are zero become holes.
+    /// Writes the index to an empty file. Zero parts become holes.
     pub fn write(&self, file: &File) -> io::Result<()> {
         let length = Self::encoded_len(self.units()) as u64;
         let mut at = HEADER_BYTES as u64;
@@ -174,7 +177,7 @@ impl LayerIndex {
         for map in [&self.stored, &self.zero] {
             for words in map.words.chunks(PART_BYTES / WORD_BYTES) {
                 let end = at + (words.len() * WORD_BYTES) as u64;
-                // The last part is the length of the file.
+                // The last part is always written, since it determines the length of the file.
                 if end == length || words.iter().any(|&word| word != 0) {
                     bytes.clear();
                     bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));

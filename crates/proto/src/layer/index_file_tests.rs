@@ -6,7 +6,7 @@ fn file() -> File {
     tempfile::tempfile().unwrap()
 }
 
-/// An index of a disk of 10 GiB.
+/// Returns an index for a disk of 10 GiB.
 fn disk_index(stored: &[u64], zero: &[u64]) -> LayerIndex {
     let mut index = LayerIndex::empty(DISK_BLOCK, 10 << 30);
     stored.iter().for_each(|&unit| index.stored.insert(unit));
