@@ -1,4 +1,5 @@
-//! Build context: a directory with the files that a build copies, without those in `.dockerignore`.
+//! Build context: a directory with the files that a build copies, except the files that
+//! `.dockerignore` excludes.
 
 mod archive;
 mod files;
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 pub struct PreparedBuild {
     /// Description of the build.
     pub spec: BuildSpec,
-    /// Archives that [`CopySource::Files`] name, each once.
+    /// Archives that [`CopySource::Files`] refers to, without duplicates.
     pub uploads: Vec<ContextArchive>,
     /// Warnings about instructions with a different effect than in Docker.
     pub warnings: Vec<DockerfileWarning>,
@@ -30,7 +31,7 @@ pub struct PreparedBuild {
 /// Error of a build context.
 #[derive(Debug, thiserror::Error)]
 pub enum ContextError {
-    /// Source outside of the context.
+    /// The source is outside of the context.
     #[error("line {line}: '{path}' is outside of the build's context {}: copy it there first, or \
         build from a directory above", context.display())]
     Outside {
@@ -41,8 +42,8 @@ pub enum ContextError {
         /// The context.
         context: PathBuf,
     },
-    /// Missing source.
-    #[error("line {line}: '{path}' is not in the build's context {}", context.display())]
+    /// The source does not exist.
+    #[error("line {line}: '{path}' does not exist in the build context {}", context.display())]
     Missing {
         /// Line of the Dockerfile.
         line: u32,
@@ -51,15 +52,17 @@ pub enum ContextError {
         /// The context.
         context: PathBuf,
     },
-    /// Source that `.dockerignore` excludes.
-    #[error("line {line}: '{path}' is left out by .dockerignore: except it there with '!{path}'")]
+    /// `.dockerignore` excludes the source.
+    #[error(
+        "line {line}: '{path}' is excluded by .dockerignore: add an exception '!{path}' to that file"
+    )]
     Ignored {
         /// Line of the Dockerfile.
         line: u32,
         /// The source.
         path: String,
     },
-    /// Invalid pattern.
+    /// The pattern is invalid.
     #[error("line {line}: '{path}' {problem}")]
     Pattern {
         /// Line of the Dockerfile.
@@ -69,10 +72,10 @@ pub enum ContextError {
         /// Problem with the pattern.
         problem: &'static str,
     },
-    /// Variable whose value only the image has.
+    /// Only the image determines the value of the variable.
     #[error(
-        "line {line}: what '{path}' means depends on '{name}', which the image may set: give it a \
-         value with ARG or ENV before"
+        "line {line}: the value of '{path}' depends on '{name}', which the image may set: define it \
+         with ARG or ENV before this line"
     )]
     Variable {
         /// Line of the Dockerfile.
@@ -82,7 +85,7 @@ pub enum ContextError {
         /// The variable.
         name: String,
     },
-    /// Word that cannot be expanded.
+    /// The word cannot be expanded.
     #[error("line {line}: {source}")]
     Expand {
         /// Line of the Dockerfile.
@@ -90,7 +93,7 @@ pub enum ContextError {
         /// Cause.
         source: ExpandError,
     },
-    /// Invalid line of an ignore file.
+    /// The line of an ignore file is invalid.
     #[error("{}, line {line}: {problem}", path.display())]
     Ignore {
         /// The file.
@@ -100,7 +103,7 @@ pub enum ContextError {
         /// Problem with the line.
         problem: String,
     },
-    /// Unreadable file.
+    /// The file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
@@ -108,8 +111,8 @@ pub enum ContextError {
         /// Cause.
         source: io::Error,
     },
-    /// Write error of the archive's destination.
-    #[error("cannot send the files: {0}")]
+    /// Writing an archive failed.
+    #[error("cannot write the archive of files: {0}")]
     Send(io::Error),
 }
 
@@ -123,8 +126,8 @@ impl ContextError {
 }
 
 /// Finds the files that a Dockerfile copies from the directory `context`, and sets the names of
-/// their archives in its steps. `dockerfile` is the path of the Dockerfile, whose own ignore file
-/// has priority.
+/// their archives in its steps. `dockerfile` is the path of the Dockerfile. The ignore file of the
+/// Dockerfile takes precedence over the ignore file of the context.
 pub fn prepare(
     parsed: ParsedDockerfile,
     context: &Path,
@@ -152,15 +155,15 @@ pub fn prepare(
                     none.insert(ContextFiles::new(context, ignore)?)
                 }
             };
-            let mut found = ContextEntries::new();
+            let mut entries = ContextEntries::new();
             for source in &mut copy.sources {
                 let path = known.expand(source, line)?;
                 files
-                    .add(&path, &mut found)
+                    .add(&path, &mut entries)
                     .map_err(|e| explain(e, line, &path, context))?;
                 *source = escape(&path);
             }
-            let upload = ContextArchive::new(found)?;
+            let upload = ContextArchive::new(entries)?;
             copy.from = CopySource::Files(upload.name.clone());
             if uploads.iter().all(|known| known.name != upload.name) {
                 uploads.push(upload);

@@ -1,9 +1,11 @@
 //! Parser of Dockerfiles into a [`BuildSpec`].
 //!
-//! * `instructions`: the file as instructions, with joined continuations and here-documents.
-//! * `words`: words of an instruction, with quotes and escapes.
-//! * `stages`: `FROM`, `ARG` and references to stages; `steps`: instructions inside a stage;
-//!   `copy`, `run`: those two instructions.
+//! * `instructions`: splits the file into instructions, joins continued lines and extracts
+//!   here-documents.
+//! * `words`: splits instructions into words, with quotes and escapes.
+//! * `stages`: handles `FROM`, `ARG` and references to stages.
+//! * `steps`: handles instructions in a stage, except the instructions below.
+//! * `copy`, `run`: handle `COPY`, `ADD` and `RUN`.
 
 mod error;
 mod flags;
@@ -22,7 +24,8 @@ use std::collections::BTreeMap;
 pub struct DockerfileOptions {
     /// `--build-arg`: values for `ARG`.
     pub build_args: BTreeMap<String, String>,
-    /// `--target`: name or number of the stage that becomes the template; the last one by default.
+    /// `--target`: name or number of the stage that becomes the template. Defaults to the last
+    /// stage.
     pub target: Option<String>,
 }
 

@@ -1,38 +1,39 @@
 //! Expansion of variables in words: `$NAME`, `${NAME}`, `${NAME:-word}`, `${NAME:+word}`, and the
-//! same without the colon.
+//! same forms without the colon.
 //!
-//! A backslash is special only in front of a dollar: `\$` is a dollar, `\\$NAME` is a backslash and
-//! a variable. Elsewhere it is literal.
+//! A backslash is special only before a dollar: `\$` is a dollar, and `\\$NAME` is a backslash and
+//! a variable. In other places it is literal.
 
-/// Maximum length of an expanded word in bytes: that of one environment variable of a program.
+/// Maximum length of an expanded word in bytes. It equals the limit for one environment variable of
+/// a program.
 pub const MAX_EXPANDED_BYTES: usize = 128 << 10;
-/// Maximum nesting of words.
+/// Maximum nesting depth of words.
 const MAX_DEPTH: usize = 16;
 
 /// Error of an expansion.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpandError {
-    /// `${` without a closing brace.
+    /// `${` has no closing brace.
     #[error("'${{' is not closed by a '}}': write '\\$' for a dollar")]
     Open,
-    /// No name between the braces.
+    /// The name between the braces is missing.
     #[error("'${{' is not followed by a name: write '\\$' for a dollar")]
     Name,
-    /// Unknown form of substitution.
-    #[error("'${{{0}…' is not supported: there are ${{NAME}}, ${{NAME:-word}} and ${{NAME:+word}}")]
+    /// The form of substitution is not supported.
+    #[error("'${{{0}…' is not supported: use ${{NAME}}, ${{NAME:-word}} or ${{NAME:+word}}")]
     Form(String),
-    /// `${NAME:?word}` of an unset variable.
+    /// The variable in `${NAME:?word}` is not set.
     #[error("{0}: {1}")]
     Required(String, String),
-    /// Words are nested too deep.
-    #[error("variables are more than {MAX_DEPTH} deep within each other")]
+    /// Words are nested too deeply.
+    #[error("variables are nested more than {MAX_DEPTH} levels deep")]
     Deep,
     /// The result is too long.
     #[error("the result is longer than {MAX_EXPANDED_BYTES} bytes")]
     Long,
 }
 
-/// Expands variables with values from `value`. Unset variables are empty.
+/// Expands variables with values from `value`. Variables that are not set are empty.
 pub fn expand(
     word: &str,
     mut value: impl FnMut(&str) -> Option<String>,
@@ -44,7 +45,7 @@ pub fn expand(
     work.word(false, 0)
 }
 
-/// Names of the variables in a word, with repetitions.
+/// Returns the names of the variables in a word, with repetitions.
 pub fn names(word: &str) -> Result<Vec<String>, ExpandError> {
     let mut found = Vec::new();
     expand(word, |name| {
@@ -54,18 +55,18 @@ pub fn names(word: &str) -> Result<Vec<String>, ExpandError> {
     Ok(found)
 }
 
-/// Escapes `text`, so that it expands to itself.
+/// Escapes `text` in such a way that it expands to itself.
 pub fn escape(text: &str) -> String {
     let mut out = EscapedWord::default();
     text.chars().for_each(|c| out.literal(c));
     out.finish()
 }
 
-/// Builder of a word from literal characters and variables.
+/// Builder of an escaped word from literal characters and variables.
 #[derive(Debug, Default)]
 pub(crate) struct EscapedWord {
     text: String,
-    /// Number of backslashes at the end of `text`, which are special if a dollar follows.
+    /// Number of backslashes at the end of `text`. They are special if a dollar follows.
     backslashes: usize,
 }
 
@@ -91,7 +92,7 @@ impl EscapedWord {
         self.backslashes = 0;
     }
 
-    /// Appends a character of a variable: of its name, or a brace.
+    /// Appends a character of a variable, which belongs to its name or is a brace.
     pub(crate) fn part(&mut self, c: char) {
         self.text.push(c);
         self.backslashes = 0;
@@ -108,7 +109,7 @@ struct Expander<'a, 'v> {
 }
 
 impl<'a> Expander<'a, '_> {
-    /// Expands up to the end, or up to the closing brace.
+    /// Expands to the end, or to the closing brace.
     fn word(&mut self, braces: bool, depth: usize) -> Result<String, ExpandError> {
         if depth > MAX_DEPTH {
             return Err(ExpandError::Deep);
@@ -143,8 +144,8 @@ impl<'a> Expander<'a, '_> {
         let count = self.rest.len() - after.len();
         self.rest = after;
         let dollar = after.starts_with('$');
-        let kept = if dollar { count / 2 } else { count };
-        out.extend(std::iter::repeat_n('\\', kept));
+        let literal = if dollar { count / 2 } else { count };
+        out.extend(std::iter::repeat_n('\\', literal));
         if dollar && count % 2 == 1 {
             out.push('$');
             self.rest = &after[1..];
@@ -203,8 +204,8 @@ impl<'a> Expander<'a, '_> {
         Ok(())
     }
 
-    /// Consumes a name: letters, digits and `_`; digits alone; or one special character, as in
-    /// shells.
+    /// Consumes a name. As in shells, it consists of letters, digits and `_`, or only of digits, or
+    /// of one special character.
     fn name(&mut self) -> &'a str {
         let rest = self.rest;
         let end = match rest.chars().next() {

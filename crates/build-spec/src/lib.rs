@@ -1,7 +1,8 @@
-//! Contents of builds of templates, and the formats that they are read from.
+//! Descriptions of template builds, and the formats from which they are created.
 //!
-//! [`spec`] describes a build, from a Dockerfile, an SDK or the command. [`dockerfile`] parses
-//! Dockerfiles, [`context`] packs the files that they copy, and [`expand`] puts in variables.
+//! [`spec`] describes a build, which may originate from a Dockerfile, an SDK or the command.
+//! [`dockerfile`] parses Dockerfiles, [`context`] packs the files that they copy, and [`expand`]
+//! expands variables.
 
 pub mod context;
 pub mod dockerfile;

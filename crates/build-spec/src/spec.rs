@@ -1,30 +1,31 @@
-//! Description of a build: stages of steps, as clients send them to the builder.
+//! Description of a build: stages of steps, in the form in which clients send them to the builder.
 
 use jiffy_engine_api::Startup;
 use serde::{Deserialize, Serialize};
 
-/// A build. The last stage becomes the template; other stages are built if it needs them.
+/// A build. The last stage becomes the template. Other stages are built only if the last stage
+/// depends on them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BuildSpec {
-    /// Stages in the order of the source; each refers to earlier ones only.
+    /// Stages in the order of the source. Each refers only to earlier stages.
     pub stages: Vec<BuildStage>,
     /// Command that runs in every sandbox of the template, and its readiness check.
     #[serde(default)]
     pub startup: Startup,
-    /// Starts the command of the image (`ENTRYPOINT`, `CMD`).
+    /// If set, the command of the image (`ENTRYPOINT`, `CMD`) is started.
     #[serde(default)]
     pub start_image_command: bool,
-    /// Ignores results of earlier builds.
+    /// If set, results of earlier builds are ignored.
     #[serde(default)]
     pub force: bool,
 }
 
-/// A base and the steps that are applied to it.
+/// A base, and the steps that are applied to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BuildStage {
-    /// Name after `AS`; for display only.
+    /// Name after `AS`. Only for display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Base of the stage.
@@ -37,16 +38,16 @@ pub struct BuildStage {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum StageBase {
-    /// Argument of `FROM`: a template of this host if one has that name, else an image in a
-    /// registry.
+    /// Argument of `FROM`. It refers to a template of this host if one has this name, otherwise to
+    /// an image in a registry.
     Name(String),
     /// An image in a registry.
     Image(ImageSource),
     /// A template of this host: `name` or `name:tag`.
     Template(String),
-    /// An earlier stage, by its number from 0.
+    /// An earlier stage by its index, starting at 0.
     Stage(usize),
-    /// Empty base: files can be copied, but nothing can run.
+    /// Empty base. Files can be copied, but commands cannot run.
     Scratch,
 }
 
@@ -56,10 +57,10 @@ pub enum StageBase {
 pub struct ImageSource {
     /// `alpine`, `ghcr.io/owner/name:tag`, `host:5000/name@sha256:…`
     pub reference: String,
-    /// User name and password, if the registry wants them.
+    /// User name and password, if the registry requires them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<(String, String)>,
-    /// Plain HTTP instead of TLS.
+    /// If set, plain HTTP is used instead of TLS.
     #[serde(default)]
     pub plain_http: bool,
 }
@@ -81,30 +82,32 @@ impl std::fmt::Debug for ImageSource {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BuildStep {
-    /// Source text on one line, for logs and errors. Empty for generated steps.
+    /// Source text on one line for logs and errors. Empty for generated steps.
     pub text: String,
-    /// Line in the source file, from 1.
+    /// Line in the source file, starting at 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<u32>,
-    /// Runs this step and all after it again, without results of earlier builds.
+    /// If set, this step and all later steps are executed without results of earlier builds.
     #[serde(default)]
     pub force: bool,
     /// Operation of the step.
     pub action: StepAction,
 }
 
-/// Operation of a step. Values of `Copy`, `Env`, `Arg`, `Workdir`, `User`, `Expose` and `Label`,
-/// and the content of inline files, may hold `$NAME`, `${NAME}`, `${NAME:-word}` and
-/// `${NAME:+word}` of the environment and build arguments so far (`\$` is a dollar; see
-/// [`crate::expand`]). Quotes are removed already.
+/// Operation of a step.
+///
+/// The values of `Copy`, `Env`, `Arg`, `Workdir`, `User`, `Expose` and `Label` may contain
+/// variables, and so may the content of inline files. Variables have the form `$NAME`, `${NAME}`,
+/// `${NAME:-word}` or `${NAME:+word}` and refer to the environment and the build arguments so far.
+/// `\$` is a dollar (see [`crate::expand`]). The parser has already removed quotes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum StepAction {
-    /// Runs a program to its end.
+    /// Runs a program until it exits.
     Run {
         /// The command.
         command: StepCommand,
-        /// User to run as; the stage's user unless given.
+        /// User of the program. Defaults to the user of the stage.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         user: Option<String>,
     },
@@ -112,10 +115,10 @@ pub enum StepAction {
     Copy(CopyAction),
     /// Sets environment variables for later steps and for the template.
     Env(Vec<(String, String)>),
-    /// Sets a build argument: a variable for the rest of the stage, which the template does not
-    /// keep.
+    /// Sets a build argument: a variable for the rest of the stage, which does not become part of
+    /// the template.
     Arg(String, String),
-    /// Sets the working directory; created if missing.
+    /// Sets the working directory. Creates it if it is missing.
     Workdir(String),
     /// Sets the user of later steps: `name` or `uid`, optionally with `:group`.
     User(String),
@@ -123,21 +126,21 @@ pub enum StepAction {
     AddUser(String),
     /// Sets the shell of later steps.
     Shell(Vec<String>),
-    /// Sets the entry point of the image; recorded, not run.
+    /// Sets the entry point of the image. It is recorded and not started.
     Entrypoint(Vec<String>),
-    /// Sets the arguments of the entry point; recorded, not run.
+    /// Sets the arguments of the entry point. They are recorded only.
     Cmd(Vec<String>),
-    /// Ports that the image declares: `80/tcp`.
+    /// Declares ports of the image, in the form `80/tcp`.
     Expose(Vec<String>),
-    /// Labels of the template.
+    /// Sets labels of the template.
     Label(Vec<(String, String)>),
 }
 
-/// A command of a step.
+/// Command of a `Run` step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum StepCommand {
-    /// Command line for the stage's shell; `/bin/sh -c` by default.
+    /// Command line for the stage's shell, which defaults to `/bin/sh -c`.
     Line(String),
     /// A program and its arguments.
     Exec(Vec<String>),
@@ -151,17 +154,17 @@ pub struct CopyAction {
     pub from: CopySource,
     /// Paths or patterns (`*`, `?`, `[a-z]`), relative to the root of the origin.
     pub sources: Vec<String>,
-    /// Destination, relative to the working directory. A directory if it ends with `/`, if there
-    /// are several sources, or if a source is a directory.
+    /// Destination, relative to the working directory. It is a directory if it ends with `/`, if
+    /// there are several sources, or if a source is a directory.
     pub to: String,
-    /// `user` or `user:group`, by name or number. By default files of uploads belong to root, and
-    /// files of stages keep their owner.
+    /// Owner as `user` or `user:group`, by name or number. By default, uploaded files belong to
+    /// root, and files of stages retain their owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Permissions in octal digits; unchanged by default.
+    /// Permissions in octal digits. Unchanged by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Unpacks sources that are tar archives, as `ADD` does.
+    /// If set, sources that are tar archives are unpacked, as `ADD` does.
     #[serde(default)]
     pub unpack: bool,
 }
@@ -170,11 +173,11 @@ pub struct CopyAction {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum CopySource {
-    /// Uploaded archive of this name: a gzipped tar of the sources, with paths relative to the
+    /// Name of an uploaded archive: a gzipped tar of the sources, with paths relative to the
     /// context.
     Files(String),
-    /// An earlier stage, by its number from 0.
+    /// Index of an earlier stage, starting at 0.
     Stage(usize),
-    /// Files inside the step: name and content.
+    /// Files in the step itself: names and contents.
     Inline(Vec<(String, String)>),
 }

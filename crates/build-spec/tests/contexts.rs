@@ -1,4 +1,4 @@
-//! Selection of a context's files, and the names of their archives.
+//! Tests of the selection of a context's files, and of the names of their archives.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use flate2::read::GzDecoder;
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 
-/// A context with these files; names that end with a slash are directories.
+/// Creates a context with these files. Names that end with a slash are directories.
 fn context(files: &[(&str, &str)]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (name, content) in files {
@@ -45,7 +45,7 @@ fn copies(prepared: &PreparedBuild) -> Vec<(String, Vec<String>)> {
     named.collect()
 }
 
-/// Names in the archive of the first upload.
+/// Returns the names in the archive of the first upload.
 fn names(prepared: &PreparedBuild) -> Vec<String> {
     let mut packed = Vec::new();
     prepared.uploads[0].write_to(&mut packed).unwrap();
@@ -123,12 +123,12 @@ fn excluded_files_are_not_copied() {
     assert_eq!(of(path, "."), expected);
     let refused = build(path, "FROM a\n\nCOPY secret /").unwrap_err();
     assert!(
-        refused.contains("line 3: 'secret' is left out by .dockerignore"),
+        refused.contains("line 3: 'secret' is excluded by .dockerignore"),
         "{refused}"
     );
     assert!(build(path, "FROM a\nCOPY x.* /").is_err());
 
-    // The Dockerfile's own ignore file has priority.
+    // The ignore file of the Dockerfile takes precedence.
     fs::write(path.join("Dockerfile.dockerignore"), "**\n!sub").unwrap();
     assert_eq!(of(path, "."), ["sub/", "sub/x.log"]);
 }
@@ -155,19 +155,19 @@ fn files_outside_of_the_context_are_not_copied() {
             "{source}: {refused}"
         );
     }
-    // A link as a source is followed; a link inside a directory is copied.
+    // A symbolic link as a source is followed. A symbolic link in a directory is copied.
     assert_eq!(of(&path, "link"), ["link/", "link/absolute@", "link/b"]);
     assert_eq!(of(&path, "sub"), ["sub/", "sub/absolute@", "sub/b"]);
     let missing = build(&path, "FROM a\nCOPY a none /x/").unwrap_err();
     assert!(
-        missing.contains("line 2: 'none' is not in the build's context"),
+        missing.contains("line 2: 'none' does not exist in the build context"),
         "{missing}"
     );
     assert!(build(&path, "FROM a\nCOPY *.none /x/").is_err());
     assert!(
         build(&path, "FROM a\nCOPY a/b /x/")
             .unwrap_err()
-            .contains("'a/b' is not in")
+            .contains("'a/b' does not exist")
     );
 }
 
@@ -188,7 +188,7 @@ fn an_archive_is_named_by_its_content() {
     assert_eq!(
         name(text),
         first,
-        "a time, or a file that is not copied, makes no difference"
+        "the name depends on a time or on a file that is not copied"
     );
     fs::set_permissions(dir.path().join("a"), fs::Permissions::from_mode(0o755)).unwrap();
     let executable = name(text);
@@ -211,7 +211,7 @@ fn sources_may_have_variables_of_the_dockerfile() {
     assert_eq!(copies(&odd)[0].1, ["\\$odd"]);
     let unknown = build(dir.path(), "FROM a\nENV DIR=$IMAGES\nCOPY $DIR /x").unwrap_err();
     assert!(
-        unknown.contains("line 3: what '$DIR' means depends on 'DIR'"),
+        unknown.contains("line 3: the value of '$DIR' depends on 'DIR'"),
         "{unknown}"
     );
 }

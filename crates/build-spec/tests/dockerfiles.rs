@@ -1,4 +1,4 @@
-//! Parsing of Dockerfiles.
+//! Tests of the parser of Dockerfiles.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use jiffy_build_spec::dockerfile::{DockerfileOptions, ParsedDockerfile, parse};
@@ -28,7 +28,7 @@ fn refused(text: &str) -> String {
     }
 }
 
-/// Description of a stage, one line per step.
+/// Describes a stage with one line per step.
 fn shown(stage: &BuildStage) -> Vec<String> {
     let name = stage.name.as_deref().unwrap_or("-");
     let from = match &stage.from {
@@ -84,7 +84,7 @@ fn all(parsed: &ParsedDockerfile) -> String {
     stages.collect::<Vec<_>>().join("\n")
 }
 
-/// Checks a file: a Dockerfile, a line `---`, and its expected description.
+/// Checks a file that consists of a Dockerfile, a line `---`, and the expected description.
 fn check(file: &str) {
     let (text, expected) = file.split_once("\n---\n").unwrap();
     let parsed = read(text);
@@ -163,11 +163,11 @@ fn stages_after_the_target_are_dropped() {
     assert!(
         with(text, &[], Some("three"))
             .unwrap_err()
-            .contains("no stage 'three'")
+            .contains("stage 'three' does not exist")
     );
 }
 
-/// Command of the only step of a Dockerfile.
+/// Returns the command of the only step of a Dockerfile.
 fn only_command(text: &str) -> StepCommand {
     let parsed = with(text, &[], None).unwrap();
     let [step] = &parsed.spec.stages[0].steps[..] else {
@@ -207,15 +207,12 @@ fn a_here_document_with_a_command_is_its_input_and_one_without_is_the_script() {
 #[test]
 fn an_error_names_its_line_and_instruction() {
     for (text, expected) in [
-        ("", "there is no instruction"),
-        ("RUN x", "line 1: RUN: comes before the first FROM"),
-        (
-            "FROM a\n\nRUNN x",
-            "line 3: RUNN: there is no such instruction",
-        ),
+        ("", "the file has no instructions"),
+        ("RUN x", "line 1: RUN: is not allowed before the first FROM"),
+        ("FROM a\n\nRUNN x", "line 3: RUNN: unknown instruction"),
         ("FROM --platform=linux/arm64 a", "--platform=linux/arm64"),
         ("FROM a AS b c", "must be `FROM image"),
-        ("FROM a AS 1x", "no name for a stage"),
+        ("FROM a AS 1x", "not a valid name for a stage"),
         (
             "FROM a\nRUN --mount=type=secret,id=x cat",
             "line 2: RUN: --mount=type=secret is not supported",
@@ -231,17 +228,20 @@ fn an_error_names_its_line_and_instruction() {
             "FROM a\nADD https://x.org/a.tgz /",
             "line 2: ADD: 'https://x.org/a.tgz' is fetched",
         ),
-        (
-            "FROM a\nADD git@github.com:a/b.git /",
-            "fetched from elsewhere",
-        ),
+        ("FROM a\nADD git@github.com:a/b.git /", "a remote source"),
         ("FROM a\nCOPY a", "must be `COPY source"),
         (
             "FROM a\nCOPY --from=$x a b",
-            "variables are not possible here",
+            "variables are not supported here",
         ),
-        ("FROM a AS b\nCOPY --from=b a b", "is the stage itself"),
-        ("FROM a\nCOPY --from=3 a b", "no earlier stage 3"),
+        (
+            "FROM a AS b\nCOPY --from=b a b",
+            "refers to the stage itself",
+        ),
+        (
+            "FROM a\nCOPY --from=3 a b",
+            "--from=3: no earlier stage has this name",
+        ),
         ("FROM a\nCOPY --chmod=u+x a b", "octal digits"),
         ("FROM a\nCOPY --exclude=*.md . .", ".dockerignore"),
         ("FROM a\nCOPY 'a b", "a single quote is not closed"),
@@ -250,15 +250,15 @@ fn an_error_names_its_line_and_instruction() {
         ("FROM a\nENV X=\"1", "a double quote is not closed"),
         ("FROM a\nENV X=${Y%z}", "only ${NAME}"),
         ("FROM a\nSHELL /bin/bash", "must be a JSON array"),
-        ("FROM a\nEXPOSE 80/icmp", "'80/icmp' is no port"),
-        ("FROM a\nEXPOSE 0", "'0' is no port"),
+        ("FROM a\nEXPOSE 80/icmp", "'80/icmp' is not a port"),
+        ("FROM a\nEXPOSE 0", "'0' is not a port"),
         (
             "FROM a\nRUN <<EOF\nx",
-            "line 2: RUN: the here-document is not ended",
+            "line 2: RUN: the here-document is not terminated",
         ),
         (
             "FROM a\nCOPY --from=b <<EOF /x\nEOF",
-            "a here-document comes from no --from",
+            "a here-document cannot be combined with --from",
         ),
     ] {
         let said = refused(text);
@@ -346,11 +346,11 @@ fn random_input_causes_no_panic_and_no_hang() {
         "$$",
     ];
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;
-    let mut random = |most: usize| {
+    let mut random = |bound: usize| {
         seed ^= seed << 13;
         seed ^= seed >> 7;
         seed ^= seed << 17;
-        usize::try_from(seed % most as u64).unwrap()
+        usize::try_from(seed % bound as u64).unwrap()
     };
     let mut good = 0;
     for round in 0..30_000 {
@@ -372,7 +372,7 @@ fn random_input_causes_no_panic_and_no_hang() {
     }
     assert!(
         good > 1000,
-        "only {good} of them can be built: the test tests little"
+        "only {good} of the Dockerfiles are valid: the test covers too little"
     );
     let deep = format!("FROM a\nENV X={}", "${X:-".repeat(100_000));
     assert!(parse(&deep, &DockerfileOptions::default()).is_err());

@@ -1,4 +1,4 @@
-//! Archive of a step's files.
+//! Archive of the files for one step.
 
 use super::ContextError;
 use super::files::ContextEntries;
@@ -21,44 +21,45 @@ const MAX_UNPACKED_BYTES: u64 = 32 << 30;
 /// Files of a context that are uploaded as one archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextArchive {
-    /// SHA-256 over names, content, permissions and link targets, in lower-case hexadecimal.
-    /// Independent of modification times, owners and compression.
+    /// SHA-256 over names, content, permissions and targets of symbolic links, in lower-case
+    /// hexadecimal. It does not depend on modification times, owners and compression.
     pub name: String,
-    found: ContextEntries,
+    files: ContextEntries,
 }
 
 impl ContextArchive {
-    pub(super) fn new(found: ContextEntries) -> Result<Self, ContextError> {
-        let hasher = write(&found, false, HashWriter(Sha256::new()))?;
+    pub(super) fn new(files: ContextEntries) -> Result<Self, ContextError> {
+        let hasher = write(&files, false, HashWriter(Sha256::new()))?;
         let name = HEXLOWER.encode(&hasher.0.finalize());
-        Ok(Self { name, found })
+        Ok(Self { name, files })
     }
 
-    /// Number of files, directories and links.
+    /// Returns the number of files, directories and symbolic links.
     pub fn entries(&self) -> usize {
-        self.found.len()
+        self.files.len()
     }
 
-    /// Writes the archive: a gzipped tar with names relative to the context, owned by root.
+    /// Writes the archive: a gzipped tar with names relative to the context, in which root owns all
+    /// files.
     pub fn write_to(&self, out: impl Write) -> Result<(), ContextError> {
         let packed = GzEncoder::new(out, Compression::fast());
-        let packed = write(&self.found, true, packed)?;
-        let ended = packed.finish().and_then(|mut out| out.flush());
-        ended.map_err(ContextError::Send)
+        let packed = write(&self.files, true, packed)?;
+        let result = packed.finish().and_then(|mut out| out.flush());
+        result.map_err(ContextError::Send)
     }
 }
 
 /// Returns the name of the archive that [`ContextArchive::write_to`] wrote to `packed`.
 ///
 /// # Errors
-/// Fails if `packed` is no gzipped tar, or has more than 32 GiB.
+/// `packed` is not a gzipped tar, or its content exceeds 32 GiB.
 pub fn archive_name(packed: impl Read) -> io::Result<String> {
     let unpacked = MultiGzDecoder::new(packed).take(MAX_UNPACKED_BYTES);
     let mut reader = ArchiveReader::new(unpacked);
     let mut writer = ArchiveWriter::new(HashWriter(Sha256::new()));
     let mut buffer = vec![0; BUFFER_BYTES];
     while let Some(mut entry) = reader.next_entry().map_err(io::Error::other)? {
-        // The name does not depend on times.
+        // The name must not depend on times.
         entry.mtime = (0, 0);
         writer.begin(&entry)?;
         loop {
@@ -86,53 +87,53 @@ impl Write for HashWriter {
     }
 }
 
-fn write<W: Write>(found: &ContextEntries, dated: bool, out: W) -> Result<W, ContextError> {
+fn write<W: Write>(files: &ContextEntries, with_times: bool, out: W) -> Result<W, ContextError> {
     let mut writer = ArchiveWriter::new(out);
     let mut buffer = vec![0; BUFFER_BYTES];
-    for (name, path) in found {
+    for (name, path) in files {
         let read = |e| ContextError::read(path, e);
-        let about = fs::symlink_metadata(path).map_err(read)?;
-        let Some(kind) = kind_of(&about) else {
+        let metadata = fs::symlink_metadata(path).map_err(read)?;
+        let Some(kind) = kind_of(&metadata) else {
             continue;
         };
         let file = match kind {
             ArchiveEntryKind::File => Some(open(path).map_err(read)?),
             _ => None,
         };
-        let about = match &file {
+        let metadata = match &file {
             Some(file) => file.metadata().map_err(read)?,
-            None => about,
+            None => metadata,
         };
-        let mut entry = ArchiveEntry::new(kind, name.clone(), about.mode() & 0o7777);
+        let mut entry = ArchiveEntry::new(kind, name.clone(), metadata.mode() & 0o7777);
         match kind {
-            ArchiveEntryKind::File => entry = entry.with_size(about.len()),
+            ArchiveEntryKind::File => entry = entry.with_size(metadata.len()),
             ArchiveEntryKind::Symlink => {
                 entry.link = fs::read_link(path)
                     .map_err(read)?
                     .into_os_string()
                     .into_vec();
-                // Permissions of links have no effect and differ between systems.
+                // Permissions of symbolic links have no effect, and differ between systems.
                 entry.mode = 0o777;
             }
             _ => {}
         }
-        if dated {
-            entry.mtime = (about.mtime(), 0);
+        if with_times {
+            entry.mtime = (metadata.mtime(), 0);
         }
         writer.begin(&entry).map_err(ContextError::Send)?;
         if let Some(mut file) = file {
-            let mut left = about.len();
-            while left > 0 {
-                let most =
-                    usize::try_from(left).map_or(BUFFER_BYTES, |left| left.min(BUFFER_BYTES));
-                let n = file.read(&mut buffer[..most]).map_err(read)?;
+            let mut remaining = metadata.len();
+            while remaining > 0 {
+                let length = usize::try_from(remaining)
+                    .map_or(BUFFER_BYTES, |remaining| remaining.min(BUFFER_BYTES));
+                let n = file.read(&mut buffer[..length]).map_err(read)?;
                 if n == 0 {
                     return Err(read(io::Error::other(
-                        "it changes while it is read: try again",
+                        "the file changed while it was being read: try again",
                     )));
                 }
                 writer.write_all(&buffer[..n]).map_err(ContextError::Send)?;
-                left -= n as u64;
+                remaining -= n as u64;
             }
         }
         writer.end().map_err(ContextError::Send)?;
@@ -140,9 +141,9 @@ fn write<W: Write>(found: &ContextEntries, dated: bool, out: W) -> Result<W, Con
     writer.finish().map_err(ContextError::Send)
 }
 
-/// Type of a file that can be copied; none for sockets, pipes and devices.
-fn kind_of(about: &Metadata) -> Option<ArchiveEntryKind> {
-    let kind = about.file_type();
+/// Returns the type of a file, or `None` for sockets, pipes and devices, which cannot be copied.
+fn kind_of(metadata: &Metadata) -> Option<ArchiveEntryKind> {
+    let kind = metadata.file_type();
     match kind {
         _ if kind.is_file() => Some(ArchiveEntryKind::File),
         _ if kind.is_dir() => Some(ArchiveEntryKind::Directory),
@@ -151,7 +152,7 @@ fn kind_of(about: &Metadata) -> Option<ArchiveEntryKind> {
     }
 }
 
-/// Opens a file without blocking, in case it was replaced by a pipe.
+/// Opens a file without blocking, because it may have been replaced by a pipe.
 fn open(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).unwrap_or(0);

@@ -14,12 +14,12 @@ const MAX_DEPTH: usize = 256;
 /// Directory of a build context.
 pub(super) struct ContextFiles<'c> {
     root: &'c Path,
-    /// Root with links resolved.
+    /// Root with resolved symbolic links.
     real: PathBuf,
     ignore: DockerIgnore,
 }
 
-/// Entries of an archive: names in order, and the path of each.
+/// Entries of an archive: sorted names, with the path of each file.
 pub(super) type ContextEntries = BTreeMap<Vec<u8>, PathBuf>;
 
 /// Reason why a source selects no file.
@@ -46,7 +46,7 @@ impl<'c> ContextFiles<'c> {
         Ok(Self { root, real, ignore })
     }
 
-    /// Adds the files that a source selects.
+    /// Adds the files that `source` selects.
     pub(super) fn add(&self, source: &str, to: &mut ContextEntries) -> Result<(), SourceError> {
         let names = components(source)?;
         let wild = names.iter().position(|name| name.contains(['*', '?', '[']));
@@ -56,7 +56,7 @@ impl<'c> ContextFiles<'c> {
         let pattern = Pattern::source(&names.join("/")).map_err(SourceError::Pattern)?;
         let mut hits = Vec::new();
         let mut waiting = vec![names[..wild].join("/")];
-        // One level at a time: a star does not match a slash.
+        // Matches one level at a time, since a star does not match a slash.
         for _ in wild..names.len() {
             let mut next = Vec::new();
             for directory in &waiting {
@@ -76,7 +76,7 @@ impl<'c> ContextFiles<'c> {
         any.then_some(()).ok_or(SourceError::Missing)
     }
 
-    /// Paths of a directory's entries; empty if it is no directory.
+    /// Returns the paths of a directory's entries. Empty if it is not a directory.
     fn list_directory(&self, directory: &str) -> Result<Vec<String>, SourceError> {
         let path = self.root.join(directory);
         if !path.is_dir() {
@@ -95,13 +95,13 @@ impl<'c> ContextFiles<'c> {
         Ok(entries.filter_map(|name| name.to_str().map(join)).collect())
     }
 
-    /// Adds a file, or a directory with its entries that are not excluded. Follows a link inside
-    /// the context.
+    /// Adds a file, or a directory with its entries that are not excluded. Follows a symbolic link
+    /// that refers to a file in the context.
     fn add_one(&self, source: &str, to: &mut ContextEntries) -> Result<(), SourceError> {
         let path = self.root.join(source);
         let real = self.resolve_inside(&path)?;
-        let found = std::fs::metadata(&real).map_err(|e| ContextError::read(&path, e))?;
-        if !found.is_dir() {
+        let metadata = std::fs::metadata(&real).map_err(|e| ContextError::read(&path, e))?;
+        if !metadata.is_dir() {
             if self.ignore.ignores(source) {
                 return Err(SourceError::Ignored);
             }
@@ -132,7 +132,7 @@ impl<'c> ContextFiles<'c> {
         let mut waiting = vec![(name.to_vec(), real.to_path_buf(), 0)];
         while let Some((name, real, depth)) = waiting.pop() {
             if depth > MAX_DEPTH {
-                let deep = std::io::Error::other("it is too deep within directories");
+                let deep = std::io::Error::other("its directories are nested too deeply");
                 return Err(ContextError::read(&real, deep).into());
             }
             for file in sorted(&real)? {
@@ -143,13 +143,13 @@ impl<'c> ContextFiles<'c> {
                 below.extend_from_slice(file.as_bytes());
                 let path = real.join(&file);
                 let ignored = self.ignore.ignores(&String::from_utf8_lossy(&below));
-                let found =
+                let metadata =
                     std::fs::symlink_metadata(&path).map_err(|e| ContextError::read(&path, e))?;
-                if found.is_dir() && (!ignored || self.ignore.has_exceptions()) {
+                if metadata.is_dir() && (!ignored || self.ignore.has_exceptions()) {
                     waiting.push((below.clone(), path.clone(), depth + 1));
                 }
                 if !ignored {
-                    // Parents are added as well, since a rule may have excluded them.
+                    // A rule may have excluded the parents, which are needed as well.
                     self.add_parents(&below, &path, to);
                     to.insert(below, path);
                 }
@@ -171,7 +171,7 @@ impl<'c> ContextFiles<'c> {
         }
     }
 
-    /// Resolves links; the result must be inside the context.
+    /// Resolves symbolic links. The result must be inside the context.
     fn resolve_inside(&self, path: &Path) -> Result<PathBuf, SourceError> {
         match path.canonicalize() {
             Ok(real) if real.starts_with(&self.real) => Ok(real),
@@ -184,7 +184,7 @@ impl<'c> ContextFiles<'c> {
     }
 }
 
-/// Components of a source's path, relative to the context.
+/// Returns the components of a source's path, relative to the context.
 fn components(source: &str) -> Result<Vec<&str>, SourceError> {
     let mut names = Vec::new();
     for name in source.split('/').filter(|n| !n.is_empty() && *n != ".") {

@@ -16,24 +16,26 @@ pub struct DockerIgnore {
 #[derive(Debug, Clone)]
 struct IgnoreRule {
     pattern: Pattern,
-    /// `!`: keeps matching files.
-    kept: bool,
+    /// Set for a rule that starts with `!`: matching files are included.
+    is_exception: bool,
 }
 
 impl DockerIgnore {
-    /// Reads the ignore file beside the Dockerfile (`NAME.dockerignore`), else `.dockerignore` of
-    /// the context; no rules if there is neither.
+    /// Reads the ignore file next to the Dockerfile (`NAME.dockerignore`). If it does not exist,
+    /// reads `.dockerignore` of the context. Returns no rules if neither exists.
     pub fn find(context: &Path, dockerfile: Option<&Path>) -> Result<Self, ContextError> {
-        let own = dockerfile.map(|path| {
+        let specific = dockerfile.map(|path| {
             let mut name = path.as_os_str().to_owned();
             name.push(".dockerignore");
             name.into()
         });
-        for path in own.into_iter().chain([context.join(".dockerignore")]) {
+        for path in specific.into_iter().chain([context.join(".dockerignore")]) {
             let failed = |source| ContextError::read(&path, source);
             match std::fs::metadata(&path) {
-                Ok(found) if found.len() > MAX_FILE_BYTES => {
-                    return Err(failed(std::io::Error::other("it is longer than 1 MiB")));
+                Ok(metadata) if metadata.len() > MAX_FILE_BYTES => {
+                    return Err(failed(std::io::Error::other(
+                        "the file is larger than 1 MiB",
+                    )));
                 }
                 Ok(_) => {}
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
@@ -51,7 +53,7 @@ impl DockerIgnore {
         Ok(Self::default())
     }
 
-    /// Parses an ignore file; an error has its line.
+    /// Parses an ignore file. An error contains the number of its line.
     pub fn parse(text: &str) -> Result<Self, (u32, String)> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut rules = Vec::new();
@@ -60,38 +62,42 @@ impl DockerIgnore {
             if line.starts_with('#') || trimmed.is_empty() {
                 continue;
             }
-            let (kept, pattern) = match trimmed.strip_prefix('!') {
+            let (is_exception, pattern) = match trimmed.strip_prefix('!') {
                 Some(rest) => (true, rest.trim()),
                 None => (false, trimmed),
             };
             if pattern.is_empty() {
-                return Err((number, "'!' alone means nothing".to_owned()));
+                return Err((number, "'!' must be followed by a pattern".to_owned()));
             }
             let cleaned = clean(pattern);
             let pattern = Pattern::ignoring(&cleaned)
                 .map_err(|problem| (number, format!("'{pattern}' {problem}")))?;
-            rules.push(IgnoreRule { pattern, kept });
+            rules.push(IgnoreRule {
+                pattern,
+                is_exception,
+            });
         }
         Ok(Self { rules })
     }
 
-    /// Tells if a path is excluded: the last rule counts that matches it or one of its parents.
+    /// Returns whether a path is excluded. The last rule that matches the path or one of its
+    /// parents decides.
     pub fn ignores(&self, path: &str) -> bool {
         let hit = self.rules.iter().rev().find(|rule| {
             let ends = path.match_indices('/').map(|(at, _)| at);
             ends.chain([path.len()])
                 .any(|end| rule.pattern.matches(&path[..end]))
         });
-        hit.is_some_and(|rule| !rule.kept)
+        hit.is_some_and(|rule| !rule.is_exception)
     }
 
-    /// Tells if files inside an excluded directory may be kept.
+    /// Returns whether files inside an excluded directory may be included.
     pub fn has_exceptions(&self) -> bool {
-        self.rules.iter().any(|rule| rule.kept)
+        self.rules.iter().any(|rule| rule.is_exception)
     }
 }
 
-/// Normalizes a path: no `.`, no repeated or outer slashes, `..` resolved where possible.
+/// Normalizes a path: removes `.`, repeated and outer slashes, and resolves `..` where possible.
 fn clean(path: &str) -> String {
     let mut names: Vec<&str> = Vec::new();
     for name in path.split('/').filter(|n| !n.is_empty() && *n != ".") {
@@ -114,7 +120,7 @@ fn clean(path: &str) -> String {
 mod tests {
     use super::*;
 
-    fn kept<'a>(rules: &str, paths: &[&'a str]) -> Vec<&'a str> {
+    fn included<'a>(rules: &str, paths: &[&'a str]) -> Vec<&'a str> {
         let ignore = DockerIgnore::parse(rules).unwrap();
         paths
             .iter()
@@ -127,25 +133,28 @@ mod tests {
     fn the_last_rule_that_matches_counts() {
         let paths = ["README.md", "README-secret.md", "a.md", "x/b.md", "src/a"];
         assert_eq!(
-            kept("*.md\n!README*.md\nREADME-secret.md", &paths),
+            included("*.md\n!README*.md\nREADME-secret.md", &paths),
             ["README.md", "x/b.md", "src/a"]
         );
         assert_eq!(
-            kept("*.md\nREADME-secret.md\n!README*.md", &paths),
+            included("*.md\nREADME-secret.md\n!README*.md", &paths),
             ["README.md", "README-secret.md", "x/b.md", "src/a"]
         );
-        assert_eq!(kept("**\n!src", &paths), ["src/a"]);
-        assert_eq!(kept("*\n!src/**", &paths), ["src/a"]);
+        assert_eq!(included("**\n!src", &paths), ["src/a"]);
+        assert_eq!(included("*\n!src/**", &paths), ["src/a"]);
     }
 
     #[test]
     fn an_excluded_directory_excludes_its_contents() {
         let paths = ["node_modules/a/b", "x/node_modules/c", "x/y"];
-        assert_eq!(kept("node_modules", &paths), ["x/node_modules/c", "x/y"]);
-        assert_eq!(kept("**/node_modules", &paths), ["x/y"]);
-        assert_eq!(kept("/x/\n!x/y", &paths), ["node_modules/a/b", "x/y"]);
         assert_eq!(
-            kept("./x/../node_modules//", &paths),
+            included("node_modules", &paths),
+            ["x/node_modules/c", "x/y"]
+        );
+        assert_eq!(included("**/node_modules", &paths), ["x/y"]);
+        assert_eq!(included("/x/\n!x/y", &paths), ["node_modules/a/b", "x/y"]);
+        assert_eq!(
+            included("./x/../node_modules//", &paths),
             ["x/node_modules/c", "x/y"]
         );
     }
@@ -153,7 +162,7 @@ mod tests {
     #[test]
     fn comments_and_blank_lines_are_skipped_and_invalid_lines_refused() {
         assert_eq!(
-            kept("\u{feff}# a\n  b  \n\n ! b/c\n", &["a", "b", "b/c", "# a"]),
+            included("\u{feff}# a\n  b  \n\n ! b/c\n", &["a", "b", "b/c", "# a"]),
             ["a", "b/c", "# a"]
         );
         assert_eq!(DockerIgnore::parse("a\n!\n").unwrap_err().0, 2);

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pattern {
     parts: Vec<PatternPart>,
-    /// Literal suffix of a pattern of the form `**suffix`.
+    /// Literal suffix, for a pattern of the form `**suffix`.
     suffix: Option<String>,
 }
 
@@ -15,16 +15,16 @@ enum PatternPart {
     AnyChar,
     /// `*`: any characters other than slashes.
     Star,
-    /// `**/`: nothing, or anything that ends with a slash.
+    /// `**/`: no character, or any characters that end with a slash.
     Directories,
-    /// `**` at the end: anything.
+    /// `**` at the end: any characters.
     Rest,
-    /// `[a-z]`, `[^a-z]`: ranges, and whether they are negated.
+    /// `[a-z]`, `[^a-z]`: ranges, and whether the class is negated.
     Class(Vec<(char, char)>, bool),
 }
 
 impl Pattern {
-    /// Compiles a line of `.dockerignore`: `**` matches directories.
+    /// Compiles a line of `.dockerignore`, in which `**` matches directories.
     pub(crate) fn ignoring(text: &str) -> Result<Self, &'static str> {
         let mut pattern = Self::read(text, true)?;
         let suffix = text.strip_prefix("**").filter(|s| !s.is_empty());
@@ -34,7 +34,7 @@ impl Pattern {
         Ok(pattern)
     }
 
-    /// Compiles a source of `COPY`: `**` is the same as `*`.
+    /// Compiles a source of `COPY`, in which `**` equals `*`.
     pub(crate) fn source(text: &str) -> Result<Self, &'static str> {
         Self::read(text, false)
     }
@@ -66,13 +66,14 @@ impl Pattern {
         })
     }
 
-    /// Matches a path. Time is proportional to the product of both lengths.
+    /// Returns whether the pattern matches a path. The time is proportional to the product of both
+    /// lengths.
     pub(crate) fn matches(&self, path: &str) -> bool {
         if let Some(suffix) = &self.suffix {
             return path.ends_with(suffix.as_str()) || suffix.strip_prefix('/') == Some(path);
         }
         let path: Vec<char> = path.chars().collect();
-        // Lengths of path prefixes that the parts so far match.
+        // Lengths of the prefixes of the path that the parts so far match.
         let mut reached = vec![false; path.len() + 1];
         reached[0] = true;
         for part in &self.parts {
@@ -124,7 +125,7 @@ impl PatternPart {
 fn class(
     chars: &mut std::iter::Peekable<std::str::Chars<'_>>,
 ) -> Result<PatternPart, &'static str> {
-    let open = "has a '[' without its ']'";
+    let open = "has a '[' without a closing ']'";
     let negated = chars.next_if_eq(&'^').is_some();
     let mut ranges = Vec::new();
     loop {
@@ -146,7 +147,7 @@ fn class(
             };
         }
         if high < low {
-            return Err("has a range that goes backwards");
+            return Err("has a range whose end is before its start");
         }
         ranges.push((low, high));
     }

@@ -1,4 +1,4 @@
-//! Variables of a stage that are known before the build, from the Dockerfile alone.
+//! Variables of a stage whose values follow from the Dockerfile alone, before the build.
 
 use super::ContextError;
 use crate::expand::expand;
@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 type Variables = BTreeMap<String, String>;
 
-/// Known variables of the stages so far.
+/// Known variables of the stages parsed so far.
 #[derive(Default)]
 pub(super) struct KnownVariables {
-    /// Environment at the end of each earlier stage, and if it is complete.
+    /// Environment at the end of each earlier stage, and whether all of its variables are known.
     stages: Vec<(Variables, bool)>,
     environment: Variables,
     arguments: Variables,
-    /// All variables are known, since there is no base image.
+    /// Set if all variables are known, because there is no base image.
     all: bool,
 }
 
@@ -36,7 +36,7 @@ impl KnownVariables {
             .push((std::mem::take(&mut self.environment), self.all));
     }
 
-    /// Applies a step. A value that depends on an unknown variable is unknown.
+    /// Applies a step. If a value depends on an unknown variable, the variable becomes unknown.
     pub(super) fn apply(&mut self, action: &StepAction, line: u32) -> Result<(), ContextError> {
         match action {
             StepAction::Arg(name, value) => match self.expand(value, line) {
@@ -49,7 +49,7 @@ impl KnownVariables {
                 Err(e) => return Err(e),
             },
             StepAction::Env(pairs) => {
-                // Values of one instruction do not see each other.
+                // The values of one instruction do not depend on each other.
                 let mut learned = Vec::new();
                 for (name, value) in pairs {
                     let value = match self.expand(value, line) {
@@ -74,18 +74,18 @@ impl KnownVariables {
         Ok(())
     }
 
-    /// Expands a word; all of its variables must be known.
+    /// Expands a word. All of its variables must be known.
     pub(super) fn expand(&self, word: &str, line: u32) -> Result<String, ContextError> {
         let mut unknown = None;
         let value = |name: &str| {
-            let known = self
+            let variable = self
                 .environment
                 .get(name)
                 .or_else(|| self.arguments.get(name));
-            if known.is_none() && !self.all {
+            if variable.is_none() && !self.all {
                 unknown.get_or_insert_with(|| name.to_owned());
             }
-            known.cloned()
+            variable.cloned()
         };
         let expanded =
             expand(word, value).map_err(|source| ContextError::Expand { line, source })?;

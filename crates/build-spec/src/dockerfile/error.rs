@@ -6,22 +6,22 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {instruction}{}{problem}", if instruction.is_empty() { "" } else { ": " })]
 pub struct DockerfileError {
-    /// Line from 1.
+    /// Line number, starting at 1.
     pub line: u32,
-    /// Instruction (`RUN`, `COPY`, …); empty if there is none.
+    /// Instruction (`RUN`, `COPY`, …). Empty if the error concerns no instruction.
     pub instruction: String,
-    /// The problem, and a remedy.
+    /// Problem, and a remedy.
     pub problem: String,
 }
 
-/// Accepted instruction with a different effect than in Docker.
+/// Warning about an accepted instruction with a different effect than in Docker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DockerfileWarning {
-    /// Line from 1, if it concerns one.
+    /// Line number, starting at 1. `None` if the warning concerns no line.
     pub line: Option<u32>,
-    /// `HEALTHCHECK`, …
+    /// Instruction (`HEALTHCHECK`, …).
     pub instruction: String,
-    /// The difference.
+    /// Difference to Docker.
     pub message: String,
 }
 

@@ -11,13 +11,13 @@ pub(super) struct Flag {
 }
 
 impl Flag {
-    /// Value of the flag; an error if it is missing.
+    /// Returns the value of the flag, or an error if it is missing.
     pub(super) fn value(&self, line: &Instruction) -> Result<&str, DockerfileError> {
         let value = self.value.as_deref().filter(|v| !v.is_empty());
         value.ok_or_else(|| line.error(format!("--{} needs a value: --{0}=…", self.name)))
     }
 
-    /// Error of an unknown or unsupported flag, with an alternative.
+    /// Returns the error for an unknown or unsupported flag. `instead` is an alternative.
     pub(super) fn refused(&self, line: &Instruction, instead: &str) -> DockerfileError {
         line.error(format!("--{} is not supported{instead}", self.name))
     }
@@ -45,7 +45,7 @@ pub(super) fn split(rest: &str) -> (Vec<Flag>, &str) {
     (flags, rest)
 }
 
-/// End of a flag: the first space outside of quotes.
+/// Returns the end of a flag: the position of the first space outside of quotes.
 fn end_of(text: &str) -> usize {
     let mut quote = None;
     for (at, c) in text.char_indices() {

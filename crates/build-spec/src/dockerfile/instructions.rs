@@ -1,4 +1,5 @@
-//! Instructions of a Dockerfile: continuations joined, comments removed, here-documents extracted.
+//! Instructions of a Dockerfile. Continued lines are joined, comments are removed, and
+//! here-documents are extracted.
 
 use super::error::DockerfileError;
 use super::words;
@@ -11,7 +12,7 @@ const HERE_DOCUMENT_INSTRUCTIONS: [&str; 3] = ["RUN", "COPY", "ADD"];
 /// One instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Instruction {
-    /// Line number from 1.
+    /// Line number, starting at 1.
     pub number: u32,
     /// Keyword in upper case: `RUN`, `COPY`, ….
     pub keyword: String,
@@ -28,14 +29,14 @@ pub(super) struct HereDocument {
     pub name: String,
     /// Lines of the document.
     pub content: String,
-    /// Variables are expanded: the delimiter is unquoted.
+    /// Set if variables are expanded, because the delimiter is not quoted.
     pub expand: bool,
-    /// Leading tabs are removed.
+    /// Set if leading tabs are removed.
     pub strip: bool,
 }
 
 impl Instruction {
-    /// Error of this instruction.
+    /// Returns an error about this instruction.
     pub(super) fn error(&self, problem: impl Into<String>) -> DockerfileError {
         DockerfileError {
             line: self.number,
@@ -44,7 +45,7 @@ impl Instruction {
         }
     }
 
-    /// Source text on one line.
+    /// Returns the source text on one line.
     pub(super) fn text(&self) -> String {
         format!("{} {}", self.keyword, self.arguments)
     }
@@ -66,7 +67,7 @@ pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
     if text.len() > MAX_FILE_BYTES {
         return Err(bad(
             1,
-            format!("the file is longer than {} KiB", MAX_FILE_BYTES >> 10),
+            format!("the file is larger than {} KiB", MAX_FILE_BYTES >> 10),
         ));
     }
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -117,13 +118,13 @@ pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
     if lines.is_empty() {
         return Err(bad(
             1,
-            "there is no instruction: begin with FROM".to_owned(),
+            "the file has no instructions: the first must be FROM".to_owned(),
         ));
     }
     Ok(Instructions { lines, escape })
 }
 
-/// Escape character of the `# escape=` directive.
+/// Returns the escape character of the `# escape=` directive.
 fn escape_of(text: &str) -> Result<char, (u32, String)> {
     for (number, line) in (1..).zip(text.lines()) {
         let directive = line
@@ -137,7 +138,7 @@ fn escape_of(text: &str) -> Result<char, (u32, String)> {
             ("escape", "\\") => return Ok('\\'),
             ("escape", "`") => return Ok('`'),
             ("escape", other) => {
-                let problem = format!("'# escape={other}' is not possible: use \\ or `");
+                let problem = format!("'# escape={other}' is not supported: use \\ or `");
                 return Err((number, problem));
             }
             ("syntax" | "check", _) => {}
@@ -147,7 +148,7 @@ fn escape_of(text: &str) -> Result<char, (u32, String)> {
     Ok('\\')
 }
 
-/// Line without its continuation character; true if it had one.
+/// Returns the line without its continuation character, and whether it had one.
 fn continued(line: &str, escape: char) -> (&str, bool) {
     let trimmed = line.trim_end_matches([' ', '\t', '\r']);
     match trimmed.strip_suffix(escape) {
@@ -156,7 +157,8 @@ fn continued(line: &str, escape: char) -> (&str, bool) {
     }
 }
 
-/// Here-documents that a line announces: words like `<<NAME`, `<<-NAME`, `<<"NAME"`.
+/// Returns the here-documents that a line announces with words like `<<NAME`, `<<-NAME`,
+/// `<<"NAME"`.
 fn announced(rest: &str, escape: char) -> Vec<HereDocument> {
     words::split_leniently(rest, escape)
         .into_iter()
@@ -213,7 +215,7 @@ fn fill<'a>(
         document.content.push('\n');
     }
     Err(format!(
-        "the here-document is not ended: there is no line '{}'",
+        "the here-document is not terminated: the line '{}' is missing",
         document.name
     ))
 }
@@ -263,7 +265,7 @@ mod tests {
         let open = read("FROM x\nRUN <<EOF\necho\n").err().unwrap();
         assert!(
             open.to_string()
-                .contains("line 2: RUN: the here-document is not ended"),
+                .contains("line 2: RUN: the here-document is not terminated"),
             "{open}"
         );
     }

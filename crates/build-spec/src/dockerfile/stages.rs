@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Maximum number of stages.
 const MAX_STAGES: usize = 1000;
-/// Build arguments that need no `ARG`.
+/// Build arguments that are available without `ARG`.
 const PROXY_ARGUMENTS: [&str; 10] = [
     "HTTP_PROXY",
     "http_proxy",
@@ -45,9 +45,9 @@ pub(super) struct StageParser<'o> {
     /// `ARG`s before the first `FROM`.
     global: BTreeMap<String, String>,
     finished: Vec<BuildStage>,
-    /// Stages of the file: name, and index among all stages.
+    /// Stages of the file: name, and index in the list of all stages.
     named_stages: Vec<(Option<String>, usize)>,
-    /// Images in `COPY --from`, and the indices of their stages.
+    /// Images in `COPY --from`, with the indexes of their stages.
     images: BTreeMap<String, usize>,
     pub(super) current: Option<CurrentStage>,
     pub(super) warnings: Vec<DockerfileWarning>,
@@ -60,7 +60,7 @@ pub(super) struct CurrentStage {
     name: Option<String>,
     from: StageBase,
     pub(super) steps: Vec<BuildStep>,
-    /// Shell of command lines.
+    /// Shell for command lines.
     pub(super) shell: Vec<String>,
 }
 
@@ -85,13 +85,13 @@ impl<'o> StageParser<'o> {
             "FROM" => self.from(line),
             "ARG" => self.arg(line),
             _ if self.current.is_none() && steps::is_known(&line.keyword) => {
-                Err(line.error("comes before the first FROM, where only ARG may stand"))
+                Err(line.error("is not allowed before the first FROM, where only ARG is allowed"))
             }
             _ => self.step(line),
         }
     }
 
-    /// Ends the file and returns its stages up to the target.
+    /// Completes the last stage, and returns the stages up to the target.
     pub(super) fn finish(
         mut self,
     ) -> Result<(Vec<BuildStage>, Vec<DockerfileWarning>), DockerfileError> {
@@ -102,7 +102,7 @@ impl<'o> StageParser<'o> {
             problem,
         };
         if self.finished.is_empty() {
-            return Err(about_target("there is no FROM".to_owned()));
+            return Err(about_target("the file has no FROM".to_owned()));
         }
         if let Some(target) = &self.options.target {
             let Some(last) = self.stage(target) else {
@@ -111,7 +111,7 @@ impl<'o> StageParser<'o> {
                     .iter()
                     .filter_map(|(name, _)| name.clone());
                 return Err(about_target(format!(
-                    "there is no stage '{target}' to build: there are {} stages, and of those with names: {}",
+                    "stage '{target}' does not exist: the file has {} stages, with these names: {}",
                     self.named_stages.len(),
                     names.collect::<Vec<_>>().join(", ")
                 )));
@@ -124,7 +124,7 @@ impl<'o> StageParser<'o> {
                     line: None,
                     instruction: "ARG".to_owned(),
                     message: format!(
-                        "the build argument '{name}' was given, and no ARG asks for it"
+                        "the build argument '{name}' has no effect, since no ARG declares it"
                     ),
                 });
             }
@@ -153,7 +153,7 @@ impl<'o> StageParser<'o> {
         }
     }
 
-    /// Index of an earlier stage by its name or number in the file.
+    /// Returns the index of an earlier stage by its name or its number in the file.
     fn stage(&self, name: &str) -> Option<usize> {
         let named = self
             .named_stages
@@ -168,7 +168,8 @@ impl<'o> StageParser<'o> {
         named.or_else(numbered).map(|(_, number)| *number)
     }
 
-    /// Stage that `COPY --from` refers to; an image gets a stage of its own before the current one.
+    /// Returns the stage that `COPY --from` refers to. For an image, adds a stage before the
+    /// current one.
     pub(super) fn copy_source(
         &mut self,
         line: &Instruction,
@@ -176,7 +177,7 @@ impl<'o> StageParser<'o> {
     ) -> Result<usize, DockerfileError> {
         if name.contains('$') {
             return Err(line.error(format!(
-                "--from={name}: variables are not possible here; name a stage with `FROM {name} AS …` and use that"
+                "--from={name}: variables are not supported here; declare a stage with `FROM {name} AS …` and use its name"
             )));
         }
         if let Some(number) = self.stage(name) {
@@ -184,13 +185,15 @@ impl<'o> StageParser<'o> {
         }
         let own = self.current.as_ref().and_then(|c| c.name.as_deref());
         if own.is_some_and(|own| own.eq_ignore_ascii_case(name)) {
-            return Err(line.error(format!("--from={name} is the stage itself")));
+            return Err(line.error(format!("--from={name} refers to the stage itself")));
         }
         if name.parse::<u32>().is_ok() {
-            return Err(line.error(format!("--from={name}: there is no earlier stage {name}")));
+            return Err(line.error(format!(
+                "--from={name}: no earlier stage has this name or number"
+            )));
         }
         if name == "scratch" {
-            return Err(line.error("--from=scratch: there is nothing in it"));
+            return Err(line.error("--from=scratch: the image is empty"));
         }
         if let Some(number) = self.images.get(name) {
             return Ok(*number);
@@ -214,11 +217,11 @@ impl<'o> StageParser<'o> {
         if self.finished.len() < MAX_STAGES {
             Ok(())
         } else {
-            Err(line.error(format!("there are more than {MAX_STAGES} stages")))
+            Err(line.error(format!("the file has more than {MAX_STAGES} stages")))
         }
     }
 
-    /// Ends the current stage.
+    /// Completes the current stage.
     fn close(&mut self) {
         if let Some(current) = self.current.take() {
             self.named_stages
@@ -237,12 +240,12 @@ impl<'o> StageParser<'o> {
         let (flags, rest) = flags::split(&line.arguments);
         for flag in &flags {
             let "platform" = flag.name.as_str() else {
-                return Err(flag.refused(line, ": there is --platform"));
+                return Err(flag.refused(line, ": only --platform is supported"));
             };
             let platform = self.expand_global(line, flag.value(line)?)?;
             if !matches!(platform.as_str(), "linux/amd64" | "linux/x86_64" | "linux") {
                 return Err(line.error(format!(
-                    "--platform={platform}: sandboxes are linux/amd64; leave it out"
+                    "--platform={platform}: sandboxes run linux/amd64; remove the flag"
                 )));
             }
         }
@@ -275,7 +278,7 @@ impl<'o> StageParser<'o> {
             if let Some(value) = self.options.build_args.get(name) {
                 let action = StepAction::Arg(name.to_owned(), crate::expand::escape(value));
                 self.push(line, action);
-                // The default text would be that of the FROM.
+                // The default text would be the text of the `FROM`.
                 if let Some(step) = self.current.as_mut().and_then(|c| c.steps.last_mut()) {
                     step.text = format!("ARG {name}");
                 }
@@ -284,7 +287,7 @@ impl<'o> StageParser<'o> {
         Ok(())
     }
 
-    /// Earlier stage by name only: in `FROM`, a number is the name of an image.
+    /// Returns an earlier stage by its name only. In `FROM`, a number is the name of an image.
     fn stage_named(&self, name: &str) -> Option<usize> {
         let named = |(known, _): &&(Option<String>, usize)| {
             known.as_ref().is_some_and(|k| k.eq_ignore_ascii_case(name))
@@ -296,7 +299,7 @@ impl<'o> StageParser<'o> {
             .map(|(_, number)| *number)
     }
 
-    /// Expands a word with the `ARG`s before the first `FROM`.
+    /// Expands a word with the values of the `ARG`s before the first `FROM`.
     fn expand_global(&self, line: &Instruction, word: &str) -> Result<String, DockerfileError> {
         let word = words::unquote(word, self.escape).map_err(|e| line.error(e))?;
         expand(&word, |name| self.global_value(name)).map_err(|e| line.error(e.to_string()))
@@ -318,7 +321,7 @@ impl<'o> StageParser<'o> {
             };
             let name = words::unquote(name, self.escape).map_err(|e| line.error(e))?;
             if name.is_empty() || name.contains(['$', ' ', '\\']) {
-                return Err(line.error(format!("'{word}' is no name of an argument")));
+                return Err(line.error(format!("'{word}' is not a valid name for an argument")));
             }
             let given = self.options.build_args.get(&name).cloned();
             self.declared_args.insert(name.clone());
@@ -330,7 +333,7 @@ impl<'o> StageParser<'o> {
                     }
                     (None, None) => self.global_value(&name).map(|v| crate::expand::escape(&v)),
                 };
-                // An `ARG` without a value is unset.
+                // An `ARG` without a value remains unset.
                 if let Some(value) = value {
                     self.push(line, StepAction::Arg(name, value));
                 }
@@ -360,7 +363,7 @@ fn stage_name(line: &Instruction, name: &str) -> Result<String, DockerfileError>
         Ok(lower)
     } else {
         Err(line.error(format!(
-            "'{name}' is no name for a stage: use letters, digits, '-', '_' and '.', a letter first"
+            "'{name}' is not a valid name for a stage: use letters, digits, '-', '_' and '.', starting with a letter"
         )))
     }
 }

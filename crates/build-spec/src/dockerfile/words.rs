@@ -2,10 +2,10 @@
 
 use crate::expand::EscapedWord;
 
-/// Maximum nesting of words.
+/// Maximum nesting depth of words.
 const MAX_DEPTH: usize = 16;
 
-/// Splits at spaces outside of quotes. Quotes and escapes remain.
+/// Splits text at spaces outside of quotes. Quotes and escapes are not removed.
 pub(super) fn split(text: &str, escape: char) -> Result<Vec<String>, &'static str> {
     let (words, open) = scan(text, escape);
     match open {
@@ -15,7 +15,7 @@ pub(super) fn split(text: &str, escape: char) -> Result<Vec<String>, &'static st
     }
 }
 
-/// Splits alike; an unclosed quote extends to the end.
+/// Splits text as [`split`] does, but an unclosed quote extends to the end.
 pub(super) fn split_leniently(text: &str, escape: char) -> Vec<String> {
     scan(text, escape).0
 }
@@ -48,7 +48,8 @@ fn scan(text: &str, escape: char) -> (Vec<String>, Option<char>) {
     (words, quote)
 }
 
-/// Converts a word to the syntax of [`crate::expand`]: quotes and escapes become its escapes.
+/// Converts a word to the syntax of [`crate::expand`]. Quotes and escapes are converted to the
+/// escapes of that syntax.
 pub(super) fn unquote(word: &str, escape: char) -> Result<String, &'static str> {
     let mut work = Unquote {
         chars: word.chars().peekable(),
@@ -66,10 +67,10 @@ struct Unquote<'a> {
 }
 
 impl Unquote<'_> {
-    /// Converts up to the end, or up to the closing brace.
+    /// Converts to the end, or to the closing brace.
     fn word(&mut self, depth: usize) -> Result<(), &'static str> {
         if depth > MAX_DEPTH {
-            return Err("variables are too deep within each other");
+            return Err("variables are nested too deeply");
         }
         while let Some(c) = self.chars.next() {
             match c {
@@ -135,7 +136,7 @@ impl Unquote<'_> {
     fn variable(&mut self, depth: usize) -> Result<(), &'static str> {
         match self.chars.peek() {
             Some('{') => {}
-            // No name and no special parameter follows: the dollar is literal.
+            // The dollar is literal, because neither a name nor a special parameter follows.
             Some(c) if !c.is_alphanumeric() && !"_@*#?-$!".contains(*c) => {
                 self.out.literal('$');
                 return Ok(());
@@ -146,7 +147,7 @@ impl Unquote<'_> {
             }
             Some(_) => {
                 self.out.variable();
-                // First character of the name, consumed unseen: `$$`.
+                // The first character of the name is consumed without a check, for example in `$$`.
                 if let Some(c) = self.chars.next() {
                     self.out.part(c);
                 }

@@ -30,20 +30,27 @@ impl StageParser<'_> {
                 "from" if !add => how.from = Some(flag.value(line)?.to_owned()),
                 "chown" => how.owner = Some(self.word(line, flag.value(line)?)?),
                 "chmod" => how.mode = Some(self.mode(line, flag.value(line)?)?),
-                // `--link` concerns the storage of layers and changes no file.
+                // `--link` affects only the storage of layers and not the files.
                 "link" => {}
                 "exclude" => return Err(flag.refused(line, ": use .dockerignore")),
                 "parents" => {
-                    return Err(flag.refused(line, ": COPY each directory to where it belongs"));
+                    return Err(flag.refused(line, ": COPY each directory separately"));
                 }
                 "checksum" | "keep-git-dir" | "unpack" => {
-                    return Err(flag.refused(line, ": RUN what fetches, checks and unpacks it"));
+                    return Err(flag.refused(
+                        line,
+                        ": use RUN with a command that downloads, verifies and unpacks the file",
+                    ));
                 }
-                _ => return Err(flag.refused(line, ": there are --from, --chown and --chmod")),
+                _ => {
+                    return Err(
+                        flag.refused(line, ": only --from, --chown and --chmod are supported")
+                    );
+                }
             }
         }
         let mut words = match json(rest) {
-            // Words of an array have no quotes, but may have variables.
+            // Words of a JSON array have no quotes, but may contain variables.
             Some(words) => words,
             None => {
                 let words = rest.split_whitespace().map(|word| match document(word) {
@@ -69,7 +76,7 @@ impl StageParser<'_> {
         }
         if add && let Some(url) = sources.iter().find(|s| is_remote(s)) {
             return Err(line.error(format!(
-                "'{url}' is fetched from elsewhere, which is not supported: RUN curl, wget or git instead"
+                "'{url}' is a remote source, which is not supported: use RUN with curl, wget or git"
             )));
         }
         let from = match &how.from {
@@ -109,10 +116,10 @@ impl StageParser<'_> {
         to: &str,
     ) -> Result<(), DockerfileError> {
         if how.from.is_some() {
-            return Err(line.error("a here-document comes from no --from"));
+            return Err(line.error("a here-document cannot be combined with --from"));
         }
         if count != line.documents.len() {
-            return Err(line.error("a here-document is not where a source stands"));
+            return Err(line.error("the destination cannot be a here-document"));
         }
         let name = |document: &HereDocument| document.name.clone();
         let copy = CopyAction {
@@ -133,7 +140,8 @@ impl StageParser<'_> {
     }
 }
 
-/// Content of a here-document; variables are expanded only if its delimiter is unquoted.
+/// Returns the content of a here-document. Variables are expanded only if its delimiter is not
+/// quoted.
 fn content(document: &HereDocument) -> String {
     if document.expand {
         document.content.clone()
@@ -142,7 +150,7 @@ fn content(document: &HereDocument) -> String {
     }
 }
 
-/// Path relative to the root of its origin.
+/// Returns the path relative to the root of its origin.
 fn relative(source: &str) -> String {
     let relative = source.trim_start_matches('/');
     let relative = relative.strip_prefix("./").unwrap_or(relative);

@@ -6,7 +6,7 @@ use crate::dockerfile::instructions::{Instruction, document};
 use crate::dockerfile::stages::StageParser;
 use crate::spec::{StepAction, StepCommand};
 
-/// Script that runs its first argument, a here-document with an interpreter line, as a program.
+/// Script that executes its first argument, a here-document with an interpreter line, as a program.
 const RUN_SCRIPT: &str = r#"f=$(mktemp) || exit 1; trap 'rm -f "$f"' EXIT; printf %s "$1" >"$f" && chmod 700 "$f" && "$f""#;
 
 impl StageParser<'_> {
@@ -38,31 +38,31 @@ impl StageParser<'_> {
                 "cache" => {
                     self.warn(
                         line,
-                        "--mount=type=cache is ignored: what is written there stays in the \
-                         template, and nothing is kept between builds",
+                        "--mount=type=cache is ignored: files in this directory become part of the \
+                         template, and are not retained between builds",
                     );
                     Ok(())
                 }
                 "tmpfs" => {
-                    self.warn(line, "--mount=type=tmpfs is ignored: what is written there stays in the template");
+                    self.warn(line, "--mount=type=tmpfs is ignored: files in this directory become part of the template");
                     Ok(())
                 }
-                "bind" => Err(line.error("--mount=type=bind is not supported: COPY what the command needs")),
+                "bind" => Err(line.error("--mount=type=bind is not supported: COPY the files that the command needs")),
                 kind @ ("secret" | "ssh") => Err(line.error(format!(
-                    "--mount=type={kind} is not supported: fetch what needs it outside of the build, and COPY it"
+                    "--mount=type={kind} is not supported: perform the step that needs it outside of the build, and COPY the result"
                 ))),
-                kind => Err(line.error(format!("--mount=type={kind}: there is no such mount"))),
+                kind => Err(line.error(format!("--mount=type={kind}: unknown type of mount"))),
             },
             "network" if flag.value(line)? == "default" => Ok(()),
-            "network" => Err(flag.refused(line, ": commands of builds have the sandbox's network")),
-            "security" => Err(flag.refused(line, ": commands run in a virtual machine of their \
-                own, as root unless USER says otherwise")),
-            _ => Err(flag.refused(line, "; write -- before a command that begins with dashes")),
+            "network" => Err(flag.refused(line, ": commands of a build use the network of its sandbox")),
+            "security" => Err(flag.refused(line, ": commands run in a separate virtual machine, as \
+                root unless USER specifies another user")),
+            _ => Err(flag.refused(line, "; put -- before a command that begins with a dash")),
         }
     }
 }
 
-/// Type of a mount; `bind` by default.
+/// Returns the type of a mount. Defaults to `bind`.
 fn mount_type(value: &str) -> &str {
     let words = value.split(',');
     let mut kinds = words.filter_map(|word| word.trim().strip_prefix("type="));

@@ -1,4 +1,4 @@
-//! Instructions inside a stage, except `COPY`, `ADD` and `RUN`.
+//! Instructions in a stage, except `COPY`, `ADD` and `RUN`.
 
 use crate::dockerfile::error::DockerfileError;
 use crate::dockerfile::instructions::Instruction;
@@ -10,19 +10,19 @@ use crate::spec::StepAction;
 const IGNORED_INSTRUCTIONS: [(&str, &str); 5] = [
     (
         "ONBUILD",
-        "is ignored: templates run nothing in the templates that begin with them",
+        "is ignored: a template runs no instructions in templates that are based on it",
     ),
     (
         "HEALTHCHECK",
-        "is ignored: say with --ready when the template is ready",
+        "is ignored: use --ready to define when the template is ready",
     ),
     (
         "STOPSIGNAL",
-        "is ignored: sandboxes are paused or ended as a whole",
+        "is ignored: sandboxes are paused or terminated as a whole",
     ),
     (
         "VOLUME",
-        "is ignored: a sandbox's whole disk is its own; the directory is not made",
+        "is ignored: each sandbox has its own disk; the directory is not created",
     ),
     ("MAINTAINER", "is ignored: use LABEL"),
 ];
@@ -42,7 +42,7 @@ const INSTRUCTIONS: [&str; 13] = [
     "SHELL",
 ];
 
-/// Tells if an instruction exists.
+/// Returns whether an instruction exists.
 pub(in crate::dockerfile) fn is_known(instruction: &str) -> bool {
     INSTRUCTIONS.contains(&instruction)
         || IGNORED_INSTRUCTIONS
@@ -79,7 +79,7 @@ impl StageParser<'_> {
             "ENTRYPOINT" => StepAction::Entrypoint(self.command(line)),
             _ => {
                 return Err(line.error(format!(
-                    "there is no such instruction; there are {}",
+                    "unknown instruction; known instructions are {}",
                     INSTRUCTIONS.join(", ")
                 )));
             }
@@ -88,7 +88,7 @@ impl StageParser<'_> {
         Ok(())
     }
 
-    /// Removes the quotes of a word; variables remain.
+    /// Removes the quotes of a word. Variables are not expanded.
     pub(in crate::dockerfile) fn word(
         &self,
         line: &Instruction,
@@ -97,13 +97,13 @@ impl StageParser<'_> {
         words::unquote(word, self.escape).map_err(|e| line.error(e))
     }
 
-    /// `NAME=value NAME=value`, or `NAME value` for one.
+    /// Parses `NAME=value NAME=value`, or `NAME value` for a single pair.
     fn pairs(&self, line: &Instruction) -> Result<Vec<(String, String)>, DockerfileError> {
         let words = words::split(&line.arguments, self.escape).map_err(|e| line.error(e))?;
         if words.first().is_some_and(|first| !first.contains('=')) {
             let pair = line.arguments.split_once(char::is_whitespace);
             let (name, value) = pair.ok_or_else(|| {
-                line.error(format!("'{}' has no value: NAME=value", line.arguments))
+                line.error(format!("'{}' has no value: use NAME=value", line.arguments))
             })?;
             return Ok(vec![(
                 self.word(line, name)?,
@@ -115,7 +115,7 @@ impl StageParser<'_> {
                 Ok((self.word(line, name)?, self.word(line, value)?))
             }
             _ => Err(line.error(format!(
-                "'{word}' is not NAME=value: put a value with spaces in quotes"
+                "'{word}' is not NAME=value: quote values that contain spaces"
             ))),
         };
         words.iter().map(pair).collect()
@@ -135,7 +135,9 @@ impl StageParser<'_> {
             if valid && known && numbers.split('-').count() <= 2 {
                 Ok(format!("{numbers}/{}", protocol.to_ascii_lowercase()))
             } else {
-                Err(line.error(format!("'{word}' is no port: 8080, 8080/udp, 8000-8010")))
+                Err(line.error(format!(
+                    "'{word}' is not a port: use a form such as 8080, 8080/udp or 8000-8010"
+                )))
             }
         };
         line.arguments.split_whitespace().map(port).collect()
@@ -155,7 +157,7 @@ impl StageParser<'_> {
         Ok(shell)
     }
 
-    /// Command in exec form (a JSON array) or shell form.
+    /// Returns the command of an instruction in exec form (a JSON array) or shell form.
     fn command(&mut self, line: &Instruction) -> Vec<String> {
         if let Some(words) = self.maybe_json(line, &line.arguments) {
             return words;
@@ -169,7 +171,7 @@ impl StageParser<'_> {
         command
     }
 
-    /// Words of a JSON array; warns about text that resembles one.
+    /// Returns the words of a JSON array. Adds a warning for text that resembles a JSON array.
     pub(in crate::dockerfile) fn maybe_json(
         &mut self,
         line: &Instruction,
@@ -184,7 +186,7 @@ impl StageParser<'_> {
         {
             self.warn(
                 line,
-                "is no JSON array, so the shell runs it: use double quotes, and commas between",
+                "is not a JSON array, so the shell runs it: use double quotes and commas",
             );
         }
         words
