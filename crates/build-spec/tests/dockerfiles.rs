@@ -226,7 +226,7 @@ fn an_error_names_its_line_and_instruction() {
         ("FROM a\nRUN", "needs arguments"),
         (
             "FROM a\nADD https://x.org/a.tgz /",
-            "line 2: ADD: 'https://x.org/a.tgz' is fetched",
+            "line 2: ADD: 'https://x.org/a.tgz' is a remote source",
         ),
         ("FROM a\nADD git@github.com:a/b.git /", "a remote source"),
         ("FROM a\nCOPY a", "must be `COPY source"),
