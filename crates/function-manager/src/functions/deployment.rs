@@ -93,8 +93,8 @@ impl Functions {
         let not_wasm = || FunctionError::Module(not_wasm.to_owned());
         let world = World::detect(&module.head).ok_or_else(not_wasm)?;
         if world == World::Core && record.sandbox_key.is_some() {
-            let message = "a module of jiffy-core/1 sends no requests: deploy a component, or do \
-                           without a key for sandboxes";
+            let message = "a module of jiffy-core/1 cannot send requests: deploy a component, or \
+                           omit the sandbox key";
             return Err(FunctionError::Setting(message.to_owned()));
         }
         let (digest, bytes) = (module.digest().digits(), module.bytes());
