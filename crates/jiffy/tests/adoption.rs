@@ -1,4 +1,4 @@
-//! Sandboxes outlive their daemon, and the next daemon takes them over, with real guests.
+//! Tests that sandboxes survive the exit of their daemon, and that the next daemon adopts them.
 
 use crate::support::test_home::TestHome;
 use crate::support::{alive, wait_for};
@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-/// Counts in memory, and shows how far it is in a file on the disk; what a pause or a lost guest
-/// would not survive unnoticed.
+/// Increments a counter in memory, and writes it to a file on disk. A pause or a replaced guest
+/// would be visible.
 const COUNTER: &str = "nohup sh -c 'i=0; while :; do i=$((i+1)); echo $i >/tmp/count; sleep 0.02; done' >/dev/null 2>&1 & echo $! >/tmp/pid";
-/// The counter's process, the boot id and the machine id: what only this very guest has.
+/// Process of the counter, boot id and machine id. Together they identify this guest.
 const IDENTITY_SCRIPT: &str = "cat /tmp/pid /proc/sys/kernel/random/boot_id /etc/machine-id; hostname; kill -0 $(cat /tmp/pid)";
 
 fn signal(pid: u32, signal: Signal) {
@@ -21,12 +21,12 @@ fn signal(pid: u32, signal: Signal) {
 
 fn count(test_home: &TestHome, id: &str) -> u64 {
     let text = test_home.sh(id, "cat /tmp/count");
-    // The counter may just be writing it.
+    // The counter may be writing the file at this moment.
     text.parse().unwrap_or(0)
 }
 
 fn counts_on(test_home: &TestHome, id: &str, from: u64) {
-    wait_for("the counter to go on", || {
+    wait_for("the counter to continue", || {
         (count(test_home, id) > from + 2).then_some(())
     });
 }
@@ -56,7 +56,7 @@ fn five_sandboxes_outlive_a_killed_daemon_and_everything_can_be_done_with_them()
     let counted = count(&test_home, &ids[0]);
     let daemon = test_home.daemon();
     test_home.kill_daemon();
-    let vmms = wait_for("the warm pool to go with its daemon", || {
+    let vmms = wait_for("the warm-pool VMMs to exit with their daemon", || {
         let vmms = test_home.vmms();
         (vmms.len() == 5).then_some(vmms)
     });
@@ -75,11 +75,11 @@ fn five_sandboxes_outlive_a_killed_daemon_and_everything_can_be_done_with_them()
     );
     assert_ne!(test_home.daemon(), daemon);
     let after: Vec<String> = ids.iter().map(who).collect();
-    assert_eq!(before, after, "a guest is not the one it was");
+    assert_eq!(before, after, "a guest was replaced");
     assert!(vmms.is_subset(&test_home.vmms()));
     counts_on(&test_home, &ids[0], counted);
 
-    // Each does something else.
+    // Each sandbox performs another operation.
     let counted = count(&test_home, &ids[1]);
     test_home.ok(&["snapshot", &ids[1], "--name", "after"]);
     counts_on(&test_home, &ids[1], counted);
@@ -100,7 +100,7 @@ fn five_sandboxes_outlive_a_killed_daemon_and_everything_can_be_done_with_them()
     counts_on(&test_home, &ids[0], 0);
     test_home.ok(&["kill", &ids[4]]);
 
-    // Again, with what was adopted, snapshotted, forked, rewound and woken.
+    // Repeat with adopted, snapshotted, forked, rolled back and resumed sandboxes.
     let living = [&ids[0], &ids[1], &ids[2], &ids[3], &child, &copy];
     let before: Vec<String> = living.iter().map(|id| who(id)).collect();
     test_home.kill_daemon();
@@ -123,7 +123,7 @@ fn a_stopped_daemon_leaves_its_sandboxes_running_unless_told_to_end_them() {
     let who = test_home.sh(&id, IDENTITY_SCRIPT);
     test_home.ok(&["snapshot", &id, "--name", "kept"]);
     test_home.ok(&["serve", "--stop"]);
-    wait_for("the warm pool to go", || {
+    wait_for("the warm-pool VMMs to exit", || {
         (test_home.vmms().len() == 1).then_some(())
     });
     assert_eq!(test_home.sh(&id, IDENTITY_SCRIPT), who);
@@ -138,7 +138,7 @@ fn a_stopped_daemon_leaves_its_sandboxes_running_unless_told_to_end_them() {
     assert!(cause(&test_home, &id).contains("the daemon was stopped"));
     test_home.ok(&["rollback", &id, "kept"]);
 
-    // Also when there is no daemon to tell it.
+    // The same without a running daemon.
     test_home.kill_daemon();
     assert!(!test_home.vmms().is_empty());
     test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
@@ -158,10 +158,10 @@ fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
     test_home.ok(&["snapshot", &dead, "--name", "kept"]);
     test_home.ok(&["pause", &asleep]);
     let names = |id: &str| -> u32 {
-        // The one VMM that goes when this sandbox does. Its end is behind the answer.
+        // The VMM that exits with this sandbox. The exit follows the answer.
         let sockets = test_home.sockets();
         test_home.ok(&["pause", id]);
-        wait_for("the VMM that was paused to go", || {
+        wait_for("the paused VMM to exit", || {
             (test_home.sockets() < sockets).then_some(())
         });
         let before = test_home.vmms();
@@ -170,31 +170,31 @@ fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
         assert_eq!(news.len(), 1, "{news:?}");
         news[0]
     };
-    // Without a warm pool a new process is the sandbox's.
+    // Without a warm pool, a new process belongs to the sandbox.
     test_home.ok(&["serve", "--stop"]);
     let mut serve = test_home.serve(&["--warm-pool", "0"]);
     let vmm = names(&dead);
     serve.kill().unwrap();
     serve.wait().unwrap();
 
-    // One is killed, and there is a file that is no socket of anybody.
+    // One VMM is killed, and a file exists that is not a socket.
     signal(vmm, Signal::SIGKILL);
-    wait_for("the VMM to go", || (!alive(vmm)).then_some(()));
+    wait_for("the VMM to exit", || (!alive(vmm)).then_some(()));
     std::fs::write(test_home.dir.path().join("run/vmm/notes"), "x").unwrap();
     assert_eq!(test_home.sockets(), 3);
     assert_eq!(state(&test_home, &fine), "running");
     assert_eq!(test_home.sockets(), 1);
-    let told = cause(&test_home, &dead);
+    let report = cause(&test_home, &dead);
     assert!(
-        told.contains("the VMM exited while no daemon was running"),
-        "{told}"
+        report.contains("the VMM exited while no daemon was running"),
+        "{report}"
     );
     test_home.ok(&["resume", &asleep]);
     assert_eq!(test_home.sh(&asleep, "cat /tmp/state"), "dream");
     test_home.ok(&["rollback", &dead, "kept"]);
     test_home.sh(&dead, "true");
 
-    // A journal that is gone knows of no sandbox, and so there is none.
+    // Without its journal, the daemon has no sandboxes.
     test_home.kill_daemon();
     for name in ["state.db", "state.db-wal", "state.db-shm"] {
         let _ = std::fs::remove_file(test_home.dir.path().join(name));
@@ -203,7 +203,7 @@ fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
         test_home.json(&["ls", "--all"]).as_array().unwrap().len(),
         0
     );
-    wait_for("all VMMs to go", || {
+    wait_for("all VMMs to exit", || {
         test_home.vmms().is_empty().then_some(())
     });
 }
@@ -213,7 +213,7 @@ fn a_hung_vmm_is_killed_and_reported() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.kill_daemon();
-    let vmms = wait_for("the warm pool to go", || {
+    let vmms = wait_for("the warm-pool VMMs to exit", || {
         let vmms = test_home.vmms();
         (vmms.len() == 1).then_some(vmms)
     });
@@ -221,8 +221,8 @@ fn a_hung_vmm_is_killed_and_reported() {
         signal(vmm, Signal::SIGSTOP);
     }
     assert_eq!(state(&test_home, &id), "broken");
-    let told = cause(&test_home, &id);
-    assert!(told.contains("did not answer"), "{told}");
+    let report = cause(&test_home, &id);
+    assert!(report.contains("did not answer"), "{report}");
     assert!(vmms.iter().all(|&vmm| !alive(vmm)));
 }
 
@@ -248,7 +248,7 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
     let kills = kills.map_or(10, |kills| kills.parse().unwrap());
     let mut outcomes = BTreeSet::new();
     for (round, operation) in operations.iter().cycle().take(kills).enumerate() {
-        // Something to be written.
+        // Create data to be written.
         test_home.sh(&id, "head -c 10000000 /dev/urandom >/dev/shm/new");
         let daemon = test_home.daemon();
         let mut command = crate::support::jiffy(operation);
@@ -257,7 +257,8 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::null());
         let mut running = command.spawn().unwrap();
-        // At moments spread over what the operations take; which one is hit does not matter.
+        // The delays are spread over the durations of the operations. Any operation may be
+        // interrupted.
         std::thread::sleep(Duration::from_millis(3 + round as u64 * 90 / kills as u64));
         signal(daemon, Signal::SIGKILL);
         test_home.daemon_went();
@@ -275,7 +276,7 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
         let sum = test_home.sh(&id, "sha256sum -c /tmp/sum >/dev/null && cat /tmp/pid");
         assert_eq!(sum, pid, "{operation:?} in round {round}");
         counts_on(&test_home, &id, 0);
-        // It can still be saved, and what is saved is what it is.
+        // The sandbox can still be snapshotted, and the snapshot contains its state.
         let name = format!("round{round}");
         test_home.ok(&["snapshot", &id, "--name", &name]);
         let copy = test_home.ok(&["create", "--from", &name]);
@@ -288,8 +289,8 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
                 test_home.ok(&["rm", sandbox["id"].as_str().unwrap()]);
             }
         }
-        // This sandbox runs, and at most one of the warm pool for each of the two sizes.
-        wait_for("what nobody owns to go", || {
+        // This sandbox runs, and at most one warm-pool sandbox for each of the two sizes.
+        wait_for("orphaned VMMs to exit", || {
             (test_home.sockets() == 1 && test_home.vmms().len() <= 3).then_some(())
         });
     }
@@ -327,8 +328,8 @@ fn a_captured_snapshot_is_stored_although_the_daemon_or_the_sandbox_is_killed() 
     let shown = test_home.json(&["snapshots"]);
     let shown = shown.as_array().unwrap();
     assert!(shown.iter().all(|s| s.get("storing").is_none()));
-    let kept = test_home.dir.path().join("snapshots").read_dir().unwrap();
-    let names = kept.map(|e| e.unwrap().file_name().into_string().unwrap());
+    let retained = test_home.dir.path().join("snapshots").read_dir().unwrap();
+    let names = retained.map(|e| e.unwrap().file_name().into_string().unwrap());
     let left: Vec<String> = names.filter(|name| name.starts_with(".captured")).collect();
     assert_eq!(left, Vec::<String>::new());
 }
@@ -347,7 +348,7 @@ fn a_sandbox_of_a_missing_engine_is_ended_and_reported() {
     assert_eq!(state(&test_home, &id), "broken");
     let cause = cause(&test_home, &id);
     assert!(cause.contains("cannot use the engine gvisor"), "{cause}");
-    wait_for("the guest to end", || {
+    wait_for("the guest to exit", || {
         test_home.vmms().is_empty().then_some(())
     });
     test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);

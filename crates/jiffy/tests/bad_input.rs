@@ -1,5 +1,5 @@
-//! Whatever is wrong is told: what, on what, and what to do. Jiffy's own failures are exit code
-//! 125.
+//! Tests that error messages name the problem, the object and the remedy. Failures of Jiffy itself
+//! have the exit code 125.
 
 use crate::support::{call, finish, jiffy, programs, skip, vmm_of};
 use jiffy_test_attributes::jiffy_test;
@@ -47,7 +47,7 @@ fn invalid_command_lines_are_usage_errors() {
     }
 }
 
-/// Runs a shell script as root in mount namespace of its own, where it may hide things.
+/// Runs a shell script as root in its own mount namespace, where it can hide files.
 fn unshared(script: &str) -> Option<crate::support::Done> {
     let programs = programs();
     let command = |script: &str| {
@@ -57,7 +57,7 @@ fn unshared(script: &str) -> Option<crate::support::Done> {
             .env("JIFFY", programs.join("jiffy"))
             .env("JIFFY_VMM", programs.join("jiffy-vmm"))
             .env("JIFFY_AGENT", programs.join("jiffy-agent"))
-            // Nor is there gVisor to turn to.
+            // gVisor is not available either.
             .env("JIFFY_GVISOR", "/no/such/helper")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -71,7 +71,7 @@ fn unshared(script: &str) -> Option<crate::support::Done> {
 #[jiffy_test]
 fn a_host_without_kvm_is_reported_with_its_remedy() {
     let Some(done) = unshared("mount -t tmpfs none /dev && exec \"$JIFFY\" run -- true") else {
-        return skip("mount namespaces are not allowed here");
+        return skip("mount namespaces are not permitted on this host");
     };
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(
@@ -93,7 +93,7 @@ fn missing_rights_on_kvm_are_reported_with_the_group() {
         mkdir -m 777 /dev/shm /dev/home && cp \"$JIFFY\" \"$JIFFY_VMM\" \"$JIFFY_AGENT\" /dev/shm && \
         exec setpriv --reuid 65534 --clear-groups env JIFFY_HOME=/dev/home JIFFY_VMM= JIFFY_AGENT= /dev/shm/jiffy doctor";
     let Some(done) = unshared(script) else {
-        return skip("mount namespaces are not allowed here");
+        return skip("mount namespaces are not permitted on this host");
     };
     assert_eq!(done.code, Some(1), "{done:?}");
     assert!(
@@ -104,7 +104,7 @@ fn missing_rights_on_kvm_are_reported_with_the_group() {
 
 #[jiffy_test]
 fn a_damaged_image_is_refused_by_name() {
-    // A bind mount over the image stands for damage on disk: other size, other bytes.
+    // A bind mount over the image simulates damage on disk: another size, other bytes.
     let script = r#"home=${JIFFY_HOME:-/var/lib/jiffy}
         sum=$("$JIFFY" template inspect base --json | sed -n 's/^ *"sha256": "\(.*\)".*/\1/p' | head -1)
         img=$(readlink -f "$home/images/sha256-$sum.erofs")
@@ -113,7 +113,7 @@ fn a_damaged_image_is_refused_by_name() {
         tmp=$(mktemp) && cp "$img" "$tmp" && printf X | dd of="$tmp" bs=1 seek=123456 conv=notrunc 2>/dev/null && mount --bind "$tmp" "$img"
         rm "$tmp"; "$JIFFY" run -- true; echo "codes $a $?""#;
     let Some(done) = unshared(script) else {
-        return skip("mount namespaces are not allowed here");
+        return skip("mount namespaces are not permitted on this host");
     };
     assert!(done.stdout.contains("codes 125 125"), "{done:?}");
     assert!(
@@ -131,7 +131,7 @@ fn a_damaged_kernel_is_refused_by_name() {
         "$JIFFY" run -- true; rm -rf /tmp/none; k=$(ls "$home"/kernel/vmlinux-* | grep -v stamp | head -1)
         printf X | dd of="$k" bs=1 seek=5000 conv=notrunc 2>/dev/null; "$JIFFY" run -- true; echo "code $?""#;
     let Some(done) = unshared(script) else {
-        return skip("mount namespaces are not allowed here");
+        return skip("mount namespaces are not permitted on this host");
     };
     assert!(done.stdout.contains("code 125"), "{done:?}");
     assert!(
@@ -140,7 +140,7 @@ fn a_damaged_kernel_is_refused_by_name() {
     );
 }
 
-/// Runs a Python program as root in a guest of `memory`.
+/// Runs a Python program as root in a guest with the memory size `memory`.
 fn as_root(memory: &str, program: &str) -> crate::support::Done {
     call(&[
         "run", "-u", "root", "--memory", memory, "--", "python3", "-c", program,
@@ -149,8 +149,8 @@ fn as_root(memory: &str, program: &str) -> crate::support::Done {
 
 #[jiffy_test]
 fn a_guest_kernel_panic_is_reported_with_the_last_console_lines() {
-    // Process 1 meets an invalid instruction wherever it goes, one of a single byte: the kernel
-    // cannot go on without it.
+    // Fills the code of process 1 with a one-byte invalid instruction: the kernel panics when
+    // process 1 terminates.
     let program = r#"
 code = next(l for l in open('/proc/1/maps') if 'r-xp' in l)
 start, end = (int(x, 16) for x in code.split()[0].split('-'))
@@ -165,7 +165,7 @@ with open('/proc/1/mem', 'r+b', 0) as memory:
         "{done:?}"
     );
     assert!(
-        // The trap, or the registers after it: which is last depends on the thread.
+        // The last line is the trap or the registers, depending on the thread.
         done.stderr.contains("| ")
             && (done.stderr.contains("invalid_op") || done.stderr.contains("Code: 06 06")),
         "{done:?}"
@@ -176,9 +176,9 @@ const EAT_MEMORY: &str = "x = []\nwhile True: x.append(bytearray(1 << 20))";
 
 #[jiffy_test(engine = "each")]
 fn a_process_killed_for_memory_is_reported() {
-    // Other processes that can be killed: should the kernel need memory before the killed one has
-    // given its own back, it takes one of them instead of giving up as a whole, which is the next
-    // test's.
+    // Offers other processes as victims. The kernel may need memory before the killed process has
+    // released its own; it then kills one of them instead of panicking. The next test covers the
+    // panic.
     let program = format!(
         "import subprocess\nfor _ in range(20): subprocess.Popen(['sleep', '600'])\n{EAT_MEMORY}"
     );

@@ -1,4 +1,4 @@
-//! Templates built of Dockerfiles, with real guests. Nothing is fetched from anywhere.
+//! Tests for templates built from Dockerfiles, with real guests and without external downloads.
 
 use crate::support::build_project::{BuildProject, cached};
 use crate::support::{Done, finish, jiffy, wait_for};
@@ -37,20 +37,20 @@ fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {
     );
     let first = project.built("hello", &["--build-arg", "WHO=you"]);
     assert_eq!(cached(&first), 0, "{first:?}");
-    let said = project.run(
+    let output = project.run(
         "hello",
         "./app/main.sh; ls -A; cat /usr/local/share/tool; stat -c %u:%g /usr/local/share/tool; ls -d /usr/share/doc 2>&1 | tail -c 10",
     );
-    let lines: Vec<&str> = said.lines().collect();
+    let lines: Vec<&str> = output.lines().collect();
     assert_eq!(lines[0], "hello you from /srv/app as user");
     assert!(
-        said.contains("made-here") && !said.contains("secret.txt"),
-        "{said}"
+        output.contains("made-here") && !output.contains("secret.txt"),
+        "{output}"
     );
-    assert!(said.contains("built\n1000:1000"), "{said}");
+    assert!(output.contains("built\n1000:1000"), "{output}");
     assert!(
-        said.contains("directory"),
-        "what was removed is not there: {said}"
+        output.contains("directory"),
+        "removed files are missing: {output}"
     );
 
     let began = Instant::now();
@@ -59,7 +59,7 @@ fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {
     assert_eq!(cached(&second), 5, "{second:?}");
     assert!(took < Duration::from_secs(2), "{took:?}");
 
-    // From the step that changed on.
+    // Only the changed step and all following steps run.
     project.file("app/main.sh", "#!/bin/sh\necho changed\n");
     let third = project.built("hello", &["--build-arg", "WHO=you"]);
     assert_eq!(cached(&third), 2, "{third:?}");
@@ -85,7 +85,7 @@ fn a_step_that_fails_is_named_with_its_line_and_nothing_is_left() {
     }
     assert!(!done.stderr.contains("echo never"), "{done:?}");
     assert!(project.alive().is_empty());
-    // The template is what it was, and the step that went well is not done again.
+    // The template is unchanged, and the successful step is not repeated.
     assert_eq!(
         project.run("steps", "cat /one; ls /two 2>/dev/null || true"),
         "one"
@@ -185,20 +185,20 @@ fn start_commands_listen_when_sandboxes_are_created() {
     assert_eq!(
         project.run("server", page),
         "page",
-        "the template is what it was"
+        "the template is unchanged"
     );
 
-    // A port that nothing will listen on is told before anything is done.
+    // A port on which no process will listen is reported before the build starts.
     let ready = ["--ready-port", "8000"];
     let refused = project.build("idle", &ready);
     assert_eq!(refused.code, Some(1), "{refused:?}");
-    let why = "nothing would listen on port 8000";
+    let why = "waits for port 8000";
     assert!(refused.stderr.contains(why), "{refused:?}");
     assert!(!refused.stderr.contains("RUN echo page"), "{refused:?}");
     let no_command = project.build("idle", &["--start-image-command"]);
-    let why = "there is no command to start";
+    let why = "no command to start";
     assert!(no_command.stderr.contains(why), "{no_command:?}");
-    // The Dockerfile's own command, which is only recorded otherwise.
+    // The Dockerfile's own command, which is otherwise only recorded.
     let file = "FROM base\nWORKDIR /home/user/www\nRUN echo page > index.html\n\
                 ENTRYPOINT [\"python3\", \"-m\"]\nCMD [\"http.server\", \"8000\"]\n";
     project.file("Dockerfile", file);
@@ -207,7 +207,7 @@ fn start_commands_listen_when_sandboxes_are_created() {
         &[&["--start-image-command"], &ready[..]].concat(),
     );
     assert_eq!(project.run("image-command", page), "page");
-    // A build on a template that starts something may await it anew.
+    // A build on a template with a start command may wait for it again.
     project.file(
         "Dockerfile",
         "FROM image-command\nRUN echo other > index.html\n",
@@ -217,7 +217,7 @@ fn start_commands_listen_when_sandboxes_are_created() {
     assert!(project.alive().is_empty());
 }
 
-/// A Dockerfile whose second step takes for ever.
+/// Writes a Dockerfile whose second step never ends.
 fn endless(project: &BuildProject) {
     project.file(
         "Dockerfile",
@@ -225,7 +225,7 @@ fn endless(project: &BuildProject) {
     );
 }
 
-/// Waits until the build is in its endless step.
+/// Waits until the build runs its endless step.
 fn waits(project: &BuildProject) {
     wait_for("the step", || {
         let id = project.alive().into_iter().next()?;
@@ -258,7 +258,7 @@ fn a_build_that_is_interrupted_leaves_nothing_but_its_finished_steps() {
     let done = finish(build);
     assert_eq!(done.code, Some(1), "{done:?}");
     assert!(done.stderr.contains("cancelled"), "{done:?}");
-    assert!(project.alive().is_empty(), "it goes on: {done:?}");
+    assert!(project.alive().is_empty(), "it is still running: {done:?}");
     assert_eq!(cached(&mended(&project)), 1);
 }
 
@@ -273,7 +273,7 @@ fn a_build_can_be_resumed_after_a_daemon_crash() {
     assert_eq!(done.code, Some(1), "{done:?}");
     assert!(
         project.alive().is_empty(),
-        "the next daemon ends what was left"
+        "the next daemon removes the remaining sandbox"
     );
     assert_eq!(cached(&mended(&project)), 1);
     assert_eq!(project.run("long", "cat /done"), "done");
@@ -300,7 +300,7 @@ fn the_build_cache_is_removed_on_request() {
     assert_eq!(project.run("cached", "cat /tmp/file"), "sent");
     let again = project.built("cached", &[]);
     assert_eq!(cached(&again), 0, "{again:?}");
-    // The daemon forgets by itself what was removed without it.
+    // The daemon detects removals that happened without it.
     project.test_home.ok(&["template", "rm", "cached"]);
     assert_eq!(
         project
@@ -323,7 +323,7 @@ fn concurrent_builds_of_one_name_run_in_turn_and_one_is_the_template() {
         );
         path.parent().unwrap().to_owned()
     };
-    // Another way to make a template, without the daemon.
+    // Another way to create a template, without the daemon.
     let root = project.file("root/third", "imported");
     let root = root.parent().unwrap();
     project.test_home.ok(&["ls"]);
@@ -345,19 +345,27 @@ fn concurrent_builds_of_one_name_run_in_turn_and_one_is_the_template() {
     }
     let waited = |done: &&Done| {
         done.stderr
-            .contains("the same template is being built already")
+            .contains("waiting for another build of the same template")
     };
     assert_eq!(done.iter().filter(waited).count(), 1, "{done:?}");
     let import = finish(import);
     assert_eq!(import.code, Some(0), "{import:?}");
 
-    let known = project.test_home.json(&["template", "inspect", "same"]);
-    match known["images"].as_array().unwrap().len() {
-        // The imported layer came last.
-        1 => assert!(known["origin"]["from"].as_str().unwrap().ends_with("root")),
+    let details = project.test_home.json(&["template", "inspect", "same"]);
+    match details["images"].as_array().unwrap().len() {
+        // The imported layer was created last.
+        1 => assert!(
+            details["origin"]["from"]
+                .as_str()
+                .unwrap()
+                .ends_with("root")
+        ),
         _ => {
-            let said = project.run("same", "cat /first /second; ls /third 2>/dev/null; true");
-            assert!(["one\none", "two\ntwo"].contains(&said.as_str()), "{said}");
+            let output = project.run("same", "cat /first /second; ls /third 2>/dev/null; true");
+            assert!(
+                ["one\none", "two\ntwo"].contains(&output.as_str()),
+                "{output}"
+            );
         }
     }
     assert!(project.alive().is_empty());

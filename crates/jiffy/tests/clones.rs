@@ -1,4 +1,4 @@
-//! Hazards of one memory image that becomes many: identity, randomness, time and secrets of clones.
+//! Tests for hazards of cloned memory: identity, randomness, time and secrets of clones.
 
 use crate::support::test_home::TestHome;
 use crate::support::{jiffy, sandbox_http};
@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Makes `count` children.
+/// Creates `count` children.
 fn fork(test_home: &TestHome, id: &str, count: usize) -> Vec<String> {
     let forked = test_home.ok(&["fork", id, "-n", &count.to_string()]);
     let children: Vec<String> = forked.lines().map(str::to_owned).collect();
@@ -24,8 +24,8 @@ fn differ(texts: &[String]) -> bool {
 fn clones_draw_different_random_bytes_from_the_first_byte_on() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
-    // Asks the kernel once a millisecond and keeps the answers, so that some are from right after
-    // the copy.
+    // Queries the kernel every millisecond and stores the answers, so that some are from directly
+    // after the copy.
     test_home.sh(
         &id,
         "cat > draw.py <<'E'
@@ -52,8 +52,9 @@ nohup python3 draw.py >/dev/null 2>&1 & until [ -s drawn ]; do sleep 0.01; done"
     }
     let same = seen[1].lines().zip(seen[2].lines()).filter(|(a, b)| a == b);
     assert_eq!(same.count(), 0);
-    // Random numbers drawn after the new identity differ too. It may draw a few before: the two
-    // copies run for some milliseconds until their agents have answered, and no client has been
+    // Random numbers drawn after the new identity differ as well. Some may be drawn earlier: both
+    // copies run for some milliseconds until their agents have answered, and are not yet
+    // accessible.
     // given them yet.
     let drawn: Vec<Vec<String>> = children
         .iter()
@@ -88,7 +89,7 @@ fn clones_have_names_and_ids_and_seeds_of_their_own() {
     assert_eq!(
         test_home.sh(&id, look),
         parent,
-        "the parent stays who it is"
+        "the parent keeps its identity"
     );
     for line in 0..4 {
         let of_all: Vec<String> = all
@@ -146,7 +147,7 @@ fn programs_detect_clones_and_rollbacks_by_the_vm_generation_id() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let read = |id: &str| {
-        // As anybody, and whole whenever it is read.
+        // Readable by every user, and always complete.
         let text = test_home.sh(
             id,
             "cat /run/jiffy/generation; stat -c %a /run/jiffy/generation",
@@ -160,7 +161,7 @@ fn programs_detect_clones_and_rollbacks_by_the_vm_generation_id() {
         );
         word.to_owned()
     };
-    // The documented way for programs: a generator that is seeded again when the line changes.
+    // The documented method for programs: a generator that is reseeded when the line changes.
     test_home.sh(
         &id,
         "cat > serve.py <<'E'
@@ -175,11 +176,7 @@ nohup python3 serve.py >serve.log 2>&1 & until [ -s drawn ]; do sleep 0.01; done
     );
     let first = read(&id);
     let snapshot = test_home.ok(&["snapshot", &id]);
-    assert_eq!(
-        read(&id),
-        first,
-        "a snapshot is nothing to the sandbox it is taken of"
-    );
+    assert_eq!(read(&id), first, "a snapshot has no effect on its sandbox");
     let mut words = vec![first];
     let children = fork(&test_home, &id, 2);
     words.extend(children.iter().map(|c| read(c)));
@@ -205,12 +202,13 @@ nohup python3 serve.py >serve.log 2>&1 & until [ -s drawn ]; do sleep 0.01; done
 }
 
 /// Nanoseconds since 1970.
-#[jiffy_test(not_on_gvisor = "gVisor has no MADV_WIPEONFORK, and says so to programs")]
+#[jiffy_test(
+    not_on_gvisor = "gVisor does not support MADV_WIPEONFORK, and reports this to programs"
+)]
 fn memory_that_a_fork_wipes_is_wiped_in_copies_and_kept_in_the_original() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
-    // Sign for libraries that their state was copied: a byte that was set, in memory with
-    // MADV_WIPEONFORK.
+    // Indicator of a copy for libraries: a byte set in memory with MADV_WIPEONFORK.
     test_home.sh(
         &id,
         "cat > mark.py <<'E'
@@ -226,7 +224,7 @@ E
 nohup python3 mark.py >/dev/null 2>&1 & until [ -s seen ]; do sleep 0.01; done",
     );
     let snapshot = test_home.ok(&["snapshot", &id]);
-    // Writes from now on.
+    // Observes values written from now on.
     let look = "sleep 0.02; rm -f seen; until [ -s seen ]; do sleep 0.01; done; cat seen";
     let copies = [
         fork(&test_home, &id, 1).remove(0),
@@ -237,7 +235,7 @@ nohup python3 mark.py >/dev/null 2>&1 & until [ -s seen ]; do sleep 0.01; done",
     }
     assert_eq!(test_home.sh(&id, look), "kept");
     test_home.ok(&["rollback", &id, &snapshot]);
-    assert_eq!(test_home.sh(&id, look), "wiped", "it was put back");
+    assert_eq!(test_home.sh(&id, look), "wiped", "it was rolled back");
 }
 
 fn now() -> i128 {
@@ -245,7 +243,7 @@ fn now() -> i128 {
     i128::try_from(since.as_nanos()).unwrap()
 }
 
-/// By how many nanoseconds the guest's wall clock is wrong at least, and its monotonic clock.
+/// Returns the minimum error of the guest's wall clock and of its monotonic clock in nanoseconds.
 fn clocks(test_home: &TestHome, id: &str) -> (i128, i128) {
     let program = "import sys, time
 for line in sys.stdin: print(time.time_ns(), time.monotonic_ns(), flush=True)";
@@ -268,7 +266,7 @@ for line in sys.stdin: print(time.time_ns(), time.monotonic_ns(), flush=True)";
         let (wall, since_boot) = line.trim().split_once(' ').unwrap();
         let wall: i128 = wall.parse().unwrap();
         monotonic = since_boot.parse().unwrap();
-        // The first answer comes after the interpreter's start; from then on they take a
+        // The first answer includes the start of the interpreter; later answers take about a
         // millisecond.
         if round > 0 {
             error = error.max(before - wall).max(wall - after);
@@ -302,7 +300,8 @@ nohup python3 watch.py >/dev/null 2>&1 &",
     let ways: [(&str, &dyn Fn() -> String); 4] = [
         ("resume", &|| {
             test_home.ok(&["pause", &id]);
-            // Not for luck: this is how long the guest's clock stands still.
+            // This is the time for which the guest's clock stands still, not a delay for
+            // synchronisation.
             std::thread::sleep(Duration::from_secs(2));
             test_home.ok(&["resume", &id])
         }),
@@ -311,8 +310,8 @@ nohup python3 watch.py >/dev/null 2>&1 &",
         ("rollback", &|| test_home.ok(&["rollback", &id, &snapshot])),
     ];
     for (way, wake) in ways {
-        // The error is the time that a message takes from the host to the guest: on a host that is
-        // busy with other tests some take long, but never all of them.
+        // The measured error includes the transfer time of a message from the host to the guest. On
+        // a busy host some messages take long, but not all of them.
         let mut errors = Vec::new();
         while errors.last().is_none_or(|e| *e >= 5_000_000) {
             assert!(errors.len() < 5, "{way}: wrong by {errors:?} ns");
@@ -347,7 +346,7 @@ fn a_clone_with_its_own_environment_has_none_of_its_parents() {
     let snapshot = test_home.ok(&["snapshot", &id]);
     let clone = test_home.ok(&["create", "--from", &snapshot, "-e", "SHARED=clones"]);
     assert_eq!(test_home.sh(&clone, "echo $TOKEN.$SHARED"), ".clones");
-    // Neither in a process of its own, nor in what new processes inherit from.
+    // Neither in a process of the guest, nor in files that new processes inherit from.
     let look = "env; sudo cat /proc/self/environ /proc/1/environ | tr '\\0' '\\n'; sudo grep -rs parents-secret /run /etc /tmp; true";
     assert!(!test_home.sh(&clone, look).contains("parents-secret"));
     assert!(test_home.sh(&id, "env").contains("parents-secret"));

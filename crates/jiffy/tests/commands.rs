@@ -1,5 +1,4 @@
-//! The command line on sandboxes that stay, as people type it: names, labels, lists, engines, what
-//! is removed.
+//! Tests for commands on persistent sandboxes: names, labels, lists, engines and removals.
 
 use crate::support::remote::Remote;
 use crate::support::test_home::TestHome;
@@ -7,7 +6,7 @@ use crate::support::{engine, finish};
 use jiffy_test_attributes::jiffy_test;
 use serde_json::Value;
 
-/// Columns of the line of a table that begins with `begin`.
+/// Returns the columns of the table row that starts with `begin`.
 fn line<'a>(table: &'a str, begin: &str) -> Vec<&'a str> {
     let found = table.lines().find(|line| line.starts_with(begin));
     found
@@ -16,10 +15,10 @@ fn line<'a>(table: &'a str, begin: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Names and labels, on the socket or from elsewhere.
+/// Tests names and labels, over the socket or over the network.
 fn names_and_labels(ok: &dyn Fn(&[&str]) -> String, fails: &dyn Fn(&[&str]) -> String) {
     let empty = ok(&["ls"]);
-    assert_eq!(empty, "", "what is not there is told beside the output");
+    assert_eq!(empty, "", "missing objects are reported on standard error");
     let web = ok(&[
         "create",
         "--cpu",
@@ -81,7 +80,7 @@ fn names_and_labels(ok: &dyn Fn(&[&str]) -> String, fails: &dyn Fn(&[&str]) -> S
     assert!(fails(&["exec", "web", "--", "true"]).contains("sandbox `web` does not exist"));
 }
 
-/// Completes a command line in bash.
+/// Returns the completions of a command line in bash.
 fn completed(test_home: &TestHome, words: &[&str]) -> String {
     let script = "source <(jiffy completions bash); words=(jiffy \"$@\"); COMP_WORDS=(\"${words[@]}\"); \
                   COMP_CWORD=$#; _clap_complete_jiffy jiffy \"${words[-1]}\" \"${words[-2]}\"; \
@@ -98,7 +97,7 @@ fn completed(test_home: &TestHome, words: &[&str]) -> String {
     String::from_utf8(output.unwrap().stdout).unwrap()
 }
 
-/// Lists snapshots with their sizes, and removes snapshots, used ones and unused data.
+/// Tests lists of snapshots with their sizes, and removals of snapshots in use and of unused data.
 fn snapshots_and_prune(test_home: &TestHome) {
     let id = test_home.ok(&["create", "--name", "kept"]);
     let before = test_home.ok(&["snapshot", "kept", "--name", "before"]);
@@ -131,26 +130,26 @@ fn snapshots_and_prune(test_home: &TestHome) {
     let unasked = test_home.call(&["rm", "--all"]);
     assert!(unasked.stderr.contains("--yes"), "{unasked:?}");
     assert_eq!(test_home.ok(&["ls", "-q"]).lines().count(), 2);
-    let gone = test_home.ok(&["rm", "--all", "--force"]);
-    // Also the two that were killed before.
-    assert_eq!(gone.lines().count(), 4, "{gone}");
-    assert!(gone.contains(&id));
+    let removed = test_home.ok(&["rm", "--all", "--force"]);
+    // Includes the two snapshots that were removed earlier.
+    assert_eq!(removed.lines().count(), 4, "{removed}");
+    assert!(removed.contains(&id));
     assert_eq!(test_home.ok(&["rm", "before"]), before);
 
     let killed = test_home.ok(&["create"]);
     test_home.ok(&["kill", &killed]);
-    let told = test_home.json(&["prune", "--dry-run", "--older-than", "0s"]);
-    let kinds = |told: &Value| -> Vec<String> {
-        let items = told["items"].as_array().unwrap().iter();
+    let report = test_home.json(&["prune", "--dry-run", "--older-than", "0s"]);
+    let kinds = |report: &Value| -> Vec<String> {
+        let items = report["items"].as_array().unwrap().iter();
         items
             .map(|i| i["kind"].as_str().unwrap().to_owned())
             .collect()
     };
-    // Booted templates of two sizes.
-    assert_eq!(kinds(&told), ["sandbox", "snapshot", "snapshot"]);
-    assert!(told["bytes"].as_u64().unwrap() > 1 << 20, "{told}");
+    // Snapshots of booted templates of two sizes.
+    assert_eq!(kinds(&report), ["sandbox", "snapshot", "snapshot"]);
+    assert!(report["bytes"].as_u64().unwrap() > 1 << 20, "{report}");
     assert_eq!(test_home.ok(&["ls", "-a", "-q"]), killed);
-    // Data used within a day stay.
+    // Data used within the last day remain.
     let young = test_home.ok(&["prune", "--dry-run"]);
     assert!(
         young.contains("sandbox") && !young.contains("snapshot"),
@@ -167,8 +166,8 @@ fn snapshots_and_prune(test_home: &TestHome) {
     );
 }
 
-/// Looks at a sandbox, waits for it and restarts it, on whichever engine.
-/// Standard streams, groups, the sandbox's ids, and renames of directories of the template.
+/// Inspects, waits for and restarts a sandbox on any engine. Checks standard streams, groups, the
+/// sandbox's ids, and renames of directories of the template.
 fn commands_find_their_surroundings(test_home: &TestHome, engine: &str, id: &str) {
     let at = |user: &str, script: &str| {
         test_home.ok(&["exec", "seen", "-u", user, "--", "sh", "-c", script])
@@ -186,7 +185,7 @@ fn commands_find_their_surroundings(test_home: &TestHome, engine: &str, id: &str
     assert_eq!(test_home.sh(&child, labels), expected(&child), "{engine}");
     test_home.ok(&["kill", &child]);
 
-    // As programs do it that do not copy if a rename fails.
+    // Like programs that do not copy if a rename fails.
     let rename = r#"perl -e 'rename($ARGV[0], $ARGV[1]) or die "$!"' "#;
     let renames = format!(
         "set -e; cd /usr/share; {rename} common-licenses moved; test -s moved/GPL-3; \
@@ -212,7 +211,7 @@ fn commands_find_their_surroundings(test_home: &TestHome, engine: &str, id: &str
     }
 }
 
-/// A FUSE file system whose server never answers, and a command that waits for it.
+/// Tests a FUSE file system whose server never answers, and a command that waits for it.
 fn a_file_system_that_hangs_stops_nothing_else(test_home: &TestHome, engine: &str) {
     let root = |script: &str| {
         let args = ["exec", "seen", "-u", "root", "--", "bash", "-c", script];
@@ -244,10 +243,10 @@ fn a_file_system_that_hangs_stops_nothing_else(test_home: &TestHome, engine: &st
 }
 
 fn looks_and_restarts(test_home: &TestHome, engine: &str) {
-    let made = test_home.json(&[
+    let created = test_home.json(&[
         "create", "--engine", engine, "--name", "seen", "-l", "team=a",
     ]);
-    let id = made["id"].as_str().unwrap();
+    let id = created["id"].as_str().unwrap();
     let shown = test_home.ok(&["inspect", "seen"]);
     assert_eq!(line(&shown, "sandbox")[1], id);
     assert_eq!(line(&shown, "engine")[1], engine);
@@ -297,8 +296,9 @@ fn looks_and_restarts(test_home: &TestHome, engine: &str) {
     root("setsid sh -c 'trap \"\" TERM; sleep 1000' >/dev/null 2>&1 &");
     root("setsid sleep 2000 >/dev/null 2>&1 &");
     assert_eq!(test_home.ok(&["restart", "seen", "-t", "500ms"]), id);
-    let left = root("cat /tmp/new; hostname; cat /proc/[0-9]*/cmdline | grep -ac '[s]leep'; true");
-    assert_eq!(left, format!("1\n{id}\n0"), "{engine}");
+    let remaining =
+        root("cat /tmp/new; hostname; cat /proc/[0-9]*/cmdline | grep -ac '[s]leep'; true");
+    assert_eq!(remaining, format!("1\n{id}\n0"), "{engine}");
 
     assert_eq!(
         test_home.ok(&["wait", "--for", "running", "seen"]),
@@ -307,8 +307,8 @@ fn looks_and_restarts(test_home: &TestHome, engine: &str) {
     let late = test_home.call(&["wait", "seen", "--timeout", "100ms"]);
     assert_eq!((late.code, &late.stdout[..]), (Some(124), "running\n"));
     let waiting = test_home.begin(&["wait", "seen"]);
-    crate::support::wait_for("the command to ask the daemon", || {
-        // Besides the listener, which was made under another name than it has.
+    crate::support::wait_for("the command to connect to the daemon", || {
+        // In addition to the listener, which was created under another name.
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
         let place = format!("{}/run/jiffy.", test_home.dir.path().display());
         (sockets.matches(&place).count() > 1).then_some(())
@@ -320,7 +320,7 @@ fn looks_and_restarts(test_home: &TestHome, engine: &str) {
     assert_eq!(test_home.ok(&["wait", &short]), "killed: timeout expired");
 }
 
-/// Both engines in one daemon.
+/// Tests both engines in one daemon.
 fn engines_side_by_side(test_home: &TestHome) {
     let unknown = test_home.call(&["create", "--engine", "quemu"]);
     assert_eq!(unknown.code, Some(2));
@@ -335,15 +335,15 @@ fn engines_side_by_side(test_home: &TestHome) {
     if engine::missing_gvisor().is_some() || default == "gvisor" {
         return;
     }
-    let made = test_home.json(&["create", "--engine", "gvisor"]);
-    assert_eq!(made["engine"], "gvisor");
-    let id = made["id"].as_str().unwrap();
+    let created = test_home.json(&["create", "--engine", "gvisor"]);
+    assert_eq!(created["engine"], "gvisor");
+    let id = created["id"].as_str().unwrap();
     assert_eq!(test_home.sh(id, "hostname"), id);
     let child = test_home.json(&["fork", id])["children"][0].clone();
     assert_eq!(child["engine"], "gvisor");
     let listed = test_home.ok(&["ls", "-q", "--filter", "engine=gvisor"]);
     assert_eq!(listed.lines().count(), 2);
-    // The booted template of the other engine is not given up for it.
+    // The booted template of the other engine remains.
     let again = test_home.json(&["create"]);
     assert_eq!(
         (&again["engine"], &again["boot_mode"]),
@@ -361,7 +361,7 @@ fn sandboxes_are_named_listed_and_removed_by_commands() {
         assert_ne!(done.code, Some(0), "{args:?}: {done:?}");
         done.stderr
     };
-    // Sandboxes of the warm pool are needed.
+    // Sandboxes of the warm pool are in use.
     test_home.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
     names_and_labels(&|args| test_home.ok(args), &fails);
     snapshots_and_prune(&test_home);
@@ -376,7 +376,7 @@ fn sandboxes_are_named_listed_and_removed_by_commands() {
 #[jiffy_test]
 fn the_same_commands_work_remotely_with_a_key() {
     let remote = Remote::new(&[]);
-    // The host's owner has names of its own.
+    // The operator has separate names.
     remote
         .test_home
         .ok(&["create", "--name", "web", "--memory", "256Mi", "--cpu", "1"]);
@@ -386,7 +386,7 @@ fn the_same_commands_work_remotely_with_a_key() {
         done.stderr
     };
     names_and_labels(&|args| remote.ok(args), &fails);
-    let told = remote.json(&["prune", "--yes", "--older-than", "0s"]);
-    assert_eq!(told["items"].as_array().unwrap().len(), 2, "{told}");
+    let report = remote.json(&["prune", "--yes", "--older-than", "0s"]);
+    assert_eq!(report["items"].as_array().unwrap().len(), 2, "{report}");
     assert_eq!(remote.test_home.ok(&["ls", "-q"]).lines().count(), 1);
 }

@@ -1,4 +1,4 @@
-//! Privileges and limits of a VMM on the host while its sandbox works.
+//! Tests for privileges and limits of a VMM on the host.
 
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Users of VMMs.
+/// First user id of VMMs.
 const FIRST_UID: u32 = 1_900_000_000;
 
 fn status(pid: u32, key: &str) -> String {
@@ -21,7 +21,7 @@ fn root() -> bool {
     nix::unistd::Uid::effective().is_root()
 }
 
-/// The groups of a process below one named after it.
+/// Returns the control groups of a process that are named after it.
 fn groups(pid: u32) -> Vec<PathBuf> {
     let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     let below = format!("/jiffy/{pid}");
@@ -48,11 +48,11 @@ fn limit(groups: &[PathBuf], files: [&str; 2]) -> Option<String> {
 fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits() {
     let test_home = TestHome::new();
     if !root() {
-        crate::support::skip("only root can make the jail");
+        crate::support::skip("the jail requires root");
         return;
     }
     let id = test_home.ok(&["create", "--memory", "256MiB", "--cpus", "1"]);
-    // Also those that come from a snapshot, and those that were asleep.
+    // Includes sandboxes created from a snapshot and resumed sandboxes.
     test_home.ok(&["fork", &id, "-n", "2"]);
     test_home.ok(&["pause", &id]);
     test_home.ok(&["resume", &id]);
@@ -90,9 +90,9 @@ fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits
         let longest = limits.lines().find(|l| l.starts_with("Max file size"));
         let longest: Vec<&str> = longest.unwrap().split_whitespace().skip(3).collect();
         let soft: u64 = longest[0].parse().unwrap();
-        // No longer than the disk and a little.
+        // At most slightly larger than the disk.
         assert!((256 << 20..=11 << 30).contains(&soft), "{longest:?}");
-        assert_eq!(longest[0], longest[1], "nor can it be raised");
+        assert_eq!(longest[0], longest[1], "the limit cannot be raised");
         let groups = groups(vmm);
         if groups.is_empty() {
             continue;
@@ -108,7 +108,7 @@ fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits
     assert_eq!(users.len(), vmms.len());
     let groups: Vec<PathBuf> = vmms.iter().flat_map(|&vmm| groups(vmm)).collect();
     test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
-    wait_for("the groups to go", || {
+    wait_for("the control groups to be removed", || {
         groups.iter().all(|g| !g.exists()).then_some(())
     });
 }
@@ -118,7 +118,7 @@ fn the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.kill_daemon();
-    let vmm = wait_for("the warm pool to go", || {
+    let vmm = wait_for("the warm-pool VMMs to exit", || {
         let vmms = test_home.vmms();
         (vmms.len() == 1).then(|| vmms.first().copied()).flatten()
     });
@@ -127,16 +127,16 @@ fn the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it() {
         crate::support::skip("this host has no control groups");
         return;
     }
-    // The next daemon finds it, and it is still limited.
+    // The next daemon adopts the sandbox, and its limits still apply.
     test_home.sh(&id, "true");
     assert!(groups.iter().all(|g| g.exists()));
     test_home.ok(&["kill", &id]);
-    wait_for("the groups to go", || {
+    wait_for("the control groups to be removed", || {
         groups.iter().all(|g| !g.exists()).then_some(())
     });
 }
 
-/// Processes that `daemon` has started in advance and that no guest has yet.
+/// Returns the spare processes of `daemon`, which have no guest yet.
 fn spares(daemon: u32) -> BTreeSet<u32> {
     let is_spare = |process: &Path| {
         let text = fs::read_to_string(process.join("status")).ok()?;
@@ -153,7 +153,7 @@ fn spares(daemon: u32) -> BTreeSet<u32> {
 fn spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their_daemon() {
     let test_home = TestHome::new();
     if !root() {
-        crate::support::skip("only root can make the jail");
+        crate::support::skip("the jail requires root");
         return;
     }
     let mut daemon =
@@ -164,7 +164,7 @@ fn spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their
         })
     };
     for spare in two() {
-        wait_for("it to be confined", || {
+        wait_for("the process to be confined", || {
             (status(spare, "NoNewPrivs") == "1").then_some(())
         });
         assert_eq!(status(spare, "CapEff"), "0000000000000000");
@@ -173,8 +173,8 @@ fn spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their
         let files = fs::read_dir(format!("/proc/{spare}/root")).unwrap().count();
         assert_eq!(files, 0);
     }
-    // One that is still being moved to its groups is given to nobody.
-    let (id, vmm) = wait_for("a guest to get a spare", || {
+    // A spare that is being moved to its groups is not assigned.
+    let (id, vmm) = wait_for("a guest to use a spare process", || {
         let waiting = two();
         let id = test_home.ok(&["create"]);
         let vmm = test_home.vmms().first().copied().unwrap();
@@ -182,7 +182,7 @@ fn spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their
             return Some((id, vmm));
         }
         test_home.ok(&["kill", &id]);
-        wait_for("its VMM to go", || {
+        wait_for("its VMM to exit", || {
             (!crate::support::alive(vmm)).then_some(())
         });
         None
@@ -196,11 +196,11 @@ fn spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their
         let memory = limit(&groups, ["memory.max", "memory.limit_in_bytes"]).unwrap();
         assert!(memory.parse::<u64>().unwrap() <= 4 << 30, "{memory}");
     }
-    let left = two();
+    let remaining = two();
     test_home.kill_daemon();
     daemon.wait().unwrap();
-    wait_for("the spares to end", || {
-        (!left.iter().any(|&spare| crate::support::alive(spare))).then_some(())
+    wait_for("the spare processes to exit", || {
+        (!remaining.iter().any(|&spare| crate::support::alive(spare))).then_some(())
     });
     assert!(crate::support::alive(vmm));
     test_home.sh(&id, "true");

@@ -1,4 +1,4 @@
-//! Records of the connections of real guests, in an internet of the test's own.
+//! Tests for connection records of real guests in a simulated internet.
 
 use crate::support::lab::HOST;
 use crate::support::network_probe::{create, networked, python, reach};
@@ -8,12 +8,12 @@ use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Connection record of a sandbox.
+/// Returns the connection record of a sandbox.
 fn reached(test_home: &TestHome, id: &str) -> Value {
     test_home.json(&["logs", id, "--network"])
 }
 
-/// The first line in which all of `parts` are so, as soon as there is one.
+/// Waits for a record line that contains all of `parts`, and returns it.
 fn line(test_home: &TestHome, id: &str, parts: &Value) -> Value {
     let parts = parts.as_object().unwrap();
     wait_for(&format!("a line with {parts:?}"), || {
@@ -24,7 +24,7 @@ fn line(test_home: &TestHome, id: &str, parts: &Value) -> Value {
     })
 }
 
-/// Sends as many bytes as it is told, and reads them back behind the greeting.
+/// Sends the given number of bytes, and reads them back after the greeting.
 const EXCHANGE: &str = r#"
 def exchange(host, port, greeting, count):
     with socket.create_connection((host, port), 20) as s:
@@ -42,7 +42,7 @@ fn connections_are_recorded_with_their_bytes_and_refusals_with_their_reason() {
         let id = create(test_home, json!({ "network": rules }));
         let say = |what: &str| python(test_home, &id, &format!("{EXCHANGE}\nprint({what})"));
 
-        // By address: packets with their headers, as the kernel counts them.
+        // By address: packets include their headers, as counted by the kernel.
         let back: u64 = say("exchange('9.9.9.9', 80, b'', 100000)").parse().unwrap();
         let direct = line(
             test_home,
@@ -58,7 +58,7 @@ fn connections_are_recorded_with_their_bytes_and_refusals_with_their_reason() {
             (&json!("tcp"), &json!(1))
         );
 
-        // By name: what the connection said, where it led, and what passed.
+        // By name: the requested name, the destination, and the transferred bytes.
         let head = "GET / HTTP/1.1\\r\\nHost: good.example\\r\\n\\r\\n";
         let length = head.replace("\\r\\n", "  ").len() as u64;
         let back: u64 = say(&format!("exchange('8.8.8.8', 80, b'{head}', 5000)"))
@@ -84,7 +84,7 @@ fn connections_are_recorded_with_their_bytes_and_refusals_with_their_reason() {
             (&json!("8.8.8.8"), &json!("refused"), &json!("rules"))
         );
 
-        // By rules; one line, however often.
+        // Denied by rules: one line regardless of the number of attempts.
         assert_eq!(
             say("[tcp('8.8.8.8', 7) for _ in range(3)][0]"),
             "ConnectionRefusedError"
@@ -92,8 +92,8 @@ fn connections_are_recorded_with_their_bytes_and_refusals_with_their_reason() {
         let refused = json!({ "address": "8.8.8.8", "port": 7, "verdict": "refused", "reason": "rules", "times": 3 });
         assert_eq!(line(test_home, &id, &refused)["bytesOut"], Value::Null);
 
-        // Traffic of the proxy and name server is not shown as its own, and nothing else was
-        // reached.
+        // Traffic of the proxy and of the name server is not attributed to them, and no other host
+        // was reached.
         let resolve = "\ntry: socket.gethostbyname('some.example')\nexcept OSError: pass";
         python(test_home, &id, resolve);
         line(
@@ -109,7 +109,7 @@ fn connections_are_recorded_with_their_bytes_and_refusals_with_their_reason() {
         let shown = test_home.ok(&["logs", &id, "--network"]);
         assert!(shown.contains("refused (rules)  8.8.8.8:7 "), "{shown}");
 
-        // A sleep takes nothing from it; another daemon begins anew, with what is open.
+        // A pause retains the record. A new daemon starts a new record with the open connections.
         test_home.ok(&["pause", &id]);
         test_home.ok(&["resume", &id]);
         assert_eq!(
@@ -136,8 +136,8 @@ fn questions_that_are_refused_and_addresses_of_the_host_are_recorded_as_refused(
         let closed = create(test_home, json!({ "allow_internet_access": false }));
         let resolve = "\ntry: socket.gethostbyname('secret.example')\nexcept OSError: pass";
         python(test_home, &closed, resolve);
-        let asked = json!({ "protocol": "dns", "host": "secret.example", "question": "A", "verdict": "refused" });
-        assert_eq!(line(test_home, &closed, &asked)["reason"], "rules");
+        let request = json!({ "protocol": "dns", "host": "secret.example", "question": "A", "verdict": "refused" });
+        assert_eq!(line(test_home, &closed, &request)["reason"], "rules");
 
         let open = test_home.ok(&["create"]);
         assert_eq!(reach(test_home, &open, HOST), "ConnectionRefusedError");
@@ -146,7 +146,7 @@ fn questions_that_are_refused_and_addresses_of_the_host_are_recorded_as_refused(
             &open,
             &json!({ "address": HOST, "verdict": "refused", "reason": "host" }),
         );
-        // Also its gateway's ports, which are in the slot itself.
+        // Includes ports of its gateway, which are inside the slot.
         assert_eq!(
             reach(test_home, &open, "169.254.0.22"),
             "ConnectionRefusedError"
@@ -159,7 +159,7 @@ fn questions_that_are_refused_and_addresses_of_the_host_are_recorded_as_refused(
     });
 }
 
-/// Processor time that a process has had, in seconds.
+/// Returns the processor time of a process in seconds.
 fn processor_time(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let (_, fields) = stat.rsplit_once(") ").unwrap();
@@ -169,7 +169,7 @@ fn processor_time(pid: u32) -> f64 {
         .take(2)
         .map(|t| t.parse().unwrap())
         .collect();
-    // There are 100 in a second, whatever the kernel is (USER_HZ).
+    // USER_HZ is always 100 per second.
     (ticks[0] + ticks[1]) as f64 / 100.0
 }
 
@@ -200,7 +200,7 @@ fn a_flood_of_refused_packets_fills_no_record_and_no_processor() {
         );
         assert!(lines.len() <= 1000 && missing > 1000, "{all}");
         assert!(share < 0.25, "{share}");
-        // Earlier lines are there still.
+        // Earlier lines still exist.
         line(
             test_home,
             &id,

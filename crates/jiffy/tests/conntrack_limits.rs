@@ -1,4 +1,5 @@
-//! The host's table of connections: what sandboxes may fill of it, and what they leave there.
+//! Tests for the share of the host's connection table that sandboxes can fill, and for entries that
+//! they leave.
 
 use crate::support::network_probe::{networked, python, reach, root_python};
 use crate::support::test_home::TestHome;
@@ -7,13 +8,13 @@ use jiffy_test_attributes::jiffy_test;
 use std::io::Read;
 use std::net::TcpStream;
 
-/// Entries in the table of the lab's host.
+/// Returns the number of entries in the table of the lab's host.
 fn entries() -> usize {
     let text = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").unwrap();
     text.trim().parse().unwrap()
 }
 
-/// Number of answered ones among so many new flows of a sandbox.
+/// Returns the number of answered flows among `count` new flows of a sandbox.
 fn flows(test_home: &TestHome, id: &str, count: usize) -> usize {
     let program = format!(
         r#"
@@ -44,10 +45,11 @@ print(answered)
 fn host_connections_outlive_those_of_the_slot_and_go_with_the_sandbox() {
     networked(&["--connections", "64"], |test_home, _| {
         let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
-        // A reset that lives as far as the slot ends the connection there, and not in the host.
+        // A reset with a TTL that ends at the slot closes the connection there, but not in the
+        // host.
         let program = r#"
 import struct
-# So do those that answer what comes later.
+# The same for resets in answer to later packets.
 try: open("/proc/sys/net/ipv4/ip_default_ttl", "w").write("1")
 except OSError: pass
 made = 0
@@ -63,14 +65,16 @@ for _ in range(300):
     s.close()
 print(made)
 "#;
-        let made: usize = root_python(test_home, &id, program).parse().unwrap();
-        assert!(made >= 48, "{made} connections");
-        // Those that it counts, and those that have ended a moment ago.
+        let created: usize = root_python(test_home, &id, program).parse().unwrap();
+        assert!(created >= 48, "{created} connections");
+        // Counted connections, and connections that ended a moment ago.
         assert!(entries() <= 160, "{} entries", entries());
         assert_eq!(reach(test_home, &other, "9.9.9.9"), "internet");
-        // The server says nothing, so these would stay for days.
+        // The server sends nothing, so these entries would remain for days.
         test_home.ok(&["kill", &id]);
-        wait_for("the entries to go", || (entries() <= 16).then_some(()));
+        wait_for("the entries to be removed", || {
+            (entries() <= 16).then_some(())
+        });
         assert_eq!(reach(test_home, &other, "9.9.9.9"), "internet");
     });
 }
@@ -82,7 +86,7 @@ fn a_connection_flood_leaves_connections_to_other_sandboxes_and_the_host() {
         let ids: Vec<String> = (0..5).map(|_| test_home.ok(&["create"])).collect();
         let first = flows(test_home, &ids[0], 700);
         assert!((100..=512).contains(&first), "{first} flows");
-        // Half of the total is in use: others get a sixteenth of what one may have.
+        // Half of the total is in use: each other sandbox gets a sixteenth of its limit.
         wait_for("pressure", || {
             (flows(test_home, &ids[1], 40) < 40).then_some(())
         });
@@ -95,15 +99,15 @@ fn a_connection_flood_leaves_connections_to_other_sandboxes_and_the_host() {
             "{more:?}"
         );
         assert!(entries() < 800, "{} entries", entries());
-        // The last sandbox, and the host, have some.
+        // The last sandbox and the host still get connections.
         assert_eq!(reach(test_home, &ids[4], "9.9.9.9"), "internet");
         let mut line = [0; 8];
         let mut host = TcpStream::connect("9.9.9.9:80").unwrap();
         host.read_exact(&mut line).unwrap();
         assert_eq!(&line, b"internet");
-        // Connections of the first are free again when it is gone.
+        // Removing the first sandbox releases its connections.
         test_home.ok(&["kill", &ids[0]]);
-        wait_for("the pressure to go", || {
+        wait_for("the pressure to end", || {
             (flows(test_home, &ids[4], 100) == 100).then_some(())
         });
     });

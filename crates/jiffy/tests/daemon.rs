@@ -1,5 +1,5 @@
-//! The daemon: started, looked at, stopped, killed; its log; and random lives of real guests under
-//! a daemon that dies.
+//! Tests for the daemon: start, status, stop, kill and its log; and random operations on real
+//! guests while their daemon is killed.
 
 use crate::support::test_home::TestHome;
 use crate::support::{alive, finish, jiffy, read_until, wait_for};
@@ -29,7 +29,8 @@ fn the_daemon_starts_reports_restarts_with_its_options_and_stops() {
         "{bad:?}"
     );
 
-    // The first start creates a key. Standard output, which may be a journal, has its place only.
+    // The first start creates a key. Standard output, which may be a journal, contains only its
+    // path.
     let mut first = jiffy(&["serve", "--listen", "127.0.0.1:0", "--warm-pool", "0"])
         .env("JIFFY_HOME", test_home.dir.path())
         .stdout(Stdio::piped())
@@ -92,15 +93,15 @@ fn the_daemon_starts_reports_restarts_with_its_options_and_stops() {
     assert_ne!(
         test_home.call(&["create"]).code,
         Some(0),
-        "the limit is still there"
+        "the limit still applies"
     );
     test_home.ok(&["rm", &id]);
     test_home.ok(&["daemon", "stop"]);
     assert_eq!(test_home.call(&["daemon", "status"]).code, Some(3));
 
-    // One that a command starts by itself has no address, until it is asked for.
-    let made = test_home.json(&["create"]);
-    let id = made["id"].as_str().unwrap();
+    // A daemon started implicitly by a command has no address until one is requested.
+    let created = test_home.json(&["create"]);
+    let id = created["id"].as_str().unwrap();
     assert!(test_home.json(&["daemon", "status"])["listen"].is_null());
     let held = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = held.local_addr().unwrap().to_string();
@@ -113,11 +114,11 @@ fn the_daemon_starts_reports_restarts_with_its_options_and_stops() {
         "{started}"
     );
     assert_eq!(test_home.sh(id, "echo runs on"), "runs on");
-    // Tokens of a sandbox are in no output.
+    // No output contains tokens of a sandbox.
     let listed = test_home.json(&["ls"]);
     let killed = test_home.json(&["kill", id]);
-    for record in [&made, &listed[0], &killed[0]] {
-        assert_eq!(record["id"], made["id"]);
+    for record in [&created, &listed[0], &killed[0]] {
+        assert_eq!(record["id"], created["id"]);
         assert!(record["agent_token"].is_null(), "{record}");
     }
     test_home.ok(&["daemon", "stop"]);
@@ -136,7 +137,7 @@ fn stopping_daemon_and_sandboxes_waits_for_no_stream() {
     read_until(endless.stdout.as_mut().unwrap(), "ready");
     let began = Instant::now();
     test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
-    // Operations under way have 10 s to finish, and this one would not.
+    // In-flight operations have 10 s to finish, but this operation would not.
     assert!(began.elapsed() < Duration::from_secs(8));
     let done = finish(endless);
     assert_eq!(done.code, Some(125), "{done:?}");
@@ -166,7 +167,7 @@ fn the_log_names_request_and_sandbox_of_each_operation_and_no_secret() {
         .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}")))
         .collect();
     for operation in ["create", "pause", "kill"] {
-        let told = lines.iter().any(|l| {
+        let is_logged = lines.iter().any(|l| {
             let request = &l["spans"][0];
             l["span"]["operation"] == operation
                 && l["span"]["sandbox"] == id.as_str()
@@ -174,11 +175,11 @@ fn the_log_names_request_and_sandbox_of_each_operation_and_no_secret() {
                 && request["name"] == "request"
                 && request["id"].as_str().is_some_and(|id| !id.is_empty())
         });
-        assert!(told, "{operation} is not in {text}");
+        assert!(is_logged, "{operation} is not in {text}");
     }
 }
 
-/// xorshift (Marsaglia 2003): the same throws every time.
+/// xorshift (Marsaglia 2003) with a fixed seed.
 struct TestRandom(u64);
 
 impl TestRandom {
@@ -190,11 +191,11 @@ impl TestRandom {
     }
 }
 
-/// True if it was done: others may be refused, or their daemon killed.
+/// Returns whether the call succeeded. Calls may be rejected, or their daemon killed.
 fn random_call(test_home: &TestHome, random: &mut TestRandom) -> bool {
     let listed = test_home.call(&["ls", "--json"]);
     let Ok(Value::Array(all)) = serde_json::from_str(&listed.stdout) else {
-        // The daemon was killed under it; the next call starts another.
+        // The daemon was killed during the call; the next call starts another daemon.
         return false;
     };
     if all.len() < 3 {
@@ -236,7 +237,7 @@ fn random_operations_under_a_killed_daemon_end_with_nothing_wedged_lost_or_left_
                 });
             }
             if round < 3 {
-                // In the middle of whatever they do.
+                // Kill the daemon in the middle of operations.
                 std::thread::sleep(Duration::from_millis(300 + 250 * round));
                 if let Some(pid) = status_pid(&test_home) {
                     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
@@ -254,7 +255,7 @@ fn random_operations_under_a_killed_daemon_end_with_nothing_wedged_lost_or_left_
     assert!(!all.is_empty());
     for sandbox in all {
         let id = sandbox["id"].as_str().unwrap();
-        // Broken where its guest went with a daemon; whatever else is there works.
+        // A sandbox is broken if its guest was killed with a daemon; all other sandboxes work.
         match sandbox["state"].as_str().unwrap() {
             "running" => drop(test_home.ok(&["exec", id, "--", "true"])),
             "paused" => drop(test_home.ok(&["resume", id])),
@@ -272,7 +273,7 @@ fn random_operations_under_a_killed_daemon_end_with_nothing_wedged_lost_or_left_
     );
     test_home.ok(&["daemon", "stop"]);
     let home = test_home.dir.path().to_str().unwrap().to_owned();
-    wait_for("the last process to leave", || {
+    wait_for("the last process to exit", || {
         (!serves(&home)).then_some(())
     });
 }
@@ -284,7 +285,7 @@ fn a_daemon_whose_data_directory_is_replaced_ends_and_leaves_the_next_ones_snaps
     test_home.ok(&["create"]);
     let (former, vmms) = (test_home.daemon(), test_home.vmms());
     assert!(!vmms.is_empty());
-    // As `rm -r` of the directory and the start of a new daemon there.
+    // Simulates `rm -r` of the directory and a new daemon there.
     let home = test_home.dir.path();
     let before = tempfile::tempdir().unwrap();
     let journal = ["state.db", "state.db-shm", "state.db-wal"];
@@ -294,9 +295,9 @@ fn a_daemon_whose_data_directory_is_replaced_ends_and_leaves_the_next_ones_snaps
     test_home.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
     let id = test_home.ok(&["create"]);
     test_home.ok(&["pause", &id]);
-    wait_for("the former daemon and its guests to end", || {
-        let gone = |pid: &u32| !alive(*pid);
-        (gone(&former) && vmms.iter().all(gone)).then_some(())
+    wait_for("the previous daemon and its guests to exit", || {
+        let has_exited = |pid: &u32| !alive(*pid);
+        (has_exited(&former) && vmms.iter().all(has_exited)).then_some(())
     });
     let log = std::fs::read_to_string(before.path().join("run/jiffy.log")).unwrap();
     assert!(log.contains("was removed or replaced"), "{log}");
@@ -310,7 +311,7 @@ fn status_pid(test_home: &TestHome) -> Option<i32> {
     status["pid"].as_i64()?.try_into().ok()
 }
 
-/// True if any process has a file of `home` open.
+/// Returns whether any process has a file of `home` open.
 fn serves(home: &str) -> bool {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     processes

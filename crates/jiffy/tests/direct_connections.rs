@@ -1,4 +1,4 @@
-//! Connections to servers in a sandbox over its network interface.
+//! Tests for connections to servers in a sandbox over its network interface.
 
 use crate::support::forward::Forward;
 use crate::support::remote::Remote;
@@ -7,8 +7,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Tells each client its address on port 7000 of all addresses, 7001 of the loopback and 7002 of
-/// IPv6's, and what it says in capitals.
+/// Sends each client its address, and its input in capitals. Ports: 7000 on all addresses, 7001 on
+/// the loopback address, 7002 on the IPv6 loopback address.
 const SERVERS: &str = "cat >/tmp/server.py <<'END'
 import socket, threading
 def serve(c, peer):
@@ -31,10 +31,10 @@ done
 until python3 -c \"import socket; socket.create_connection(('::1', 7002))\" 2>/dev/null
 do sleep 0.02; done";
 
-/// Time in which a connection must end.
+/// Timeout for the end of a connection.
 const END_LIMIT: Duration = Duration::from_secs(20);
 
-/// A connection of a guest, and the address from which it sees it come.
+/// Connects to a guest. Returns the connection and the client address that the guest sees.
 fn connect(forward: &Forward, port: usize) -> (BufReader<TcpStream>, String) {
     let mut stream = BufReader::new(forward.connect(port));
     let mut peer = String::new();
@@ -49,7 +49,7 @@ fn echo(stream: &mut BufReader<TcpStream>) {
     assert_eq!(line, "WORD\n");
 }
 
-/// Waits until the other side has ended a connection on which nothing is said.
+/// Waits until the other side has closed an idle connection.
 fn assert_ends(stream: &mut BufReader<TcpStream>) {
     let began = Instant::now();
     let stream = stream.get_mut();
@@ -69,7 +69,7 @@ fn servers_on_any_address_are_reached_and_connections_end_with_the_guest_they_le
     let ports = [&id[..], ":7000", ":7001", ":7002"];
     let forward = Forward::new(&remote, &ports, 3);
 
-    // Over the interface where it is served there, else by the agent.
+    // Over the interface if it exists on this engine, otherwise through the agent.
     let has_network = remote.sh(&id, "ls /sys/class/net").contains("eth0");
     let direct = if has_network {
         "169.254.0.22"
@@ -80,7 +80,7 @@ fn servers_on_any_address_are_reached_and_connections_end_with_the_guest_they_le
         let (mut stream, peer) = connect(&forward, port);
         assert_eq!(peer, from, "port {port}");
         echo(&mut stream);
-        // The last word before a client ends its direction is answered.
+        // Data sent before a client shuts down its direction is answered.
         stream.get_mut().write_all(b"last").unwrap();
         stream.get_mut().shutdown(Shutdown::Write).unwrap();
         let mut rest = String::new();
@@ -88,7 +88,7 @@ fn servers_on_any_address_are_reached_and_connections_end_with_the_guest_they_le
         assert_eq!(rest, "LAST");
     }
 
-    // Connections that were open at the snapshot and are open at the rollback.
+    // Connections that are open at the snapshot and at the rollback.
     let (mut old, _) = connect(&forward, 0);
     remote.ok(&["snapshot", &id, "--name", "here"]);
     echo(&mut old);
@@ -96,7 +96,8 @@ fn servers_on_any_address_are_reached_and_connections_end_with_the_guest_they_le
     remote.ok(&["rollback", &id, "here"]);
     assert_ends(&mut old);
     assert_ends(&mut young);
-    // By either way: a guest that has just reset its connections may answer late on its interface.
+    // Over either route: a guest that has just reset its connections may answer late on its
+    // interface.
     let (mut stream, _) = connect(&forward, 0);
     echo(&mut stream);
 

@@ -1,4 +1,4 @@
-//! Directories into a sandbox and out of it, and what it changed as a layer, with real guests.
+//! Tests for directory copies to and from a sandbox, and for its changes as a layer.
 
 use crate::support::test_home::TestHome;
 use crate::support::{finish, jiffy, sandbox_http};
@@ -33,7 +33,8 @@ fn directories_are_copied_both_ways_as_docker_copies_them() {
     fs::set_permissions(at("tree/sub/f"), fs::Permissions::from_mode(0o750)).unwrap();
     symlink("f", at("tree/sub/link")).unwrap();
 
-    // Not there: it becomes the tree. There: the tree goes into it. With `/.`, what is in the tree.
+    // If the target does not exist, it becomes the tree; otherwise the tree is copied into it. `/.`
+    // copies the contents of the tree.
     test_home.ok(&["cp", "-r", &at("tree"), &there("new")]);
     test_home.ok(&["cp", "-r", &at("tree"), &there("new")]);
     test_home.ok(&[
@@ -113,8 +114,8 @@ fn traps_in_a_guests_files_do_nothing_on_the_host() {
     let found = fs::metadata(at("t/setuid")).unwrap();
     assert_eq!(found.mode() & 0o7777, 0o755);
     assert_eq!(found.uid(), fs::metadata(here.path()).unwrap().uid());
-    // The guest turns what is here already as a link into a directory with a file: nothing goes
-    // through the link.
+    // The guest replaces an entry that is a link here by a directory with a file: the copy must not
+    // follow the link.
     let script = "cd /root; rm t/away; mkdir t/away; echo theirs >t/away/f";
     test_home.ok(&["exec", &id, "-u", "root", "--", "sh", "-ec", script]);
     let refused = test_home.call(&["cp", "-r", "-u", "root", &format!("{id}:t/."), &at("t")]);
@@ -185,7 +186,7 @@ fn a_layer_holds_what_a_sandbox_changed_and_nothing_else() {
     let profile = fs::read_to_string(out.join("etc/profile")).unwrap();
     assert!(
         profile.len() > 100 && profile.ends_with("more\n"),
-        "the whole file, not only what was added"
+        "the whole file, not only the appended part"
     );
     assert!(
         bytes

@@ -1,4 +1,4 @@
-//! Limits of the speed of a guest's disks.
+//! Tests for bandwidth limits of a guest's disks.
 
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
@@ -6,10 +6,10 @@ use jiffy_test_attributes::jiffy_test;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-/// Bytes per second that the guests of these tests may move.
+/// Bytes per second that the guests of these tests may transfer.
 const RATE: u64 = 10_000_000;
 
-/// Writes `mib` MiB to the guest's disk, past its page cache.
+/// Writes `mib` MiB to the guest's disk, bypassing its page cache.
 fn write(test_home: &TestHome, id: &str, mib: u64) {
     let script =
         format!("dd if=/dev/zero of=/var/tmp/zeroes bs=1M count={mib} oflag=direct 2>/dev/null");
@@ -22,13 +22,13 @@ fn a_guest_that_writes_without_pause_gets_its_rate_and_works_meanwhile() {
     let rate = (RATE / 1_000_000).to_string();
     let mut daemon = test_home.serve(&["--warm-pool", "0", "--disk-mbps", &rate]);
     let id = test_home.ok(&["create"]);
-    // Takes what was saved up.
+    // Uses up the accumulated tokens.
     write(&test_home, &id, 20);
     let began = Instant::now();
     write(&test_home, &id, 40);
     let took = began.elapsed();
-    // Tokens that were saved up before the first byte came, and the one request that may be ahead,
-    // are less than a quarter.
+    // Tokens accumulated before the first byte, and the one request that may exceed the limit, are
+    // less than a quarter.
     let exact = Duration::from_secs_f64((40 * MIB) as f64 / RATE as f64);
     assert!(took > exact * 3 / 4, "{took:?}");
     assert!(took < exact * 3, "{took:?}");
@@ -38,10 +38,10 @@ fn a_guest_that_writes_without_pause_gets_its_rate_and_works_meanwhile() {
     daemon.wait().unwrap();
 }
 
-/// A guest whose requests wait runs commands and is snapshotted; it and what is made of the
-/// snapshot lose none of them.
+/// A guest with waiting requests runs commands and is snapshotted. Neither the guest nor sandboxes
+/// created from the snapshot lose requests.
 fn snapshot_in_the_middle(test_home: &TestHome, id: &str) {
-    // Pieces of 8 MiB, each another, until somebody says that it is enough.
+    // Writes different pieces of 8 MiB until a file appears.
     const PIECE: &str = "piece() { seq $(($1 + 1000000)) 20000000 | head -c 8388608; }";
     let writer = format!(
         "{PIECE}; n=0; until [ -e /var/tmp/enough ]; do
@@ -55,7 +55,7 @@ fn snapshot_in_the_middle(test_home: &TestHome, id: &str) {
         let bytes = test_home.sh(id, "stat -c %s /var/tmp/numbers 2>/dev/null || echo 0");
         (bytes.parse::<u64>().unwrap() > 20 * MIB).then_some(())
     });
-    // Reads are from another disk than writes, but share its limit.
+    // Reads use another disk than writes, but the same limit.
     test_home.sh(
         id,
         "find /usr/share -type f | head -n 50 | xargs cat | wc -c",
@@ -74,8 +74,8 @@ fn snapshot_in_the_middle(test_home: &TestHome, id: &str) {
             sha256sum < /var/tmp/numbers"
         );
         let sums = test_home.sh(guest, &sums);
-        let (wanted, found) = sums.split_once('\n').unwrap();
-        assert_eq!(wanted, found);
+        let (expected, found) = sums.split_once('\n').unwrap();
+        assert_eq!(expected, found);
     }
 }
 

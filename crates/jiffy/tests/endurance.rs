@@ -1,5 +1,5 @@
-//! Sandboxes that are copied, rewound and put to sleep very often stay whole, and leave nothing
-//! behind.
+//! Tests that sandboxes stay consistent and leave no resources after many copies, rollbacks and
+//! pauses.
 
 use crate::support::remote::Remote;
 use crate::support::test_home::TestHome;
@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Rounds of a test, unless a variable says otherwise.
+/// Returns the number of rounds of a test, which a variable may override.
 fn rounds(variable: &str, default: usize) -> usize {
     std::env::var(variable).map_or(default, |rounds| rounds.parse().unwrap())
 }
 
-/// Writes numbered records with checksums to memory and to a file on disk, one after the other, for
-/// ever, with a rest of so many seconds after each.
+/// Writes numbered records with checksums to memory and to a file on disk in an endless loop, with
+/// a pause of the given number of seconds after each record.
 const WRITER: &str = r#"
 import hashlib, mmap, os, struct, sys, time
 rest = float(sys.argv[1])
@@ -30,13 +30,14 @@ while True:
     n += 1
     if rest: time.sleep(rest)
     if n % 8 == 0:
-        # What is claimed is what was written before, in memory and on disk alike.
+        # The claim follows the write of the record to memory and disk.
         m = memory[at:at + len(r)]; d = os.pread(disk, len(r), at)
         if m != r or d != r: open('/home/user/broken', 'a').write(f'{n}\n')
         open('/home/user/claim.new', 'w').write(f'{n}\n'); os.rename('/home/user/claim.new', '/home/user/claim')
 "#;
 
-/// Checks all records on disk, that the writer lives, found nothing broken and goes on.
+/// Checks that all records on disk are valid, and that the writer is running and has found no
+/// error.
 const VERIFY: &str = r#"
 import hashlib, os, struct, sys, time
 assert not os.path.exists('/home/user/broken'), 'the writer found a broken record'
@@ -49,8 +50,7 @@ for at in range(0, len(data), 4096):
     if len(r) < 832: continue
     n = struct.unpack('<Q', r[:8])[0]
     good = r[:800] == struct.pack('<Q', n) * 100 and r[800:] == hashlib.sha256(r[:800]).digest()
-    # The one being written at this very moment may be half there: it is the only one, and its writer may have to wait for a
-    # processor in the middle of it.
+    # Only the last record may be incomplete: its writer may be waiting for a processor.
     for _ in range(500):
         if good: break
         time.sleep(0.01)
@@ -93,7 +93,7 @@ fn every_snapshot_of_a_writer_restores_to_a_state_that_verifies() {
     start_writer(&test_home, &id, 0.0);
     let mut delay = 1u64;
     for round in 0..rounds("JIFFY_SNAPSHOT_ROUNDS", 12) {
-        // Anything from 0 to 30 ms: no two snapshots meet the writer at the same place.
+        // A delay of 0 to 30 ms, so that snapshots interrupt the writer at different positions.
         delay = delay
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
@@ -138,12 +138,12 @@ fn many_pauses_keep_files_and_processes_and_few_layers() {
     test_home.ok(&["rm", &id]);
 }
 
-/// Disk space in bytes of the snapshots taken in `test_home`, and of removed files that `vmm` still
-/// has open.
+/// Returns the disk space of the snapshots in `test_home` and of removed files that `vmm` still has
+/// open, in bytes.
 fn snapshot_space(test_home: &TestHome, vmm: u32) -> u64 {
     let mut files = BTreeMap::new();
     let mut count = |path: &Path| {
-        // Files come and go while they are listed.
+        // Files may be created and removed while they are listed.
         if let Ok(file) = std::fs::metadata(path)
             && file.is_file()
         {
@@ -170,7 +170,7 @@ fn snapshot_space(test_home: &TestHome, vmm: u32) -> u64 {
 
 #[jiffy_test]
 fn a_sandbox_that_keeps_its_last_snapshot_takes_the_space_of_its_changes() {
-    // With a key: its removal of a snapshot succeeds also if another one lies on it.
+    // With a key, the removal of a snapshot succeeds even if another snapshot is based on it.
     let remote = Remote::new(&[]);
     let test_home = &remote.test_home;
     let id = remote.ok(&["create", "--cpus", "1"]);
@@ -183,18 +183,18 @@ fn a_sandbox_that_keeps_its_last_snapshot_takes_the_space_of_its_changes() {
         let write = "head -c 8000000 /dev/urandom > data; sha256sum data > sum; sync";
         test_home.sh(&id, write);
         let newest = remote.ok(&["snapshot", &id]);
-        // The first one stays.
+        // The first snapshot remains.
         if round > 0 {
             remote.ok(&["rm", &previous]);
         }
         previous = newest;
     }
-    // 26 MiB change in each round: at most three times that.
+    // 26 MiB change in each round: at most three times that amount.
     let bound = before + (80 << 20);
     wait_for("the space of removed snapshots", || {
         (snapshot_space(test_home, vmm) < bound).then_some(())
     });
-    // Each byte is charged once. The template's snapshot, which others share, is not charged.
+    // Each byte is charged once. The template's snapshot is shared and not charged.
     let snapshots = remote.json(&["snapshots"]);
     let charged = snapshots.as_array().unwrap().iter();
     let charged: u64 = charged.map(|s| s["bytes"].as_u64().unwrap()).sum();
@@ -203,7 +203,8 @@ fn a_sandbox_that_keeps_its_last_snapshot_takes_the_space_of_its_changes() {
     let check = "sha256sum -c sum && python3 verify.py";
     assert_eq!(test_home.sh(&id, check), "data: OK\nverified");
 
-    // Memory and disk of all that is left are whole: below, in and above what was folded.
+    // Memory and disk of all remaining snapshots are intact: below, in and above the merged
+    // snapshots.
     let child = test_home.ok(&["create", "--from", &previous]);
     assert_eq!(test_home.sh(&child, check), "data: OK\nverified");
     test_home.ok(&["rm", &child]);
@@ -264,8 +265,8 @@ fn many_rollbacks_leak_nothing() {
             entries(&test_home.dir.path().join("snapshots")),
         )
     };
-    // A transition, like a warm pool that fills, is no state to come back to.
-    let before = wait_for("descriptors and processes to stay as they are", || {
+    // A transition, such as a warm pool that is being filled, is not a stable state.
+    let before = wait_for("descriptors and processes to be stable", || {
         let seen = look();
         (0..20)
             .all(|_| {
@@ -278,10 +279,11 @@ fn many_rollbacks_leak_nothing() {
     for _ in 0..rounds("JIFFY_ROLLBACKS", 15) {
         rollback();
     }
-    // The warm pool may be between two states.
-    wait_for("descriptors and processes to be as before", || {
-        (look() == before).then_some(())
-    });
+    // The warm pool may be changing.
+    wait_for(
+        "descriptors and processes to return to their initial state",
+        || (look() == before).then_some(()),
+    );
     let grown = resident_kib(daemon).saturating_sub(memory);
     assert!(grown < 4096, "the daemon grew by {grown} KiB");
 }
@@ -290,16 +292,16 @@ fn many_rollbacks_leak_nothing() {
 fn forks_of_a_busy_guest_are_independent() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--cpus", "1", "--memory", "256MiB"]);
-    let wanted = rounds("JIFFY_FORKS", 12);
-    // So many that never rest would only share the processors of a small host.
+    let fork_count = rounds("JIFFY_FORKS", 12);
+    // More writers without pauses would only compete for the processors of a small host.
     start_writer(&test_home, &id, 0.02);
     let mut children: Vec<String> = Vec::new();
-    while children.len() < wanted {
-        let count = (wanted - children.len()).min(20).to_string();
+    while children.len() < fork_count {
+        let count = (fork_count - children.len()).min(20).to_string();
         let forked = test_home.ok(&["fork", &id, "-n", &count]);
         children.extend(forked.lines().map(str::to_owned));
     }
-    assert_eq!(children.len(), wanted);
+    assert_eq!(children.len(), fork_count);
     for (n, child) in children.iter().enumerate() {
         test_home.sh(
             child,

@@ -1,5 +1,5 @@
-//! Exits of a guest are bounded: on hosts without hardware virtualization they are most of what a
-//! sandbox costs.
+//! Tests that KVM exits of a guest are bounded. On hosts without hardware virtualization, exits are
+//! most of a sandbox's cost.
 
 use crate::support::test_home::TestHome;
 use crate::support::{sandbox_http, skip};
@@ -7,16 +7,17 @@ use jiffy_test_attributes::jiffy_test;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Time over which an idle guest is watched.
+/// Duration for which an idle guest is observed.
 const IDLE_WINDOW: Duration = Duration::from_secs(10);
-/// Longest wait for a guest to come to rest.
+/// Timeout for a guest to become idle.
 const REST_LIMIT: Duration = Duration::from_secs(120);
-/// Exits of an idle guest in that time. 26 were measured in a minute: what is left are new seeds of
-/// its random generator.
+/// Maximum number of exits of an idle guest in this duration. 26 were measured per minute; the
+/// remaining exits reseed its random generator.
 const MAX_IDLE_EXITS: u64 = 30;
-/// Exits of a create, which waits for the guest's answer. 550 to 700 were measured, 170 more where
-/// the agent's code is not in huge pages, 500 more where the text of the guest's kernel is not, and
-/// 1,400 more where each sandbox reports the free memory that its template left to it.
+/// Maximum number of exits of a create, which includes the guest's answer. 550 to 700 were
+/// measured. Another 170 occur without huge pages for the agent's code, and another 500 without
+/// huge pages for the guest kernel's text. Another 1,400 occur if each sandbox reports the free
+/// memory of its template.
 const MAX_CREATE_EXITS: u64 = 1_000;
 
 #[jiffy_test]
@@ -43,10 +44,10 @@ fn an_idle_guest_comes_to_rest() {
 fn a_create_takes_a_bounded_number_of_exits() {
     let test_home = TestHome::new();
     let mut daemon = test_home.serve(&["--warm-pool", "0"]);
-    // Layers of large guests are written in another way.
+    // Layers of large guests are written with another method.
     for memory in ["512MiB", "2GiB"] {
         let create = ["create", "--memory", memory];
-        // The first boots the template and records what its guests write.
+        // The first create boots the template and records the pages that its guests write.
         test_home.ok(&["rm", &test_home.ok(&create)]);
         let exits = (0..3).map(|_| {
             let id = test_home.ok(&create);
@@ -56,7 +57,7 @@ fn a_create_takes_a_bounded_number_of_exits() {
             skip("this kernel's KVM does not count exits");
             break;
         };
-        // Other work of the host delays interrupts, which then cost more exits.
+        // Other load on the host delays interrupts, which causes more exits.
         let least = exits.iter().min().unwrap();
         assert!(*least <= MAX_CREATE_EXITS, "{memory}: {exits:?}");
     }
@@ -72,7 +73,7 @@ fn a_merge_with_a_long_lineage_makes_no_sandbox_dearer() {
     let mut daemon = test_home.serve(&["--warm-pool", "0"]);
     let id = test_home.ok(&["create"]);
     let first = test_home.ok(&["snapshot", &id]);
-    // Least of three, as above.
+    // Minimum of three, as above.
     let exits_from = |snapshot: &str| {
         let exits = (0..3).map(|_| {
             let clone = test_home.ok(&["create", "--from", snapshot]);
@@ -82,7 +83,7 @@ fn a_merge_with_a_long_lineage_makes_no_sandbox_dearer() {
     };
     let before = exits_from(&first);
     let mut last = first;
-    // One more than a restore reads.
+    // One layer more than a restore reads.
     for _ in 0..17 {
         last = test_home.ok(&["snapshot", &id]);
     }

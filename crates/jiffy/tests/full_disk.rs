@@ -1,4 +1,4 @@
-//! A full disk fails the call that needed room, and nothing else.
+//! Tests that a full disk fails only the call that requires space.
 
 use crate::support::sandbox_http::sandbox;
 use crate::support::small_disk::SmallDisk;
@@ -12,7 +12,7 @@ fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on() {
         return;
     };
     let test_home = TestHome::beneath(disk.path());
-    // Admission would refuse before the disk does.
+    // Otherwise admission control would reject the call first.
     let mut daemon = test_home.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
     let id = test_home.ok(&["create"]);
     test_home.sh(
@@ -53,7 +53,7 @@ fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on() {
             "{call:?}: {failed:?}"
         );
         let before = count();
-        wait_for("the sandbox to go on", || {
+        wait_for("the sandbox to continue", || {
             (count() > before + 2).then_some(())
         });
         assert_eq!(
@@ -61,7 +61,7 @@ fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on() {
             "whole"
         );
         assert_eq!(test_home.json(&["snapshots"]), snapshots, "after {call:?}");
-        wait_for("what was half written to go", || {
+        wait_for("partial files to be removed", || {
             (entries() == stored).then_some(())
         });
     }
@@ -82,7 +82,7 @@ fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on() {
     daemon.wait().unwrap();
 }
 
-#[jiffy_test(not_on_gvisor = "what a gVisor sandbox writes is memory")]
+#[jiffy_test(not_on_gvisor = "gVisor stores written files in memory")]
 fn guest_writes_fail_on_a_full_host_disk_and_the_log_names_the_cause() {
     let Some(disk) = SmallDisk::new("1g") else {
         return;
@@ -93,28 +93,30 @@ fn guest_writes_fail_on_a_full_host_disk_and_the_log_names_the_cause() {
     let shell =
         |script: &str| test_home.call(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
     disk.fill(20 << 20);
-    // A program that asks whether its data is written is told.
+    // A program that syncs its data receives an error.
     let synced = shell("dd if=/dev/urandom of=/root/synced bs=1M count=60 conv=fsync 2>&1");
     assert_ne!(synced.code, Some(0), "{synced:?}");
     let words = ["Input/output error", "Read-only file system"];
-    let told = |text: &str| words.iter().any(|words| text.contains(words));
-    assert!(told(&synced.stdout), "{synced:?}");
-    // A program that does not ask meets it soon: what was lost is noticed, and nothing is written
-    // any more.
-    let refused = wait_for("the file system to refuse writes", || {
+    let is_reported = |text: &str| words.iter().any(|words| text.contains(words));
+    assert!(is_reported(&synced.stdout), "{synced:?}");
+    // A program that does not sync receives an error soon: the guest detects the lost data, and no
+    // more data is written.
+    let refused = wait_for("the file system to reject writes", || {
         let script = "for i in 1 2 3 4; do mkdir -p /root/d$i; head -c 8M /dev/urandom > /root/d$i/f; done; sync";
         shell(script);
         let done = shell("touch /root/new");
         (done.code != Some(0)).then_some(done.stderr)
     });
-    assert!(told(&refused), "{refused}");
+    assert!(is_reported(&refused), "{refused}");
     let log = test_home.ok(&["logs", &id]);
     let why = "the host cannot serve this disk (No space left on device";
     assert!(log.contains(why), "{log}");
-    let told = sandbox(&test_home, &id)["diskFailure"].clone();
+    let failure = sandbox(&test_home, &id)["diskFailure"].clone();
     assert!(
-        told.as_str().is_some_and(|told| told.contains(why)),
-        "{told}"
+        failure
+            .as_str()
+            .is_some_and(|failure| failure.contains(why)),
+        "{failure}"
     );
     disk.free();
     test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
@@ -153,16 +155,16 @@ fn a_build_on_a_full_disk_is_reported_and_leaves_nothing() {
     let refused = |what: &str, name: &str| {
         let done = build(name);
         assert_eq!(done.code, Some(1), "{what}: {done:?}");
-        let told = ["No space left on device", "disk is full", "is full"];
-        let told = told.iter().any(|words| done.stderr.contains(words));
-        assert!(told, "{what}: {done:?}");
-        wait_for("its sandbox to go", || {
+        let messages = ["No space left on device", "disk is full", "is full"];
+        let is_reported = messages.iter().any(|words| done.stderr.contains(words));
+        assert!(is_reported, "{what}: {done:?}");
+        wait_for("its sandbox to be removed", || {
             let all = test_home.json(&["ls"]);
             all.as_array().unwrap().is_empty().then_some(())
         });
         assert_eq!(templates(), before, "{what}");
     };
-    // No room for what the step writes.
+    // No space for the data that the step writes.
     write(large);
     disk.fill(80 << 20);
     refused("the step", "large");
@@ -171,7 +173,7 @@ fn a_build_on_a_full_disk_is_reported_and_leaves_nothing() {
     assert_eq!(done.code, Some(0), "{done:?}");
     test_home.ok(&["template", "rm", "large"]);
     test_home.ok(&["template", "prune", "--older-than", "1d"]);
-    // Its steps are there; no room for the image.
+    // The steps are complete, but no space is left for the image.
     disk.fill(80 << 20);
     refused("the image", "large");
     disk.free();

@@ -1,4 +1,4 @@
-//! Content of a guest: the kernel's features, the agent's size, the template's programs.
+//! Tests for the contents of a guest: kernel features, agent size, template programs.
 
 use crate::support::call;
 use jiffy_test_attributes::jiffy_test;
@@ -32,7 +32,7 @@ except OSError as e: missing.append(f'nftables: {e}')
 need('seccomp filter', open('/proc/self/status').read().find('Seccomp_filters') >= 0)
 need('inotify', libc.inotify_init1(0) >= 0)
 need('userfaultfd or memfd', libc.memfd_create(b'x', 0) >= 0)
-# Pages of 2 MiB are off by the kernel's own rule in guests below 512 MiB of usable memory; those of 64 KiB are on everywhere.
+# The kernel disables pages of 2 MiB in guests below 512 MiB of usable memory; pages of 64 KiB are always enabled.
 need('transparent huge pages', '[always]' in open('/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled').read())
 need('kvmclock', open('/sys/devices/system/clocksource/clocksource0/current_clocksource').read().strip() == 'kvm-clock')
 need('hardware random generator', 'virtio' in open('/sys/class/misc/hw_random/rng_current').read())
@@ -58,7 +58,7 @@ fn the_agent_is_small() {
         .trim()
         .parse()
         .unwrap_or_else(|e| panic!("{e}: {done:?}"));
-    // Two huge pages of code, and what it keeps.
+    // Two huge pages of code, and its data.
     assert!(kib < (4 + 1) * 1024, "{kib} KiB resident");
 }
 

@@ -1,4 +1,4 @@
-//! The guest kernel does what people's software asks for, and its clocks tell of a pause.
+//! Tests that the guest kernel supports common software, and that its clocks show a pause.
 
 use crate::support::test_home::TestHome;
 use crate::support::{call_with, skip};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const FEATURES: &str = include_str!("guest_kernel/features.py");
 const BLOCK: usize = 4096;
 
-/// File systems: kind, size in MiB, how it is mounted, and the commands that make `$IMAGE` of the
+/// File systems: type, size in MiB, mount options, and the commands that create `$IMAGE` from the
 /// directory `$TREE`.
 const IMAGES: [(&str, u64, &str, &str); 5] = [
     (
@@ -43,7 +43,8 @@ const IMAGES: [(&str, u64, &str, &str); 5] = [
     ),
 ];
 
-/// Images that this host can make, as the program in the guest reads them: holes are left out.
+/// Returns the images that this host can create, encoded without holes for the program in the
+/// guest.
 fn images() -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("tree");
@@ -53,16 +54,16 @@ fn images() -> Vec<u8> {
     for (kind, mib, options, commands) in IMAGES {
         let path = dir.path().join(kind);
         File::create(&path).unwrap().set_len(mib << 20).unwrap();
-        let made = Command::new("sh")
+        let created = Command::new("sh")
             .args(["-c", commands])
             .env("TREE", &tree)
             .env("IMAGE", &path)
             .output()
             .unwrap();
-        if made.status.success() {
+        if created.status.success() {
             append(&mut all, kind, options, &path);
         } else {
-            let why = String::from_utf8_lossy(&made.stderr).trim().to_owned();
+            let why = String::from_utf8_lossy(&created.stderr).trim().to_owned();
             skip(&format!("mounting {kind}: {why}"));
         }
     }
@@ -100,7 +101,7 @@ fn software_finds_the_kernel_features_that_it_asks_for() {
     );
 }
 
-/// Seconds since boot with and without sleep, as the guest tells them.
+/// Returns the seconds since boot with and without pauses, according to the guest.
 fn clocks(place: &TestHome, id: &str) -> (f64, f64) {
     let program = "import time; print(time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic())";
     let said = place.ok(&["exec", id, "--", "python3", "-c", program]);
@@ -117,13 +118,13 @@ fn paused_time_counts_in_the_boot_clock_only() {
     };
     let id = place.ok(&["create"]);
     let snapshot = place.ok(&["snapshot", &id]);
-    // Fresh of a template's snapshot, however old that is.
+    // A new guest of a template's snapshot, regardless of the snapshot's age.
     assert!(asleep(&id).abs() < 0.1, "{}", asleep(&id));
 
     let (_, before) = clocks(&place, &id);
     place.ok(&["pause", &id]);
     let paused = Instant::now();
-    // The duration of its sleep is measured.
+    // The duration of the pause is measured.
     std::thread::sleep(Duration::from_secs(3));
     let slept = paused.elapsed().as_secs_f64();
     place.ok(&["resume", &id]);
@@ -133,7 +134,7 @@ fn paused_time_counts_in_the_boot_clock_only() {
     let (_, after) = clocks(&place, &id);
     assert!(after - before < counted + 30.0 - slept, "{before} {after}");
 
-    // A copy, and one that was put back, did not sleep since.
+    // A copy, and a rolled-back guest, have not been paused since.
     let copy = place.ok(&["create", "--from", &snapshot]);
     assert!(asleep(&copy).abs() < 0.1, "{}", asleep(&copy));
     place.ok(&["rollback", &id, &snapshot]);

@@ -1,5 +1,5 @@
-//! The helper of gVisor, a sandbox's process or the daemon is killed at a bad moment: other
-//! sandboxes live on, and nothing is left.
+//! Tests that other sandboxes survive and no resources remain when gVisor's helper, a sandbox's
+//! process or the daemon is killed.
 
 use crate::support::test_home::TestHome;
 use crate::support::{children, finish, wait_for};
@@ -16,7 +16,7 @@ fn signal(pid: u32, signal: Signal) {
     kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
 }
 
-/// The helper of the daemon of `test_home`.
+/// Returns the helper of the daemon of `test_home`.
 fn helper(test_home: &TestHome) -> u32 {
     let directory = test_home.dir.path().join("run/gvisor");
     let mut all = children(test_home.daemon()).into_iter();
@@ -27,7 +27,7 @@ fn helper(test_home: &TestHome) -> u32 {
     found.unwrap()
 }
 
-/// Waits for the process that isolates the sandbox that a helper makes next.
+/// Waits for the process that isolates the next sandbox of a helper.
 fn next_process(helper: u32, before: &[u32]) -> u32 {
     let isolates = |pid: &u32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -38,7 +38,7 @@ fn next_process(helper: u32, before: &[u32]) -> u32 {
     })
 }
 
-/// Control groups of a process that isolates a sandbox.
+/// Returns the control groups of a process that isolates a sandbox.
 fn groups(pid: u32) -> BTreeSet<PathBuf> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let own = text.lines().filter_map(|line| {
@@ -55,7 +55,7 @@ fn groups(pid: u32) -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// Pipes that two processes have in common.
+/// Returns the number of pipes that two processes share.
 fn common_pipes(one: u32, other: u32) -> usize {
     let pipes = |pid: u32| -> BTreeSet<PathBuf> {
         let files = fs::read_dir(format!("/proc/{pid}/fd"))
@@ -69,24 +69,28 @@ fn common_pipes(one: u32, other: u32) -> usize {
     pipes(one).intersection(&pipes(other)).count()
 }
 
-/// Waits until only sandboxes with processes in `kept` are there.
-fn nothing_else_is_left(test_home: &TestHome, kept: &BTreeSet<u32>, groups: &BTreeSet<PathBuf>) {
+/// Waits until only sandboxes with processes in `kept` remain.
+fn nothing_else_is_left(
+    test_home: &TestHome,
+    retained: &BTreeSet<u32>,
+    groups: &BTreeSet<PathBuf>,
+) {
     let directory = test_home.dir.path().join("run/gvisor");
     let names = |path: PathBuf| {
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
         entries.count()
     };
-    wait_for("processes of sandboxes to go", || {
-        (test_home.vmms() == *kept).then_some(())
+    wait_for("processes of sandboxes to exit", || {
+        (test_home.vmms() == *retained).then_some(())
     });
-    wait_for("control groups to go", || {
+    wait_for("control groups to be removed", || {
         (!groups.iter().any(|group| group.exists())).then_some(())
     });
-    // A directory for each, and one for the records of all: a record, its lock and a socket.
-    wait_for("files to go", || {
+    // One directory per sandbox, and one for all records with a record, its lock and a socket.
+    wait_for("files to be removed", || {
         let records = names(directory.join("state"));
         let sandboxes = names(directory.clone()) - 1;
-        (sandboxes == kept.len() && records <= 3 * kept.len()).then_some(())
+        (sandboxes == retained.len() && records <= 3 * retained.len()).then_some(())
     });
 }
 
@@ -100,7 +104,7 @@ fn a_sandbox_killed_while_it_is_made_leaves_no_process_file_or_control_group() {
         let victim = next_process(helper, &before);
         let groups = groups(victim);
         signal(victim, Signal::SIGKILL);
-        // It is made once more, unless it was killed too late.
+        // The sandbox is created again, unless the helper was killed too late.
         let created = finish(create);
         if created.code == Some(0) {
             test_home.ok(&["rm", created.stdout.trim()]);
@@ -117,7 +121,7 @@ fn a_sandbox_is_killed_however_long_the_removal_of_its_groups_takes() {
     let mut daemon = test_home.serve(&["--warm-pool", "0"]);
     let id = test_home.ok(&["create"]);
     let groups = groups(*test_home.vmms().first().unwrap());
-    // The kernel removes no group that has a process.
+    // The kernel does not remove a group that contains a process.
     let mut intruder = Command::new("sleep").arg("600").spawn().unwrap();
     let pid = intruder.id().to_string();
     let entered = groups
@@ -130,7 +134,7 @@ fn a_sandbox_is_killed_however_long_the_removal_of_its_groups_takes() {
     let state = test_home.json(&["ls", "--all"])[0]["state"].clone();
     intruder.kill().unwrap();
     intruder.wait().unwrap();
-    // gVisor tries for 5 s, and its helper for 10 s more.
+    // gVisor retries for 5 s, and its helper for another 10 s.
     assert!(took < Duration::from_secs(4), "{took:?}");
     assert_eq!(state, "killed");
     nothing_else_is_left(test_home, &BTreeSet::new(), &groups);
@@ -143,21 +147,21 @@ fn a_helper_killed_while_it_makes_a_sandbox_leaves_no_process_file_or_control_gr
     let test_home = &TestHome::new();
     let mut daemon = test_home.serve(&["--warm-pool", "0"]);
     let bystander = test_home.ok(&["create"]);
-    let kept = test_home.vmms();
+    let retained = test_home.vmms();
     let (helper, before) = (helper(test_home), children(helper(test_home)));
     let create = test_home.begin(&["create"]);
     let sandbox = next_process(helper, &before);
     signal(helper, Signal::SIGSTOP);
     let groups = groups(sandbox);
-    // Its standard input stays; the one by which it tells that it is up is closed then.
-    wait_for("the sandbox's process to be up", || {
+    // Its standard input remains open; the pipe for its ready message is closed at this point.
+    wait_for("the sandbox's process to start", || {
         (common_pipes(helper, sandbox) < 2).then_some(())
     });
     signal(helper, Signal::SIGKILL);
     let created = finish(create);
     assert_ne!(created.code, Some(0), "{created:?}");
-    nothing_else_is_left(test_home, &kept, &groups);
-    // All goes on with the next helper.
+    nothing_else_is_left(test_home, &retained, &groups);
+    // The next helper continues to serve all sandboxes.
     assert_eq!(test_home.sh(&bystander, "echo here"), "here");
     let another = test_home.ok(&["create"]);
     assert_eq!(test_home.sh(&another, "echo here"), "here");
@@ -177,11 +181,11 @@ fn a_sandbox_killed_without_a_daemon_is_reported_and_removed_and_all_others_are_
     daemon.wait().unwrap();
     signal(victim, Signal::SIGKILL);
     let process = PathBuf::from(format!("/proc/{victim}"));
-    // Also as a zombie: its number would still count as its own.
-    wait_for("the sandbox's process to go", || {
+    // Zombies count as well, because the process id is still assigned.
+    wait_for("the sandbox's process to exit", || {
         (!process.exists()).then_some(())
     });
-    let kept = test_home.vmms();
+    let retained = test_home.vmms();
     let mut daemon = test_home.serve(&["--warm-pool", "0"]);
     let states = test_home.json(&["ls", "--all"]);
     for sandbox in states.as_array().unwrap() {
@@ -195,7 +199,7 @@ fn a_sandbox_killed_without_a_daemon_is_reported_and_removed_and_all_others_are_
     for id in &others {
         assert_eq!(test_home.sh(id, "echo here"), "here");
     }
-    nothing_else_is_left(test_home, &kept, &groups);
+    nothing_else_is_left(test_home, &retained, &groups);
     test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Templates made of images: with as little in them as a kernel can run.
+//! Tests for templates from minimal images.
 
 use crate::support::test_home::TestHome;
 use jiffy_test_attributes::jiffy_test;
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Says who it is, or listens on a port.
+/// Prints its identity, or listens on a port.
 const PROGRAM: &str = r#"
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -29,8 +29,8 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// A data directory with templates of its own beside the stock one, and a directory with nothing
-/// but the program `/app`.
+/// Returns a data directory with separate templates and the stock template, and a directory that
+/// contains only the program `/app`.
 fn prepared() -> (TestHome, PathBuf) {
     let test_home = TestHome::with_templates();
     let root = test_home.dir.path().join("root");
@@ -46,7 +46,7 @@ fn prepared() -> (TestHome, PathBuf) {
     (test_home, root)
 }
 
-/// `root` as an archive that `docker save` could have written.
+/// Returns `root` as an archive in the format of `docker save`.
 fn saved(test_home: &TestHome, root: &Path) -> PathBuf {
     let image = test_home.dir.path().join("image");
     fs::create_dir(&image).unwrap();
@@ -106,16 +106,16 @@ fn an_image_keeps_its_configuration_and_runs_its_command_on_request() {
     let (test_home, root) = prepared();
     let archive = saved(&test_home, &root);
     let archive = archive.to_str().unwrap();
-    // The directory it names is not there.
+    // The directory that it names does not exist.
     test_home.ok(&["template", "build", "--from-tar", archive]);
     let id = test_home.ok(&["create", "--template", "app"]);
     assert_eq!(
         test_home.ok(&["exec", &id, "--", "/app"]),
         "65532:65533 in / with care"
     );
-    let known = test_home.json(&["template", "inspect", "app"]);
-    assert_eq!(known["origin"]["exposed_ports"][0], "8080/tcp");
-    assert!(known["start"].is_null(), "{known}");
+    let details = test_home.json(&["template", "inspect", "app"]);
+    assert_eq!(details["origin"]["exposed_ports"][0], "8080/tcp");
+    assert!(details["start"].is_null(), "{details}");
 
     let started = [
         "--start-image-command",

@@ -1,12 +1,12 @@
-//! Snapshots that this program or this host cannot restore are refused in a sentence, and nothing
-//! is lost by the try.
+//! Tests that snapshots which this program or this host cannot restore are rejected with a message,
+//! and that the attempt loses no data.
 
 use crate::support::test_home::TestHome;
 use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// The files of a snapshot that say what it is.
+/// Metadata files of a snapshot.
 struct Snapshot {
     manifest: PathBuf,
     state: PathBuf,
@@ -36,7 +36,7 @@ impl Snapshot {
         replace(&self.manifest, changed.to_string().as_bytes());
     }
 
-    /// A feature of the processor that is not here.
+    /// Adds a processor feature that this host does not have.
     fn processor(&self) {
         let mut state = self.original.1.clone();
         let name = self.original.0["cpu"].as_str().unwrap();
@@ -47,23 +47,23 @@ impl Snapshot {
         replace(&self.state, &state);
     }
 
-    fn mend(&self) {
+    fn restore(&self) {
         replace(&self.manifest, self.original.0.to_string().as_bytes());
         replace(&self.state, &self.original.1);
     }
 }
 
-/// As a whole, as snapshots are written: a reader never sees half of it.
+/// Replaces a file atomically, in the same way as snapshots are written.
 fn replace(path: &Path, bytes: &[u8]) {
     let new = path.with_extension("new");
     std::fs::write(&new, bytes).unwrap();
     std::fs::rename(&new, path).unwrap();
 }
 
-/// Damage done to a snapshot, and the expected message.
+/// Modification of a snapshot, and the expected message.
 type Change = (fn(&Snapshot), &'static str);
 
-/// Ways in which a snapshot cannot be restored here.
+/// Reasons why a snapshot cannot be restored on this host.
 const CHANGES: [Change; 3] = [
     (
         |s| s.field("format", json!(99)),
@@ -93,7 +93,7 @@ fn a_snapshot_of_another_format_or_processor_is_refused_and_the_sandbox_stays_as
         }
         assert_eq!(test_home.sh(&id, "cat file"), "later");
         assert_eq!(test_home.json(&["ls"]).as_array().unwrap().len(), 1);
-        files.mend();
+        files.restore();
     }
     test_home.ok(&["rollback", &id, &snapshot]);
     assert_eq!(test_home.sh(&id, "cat file"), "kept");
@@ -114,15 +114,15 @@ fn a_paused_sandbox_that_cannot_resume_on_this_host_stays_paused_until_it_can() 
         assert!(refused.stderr.contains(sentence), "{refused:?}");
         let state = test_home.json(&["ls", "--all"])[0]["state"].clone();
         assert_eq!(state, "paused", "after: {sentence}");
-        files.mend();
+        files.restore();
     }
-    // Also over a restart of the daemon in between.
+    // Also across a restart of the daemon.
     test_home.ok(&["serve", "--stop"]);
     test_home.ok(&["resume", &id]);
     assert_eq!(test_home.sh(&id, "cat /tmp/state"), "dream");
 }
 
-/// True if the processor gives guests what is asked for, rather than all that it has.
+/// Returns whether the processor restricts guests to the requested features.
 fn has_hardware_virtualization() -> bool {
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap();
     let mut words = flags.split_whitespace();
@@ -136,7 +136,7 @@ fn guests_of_a_processor_level_see_it_and_their_snapshots_say_so() {
     assert!(unknown.stderr.contains("x86-64-v2"), "{unknown:?}");
     let start = ["daemon", "start", "--no-listen", "--cpu-level", "x86-64-v2"];
     if !has_hardware_virtualization() {
-        // Programs of its guests see all of its processor, whatever KVM is told.
+        // Programs in its guests see all features of its processor, regardless of the KVM settings.
         let refused = test_home.call(&start);
         assert_ne!(refused.code, Some(0));
         assert!(refused.stderr.contains("VT-x"), "{refused:?}");

@@ -1,4 +1,5 @@
-//! The stock template `code-interpreter-v1`: code runs, its state stays, and clones are their own.
+//! Tests for the stock template `code-interpreter-v1`: execution, state, and independence of
+//! clones.
 
 use crate::support::page_faults;
 use crate::support::sandbox_http::{ask, execute, result, send, stdout};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const TEMPLATE: &str = "code-interpreter-v1";
 const PORT: u16 = 49_999;
-/// Fewer than it writes in its first use after a first command, and more than before.
+/// Fewer pages than the first use writes after a first command, and more than before.
 const FIRST_USE_PAGES: u64 = 3500;
 
 fn error(events: &[Value]) -> &Value {
@@ -124,7 +125,8 @@ fn code_runs_in_four_languages_and_its_state_stays() {
     restarts_after_exit(&test_home, id);
 }
 
-/// Packages that the user installs are found by the running kernel, and their programs by all.
+/// Tests that the running kernel finds packages that the user installs, and all users their
+/// programs.
 fn installs_packages(test_home: &TestHome, id: &str) {
     let wheel = r#"
 import zipfile
@@ -164,7 +166,7 @@ fn has_libraries_and_fonts(test_home: &TestHome, id: &str) {
     assert!(events.iter().all(|e| e["type"] != "stderr"), "{events:?}");
 }
 
-/// `exit()` costs the state and nothing else.
+/// Tests that `exit()` resets the state and has no other effect.
 fn restarts_after_exit(test_home: &TestHome, id: &str) {
     let events = execute(test_home, id, &json!({ "code": "gone = 1\nexit()" }));
     assert!(events.iter().all(|e| e["type"] != "error"), "{events:?}");
@@ -190,8 +192,8 @@ fn clones_draw_random_numbers_of_their_own_and_have_their_own_environment() {
     }
     assert_eq!(drawn.len(), 2, "{drawn:?}");
 
-    // The kernels of all languages live when they are copied; their generators stand at the same
-    // place.
+    // The kernels of all languages are running when they are copied; their random generators have
+    // the same state.
     result(&test_home, &one, "javascript", "Math.random()");
     execute(
         &test_home,
@@ -201,8 +203,8 @@ fn clones_draw_random_numbers_of_their_own_and_have_their_own_environment() {
     let before = test_home.vmms();
     let children = test_home.ok(&["fork", &one, "--count", "2"]);
     let vmms: Vec<u32> = test_home.vmms().difference(&before).copied().collect();
-    // One of them at least starts right after another: it has the pages of its first use when it is
-    // used.
+    // At least one sandbox starts directly after another, and has the pages of its first use before
+    // it is used.
     let prepared = |vmm: &u32| page_faults(*vmm) > FIRST_USE_PAGES;
     assert!(!vmms.iter().all(prepared));
     let ids: Vec<&str> = children.lines().chain([one.as_str()]).collect();
@@ -235,7 +237,7 @@ fn a_client_that_goes_away_interrupts_its_code() {
         let body = json!({ "code": code, "language": language });
         let mut stream = send(&test_home, &id, PORT, "POST", "/execute", &body);
         crate::support::read_until(&mut stream, "begun");
-        let gone = Instant::now();
+        let exit_time = Instant::now();
         drop(stream);
         let quick = json!({ "code": "1", "language": language });
         let quick = if language == "bash" {
@@ -245,9 +247,9 @@ fn a_client_that_goes_away_interrupts_its_code() {
         };
         execute(&test_home, &id, &quick);
         assert!(
-            gone.elapsed() < Duration::from_secs(20),
+            exit_time.elapsed() < Duration::from_secs(20),
             "{language}: {:?}",
-            gone.elapsed()
+            exit_time.elapsed()
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Guests that run before their memory has arrived from the store, at the worst moments.
+//! Tests for guests that run before their memory has been fetched from the store.
 
 use crate::support::store::TestStore;
 use crate::support::test_home::TestHome;
@@ -11,13 +11,13 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
-/// A guest that knows its files and 24 MiB of its memory.
+/// Creates files and 24 MiB of memory with checksums in a guest.
 const BEGIN: &str = "cd && head -c 3000000 /dev/urandom > file && sha256sum file > sums \
     && head -c 25165824 /dev/urandom > /dev/shm/memory && sha256sum /dev/shm/memory >> sums";
-/// Fails if a byte is wrong.
+/// Fails if a byte differs.
 const CHECK: &str = "cd && sha256sum -c sums > /dev/null && echo sound";
 
-/// Two hosts that share a store, which has a snapshot that one of them made.
+/// Two hosts that share a store with a snapshot of one of them.
 struct Hosts {
     store: TestStore,
     here: TestHome,
@@ -66,7 +66,7 @@ impl Hosts {
         self.here.dir.path().join(path)
     }
 
-    /// Returns true if the snapshot's own memory has not all arrived.
+    /// Returns whether parts of the snapshot's own memory are missing.
     fn is_incomplete(&self, snapshot: &str) -> bool {
         self.path(&format!("snapshots/{snapshot}/missing.json"))
             .exists()
@@ -88,11 +88,11 @@ impl Hosts {
     fn kill_fetcher(&self) {
         let pid = wait_for("the fetcher", || self.fetcher());
         kill(Pid::from_raw(pid as i32), Signal::SIGKILL).unwrap();
-        wait_for("the fetcher to die", || (!alive(pid)).then_some(()));
+        wait_for("the fetcher to exit", || (!alive(pid)).then_some(()));
     }
 
-    /// The fetcher sees the store, the cache and its grants, and neither keys, journal nor socket
-    /// of the host.
+    /// Checks that the fetcher can access the store, the cache and its grants, but not keys,
+    /// journal or socket of the host.
     fn assert_confined(&self, pid: u32) {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let field = |name: &str| {
@@ -141,7 +141,7 @@ impl Hosts {
         }
     }
 
-    /// Processes of the daemon have no core files and cannot change the daemon's log.
+    /// Checks that processes of the daemon write no core files and cannot change the daemon's log.
     fn assert_log_is_out_of_reach(&self) {
         let processes = self.here.vmms().into_iter().map(|pid| (pid, true));
         for (pid, is_guest) in processes.chain([(self.here.daemon(), false)]) {
@@ -160,7 +160,7 @@ impl Hosts {
         }
     }
 
-    /// The socket of the daemon is not that of root without capabilities.
+    /// Checks that root without capabilities cannot use the daemon's socket.
     fn assert_capabilities_count(&self) {
         if !nix::unistd::Uid::effective().is_root() {
             return;
@@ -172,7 +172,7 @@ impl Hosts {
         };
         assert!(list().output().unwrap().status.success());
         let mut confined = list();
-        // SAFETY: only system calls between fork and exec.
+        // SAFETY: the closure makes only system calls between fork and exec.
         unsafe {
             confined.pre_exec(|| {
                 for capability in 0..64 {
@@ -189,10 +189,10 @@ impl Hosts {
         self.here.json(&["inspect", id]).to_string()
     }
 
-    /// Ends all guests, and waits until nothing fetches any more.
+    /// Removes all guests, and waits until no fetcher is running.
     fn end(self) {
         self.here.ok(&["serve", "--stop", "--kill-sandboxes"]);
-        wait_for("the fetcher to end", || {
+        wait_for("the fetcher to exit", || {
             self.fetcher().is_none().then_some(())
         });
         let left = fs::read_dir(self.path("run/fetch")).unwrap().flatten();
@@ -201,7 +201,7 @@ impl Hosts {
     }
 }
 
-/// Bytes on disk.
+/// Returns the bytes on disk.
 fn stored(path: &Path) -> u64 {
     std::os::unix::fs::MetadataExt::blocks(&fs::metadata(path).unwrap()) * 512
 }
@@ -216,7 +216,7 @@ fn a_guest_runs_before_its_memory_has_arrived_and_gets_all_of_it() {
     assert!(hosts.is_incomplete(&hosts.snapshot));
     let layer = hosts.path(&format!("snapshots/{}/memory.layer", hosts.snapshot));
     let before = stored(&layer);
-    // Before anything else has touched it: a snapshot, a fork, a pause, a rollback.
+    // Before any other access to the memory: a snapshot, a fork, a pause, a rollback.
     let again = here.ok(&["snapshot", &first, "--name", "again"]);
     let child = here.ok(&["fork", &first]);
     here.ok(&["pause", &first]);
@@ -233,7 +233,7 @@ fn a_guest_runs_before_its_memory_has_arrived_and_gets_all_of_it() {
     hosts.assert_sound(&first);
     let grandchild = here.ok(&["create", "--from", &again]);
     hosts.assert_sound(&grandchild);
-    // The balloon takes what is free, and gives it back as zeroes.
+    // The balloon returns free memory to the host, which later reads as zeros.
     here.sh(&child, "rm /dev/shm/memory");
     here.sh(
         &child,
@@ -258,7 +258,7 @@ fn clones_share_the_page_cache_and_little_more_than_the_working_set_moves() {
             .filter(|line| line.contains("fetched a snapshot"))
     };
     let total = |name| fetched().map(|line| figure(line, name)).sum::<u64>();
-    // Compressed and encrypted; frames between those that are wanted are read as well.
+    // Compressed and encrypted; frames between the required frames are read as well.
     assert!(
         total("range_bytes") * 10 < total("fetched_bytes") * 13,
         "{log}"
@@ -275,18 +275,18 @@ fn clones_share_the_page_cache_and_little_more_than_the_working_set_moves() {
     let before = layers();
     let clones: Vec<String> = (0..9).map(|_| hosts.create(&[])).collect();
     clones.iter().for_each(|clone| hosts.assert_sound(clone));
-    // All of it is there, once, and some chunks that the first did not touch.
+    // All chunks exist once, including some chunks that the first guest did not touch.
     assert!(layers() <= before + (12 << 20), "{before} {}", layers());
     let vmms = hosts.here.vmms();
     assert_eq!(vmms.len(), 10);
     let memory: Vec<_> = vmms.into_iter().map(shared_and_own).collect();
-    // The checked 24 MiB are mapped by all but the first, to which they were copied one by one.
+    // All guests but the first map the verified 24 MiB; the first received copies of single chunks.
     let sharing = memory.iter().filter(|(shared, _)| *shared > 20 << 20);
     assert!(sharing.count() >= 9, "{memory:?}");
     hosts.end();
 }
 
-/// Bytes of a process that it shares with others, and its own.
+/// Returns the bytes of a process that are shared with others, and its own.
 fn shared_and_own(pid: u32) -> (u64, u64) {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
     let sum = |kind: &str| -> u64 {
@@ -310,8 +310,8 @@ fn all_memory_is_fetched_if_that_is_asked_for() {
     };
     let id = hosts.create(&["--prefetch", "all"]);
     let grants = || fs::read_dir(hosts.path("run/fetch")).unwrap().count();
-    wait_for("all layers to arrive", || (grants() == 1).then_some(()));
-    // From here on the store is not needed.
+    wait_for("all layers to be fetched", || (grants() == 1).then_some(()));
+    // The store is not required from here on.
     let away = hosts.store.dir.path().join("away");
     fs::rename(hosts.store.bucket(), away).unwrap();
     hosts.assert_sound(&id);
@@ -332,7 +332,9 @@ fn a_snapshot_that_its_host_removes_stays_in_the_store_as_long_as_a_guest_needs_
         .root;
     let readers = || hosts.store.objects(&format!("/readers/{root}/")).len();
     let id = hosts.create(&[]);
-    wait_for("the store to be told", || (readers() == 1).then_some(()));
+    wait_for("the store to be notified", || {
+        (readers() == 1).then_some(())
+    });
     hosts.store.remove(&hosts.snapshot);
     let collect = || {
         for _ in 0..2 {
@@ -342,10 +344,12 @@ fn a_snapshot_that_its_host_removes_stays_in_the_store_as_long_as_a_guest_needs_
     collect();
     assert!(hosts.store.find(None, &hosts.snapshot).is_none());
     hosts.assert_sound(&id);
-    // Memory that nothing has touched comes now: the snapshot goes to the store anew.
+    // Fetches memory that was never accessed: the snapshot is uploaded again.
     hosts.here.ok(&["pause", &id, "--durable"]);
     assert!(!hosts.is_incomplete(&hosts.snapshot));
-    wait_for("the store to be told", || (readers() == 0).then_some(()));
+    wait_for("the store to be notified", || {
+        (readers() == 0).then_some(())
+    });
     collect();
     hosts.here.ok(&["resume", &id]);
     hosts.assert_sound(&id);
@@ -368,13 +372,13 @@ fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
     hosts.assert_confined(fetcher);
     hosts.assert_capabilities_count();
     hosts.assert_log_is_out_of_reach();
-    // The guest reads all of its memory meanwhile.
+    // The guest reads all of its memory in the meantime.
     let mut check = hosts.here.begin(&["exec", &id, "--", "sh", "-c", CHECK]);
     let layer = hosts.path(&format!("snapshots/{}/memory.layer", hosts.snapshot));
     for _ in 0..5 {
         let before = stored(&layer);
         hosts.kill_fetcher();
-        wait_for("memory to arrive from the next one", || {
+        wait_for("memory to be fetched by the next fetcher", || {
             let ended = check.try_wait().unwrap().is_some();
             (ended || stored(&layer) > before).then_some(())
         });
@@ -383,13 +387,13 @@ fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
     assert_eq!(checked.stdout.trim_end(), "sound", "{checked:?}");
     let other = hosts.create(&[]);
     hosts.here.kill_daemon();
-    // Without a daemon the fetcher goes on; the next daemon starts one that died meanwhile.
+    // The fetcher continues without a daemon; the next daemon replaces a fetcher that was killed.
     assert!(hosts.fetcher().is_some());
     hosts.kill_fetcher();
     hosts.start(&[]);
     hosts.assert_sound(&other);
     hosts.assert_sound(&id);
-    // A VMM that dies loses itself and nothing else.
+    // A killed VMM affects only its own sandbox.
     let third = hosts.create(&[]);
     let vmms = hosts.here.vmms();
     for vmm in &vmms {
@@ -425,7 +429,7 @@ fn a_guest_whose_store_is_gone_too_long_is_broken_and_can_be_resumed() {
     assert!(refused.stderr.contains("jiffy resume"), "{refused:?}");
     fs::rename(&away, hosts.store.bucket()).unwrap();
     hosts.here.ok(&["resume", &id]);
-    // Back in time: the guest only waits.
+    // The store returns in time: the guest only waits.
     fs::rename(hosts.store.bucket(), &away).unwrap();
     let check = hosts.here.begin(&["exec", &id, "--", "sh", "-c", CHECK]);
     std::thread::sleep(std::time::Duration::from_secs(1));

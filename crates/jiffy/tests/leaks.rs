@@ -1,4 +1,4 @@
-//! Whatever happens to a sandbox, the host is afterwards as it was before.
+//! Tests that the host's state is unchanged after sandboxes ended in different ways.
 
 use crate::support::test_home::TestHome;
 use crate::support::{alive, finish, jiffy, read_until, vmm_of, wait_for};
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Stdio;
 
-/// Everything with a name that a sandbox of the data directory could leave on the host.
+/// Returns all named objects that a sandbox of the data directory could leave on the host.
 fn named_things(home: &Path) -> BTreeSet<String> {
     let mut things = BTreeSet::new();
     let ours = home.display().to_string();
@@ -59,7 +59,7 @@ fn named_things(home: &Path) -> BTreeSet<String> {
 
 #[jiffy_test]
 fn nothing_is_left_behind_however_a_sandbox_ends() {
-    // The first run makes the caches; what it leaves is not the sandbox's.
+    // The first run creates caches, which do not belong to the sandbox.
     let test_home = TestHome::new();
     assert_eq!(test_home.call(&["run", "--", "true"]).code, Some(0));
     let before = named_things(test_home.dir.path());
@@ -101,12 +101,12 @@ fn nothing_is_left_behind_however_a_sandbox_ends() {
             if victim == "vmm" { Some(125) } else { None },
             "{done:?}"
         );
-        // A VMM whose controller was killed leaves by itself.
-        wait_for("the VMM to go", || (!alive(vmm)).then_some(()));
+        // A VMM exits by itself if its controller was killed.
+        wait_for("the VMM to exit", || (!alive(vmm)).then_some(()));
     }
-    wait_for("the host to be as before", || {
+    wait_for("the host to return to its initial state", || {
         let now = named_things(test_home.dir.path());
-        // The network of the first run may have gone behind its answer meanwhile.
+        // The network of the first run may have been removed after the answer.
         let news: Vec<_> = now.difference(&before).collect();
         news.is_empty().then_some(()).or_else(|| {
             eprintln!("{news:?}");
@@ -127,6 +127,6 @@ fn a_killed_launcher_takes_its_guest_along_even_during_boot() {
         std::thread::sleep(std::time::Duration::from_millis(delay_ms));
         child.kill().unwrap();
         child.wait().unwrap();
-        wait_for("the VMM to go", || (!alive(vmm)).then_some(()));
+        wait_for("the VMM to exit", || (!alive(vmm)).then_some(()));
     }
 }

@@ -1,4 +1,4 @@
-//! Guests under load give right results, alone and many at once.
+//! Tests that guests under load produce correct results, alone and concurrently.
 
 use crate::support::test_home::TestHome;
 use crate::support::{call, call_with, finish, jiffy, skip};
@@ -10,7 +10,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The torture programs, built, as a tar archive.
+/// Returns the built stress programs as a tar archive.
 fn torture_archive() -> Vec<u8> {
     let out = tempfile::tempdir().unwrap();
     let status = Command::new("make")
@@ -120,7 +120,7 @@ fn a_parallel_compile_gives_the_right_program() {
     let recipe = repository().join("tests/templates/compiler");
     let built = call(&["template", "build", recipe.to_str().unwrap()]);
     if built.code != Some(0) && !nix::unistd::geteuid().is_root() {
-        return skip("building its template needs root");
+        return skip("building its template requires root");
     }
     assert_eq!(built.code, Some(0), "{built:?}");
     let script = r#"set -e; mkdir p && cd p

@@ -1,4 +1,4 @@
-//! Reach of sandboxes, with real guests and an internet of the test's own.
+//! Tests for network access of sandboxes, with real guests in a simulated internet.
 
 use crate::support::lab::{HOST, PRIVATE, PUBLIC, output, with_lab};
 use crate::support::network_probe::{
@@ -19,8 +19,8 @@ fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ra
         for host in PUBLIC {
             assert_eq!(reach(test_home, &id, host), "internet", "{host}");
         }
-        // The other's own address is that of every guest; what the host knows it by is that of its
-        // slot.
+        // All guests have the same address; the host identifies the other guest by the address of
+        // its slot.
         test_home.sh(&other, "nohup python3 -m http.server 80 >/dev/null 2>&1 &");
         let slots: Vec<String> = (0..16).map(|i| format!("198.18.0.{i}")).collect();
         let refused = PRIVATE.iter().map(|a| (*a).to_owned());
@@ -34,7 +34,7 @@ fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ra
                 "{host}"
             );
         }
-        // The host cannot be reached by its guests; nor they by the host.
+        // Guests cannot reach the host, and the host cannot reach guests.
         let guest = std::net::TcpStream::connect_timeout(
             &"198.18.0.1:80".parse().unwrap(),
             Duration::from_millis(300),
@@ -94,7 +94,7 @@ frame(b"\x02\x4a\x49\x46\x46\x09", udp("169.254.0.21", b"another's card"))
 frame(own, udp("169.254.0.21", b"its own"))
 "#;
         root_python(test_home, &id, program);
-        // Earlier packets came on the same way, so they have arrived.
+        // Earlier packets used the same path, so they have arrived.
         let (from, text) = lab.datagrams.recv_timeout(Duration::from_secs(20)).unwrap();
         assert_eq!(String::from_utf8_lossy(&text), "its own");
         assert_eq!(from.ip().to_string(), HOST);
@@ -117,7 +117,7 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
         let closed = create(test_home, json!({ "allow_internet_access": false }));
         assert_eq!(now(&closed), [false; 4]);
 
-        // A connection that is open and quiet.
+        // An open, idle connection.
         let talk = "nohup python3 -c 'import socket, time\n\
             s = socket.create_connection((\"9.9.9.9\", 80))\n\
             s.recv(100)\n\
@@ -127,18 +127,18 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
             except OSError as e:\n\
             \x20   open(\"/tmp/talk\", \"w\").write(type(e).__name__)' >/dev/null 2>&1 &";
         test_home.sh(&id, talk);
-        let told = |what: &str| {
+        let report = |what: &str| {
             wait_for(what, || {
                 (test_home.sh(&id, "cat /tmp/talk 2>/dev/null || true") == what).then_some(())
             });
         };
-        told("on");
+        report("on");
         let path = format!("/sandboxes/{id}/network");
         let put = |rules: Value| call(test_home, "PUT", &path, &rules).0;
         assert_eq!(put(json!({ "denyOut": ["9.9.9.9"] })), 204);
-        told("ConnectionResetError");
+        report("ConnectionResetError");
         assert_eq!(now(&id), [false, true, true, true]);
-        // Rules that cannot be kept are refused, and change nothing.
+        // Invalid rules are rejected, and change nothing.
         for rules in [
             json!({ "allowOut": ["2a00:9::9"], "denyOut": ["0.0.0.0/0"] }),
             json!({ "allowOut": ["10.1.0.0/16"] }),
@@ -154,7 +154,7 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
             );
         }
         assert_eq!(now(&id), [false, true, true, true]);
-        // They sleep and wake with it, and its children have them.
+        // The rules persist across pause and resume, and apply to children.
         test_home.ok(&["pause", &id]);
         test_home.ok(&["resume", &id]);
         assert_eq!(now(&id), [false, true, true, true]);
@@ -182,22 +182,22 @@ fn the_send_rate_is_limited_until_the_limit_is_lifted() {
         let arrived = || {
             let took: f64 = python(test_home, &id, flood).parse().unwrap();
             let mut bytes = 0;
-            // The last word may be lost like others, and is then missed.
+            // The last packet may be lost like others.
             while let Ok((_, datagram)) = lab.datagrams.recv_timeout(Duration::from_secs(1)) {
                 bytes += datagram.len();
             }
             (took, bytes)
         };
         let (took, bytes) = arrived();
-        // A second's worth may go at once.
+        // The burst may be one second's worth.
         let most = 125_000.0 * (took + 1.5);
         assert!(bytes > 20_000, "{bytes} bytes in {took} s");
         assert!((bytes as f64) < most, "{bytes} bytes in {took} s");
-        // Also a sandbox that slept has its limit, and one whose rules are replaced has none.
+        // The limit also applies after a pause, and new rules remove it.
         test_home.ok(&["pause", &id]);
         test_home.ok(&["resume", &id]);
         let (took, bytes) = arrived();
-        // A second's worth may go at once.
+        // The burst may be one second's worth.
         let most = 125_000.0 * (took + 1.5);
         assert!((bytes as f64) < most, "{bytes} bytes in {took} s");
         let path = format!("/sandboxes/{id}/network");
@@ -207,7 +207,7 @@ fn the_send_rate_is_limited_until_the_limit_is_lifted() {
     });
 }
 
-/// Begins a connection by a greeting; what is heard then.
+/// Opens a connection with a greeting; prints the received data.
 const GREET: &str = r#"
 import ssl
 def greet(host, port, greeting, patience=10):
@@ -236,7 +236,7 @@ fn allowed_names_are_sniffed_and_resolved_by_the_host() {
         let rules = json!({ "allowOut": ["good.example", "*.wild.example", "trap.example", "trap5.example", "trap6.example"], "denyOut": ["0.0.0.0/0"] });
         let id = create(test_home, json!({ "network": rules }));
         let say = |what: &str| python(test_home, &id, &format!("{GREET}\nprint({what})"));
-        // The address that the guest chose does not count.
+        // The address that the guest selected is ignored.
         assert_eq!(
             say("http('good.example'), tls('good.example'), http('a.b.wild.example:80')"),
             "internet internet internet"
@@ -251,8 +251,8 @@ fn allowed_names_are_sniffed_and_resolved_by_the_host() {
             ),
             "closed closed"
         );
-        // A name that is allowed does not lead into a private or special-purpose range, and no
-        // other port is open.
+        // A permitted name does not resolve to a private or special-purpose range, and no other
+        // port is open.
         assert_eq!(
             say("http('trap5.example'), http('trap6.example'), tls('trap5.example')"),
             "HTTP/1.1 HTTP/1.1 closed"
@@ -265,20 +265,20 @@ fn allowed_names_are_sniffed_and_resolved_by_the_host() {
             say("tcp('9.9.9.9', 7), tcp('169.254.0.22', 3180)"),
             "ConnectionRefusedError ConnectionRefusedError"
         );
-        // Questions could carry data out, too.
+        // DNS questions could leak data as well.
         assert_eq!(
             say(
                 "resolve('good.example'), resolve('x.wild.example'), resolve('secret.evil.example')"
             ),
             "9.9.9.9 9.9.9.9 none"
         );
-        let kept = "import threading\n\
+        let retained = "import threading\n\
             s = socket.create_connection(('8.8.8.8', 80), 20)\n\
             s.sendall(b'GET / HTTP/1.1\\r\\nHost: good.example\\r\\n\\r\\n')\n\
             s.recv(4096); open('/tmp/open', 'w').close()\n\
             while s.recv(4096): pass\n\
             open('/tmp/cut', 'w').close()";
-        let kept = format!("{PRELUDE}\n{kept}");
+        let retained = format!("{PRELUDE}\n{retained}");
         test_home.ok(&[
             "exec",
             &id,
@@ -286,7 +286,7 @@ fn allowed_names_are_sniffed_and_resolved_by_the_host() {
             "sh",
             "-c",
             "nohup python3 -c \"$0\" >/tmp/log 2>&1 &",
-            &kept,
+            &retained,
         ]);
         let there = |file: &str| {
             wait_for(file, || {
@@ -302,7 +302,7 @@ fn allowed_names_are_sniffed_and_resolved_by_the_host() {
             say("http('good.example'), http('other.example')"),
             "HTTP/1.1 internet"
         );
-        // The next daemon goes on with it.
+        // The next daemon continues to enforce the rules.
         test_home.kill_daemon();
         assert_eq!(
             say("http('good.example'), http('other.example')"),
@@ -334,29 +334,29 @@ fn clones_and_rolled_back_guests_have_a_network_at_once() {
 fn only_the_network_outlives_a_killed_daemon() {
     networked(&[], |test_home, _| {
         let id = create(test_home, json!({ "network": { "denyOut": ["8.8.8.8"] } }));
-        let gone = test_home.ok(&["create"]);
+        let removed = test_home.ok(&["create"]);
         let now = || ["9.9.9.9", "8.8.8.8"].map(|host| reach(test_home, &id, host));
         let right = ["internet".to_owned(), "ConnectionRefusedError".to_owned()];
         assert_eq!(now(), right);
         test_home.kill_daemon();
-        // Not earlier: it made slots in advance until then.
+        // Not earlier: the daemon was creating slots in advance until then.
         let before = slots();
         assert!(before.len() >= 2, "{before:?}");
-        // The next daemon finds the guest's slot, and removes those without a guest.
-        test_home.ok(&["kill", &gone]);
+        // The next daemon finds the guest's slot, and removes slots without a guest.
+        test_home.ok(&["kill", &removed]);
         assert_eq!(now(), right);
         assert_eq!(
             python(test_home, &id, "print(socket.gethostbyname('a.example'))"),
             "9.9.9.9"
         );
         test_home.ok(&["kill", &id]);
-        wait_for("slots of guests that are gone", || {
+        wait_for("slots of exited guests to be removed", || {
             (slots().iter().all(|s| !before.contains(s))).then_some(())
         });
     });
 }
 
-/// Devices of slots in the lab's host, with their numbers: names come again.
+/// Returns the devices of slots in the lab's host with their numbers, because names are reused.
 fn slots() -> Vec<String> {
     let links = output("ip", &["-o", "link"]);
     let names = links.lines().filter_map(|line| line.split('@').next());
@@ -377,7 +377,7 @@ fn a_firewall_that_drops_forwarded_packets_is_passed_and_restored() {
         {
             return crate::support::skip("`iptables` is not installed");
         }
-        // As Docker leaves it.
+        // Like the configuration that Docker leaves.
         let iptables = |args: &str| output("iptables", &args.split(' ').collect::<Vec<_>>());
         for rule in [
             "-P FORWARD DROP",
@@ -410,7 +410,7 @@ fn a_slot_is_handed_out_in_less_than_a_millisecond_and_is_never_used_again() {
             "the host is set up and the first slot made after {:?}",
             began.elapsed()
         );
-        wait_for("slots to be made in advance", || {
+        wait_for("slots to be created in advance", || {
             (network.slots().0 == 8).then_some(())
         });
         eprintln!("eight slots are made after {:?}", began.elapsed());
@@ -450,20 +450,20 @@ fn a_slot_is_handed_out_in_less_than_a_millisecond_and_is_never_used_again() {
 #[jiffy_test(engine = "none", lab)]
 fn networks_of_a_removed_data_directory_are_removed_by_the_next_daemon() {
     with_lab(|_| {
-        let (gone, home) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (removed, home) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let open =
             |home: &tempfile::TempDir| Network::open(&NetworkConfig::new(home.path())).unwrap();
-        let left = open(&gone);
-        let range = left.range();
+        let remaining = open(&removed);
+        let range = remaining.range();
         wait_for("its slots", || (slots().len() == 4).then_some(()));
         let before = slots();
-        // Its daemon was killed, and then its directory was removed.
-        std::mem::forget(left);
-        drop(gone);
+        // Its daemon was killed, and its directory was removed afterwards.
+        std::mem::forget(remaining);
+        drop(removed);
         let next = open(&home);
         // Its claims are free again.
         assert_eq!(next.range(), range);
-        wait_for("slots of nobody to go", || {
+        wait_for("orphaned slots to be removed", || {
             slots().iter().all(|s| !before.contains(s)).then_some(())
         });
         next.close();

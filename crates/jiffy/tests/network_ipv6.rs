@@ -1,5 +1,4 @@
-//! Reach of sandboxes over IPv6 where the host has it, with real guests and an internet of the
-//! test's own.
+//! Tests for network access of sandboxes over IPv6, with real guests in a simulated internet.
 
 use crate::support::lab::{HOST, HOST6, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6};
 use crate::support::network_probe::{
@@ -18,7 +17,7 @@ fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_priva
         for host in PUBLIC6.iter().chain(&PUBLIC).chain(&["six.example"]) {
             assert_eq!(reach(test_home, &id, host), "internet", "{host}");
         }
-        // Programs that get both prefer what costs no translation of theirs.
+        // Programs that receive both addresses prefer the address that needs no translation.
         let both =
             "print(socket.getaddrinfo('some.example', 80, type=socket.SOCK_STREAM)[0][4][0])";
         assert_eq!(python(test_home, &id, both), "9.9.9.9");
@@ -26,7 +25,7 @@ fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_priva
             &other,
             "nohup python3 -m http.server -b :: 80 >/dev/null 2>&1 &",
         );
-        // Addresses of slots, from the host's table of routes.
+        // Addresses of slots, from the host's routing table.
         let own = crate::support::lab::output("ip", &["-6", "-br", "addr"]);
         let slots: Vec<String> = own
             .lines()
@@ -55,7 +54,7 @@ fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_priva
                 "{host}"
             );
         }
-        // Another address than the one it has does not leave its card.
+        // Packets with another source address do not leave the guest.
         let forged = r#"
 import fcntl, struct
 card = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
@@ -65,7 +64,7 @@ forged = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
 forged.settimeout(1)
 bound = False
 while not bound:
-    # It is there a moment after it was set.
+    # The address becomes usable a moment after it was set.
     try: bound = forged.bind(("2a00:9::7", 0)) is None
     except OSError: time.sleep(0.01)
 try: print(forged.connect(("2a00:1::1", 80)))
@@ -76,7 +75,7 @@ except OSError as e: print(type(e).__name__)
     });
 }
 
-/// Devices of slots, or those of them that are up.
+/// Returns all devices of slots, or only the active devices.
 fn slots(up: &[&str]) -> BTreeSet<String> {
     let all = crate::support::lab::output("ip", &[&["-br", "link", "show"], up].concat());
     let names = all.lines().filter_map(|line| line.split('@').next());
@@ -99,7 +98,7 @@ connections = [connect(host) for host in ("2a00:9::9", "9.9.9.9")]
 open("/tmp/connected", "w").close()
 while not os.path.exists("/tmp/go"): time.sleep(0.01)
 for s in connections:
-    # A packet that begins no connection.
+    # A packet that does not start a connection.
     s.shutdown(socket.SHUT_WR)
     print(s.recv(100))
 "#;
@@ -112,7 +111,7 @@ for s in connections:
             let others: BTreeSet<String> = slots(&["up"]).difference(&own).cloned().collect();
             assert_eq!(others.len(), 1, "{others:?}");
             test_home.ok(&["rm", &other]);
-            crate::support::wait_for("the neighbour's slot to go", || {
+            crate::support::wait_for("the neighbour's slot to be removed", || {
                 others.is_disjoint(&slots(&[])).then_some(())
             });
         }
@@ -122,8 +121,8 @@ for s in connections:
     });
 }
 
-/// Tells when it listens, and then the senders of what comes in by TCP or UDP, each once, until a
-/// datagram to port 7 did.
+/// Reports when it listens, and then each sender of TCP or UDP data once, until a datagram to port
+/// 7 arrives.
 const SENDERS: &str = r#"
 import socket, struct
 card = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.ntohs(3))
@@ -145,7 +144,8 @@ while port != 7:
 print(*sorted(senders))
 "#;
 
-/// Makes a host forget all connections (IPCTNL_MSG_CT_DELETE without a filter, acknowledged).
+/// Deletes all connection tracking entries of a host (IPCTNL_MSG_CT_DELETE without a filter,
+/// acknowledged).
 const FORGET: &str = r#"
 import socket, struct
 s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)

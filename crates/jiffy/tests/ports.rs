@@ -1,4 +1,4 @@
-//! Ports of this host that lead to ports of a sandbox.
+//! Tests for forwarding of host ports to ports of a sandbox.
 
 use crate::support::forward::Forward;
 use crate::support::read_until;
@@ -7,7 +7,8 @@ use jiffy_test_attributes::jiffy_test;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 
-/// Echoes whole connections in capitals, on the guest's loopback only, and says when it listens.
+/// Echoes complete connections in capitals on the guest's loopback address, and reports when it
+/// listens.
 const SERVER: &str = "cat >/tmp/server.py <<'END'
 import socket, threading
 def serve(c):
@@ -29,16 +30,15 @@ fn any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback() {
     let id = remote.ok(&["create"]);
     remote.sh(&id, SERVER);
     let mut forward = Forward::new(&remote, &[&id[..6], ":7000", ":7001"], 2);
-    // Not HTTP, larger than any buffer, and with an end that only a half-closed connection can
-    // tell.
-    let said = b"not http\r\n\0".repeat(100_000);
+    // Not HTTP, larger than any buffer, and with an end that requires a half-closed connection.
+    let output = b"not http\r\n\0".repeat(100_000);
     let mut streams: Vec<TcpStream> = (0..3).map(|_| forward.connect(0)).collect();
     let echo = |stream: &mut TcpStream| -> std::io::Result<Vec<u8>> {
-        stream.write_all(&said)?;
+        stream.write_all(&output)?;
         stream.shutdown(Shutdown::Write)?;
-        let mut heard = Vec::new();
-        stream.read_to_end(&mut heard)?;
-        Ok(heard)
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received)?;
+        Ok(received)
     };
     let echoed: Vec<_> = std::thread::scope(|scope| {
         let clients = streams
@@ -47,25 +47,29 @@ fn any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback() {
         let clients: Vec<_> = clients.collect();
         clients.into_iter().map(|c| c.join().unwrap()).collect()
     });
-    let whole = |heard: &Vec<u8>| *heard == said.to_ascii_uppercase();
-    if !echoed.iter().all(|heard| heard.as_ref().is_ok_and(whole)) {
+    let whole = |received: &Vec<u8>| *received == output.to_ascii_uppercase();
+    if !echoed
+        .iter()
+        .all(|received| received.as_ref().is_ok_and(whole))
+    {
         let found: Vec<_> = echoed
             .iter()
-            .map(|heard| heard.as_ref().map(Vec::len))
+            .map(|received| received.as_ref().map(Vec::len))
             .collect();
         panic!("{found:?}, and the command said: {}", forward.end());
     }
-    // Without a listener the connection ends, and the command says why and goes on.
+    // Without a listener, the connection is closed, and the command reports the reason and
+    // continues.
     let mut closed = forward.connect(1);
     assert_eq!(closed.read(&mut [0]).unwrap_or(0), 0);
-    let mut told = forward.process.stderr.take().unwrap();
-    read_until(&mut told, "nothing listens on port 7001");
+    let mut report = forward.process.stderr.take().unwrap();
+    read_until(&mut report, "nothing listens on port 7001");
     let mut stream = forward.connect(0);
     stream.write_all(b"still").unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
-    let mut heard = String::new();
-    stream.read_to_string(&mut heard).unwrap();
-    assert_eq!(heard, "STILL");
+    let mut received = String::new();
+    stream.read_to_string(&mut received).unwrap();
+    assert_eq!(received, "STILL");
 }
 
 #[jiffy_test]
@@ -87,7 +91,7 @@ fn ports_that_cannot_be_forwarded_are_reported_at_once() {
         done.stderr.contains("cannot listen on 127.0.0.1"),
         "{done:?}"
     );
-    // A key of scope `read` gets no stream, and a caller without key nothing.
+    // A key of scope `read` gets no stream, and a caller without a key gets no access.
     let key = |args: &[&str]| {
         remote
             .test_home
@@ -110,7 +114,7 @@ fn ports_that_cannot_be_forwarded_are_reported_at_once() {
     assert!(ask("nobody", upgrade).contains(" 401 "));
     assert!(ask(&remote.key, "").contains(" 426 "));
     assert!(ask(&remote.key, upgrade).contains(" 502 "));
-    // The agent has an interface for the host alone, which the gateway keeps to itself.
+    // The agent has an interface for the host only, which the gateway does not expose.
     assert!(ask_port(49983, &remote.key, upgrade).contains(" 403 "));
     assert!(ask(&key(&["reader", "--scope", "read"]), upgrade).contains(" 40"));
     assert!(ask(&key(&["other"]), upgrade).contains(" 404 "));

@@ -1,4 +1,4 @@
-//! Templates built of Dockerfiles that fetch: from registries of packages, and of images.
+//! Tests for templates built from Dockerfiles that download packages or images.
 
 use crate::support::build_project::{BuildProject, cached};
 use crate::support::{skip, wait_for};
@@ -13,10 +13,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Certificate roots of this host: its way out may have an authority of its own.
+/// Certificate authorities of this host. Its internet access may require a custom authority.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// True if sandboxes reach the registries of pip and npm; if not, the test is skipped.
+/// Returns whether sandboxes reach the registries of pip and npm. Otherwise skips the test.
 fn registries(project: &BuildProject) -> bool {
     let id = project.test_home.ok(&["create", "--template", "node"]);
     let authorities = fs::read_to_string(AUTHORITIES).unwrap_or_default();
@@ -26,15 +26,15 @@ fn registries(project: &BuildProject) -> bool {
     project.test_home.ok(&["cp", file.to_str().unwrap(), &to]);
     let ask = "export NODE_EXTRA_CA_CERTS=/tmp/authorities.pem PIP_CERT=/tmp/authorities.pem; cd /tmp && \
         timeout 30 pip download --quiet --retries 0 --no-deps six==1.17.0 && timeout 30 npm view is-odd@3.0.1 version";
-    let asked = project
+    let request = project
         .test_home
         .call(&["exec", &id, "--", "sh", "-c", ask]);
     project.test_home.ok(&["kill", &id]);
-    if asked.code != Some(0) {
-        let last = asked.stderr.lines().last().unwrap_or_default().to_owned();
-        skip(&format!("no registry of packages answers: {last}"));
+    if request.code != Some(0) {
+        let last = request.stderr.lines().last().unwrap_or_default().to_owned();
+        skip(&format!("no package registry answers: {last}"));
     }
-    asked.code == Some(0)
+    request.code == Some(0)
 }
 
 #[jiffy_test(root)]
@@ -77,7 +77,7 @@ fn stages_with_pip_and_npm_build_and_build_again_at_once() {
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
-/// Prints the file `/word` and what follows on the command line.
+/// Prints the file `/word` and its command line arguments.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 int main(int argc, char **argv) {
@@ -95,8 +95,8 @@ fn sum(path: &Path) -> String {
     String::from_utf8(said.stdout).unwrap()[..64].to_owned()
 }
 
-/// A registry on the loopback device with one image, `app:1`: a program and a word. Returns its
-/// address.
+/// Starts a registry on the loopback device with one image, `app:1`, of a program and a file.
+/// Returns its address.
 fn registry(directory: &Path) -> String {
     fs::create_dir_all(directory.join("root")).unwrap();
     let path = |name: &str| directory.join(name);
@@ -137,10 +137,10 @@ fn registry(directory: &Path) -> String {
     serve(pages)
 }
 
-/// Pages by path, with their types.
+/// Pages and their types, by path.
 type Pages = HashMap<String, (&'static str, Vec<u8>)>;
 
-/// Serves until the test program ends.
+/// Serves until the test program exits.
 fn serve(pages: Pages) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("localhost:{}", listener.local_addr().unwrap().port());
@@ -170,7 +170,7 @@ fn answer(mut stream: &TcpStream, pages: &Pages) {
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     );
-    // A client that has gone needs no answer.
+    // Ignore a disconnected client.
     let _ = stream.write_all(head.as_bytes());
     let _ = stream.write_all(body);
 }
@@ -181,7 +181,7 @@ fn a_dockerfile_stands_on_an_image_of_a_registry_and_copies_from_it() {
     let at = registry(&project.test_home.dir.path().join("registry"));
     let plain = ["daemon", "start", "--no-listen", "--plain-http", &at];
     project.test_home.ok(&plain);
-    // There is no shell in it: copying needs none.
+    // The image has no shell: copying requires none.
     project.file("more", "more");
     project.file("Dockerfile", &format!("FROM {at}/app:1\nCOPY more /more\n"));
     project.built("thin", &[]);
@@ -216,12 +216,12 @@ fn an_image_on_demand_is_imported_once_and_removed_when_unused() {
     let create = [
         "create", "--image", &image, "--cpu", "1", "--memory", "256Mi",
     ];
-    let made = test_home.json(&[&create[..], &["--persist"]].concat());
-    let template = made["template"].as_str().unwrap().to_owned();
+    let created = test_home.json(&[&create[..], &["--persist"]].concat());
+    let template = created["template"].as_str().unwrap().to_owned();
     assert!(template.starts_with("img-app-1-"), "{template}");
     let said = test_home.ok(&[
         "exec",
-        made["id"].as_str().unwrap(),
+        created["id"].as_str().unwrap(),
         "--",
         "/app",
         "and",
@@ -237,7 +237,7 @@ fn an_image_on_demand_is_imported_once_and_removed_when_unused() {
     let first = version().unwrap();
     assert_eq!(test_home.json(&create)["template"], template.as_str());
     assert_eq!(version().as_ref(), Some(&first));
-    // Of the same template, in a sandbox of the daemon's that is removed.
+    // Of the same template, in a temporary sandbox of the daemon.
     let run = ["run", "--image", &image, "--memory", "256Mi", "--"];
     let done = test_home.call(&[&run[..], &["/app", "in", "a", "run"]].concat());
     assert_eq!(done.code, Some(0), "{done:?}");
@@ -245,9 +245,9 @@ fn an_image_on_demand_is_imported_once_and_removed_when_unused() {
     assert_eq!(version(), Some(first));
     let found = test_home.call(&[&run[..], &["/nothing"]].concat());
     assert_eq!(found.code, Some(127), "{found:?}");
-    wait_for("the sandboxes of runs to go", || {
-        let left = test_home.json(&["ls"]);
-        (left.as_array().unwrap().len() == 2).then_some(())
+    wait_for("the sandboxes of runs to be removed", || {
+        let remaining = test_home.json(&["ls"]);
+        (remaining.as_array().unwrap().len() == 2).then_some(())
     });
     let unable = test_home.call(&["run", "--no-daemon", "--image", &image, "--", "/app"]);
     assert_eq!(unable.code, Some(2), "{unable:?}");
@@ -265,14 +265,14 @@ fn an_image_on_demand_is_imported_once_and_removed_when_unused() {
         "{refused:?}"
     );
 
-    let told = test_home.ok(&["prune", "--dry-run", "--older-than", "0s"]);
+    let report = test_home.ok(&["prune", "--dry-run", "--older-than", "0s"]);
     let has = |text: &str| {
         let line = |line: &str| line.starts_with("template") && line.contains(&template);
         text.lines().any(line)
     };
-    assert!(!has(&told), "sandboxes are of it: {told}");
+    assert!(!has(&report), "sandboxes are of it: {report}");
     test_home.ok(&["rm", "--all", "--yes"]);
-    let gone = test_home.ok(&["prune", "--yes", "--older-than", "0s"]);
-    assert!(has(&gone), "{gone}");
+    let removed = test_home.ok(&["prune", "--yes", "--older-than", "0s"]);
+    assert!(has(&removed), "{removed}");
     assert_eq!(version(), None);
 }

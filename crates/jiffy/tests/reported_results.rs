@@ -1,5 +1,5 @@
-//! Sentences that say that something was done, held against the guest: of commands that are
-//! interrupted, cut off, or done by half.
+//! Tests that reported results match the guest's state: for commands that are interrupted,
+//! disconnected or partially completed.
 
 use crate::support::remote::Remote;
 use crate::support::test_home::TestHome;
@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::process::Child;
 
-/// One daemon for all: what takes long is its start.
+/// All tests use one daemon, because its start takes long.
 #[jiffy_test(engine = "each", root)]
 fn reported_results_match_the_guest() {
     let test_home = TestHome::with_templates();
@@ -29,7 +29,7 @@ fn reported_results_match_the_guest() {
     data_reported_as_freed_is_gone(test_home);
 }
 
-/// A command in a sandbox, and its process there.
+/// Starts a command in a sandbox. Returns the command and its process in the guest.
 fn begin(
     test_home: &TestHome,
     id: &str,
@@ -63,11 +63,14 @@ fn a_second_interrupt_ends_the_command_in_a_sandbox_that_stays(test_home: &TestH
     interrupt(&child);
     let done = finish(child);
     assert_eq!(done.code, Some(130), "{done:?}");
-    assert!(is_gone(test_home, id, &pid), "it goes on: {done:?}");
+    assert!(
+        is_gone(test_home, id, &pid),
+        "it is still running: {done:?}"
+    );
 }
 
 fn a_command_whose_output_has_no_reader_ends(test_home: &TestHome, id: &str) {
-    // The second ignores SIGPIPE.
+    // The second program ignores SIGPIPE.
     for script in ["exec yes 1", "exec python3 -uc 'while True: print(1)'"] {
         let (child, mut stdout, pid) = begin(test_home, id, script);
         read_until(&mut stdout, "1\n");
@@ -81,12 +84,12 @@ fn a_command_whose_output_has_no_reader_ends(test_home: &TestHome, id: &str) {
 }
 
 fn only_a_victim_is_reported_as_out_of_memory(test_home: &TestHome, id: &str) {
-    // The victim is a child of a command that goes on.
+    // The victim is a child of a command that continues.
     let survived = test_home.sh(id, "tail /dev/zero; echo survived");
     assert!(survived.contains("survived"), "{survived}");
     let killed = test_home.call(&["exec", id, "--", "sh", "-c", "kill -9 $$"]);
     assert_eq!(killed.code, Some(137), "{killed:?}");
-    assert_eq!(killed.stderr, "", "it was not for want of memory");
+    assert_eq!(killed.stderr, "", "the command did not run out of memory");
     let victim = test_home.call(&["exec", id, "--", "tail", "/dev/zero"]);
     assert_eq!(victim.code, Some(137), "{victim:?}");
     assert!(victim.stderr.contains("ran out of memory"), "{victim:?}");

@@ -1,4 +1,4 @@
-//! Sandboxes of an ordinary user, who is root of nothing but namespaces of his own.
+//! Tests for sandboxes of an unprivileged user, who has root privileges only in user namespaces.
 
 use crate::support::lab::{
     HOST, HOST6, Lab, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6, ip, own_run, with_lab, with_lab6,
@@ -18,21 +18,21 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use tempfile::TempDir;
 
-/// First of the users that have no name here. Each is one test's: what is left of it is ended.
+/// First of the unnamed user ids. Each id belongs to one test, which kills remaining processes.
 const FIRST_USER: u32 = 42_420;
-/// Devices that udev lets everybody open, or a group.
+/// Devices that udev makes accessible to all users or to a group.
 const DEVICES: [(&str, u64, u64); 2] = [("/dev/kvm", 10, 232), ("/dev/net/tun", 10, 200)];
 
-/// The programs that are tested, in a mount namespace of the test's own.
+/// Directory with the tested programs, in a mount namespace of the test.
 const PROGRAMS: &str = "/run/programs";
 
-/// An ordinary user with a data directory.
+/// Unprivileged user with a data directory.
 struct User {
     uid: u32,
     dir: TempDir,
 }
 
-/// A user that no other test has.
+/// Returns a user id that no other test uses.
 fn new_uid() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // Other processes run other tests of this file at the same time.
@@ -41,7 +41,7 @@ fn new_uid() -> u32 {
 }
 
 impl User {
-    /// A user with the stock template, whose programs are those that are tested.
+    /// Creates a user with the stock template and the tested programs.
     fn new(uid: u32) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let user = Self { uid, dir };
@@ -69,7 +69,7 @@ impl User {
         self.dir.path().join("home/.local/share/jiffy")
     }
 
-    /// A `jiffy` command of the user, who has nothing of root's environment.
+    /// Returns a `jiffy` command of the user, without root's environment.
     fn jiffy(&self, args: &[&str]) -> Command {
         let mut command = Command::new(Path::new(PROGRAMS).join("jiffy"));
         command
@@ -78,7 +78,7 @@ impl User {
             .env("PATH", "/usr/bin:/bin")
             .env("HOME", self.dir.path().join("home"))
             .current_dir("/")
-            // No groups either: the program is root until then.
+            // Also removes supplementary groups, as the program runs as root until then.
             .uid(self.uid)
             .gid(self.uid)
             .stdin(Stdio::null())
@@ -104,7 +104,7 @@ impl User {
         self.ok(&["exec", id, "--", "sh", "-c", script])
     }
 
-    /// A daemon in the foreground, once it listens.
+    /// Starts a daemon in the foreground, and waits until it listens.
     fn serve(&self, options: &[&str]) -> Child {
         let options = [&["serve", "--no-listen", "--warm-pool", "0"], options].concat();
         let mut daemon = self.jiffy(&options);
@@ -121,13 +121,13 @@ impl User {
         daemon
     }
 
-    /// Answer that a guest gets at TCP port 80 of `host`: name of the server, or of the error.
+    /// Returns the answer at TCP port 80 of `host` in a guest: name of the server, or of the error.
     fn reach(&self, id: &str, host: &str) -> String {
         let program = format!("{}\nprint(tcp({host:?}))", network_probe::PRELUDE);
         self.ok(&["exec", id, "--", "python3", "-c", &program])
     }
 
-    /// Processes that are his, be it by one of his subordinate users.
+    /// Returns the processes of the user and of the user's subordinate ids.
     fn processes(&self) -> Vec<String> {
         let home = self.dir.path().to_str().unwrap();
         let all = fs::read_dir("/proc").unwrap().flatten();
@@ -142,18 +142,18 @@ impl User {
         .collect()
     }
 
-    /// Waits until nothing of his runs.
+    /// Waits until the user has no processes.
     fn is_gone(&self) {
-        wait_for("the user's last process to end", || {
-            let left = self.processes();
-            left.is_empty().then_some(())
+        wait_for("the user's last process to exit", || {
+            let remaining = self.processes();
+            remaining.is_empty().then_some(())
         });
     }
 }
 
 impl Drop for User {
     fn drop(&mut self) {
-        // Of a test that failed.
+        // Processes of a failed test.
         for process in self.processes() {
             let pid = process.split(' ').next().unwrap().parse().unwrap();
             let _ = nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL);
@@ -173,12 +173,12 @@ fn bind(from: &Path, to: &Path) {
     mount(Some(from), to, none, MsFlags::MS_BIND, none).unwrap();
 }
 
-/// Runs `work` in a lab where ordinary users may open the devices, as on other machines.
+/// Runs `work` in a lab where unprivileged users may open the devices, as on other machines.
 fn with_users(work: impl FnOnce() + Send) {
     with_users_in(false, work);
 }
 
-/// The same in a lab with IPv6.
+/// Like `with_users`, in a lab with IPv6.
 fn with_users6(work: impl FnOnce() + Send) {
     with_users_in(true, work);
 }
@@ -188,7 +188,7 @@ fn with_users_in(ipv6: bool, work: impl FnOnce() + Send) {
         .iter()
         .any(|p| Path::new(p).exists());
     if !pasta {
-        return skip("there is neither pasta nor slirp4netns");
+        return skip("neither pasta nor slirp4netns is installed");
     }
     let work = |_: &Lab| {
         own_run(MsFlags::MS_PRIVATE);
@@ -203,7 +203,7 @@ fn with_users_in(ipv6: bool, work: impl FnOnce() + Send) {
                 bind(&own, Path::new(path));
             }
         }
-        // A place where all users may read it, and none removes it.
+        // A directory that all users can read, and that no user removes.
         fs::create_dir(PROGRAMS).unwrap();
         bind(&programs(), Path::new(PROGRAMS));
         work();
@@ -215,7 +215,7 @@ fn with_users_in(ipv6: bool, work: impl FnOnce() + Send) {
     }
 }
 
-/// Takes these programs of `/usr/bin` away.
+/// Hides these programs of `/usr/bin`.
 fn hide(programs: &[&str]) {
     for program in programs {
         let path = Path::new("/usr/bin").join(program);
@@ -225,7 +225,7 @@ fn hide(programs: &[&str]) {
     }
 }
 
-/// Gives the user a range of subordinate users and groups.
+/// Assigns a range of subordinate user and group ids to the user.
 fn subordinate(uid: u32) {
     let file = Path::new("/run/subordinate");
     fs::write(
@@ -238,10 +238,14 @@ fn subordinate(uid: u32) {
             bind(file, Path::new(path));
         }
     }
-    // The programs that map them ask for his name.
+    // The programs that map the ids require the user's name.
     let names = Path::new("/run/passwd");
-    let known = fs::read_to_string("/etc/passwd").unwrap();
-    fs::write(names, format!("{known}rootless:x:{uid}:{uid}::/:/bin/sh\n")).unwrap();
+    let accounts = fs::read_to_string("/etc/passwd").unwrap();
+    fs::write(
+        names,
+        format!("{accounts}rootless:x:{uid}:{uid}::/:/bin/sh\n"),
+    )
+    .unwrap();
     bind(names, Path::new("/etc/passwd"));
 }
 
@@ -254,7 +258,7 @@ fn a_command_of_an_ordinary_user_runs_and_leaves_nothing() {
             done.stderr.contains("without root: ") && done.stderr.ends_with("no\n"),
             "{done:?}"
         );
-        // It is said once.
+        // The error is reported once.
         let done = user.call(&["run", "--", "sh", "-c", "kill -9 $$"]);
         assert_eq!(
             (done.code, done.stderr.contains("without root")),
@@ -291,15 +295,15 @@ fn a_sandbox_on_gvisor_of_an_ordinary_user_leaves_nothing() {
     a_command_of_an_ordinary_user_runs_and_leaves_nothing();
 }
 
-/// The life of sandboxes with a network, the same for both engines.
+/// Tests the lifetime of sandboxes with a network, in the same way for both engines.
 fn sandboxes_live(user: &User) {
     let mut daemon = user.serve(&["--network", "on"]);
     let id = user.ok(&["create"]);
     let refused = |id: &str, host: &str| {
-        let heard = user.reach(id, host);
+        let received = user.reach(id, host);
         assert!(
-            heard.ends_with("Error") || heard == "timeout",
-            "{host}: {heard}"
+            received.ends_with("Error") || received == "timeout",
+            "{host}: {received}"
         );
     };
     for host in PUBLIC {
@@ -309,9 +313,9 @@ fn sandboxes_live(user: &User) {
     for host in PRIVATE.iter().chain(&[HOST, "127.0.0.1", "198.18.0.1"]) {
         refused(&id, host);
     }
-    // One that the host gets later is its own all the same.
+    // A later address of the host is protected as well.
     ip("addr add 11.7.7.7/32 dev lo");
-    wait_for("the host's new address to be refused", || {
+    wait_for("the host's new address to be denied", || {
         (user.reach(&id, "11.7.7.7") != "host").then_some(())
     });
     user.sh(&id, "echo kept >/tmp/note");
@@ -326,7 +330,8 @@ fn sandboxes_live(user: &User) {
     user.ok(&["resume", &id]);
     assert_eq!(user.reach(&id, PUBLIC[1]), "internet");
     refused(&id, HOST);
-    // Sandboxes run on without their daemon, and the next one finds them in their namespaces.
+    // Sandboxes keep running without their daemon, and the next daemon finds them in their
+    // namespaces.
     daemon.kill().unwrap();
     daemon.wait().unwrap();
     let mut daemon = user.serve(&["--network", "on"]);
@@ -375,7 +380,7 @@ fn two_users_of_one_machine_see_nothing_of_each_other() {
         one.ok(&["daemon", "stop", "--kill-sandboxes"]);
         one.is_gone();
         assert_eq!(two.reach(&ids[1], PUBLIC[1]), "internet");
-        // The way out is not needed for what is there, and comes back.
+        // The network connection is not required for existing sandboxes, and is restored.
         two.ok(&["daemon", "stop", "--kill-sandboxes"]);
         two.is_gone();
     });
@@ -403,7 +408,7 @@ fn without_an_uplink_sandboxes_reach_nothing_and_the_reason_is_reported() {
     });
 }
 
-/// Answers that a command of the user's gets at TCP port 80 of these hosts.
+/// Returns the answers that a command of the user gets at TCP port 80 of these hosts.
 fn reached_by_a_run(user: &User, hosts: &[&str]) -> Vec<String> {
     let program = format!(
         "{}\nfor host in {hosts:?}: print(tcp(host))",
@@ -416,7 +421,7 @@ fn reached_by_a_run(user: &User, hosts: &[&str]) -> Vec<String> {
 #[jiffy_test(lab)]
 fn sandboxes_of_an_ordinary_user_reach_the_ipv6_internet_and_nothing_of_the_host() {
     if !Path::new("/usr/bin/pasta").exists() {
-        return skip("there is no pasta");
+        return skip("pasta is not installed");
     }
     with_users6(|| {
         let user = User::new(new_uid());
@@ -433,7 +438,7 @@ fn sandboxes_of_an_ordinary_user_reach_the_ipv6_internet_and_nothing_of_the_host
 #[jiffy_test(lab)]
 fn slirp4netns_is_the_uplink_without_pasta() {
     if !Path::new("/usr/bin/slirp4netns").exists() {
-        return skip("there is no slirp4netns");
+        return skip("slirp4netns is not installed");
     }
     with_users(|| {
         hide(&["pasta", "pasta.avx2"]);
@@ -444,7 +449,7 @@ fn slirp4netns_is_the_uplink_without_pasta() {
             "{doctor}"
         );
         assert_eq!(reached_by_a_run(&user, &PUBLIC), ["internet"; 3]);
-        // Its own way to the host's loopback, and the host's addresses.
+        // slirp4netns' own route to the host's loopback address, and the host's addresses.
         let closed = [HOST, PRIVATE[0], "10.0.2.2"];
         for (host, who) in closed.iter().zip(reached_by_a_run(&user, &closed)) {
             assert_eq!(who, "ConnectionRefusedError", "{host}");

@@ -1,4 +1,4 @@
-//! `jiffy run` does what its users expect of `docker run`, `timeout` and a shell.
+//! Tests that `jiffy run` behaves like `docker run`, `timeout` and a shell.
 
 use crate::support::{call, call_with, children, finish, jiffy, programs, read_until, wait_for};
 use jiffy_test_attributes::jiffy_test;
@@ -282,7 +282,7 @@ fn on_gvisor_a_command_not_found_and_one_over_its_time_have_their_codes() {
     assert_eq!(done.code, Some(124), "{done:?}");
 }
 
-/// The directory that a running `jiffy run` made for gVisor.
+/// Returns the directory that a running `jiffy run` created for gVisor.
 fn gvisor_directory(jiffy: &Child) -> PathBuf {
     wait_for("the helper for gVisor", || {
         children(jiffy.id()).into_iter().find_map(|pid| {
@@ -293,7 +293,7 @@ fn gvisor_directory(jiffy: &Child) -> PathBuf {
     })
 }
 
-/// Number of processes that name a directory in their command lines.
+/// Returns the number of processes whose command lines contain a directory.
 fn processes_of(directory: &Path) -> usize {
     let name = directory.to_str().unwrap();
     let lines = fs::read_dir("/proc").unwrap().flatten();
@@ -303,8 +303,8 @@ fn processes_of(directory: &Path) -> usize {
         .count()
 }
 
-/// The control groups of the sandboxes in a directory of gVisor's that still exist, each sandbox's
-/// named after it.
+/// Returns the existing control groups of the sandboxes in a gVisor directory. A group has the name
+/// of its sandbox.
 fn groups_of(sandboxes: &[OsString]) -> Vec<PathBuf> {
     let trees = fs::read_dir("/sys/fs/cgroup").unwrap().flatten();
     let trees = trees.map(|tree| tree.path().join("jiffy-gvisor"));
@@ -317,7 +317,7 @@ fn groups_of(sandboxes: &[OsString]) -> Vec<PathBuf> {
 
 #[jiffy_test(engine = "gvisor")]
 fn a_run_on_gvisor_leaves_nothing_however_it_ends() {
-    // To its end, by a signal and killed; then killed before it is up.
+    // Ended by completion, by a signal, and by SIGKILL; then by SIGKILL during the start.
     for (signal, up) in [
         (None, true),
         (Some("-INT"), true),
@@ -337,7 +337,7 @@ fn a_run_on_gvisor_leaves_nothing_however_it_ends() {
         let directory = gvisor_directory(&run);
         if up {
             read_until(run.stdout.as_mut().unwrap(), "up");
-            // The helper, and what isolates the sandbox.
+            // The helper, and the process that isolates the sandbox.
             assert!(processes_of(&directory) > 1);
         }
         let inside = fs::read_dir(&directory).into_iter().flatten().flatten();
@@ -354,21 +354,21 @@ fn a_run_on_gvisor_leaves_nothing_however_it_ends() {
             Some(_) => None,
         };
         assert_eq!(done.code, code, "{signal:?} {done:?}");
-        // A run that was asked to end has ended everything by now; one that was killed has left
-        // that to the helper.
+        // A run that was terminated has stopped everything by now. After SIGKILL, the helper does
+        // this.
         if signal != Some("-KILL") {
             assert!(!directory.exists() && processes_of(&directory) == 0);
         }
-        wait_for("the end of everything", || {
-            let gone = !directory.exists() && processes_of(&directory) == 0;
-            (gone && groups_of(&sandboxes).is_empty()).then_some(())
+        wait_for("all processes to exit", || {
+            let removed = !directory.exists() && processes_of(&directory) == 0;
+            (removed && groups_of(&sandboxes).is_empty()).then_some(())
         });
     }
 }
 
 #[jiffy_test(engine = "gvisor")]
 fn a_host_without_kvm_runs_commands_on_gvisor() {
-    // Something else in its place, for this command only.
+    // Replaces the device for this command only.
     let hidden = "[ ! -e /dev/kvm ] || mount --bind /dev/null /dev/kvm; exec \"$@\"";
     let run = |helper: PathBuf| {
         let mut command = Command::new("unshare");
@@ -386,7 +386,7 @@ fn a_host_without_kvm_runs_commands_on_gvisor() {
     };
     let done = run(programs().join("jiffy-gvisor"));
     assert!(done.stdout.ends_with("-gvisor\n"), "{done:?}");
-    // Without gVisor either it is told what would help.
+    // Without gVisor as well, the message names the remedy.
     let done = run(PathBuf::from("/no/such/helper"));
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(

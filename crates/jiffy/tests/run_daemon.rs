@@ -1,5 +1,5 @@
-//! `jiffy run` where a daemon runs: its warm pool, its network, and no sandbox that outlives its
-//! run.
+//! Tests for `jiffy run` with a running daemon: its warm pool, its network, and the removal of
+//! sandboxes after the run.
 
 use crate::support::network_probe::call;
 use crate::support::test_home::TestHome;
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A run in the background, its outputs piped.
+/// Starts a run in the background with piped outputs.
 fn start(test_home: &TestHome, args: &[&str]) -> Child {
     jiffy(&[&["run"], args].concat())
         .env("JIFFY_HOME", test_home.dir.path())
@@ -26,7 +26,7 @@ fn start(test_home: &TestHome, args: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Waits until the daemon knows of no sandbox, not even of one that was killed.
+/// Waits until the daemon lists no sandbox, including killed ones.
 fn wait_until_forgotten(test_home: &TestHome) {
     wait_for("the sandbox to be removed", || {
         let all = test_home.json(&["ls", "--all"]);
@@ -43,7 +43,7 @@ fn end(test_home: &TestHome, mut daemon: Child) {
 fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
     let test_home = TestHome::new();
     let daemon = test_home.serve(&["--warm-pool", "1"]);
-    let report = wait_for("a run out of the pool", || {
+    let report = wait_for("a run from the pool", || {
         let done = test_home.call(&["run", "--json", "--", "sh", "-c", "echo out; exit 3"]);
         assert_eq!(done.code, Some(3), "{done:?}");
         let report: Value = serde_json::from_str(&done.stdout).unwrap();
@@ -62,14 +62,14 @@ fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
     );
     let done = test_home.call(&["run", "--timeout", "1s", "--", "sleep", "600"]);
     assert_eq!(done.code, Some(124), "{done:?}");
-    // A guest that is gone is told as such.
+    // The command reports a lost guest.
     let mut run = start(
         &test_home,
         &["--name", "victim", "--", "sh", "-c", "echo up; sleep 600"],
     );
     read_until(run.stdout.as_mut().unwrap(), "up");
     assert_eq!(test_home.sh("victim", "echo inside"), "inside");
-    // Sandboxes of earlier runs may still be on their way out.
+    // Sandboxes of earlier runs may still be terminating.
     let listed = test_home.json(&["ls", "--filter", "name=victim"]);
     let id = listed[0]["id"].as_str().unwrap();
     let process = call(
@@ -86,7 +86,7 @@ fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(done.stderr.contains("is lost"), "{done:?}");
     wait_until_forgotten(&test_home);
-    // A signal that comes while the command runs is the command's.
+    // A signal during the command is forwarded to the command.
     let mut run = start(
         &test_home,
         &[
@@ -104,7 +104,7 @@ fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
         (Some(7), "caught"),
         "{done:?}"
     );
-    // A port of this host leads into the guest while the command runs.
+    // A port of this host is forwarded to the guest during the command.
     let server = "import socket; s = socket.create_server(('127.0.0.1', 8000)); print('up', flush=True); s.accept()[0].sendall(b'from the guest')";
     let mut run = start(&test_home, &["-p", ":8000", "--", "python3", "-c", server]);
     let mut told = String::new();
@@ -118,27 +118,27 @@ fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
         .split(' ')
         .next();
     read_until(run.stdout.as_mut().unwrap(), "up");
-    let mut heard = String::new();
+    let mut received = String::new();
     let mut stream = TcpStream::connect(address.unwrap()).unwrap();
-    stream.read_to_string(&mut heard).unwrap();
-    assert_eq!(heard, "from the guest");
+    stream.read_to_string(&mut received).unwrap();
+    assert_eq!(received, "from the guest");
     assert_eq!(finish(run).code, Some(0));
     wait_until_forgotten(&test_home);
     end(&test_home, daemon);
 }
 
-/// Page faults of a VMM during its guest's first command. A guest that never ran one before has 140
-/// to 300 of them.
+/// Maximum number of page faults of a VMM during its guest's first command. A guest that has not
+/// run a command before has 140 to 300 page faults.
 const MAX_COMMAND_FAULTS: u64 = 100;
 
-/// Page faults of the VMM of a sandbox so far.
+/// Returns the page faults of the VMM of a sandbox so far.
 fn faults(test_home: &TestHome, id: &str) -> u64 {
     let path = format!("/sandboxes/{id}/process");
     let (status, process) = call(test_home, "GET", &path, &Value::Null);
     assert_eq!(status, 200, "{process}");
     let process: Value = serde_json::from_str(&process).unwrap();
     let stat = fs::read_to_string(format!("/proc/{}/stat", process["pid"])).unwrap();
-    // The tenth field, of which two stand before the end of the name.
+    // The tenth field; two fields precede the end of the name.
     let (_, fields) = stat.rsplit_once(')').unwrap();
     fields.split_whitespace().nth(7).unwrap().parse().unwrap()
 }
@@ -159,7 +159,7 @@ fn a_pooled_sandbox_keeps_nothing_of_its_warm_up_but_memory() {
         "{restored_faults} faults"
     );
     let pool = || call(&test_home, "GET", "/pools", &Value::Null).1;
-    wait_for("two that wait", || {
+    wait_for("two sandboxes in the pool", || {
         pool().contains("\"ready\":2").then_some(())
     });
     let pooled = [(); 2].map(|()| test_home.ok(&["create"]));
@@ -200,14 +200,14 @@ fn a_run_that_is_killed_leaves_no_sandbox() {
     run.wait().unwrap();
     wait_until_forgotten(&test_home);
     assert!(test_home.vmms().is_empty());
-    // A daemon that is killed with it leaves a sandbox that has a minute at most.
+    // If the daemon is killed as well, the sandbox remains for at most a minute.
     let mut run = start(&test_home, &["--", "sh", "-c", "echo up; sleep 600"]);
     read_until(run.stdout.as_mut().unwrap(), "up");
     test_home.kill_daemon();
     drop(daemon);
     let done = finish(run);
     assert_eq!(done.code, Some(125), "{done:?}");
-    // The command starts another.
+    // The command starts another daemon.
     let all = test_home.json(&["ls"]);
     let deadline = all[0]["deadline_ms"].as_u64().unwrap();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -233,7 +233,7 @@ fn a_volume_is_copied_back_as_the_command_left_it_and_nothing_else_is_written() 
     let text = |path: &Path| fs::read_to_string(path).unwrap();
     let volume = format!("{}:/work", work.display());
     let input = format!("{}:/etc/input:ro", dir.path().join("input").display());
-    // A link out of the volume, that a second run then writes through.
+    // A link out of the volume, through which a second run then writes.
     let script = format!(
         "cat kept /etc/input; echo new > new; rm sub/gone; ln -s {} way; echo x >> /etc/input",
         outside.display()
@@ -263,13 +263,13 @@ fn a_volume_is_copied_back_as_the_command_left_it_and_nothing_else_is_written() 
         ("theirs\n", "theirs\n")
     );
     assert_eq!(text(&outside.join("x")), "mine");
-    // A volume beyond its bounds changes nothing here, and is told.
+    // A volume that exceeds its limits is reported, and changes no files on the host.
     let script = "echo other > kept; truncate -s 1T huge";
     let done = test_home.call(&[&args[..], &[script]].concat());
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(done.stderr.contains("/work back to"), "{done:?}");
     assert_eq!(text(&work.join("kept")), "theirs\n");
-    // A directory that is not there is refused before there is a guest.
+    // A missing directory is rejected before the start of a guest.
     let done = test_home.call(&["run", "-v", "/no/such/directory:/work", "--", "true"]);
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(done.stderr.contains("/no/such/directory"), "{done:?}");
@@ -283,8 +283,8 @@ fn logs_name_the_process_that_was_killed_for_memory() {
     let id = test_home.ok(&["create", "--memory", "256MiB"]);
     let done = test_home.call(&["exec", &id, "--", "tail", "/dev/zero"]);
     assert_eq!(done.code, Some(137), "{done:?}");
-    // The line's last words: a console hands on a line piece by piece.
-    let logs = wait_for("the line about it", || {
+    // The end of the line, because a console may deliver a line in parts.
+    let logs = wait_for("the log line", || {
         let logs = test_home.ok(&["logs", &id]);
         logs.contains("had none left").then_some(logs)
     });
@@ -294,10 +294,10 @@ fn logs_name_the_process_that_was_killed_for_memory() {
     if !engine::is_gvisor() {
         assert!(logs.contains("the kernel killed process"), "{logs}");
     }
-    // A guest that is gone still has its last words, and the reason.
+    // The last console output and the reason of a terminated guest are retained.
     let vmm = *test_home.vmms().first().unwrap();
     kill(Pid::from_raw(vmm.try_into().unwrap()), Signal::SIGKILL).unwrap();
-    let logs = wait_for("the reason of its end", || {
+    let logs = wait_for("the reason of the exit", || {
         let logs = test_home.ok(&["logs", &id]);
         logs.contains("is lost").then_some(logs)
     });

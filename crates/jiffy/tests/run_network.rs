@@ -1,4 +1,4 @@
-//! `jiffy run` without a daemon has the network that sandboxes of a daemon have, and leaves none.
+//! Tests that `jiffy run` without a daemon has the network of a daemon's sandboxes, and removes it.
 
 use crate::support::lab::{PRIVATE, PUBLIC, output, with_lab6};
 use crate::support::network_probe::{PRELUDE, clean};
@@ -33,7 +33,7 @@ fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network()
             "{done:?}"
         );
         assert_eq!(done.stderr, "");
-        wait_for("the last rule to go", || {
+        wait_for("the last rule to be removed", || {
             output("nft", &["list", "tables"]).is_empty().then_some(())
         });
         clean();
@@ -51,7 +51,7 @@ fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network()
         let done = test_home.call(&off);
         assert_eq!(done.code, Some(0), "{done:?}");
         assert_ne!(done.stdout.trim(), "internet", "{done:?}");
-        // One that is killed leaves none either.
+        // A killed run leaves no network either.
         let mut run = jiffy(&["run", "--no-daemon", "--", "sh", "-c", "echo up; sleep 600"])
             .env("JIFFY_HOME", test_home.dir.path())
             .stdout(Stdio::piped())
@@ -61,11 +61,11 @@ fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network()
         assert!(output("nft", &["list", "tables"]).contains("jiffy_"));
         run.kill().unwrap();
         run.wait().unwrap();
-        wait_for("the last rule to go", || {
+        wait_for("the last rule to be removed", || {
             output("nft", &["list", "tables"]).is_empty().then_some(())
         });
         clean();
-        // If its remover was killed as well, the next run removes it.
+        // If its cleanup process was killed as well, the next run removes the network.
         let mut run = jiffy(&["run", "--no-daemon", "--", "sh", "-c", "echo up; sleep 600"])
             .env("JIFFY_HOME", test_home.dir.path())
             .stdout(Stdio::piped())
@@ -83,7 +83,7 @@ fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network()
         assert!(output("nft", &["list", "tables"]).contains("jiffy_"));
         let done = reach(&["--network", "on"]);
         assert_eq!(done.code, Some(0), "{done:?}");
-        wait_for("the last rule to go", || {
+        wait_for("the last rule to be removed", || {
             output("nft", &["list", "tables"]).is_empty().then_some(())
         });
         clean();

@@ -1,5 +1,5 @@
-//! Snapshots that two hosts share by a bucket of a real S3 server, which fails in all ways, and by
-//! disks that do.
+//! Tests for snapshots that two hosts share through a bucket of a real S3 server, with injected
+//! faults of the server and of disks.
 
 use crate::support::s3::{self, Fault, Request, S3Proxy, S3Server};
 use crate::support::sandbox_http;
@@ -17,17 +17,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A guest that knows its files and 12 MiB of its memory.
+/// Creates files and 12 MiB of memory with checksums in a guest.
 const BEGIN: &str = "cd && head -c 3000000 /dev/urandom > file && sha256sum file > sums \
     && head -c 12582912 /dev/urandom > /dev/shm/memory && sha256sum /dev/shm/memory >> sums";
-/// Fails if a byte is wrong.
+/// Fails if a byte differs.
 const CHECK: &str = "cd && sha256sum -c sums > /dev/null && echo sound";
-/// Least bytes of a request for part of a layer, but for chunks that a guest waits for.
+/// Minimum size of a request for part of a layer, except for chunks that a guest waits for.
 const BULK_BYTES: u64 = 256 << 10;
-/// Most bytes of a request for a whole small file: a description, the state of devices.
+/// Maximum size of a request for a whole small file, such as a description or the state of devices.
 const SMALL_FILE_BYTES: u64 = 16 << 10;
 
-/// Bucket with the snapshot of a host that is gone.
+/// Bucket with the snapshot of a removed host.
 struct Bucket {
     server: S3Server,
     proxy: S3Proxy,
@@ -63,7 +63,7 @@ impl Bucket {
         Some(bucket)
     }
 
-    /// Starts the daemon of `home` on it.
+    /// Starts the daemon of `home` with this bucket.
     fn serve(&self, home: &TestHome, secret: &str, more: &[&str]) {
         let keys = self.keys.to_str().unwrap();
         let mut options = vec!["--store", "s3://bucket/some/prefix", "--warm-pool", "0"];
@@ -85,24 +85,24 @@ impl Bucket {
         home.ok(&["create", "--from", &self.snapshot])
     }
 
-    /// Asserts that the snapshot is not to be had now, and leaves nothing.
+    /// Asserts that the snapshot is not available now, and that the attempt leaves no files.
     fn assert_refused(&self, home: &TestHome, words: &str) {
         self.assert_refusal(home, self.begin_create(home), words);
     }
 
-    /// Asserts that a create that was begun is refused with `words`, and leaves nothing.
+    /// Asserts that a started create is rejected with `words`, and leaves no files.
     fn assert_refusal(&self, home: &TestHome, create: UnixStream, words: &str) {
-        let (status, head, told) = sandbox_http::finish_call(create).unwrap();
-        assert_eq!(status, 503, "{told}");
-        assert!(told.contains("store_unavailable"), "{told}");
-        assert!(told.contains(words), "{told}");
+        let (status, head, body) = sandbox_http::finish_call(create).unwrap();
+        assert_eq!(status, 503, "{body}");
+        assert!(body.contains("store_unavailable"), "{body}");
+        assert!(body.contains(words), "{body}");
         assert!(head.contains("\r\nretry-after:"), "{head}");
         self.assert_absent(home);
     }
 
-    /// Asserts that `home` has nothing of the snapshot but what is cached.
+    /// Asserts that `home` has no files of the snapshot except cached files.
     fn assert_absent(&self, home: &TestHome) {
-        wait_for("the files to go", || {
+        wait_for("the files to be removed", || {
             (!directory(home, &self.snapshot).exists()).then_some(())
         });
         assert!(!home.ok(&["snapshots"]).contains("moving"));
@@ -114,7 +114,7 @@ impl Bucket {
         assert!(!names.iter().any(hidden), "{names:?}");
     }
 
-    /// Removes all of it from `home`, but not from its cache.
+    /// Removes all files of the snapshot from `home`, but not from its cache.
     fn remove_from(&self, home: &TestHome, id: &str) {
         home.ok(&["rm", id]);
         home.ok(&["rm", "moving"]);
@@ -126,7 +126,7 @@ fn assert_sound(home: &TestHome, id: &str) {
     assert_eq!(home.sh(id, CHECK), "sound");
 }
 
-/// Large ranges of packs are held.
+/// Holds requests for large ranges of packs.
 fn hold_bulk(request: &Request) -> Fault {
     if request.is_of_pack() && request.range_bytes() > BULK_BYTES {
         Fault::Hold
@@ -165,14 +165,15 @@ fn a_snapshot_reaches_another_host_through_a_bucket_that_fails_in_all_ways() {
     let id = bucket.create(&here);
     assert_sound(&here, &id);
     bucket.proxy.heal();
-    // It is as one that was taken here.
+    // The snapshot behaves like a local snapshot.
     here.ok(&["pause", &id]);
     here.ok(&["resume", &id]);
     assert_sound(&here, &id);
     here.ok(&["serve", "--stop", "--kill-sandboxes"]);
 }
 
-/// True if `one` and `other` are different ranges of a pack that could be read at once.
+/// Returns whether `one` and `other` are different ranges of a pack that a single request could
+/// read.
 fn is_beside(one: &Request, other: &Request) -> bool {
     let (Some(range), Some(next)) = (&one.range, &other.range) else {
         return false;
@@ -184,9 +185,9 @@ fn is_beside(one: &Request, other: &Request) -> bool {
     one.path == other.path && range != next && gap <= BULK_BYTES
 }
 
-/// Asserts that all that a guest needs before it runs is read in large ranges.
+/// Asserts that all data required to start the guest is read in large ranges.
 fn assert_few_and_large(requests: &[Request]) {
-    // Later ones are for chunks that the guest waits for.
+    // Later requests are for chunks that the guest waits for.
     let is_bulk = |request: &Request| request.is_of_pack() && request.range_bytes() >= BULK_BYTES;
     let last = requests.iter().rposition(is_bulk).unwrap();
     let ranges = requests[..=last]
@@ -196,7 +197,8 @@ fn assert_few_and_large(requests: &[Request]) {
         ranges.partition(|request| request.range_bytes() < SMALL_FILE_BYTES);
     // Two snapshots with a few files each.
     assert!(files.len() <= 20, "{files:?}");
-    // Nothing that is read as well lies beside a small piece: the rest of a pack or of a layer.
+    // No other required data is adjacent to a small range, which is the rest of a pack or of a
+    // layer.
     let small = pieces
         .iter()
         .filter(|piece| piece.range_bytes() < BULK_BYTES);
@@ -221,7 +223,7 @@ fn a_wake_reads_its_working_set_in_few_requests_and_outlives_a_server_that_is_aw
     let mut requests = bucket.proxy.requests();
     assert_few_and_large(&requests);
     let check = here.begin(&["exec", &id, "--", "sh", "-c", CHECK]);
-    wait_for("chunks that the guest waits for", || {
+    wait_for("chunks for which the guest waits", || {
         requests.extend(bucket.proxy.requests());
         requests
             .last()
@@ -229,17 +231,17 @@ fn a_wake_reads_its_working_set_in_few_requests_and_outlives_a_server_that_is_aw
             .then_some(())
     });
     bucket.server.stop();
-    // More attempts at one chunk than there are before a request fails.
-    let (tell, told) = std::sync::mpsc::channel();
+    // More attempts for one chunk than the number after which a request fails.
+    let (sender, requests) = std::sync::mpsc::channel();
     bucket.proxy.on(move |request| {
-        let _ = tell.send(format!("{} {:?}", request.path, request.range));
+        let _ = sender.send(format!("{} {:?}", request.path, request.range));
         Fault::None
     });
-    let first = told.recv_timeout(crate::support::LIMIT).unwrap();
+    let first = requests.recv_timeout(crate::support::LIMIT).unwrap();
     let mut seen = std::collections::HashMap::from([(first, 1)]);
     while *seen.values().max().unwrap() < 8 {
         *seen
-            .entry(told.recv_timeout(crate::support::LIMIT).unwrap())
+            .entry(requests.recv_timeout(crate::support::LIMIT).unwrap())
             .or_insert(0) += 1;
     }
     bucket.proxy.heal();
@@ -255,7 +257,7 @@ fn a_wake_reads_its_working_set_in_few_requests_and_outlives_a_server_that_is_aw
     here.ok(&["serve", "--stop", "--kill-sandboxes"]);
 }
 
-/// Directory that cannot be written while this exists.
+/// Directory that is read-only while this value exists.
 struct ReadOnly(PathBuf);
 
 impl ReadOnly {
@@ -280,7 +282,7 @@ fn a_fetch_that_is_killed_or_has_no_room_leaves_nothing_and_works_later() {
         return;
     };
     let here = TestHome::beneath(disk.path());
-    // Admission would refuse before the disk does.
+    // Otherwise admission control would reject the call first.
     let options = ["--reserve-disk", "1MiB"];
     bucket.serve(&here, s3::SECRET, &options);
     bucket.proxy.on(hold_bulk);
@@ -291,7 +293,7 @@ fn a_fetch_that_is_killed_or_has_no_room_leaves_nothing_and_works_later() {
     assert!(sandbox_http::finish_call(create).is_none());
     bucket.serve(&here, s3::SECRET, &options);
     bucket.assert_absent(&here);
-    // The disk fills up while bytes arrive.
+    // The disk fills up while data is fetched.
     bucket.proxy.on(hold_bulk);
     let create = bucket.begin_create(&here);
     bucket.proxy.wait_for_held();

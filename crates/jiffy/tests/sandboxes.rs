@@ -1,4 +1,5 @@
-//! Sandboxes that stay: a daemon owns them, and every command finds it, with real guests.
+//! Tests for persistent sandboxes with real guests: a daemon owns them, and every command finds the
+//! daemon.
 
 use crate::support::engine::is_gvisor;
 use crate::support::test_home::TestHome;
@@ -10,7 +11,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Longest silence of a connection to a guest that was put back.
+/// Maximum time until a connection to a rolled-back guest is closed.
 const CUT_OFF_LIMIT: Duration = Duration::from_secs(15);
 
 #[jiffy_test]
@@ -98,7 +99,7 @@ fn a_sandbox_is_forked_rolled_back_paused_and_resumed() {
         );
         test_home.sh(&id, &format!("echo {round} > /tmp/state"));
     }
-    // A relative's snapshot will do too.
+    // A snapshot of a related sandbox can be used as well.
     test_home.ok(&["rollback", &children[1], &snapshot]);
     assert_eq!(test_home.sh(&children[1], "cat /tmp/state"), "one");
 
@@ -129,11 +130,11 @@ fn a_create_is_served_from_the_warm_pool_with_an_identity_of_its_own() {
     let look = "hostname; cat /etc/machine-id /proc/sys/kernel/random/uuid";
     let warm: Vec<(String, String)> = (0..2)
         .map(|_| {
-            let made = wait_for("a warm sandbox", || {
-                let made = test_home.json(&["create"]);
-                (made["boot_mode"] == "warm-pool").then_some(made)
+            let created = wait_for("a warm sandbox", || {
+                let created = test_home.json(&["create"]);
+                (created["boot_mode"] == "warm-pool").then_some(created)
             });
-            let id = made["id"].as_str().unwrap().to_owned();
+            let id = created["id"].as_str().unwrap().to_owned();
             let seen = test_home.sh(&id, look);
             (id, seen)
         })
@@ -195,17 +196,17 @@ fn a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_repairs_it() {
     test_home.ok(&["snapshot", &id, "--name", "kept"]);
     for vmm in test_home.vmms() {
         let pid = nix::unistd::Pid::from_raw(vmm.try_into().unwrap());
-        // One of the warm pool may leave by itself meanwhile.
+        // The warm-pool sandbox may exit by itself in the meantime.
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
     }
-    let cause = wait_for("the end to be noticed", || {
+    let cause = wait_for("the exit to be detected", || {
         let all = test_home.json(&["ls"]);
         all[0]["cause"].as_str().map(str::to_owned)
     });
     assert!(cause.contains("was killed"), "{cause}");
     test_home.ok(&["rollback", &id, "kept"]);
     assert_eq!(test_home.sh(&id, "cat /tmp/state"), "kept");
-    // The sandboxes of the pool are dead too, and are not handed out.
+    // The sandboxes of the pool are dead as well, and are not assigned.
     let fresh = test_home.ok(&["create"]);
     assert_eq!(test_home.sh(&fresh, "hostname"), fresh);
 }
@@ -221,7 +222,7 @@ fn a_kept_snapshot_gets_checksums_that_find_a_flipped_byte() {
         (done.code == Some(0)).then_some(done)
     });
     let verified: serde_json::Value = serde_json::from_str(&sound.stdout).unwrap();
-    // It and the template's it lies on.
+    // The snapshot, and the template's snapshot that it is based on.
     assert_eq!(verified.as_array().unwrap().len(), 2, "{verified}");
     let dir = test_home.dir.path().join("snapshots").join(&snapshot);
     let index = std::fs::File::open(dir.join("memory.index")).unwrap();
@@ -239,12 +240,12 @@ fn a_kept_snapshot_gets_checksums_that_find_a_flipped_byte() {
     assert!(damaged.stdout.contains(&named), "{damaged:?}");
     test_home.ok(&["rm", &id]);
     test_home.ok(&["rm", "precious"]);
-    wait_for("the files to go behind the answer", || {
+    wait_for("the files to be removed after the answer", || {
         (!dir.exists()).then_some(())
     });
 }
 
-/// Memory of the daemon's VMMs that no file lies behind, in KiB.
+/// Returns the memory of the daemon's VMMs that no file backs, in KiB.
 fn own_memory(test_home: &TestHome) -> Vec<u64> {
     let vmms = test_home.vmms().into_iter();
     let own = vmms.filter_map(|pid| {
@@ -255,7 +256,7 @@ fn own_memory(test_home: &TestHome) -> Vec<u64> {
     own.collect()
 }
 
-/// Takes the files below `directory` out of the page cache.
+/// Evicts the files below `directory` from the page cache.
 fn reclaim(directory: &std::path::Path) {
     for entry in std::fs::read_dir(directory).unwrap().flatten() {
         if entry.file_type().unwrap().is_dir() {
@@ -278,19 +279,19 @@ fn a_sleeper_that_is_on_disk_only_is_read_ahead_and_not_fault_by_fault() {
     let snapshots = test_home.dir.path().join("snapshots");
     let recorded = std::fs::read_dir(&snapshots).unwrap().flatten();
     let recorded = recorded.filter(|s| s.path().join("working-set.index").exists());
-    // The template's, and that of the pause.
+    // The working sets of the template and of the pause.
     assert_eq!(recorded.count(), 2);
     reclaim(&snapshots);
     test_home.ok(&["resume", &id]);
     test_home.sh(&id, "true");
     let vmm = *test_home.vmms().first().unwrap();
     let Ok(io) = std::fs::read_to_string(format!("/proc/{vmm}/io")) else {
-        crate::support::skip("needs root, to see what a VMM reads");
+        crate::support::skip("reading a VMM's I/O counters requires root");
         return;
     };
     let read = io.lines().find_map(|l| l.strip_prefix("read_bytes: "));
     let read: u64 = read.unwrap().parse().unwrap();
-    // Some 60 MiB if the VMM reads by itself, around each of its faults.
+    // About 60 MiB if the VMM reads by itself, around each of its faults.
     assert!(read < 24 << 20, "{read} bytes were read by the VMM");
 }
 
@@ -360,7 +361,7 @@ fn every_sandbox_names_its_engine_and_every_engine_its_capabilities() {
     assert_eq!(test_home.json(&["ls"])[0]["engine"], "microvm");
     test_home.ok(&["pause", &id]);
     assert_eq!(test_home.json(&["ls"])[0]["engine"], "microvm");
-    // A guest has no KVM, and a kernel whose settings are its own.
+    // A guest has no KVM, and a kernel with its own settings.
     test_home.ok(&["resume", &id]);
     let file = "/proc/sys/kernel/domainname";
     let own = format!("test ! -e /dev/kvm && echo inside | sudo tee {file} >&2; cat {file}");
@@ -368,9 +369,9 @@ fn every_sandbox_names_its_engine_and_every_engine_its_capabilities() {
     test_home.ok(&["rm", &id]);
 }
 
-/// Ids of processes of the guest whose command line contains `text`.
+/// Returns the ids of the guest's processes whose command line contains `text`.
 fn guest_processes(test_home: &TestHome, id: &str, text: &str) -> String {
-    // The pattern does not match the line that it stands in.
+    // The pattern does not match its own command line.
     let pattern = format!("[{}]{}", &text[..1], &text[1..]);
     test_home.sh(id, &format!("pgrep -f '{pattern}' || true"))
 }
@@ -382,8 +383,8 @@ fn a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone()
     let words = ["exec", "--timeout", "1s", &id, "--"];
     let done = test_home.call(&[&words[..], &["sleep", "99"]].concat());
     assert_eq!(done.code, Some(124), "{done:?}");
-    let told = "timed out after 1 s: the process ran into its timeout and was killed";
-    assert!(done.stderr.contains(told), "{done:?}");
+    let report = "timed out after 1 s: the process ran into its timeout and was killed";
+    assert!(done.stderr.contains(report), "{done:?}");
     assert_eq!(guest_processes(&test_home, &id, "sleep 99"), "");
 
     let mut command = crate::support::jiffy(&[&words[..], &["sleep", "98"]].concat());
@@ -403,7 +404,7 @@ fn a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone()
 fn a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
-    // The way of bubblewrap and rootless podman; the user has no rights.
+    // Like bubblewrap and rootless podman; the user has no privileges.
     test_home.sh(&id, "test $(id -u) != 0 && unshare -Urpf --mount-proc true");
     let boot_id = "cat /proc/sys/kernel/random/boot_id";
     let first = test_home.sh(&id, boot_id);
@@ -427,7 +428,7 @@ fn a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts() {
     let mount = "truncate -s 8M /tmp/disk && /sbin/mkfs.ext4 -q /tmp/disk && \
         sudo mount -o loop /tmp/disk /mnt && sudo touch /mnt/file && ls /mnt/file";
     assert_eq!(test_home.sh(&id, mount), "/mnt/file");
-    // Of directories with entries of both layers of the root.
+    // For directories with entries of both layers of the root.
     let inodes = "sudo touch /etc/new /usr/new && python3 -c '
 import os
 for path in \"/etc\", \"/usr\", \"/\":

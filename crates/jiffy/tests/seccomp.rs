@@ -1,4 +1,4 @@
-//! The filter of a VMM allows the calls and requests that a VMM makes, and no others.
+//! Tests that the seccomp filter of a VMM allows exactly the calls and requests that a VMM makes.
 
 use crate::support::lab::{PUBLIC, with_lab};
 use crate::support::network_probe::{clean, reach};
@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 const STRACE: &str = "/usr/bin/strace";
-/// Little, so that requests have to wait.
+/// A low limit, so that requests have to wait.
 const LIMITS: [&str; 2] = ["--disk-mbps", "50"];
 
-/// A guest's last work: lets go of its devices, and ends.
+/// Last action of a guest: unbinds its devices and exits.
 const LEAVE: &str = r#"
 import ctypes, glob
 for name in "virtio_net", "virtio_balloon", "virtio_rng", "vmw_vsock_virtio_transport":
@@ -29,12 +29,12 @@ for name in "virtio_net", "virtio_balloon", "virtio_rng", "vmw_vsock_virtio_tran
 ctypes.CDLL(None).reboot(0x1234567)
 "#;
 
-/// A program in the place of `jiffy-vmm` whose system calls are written to a file in `traces`.
+/// Returns a replacement of `jiffy-vmm` that writes its system calls to a file in `traces`.
 fn traced(directory: &Path, traces: &Path) -> PathBuf {
     let (vmm, traces) = (programs().join("jiffy-vmm"), traces.display());
     let script = format!(
         "#!/bin/sh\n\
-         # What makes the namespaces of VMMs has no filter.\n\
+         # The process that creates the namespaces of VMMs has no filter.\n\
          case \"$1\" in --make-namespaces) exec {vmm} \"$@\" ;; esac\n\
          exec {STRACE} -D -f -qq -s 0 -X raw -o \"$(/usr/bin/mktemp {traces}/XXXXXXXX)\" {vmm} \"$@\"\n",
         vmm = vmm.display()
@@ -45,8 +45,7 @@ fn traced(directory: &Path, traces: &Path) -> PathBuf {
     path
 }
 
-/// System calls that were made with a filter in force, and numbers of requests that were made by
-/// `ioctl`.
+/// System calls made with an active filter, and numbers of `ioctl` requests.
 #[derive(Debug, Default)]
 struct Made {
     main: BTreeSet<String>,
@@ -56,7 +55,7 @@ struct Made {
     vcpu_requests: BTreeSet<u32>,
 }
 
-/// The request of an `ioctl`, as a trace without names has it.
+/// Returns the request of an `ioctl` from a trace without names.
 fn request(arguments: &str) -> u32 {
     let second = arguments.split(", ").nth(1).unwrap();
     let digits = second.trim_start_matches("0x");
@@ -65,8 +64,8 @@ fn request(arguments: &str) -> u32 {
 }
 
 impl Made {
-    /// Adds those of one VMM. Its first task is the event loop; its threads have filters of their
-    /// own, and the processes that it forks have the event loop's from their first call on.
+    /// Adds the calls of one VMM. Its first task is the event loop. Its threads have separate
+    /// filters; the processes that it forks have the event loop's filter from their first call on.
     fn add(&mut self, trace: &str) {
         let mut calls: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
         let mut main = None;
@@ -75,7 +74,7 @@ impl Made {
                 continue;
             };
             main.get_or_insert(task);
-            // Not the rest of one that was interrupted by another's, nor signals and ends.
+            // Skips continuations of interrupted calls, signals and exits.
             let call = event.trim_start().split_once('(');
             let is_name = |n: &str| n.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
             if let Some(call) = call.filter(|(name, _)| is_name(name)) {
@@ -86,12 +85,12 @@ impl Made {
             let confined = calls.iter().rposition(|(name, _)| *name == "seccomp");
             let (is_vcpu, first) = match confined {
                 Some(at) => (Some(task) != main, at + 1),
-                // One that never came so far.
+                // A VMM that did not install its filter.
                 None if Some(task) == main => continue,
                 None => (false, 0),
             };
             let calls = calls.get(first..).unwrap_or_default();
-            // vCPUs wait for nothing in this way.
+            // vCPU threads do not use this call to wait.
             let is_disks = is_vcpu && calls.iter().any(|(name, _)| *name == "epoll_wait");
             let (names, requests) = match is_vcpu {
                 _ if is_disks => (&mut self.disks, &mut BTreeSet::new()),
@@ -109,19 +108,19 @@ impl Made {
     }
 }
 
-/// Those of `allowed` that were not made, and without a reason.
-fn idle(allowed: &[AllowedSyscall], made: &BTreeSet<String>) -> Vec<&'static str> {
+/// Returns the calls in `allowed` that were not made, and for which no reason is given.
+fn idle(allowed: &[AllowedSyscall], created: &BTreeSet<String>) -> Vec<&'static str> {
     let idle = allowed
         .iter()
         .filter(|call| call.unobserved_reason.is_none());
     idle.map(AllowedSyscall::name)
-        .filter(|name| !made.contains(*name))
+        .filter(|name| !created.contains(*name))
         .collect()
 }
 
-/// Names of those of `allowed` that were not made.
-fn unmade(allowed: &[IoctlRequest], made: &BTreeSet<u32>) -> Vec<&'static str> {
-    let unmade = allowed.iter().filter(|r| !made.contains(&r.number));
+/// Returns the names of the requests in `allowed` that were not made.
+fn unmade(allowed: &[IoctlRequest], created: &BTreeSet<u32>) -> Vec<&'static str> {
+    let unmade = allowed.iter().filter(|r| !created.contains(&r.number));
     unmade.map(|r| r.name).collect()
 }
 
@@ -129,7 +128,7 @@ fn serve(test_home: &TestHome) -> Child {
     test_home.serve(&[&["--network", "on", "--warm-pool", "0"], &LIMITS[..]].concat())
 }
 
-/// Everything that a VMM is there for.
+/// Performs all operations of a VMM.
 fn work(test_home: &TestHome) {
     let mut daemon = serve(test_home);
     let id = test_home.ok(&["create", "--memory", "1GiB"]);
@@ -147,14 +146,14 @@ fn work(test_home: &TestHome) {
         "dd if=/dev/zero of=/var/tmp/zeroes bs=1M count=100 oflag=direct; cat /var/tmp/data | sha256sum",
     );
     root("rm /var/tmp/zeroes; sync; seq 1000 >/dev/console; head -c 1000 /dev/hwrng | wc -c");
-    let kept = test_home.ok(&["snapshot", &id]);
+    let retained = test_home.ok(&["snapshot", &id]);
     test_home.ok(&["fork", &id]);
     test_home.ok(&["pause", &id]);
     test_home.ok(&["resume", &id]);
-    test_home.ok(&["rollback", &id, &kept]);
+    test_home.ok(&["rollback", &id, &retained]);
 
-    // A daemon that goes leaves its snapshot unfinished, and the next one finds the guest as it
-    // was.
+    // A daemon that exits leaves its snapshot unfinished, and the next daemon finds the guest
+    // unchanged.
     test_home.sh(&id, "head -c 400000000 /dev/urandom >/dev/shm/bulk");
     let before = children_of_vmms(test_home);
     let snapshot = jiffy(&["snapshot", &id])
@@ -170,7 +169,7 @@ fn work(test_home: &TestHome) {
             .copied()
             .next()
     });
-    // It does not end by itself before the daemon is gone.
+    // The writer must not exit before the daemon has exited.
     send(writer, Signal::SIGSTOP);
     send(daemon.id(), Signal::SIGKILL);
     daemon.wait().unwrap();
@@ -179,9 +178,9 @@ fn work(test_home: &TestHome) {
     let mut daemon = serve(test_home);
     test_home.sh(&id, "true");
 
-    // Drivers that let go of their devices, as far as a guest can do without them; then it ends by
+    // Unbinds the drivers of all devices that a guest does not require; then the guest exits by
     // itself.
-    let clone = test_home.ok(&["create", "--from", &kept]);
+    let clone = test_home.ok(&["create", "--from", &retained]);
     test_home.call(&[
         "exec", "--user", "root", &clone, "--", "python3", "-c", LEAVE,
     ]);
@@ -190,7 +189,7 @@ fn work(test_home: &TestHome) {
     daemon.wait().unwrap();
 }
 
-/// Processes that the VMMs of the data directory have forked, and their tracers.
+/// Returns the processes that VMMs of the data directory have forked, and their tracers.
 fn children_of_vmms(test_home: &TestHome) -> BTreeSet<u32> {
     test_home.vmms().into_iter().flat_map(children).collect()
 }
@@ -210,27 +209,30 @@ fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
         work(&test_home);
         drop(test_home);
         clean();
-        let mut made = Made::default();
+        let mut created = Made::default();
         for trace in fs::read_dir(&traces).unwrap() {
             let trace = fs::read(trace.unwrap().path()).unwrap();
-            made.add(&String::from_utf8_lossy(&trace));
+            created.add(&String::from_utf8_lossy(&trace));
         }
-        assert!(!made.vcpu.is_empty() && !made.main.is_empty(), "{made:?}");
-        let disks = idle(DISK_SYSCALLS, &made.disks);
+        assert!(
+            !created.vcpu.is_empty() && !created.main.is_empty(),
+            "{created:?}"
+        );
+        let disks = idle(DISK_SYSCALLS, &created.disks);
         assert!(
             disks.is_empty(),
             "allowed and never made, by the disks' thread: {disks:?}"
         );
         let (main, vcpu) = (
-            idle(MAIN_SYSCALLS, &made.main),
-            idle(VCPU_SYSCALLS, &made.vcpu),
+            idle(MAIN_SYSCALLS, &created.main),
+            idle(VCPU_SYSCALLS, &created.vcpu),
         );
         assert!(
             main.is_empty() && vcpu.is_empty(),
             "allowed and never made, by the event loop: {main:?}; by vCPUs: {vcpu:?}"
         );
-        let main = unmade(ioctl::MAIN_IOCTLS, &made.main_requests);
-        let vcpu = unmade(ioctl::VCPU_IOCTLS, &made.vcpu_requests);
+        let main = unmade(ioctl::MAIN_IOCTLS, &created.main_requests);
+        let vcpu = unmade(ioctl::VCPU_IOCTLS, &created.vcpu_requests);
         assert!(
             main.is_empty() && vcpu.is_empty(),
             "requests allowed and never made, by the event loop: {main:?}; by vCPUs: {vcpu:?}"
@@ -240,8 +242,8 @@ fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
 
 #[test]
 fn a_trace_is_read_from_the_filter_on() {
-    let mut made = Made::default();
-    made.add(
+    let mut created = Made::default();
+    created.add(
         "1     execve(\"\", [], 0x1 /* 0 vars */) = 0\n\
          1     ioctl(3, 0xae01, 0) = 4\n\
          1     seccomp(SECCOMP_SET_MODE_FILTER, 0, {len=3}) = 0\n\
@@ -255,9 +257,9 @@ fn a_trace_is_read_from_the_filter_on() {
          9     pwrite64(4, \"\"..., 8, 0) = 8\n\
          9     +++ exited with 0 +++\n",
     );
-    assert_eq!(made.vcpu, BTreeSet::from(["ioctl".to_owned()]));
+    assert_eq!(created.vcpu, BTreeSet::from(["ioctl".to_owned()]));
     let main = ["clone", "ioctl", "pwrite64"].map(str::to_owned);
-    assert_eq!(made.main, BTreeSet::from(main));
-    assert_eq!(made.vcpu_requests, BTreeSet::from([0xae80]));
-    assert_eq!(made.main_requests, BTreeSet::from([0xc060_6610]));
+    assert_eq!(created.main, BTreeSet::from(main));
+    assert_eq!(created.vcpu_requests, BTreeSet::from([0xae80]));
+    assert_eq!(created.main_requests, BTreeSet::from([0xc060_6610]));
 }

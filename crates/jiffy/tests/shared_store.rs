@@ -1,5 +1,4 @@
-//! Snapshots of one data directory that a daemon of another one restores, which shares only the
-//! store with it.
+//! Tests for snapshots that another daemon restores, whose data directory shares only the store.
 
 use crate::support::store::{TestStore, directory};
 use crate::support::test_home::TestHome;
@@ -10,14 +9,14 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// A guest that knows its files and its memory, and a program in it that counts.
+/// Creates files and memory with checksums in a guest, and starts a program that counts.
 const BEGIN: &str = "cd /home/user && head -c 3000000 /dev/urandom > file && sha256sum file > sums \
     && head -c 20000000 /dev/urandom > /dev/shm/memory && sha256sum /dev/shm/memory >> sums \
     && (setsid sh -c 'n=0; while :; do n=$((n+1)); echo $n > /dev/shm/count; sleep 0.05; done' \
     >/dev/null 2>&1 &) && until [ -s /dev/shm/count ]; do sleep 0.01; done";
 
-/// Fails if a byte is wrong; prints how far the program has counted. The file is empty for a moment
-/// whenever it is written.
+/// Fails if a byte differs; prints the current count. The file is empty for a moment whenever it is
+/// written.
 const CHECK: &str = "cd /home/user && sha256sum -c sums > /dev/null \
     && until n=$(cat /dev/shm/count) && [ \"$n\" ]; do :; done && echo $n";
 
@@ -25,16 +24,17 @@ fn count(home: &TestHome, id: &str) -> u64 {
     home.sh(id, CHECK).parse().unwrap_or(0)
 }
 
-/// The guest has all of its bytes, and its program counts on from where it was.
+/// Asserts that the guest has all of its data, and that its program continues to count.
 fn assert_goes_on(home: &TestHome, id: &str, from: u64) {
     let first = count(home, id);
-    assert!(first >= from, "{first} instead of {from}");
-    wait_for("the program to count on", || {
+    assert!(first >= from, "{first} instead of at least {from}");
+    wait_for("the program to continue counting", || {
         (count(home, id) > first).then_some(())
     });
 }
 
-/// Snapshot of a guest that counts, in the store, and how far it had counted. Its host is gone.
+/// Pushes a snapshot of a counting guest to the store, and removes its host. Returns the snapshot
+/// and the count.
 fn pushed(home: TestHome, store: &TestStore) -> (String, u64) {
     store.start(&home);
     let id = home.ok(&["create"]);
@@ -42,12 +42,12 @@ fn pushed(home: TestHome, store: &TestStore) -> (String, u64) {
     let counted = count(&home, &id);
     let snapshot = home.ok(&["snapshot", &id, "--name", "moving"]);
     let found = store.wait_for(None, &snapshot);
-    // A microVM's lies on that of its template, which all tenants share.
+    // The snapshot of a microVM is based on the snapshot of its template, which all tenants share.
     assert!(found.iter().skip(1).all(|below| below.shared));
     (snapshot, counted)
 }
 
-/// Names in the directories of snapshots.
+/// Returns the names in the directories of snapshots.
 fn snapshot_files(home: &TestHome) -> BTreeSet<String> {
     let dirs = ["snapshots", "gvisor"].map(|name| home.dir.path().join(name));
     let entries = dirs.iter().flat_map(std::fs::read_dir).flatten().flatten();
@@ -69,7 +69,7 @@ fn a_snapshot_of_another_host_is_restored_from_the_store() {
     let id = here.ok(&["create", "--from", &snapshot]);
     assert_goes_on(&here, &id, counted);
     assert!(here.ok(&["snapshots"]).contains("moving"));
-    // It is as one that was taken here: it is forked, paused and rolled back to.
+    // The snapshot behaves like a local snapshot: fork, pause and rollback.
     let child = here.ok(&["fork", &id]);
     assert_goes_on(&here, &child, counted);
     here.ok(&["pause", &id]);
@@ -77,13 +77,13 @@ fn a_snapshot_of_another_host_is_restored_from_the_store() {
     here.sh(&id, "rm /home/user/file");
     here.ok(&["rollback", &id, "moving"]);
     assert_goes_on(&here, &id, counted);
-    // Removed here, it is fetched again.
+    // After its removal, the snapshot is fetched again.
     here.ok(&["rm", &child, &id]);
-    // Uploads of what is based on it end, which they do not do at once.
-    wait_for("the snapshot to be of no use", || {
+    // Uploads of dependent snapshots end, but not at once.
+    wait_for("the snapshot to be unused", || {
         (here.call(&["rm", "moving"]).code == Some(0)).then_some(())
     });
-    wait_for("the files to go", || {
+    wait_for("the files to be removed", || {
         (!directory(&here, &snapshot).exists()).then_some(())
     });
     let again = here.ok(&["create"]);
@@ -96,7 +96,7 @@ fn a_snapshot_of_another_host_is_restored_from_the_store() {
     );
 }
 
-/// Flips a bit of a chunk that the snapshot of a microVM in `dir` stores.
+/// Flips a bit of a stored chunk of a microVM's snapshot in `dir`.
 fn flip(dir: &Path) {
     let index = File::open(dir.join("memory.index")).unwrap();
     let index = jiffy_snapshot::read_index(&index).unwrap();
@@ -128,7 +128,7 @@ fn a_snapshot_that_is_damaged_on_its_host_is_fetched_anew() {
     fs::remove_file(&memory).unwrap();
     let newer = create();
     assert_goes_on(&home, &newer, counted);
-    // It runs from files that were replaced.
+    // The guest runs from replaced files.
     assert_goes_on(&home, &older, counted);
     home.ok(&["rm", &newer, &older]);
     if is_microvm {
@@ -144,7 +144,7 @@ fn a_snapshot_that_is_damaged_on_its_host_is_fetched_anew() {
         let newer = create();
         assert_goes_on(&home, &newer, counted);
     }
-    // Without a store it is refused.
+    // Rejected without a store.
     home.ok(&["daemon", "restart", "--no-listen"]);
     fs::remove_file(&memory).unwrap();
     let refused = home.call(&["create", "--from", "precious"]);

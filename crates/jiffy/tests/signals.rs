@@ -1,4 +1,4 @@
-//! Interrupts, broken pipes and terminals behave as with a local command.
+//! Tests that interrupts, broken pipes and terminals behave like for a local command.
 
 use crate::support::{alive, finish, jiffy, read_until, vmm_of, wait_for};
 use jiffy_test_attributes::jiffy_test;
@@ -90,7 +90,7 @@ fn a_reader_that_goes_away_ends_the_sandbox() {
     assert!(!alive(vmm));
 }
 
-/// `jiffy run -t` on a pseudo terminal; returns the child and the terminal's other side.
+/// Runs `jiffy run -t` on a pseudo terminal. Returns the child and the terminal's other side.
 fn on_terminal(args: &[&str]) -> (Child, File) {
     let OpenptyResult { master, slave } = openpty(
         Some(&nix::pty::Winsize {
@@ -118,7 +118,7 @@ fn resize(master: &File, rows: u16, cols: u16) {
         ws_xpixel: 0,
         ws_ypixel: 0,
     };
-    // SAFETY: TIOCSWINSZ reads the winsize it is given.
+    // SAFETY: TIOCSWINSZ reads the given winsize.
     let result = unsafe {
         libc::ioctl(
             std::os::fd::AsRawFd::as_raw_fd(master),
@@ -137,10 +137,10 @@ fn a_shell_on_a_terminal_is_usable() {
     terminal.write_all(b"tty; stty size; echo $TERM\n").unwrap();
     let seen = read_until(&mut terminal, "33 101");
     assert!(seen.contains("/dev/pts/"), "{seen}");
-    // Ctrl-C interrupts what runs, not the shell.
+    // Ctrl-C interrupts the running program, not the shell.
     read_until(&mut terminal, "$ ");
-    // Not before it is the program in the foreground, which is whom the terminal sends the signal
-    // to.
+    // Wait until the program is in the foreground, because the terminal sends the signal to the
+    // foreground process.
     terminal
         .write_all(b"bash -c 'echo sleeping-$((600)); exec sleep 600'\n")
         .unwrap();
@@ -148,7 +148,7 @@ fn a_shell_on_a_terminal_is_usable() {
     terminal.write_all(b"\x03").unwrap();
     read_until(&mut terminal, "^C");
     read_until(&mut terminal, "$ ");
-    // A new size reaches the program.
+    // The program receives a new size.
     resize(&terminal, 44, 122);
     send(&child, Signal::SIGWINCH);
     terminal

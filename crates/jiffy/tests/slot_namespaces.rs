@@ -1,5 +1,5 @@
-//! Slots beside other programs' namespaces, crashes and earlier versions: nothing is pinned,
-//! nothing is in the way for good.
+//! Tests for slots in the presence of other programs' namespaces, crashes and earlier versions:
+//! nothing is pinned or permanently blocked.
 
 use crate::support::lab::{ip, own_run, with_lab};
 use crate::support::network_probe::{clean, reach};
@@ -22,13 +22,13 @@ fn run(program: &str, args: &[&str]) {
     assert!(done.status.success(), "{program} {args:?}: {done:?}");
 }
 
-/// Another program that makes a namespace and removes it.
+/// Creates and removes a namespace like another program.
 fn another_programs_namespace() {
     run("ip", &["netns", "add", "theirs"]);
     run("ip", &["netns", "del", "theirs"]);
 }
 
-/// A process with a copy of all mounts, as many services have.
+/// Process with a copy of all mounts, like many services.
 struct Copy(Child);
 
 impl Copy {
@@ -51,7 +51,7 @@ impl Copy {
         Self(child)
     }
 
-    /// Namespaces that its copies of mounts keep.
+    /// Returns the number of namespaces that its copies of mounts pin.
     fn kept(&self) -> usize {
         let mounts = fs::read_to_string(format!("/proc/{}/mountinfo", self.0.id())).unwrap();
         mounts.matches(" nsfs ").count()
@@ -71,9 +71,9 @@ fn names(directory: &str) -> Vec<String> {
     names.collect()
 }
 
-/// Nothing has a name or a mount any more.
+/// Asserts that no names or mounts remain.
 fn nothing_is_left() {
-    wait_for("the last name to go", || {
+    wait_for("the last name to be removed", || {
         (names(DIRECTORY).is_empty() && names(FORMER).is_empty()).then_some(())
     });
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
@@ -106,7 +106,8 @@ fn another_programs_namespaces_pin_no_slot() {
         let runtime = runtime();
         for card in [NicKind::Tap, NicKind::Veth] {
             let home = tempfile::tempdir().unwrap();
-            // None in advance: after a burst as many are kept.
+            // No slots are created in advance; after a burst, as many slots as were used are
+            // retained.
             let config = NetworkConfig {
                 ready: 0,
                 ..config(home.path(), card)
@@ -117,24 +118,24 @@ fn another_programs_namespaces_pin_no_slot() {
             another_programs_namespace();
             let copy = Copy::begin();
             assert!(copy.kept() >= 2);
-            // Every number, several times: what was pinned would be in the way.
+            // Every number is used several times: a pinned namespace would block its number.
             for _ in 0..3 {
                 let more: Vec<SlotLease> = (0..4).map(|_| take()).collect();
                 another_programs_namespace();
                 drop(more);
-                wait_for("the slots to be given back", || {
+                wait_for("the slots to be released", || {
                     (network.slots().0 <= 3).then_some(())
                 });
             }
             drop(before);
             network.close();
             assert_eq!(copy.kept(), 0);
-            // The directory of the others is left as it is.
+            // The directory of other programs is unchanged.
             let _ = nix::mount::umount(FORMER);
             nothing_is_left();
         }
     };
-    // As it is where nothing else is said, and under systemd.
+    // With the default propagation, and under systemd.
     with_lab(|_| of_run(MsFlags::MS_PRIVATE));
     with_lab(|_| of_run(MsFlags::MS_SHARED));
 }
@@ -145,7 +146,7 @@ fn remains_of_a_crash_are_removed_or_avoided() {
         own_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         let home = tempfile::tempdir().unwrap();
-        // A claim whose file is gone.
+        // A claim whose file was removed.
         ip("route add blackhole 198.18.0.0/19 metric 4294967");
         let network = Network::open(&config(home.path(), NicKind::Tap)).unwrap();
         assert_eq!(network.range().to_string(), "198.18.0.0/28");
@@ -158,7 +159,7 @@ fn remains_of_a_crash_are_removed_or_avoided() {
             format!("{}-{number}", own.split_once('-').unwrap().0)
         };
         let path = |number: u32| Path::new(DIRECTORY).join(name(number));
-        // Ends of a daemon between any two of its steps, and a name that is no file.
+        // States after a crash of a daemon between any two steps, and a name that is not a file.
         fs::write(path(2), "").unwrap();
         fs::write(path(3), "").unwrap();
         let third = path(3).display().to_string();
@@ -169,7 +170,7 @@ fn remains_of_a_crash_are_removed_or_avoided() {
         fs::create_dir(path(6)).unwrap();
         fs::write(path(6).join("theirs"), "").unwrap();
         let leases: Vec<SlotLease> = (0..6)
-            // The last may be one that is just being made in advance.
+            // The last slot may be one that is being created in advance.
             .map(|_| {
                 wait_for("a slot", || {
                     runtime.block_on(network.take(NicKind::Tap)).ok()
@@ -188,31 +189,31 @@ fn remains_of_a_crash_are_removed_or_avoided() {
     });
 }
 
-/// Opens and closes a network for `home` on a thread with mounts of its own, which were copied when
-/// this was called. `mounts` changes them before that.
+/// Opens and closes a network for `home` on a thread with its own mounts, copied at the time of
+/// this call. `mounts` changes the mounts before the network is opened.
 struct ElsewhereDaemon {
-    go: std::sync::mpsc::Sender<()>,
+    start: std::sync::mpsc::Sender<()>,
     thread: std::thread::JoinHandle<()>,
 }
 
 impl ElsewhereDaemon {
     fn begin(home: &Path, mounts: impl FnOnce() + Send + 'static) -> Self {
-        let (go, told) = std::sync::mpsc::channel();
+        let (start, started) = std::sync::mpsc::channel();
         let (up, is_up) = std::sync::mpsc::channel();
         let config = config(home, NicKind::Tap);
         let thread = std::thread::spawn(move || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
             mounts();
             up.send(()).unwrap();
-            told.recv().unwrap();
+            started.recv().unwrap();
             Network::open(&config).unwrap().close();
         });
         is_up.recv().unwrap();
-        Self { go, thread }
+        Self { start, thread }
     }
 
     fn run(self) {
-        self.go.send(()).unwrap();
+        self.start.send(()).unwrap();
         self.thread.join().unwrap();
     }
 }
@@ -223,7 +224,7 @@ fn daemons_with_other_mounts_leave_slots_of_this_one() {
         own_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         let [home, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        // One sees no mount of names, another does not see the data directory.
+        // One daemon does not see the mounts of names, another does not see the data directory.
         let without_names = ElsewhereDaemon::begin(other.path(), || {});
         let network = Network::open(&config(home.path(), NicKind::Tap)).unwrap();
         let lease = runtime.block_on(network.take(NicKind::Tap)).unwrap();
@@ -313,7 +314,7 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
         let numbers = [kept.number(), lost.number()];
         drop((kept, lost));
         network.close();
-        // Earlier places of namespaces; the second under another program's mount.
+        // Earlier locations of namespaces; the second is below another program's mount.
         fs::create_dir(FORMER).unwrap();
         let own = names(DIRECTORY);
         assert_eq!(own.len(), 2, "{own:?}");
@@ -331,7 +332,7 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
         let adopted = runtime.block_on(network.adopt(numbers[0], &rules)).unwrap();
         another_programs_namespace();
         network.reclaim(NicKind::Tap, &numbers[..1]);
-        wait_for("the other to be given back", || {
+        wait_for("the other slot to be released", || {
             (network.slots().0 <= 2).then_some(())
         });
         for _ in 0..8 {
@@ -340,7 +341,7 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
         adopted.release();
         drop((adopted, taps));
         network.close();
-        // A namespace that is mounted over is out of reach, and in no way.
+        // A namespace below another mount is not accessible, and does not block anything.
         let _ = nix::mount::umount(FORMER);
         for name in names(FORMER) {
             let path = Path::new(FORMER).join(name);

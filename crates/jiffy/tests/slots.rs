@@ -1,4 +1,4 @@
-//! Networks in numbers: as many slots as a host may have, and nothing of them afterwards.
+//! Tests with large numbers of networks: the maximum number of slots of a host, and their removal.
 
 use crate::support::lab::{output, own_run, with_lab};
 use crate::support::network_probe::clean;
@@ -8,12 +8,12 @@ use jiffy_test_attributes::jiffy_test;
 use nix::mount::MsFlags;
 use std::time::{Duration, Instant};
 
-/// Slots of a run; a host's limit is 4,096 (`JIFFY_SLOTS=4096` makes them all).
+/// Default number of slots; a host's limit is 4,096 (`JIFFY_SLOTS=4096` creates all).
 const USUAL: u32 = 128;
-/// Memory of the host for one slot by the limit, in KiB.
+/// Maximum host memory per slot in KiB.
 const MAX_MEMORY_KIB: u64 = 1024;
 
-/// Memory of the kernel itself, in KiB.
+/// Returns the memory of the kernel itself in KiB.
 fn kernel_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();
     let of = |name: &str| {
@@ -40,20 +40,20 @@ fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Namespaces with a name, and mounts of them.
+/// Returns the number of named namespaces, and of their mounts.
 fn namespaces() -> (usize, usize) {
     let names = std::fs::read_dir("/run/jiffy-net/netns").map_or(0, Iterator::count);
     let mounts = std::fs::read_to_string("/proc/thread-self/mounts").unwrap();
     (names, mounts.matches(" /run/jiffy-net/netns/").count())
 }
 
-/// Devices of slots.
+/// Returns the number of devices of slots.
 fn devices() -> usize {
     let links = output("ip", &["-br", "link"]);
     links.lines().filter(|line| line.starts_with("jf")).count()
 }
 
-/// Leaves nothing, however the test ends.
+/// Closes the network when the test ends, also after a failure.
 struct Closing(Network);
 
 impl Drop for Closing {
@@ -64,11 +64,11 @@ impl Drop for Closing {
 
 #[jiffy_test(engine = "none", lab)]
 fn the_maximum_of_slots_is_made_and_removed_without_remains() {
-    let wanted = std::env::var("JIFFY_SLOTS").map_or(USUAL, |text| text.parse().unwrap());
-    // A tap and four sockets for each.
+    let slot_count = std::env::var("JIFFY_SLOTS").map_or(USUAL, |text| text.parse().unwrap());
+    // A tap and four sockets per slot.
     let files = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
-    if files.1 < u64::from(wanted) * 5 + 256 {
-        return skip("this process may not have as many open files");
+    if files.1 < u64::from(slot_count) * 5 + 256 {
+        return skip("the limit of open files is too low");
     }
     nix::sys::resource::setrlimit(
         nix::sys::resource::Resource::RLIMIT_NOFILE,
@@ -80,13 +80,13 @@ fn the_maximum_of_slots_is_made_and_removed_without_remains() {
         own_run(MsFlags::MS_PRIVATE);
         let before = (open_files(), namespaces());
         let memory = kernel_memory();
-        // Twice: what the first time left would be in the way of the second.
+        // Twice: remains of the first round would block the second.
         let rounds = [NicKind::Tap, NicKind::Tap, NicKind::Veth, NicKind::Veth];
         for (round, card) in rounds.into_iter().enumerate() {
             let home = tempfile::tempdir().unwrap();
             let config = NetworkConfig {
-                ready: wanted as usize,
-                slots: wanted,
+                ready: slot_count as usize,
+                slots: slot_count,
                 nic: card,
                 ..NetworkConfig::new(home.path())
             };
@@ -94,15 +94,15 @@ fn the_maximum_of_slots_is_made_and_removed_without_remains() {
             let network = Network::open(&config).unwrap();
             let closing = Closing(network);
             let each = if card == NicKind::Tap { 1 } else { 2 };
-            let all = (before.1.0 + each * wanted as usize, wanted as usize);
+            let all = (before.1.0 + each * slot_count as usize, slot_count as usize);
             wait_for("the slots", || {
                 ((namespaces().0, devices()) == all).then_some(())
             });
-            let made = began.elapsed();
-            let each = kernel_memory().saturating_sub(memory) / u64::from(wanted);
+            let created = began.elapsed();
+            let each = kernel_memory().saturating_sub(memory) / u64::from(slot_count);
             eprintln!(
-                "{wanted} slots with a {card:?}: made in {made:?} ({:?} each), {each} KiB of kernel memory each, so {} MiB for 4,096",
-                made / wanted,
+                "{slot_count} slots with a {card:?}: created in {created:?} ({:?} each), {each} KiB of kernel memory each, so {} MiB for 4,096",
+                created / slot_count,
                 each * 4096 / 1024
             );
             if round == 0 {
@@ -113,7 +113,7 @@ fn the_maximum_of_slots_is_made_and_removed_without_remains() {
             eprintln!("removed in {:?}", began.elapsed());
             clean();
         }
-        wait_for("namespaces and files to go", || {
+        wait_for("namespaces and files to be removed", || {
             ((open_files(), namespaces()) == before).then_some(())
         });
     });
@@ -141,7 +141,7 @@ fn slots_that_are_given_back_while_their_network_closes_are_removed() {
             for _ in 0..16 {
                 leases.push(runtime.block_on(network.take(card)).unwrap());
             }
-            // Some are still being made, and are not waited for any more.
+            // Some requests still wait for slots, and are cancelled.
             let asked: Vec<_> = (0..4)
                 .map(|_| {
                     let network = network.clone();
@@ -157,7 +157,7 @@ fn slots_that_are_given_back_while_their_network_closes_are_removed() {
                     std::thread::sleep(Duration::from_millis(10));
                 }
             });
-            wait_for("namespaces to go", || {
+            wait_for("namespaces to be removed", || {
                 (namespaces() == before).then_some(())
             });
             clean();
@@ -188,9 +188,9 @@ fn a_second_burst_of_guests_finds_its_slots_made() {
             };
             runtime.block_on(takes)
         };
-        // Two are ready; of the others one or two may be made while their guests wait.
+        // Two slots are ready; one or two others may be created while their guests wait.
         drop(burst(6));
-        let made = wait_for("slots of the burst to be replaced", || {
+        let created = wait_for("slots of the burst to be replaced", || {
             let seen = network.slots().0;
             let settled = (0..10).all(|_| {
                 std::thread::sleep(Duration::from_millis(50));
@@ -198,9 +198,16 @@ fn a_second_burst_of_guests_finds_its_slots_made() {
             });
             settled.then_some(seen)
         });
-        assert!((4..=6).contains(&made), "{made} slots after a burst of six");
-        let leases = burst(made - 1);
-        assert_eq!(network.slots().0, made, "slots were made for the second");
+        assert!(
+            (4..=6).contains(&created),
+            "{created} slots after a burst of six"
+        );
+        let leases = burst(created - 1);
+        assert_eq!(
+            network.slots().0,
+            created,
+            "slots were created for the second request"
+        );
         drop(leases);
         network.close();
         clean();

@@ -1,4 +1,4 @@
-//! Snapshots of sandboxes with their agent: what a restored sandbox is, keeps, and does not share.
+//! Tests for snapshots of sandboxes with their agent: retained, lost and separate state.
 
 use crate::support::programs;
 use jiffy_agent_client::ProcessSpec;
@@ -30,7 +30,7 @@ fn fixture() -> SnapshotFixture {
         functions: Ok(directory.join("jiffy-functions")),
     };
     let home = Home::locate().unwrap();
-    // Beside the data of the host, so that overlays become layers without being copied.
+    // Next to the data of the host, so that overlays become layers without copies.
     let dir = tempfile::tempdir_in(home.run()).unwrap();
     let prepared = Host::new(home, programs)
         .prepare("base", &mut |_| ())
@@ -118,7 +118,7 @@ async fn restored_sandboxes_keep_everything_but_their_identity() {
         assert_ne!(from_a[line], from_b[line]);
         assert_ne!(from_a[line], from_parent[line]);
     }
-    // Its processes go on, its clock is right, and what it writes is its own.
+    // Its processes continue, its clock is correct, and its changes are separate.
     let grown =
         "a=$(wc -c < /tmp/alive); sleep 0.5; b=$(wc -c < /tmp/alive); [ $b -gt $a ] && date +%s";
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -195,7 +195,7 @@ async fn connections_that_a_restore_cut_do_not_pile_up_in_the_agent() {
     for generation in 0..5 {
         open.push(sh(&vm, "sudo ls /proc/1/fd | wc -l").await);
         let spec = saved(&format!("g{generation}"), AfterSnapshot::Stop);
-        // Held open by the host's side until the VM is gone.
+        // The host's side keeps the stream open until the VM has exited.
         let connector = vm.connector();
         let held = connector.connect(ENVD_PORT).await.unwrap();
         assert_eq!(sh(&vm, "echo here").await, "here");
@@ -212,7 +212,7 @@ async fn connections_that_a_restore_cut_do_not_pile_up_in_the_agent() {
 async fn an_abandoned_snapshot_does_not_affect_the_next() {
     let fixture = fixture();
     let vm = fixture.prepared.boot(&spec()).await.unwrap();
-    // Dropped when it was just asked for, and at moments after that.
+    // Dropped directly after the request, and after several delays.
     for delay in [0, 1, 2, 4, 8, 16, 32] {
         sh(
             &vm,
@@ -250,7 +250,7 @@ async fn a_snapshot_that_was_not_published_costs_nothing_and_the_next_builds_on_
         let before = drafts();
         let spec = saved(id, then);
         let taking = vm.snapshot(&fixture.store, &spec);
-        // As soon as it is being written, its name is taken.
+        // Create a file with the snapshot's name as soon as the snapshot is being written.
         let hinder = async {
             while drafts() == before {
                 tokio::task::yield_now().await;
@@ -259,7 +259,7 @@ async fn a_snapshot_that_was_not_published_costs_nothing_and_the_next_builds_on_
         };
         let (taken, ()) = tokio::join!(taking, hinder);
         assert!(taken.unwrap_err().to_string().contains("already exists"));
-        // It runs on, also if it was to end; and what is in the way stays in the way.
+        // The guest continues to run, even if it was to be stopped; the conflicting file remains.
         assert_eq!(sh(&vm, "cat $HOME/state").await, id);
         let next = saved(&format!("{id}next"), AfterSnapshot::Resume);
         vm.snapshot(&fixture.store, &next).await.unwrap_err();
@@ -270,7 +270,7 @@ async fn a_snapshot_that_was_not_published_costs_nothing_and_the_next_builds_on_
         let look = "cat $HOME/state; sha256sum < /dev/shm/x";
         assert_eq!(sh(&restored, look).await, sh(&vm, look).await);
         restored.stop().await;
-        // Nothing but the snapshots that have names is left of it.
+        // Only the named snapshots remain.
         assert_eq!(drafts(), 0);
     }
     vm.stop().await;

@@ -1,5 +1,5 @@
-//! Templates with a start command: it runs in every sandbox, and what never gets ready is refused
-//! in words.
+//! Tests for templates with a start command: it runs in every sandbox, and a template that does not
+//! become ready is rejected with a message.
 
 use crate::support::page_faults;
 use crate::support::test_home::TestHome;
@@ -10,10 +10,10 @@ use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
 const COPY_LIMIT: Duration = Duration::from_secs(20);
-/// After this time without another the start of a guest counts as one by itself.
+/// Interval without a further start after which the start of a guest counts as isolated.
 const START_PAUSE: Duration = Duration::from_millis(100);
 
-/// `base` with a startup, under another name.
+/// Creates a template from `base` with a start command.
 fn derived(test_home: &TestHome, startup: &Value) -> &'static str {
     let shared = test_home.dir.path().join("templates");
     let real = fs::read_link(&shared).unwrap();
@@ -98,7 +98,7 @@ fn a_failing_start_command_is_reported_at_once() {
     }
 }
 
-/// Has 16 MiB of memory when it is ready, and writes to all of it when it is asked to.
+/// Allocates 16 MiB of memory before it is ready, and writes to all of it on request.
 const LARGE_SERVER: &str = r#"exec python3 -c '
 import http.server
 memory = bytearray(b"x" * (16 << 20))
@@ -122,7 +122,7 @@ fn what_the_first_use_of_a_template_writes_to_is_ready_and_nothing_was_used() {
             "first_use": { "port": 8000, "path": "/use", "body": "{}" },
         }),
     );
-    // The second one is restored as the first was, whose snapshot was made on the way.
+    // The second sandbox is restored like the first, which created the snapshot.
     let first = test_home.ok(&["create", "--template", template]);
     test_home.ok(&["rm", &first]);
     std::thread::sleep(START_PAUSE);
@@ -130,7 +130,7 @@ fn what_the_first_use_of_a_template_writes_to_is_ready_and_nothing_was_used() {
     assert_eq!(test_home.sh(&id, "ls /tmp"), "");
     let vmms = test_home.vmms();
     let vmm = *vmms.first().unwrap();
-    // Copied beside its start.
+    // Copied concurrently with the start.
     let limit = Instant::now() + COPY_LIMIT;
     while page_faults(vmm) < 4096 {
         assert!(Instant::now() < limit, "{} page faults", page_faults(vmm));
@@ -138,7 +138,7 @@ fn what_the_first_use_of_a_template_writes_to_is_ready_and_nothing_was_used() {
     }
     let before = page_faults(vmm);
     test_home.sh(&id, "curl -sf -d {} http://127.0.0.1:8000/use");
-    // Without a record each of its 4,096 pages would be a fault.
+    // Without a recorded working set, each of its 4,096 pages would cause a fault.
     let faults = page_faults(vmm) - before;
     assert!(faults < 3000, "{faults} page faults");
     assert_eq!(test_home.sh(&id, "cat /tmp/used"), "used");

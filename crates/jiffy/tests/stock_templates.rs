@@ -1,5 +1,5 @@
-//! The stock templates `base`, `node`, `browser` and `docker`: what they are for works in sandboxes
-//! that were made of their snapshots.
+//! Tests for the intended use of the stock templates `base`, `node`, `browser` and `docker`, in
+//! sandboxes created from their snapshots.
 
 use crate::support::devtools::{self, Page};
 use crate::support::test_home::TestHome;
@@ -56,9 +56,9 @@ fn base_has_common_tools_that_work_for_the_user() {
         rsync -a /tmp/written /tmp/copied && cmp /tmp/written /tmp/copied
         ssh-keygen -q -t ed25519 -N '' -f /tmp/key && ssh-keygen -l -f /tmp/key | grep -q ED25519
         http_proxy=http://proxy:1 sudo printenv http_proxy";
-    let said = test_home.sh(&id, script);
+    let output = test_home.sh(&id, script);
     let mime = "application/x-pie-executable";
-    assert_eq!(said, format!("[1,2]\n{mime}\nhello\nhttp://proxy:1"));
+    assert_eq!(output, format!("[1,2]\n{mime}\nhello\nhttp://proxy:1"));
     let script = r#"set -e
         case $PATH in /home/user/.local/bin:*) ;; *) echo "PATH is $PATH"; exit 1 ;; esac
         mkdir -p /tmp/built && cd /tmp/built
@@ -70,8 +70,8 @@ fn base_has_common_tools_that_work_for_the_user() {
         for tool in 'gzip' 'bzip2' 'xz'; do tar -c hello.c | $tool | $tool -d | tar -t; done
         zip -q hello.zip hello.c && unzip -p hello.zip | cmp - hello.c
         sed s/compiled/patched/ hello.c >new.c; diff -u hello.c new.c | patch -s hello.c && cmp hello.c new.c"#;
-    let said = test_home.sh(&id, script);
-    assert_eq!(said, "compiled\n42\n2\nhello.c\nhello.c\nhello.c");
+    let output = test_home.sh(&id, script);
+    assert_eq!(output, "compiled\n42\n2\nhello.c\nhello.c\nhello.c");
 }
 
 #[jiffy_test(template = "node")]
@@ -79,21 +79,21 @@ fn node_runs_code_and_npm_installs_packages_for_the_user() {
     let test_home = test_home();
     let id = test_home.ok(&["create", "--template", "node"]);
     let code = "import('node:os').then(os => console.log(process.version.split('.')[0], 6 * 7, os.userInfo().username))";
-    let said = test_home.ok(&["exec", &id, "--", "node", "-e", code]);
-    assert_eq!(said, "v24 42 user");
-    // A package of its own: the registry is not tested here.
+    let output = test_home.ok(&["exec", &id, "--", "node", "-e", code]);
+    assert_eq!(output, "v24 42 user");
+    // A local package, because the registry is not tested here.
     let script = "mkdir -p /tmp/hello && cd /tmp/hello && npm init --yes >/dev/null && \
         printf '#!/usr/bin/env node\\nconsole.log(\"hello\")\\n' > hello.js && npm pkg set bin.hello=hello.js && \
         npm install --global --offline . >/dev/null && hello && npx --offline hello && npm --version";
-    let said = test_home.sh(&id, script);
-    let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines[..2], ["hello", "hello"], "{said}");
-    assert!(lines[2].starts_with("11."), "{said}");
-    // Headers, for packages that are compiled.
+    let output = test_home.sh(&id, script);
+    let lines: Vec<&str> = output.lines().collect();
+    assert_eq!(lines[..2], ["hello", "hello"], "{output}");
+    assert!(lines[2].starts_with("11."), "{output}");
+    // Headers for packages with native code.
     test_home.sh(&id, "test -e /usr/local/include/node/node_api.h");
 }
 
-/// Builds an image of Python, as no registry is reachable from here, and serves a page with it.
+/// Builds an image of Python without a registry, and serves a page with it.
 const CONTAINER: &str = r#"set -e
 mkdir -p /tmp/image/root && cd /tmp/image
 cp -L --parents /usr/bin/python3 $(ldd /usr/bin/python3 | grep -o '/[^ ]*') root
@@ -113,10 +113,10 @@ docker info --format '{{.Driver}}'"#;
 fn docker_builds_and_runs_images_whose_ports_are_reached() {
     let test_home = test_home();
     if engine::is_gvisor() {
-        return skip("gVisor saves no bridge that is in use");
+        return skip("gVisor cannot save a bridge in use");
     }
     let id = test_home.ok(&["create", "--template", "docker"]);
-    // The daemon runs already, and the user may ask it.
+    // The daemon is already running, and the user may access it.
     assert_eq!(test_home.sh(&id, CONTAINER), "overlay2");
     let page = |id: &str| {
         wait_for("the container's page", || {
@@ -127,7 +127,7 @@ fn docker_builds_and_runs_images_whose_ports_are_reached() {
     assert_eq!(page(&id), "made by a build step");
     let fork = test_home.ok(&["fork", &id]);
     assert_eq!(page(&fork), "made by a build step");
-    // Containers of a fork are its own.
+    // Containers of a fork are separate.
     test_home.sh(&fork, "docker rm --force served");
     assert_eq!(test_home.sh(&fork, "docker ps --all --quiet"), "");
     assert_eq!(page(&id), "made by a build step");
@@ -152,10 +152,13 @@ fn a_page_is_loaded_read_and_drawn_through_the_gateway() {
     let mut page = Page::first(&test_home, &id);
     page.load("http://127.0.0.1:8000/");
     assert_eq!(page.evaluate("document.title"), "from a server");
-    // The random number is read from the page itself, as a picture that it loads.
+    // The random number is read from the page itself, as an image that it loads.
     let shot = page.call("Page.captureScreenshot", &json!({ "format": "png" }));
     let picture = shot["data"].as_str().unwrap();
-    assert!(picture.starts_with("iVBORw0KGgo"), "it is a PNG");
+    assert!(
+        picture.starts_with("iVBORw0KGgo"),
+        "the screenshot is a PNG"
+    );
     let pixel = format!(
         "fetch('data:image/png;base64,{picture}').then(a => a.blob()).then(createImageBitmap).then(image => {{ \
            const canvas = new OffscreenCanvas(image.width, image.height).getContext('2d'); canvas.drawImage(image, 0, 0); \
@@ -179,7 +182,7 @@ fn sandboxes_of_one_snapshot_have_browsers_of_their_own() {
         .each_mut()
         .map(|page| page.evaluate("document.title").to_string());
     assert_eq!(titles, ["\"first\"", "\"second\""]);
-    // They come from one memory, and draw different numbers nevertheless.
+    // They are copies of one memory, but draw different numbers.
     let draw = "crypto.getRandomValues(new Uint32Array(4)).join() + ' ' + Math.random()";
     let drawn: BTreeSet<String> = pages
         .iter_mut()
@@ -193,7 +196,7 @@ fn sandboxes_of_one_snapshot_have_browsers_of_their_own() {
         })
         .collect();
     assert_eq!(drawn.len(), 4, "{drawn:?}");
-    // A fork goes on with the page that was open.
+    // A fork continues with the open page.
     let fork = test_home.ok(&["fork", &ids[0]]);
     let fork = fork.lines().next_back().unwrap();
     assert_eq!(
@@ -228,7 +231,7 @@ fn a_browser_trusts_the_authorities_of_its_sandbox_and_no_others() {
          server.socket = context.wrap_socket(server.socket, server_side=True)\n\
          server.serve_forever()\n",
     );
-    // The browser of either ran in the template's snapshot, which knows of no authority.
+    // Both browsers ran in the template's snapshot, which contains no authority.
     let cases = [
         (&["--ca", &authority][..], "https: reached"),
         (&[], "chrome-error: "),
@@ -259,10 +262,10 @@ fn pages_are_confined_and_cannot_reach_the_devtools() {
     let confined = "pid=$(pgrep -f -- --type=renderer | head -n 1); grep Seccomp: /proc/$pid/status; \
         test \"$(readlink /proc/$pid/ns/user)\" != \"$(readlink /proc/1/ns/user 2>/dev/null || readlink /proc/self/ns/user)\" && echo apart; \
         stat -c %U /proc/$pid";
-    let said = test_home.ok(&["exec", "--user", "root", &id, "--", "sh", "-c", confined]);
-    assert_eq!(said, "Seccomp:\t2\napart\nuser");
+    let output = test_home.ok(&["exec", "--user", "root", &id, "--", "sh", "-c", confined]);
+    assert_eq!(output, "Seccomp:\t2\napart\nuser");
 
-    // A page that has given itself a name, and one that connects from its own.
+    // A page with a rebound name, and a page that connects from its own origin.
     let status = "curl -s -o /dev/null -w %{http_code} http://127.0.0.1:9222/json/version";
     assert_eq!(test_home.sh(&id, status), "200");
     let foreign = format!("{status} -H 'Host: evil.test:9222'");

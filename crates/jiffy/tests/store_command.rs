@@ -1,4 +1,5 @@
-//! `jiffy store` on a directory and on a real S3 server (versitygw on the loopback device).
+//! Tests for `jiffy store` with a directory and with a real S3 server (versitygw on the loopback
+//! device).
 
 use crate::support::s3::{self, S3Server};
 use crate::support::skip;
@@ -17,12 +18,12 @@ use std::time::Duration;
 
 const CHUNK: usize = 64 << 10;
 
-/// A data directory and the store that it uses.
+/// Data directory, and the store that it uses.
 struct Host {
     dir: tempfile::TempDir,
     url: String,
     variables: Vec<(&'static str, String)>,
-    /// Directory in which the store keeps its objects.
+    /// Directory with the store's objects.
     objects: PathBuf,
 }
 
@@ -41,7 +42,7 @@ impl Host {
         self.dir.path().join("home")
     }
 
-    /// The tenant's part of the result of a command that succeeds.
+    /// Runs a command, which must succeed, and returns the tenant's part of its result.
     fn json(&self, arguments: &[&str]) -> Value {
         let output = self.jiffy(&[arguments, &["--json"]].concat());
         assert!(output.status.success(), "{output:?}");
@@ -52,7 +53,7 @@ impl Host {
 
     fn remote(&self) -> Arc<RemoteStore> {
         for (name, value) in &self.variables {
-            // SAFETY: the one test of this program that sets them does so in one thread.
+            // SAFETY: a single test of this program sets variables, in one thread.
             unsafe { std::env::set_var(name, value) };
         }
         let settings = RemoteSettings {
@@ -68,7 +69,7 @@ impl Host {
         remote
     }
 
-    /// Files of the store below `kind`.
+    /// Returns the files of the store below `kind`.
     fn files(&self, kind: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
         walk(&self.objects, &mut found);
@@ -88,7 +89,7 @@ fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Snapshot `id` with the chunks that `seeds` give.
+/// Creates snapshot `id` with chunks generated from `seeds`.
 fn snapshot(dir: &Path, id: &str, seeds: &[u8]) -> SnapshotSource {
     let path = dir.join(format!("{id}.layer"));
     let mut file = File::options();
@@ -123,7 +124,7 @@ fn snapshot(dir: &Path, id: &str, seeds: &[u8]) -> SnapshotSource {
     }
 }
 
-/// All three commands on a store with two snapshots, of which one is given up.
+/// Tests all three commands on a store with two snapshots, one of which is removed.
 async fn life(host: &Host) {
     let remote = host.remote();
     let tenant = remote.tenant(None).await.unwrap();
@@ -157,10 +158,10 @@ async fn life(host: &Host) {
     assert!(host.jiffy(&["verify"]).status.success());
     verify_and_repair(host, &remote, roots[1]).await;
     a_damaged_name_is_no_success(host, &remote).await;
-    // Five of the first pack's six chunks are dead.
+    // Five of the six chunks of the first pack are dead.
     remote.shared.remove_name(&tenant, "one").await.unwrap();
     remote.shared.remove(&tenant, roots[0]).await.unwrap();
-    // The times of S3 are whole seconds.
+    // S3 times have a resolution of one second.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let dry = host.json(&["gc", "--dry-run", "--grace", "0"]);
     assert_eq!(dry["removed"], 0);
@@ -181,7 +182,7 @@ async fn life(host: &Host) {
     rotate(host).await;
 }
 
-/// A flipped bit is named, and mended when this host has the chunk in its cache.
+/// A flipped bit is reported, and repaired if this host has the chunk in its cache.
 async fn verify_and_repair(host: &Host, remote: &RemoteStore, root: jiffy_store::Hash) {
     let mut packs = host.files("packs");
     packs.sort_by_key(|path| fs::metadata(path).unwrap().len());
@@ -212,7 +213,7 @@ async fn verify_and_repair(host: &Host, remote: &RemoteStore, root: jiffy_store:
     assert!(String::from_utf8_lossy(&missing.stderr).contains("no snapshot three"));
 }
 
-/// A tenant whose name cannot be read is left out, which no command takes for a success.
+/// A tenant with an unreadable name is skipped, and no command reports success.
 async fn a_damaged_name_is_no_success(host: &Host, remote: &RemoteStore) {
     let names = host.files("tenants");
     let name = names.iter().find(|path| path.ends_with("name")).unwrap();
@@ -229,8 +230,8 @@ async fn a_damaged_name_is_no_success(host: &Host, remote: &RemoteStore) {
     ] {
         let failed = host.jiffy(command);
         assert_eq!(failed.status.code(), Some(1), "{failed:?}");
-        let told = String::from_utf8_lossy(&failed.stderr);
-        assert!(told.contains("/name is damaged"), "{told}");
+        let report = String::from_utf8_lossy(&failed.stderr);
+        assert!(report.contains("/name is damaged"), "{report}");
         let shown = String::from_utf8_lossy(&failed.stdout);
         assert!(!shown.contains("no damage found"), "{shown}");
     }
@@ -241,7 +242,7 @@ async fn a_damaged_name_is_no_success(host: &Host, remote: &RemoteStore) {
     assert!(host.jiffy(&["verify"]).status.success());
 }
 
-/// The secret of the host's tenant is wrapped with a second master key, and the first one goes.
+/// Wraps the secret of the host's tenant with a second master key, and removes the first.
 async fn rotate(host: &Host) {
     let rotate = |more: &[&str]| host.json(&[&["rotate"], more].concat());
     assert_eq!(rotate(&[])["rewrapped"], 0);
@@ -269,19 +270,19 @@ async fn rotate(host: &Host) {
         (&further["rewrapped"], &further["generation"]),
         (&0.into(), &2.into())
     );
-    // Earlier pushes are read with the keys of then.
+    // Earlier pushes remain readable with the keys of that time.
     let verified = host.jiffy(&["verify"]);
     assert!(verified.status.success(), "{verified:?}");
     let again = host.remote().tenant(None).await.unwrap();
     assert_eq!(again.current().unwrap().generation(), 2);
     let unknown = host.jiffy(&["rotate", "nobody"]);
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("no tenant nobody"));
-    // The first key alone opens nothing.
+    // The first key alone decrypts nothing.
     fs::write(&path, with_first).unwrap();
     let refused = host.jiffy(&["stats"]);
     assert!(!refused.status.success(), "{refused:?}");
-    let told = String::from_utf8_lossy(&refused.stderr);
-    assert!(told.contains("key \"second\" does not exist"), "{told}");
+    let report = String::from_utf8_lossy(&refused.stderr);
+    assert!(report.contains("key \"second\" does not exist"), "{report}");
 }
 
 fn run(work: impl Future<Output = ()>) {

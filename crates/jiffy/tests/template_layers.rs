@@ -1,5 +1,6 @@
-//! Templates that stand on each other, with real guests: what an upper image deletes is gone, and
-//! what was made of an older version of a template goes on when the template is another, or none.
+//! Tests for layered templates with real guests. Files that an upper image deletes are hidden.
+//! Sandboxes of an older version of a template continue to work after the template is replaced or
+//! removed.
 
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
@@ -9,14 +10,14 @@ use jiffy_image::{
 use jiffy_test_attributes::jiffy_test;
 use tar::{Builder, EntryType, Header};
 
-/// A data directory with templates of its own beside the stock one.
+/// Returns a data directory with separate templates and the stock template.
 fn prepared() -> (TestHome, Templates) {
     let test_home = TestHome::with_templates();
     let templates = test_home.templates();
     (test_home, templates)
 }
 
-/// A layer of files, `path/` for a directory.
+/// Creates a layer of files. A path that ends with `/` is a directory.
 fn layer(entries: &[(&str, &str)]) -> Vec<u8> {
     let mut tar = Builder::new(Vec::new());
     for (path, content) in entries {
@@ -111,7 +112,7 @@ fn deletions_and_replacements_of_upper_images_apply_in_the_guest() {
     assert_eq!(booted, seen);
     let id = test_home.ok(&["create", "--template", "upper"]);
     assert_eq!(test_home.sh(&id, look), seen);
-    // Changes of the sandbox are on top of all that.
+    // Changes of the sandbox are in a layer above.
     let script = "rm -r /opt/emptied; echo own >/opt/stays";
     test_home.ok(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
     test_home.ok(&["pause", &id]);
@@ -120,7 +121,7 @@ fn deletions_and_replacements_of_upper_images_apply_in_the_guest() {
         test_home.sh(&id, "ls /opt; cat /opt/stays"),
         "becomes-a-file\ncomes-back\nstays\nown"
     );
-    // The others are as they were.
+    // Other sandboxes are unchanged.
     let other = test_home.ok(&["create", "--template", "upper"]);
     assert_eq!(test_home.sh(&other, look), seen);
     let id = test_home.ok(&["create", "--template", "lower"]);
@@ -158,13 +159,13 @@ fn sandboxes_of_an_older_template_version_survive_its_replacement_and_removal() 
         assert_eq!(says(child.lines().next_back().unwrap()), "one+later");
         test_home.ok(&["rollback", id, &snapshot]);
         assert_eq!(says(id), "one+kept");
-        let made = test_home.ok(&["create", "--from", &snapshot]);
-        assert_eq!(says(&made), "one+kept");
+        let created = test_home.ok(&["create", "--from", &snapshot]);
+        assert_eq!(says(&created), "one+kept");
         test_home.sh(id, "echo +later >/tmp/state");
         test_home.ok(&["pause", id]);
     };
     all_of_it(&id);
-    // One that runs is not asked: it falls asleep and wakes as what it is.
+    // A running sandbox keeps its version across pause and resume.
     test_home.ok(&["pause", &runs]);
     test_home.ok(&["resume", &runs]);
     assert_eq!(says(&runs), "one");
@@ -174,7 +175,7 @@ fn sandboxes_of_an_older_template_version_survive_its_replacement_and_removal() 
     let refused = test_home.call(&["create", "--template", "app"]);
     assert_ne!(refused.code, Some(0), "{refused:?}");
     all_of_it(&id);
-    // So do those of a daemon that comes later.
+    // The same applies to sandboxes of a later daemon.
     test_home.kill_daemon();
     all_of_it(&id);
     let opens = |version: &str| templates.version(&format!("app@{version}")).is_ok();
@@ -211,8 +212,8 @@ fn a_template_is_exported_tagged_listed_and_removed() {
     let file = other.dir.path().join("app.tar.zst");
     let file = file.to_str().unwrap();
     test_home.ok(&["template", "export", "app:v1", file]);
-    let made = other.json(&["template", "import", file, "--name", "came"]);
-    assert_eq!(made["images"], tagged["images"]);
+    let created = other.json(&["template", "import", file, "--name", "came"]);
+    assert_eq!(created["images"], tagged["images"]);
     let id = other.ok(&["create", "--template", "came"]);
     assert_eq!(other.sh(&id, "cat /opt/version"), "one");
 
@@ -222,13 +223,13 @@ fn a_template_is_exported_tagged_listed_and_removed() {
     ));
     other.ok(&["template", "rm", "came"]);
     other.json(&["template", "prune"]);
-    // It runs.
+    // The sandbox is running.
     assert!(own.exists());
     other.ok(&["rm", &id]);
     other.ok(&["serve", "--stop", "--kill-sandboxes"]);
-    // The next daemon gives up the snapshot of a template that is gone.
+    // The next daemon removes the snapshot of a removed template.
     other.ok(&["ls"]);
-    wait_for("the image to go", || {
+    wait_for("the image to be removed", || {
         other.json(&["template", "prune"]);
         (!own.exists()).then_some(())
     });
@@ -267,8 +268,8 @@ fn eight_stacked_builds_keep_the_changes_of_each() {
         ]);
     }
     let images = |name: &str| {
-        let known = test_home.json(&["template", "inspect", name]);
-        known["images"].as_array().unwrap().len()
+        let details = test_home.json(&["template", "inspect", name]);
+        details["images"].as_array().unwrap().len()
     };
     assert_eq!(images("high-5"), 6);
     assert_eq!(images("high-6"), 2);

@@ -1,4 +1,4 @@
-//! Snapshots on their way into the store that hosts share.
+//! Tests for uploads of snapshots to the shared store.
 
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
@@ -6,18 +6,18 @@ use jiffy_test_attributes::jiffy_test;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Fills memory and disk with bytes that do not compress.
+/// Fills memory and disk with incompressible bytes.
 const FILL: &str = "head -c 12000000 /dev/urandom > /home/user/file && \
     head -c 12000000 /dev/urandom > /dev/shm/memory && sync";
 
-/// Files of a store below directories called `kind`, and their bytes together.
+/// Returns the number of files of a store below directories named `kind`, and their total size.
 fn objects(bucket: &Path, kind: &str) -> (usize, u64) {
     let (mut number, mut bytes) = (0, 0);
-    let mut left = vec![bucket.to_owned()];
-    while let Some(dir) = left.pop() {
+    let mut remaining = vec![bucket.to_owned()];
+    while let Some(dir) = remaining.pop() {
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
             match entry.metadata() {
-                Ok(metadata) if metadata.is_dir() => left.push(entry.path()),
+                Ok(metadata) if metadata.is_dir() => remaining.push(entry.path()),
                 Ok(metadata) if entry.path().iter().any(|part| part == kind) => {
                     number += 1;
                     bytes += metadata.len();
@@ -35,7 +35,7 @@ fn start(home: &TestHome, bucket: &Path, more: &[&str]) {
     home.ok(&[&options[..], more].concat());
 }
 
-/// State of a snapshot in the store.
+/// Returns the state of a snapshot in the store.
 fn state(home: &TestHome, id: &str) -> String {
     let all = home.json(&["snapshots"]);
     let mut all = all.as_array().unwrap().iter();
@@ -56,33 +56,33 @@ fn snapshots_and_paused_sandboxes_reach_the_store() {
     assert!(home.ok(&["snapshots"]).contains("STORE"));
     let (_, whole) = objects(&bucket, "packs");
     assert!(whole > 24_000_000, "{whole}");
-    // Unchanged chunks are not sent again.
+    // Unchanged chunks are not uploaded again.
     home.sh(&id, "echo changed > /home/user/small");
     home.ok(&["pause", &id, "--durable"]);
     let (_, more) = objects(&bucket, "packs");
     let more = more - whole;
     let listed = home.json(&["ls"]);
-    // A checkpoint of gVisor is whole, and its pages lie elsewhere in each.
+    // A gVisor checkpoint is complete, and its pages have other offsets in each checkpoint.
     assert!(
         more < 16_000_000 || listed[0]["engine"] == "gvisor",
         "{more} of {whole}"
     );
     assert_eq!(listed[0]["store_state"], "stored", "{listed}");
-    // The next daemon has the same store.
+    // The next daemon uses the same store.
     home.ok(&["daemon", "restart"]);
     home.ok(&["resume", &id]);
     home.sh(&id, "cat /home/user/small");
     let last = home.ok(&["snapshot", &id, "--durable"]);
     assert_eq!(objects(&bucket, "leases").0, 0);
-    // It goes from the store with its removal.
+    // The removal of a snapshot removes it from the store.
     let (names, _) = objects(&bucket, "names");
     home.ok(&["rm", &id]);
     home.ok(&["rm", &last]);
-    wait_for("the names to go", || {
+    wait_for("the names to be removed", || {
         (objects(&bucket, "names").0 < names).then_some(())
     });
     assert_eq!(state(&home, &snapshot), "stored");
-    // Without a store nothing is durable, and nothing else is different.
+    // Without a store, snapshots cannot be durable. All other behaviour is unchanged.
     home.ok(&["daemon", "restart", "--no-listen"]);
     let id = home.ok(&["create", "--from", "full"]);
     let refused = home.call(&["snapshot", &id, "--durable"]);
@@ -133,21 +133,21 @@ fn a_template_reaches_another_data_directory_through_the_store() {
         command.env("JIFFY_HOME", there.path());
         command.output().unwrap()
     };
-    // Under keys of its own there is nothing to be found.
+    // Another master key has no access to the objects.
     let other = pull("base", &[]);
-    let told = String::from_utf8_lossy(&other.stderr);
-    assert!(told.contains("jiffy template push"), "{told}");
+    let report = String::from_utf8_lossy(&other.stderr);
+    assert!(report.contains("jiffy template push"), "{report}");
     let pulled = pull("base", &["--store-keys", keys]);
-    let told = String::from_utf8_lossy(&pulled.stderr);
-    assert!(pulled.status.success(), "{told}");
+    let report = String::from_utf8_lossy(&pulled.stderr);
+    assert!(pulled.status.success(), "{report}");
     let pulled: serde_json::Value = serde_json::from_slice(&pulled.stdout).unwrap();
     assert_eq!(pulled["version"], pushed["version"]);
     let version = pushed["version"].as_str().unwrap();
     let by_version = pull(&format!("base@{version}"), &["--store-keys", keys]);
     assert!(by_version.status.success());
-    let kept = there
+    let retained = there
         .path()
         .join("versions")
         .join(format!("{version}.json"));
-    assert!(kept.exists());
+    assert!(retained.exists());
 }

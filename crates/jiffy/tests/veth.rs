@@ -1,5 +1,5 @@
-//! Guests without a virtual machine: their card is in a network namespace, and what it leads to is
-//! what all guests reach.
+//! Tests for guests without a virtual machine: their network card is in a network namespace, with
+//! the same network access as all guests.
 
 use crate::support::lab::{HOST, PRIVATE, PUBLIC, PUBLIC6, output, with_lab6};
 use crate::support::network_probe::clean;
@@ -14,12 +14,12 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-/// Number of namespaces of this one's data directory.
+/// Returns the number of namespaces of this namespace's data directory.
 fn namespaces(one: &Path) -> usize {
     let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
     let own = name(one);
     let prefix = own.split_inclusive('-').next().unwrap();
-    // The directory goes with the last of them.
+    // The directory is removed with the last namespace.
     let all = std::fs::read_dir(one.parent().unwrap());
     let all = all.into_iter().flatten();
     all.filter(|entry| name(&entry.as_ref().unwrap().path()).starts_with(prefix))
@@ -36,13 +36,13 @@ fn inside<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(enter).join().unwrap())
 }
 
-/// Name of the server at TCP port 80 of `host`, or the kind of the error.
+/// Returns the name of the server at TCP port 80 of `host`, or the kind of the error.
 fn reach(host: &str) -> String {
     let address = (host.parse::<IpAddr>().unwrap(), 80).into();
     let mut line = [0; 100];
-    let heard = TcpStream::connect_timeout(&address, Duration::from_secs(10))
+    let received = TcpStream::connect_timeout(&address, Duration::from_secs(10))
         .and_then(|mut stream| stream.read(&mut line));
-    match heard {
+    match received {
         Ok(length) => {
             let line = String::from_utf8_lossy(&line[..length]);
             line.split(' ').next().unwrap_or_default().to_owned()
@@ -51,7 +51,7 @@ fn reach(host: &str) -> String {
     }
 }
 
-/// The address of a name, as the gateway says it.
+/// Returns the address of a name according to the gateway.
 fn resolve() -> Option<Ipv4Addr> {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     let limit = Some(Duration::from_secs(10));
@@ -67,22 +67,22 @@ fn resolve() -> Option<Ipv4Addr> {
     Some(address.into())
 }
 
-/// Sends more than fits any buffer to an echo, and hears it.
+/// Sends more data than fits into any buffer to an echo server, and checks the answer.
 fn echoes(host: &str) -> bool {
     let sent: Vec<u8> = (0..4_u32 << 20).map(|i| (i ^ (i >> 8)) as u8).collect();
     let mut stream = TcpStream::connect((host, 80)).unwrap();
-    // The first line says who answers.
+    // The first line contains the name of the server.
     let mut byte = [0];
     while byte != *b"\n" {
         stream.read_exact(&mut byte).unwrap();
     }
     let mut writer = stream.try_clone().unwrap();
-    let mut heard = vec![0; sent.len()];
+    let mut received = vec![0; sent.len()];
     thread::scope(|scope| {
         scope.spawn(|| writer.write_all(&sent).unwrap());
-        stream.read_exact(&mut heard).unwrap();
+        stream.read_exact(&mut received).unwrap();
     });
-    heard == sent
+    received == sent
 }
 
 #[jiffy_test(engine = "none", lab)]
@@ -107,7 +107,7 @@ fn a_guest_in_a_namespace_has_the_network_of_one_in_a_virtual_machine() {
 
         let network = Network::open(&config).unwrap();
         let take = |card| runtime.block_on(network.take(card)).unwrap();
-        let (mut lease, mut tap, left) =
+        let (mut lease, mut tap, remaining) =
             (take(NicKind::Veth), take(NicKind::Tap), take(NicKind::Veth));
         assert!(tap.take_tap().is_some() && tap.namespace().is_none());
         assert!(lease.take_tap().is_none());
@@ -139,10 +139,12 @@ fn a_guest_in_a_namespace_has_the_network_of_one_in_a_virtual_machine() {
         welcome(&closed);
         assert_eq!(inside(&card, || reach(PUBLIC[1])), "ConnectionRefused");
 
-        // The next daemon finds it, and removes what no guest is in.
+        // The next daemon finds the namespace, and removes namespaces without a guest.
         let number = lease.number();
-        [&lease, &left].into_iter().for_each(|lease| lease.keep());
-        drop((lease, left, tap));
+        [&lease, &remaining]
+            .into_iter()
+            .for_each(|lease| lease.keep());
+        drop((lease, remaining, tap));
         network.close();
         let network = Network::open(&config).unwrap();
         let adopted = network.adopt(number, &usual);
@@ -152,8 +154,8 @@ fn a_guest_in_a_namespace_has_the_network_of_one_in_a_virtual_machine() {
         assert_eq!(inside(&card, resolve), Some(Ipv4Addr::new(9, 9, 9, 9)));
         network.reclaim(NicKind::Tap, &[]);
         network.reclaim(NicKind::Veth, &[number]);
-        // Its own, and the one that is ready.
-        wait_for("the one that was left to go", || {
+        // Its own namespace, and the one created in advance.
+        wait_for("the remaining namespace to be removed", || {
             (namespaces(&card) == 4).then_some(())
         });
         adopted.release();

@@ -1,5 +1,5 @@
-//! A VMM that is killed in the middle of an operation costs at most its own sandbox's unsaved
-//! state, and that is told.
+//! Tests that a VMM killed during an operation loses at most the unsaved state of its own sandbox,
+//! and that the loss is reported.
 
 use crate::support::test_home::TestHome;
 use crate::support::{alive, finish, jiffy, wait_for};
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Random data in memory and on disk, and how to tell that it is whole.
+/// Writes random data to memory and disk, with checksums to verify it.
 const FILL: &str = "head -c 20000000 /dev/urandom >/dev/shm/bulk; cp /dev/shm/bulk .; sync; sha256sum /dev/shm/bulk bulk >sums";
 const VERIFY: &str = "sha256sum -c --quiet sums && echo whole";
 
@@ -45,14 +45,15 @@ fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_an
             test_home.ok(&["pause", &id]);
             before.clear();
         }
-        let known = snapshots(&test_home);
+        let known_snapshots = snapshots(&test_home);
         let running = jiffy(operation)
             .env("JIFFY_HOME", test_home.dir.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // At moments spread over what the operations take; a resume is hit when its VMM has come.
+        // The delays are spread over the durations of the operations; a resume waits for the new
+        // VMM.
         let victim = before.first().copied().unwrap_or_else(|| {
             wait_for("the VMM of the resume", || {
                 test_home.vmms().first().copied()
@@ -63,14 +64,14 @@ fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_an
         ));
         let _ = kill(Pid::from_raw(victim.try_into().unwrap()), Signal::SIGKILL);
         let done = finish(running);
-        wait_for("the killed VMM to go", || (!alive(victim)).then_some(()));
-        // A sandbox whose VMM was taken is told as such, however the operation went; a paused one
-        // needs none.
-        let sandbox = wait_for("what became of it to be known", || {
+        wait_for("the killed VMM to exit", || (!alive(victim)).then_some(()));
+        // A sandbox whose VMM was killed is reported as broken, regardless of the operation's
+        // result. A paused sandbox has no VMM.
+        let sandbox = wait_for("the sandbox's state to be reported", || {
             let all = test_home.json(&["ls", "--all"]);
             let mine = all.as_array().unwrap().iter().find(|s| s["id"] == id);
             let mine = mine.unwrap().clone();
-            // Children of a fork run beside it: each sandbox that runs has its own VMM.
+            // Children of a fork run in addition: each running sandbox has its own VMM.
             let listed = all.as_array().unwrap().iter();
             let running = listed.filter(|s| s["state"] == "running").count();
             let settled = match mine["state"].as_str().unwrap() {
@@ -91,8 +92,8 @@ fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_an
             let cause = sandbox["cause"].as_str().unwrap();
             assert!(cause.contains("kill"), "{operation:?}: {cause}");
         }
-        // Whatever snapshot there is now is a whole one.
-        for new in snapshots(&test_home).difference(&known) {
+        // Every new snapshot is complete.
+        for new in snapshots(&test_home).difference(&known_snapshots) {
             let copy = test_home.ok(&["create", "--from", new]);
             assert_eq!(
                 test_home.sh(&copy, VERIFY),
@@ -114,12 +115,12 @@ fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_an
             test_home.ok(&["rollback", &id, "kept"]);
         }
         assert_eq!(test_home.sh(&id, VERIFY), "whole", "{operation:?}");
-        wait_for("what nobody owns to go", || {
+        wait_for("orphaned files to be removed", || {
             (test_home.vmms().len() == 1 && test_home.sockets() == 1).then_some(())
         });
     }
     eprintln!("{outcomes:?}");
-    // It was hit in the middle at least once: an operation that failed.
+    // At least one operation was interrupted and failed.
     assert!(outcomes.iter().any(|(_, done, _)| !done), "{outcomes:?}");
     test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();

@@ -1,4 +1,4 @@
-//! The `jiffy-vmm` process as its controller sees it, spoken to in its own protocol.
+//! Tests for the process `jiffy-vmm`, controlled through its own protocol.
 
 use crate::support::{programs, wait_for};
 use jiffy_image::{Home, Initrd, Kernel};
@@ -41,7 +41,7 @@ impl Drop for Vmm {
     }
 }
 
-/// Everything that has to be open for a guest whose process 1 only waits.
+/// Open files for a guest whose process 1 only waits.
 struct Parts {
     kvm: File,
     kernel: File,
@@ -105,7 +105,7 @@ fn a_vmm_ends_with_its_controller_unless_it_is_kept() {
     assert!(matches!(vmm.event(), Event::Started(_)));
     let (ours, _theirs) = Channel::pair().unwrap();
     vmm.control = ours; // closes the old one
-    let status = wait_for("the VMM to end", || vmm.child.try_wait().unwrap());
+    let status = wait_for("the VMM to exit", || vmm.child.try_wait().unwrap());
     assert!(status.success(), "{status:?}");
 }
 
@@ -145,7 +145,7 @@ fn a_vmm_that_is_kept_obeys_the_next_controller() {
     assert_eq!(vmm.event(), Event::Detached);
 
     for _ in 0..2 {
-        // A new controller takes over; the old connection is gone by then.
+        // A new controller connects after the previous connection was closed.
         let next = make();
         connect(next.as_raw_fd(), &address).unwrap();
         vmm.control = Channel::new(next);

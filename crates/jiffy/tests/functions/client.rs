@@ -1,18 +1,18 @@
-//! Client of functions that speaks HTTP itself: host names and headers are what is tested.
+//! Client of functions with its own HTTP implementation, because host names and headers are tested.
 
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Time after which a read fails.
+/// Timeout of reads.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Response to a request.
 #[derive(Debug, Clone)]
 pub struct FunctionResponse {
     pub status: u16,
-    /// In lower case.
+    /// Head in lower case.
     pub head: String,
     pub body: Vec<u8>,
 }
@@ -22,7 +22,7 @@ impl FunctionResponse {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// Status and error code of a refusal.
+    /// Returns the status and the error code of an error response.
     pub fn refusal(&self) -> (u16, String) {
         let body: Value = serde_json::from_slice(&self.body).unwrap_or_default();
         assert_eq!(body["code"], self.status, "{self:?}");
@@ -44,7 +44,7 @@ pub struct FunctionClient {
 }
 
 impl FunctionClient {
-    /// Connects to `url`. `headers` are sent with each request, and end in CR LF each.
+    /// Connects to `url`. `headers` are sent with each request. Each header must end with CR LF.
     pub fn connect(url: &str, headers: &str) -> Self {
         let address = url.trim_end_matches('/').trim_start_matches("http://");
         let stream = TcpStream::connect(address).unwrap();
@@ -63,7 +63,7 @@ impl FunctionClient {
     pub fn send(&mut self, method: &str, path: &str, body: &[u8]) -> io::Result<FunctionResponse> {
         let mut request = self.head(method, path, body.len()).into_bytes();
         request.extend_from_slice(body);
-        // A refusal may arrive before the body is sent.
+        // An error response may arrive before the body is sent.
         let _ = self.stream.get_mut().write_all(&request);
         self.response()
     }
@@ -74,7 +74,7 @@ impl FunctionClient {
         self.stream.get_mut().write_all(head.as_bytes()).unwrap();
     }
 
-    /// Sends the body of the request that has begun.
+    /// Sends the body of the started request, and reads the response.
     pub fn finish(&mut self, body: &[u8]) -> io::Result<FunctionResponse> {
         self.stream.get_mut().write_all(body).unwrap();
         self.response()

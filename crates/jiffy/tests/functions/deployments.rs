@@ -1,17 +1,17 @@
-//! Deployments that are refused, and schedules.
+//! Tests for rejected deployments, and for schedules.
 
 use super::client::{FunctionClient, FunctionResponse};
 use super::{FunctionDaemon, constant, wait_for};
 use serde_json::Value;
 
-/// Largest module in bytes.
+/// Maximum size of a module in bytes.
 const MAX_MODULE_BYTES: usize = 64 << 20;
-/// Schedule of which the next call is within a minute.
+/// Schedule with a call in the next minute.
 const EVERY_MINUTE: &str = "* * * * *";
-/// Schedule of which no call is made in the test.
+/// Schedule without a call during the test.
 const NEW_YEAR: &str = "0 0 1 1 * Europe/Berlin";
 
-/// Deploys by a form, as programs do.
+/// Deploys with an HTML form, like programs.
 fn deploy(daemon: &FunctionDaemon, module: &[u8]) -> FunctionResponse {
     let key = &daemon.remote.key;
     let kind = "multipart/form-data; boundary=part";
@@ -42,7 +42,7 @@ pub fn schedules(daemon: &FunctionDaemon) {
     let deploy = ["function", "deploy", "tick", path.to_str().unwrap()];
     let refused = remote.call(&[&deploy[..], &["--schedule", "61 * * * *"]].concat());
     assert!(
-        refused.code == Some(1) && refused.stderr.contains("is no schedule"),
+        refused.code == Some(1) && refused.stderr.contains("is not a valid schedule"),
         "{refused:?}"
     );
     remote.ok(&[&deploy[..], &["--schedule", NEW_YEAR]].concat());
@@ -50,7 +50,7 @@ pub fn schedules(daemon: &FunctionDaemon) {
     assert_eq!(shown["cron"], NEW_YEAR, "{shown}");
     let next = shown["nextAt"].as_str().unwrap();
     assert!(next.contains("-12-31T23:00:00"), "{shown}");
-    // It stays until a deployment gives another.
+    // The schedule remains until a deployment replaces it.
     remote.ok(&deploy);
     let info = remote.ok(&["function", "info", "tick"]);
     assert!(info.contains(NEW_YEAR), "{info}");
@@ -59,7 +59,7 @@ pub fn schedules(daemon: &FunctionDaemon) {
     remote.ok(&[&deploy[..], &["--schedule", EVERY_MINUTE]].concat());
 }
 
-/// A call that was due meanwhile has been made. Not every run lasts beyond the end of a minute.
+/// A call that was due has been made. Not every run lasts until the end of a minute.
 pub fn scheduled_calls(daemon: &FunctionDaemon) {
     let shown = schedule(daemon);
     if !shown["lastAt"].is_null() {

@@ -1,10 +1,10 @@
-//! Direct requests: several owners' public functions on one port.
+//! Tests for direct requests to public functions of several owners on one port.
 
 use super::client::{FunctionClient, FunctionResponse};
 use super::{FunctionDaemon, constant};
 use std::net::TcpListener;
 
-/// Address for `--functions-listen` that nothing else listens at.
+/// Returns an unused address for `--functions-listen`.
 pub fn free_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().to_string()
@@ -37,9 +37,9 @@ pub fn direct_requests(daemon: &FunctionDaemon) {
     );
     let info = remote.json(&["function", "info", "private"]);
     assert_eq!(info.get("directUrl"), None, "{info}");
-    let mut kept = client(daemon, &direct);
+    let mut retained = client(daemon, &direct);
     for _ in 0..3 {
-        let answer = kept.get("/path").unwrap();
+        let answer = retained.get("/path").unwrap();
         assert_eq!((answer.status, answer.text().as_str()), (200, "direct"));
         assert_eq!(answer.header("x-request-id").unwrap().len(), 32);
     }
@@ -49,11 +49,11 @@ pub fn direct_requests(daemon: &FunctionDaemon) {
         assert!(answer.header("x-request-id").is_some(), "{answer:?}");
         assert_eq!(answer.refusal(), unknown, "{other}");
     }
-    // The control plane is not there.
+    // The control plane is not available on this port.
     let mut control = FunctionClient::connect(&daemon.direct, "host: localhost\r\n");
     assert_eq!(control.get("/functions").unwrap().refusal(), unknown);
 
-    // Another owner's function of the same name, on the same port.
+    // A function of the same name of another owner on the same port.
     let other = daemon.key("create");
     let path = daemon.module(&constant("the other's"));
     let deploy = [
@@ -69,21 +69,21 @@ pub fn direct_requests(daemon: &FunctionDaemon) {
     let deployed: serde_json::Value = serde_json::from_str(&deployed.stdout).unwrap();
     let theirs = get(daemon, deployed["label"].as_str().unwrap());
     assert_eq!(theirs.text(), "the other's");
-    assert_eq!(kept.get("/path").unwrap().text(), "direct");
+    assert_eq!(retained.get("/path").unwrap().text(), "direct");
     let removed = daemon
         .connect(&other)
         .send("DELETE", "/functions/direct", b"");
     assert_eq!(removed.unwrap().status, 204);
 
-    // Changes hold for new connections and for open ones.
+    // Changes apply to new and to open connections.
     remote.ok(&["function", "disable", "direct"]);
     let disabled = (503, "function_disabled".to_owned());
     assert_eq!(get(daemon, &direct).refusal(), disabled);
-    assert_eq!(kept.get("/path").unwrap().refusal(), disabled);
+    assert_eq!(retained.get("/path").unwrap().refusal(), disabled);
     remote.ok(&["function", "enable", "direct"]);
     daemon.deploy("direct", &constant("second"), &[]);
     assert_eq!(get(daemon, &direct).text(), "second");
-    assert_eq!(kept.get("/path").unwrap().text(), "second");
+    assert_eq!(retained.get("/path").unwrap().text(), "second");
     let info = remote.json(&["function", "info", "direct"]);
     assert!(info["metrics"]["requests"].as_u64().unwrap() >= 6, "{info}");
     remote.ok(&["function", "rm", "direct", "private"]);

@@ -1,4 +1,4 @@
-//! Functions through a daemon: commands, API, host names, keys, and what ends and comes back.
+//! Tests for functions through a daemon: commands, API, host names, keys, restarts.
 
 mod client;
 mod deployments;
@@ -22,10 +22,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Guest of the tests of limits: `/echo`, `/spin`, `/memory` and others.
+/// Guest for limit tests: `/echo`, `/spin`, `/memory` and others.
 const PROBE: &[u8] = include_bytes!("../../../function-runtime/tests/guests/probe.wat");
 
-/// Module of jiffy-core/1 that answers every request with `text`.
+/// Returns a module of jiffy-core/1 that answers every request with `text`.
 fn constant(text: &str) -> Vec<u8> {
     let message = format!("200\\n\\n{text}");
     let length = text.len() + 5;
@@ -41,7 +41,7 @@ fn constant(text: &str) -> Vec<u8> {
 struct FunctionDaemon {
     remote: Remote,
     modules: tempfile::TempDir,
-    /// Address at which public functions answer directly.
+    /// Address on which public functions answer directly.
     direct: String,
 }
 
@@ -78,7 +78,7 @@ impl FunctionDaemon {
         self.remote.test_home.ok(&create)
     }
 
-    /// Processes that run functions.
+    /// Returns the processes that run functions.
     fn processes(&self) -> Vec<u32> {
         let directory = self.remote.test_home.dir.path().join("functions");
         let owners = std::fs::read_dir(directory).into_iter().flatten().flatten();
@@ -103,10 +103,10 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     nested.collect()
 }
 
-/// Part of the test's story.
+/// Step of the test.
 type Step = fn(&FunctionDaemon);
 
-/// One daemon for all of it, as its start takes longer than most of the steps.
+/// All steps use one daemon, because its start takes longer than most steps.
 #[jiffy_test]
 fn functions_are_deployed_reached_managed_and_survive() {
     let direct = direct::free_address();
@@ -176,7 +176,7 @@ fn commands_and_versions(daemon: &FunctionDaemon) {
     remote.ok(&["function", "enable", "hello"]);
     let answer = daemon.by_path(&remote.key, "/functions/hello/invoke");
     assert_eq!((answer.status, answer.text().as_str()), (200, "hello 5"));
-    // A page that is reached by path has no access to the control plane beside it.
+    // A page requested by path must not access the control plane on the same origin.
     let policy = answer.header("content-security-policy").unwrap();
     assert!(policy.starts_with("sandbox"), "{policy}");
     let info = remote.ok(&["function", "info", "hello"]);
@@ -210,7 +210,7 @@ fn keys_and_public_names(daemon: &FunctionDaemon) {
         }
     }
     assert_eq!(daemon.by_path(&other, "/functions?all=true").text(), "[]");
-    // Looking is not invoking.
+    // Inspecting does not include invoking.
     let reader = daemon.key("read");
     assert_eq!(daemon.by_host(label, &key(&reader)).refusal().0, 403);
     let invoke = daemon.by_path(&reader, &format!("/functions/{label}/invoke/"));
@@ -218,7 +218,7 @@ fn keys_and_public_names(daemon: &FunctionDaemon) {
     let seen = daemon.by_path(&reader, "/functions?all=true").text();
     assert!(seen.contains(label), "{seen}");
 
-    // Another key's function of the same name, in a process of its own.
+    // A function of the same name of another key, in a separate process.
     let path = daemon.module(&constant("the other's"));
     let mut deploy = remote.command(&["function", "deploy", "hello", path.to_str().unwrap()]);
     let deployed = crate::support::finish(deploy.env("JIFFY_API_KEY", &other).spawn().unwrap());
@@ -237,7 +237,7 @@ fn keys_and_public_names(daemon: &FunctionDaemon) {
     assert_eq!(daemon.by_host(label, "").text(), "public");
     for missing in ["hello--000000000000", "hello"] {
         assert_eq!(daemon.by_host(missing, &key(&other)).refusal(), unknown);
-        // As for private functions: whether there is one is not told without a key.
+        // As for private functions: without a key, the existence of a function is not disclosed.
         assert_eq!(daemon.by_host(missing, "").refusal().0, 401);
     }
 }
@@ -265,7 +265,7 @@ fn limits_and_logs(daemon: &FunctionDaemon) {
     let answer = sender.send("POST", echo, &large).unwrap();
     assert_eq!(answer.refusal(), (413, "request_too_large".to_owned()));
 
-    // The id of a request is the log's, whatever the client sent.
+    // The log uses the gateway's request id, regardless of the client's headers.
     let mut logs = remote.command(&["function", "logs", "-f", "probe"]);
     let mut logs = logs.stdout(std::process::Stdio::piped()).spawn().unwrap();
     let headers = format!(
@@ -319,13 +319,13 @@ fn swaps_under_load(daemon: &FunctionDaemon) {
         for round in 1..=seconds * 10 {
             let due = start + Duration::from_millis(100) * round;
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
-            // Versions 1 and 2 are there.
+            // Versions 1 and 2 exist.
             let version = 1 + round % 2;
             let body = format!("{{\"version\":{version}}}");
             let answer = client.send("POST", "/functions/swap/rollback", body.as_bytes());
             assert_eq!(answer.unwrap().status, 200);
         }
-        // Slow ones would be fewer than ten a second.
+        // The number would be lower than ten per second with slow requests.
         let elapsed = start.elapsed();
         assert!(
             elapsed < Duration::from_millis(200) * seconds * 10,
@@ -339,7 +339,7 @@ fn killed_process(daemon: &FunctionDaemon) {
     let [id] = daemon.processes()[..] else {
         panic!("{:?}", daemon.processes());
     };
-    // It has neither the daemon's log nor core files, and writes no long ones.
+    // The process has no access to the daemon's log, no core files, and a limit of file sizes.
     let error = std::fs::read_link(format!("/proc/{id}/fd/2")).unwrap();
     assert!(error.to_string_lossy().starts_with("pipe:"), "{error:?}");
     let limits = std::fs::read_to_string(format!("/proc/{id}/limits")).unwrap();
@@ -360,14 +360,17 @@ fn killed_process(daemon: &FunctionDaemon) {
             let mut client = daemon.connect(&other);
             while !done.load(Ordering::Relaxed) {
                 let answer = client.get("/functions/other/invoke/").unwrap();
-                assert_eq!(answer.status, 200, "others are unaffected: {answer:?}");
+                assert_eq!(
+                    answer.status, 200,
+                    "other requests are unaffected: {answer:?}"
+                );
             }
         });
         for _ in 0..2 {
             scope.spawn(|| {
                 let mut client = daemon.connect(&daemon.remote.key);
                 while !done.load(Ordering::Relaxed) {
-                    // Those that were under way may fail.
+                    // Requests in flight may fail.
                     let _ = client.get("/functions/swap/invoke/").unwrap();
                 }
             });
@@ -405,7 +408,7 @@ fn restarted_daemon(daemon: &FunctionDaemon) {
     let mut client = FunctionClient::connect(url, &headers);
     let answer = client.get("/functions/hello/invoke/").unwrap();
     assert_eq!(answer.text(), "public");
-    // One without a word, while no function is loaded by the next.
+    // The process is killed while the next daemon has not loaded a function.
     remote.test_home.kill_daemon();
     local(&["daemon", "start", "--listen", "127.0.0.1:0"]);
     assert_eq!(daemon.processes(), before);
@@ -413,7 +416,7 @@ fn restarted_daemon(daemon: &FunctionDaemon) {
     assert_eq!(all.as_array().unwrap().len(), 3, "{all}");
     let label = all[0]["label"].as_str().unwrap();
     assert_eq!(local(&["function", "invoke", label]), "public");
-    // Without a daemon, the command that ends everything ends the process.
+    // Without a daemon, the command that kills all sandboxes also kills the process.
     remote.test_home.kill_daemon();
     assert_eq!(daemon.processes(), before);
     local(&["serve", "--stop", "--kill-sandboxes"]);

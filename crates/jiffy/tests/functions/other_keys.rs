@@ -1,4 +1,4 @@
-//! Calls on functions of another key, and budgets of keys with functions.
+//! Tests for calls on functions of another key, and for quotas of keys with functions.
 
 use super::client::{FunctionClient, FunctionResponse};
 use super::{FunctionDaemon, PROBE, constant};
@@ -35,7 +35,7 @@ fn get(daemon: &FunctionDaemon, key: &str, path: &str) -> Value {
     serde_json::from_slice(&answer.body).unwrap_or_else(|e| panic!("{path}: {e}: {answer:?}"))
 }
 
-/// Function as its owner sees it, with its versions and its answer.
+/// Returns the function as its owner sees it, with its versions and its answer.
 fn view(daemon: &FunctionDaemon) -> Value {
     let key = &daemon.remote.key;
     let mut function = get(daemon, key, "/functions/hello");
@@ -45,7 +45,7 @@ fn view(daemon: &FunctionDaemon) -> Value {
     json!([function, versions, answer])
 }
 
-/// Calls of the API document that name a function, but for its deployment.
+/// Returns the calls of the API document that name a function, except for the deployment.
 fn calls(daemon: &FunctionDaemon) -> Vec<(String, String)> {
     let document = get(daemon, &daemon.remote.key, "/openapi.json");
     let mut all = Vec::new();
@@ -82,7 +82,7 @@ pub fn calls_of_other_keys(daemon: &FunctionDaemon) {
         assert_eq!(view(daemon), before, "{method} {call}");
     }
 
-    // A deployment over it is one of another function of that name.
+    // A deployment with the same name creates another function.
     let module = constant("the other's");
     assert_eq!(deploy(daemon, &reader, "hello", &module).refusal().0, 403);
     assert_eq!(deploy(daemon, &other, label, &module).refusal().0, 400);
@@ -115,7 +115,7 @@ pub fn budgets(daemon: &FunctionDaemon) {
     let label = label.as_str().unwrap();
     let used = || get(daemon, &key, "/limits")["used"].clone();
 
-    // Its modules count as its disk space, and what has no room is not kept.
+    // Its modules count as its disk space, and a module that exceeds the quota is not stored.
     let bytes = used()["disk"]["functions"].as_u64().unwrap();
     assert!(bytes > module.len() as u64, "{bytes}");
     let large = constant(&"x".repeat(300 << 10));
@@ -123,7 +123,7 @@ pub fn budgets(daemon: &FunctionDaemon) {
     assert_eq!(refused.refusal(), (507, "max_disk".to_owned()));
     assert_eq!(used()["disk"]["functions"], bytes);
 
-    // A request under way is its one exchange, whichever way others come.
+    // A request in flight uses the only exchange, regardless of the route of further requests.
     let echo = "/functions/bounded/invoke/echo";
     let host = format!("host: {label}.fn.localhost\r\n");
     let connect_direct = || FunctionClient::connect(&daemon.direct, &host);
@@ -146,7 +146,7 @@ pub fn budgets(daemon: &FunctionDaemon) {
     assert_eq!(slow.finish(b"body").unwrap().text(), "body");
     wait_for("the end of the request", is_free);
 
-    // A direct connection is none while it is idle, and its requests are.
+    // An idle direct connection does not count, but its requests do.
     let mut open = connect_direct();
     assert_eq!(open.get("/echo").unwrap().status, 200);
     wait_for("the connection to be idle", is_free);

@@ -1,22 +1,22 @@
-//! Load by programs that others measure servers with: wrk and h2load, over direct connections and
-//! through the gateway, HTTP/1.1 and HTTP/2.
+//! Load tests with the benchmark programs wrk and h2load, over direct connections and through the
+//! gateway, with HTTP/1.1 and HTTP/2.
 
 use super::{FunctionDaemon, constant};
 use std::io::ErrorKind;
 use std::process::Command;
 
-/// Connections at once.
+/// Number of concurrent connections.
 const CONNECTIONS: &str = "8";
-/// Requests of h2load.
+/// Number of requests of h2load.
 const REQUESTS: u64 = 2000;
 
-/// Runs a client, which must end without an error. None: it is not installed.
+/// Runs a client, which must succeed. `None` if it is not installed.
 fn run(program: &str, arguments: &[&str]) -> Option<String> {
     let output = match Command::new(program).args(arguments).output() {
         Err(e) if e.kind() == ErrorKind::NotFound => {
             let is_ci = std::env::var_os("CI").is_some();
             assert!(!is_ci, "{program} is not installed: run scripts/setup");
-            eprintln!("without {program}, which is not installed");
+            eprintln!("skipping {program}, which is not installed");
             return None;
         }
         output => output.unwrap(),
@@ -25,14 +25,14 @@ fn run(program: &str, arguments: &[&str]) -> Option<String> {
     Some(String::from_utf8(output.stdout).unwrap())
 }
 
-/// Number in front of `unit` in a line of output.
+/// Returns the number before `unit` in a line of output.
 fn number_of(text: &str, unit: &str) -> u64 {
     let before = text.split_once(unit).unwrap_or_else(|| panic!("{text}")).0;
     let number = before.rsplit([' ', '\n']).next().unwrap_or_default();
     number.parse().unwrap_or_else(|_| panic!("{text}"))
 }
 
-/// Requests that wrk got answers to in a second, none of which is an error.
+/// Returns the number of requests that wrk completed in a second. None may fail.
 fn wrk(header: &str, url: &str) -> Option<u64> {
     let arguments = ["-t2", "-c", CONNECTIONS, "-d1s", "-H", header, url];
     let text = run("wrk", &arguments)?;
@@ -41,7 +41,7 @@ fn wrk(header: &str, url: &str) -> Option<u64> {
     Some(number_of(&text, " requests in "))
 }
 
-/// As many requests by h2load, each of which succeeds.
+/// Returns the number of requests that h2load completed. All must succeed.
 fn h2load(version: &[&str], header: &str, url: &str) -> Option<u64> {
     let requests = REQUESTS.to_string();
     let load = ["-t2", "-c", CONNECTIONS, "-n", &requests, "-H", header, url];

@@ -1,11 +1,12 @@
-//! Reset of functions' memory: chosen when a daemon starts, also over processes of the last one.
+//! Tests for the reset of functions' memory, which a daemon selects at its start, also for
+//! processes of an earlier daemon.
 
 use super::FunctionDaemon;
 use crate::support::{Done, finish, programs, skip};
 use jiffy_test_attributes::jiffy_test;
 use std::process::{Command, Stdio};
 
-/// Module that looks for marks of earlier requests.
+/// Module that searches for marks of earlier requests.
 const MARKS: &[u8] = include_bytes!("../../../function-runtime/tests/guests/marks.wat");
 
 fn words(process: u32) -> String {
@@ -28,7 +29,11 @@ pub fn resets(daemon: &FunctionDaemon) {
 
     let restart = ["daemon", "restart", "--listen", "127.0.0.1:0"];
     home.ok(&[&restart[..], &["--functions-reset", "fast"]].concat());
-    assert_eq!(daemon.processes(), [0; 0], "of another reset");
+    assert_eq!(
+        daemon.processes(),
+        [0; 0],
+        "the process with another reset was stopped"
+    );
     for _ in 0..3 {
         assert_eq!(invoke(), "clean");
     }
@@ -40,8 +45,8 @@ pub fn resets(daemon: &FunctionDaemon) {
     assert_eq!(info["metrics"]["requests"], 4, "{info}");
 }
 
-/// `jiffy serve` with the reset `fast`, where the kernel answers page scans as one before 6.7;
-/// none where mount namespaces are not allowed.
+/// Runs `jiffy serve` with the reset `fast` on a simulated kernel before 6.7. `None` if mount
+/// namespaces are not permitted.
 fn serve_without_page_scans(home: &std::path::Path) -> Option<Done> {
     let unshare = |script: &str| {
         let mut command = Command::new("unshare");
@@ -64,7 +69,7 @@ fn serve_without_page_scans(home: &std::path::Path) -> Option<Done> {
 fn a_kernel_without_page_scans_is_refused_the_reset_that_needs_them() {
     let home = tempfile::tempdir().unwrap();
     let Some(done) = serve_without_page_scans(home.path()) else {
-        return skip("mount namespaces are not allowed here");
+        return skip("mount namespaces are not permitted on this host");
     };
     assert_eq!(done.code, Some(1), "{done:?}");
     for part in ["Linux 6.7", "--functions-reset strict"] {

@@ -91,7 +91,7 @@ fn a_function_reaches_the_control_plane_with_a_key_only_and_nothing_else_of_its_
     assert_eq!(fetch(name), DENIED);
     let refused = deploy(&["--allow", name]);
     assert!(
-        refused.stderr.contains("with a key for sandboxes only"),
+        refused.stderr.contains("only with a sandbox key"),
         "{refused:?}"
     );
     let refused = deploy(&["--sandbox-key", "admin"]);

@@ -1,4 +1,4 @@
-//! Modules that hosts share through a store, deployed by their digests.
+//! Tests for modules in a shared store, deployed by digest.
 
 use super::client::FunctionClient;
 use super::constant;
@@ -9,7 +9,7 @@ use jiffy_test_attributes::jiffy_test;
 
 const BOUNDARY: &str = "boundary";
 
-/// Deploys by a digest with the key of a host, over HTTP.
+/// Deploys a digest with the key of a host, over HTTP.
 fn deploy(host: &Remote, digest: &str) -> (u16, String) {
     let headers = format!(
         "host: localhost\r\nx-api-key: {}\r\n\
@@ -33,7 +33,7 @@ fn a_module_is_deployed_by_its_digest_on_a_host_that_shares_the_store() {
     let two = Remote::new(&options);
     let file = store.dir.path().join("hello.wasm");
     std::fs::write(&file, constant("of one")).unwrap();
-    // By the host's owner, who is the same on all hosts.
+    // By the operator, who is the same owner on all hosts.
     let one_home = &one.test_home;
     let deployed = one_home.json(&["function", "deploy", "hello", file.to_str().unwrap()]);
     let state = deployed["storeState"].as_str().unwrap();
@@ -48,7 +48,7 @@ fn a_module_is_deployed_by_its_digest_on_a_host_that_shares_the_store() {
     let info = one_home.ok(&["function", "info", "hello"]);
     assert!(info.contains(&digest) && info.contains("stored"), "{info}");
 
-    // A key's modules are others, on the host that has the file as well.
+    // A key has separate modules, even on the host that has the file.
     let unknown = (404, "module_not_found".to_owned());
     for host in [&one, &two] {
         assert_eq!(deploy(host, &digest), unknown);

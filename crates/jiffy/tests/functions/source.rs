@@ -1,4 +1,5 @@
-//! Deployments from source: examples of each language, built in a sandbox of `functions-builder`.
+//! Tests for deployments from source: an example of each language, built in a sandbox of
+//! `functions-builder`.
 
 use crate::support::remote::Remote;
 use jiffy_test_attributes::jiffy_test;
@@ -7,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Instant;
 
-/// Language, and a text with the answer that `jiffy function new` of it gives.
+/// Language, and a text in the answer of the function that `jiffy function new` creates.
 const LANGUAGES: [(&str, &str, &str); 5] = [
     ("c", "123456789", "cbf43926"),
     (
@@ -28,7 +29,7 @@ const LANGUAGES: [(&str, &str, &str); 5] = [
     ),
 ];
 
-/// A function to start with, which needs no network to build.
+/// Creates a new function whose build requires no network.
 fn new_function(remote: &Remote, within: &Path, language: &str) -> String {
     let name = format!("in-{language}");
     let mut new = remote.command(&["function", "new", "--lang", language, &name]);
@@ -42,7 +43,7 @@ fn new_function(remote: &Remote, within: &Path, language: &str) -> String {
     name
 }
 
-/// One daemon for all of it, as the template's first sandbox takes longer than the others.
+/// All languages use one daemon, because the template's first sandbox takes longer than the others.
 #[jiffy_test(template = "functions-builder")]
 fn functions_are_deployed_from_source() {
     let remote = Remote::new(&[]);
@@ -60,13 +61,13 @@ fn each_language(remote: &Remote, work: &Path) {
         let deploy = ["function", "deploy", &name, directory.to_str().unwrap()];
         remote.ok(&[&deploy[..], &["--cpu-ms", "5000", "--memory", "256MiB"]].concat());
         println!("{language}: deployed within {:?}", start.elapsed());
-        let said = remote.ok(&["function", "invoke", &name, "-d", body]);
-        assert_eq!(said, answer, "{language}");
+        let output = remote.ok(&["function", "invoke", &name, "-d", body]);
+        assert_eq!(output, answer, "{language}");
         assert!(!directory.join("function.wasm").exists());
     }
 }
 
-/// Builds that fail tell it, with the compiler's output, and change nothing here.
+/// Tests that failing builds report the compiler's output, and change no local file.
 fn failing_builds(remote: &Remote, work: &Path) {
     let name = new_function(remote, work, "c");
     let directory = work.join(&name);
@@ -87,7 +88,7 @@ fn failing_builds(remote: &Remote, work: &Path) {
             && failed.stderr.contains("the build failed"),
         "{failed:?}"
     );
-    // The former module stays.
+    // The previous module remains.
     assert_eq!(fs::read(directory.join("function.wasm")).unwrap(), module);
 
     let program = directory.join("build");

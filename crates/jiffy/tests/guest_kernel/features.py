@@ -1,7 +1,7 @@
-"""Exercises what the guest kernel offers, as root of a sandbox; prints what is missing.
+"""Tests features of the guest kernel as root in a sandbox. Prints the missing features.
 
-Standard input holds images of file systems: for each a line of JSON with its name and size and the
-number of its blocks, then as many blocks of 4 KiB with their 8-byte numbers before them.
+Standard input contains images of file systems. Each image starts with a line of JSON with its name,
+its size and its number of blocks. The blocks of 4 KiB follow, each after its 8-byte number.
 """
 import ctypes, hashlib, json, mmap, os, shutil, socket, struct, subprocess, sys, time
 
@@ -11,7 +11,7 @@ MODPROBE = '/proc/1/exe'
 
 
 def feature(work):
-    """Runs a check at once; its error is a missing feature."""
+    """Runs a check immediately. Records an error as a missing feature."""
     began = time.monotonic()
     try:
         work()
@@ -82,12 +82,12 @@ def af_alg_hashes():
 
 @feature
 def iptables_legacy_counts_packets():
-    # As iptables does it; the table itself is loaded when it is first asked for.
+    # Like iptables; the table itself is loaded on first use.
     sh(f'{MODPROBE} ip_tables')
     raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
 
     def get(option, request, size):
-        # Not by the socket: what is asked for stands in the buffer for the answer.
+        # Not with Python's socket API: the request is in the buffer for the answer.
         data, length = ctypes.create_string_buffer(request, size), ctypes.c_uint(size)
         if libc.getsockopt(raw.fileno(), 0, option, data, ctypes.byref(length)):
             raise OSError(ctypes.get_errno(), f'option {option}')
@@ -98,7 +98,7 @@ def iptables_legacy_counts_packets():
     size = struct.unpack_from('I', info, 80)[0]
 
     def received():
-        # IPT_SO_GET_ENTRIES: the counter of the chain INPUT's policy.
+        # IPT_SO_GET_ENTRIES: the counter of the policy of chain INPUT.
         entries = get(65, struct.pack('32sI', b'filter', size), 40 + size)
         return struct.unpack_from('Q', entries, 40 + hooks[1] + 96)[0]
 
@@ -290,7 +290,7 @@ def every_module_of_the_image_loads():
             tried.add(one)
             count += 1
             error = finit(f'{top}/{one}')
-            # ENODEV: the processor has not got what it is for.
+            # ENODEV: the processor lacks the feature.
             if error not in (0, 17, 19):
                 failed[one] = os.strerror(error)
     need(not failed, failed)

@@ -1,5 +1,5 @@
-//! A company's network in a lab's internet: servers whose certificates its own authorities signed,
-//! and a proxy.
+//! Company network in a lab's internet: servers with certificates of a custom authority, and a
+//! proxy.
 
 use crate::support::lab::Lab;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
@@ -12,13 +12,13 @@ use std::thread;
 
 /// Answer of every server.
 pub const HELLO: &str = "hello from the company";
-/// Address of servers of any name: the lab's name server knows no other address.
+/// Address of servers for all names: the lab's name server answers only with this address.
 const SERVERS: &str = "9.9.9.9";
 /// Address of the proxy.
 pub const PROXY: &str = "8.8.8.8:3128";
 const COMMIT: &str = "0123456789012345678901234567890123456789";
 
-/// A certificate authority.
+/// Certificate authority.
 pub struct TestAuthority {
     pub pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -64,17 +64,17 @@ impl TestAuthority {
     }
 }
 
-/// Serves a proxy, and returns what it is asked for: `CONNECT host:port` or `GET url`.
+/// Serves a proxy. Returns its requests: `CONNECT host:port` or `GET url`.
 pub fn serve_proxy(lab: &Lab) -> Arc<Mutex<Vec<String>>> {
     let seen = Arc::<Mutex<Vec<String>>>::default();
-    let told = seen.clone();
+    let requests = seen.clone();
     accept(lab, PROXY, move |stream| {
         let mut reader = BufReader::new(stream.try_clone().ok()?);
         let line = head(&mut reader)?;
-        let (asked, _) = line.rsplit_once(' ')?;
-        told.lock().unwrap().push(asked.to_owned());
+        let (request, _) = line.rsplit_once(' ')?;
+        requests.lock().unwrap().push(request.to_owned());
         let mut stream = stream;
-        let Some(target) = asked.strip_prefix("CONNECT ") else {
+        let Some(target) = request.strip_prefix("CONNECT ") else {
             let body = "through the proxy";
             let length = body.len();
             return write!(
@@ -95,7 +95,7 @@ pub fn serve_proxy(lab: &Lab) -> Arc<Mutex<Vec<String>>> {
 }
 
 fn pass(mut from: TcpStream, mut to: &TcpStream) {
-    // An end of one side ends the other.
+    // When one side closes, close the other side.
     let _ = std::io::copy(&mut from, &mut to);
     let _ = to.shutdown(Shutdown::Write);
 }
@@ -117,7 +117,7 @@ fn accept(
     });
 }
 
-/// The first line of a request, when all its head was read.
+/// Reads the head of a request. Returns its first line.
 fn head(reader: &mut impl BufRead) -> Option<String> {
     let mut lines = reader.lines().map_while(Result::ok);
     let first = lines.next()?;
@@ -125,7 +125,7 @@ fn head(reader: &mut impl BufRead) -> Option<String> {
     Some(first)
 }
 
-/// One request: a page, or what git asks of a repository that is files.
+/// Answers one request with a page, or with files of a git repository.
 fn answer(mut stream: impl Read + Write) -> Option<()> {
     let line = head(&mut BufReader::new(&mut stream))?;
     let path = line.split(' ').nth(1)?;

@@ -1,4 +1,4 @@
-//! Calls of clients that may lose their daemon at any moment.
+//! Calls of clients whose daemon may be killed at any time.
 
 use super::model::locked;
 use serde_json::Value;
@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Longest time for an answer, also of guests whose programs wait 15 s; a daemon that is killed
-/// closes its connections at once.
+/// Timeout of answers, also of guests whose programs wait 15 s. A killed daemon closes its
+/// connections at once.
 const ANSWER_LIMIT: Duration = Duration::from_secs(45);
 
 /// Outcome of a call.
@@ -17,23 +17,23 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(45);
 pub enum Reply {
     /// Status and body of the answer.
     Answered(u16, Value),
-    /// The daemon could not be asked, or its answer broke off.
+    /// The connection to the daemon failed, or its answer was incomplete.
     Lost(String),
 }
 
 impl Reply {
-    /// True if it was done.
+    /// Returns whether the call succeeded.
     pub fn is_done(&self) -> bool {
         matches!(self, Self::Answered(200..300, _))
     }
 
-    /// True if the request or the sandbox's state was the reason of a refusal.
+    /// Returns whether the call was rejected because of the request or the sandbox's state.
     pub fn is_refused(&self) -> bool {
         matches!(self, Self::Answered(400..500, _))
     }
 
-    /// True if the host has no room now.
-    pub fn is_no_room(&self) -> bool {
+    /// Returns whether the host has insufficient capacity.
+    pub fn is_capacity_exceeded(&self) -> bool {
         matches!(self, Self::Answered(429 | 503, body) if body["error_code"] == "host_busy")
     }
 
@@ -44,7 +44,7 @@ impl Reply {
         }
     }
 
-    /// A few words for the history.
+    /// Returns a short description for the history.
     pub fn short(&self) -> String {
         match self {
             Self::Answered(status @ 200..300, _) => status.to_string(),
@@ -54,7 +54,7 @@ impl Reply {
     }
 }
 
-/// A daemon's socket.
+/// Socket of a daemon.
 pub struct Api {
     pub socket: PathBuf,
     /// Calls without an answer within [`ANSWER_LIMIT`].
@@ -62,12 +62,12 @@ pub struct Api {
 }
 
 impl Api {
-    /// A call of the control plane.
+    /// Calls the control plane.
     pub fn call(&self, method: &str, path: &str, body: &Value) -> Reply {
         self.ask(method, path, "Content-Type: application/json\r\n", body)
     }
 
-    /// A request to a port of a guest.
+    /// Sends a request to a port of a guest.
     pub fn guest(&self, id: &str, port: u16, method: &str, path: &str) -> Reply {
         let headers = format!("E2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n");
         self.ask(method, path, &headers, &Value::Null)
@@ -90,8 +90,8 @@ impl Api {
         let took = began.elapsed();
         if took > ANSWER_LIMIT {
             let head = request.lines().take(4).collect::<Vec<_>>().join(", ");
-            let told = format!("{head}: {took:?} until {}", reply.short());
-            locked(&self.unanswered).push(told);
+            let description = format!("{head}: {took:?} until {}", reply.short());
+            locked(&self.unanswered).push(description);
         }
         reply
     }
@@ -107,7 +107,7 @@ impl Api {
 }
 
 fn parsed(answer: &str) -> Reply {
-    let lost = || Reply::Lost(format!("broke off after {answer:?}"));
+    let lost = || Reply::Lost(format!("connection lost after {answer:?}"));
     let Some((head, body)) = answer.split_once("\r\n\r\n") else {
         return lost();
     };

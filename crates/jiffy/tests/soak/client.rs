@@ -1,4 +1,4 @@
-//! Clients: each does one random operation after the other.
+//! Clients that perform random operations.
 
 use super::api::Reply;
 use super::model::{Sandbox, Snapshot, SoakModel, State, locked};
@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Sandboxes that are made anew as long as there are fewer.
+/// Number of sandboxes below which new ones are created.
 const TARGET_SANDBOXES: usize = 9;
-/// Most that run when another one is made or woken; each client may add two.
+/// Maximum number of running sandboxes before a create or resume. Each client may add two.
 const MAX_RUNNING: usize = 5;
-/// Snapshots beyond which one is removed.
+/// Number of snapshots above which one is removed.
 const MAX_SNAPSHOTS: usize = 16;
 
-/// Does operations until the world is over; what it finds wrong ends the world.
+/// Performs operations until the test is over. A detected error ends the test.
 pub fn client(soak: &SoakModel, test_home: &TestHome, mut random: TestRandom) {
     while !soak.over.load(SeqCst) {
         let done = step(soak, test_home, &mut random);
@@ -45,7 +45,7 @@ fn step(soak: &SoakModel, test_home: &TestHome, random: &mut TestRandom) -> Resu
             _ => from_snapshot(soak, &snapshots[random.below(snapshots.len())])?,
         };
         return match made {
-            Some(made) => with(soak, &made, |held| held.settle_and_verify()),
+            Some(made) => with(soak, &made, |held| held.sync_and_verify()),
             None => Ok(()),
         };
     }
@@ -56,7 +56,7 @@ fn step(soak: &SoakModel, test_home: &TestHome, random: &mut TestRandom) -> Resu
     with(soak, &sandbox, |held| live(held, random, room))
 }
 
-/// Works on a sandbox, unless another client does. An error tells its history.
+/// Operates on a sandbox, unless another client does. An error contains the sandbox's history.
 fn with(
     soak: &SoakModel,
     sandbox: &Arc<Sandbox>,
@@ -77,7 +77,7 @@ fn with(
     if model.state == State::Gone {
         soak.forget(sandbox);
     }
-    done.map_err(|found| format!("{found}\n{}", model.told(&sandbox.id)))
+    done.map_err(|found| format!("{found}\n{}", model.describe(&sandbox.id)))
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -129,20 +129,24 @@ fn live(held: &mut LockedSandbox, random: &mut TestRandom, room: bool) -> Result
         Operation::Verify => held.verify(),
         Operation::Reach => held.reach(),
         Operation::Write => held.write(),
-        Operation::WriteAsleep => held.write_asleep(),
+        Operation::WriteAsleep => held.write_paused(),
         Operation::Snapshot => held.snapshot(random.pick(&[(1, "captured"), (1, "stored")])),
         Operation::Rollback => match held.relative(random) {
             Some(snapshot) => {
                 held.rollback(&snapshot)?;
                 held.verify_if_running()
             }
-            // Nothing that it can be mended from.
+            // Without a snapshot, the sandbox cannot be repaired.
             None => held.remove(),
         },
         Operation::Fork => held.fork(random),
         Operation::Pause => held.pause(),
-        Operation::Resume => held.wake("resume").and_then(|()| held.verify_if_running()),
-        Operation::Connect => held.wake("connect").and_then(|()| held.verify_if_running()),
+        Operation::Resume => held
+            .resume("resume")
+            .and_then(|()| held.verify_if_running()),
+        Operation::Connect => held
+            .resume("connect")
+            .and_then(|()| held.verify_if_running()),
         Operation::Expire => held.expire(),
         Operation::Overlap => held.overlap(random),
         Operation::Remove => held.remove(),
@@ -157,9 +161,9 @@ impl LockedSandbox<'_> {
         }
     }
 
-    /// One that was just made: of what an answer that broke off told of, the state is not known.
-    fn settle_and_verify(&mut self) -> Result<(), String> {
-        self.settle(&[State::Running])?;
+    /// For a new sandbox: its state is unknown if the answer was incomplete.
+    fn sync_and_verify(&mut self) -> Result<(), String> {
+        self.sync_state(&[State::Running])?;
         self.verify_if_running()
     }
 }

@@ -1,4 +1,4 @@
-//! The end of a run: everything is whole, and nothing of it is left.
+//! Checks at the end of a run: all state is consistent, and no resources remain.
 
 use super::model::{SoakModel, State, locked};
 use super::operations::LockedSandbox;
@@ -10,12 +10,12 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Directories between the root of control groups and the groups of sandboxes.
+/// Maximum number of directories between the root of control groups and the groups of sandboxes.
 const MAX_GROUP_DEPTH: usize = 4;
-/// Snapshots that are restored at the end.
+/// Number of snapshots that are restored at the end.
 const CHECKED_SNAPSHOTS: usize = 5;
 
-/// Everything that the model knows is there and whole, and nothing else is there.
+/// Checks that exactly the objects of the model exist, and that they are intact.
 pub fn verify_all(soak: &SoakModel) -> Result<(), String> {
     let all = locked(&soak.sandboxes).clone();
     let mut random = TestRandom::new(0, 0);
@@ -27,43 +27,48 @@ pub fn verify_all(soak: &SoakModel) -> Result<(), String> {
             sandbox,
             model: &mut model,
         };
-        let done = held.settle(&[was]).and_then(|()| match held.model.state {
-            State::Running => held.verify(),
-            State::Paused => held.wake("resume").and_then(|()| held.verify_if_running()),
-            State::Broken | State::Gone => match held.relative(&mut random) {
-                Some(snapshot) => held
-                    .rollback(&snapshot)
+        let done = held
+            .sync_state(&[was])
+            .and_then(|()| match held.model.state {
+                State::Running => held.verify(),
+                State::Paused => held
+                    .resume("resume")
                     .and_then(|()| held.verify_if_running()),
-                None => Ok(()),
-            },
-        });
-        // Room for the next.
-        let removed = done.and_then(|()| held.remove());
-        removed.map_err(|found| format!("{found}\n{}", model.told(&sandbox.id)))?;
+                State::Broken | State::Gone => match held.relative(&mut random) {
+                    Some(snapshot) => held
+                        .rollback(&snapshot)
+                        .and_then(|()| held.verify_if_running()),
+                    None => Ok(()),
+                },
+            });
+        // Makes room for the next sandbox.
+        done.and_then(|()| held.remove())
+            .map_err(|found| format!("{found}\n{}", model.describe(&sandbox.id)))?;
         soak.forget(sandbox);
     }
     let left = soak.records()?;
     if !left.is_empty() {
-        return Err(format!("sandboxes that nobody made: {left:?}"));
+        return Err(format!("unknown sandboxes: {left:?}"));
     }
     let snapshots = locked(&soak.snapshots).clone();
     for snapshot in snapshots.iter().rev().take(CHECKED_SNAPSHOTS) {
-        let made = from_snapshot(soak, snapshot)?.ok_or("there is no room")?;
+        let made = from_snapshot(soak, snapshot)?.ok_or("the host has no capacity")?;
         let mut model = made.lock();
         let mut held = LockedSandbox {
             soak,
             sandbox: &made,
             model: &mut model,
         };
-        let done = held.verify().and_then(|()| held.remove());
-        done.map_err(|found| format!("{found}\n{}", model.told(&made.id)))?;
+        held.verify()
+            .and_then(|()| held.remove())
+            .map_err(|found| format!("{found}\n{}", model.describe(&made.id)))?;
         soak.forget(&made);
     }
     Ok(())
 }
 
-/// Removes all snapshots, also those whose removal was cut off: the youngest first, as others may
-/// stand on those below.
+/// Removes all snapshots, including those whose removal was interrupted. Starts with the newest,
+/// because newer snapshots may be based on older ones.
 pub fn remove_all(soak: &SoakModel) {
     let mut left = soak.snapshot_records().unwrap();
     while !left.is_empty() {
@@ -86,10 +91,10 @@ fn names(directory: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// Only what the daemon knows is in its directories: what templates start from.
+/// Checks that the daemon's directories contain only known objects: snapshots of templates.
 pub fn nothing_is_left(soak: &SoakModel, test_home: &TestHome) {
     let home = test_home.dir.path();
-    wait_for("files that nobody needs to go", || {
+    wait_for("orphaned files to be removed", || {
         let reply = soak
             .api
             .call("GET", "/snapshots?all=true&limit=100", &Value::Null);
@@ -105,7 +110,7 @@ pub fn nothing_is_left(soak: &SoakModel, test_home: &TestHome) {
     });
 }
 
-/// Names of control groups of sandboxes without processes.
+/// Returns the names of the control groups of sandboxes without processes.
 fn empty_groups() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut directories = vec![(PathBuf::from("/sys/fs/cgroup"), 0)];
@@ -134,8 +139,8 @@ fn empty_groups() -> BTreeSet<String> {
     found
 }
 
-/// No process has a file of the directory open, nothing is mounted there, and no group is of a
-/// process that is gone.
+/// Checks that no process has an open file of the directory, that nothing is mounted there, and
+/// that no control group of an exited process exists.
 pub fn no_process_is_left(soak: &SoakModel, test_home: &TestHome) {
     let home = test_home.dir.path();
     let holds = |process: &Path| {
@@ -143,7 +148,7 @@ pub fn no_process_is_left(soak: &SoakModel, test_home: &TestHome) {
         let mut files = files.into_iter().flatten().flatten();
         files.any(|f| std::fs::read_link(f.path()).is_ok_and(|target| target.starts_with(home)))
     };
-    wait_for("the last process to leave", || {
+    wait_for("the last process to exit", || {
         let processes = std::fs::read_dir("/proc").unwrap().flatten();
         let own = std::process::id().to_string();
         let left: Vec<String> = processes
@@ -158,7 +163,7 @@ pub fn no_process_is_left(soak: &SoakModel, test_home: &TestHome) {
         left.is_empty().then_some(())
     });
     let groups = locked(&soak.groups).clone();
-    wait_for("control groups without processes to go", || {
+    wait_for("control groups without processes to be removed", || {
         (!empty_groups().iter().any(|name| groups.contains(name))).then_some(())
     });
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();

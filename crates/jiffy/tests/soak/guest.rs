@@ -1,16 +1,16 @@
-//! The program in each guest: holds a number in memory and on disk, and tells what it finds there.
+//! Program in each guest that stores a number in memory and on disk, and reports the stored values.
 
 use serde_json::Value;
 
-/// Port it listens at.
+/// Port of the program.
 pub const PORT: u16 = 8100;
 
-/// Starts the server in the background; ends when it listens. Argument: the first number.
+/// Starts the server in the background, and returns when it listens. Argument: the first number.
 ///
-/// A number is written as 2,048 pages of memory and 256 blocks of a file that is synced, each with
-/// the number and its place. One thread serves one request after the other, so nothing is ever told
-/// from the middle of a write. A number that is not newer than the last comes late, from before a
-/// nap, and is left.
+/// A number is stored in 2,048 pages of memory and 256 blocks of a synced file, each with the
+/// number and its position. One thread serves the requests sequentially, so that no answer shows an
+/// incomplete write. A number that is not newer than the last one arrived late, from before a
+/// pause, and is ignored.
 pub const SERVER: &str = r#"
 import json, mmap, os, socket, struct, sys
 PORT, PAGES, BLOCKS = 8100, 2048, 256
@@ -69,7 +69,7 @@ while True:
     except OSError: pass
 "#;
 
-/// The number that an answer of `/verify` tells, if memory, disk and the program agree on it.
+/// Returns the number in an answer of `/verify` if memory, disk and program agree.
 pub fn number(report: &Value, id: &str) -> Result<u64, String> {
     let whole = |place: &str, count: u64| {
         let runs = report[place].as_array()?;
@@ -83,7 +83,7 @@ pub fn number(report: &Value, id: &str) -> Result<u64, String> {
     }
     if report["host"] != id {
         return Err(format!(
-            "the guest of {id} takes itself for {}",
+            "the guest of {id} identifies itself as {}",
             report["host"]
         ));
     }

@@ -1,5 +1,5 @@
-//! The whole run: a daemon that is killed and started anew, VMMs that are killed, clients
-//! meanwhile.
+//! The complete run: a daemon that is repeatedly killed and restarted, killed VMMs, and concurrent
+//! clients.
 
 use super::api::Api;
 use super::client::client;
@@ -24,16 +24,16 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 const CLIENTS: u64 = 5;
-/// Time of one engine's part, unless `JIFFY_SOAK_SECONDS` says otherwise.
+/// Default duration per engine, unless `JIFFY_SOAK_SECONDS` is set.
 const DEFAULT_SECONDS: u64 = 12;
 const VMM_KILL_INTERVAL: Duration = Duration::from_secs(4);
 const DAEMON_KILL_INTERVAL: Duration = Duration::from_secs(40);
-/// The first daemon dies soon, so that a short run sees its death.
+/// Delay before the first daemon is killed. It is short, so that a short run includes it.
 const FIRST_DAEMON_KILL: Duration = Duration::from_secs(8);
-/// One in so many kills hits what no sandbox owns, if there is such a process.
+/// One in this number of kills selects a process without a sandbox, if one exists.
 const VMM_KILL_SHARE: usize = 4;
 
-/// Daemons of one data directory, one after the other.
+/// Consecutive daemons of one data directory.
 struct Daemon<'a> {
     test_home: &'a TestHome,
     process: Child,
@@ -64,7 +64,7 @@ fn start(test_home: &TestHome) -> Child {
     let mut daemon = command.spawn().unwrap();
     let socket = test_home.dir.path().join("run/jiffy.sock");
     wait_for("the daemon", || {
-        assert_eq!(daemon.try_wait().unwrap(), None, "the daemon ended");
+        assert_eq!(daemon.try_wait().unwrap(), None, "the daemon exited");
         UnixStream::connect(&socket).ok()
     });
     daemon
@@ -72,7 +72,7 @@ fn start(test_home: &TestHome) -> Child {
 
 impl Daemon<'_> {
     fn kill(&mut self, soak: &SoakModel) {
-        // Odd from before the death until the next one listens.
+        // Odd from the kill until the next daemon listens.
         soak.daemon_kills.fetch_add(1, SeqCst);
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -82,14 +82,14 @@ impl Daemon<'_> {
     }
 }
 
-/// Process of a sandbox's VMM or sentry.
+/// Returns the process of a sandbox's VMM or sentry.
 fn process_of(soak: &SoakModel, id: &str) -> Option<u32> {
     let path = format!("/sandboxes/{id}/process");
     let reply = soak.api.call("GET", &path, &Value::Null);
     reply.body()["pid"].as_u64()?.try_into().ok()
 }
 
-/// Kills the VMM or sentry of a sandbox, now and then one that no sandbox owns yet.
+/// Kills the VMM or sentry of a sandbox, sometimes one without a sandbox.
 fn kill_guest(soak: &SoakModel, daemon: &Daemon, random: &mut TestRandom) {
     let all = locked(&soak.sandboxes).clone();
     let owned = all
@@ -99,10 +99,10 @@ fn kill_guest(soak: &SoakModel, daemon: &Daemon, random: &mut TestRandom) {
     let vmms = daemon.test_home.vmms();
     locked(&soak.groups).extend(vmms.iter().flat_map(|vmm| groups_of(*vmm)));
     if random.below(VMM_KILL_SHARE) == 0 {
-        let mut strays = vmms.clone();
-        strays.retain(|vmm| !owned.iter().any(|(_, pid)| pid == vmm));
-        if let Some(stray) = strays.first().copied() {
-            locked(&soak.strays).push(Instant::now());
+        let mut orphan_kills = vmms.clone();
+        orphan_kills.retain(|vmm| !owned.iter().any(|(_, pid)| pid == vmm));
+        if let Some(stray) = orphan_kills.first().copied() {
+            locked(&soak.orphan_kills).push(Instant::now());
             return end_process(soak, stray);
         }
     }
@@ -110,7 +110,7 @@ fn kill_guest(soak: &SoakModel, daemon: &Daemon, random: &mut TestRandom) {
         return;
     }
     let (victim, pid) = owned[random.below(owned.len())];
-    // One that ended meanwhile may have left its number to another.
+    // The process id of an exited process may have been reused.
     if daemon.test_home.vmms().contains(&pid) {
         victim.hits.fetch_add(1, SeqCst);
         end_process(soak, pid);
@@ -122,7 +122,7 @@ fn end_process(soak: &SoakModel, pid: u32) {
     soak.vmm_kills.fetch_add(1, SeqCst);
 }
 
-/// Names of the control groups that a process is in.
+/// Returns the names of the control groups of a process.
 fn groups_of(pid: u32) -> BTreeSet<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let paths = text.lines().filter(|line| line.contains("/jiffy"));
@@ -174,7 +174,7 @@ fn run(test_home: &TestHome, seed: u64, time: Duration) {
         test_home,
         process: start(test_home),
     };
-    // A sentry's own memory counts for its guest's.
+    // A sentry's own memory counts towards its guest's memory.
     let memory_mib = if engine::is_gvisor() { 256 } else { 128 };
     let api = Api {
         socket: test_home.dir.path().join("run/jiffy.sock"),
@@ -212,7 +212,7 @@ fn run(test_home: &TestHome, seed: u64, time: Duration) {
     eprintln!("soak: {daemons} daemons and {vmms} guests killed; done and not done: {tally}");
     let found = locked(&soak.found);
     if !found.is_empty() {
-        told(&soak, test_home, seed, &found);
+        fail_with_report(&soak, test_home, seed, &found);
     }
     drop(found);
     final_checks::remove_all(&soak);
@@ -222,17 +222,17 @@ fn run(test_home: &TestHome, seed: u64, time: Duration) {
     final_checks::no_process_is_left(&soak, test_home);
 }
 
-/// Fails with all that is known.
-fn told(soak: &SoakModel, test_home: &TestHome, seed: u64, found: &[String]) -> ! {
+/// Fails with all available information.
+fn fail_with_report(soak: &SoakModel, test_home: &TestHome, seed: u64, found: &[String]) -> ! {
     let log = std::fs::read_to_string(log_of(test_home)).unwrap_or_default();
-    // Lines without a moment are not the daemon's own.
+    // Lines without a timestamp are not from the daemon itself.
     let alarming = |line: &&str| {
         line.contains(" WARN ") || line.contains(" ERROR ") || !line.starts_with("20")
     };
     let lines: Vec<&str> = log.lines().filter(alarming).collect();
     let last = lines[lines.len().saturating_sub(40)..].join("\n");
     for sandbox in locked(&soak.sandboxes).iter() {
-        eprintln!("{}", sandbox.lock().told(&sandbox.id));
+        eprintln!("{}", sandbox.lock().describe(&sandbox.id));
     }
     eprintln!("the daemon's warnings:\n{last}");
     panic!(

@@ -1,8 +1,8 @@
-//! Random lives of real guests whose memory and disks are compared with a model, while daemons,
-//! VMMs and sentries are killed.
+//! Random operations on real guests whose memory and disks are compared with a model, while
+//! daemons, VMMs and sentries are killed.
 //!
-//! `JIFFY_SOAK_SECONDS` says how long each engine's part takes, `JIFFY_SOAK_SEED` repeats the
-//! throws of an earlier run as far as timing lets it.
+//! `JIFFY_SOAK_SECONDS` sets the duration per engine. `JIFFY_SOAK_SEED` repeats the random choices
+//! of an earlier run, as far as the timing permits.
 
 mod api;
 mod client;

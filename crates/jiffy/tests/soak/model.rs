@@ -1,4 +1,4 @@
-//! The model: each sandbox and snapshot with the numbers that may be in it.
+//! Model: each sandbox and snapshot with its possible numbers.
 
 use super::api::{Api, Reply};
 use serde_json::{Value, json};
@@ -8,14 +8,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Numbers that may be in a guest: one after an acknowledged write, more where a write was cut off.
+/// Possible numbers in a guest: one after an acknowledged write, several after an interrupted
+/// write.
 pub type Numbers = BTreeSet<u64>;
 
-/// Lines kept of a sandbox's history.
+/// Maximum number of lines in a sandbox's history.
 const MAX_HISTORY: usize = 80;
-/// Time in which a state must settle, and a daemon that was killed must have a successor.
+/// Timeout for a stable state, and for the replacement of a killed daemon.
 const KILL_SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
-/// A VMM that was killed without an owner may be handed out this long before its end is noticed.
+/// Maximum time in which a killed VMM without an owner may be assigned, before its exit is
+/// detected.
 const KILL_NOTICE_DELAY: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,22 +28,22 @@ pub enum State {
     Gone,
 }
 
-/// State under a sandbox's lock.
+/// State protected by a sandbox's lock.
 pub struct SandboxModel {
     pub state: State,
     pub numbers: Numbers,
-    /// Kills of its VMM that were told already.
-    pub mended: u32,
-    /// When an operation that makes a VMM for it began and ended last.
+    /// Number of its VMM's kills that were already handled, by a report or a repair.
+    pub handled_kills: u32,
+    /// Start and end of the last operation that creates a VMM for the sandbox.
     pub spawned: (Instant, Instant),
     history: Vec<String>,
 }
 
 pub struct Sandbox {
     pub id: String,
-    /// Relatives have the same: they may be put back to each other's snapshots.
+    /// Related sandboxes have the same value: they can be rolled back to each other's snapshots.
     pub family: u64,
-    /// Times that its VMM was killed.
+    /// Number of times that its VMM was killed.
     pub hits: AtomicU32,
     model: Mutex<SandboxModel>,
 }
@@ -50,30 +52,30 @@ pub struct Snapshot {
     pub id: String,
     pub family: u64,
     pub numbers: Numbers,
-    /// Set before its removal is asked for.
+    /// Set before the removal is requested.
     pub removed: AtomicBool,
 }
 
-/// Deaths and births of daemons, and kills of VMMs without an owner, so far.
+/// Number of stops and starts of daemons, and of kills of VMMs without an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KillCount {
     daemon: u32,
-    strays: u32,
+    orphan_kills: u32,
 }
 
 pub struct SoakModel {
     pub api: Api,
     pub began: Instant,
     pub memory_mib: u32,
-    /// Set when time is up, or something was found.
+    /// Set when the time is up or an error was found.
     pub over: AtomicBool,
-    /// Deaths and births of daemons: odd while there is none.
+    /// Number of stops and starts of daemons: odd while no daemon is running.
     pub daemon_kills: AtomicU32,
     pub vmm_kills: AtomicU32,
-    /// Names of control groups that its VMMs were seen in.
+    /// Names of control groups of its VMMs.
     pub groups: Mutex<BTreeSet<String>>,
-    /// Kills of VMMs that no sandbox owned yet.
-    pub strays: Mutex<Vec<Instant>>,
+    /// Times of kills of VMMs without a sandbox.
+    pub orphan_kills: Mutex<Vec<Instant>>,
     pub sandboxes: Mutex<Vec<Arc<Sandbox>>>,
     pub snapshots: Mutex<Vec<Arc<Snapshot>>>,
     /// Ids of snapshots whose removal was requested. Locked after `snapshots`.
@@ -83,7 +85,7 @@ pub struct SoakModel {
     numbers: AtomicU64,
 }
 
-/// A lock whose holder may have found something and given up.
+/// Locks a mutex, even if its holder has panicked after finding an error.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -97,7 +99,7 @@ impl Sandbox {
             model: Mutex::new(SandboxModel {
                 state: State::Running,
                 numbers,
-                mended: 0,
+                handled_kills: 0,
                 spawned: (began, Instant::now()),
                 history: Vec::new(),
             }),
@@ -122,9 +124,9 @@ impl SandboxModel {
             .push(format!("{:8.3} {line}", soak.began.elapsed().as_secs_f64()));
     }
 
-    pub fn told(&self, id: &str) -> String {
+    pub fn describe(&self, id: &str) -> String {
         let mut text = format!(
-            "sandbox {id}, {:?}, may hold {:?}:",
+            "sandbox {id}, {:?}, possible numbers {:?}:",
             self.state, self.numbers
         );
         for line in &self.history {
@@ -144,7 +146,7 @@ impl SoakModel {
             daemon_kills: AtomicU32::new(0),
             vmm_kills: AtomicU32::new(0),
             groups: Mutex::default(),
-            strays: Mutex::default(),
+            orphan_kills: Mutex::default(),
             sandboxes: Mutex::default(),
             snapshots: Mutex::default(),
             removed_snapshots: Mutex::default(),
@@ -154,7 +156,7 @@ impl SoakModel {
         }
     }
 
-    /// A number that is newer than all before.
+    /// Returns a number larger than all earlier numbers.
     pub fn number(&self) -> u64 {
         self.numbers.fetch_add(1, SeqCst)
     }
@@ -162,7 +164,7 @@ impl SoakModel {
     pub fn kill_count(&self) -> KillCount {
         KillCount {
             daemon: self.daemon_kills.load(SeqCst),
-            strays: u32::try_from(locked(&self.strays).len()).unwrap(),
+            orphan_kills: u32::try_from(locked(&self.orphan_kills).len()).unwrap(),
         }
     }
 
@@ -195,17 +197,18 @@ impl SoakModel {
         locked(&self.sandboxes).retain(|s| s.id != sandbox.id);
     }
 
-    /// True if a daemon, or a process without an owner, was killed since or just before.
+    /// Returns whether a daemon or a process without an owner was killed since `before` or shortly
+    /// before.
     pub fn killed_since(&self, before: KillCount) -> bool {
-        let last = locked(&self.strays).last().copied();
+        let last = locked(&self.orphan_kills).last().copied();
         let just_before = last.is_some_and(|stray| stray.elapsed() < KILL_NOTICE_DELAY);
         before.daemon % 2 == 1 || just_before || self.kill_count() != before
     }
 
-    /// All records of sandboxes that the daemon has, once one answers.
+    /// Returns all records of sandboxes, after waiting for a daemon that answers.
     pub fn records(&self) -> Result<Vec<Value>, String> {
         let path = "/v2/sandboxes?state=creating,running,paused,broken&limit=100";
-        let reply = self.settled("the list of sandboxes", || {
+        let reply = self.poll("the list of sandboxes", || {
             let reply = self.api.call("GET", path, &Value::Null);
             reply.is_done().then_some(reply)
         })?;
@@ -213,9 +216,9 @@ impl SoakModel {
         Ok(all.into_iter().map(|s| s["jiffy"].clone()).collect())
     }
 
-    /// All records of snapshots that were asked for.
+    /// Returns all records of requested snapshots.
     pub fn snapshot_records(&self) -> Result<Vec<Value>, String> {
-        let reply = self.settled("the list of snapshots", || {
+        let reply = self.poll("the list of snapshots", || {
             let reply = self.api.call("GET", "/snapshots?limit=100", &Value::Null);
             reply.is_done().then_some(reply)
         })?;
@@ -223,9 +226,9 @@ impl SoakModel {
         Ok(all.into_iter().map(|s| s["jiffy"].clone()).collect())
     }
 
-    /// True if there is a snapshot of that name, once it is no longer being stored.
+    /// Returns whether a snapshot with this name exists, after it is no longer being stored.
     pub fn is_stored(&self, name: &str) -> Result<bool, String> {
-        self.settled("a captured snapshot to be stored", || {
+        self.poll("a captured snapshot to be stored", || {
             let path = format!("/snapshots?name={name}");
             let reply = self.api.call("GET", &path, &Value::Null);
             let all = reply
@@ -236,32 +239,28 @@ impl SoakModel {
         })
     }
 
-    pub fn settled<T>(
-        &self,
-        what: &str,
-        mut ready: impl FnMut() -> Option<T>,
-    ) -> Result<T, String> {
+    pub fn poll<T>(&self, what: &str, mut ready: impl FnMut() -> Option<T>) -> Result<T, String> {
         let limit = Instant::now() + KILL_SETTLE_TIMEOUT;
         loop {
             if let Some(value) = ready() {
                 return Ok(value);
             }
             if Instant::now() > limit {
-                return Err(format!("waited in vain for {what}"));
+                return Err(format!("timed out waiting for {what}"));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Makes the model's state what the daemon says, which must be one of `permitted`, or broken
-    /// for a reason that the model knows.
-    pub fn settle(
+    /// Sets the model's state to the state reported by the daemon. It must be one of `permitted`,
+    /// or broken for a known reason.
+    pub fn sync_state(
         &self,
         sandbox: &Sandbox,
         model: &mut SandboxModel,
         permitted: &[State],
     ) -> Result<(), String> {
-        let record = self.settled("a sandbox to be in one state", || {
+        let record = self.poll("a stable state of a sandbox", || {
             let all = self.records();
             let found = all.map(|all| all.into_iter().find(|r| r["id"] == sandbox.id.as_str()));
             match &found {
@@ -271,7 +270,7 @@ impl SoakModel {
         })??;
         let Some(record) = record else {
             model.state = State::Gone;
-            model.note(self, "is gone");
+            model.note(self, "was removed");
             return self.permit(model.state, permitted, "");
         };
         let cause = record["cause"].as_str().unwrap_or_default();
@@ -282,8 +281,8 @@ impl SoakModel {
             Some("broken") => State::Broken,
             _ => return Err(format!("unknown state in {record}")),
         };
-        if model.state == State::Broken && self.excuse(sandbox, model) {
-            model.mended = sandbox.hits.load(SeqCst);
+        if model.state == State::Broken && self.has_known_kill(sandbox, model) {
+            model.handled_kills = sandbox.hits.load(SeqCst);
             return Ok(());
         }
         self.permit(model.state, permitted, cause)
@@ -294,21 +293,23 @@ impl SoakModel {
             Ok(())
         } else {
             Err(format!(
-                "it is {state:?} ({cause}), and may be {permitted:?} only"
+                "the sandbox is {state:?} ({cause}), but only {permitted:?} are permitted"
             ))
         }
     }
 
-    /// True if its VMM was killed.
-    pub fn excuse(&self, sandbox: &Sandbox, model: &SandboxModel) -> bool {
+    /// Returns whether its VMM was killed.
+    pub fn has_known_kill(&self, sandbox: &Sandbox, model: &SandboxModel) -> bool {
         let (began, ended) = model.spawned;
-        // One may have found its owner, and that a next operation, before its end is noticed.
+        // A killed VMM may have been assigned, and used by the next operation, before its exit is
+        // detected.
         let near = |t: &Instant| *t + KILL_NOTICE_DELAY > began && *t < ended + KILL_NOTICE_DELAY;
-        sandbox.hits.load(SeqCst) > model.mended || locked(&self.strays).iter().any(near)
+        sandbox.hits.load(SeqCst) > model.handled_kills
+            || locked(&self.orphan_kills).iter().any(near)
     }
 
-    /// A call whose body says with which limit of time a sandbox wakes.
-    pub fn wake(&self, sandbox: &Sandbox, call: &str) -> Reply {
+    /// Sends a call that resumes a sandbox with the timeout in its body.
+    pub fn resume(&self, sandbox: &Sandbox, call: &str) -> Reply {
         let path = format!("/sandboxes/{}/{call}", sandbox.id);
         self.api.call("POST", &path, &json!({ "timeout": 3600 }))
     }

@@ -1,4 +1,4 @@
-//! Operations on one sandbox, whose lock the caller holds.
+//! Operations on one sandbox. The caller holds its lock.
 
 use super::api::Reply;
 use super::guest::{PORT, number};
@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// Time after which a VMM that was killed must be told as broken.
+/// Maximum time until a sandbox with a killed VMM is reported as broken.
 const NOTICE_LIMIT: Duration = Duration::from_secs(20);
-/// Time that a process has to be gone after its sandbox's end was told.
+/// Maximum time until a process exits after the removal of its sandbox was acknowledged.
 const EXIT_LIMIT: Duration = Duration::from_secs(2);
 
-/// A sandbox, its locked life, and the world around it.
+/// Sandbox with its locked state.
 pub struct LockedSandbox<'a> {
     pub soak: &'a SoakModel,
     pub sandbox: &'a Sandbox,
@@ -28,12 +28,12 @@ impl LockedSandbox<'_> {
         self.model.note(self.soak, &line);
     }
 
-    pub fn settle(&mut self, permitted: &[State]) -> Result<(), String> {
-        self.soak.settle(self.sandbox, self.model, permitted)
+    pub fn sync_state(&mut self, permitted: &[State]) -> Result<(), String> {
+        self.soak.sync_state(self.sandbox, self.model, permitted)
     }
 
-    /// Finds out what became of a sandbox of which a call was not done, and whether there was a
-    /// reason.
+    /// Determines the state of a sandbox after a failed call, and checks that the failure has a
+    /// known reason.
     pub fn judge(
         &mut self,
         before: KillCount,
@@ -44,21 +44,21 @@ impl LockedSandbox<'_> {
         let killed = self.soak.killed_since(before);
         let was = self.model.state;
         if killed {
-            self.settle(permitted)?
+            self.sync_state(permitted)?
         } else {
-            self.settle(&[was])?
+            self.sync_state(&[was])?
         }
-        if killed || reply.is_no_room() || self.model.state == State::Broken {
+        if killed || reply.is_capacity_exceeded() || self.model.state == State::Broken {
             return Ok(());
         }
-        if self.soak.excuse(self.sandbox, self.model) {
-            return self.notice();
+        if self.soak.has_known_kill(self.sandbox, self.model) {
+            return self.wait_for_exit_report();
         }
         Err(format!("{what}: {}", reply.short()))
     }
 
-    /// Waits until the end of a VMM that was killed is told.
-    fn notice(&mut self) -> Result<(), String> {
+    /// Waits until the exit of a killed VMM is reported.
+    fn wait_for_exit_report(&mut self) -> Result<(), String> {
         let limit = Instant::now() + NOTICE_LIMIT;
         let was = self.model.state;
         while self.model.state != State::Broken && Instant::now() < limit {
@@ -69,9 +69,9 @@ impl LockedSandbox<'_> {
             if asked.is_done() {
                 break;
             }
-            self.settle(&[was])?;
+            self.sync_state(&[was])?;
         }
-        self.model.mended = self.sandbox.hits.load(SeqCst);
+        self.model.handled_kills = self.sandbox.hits.load(SeqCst);
         Ok(())
     }
 
@@ -88,7 +88,7 @@ impl LockedSandbox<'_> {
         self.model.note(self.soak, &format!("verify -> {found}"));
         if !self.model.numbers.contains(&found) {
             return Err(format!(
-                "it holds {found}, and may hold {:?}",
+                "the guest contains {found}, but only {:?} are possible",
                 self.model.numbers
             ));
         }
@@ -98,7 +98,7 @@ impl LockedSandbox<'_> {
         Ok(())
     }
 
-    /// True if its guest reaches the internet.
+    /// Checks that the guest reaches the internet.
     pub fn reach(&mut self) -> Result<(), String> {
         let before = self.soak.kill_count();
         let reply = self.soak.api.guest(&self.sandbox.id, PORT, "GET", "/reach");
@@ -108,13 +108,15 @@ impl LockedSandbox<'_> {
             Reply::Answered(200, body) => {
                 let heard = body["heard"].as_str().unwrap_or_default();
                 let public = heard.starts_with("internet ");
-                public.then_some(()).ok_or(format!("it heard {heard:?}"))
+                public
+                    .then_some(())
+                    .ok_or(format!("the guest received {heard:?}"))
             }
             _ => self.judge(before, "reach", &reply, &[State::Running]),
         }
     }
 
-    /// Starts a write; the caller tells with [`Self::wrote`] what came of it.
+    /// Starts a write. The caller must pass the answer to [`Self::wrote`].
     pub fn write_of(&self, number: u64) -> Reply {
         let path = format!("/write/{number}");
         self.soak.api.guest(&self.sandbox.id, PORT, "POST", &path)
@@ -124,9 +126,9 @@ impl LockedSandbox<'_> {
         self.soak.count("write", reply.is_done());
         self.note(&format!("write {number}"), reply);
         if reply.is_done() {
-            self.model.numbers = Numbers::from([number])
+            self.model.numbers = Numbers::from([number]);
         } else {
-            drop(self.model.numbers.insert(number))
+            self.model.numbers.insert(number);
         }
     }
 
@@ -141,16 +143,17 @@ impl LockedSandbox<'_> {
         }
     }
 
-    /// A write to one that sleeps must not be acknowledged.
-    pub fn write_asleep(&mut self) -> Result<(), String> {
+    /// Checks that a write to a paused sandbox is not acknowledged.
+    pub fn write_paused(&mut self) -> Result<(), String> {
         let reply = self.write_of(self.soak.number());
-        self.soak.count("write asleep", !reply.is_done());
-        self.note("write asleep", &reply);
+        self.soak
+            .count("write to a paused sandbox", !reply.is_done());
+        self.note("write to a paused sandbox", &reply);
         let refused = !reply.is_done();
-        refused.then_some(()).ok_or("a sleeping guest wrote".into())
+        refused.then_some(()).ok_or("a paused guest wrote".into())
     }
 
-    /// Takes a snapshot that is acknowledged when it is `ack`: captured or stored.
+    /// Takes a snapshot that is acknowledged at the stage `ack`: captured or stored.
     pub fn snapshot(&mut self, ack: &str) -> Result<(), String> {
         let before = self.soak.kill_count();
         let hits = self.sandbox.hits.load(SeqCst);
@@ -160,14 +163,14 @@ impl LockedSandbox<'_> {
         let numbers = self.model.numbers.clone();
         if !self.soak.is_stored(&name)? && reply.is_done() {
             self.note("captured and lost", &reply);
-            // With the process that held its memory: the VMM, or one of a killed daemon.
+            // Includes the process that held its memory: the VMM, or a process of a killed daemon.
             let is_hit = self.sandbox.hits.load(SeqCst) > hits;
             let killed = is_hit || self.soak.killed_since(before);
             return killed
                 .then_some(())
                 .ok_or("an acknowledged snapshot is lost".into());
         }
-        self.took(&name, &reply, numbers)?;
+        self.add_snapshot(&name, &reply, numbers)?;
         let was = self.model.state;
         if reply.is_done() {
             Ok(())
@@ -176,8 +179,13 @@ impl LockedSandbox<'_> {
         }
     }
 
-    /// Takes a snapshot into the model, if there is one.
-    pub fn took(&mut self, name: &str, reply: &Reply, numbers: Numbers) -> Result<(), String> {
+    /// Adds a new snapshot to the model, if it exists.
+    pub fn add_snapshot(
+        &mut self,
+        name: &str,
+        reply: &Reply,
+        numbers: Numbers,
+    ) -> Result<(), String> {
         self.soak.count("snapshot", reply.is_done());
         self.note(&format!("snapshot {name}"), reply);
         let id = match reply {
@@ -195,7 +203,7 @@ impl LockedSandbox<'_> {
         Ok(())
     }
 
-    /// A snapshot that it may be put back to.
+    /// Returns a snapshot to which the sandbox can be rolled back.
     pub fn relative(&self, random: &mut TestRandom) -> Option<Arc<Snapshot>> {
         let mut all = locked(&self.soak.snapshots).clone();
         all.retain(|s| s.family == self.sandbox.family);
@@ -216,13 +224,13 @@ impl LockedSandbox<'_> {
         let was = self.model.state;
         self.model.spawned = (began, Instant::now());
         if reply.is_done() {
-            self.model.mended = hits;
+            self.model.handled_kills = hits;
             self.model.state = State::Running;
             self.model.numbers.clone_from(&snapshot.numbers);
             return Ok(());
         }
         if matches!(reply, Reply::Answered(404, _)) && snapshot.removed.load(SeqCst) {
-            return self.settle(&[was]);
+            return self.sync_state(&[was]);
         }
         self.judge(
             before,
@@ -230,13 +238,13 @@ impl LockedSandbox<'_> {
             &reply,
             &[was, State::Running, State::Paused, State::Broken],
         )?;
-        self.half_rolled_back(was, snapshot);
+        self.apply_interrupted_rollback(was, snapshot);
         Ok(())
     }
 
-    /// Takes in what may be in one whose rollback was cut off. One that ran and sleeps now was on
-    /// its way back in its place, and sleeps in the snapshot.
-    pub fn half_rolled_back(&mut self, was: State, snapshot: &Snapshot) {
+    /// Adds the numbers that are possible after an interrupted rollback. A sandbox that was running
+    /// and is now paused is paused in the snapshot.
+    pub fn apply_interrupted_rollback(&mut self, was: State, snapshot: &Snapshot) {
         match (was, self.model.state) {
             (State::Running, State::Paused) => self.model.numbers.clone_from(&snapshot.numbers),
             _ => self.model.numbers.extend(&snapshot.numbers),
@@ -256,24 +264,24 @@ impl LockedSandbox<'_> {
         }
     }
 
-    /// Wakes it by `call`: `resume` or `connect`.
-    pub fn wake(&mut self, call: &str) -> Result<(), String> {
+    /// Resumes the sandbox by `call`: `resume` or `connect`.
+    pub fn resume(&mut self, call: &str) -> Result<(), String> {
         let (before, began) = (self.soak.kill_count(), Instant::now());
         let hits = self.sandbox.hits.load(SeqCst);
-        let reply = self.soak.wake(self.sandbox, call);
-        self.soak.count("wake", reply.is_done());
+        let reply = self.soak.resume(self.sandbox, call);
+        self.soak.count("resume", reply.is_done());
         self.note(call, &reply);
         self.model.spawned = (began, Instant::now());
         if reply.is_done() {
             self.model.state = State::Running;
-            self.model.mended = hits;
+            self.model.handled_kills = hits;
             Ok(())
         } else {
             self.judge(before, call, &reply, &[State::Running, State::Paused])
         }
     }
 
-    /// Its time ends now, and a client connects: it runs for the time that was asked for.
+    /// Lets the sandbox time out while a client connects: it must run for the requested time.
     pub fn expire(&mut self) -> Result<(), String> {
         let before = self.soak.kill_count();
         let expired = self
@@ -290,18 +298,18 @@ impl LockedSandbox<'_> {
             return self.give_time();
         }
         let (hits, began) = (self.sandbox.hits.load(SeqCst), Instant::now());
-        let reply = self.soak.wake(self.sandbox, "connect");
+        let reply = self.soak.resume(self.sandbox, "connect");
         self.soak.count("expire", reply.is_done());
         self.note("connect", &reply);
         self.model.spawned = (began, Instant::now());
         if !reply.is_done() {
-            // It may sleep by now; the time that it had is over.
+            // The sandbox may be paused by now, because its time is over.
             let killed = self.soak.killed_since(before);
-            self.settle(&[State::Running, State::Paused])?;
+            self.sync_state(&[State::Running, State::Paused])?;
             let known = killed
-                || reply.is_no_room()
+                || reply.is_capacity_exceeded()
                 || self.model.state == State::Broken
-                || self.soak.excuse(self.sandbox, self.model);
+                || self.soak.has_known_kill(self.sandbox, self.model);
             return if known {
                 self.give_time()
             } else {
@@ -309,21 +317,21 @@ impl LockedSandbox<'_> {
             };
         }
         if self.model.state == State::Paused {
-            self.model.mended = hits;
+            self.model.handled_kills = hits;
         }
         self.model.state = State::Running;
         self.verify()
     }
 
-    /// Sees to it that one that runs does not fall asleep by itself, as its time may be over.
+    /// Extends the timeout of a running sandbox, so that it is not paused by itself.
     fn give_time(&mut self) -> Result<(), String> {
         match self.model.state {
-            State::Running => self.wake("connect"),
+            State::Running => self.resume("connect"),
             _ => Ok(()),
         }
     }
 
-    /// Ends it: what is told as ended is no process any more.
+    /// Removes the sandbox, and checks that its process has exited.
     pub fn remove(&mut self) -> Result<(), String> {
         let before = self.soak.kill_count();
         let of = format!("/sandboxes/{}/process", self.sandbox.id);

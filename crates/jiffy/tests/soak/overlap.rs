@@ -1,4 +1,4 @@
-//! Two operations on one sandbox at the same time: some order of them, or one and a refusal.
+//! Concurrent operations on one sandbox: the result must match some order, or one is rejected.
 
 use super::api::Reply;
 use super::model::{KillCount, Numbers, State};
@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
-/// Both, at once.
-fn both(one: impl FnOnce() -> Reply, other: impl FnOnce() -> Reply + Send) -> (Reply, Reply) {
+/// Runs both operations concurrently.
+fn run_both(one: impl FnOnce() -> Reply, other: impl FnOnce() -> Reply + Send) -> (Reply, Reply) {
     std::thread::scope(|scope| {
         let other = scope.spawn(other);
         (one(), other.join().unwrap())
@@ -28,13 +28,18 @@ impl LockedSandbox<'_> {
         }
     }
 
-    /// Refusals are fine where another operation was first; failures need a reason.
-    fn weigh(&mut self, before: KillCount, what: &str, replies: &[&Reply]) -> Result<(), String> {
+    /// Accepts rejections, because another operation was first. Failures require a known reason.
+    fn check_replies(
+        &mut self,
+        before: KillCount,
+        what: &str,
+        replies: &[&Reply],
+    ) -> Result<(), String> {
         let states = [State::Running, State::Paused];
         let killed = self.soak.killed_since(before);
-        self.settle(&states)?;
+        self.sync_state(&states)?;
         for reply in replies {
-            let known = reply.is_done() || reply.is_refused() || reply.is_no_room();
+            let known = reply.is_done() || reply.is_refused() || reply.is_capacity_exceeded();
             if !known && !killed && self.model.state != State::Broken {
                 self.judge(before, what, reply, &states)?;
             }
@@ -53,40 +58,40 @@ impl LockedSandbox<'_> {
         let name = format!("s-{}", self.soak.number());
         let during = self.during(number);
         let (soak, sandbox) = (self.soak, self.sandbox);
-        let (wrote, took) = both(
+        let (wrote, took) = run_both(
             || self.write_of(number),
             || soak.post(sandbox, "snapshots", &json!({ "name": name })),
         );
-        self.took(&name, &took, during)?;
+        self.add_snapshot(&name, &took, during)?;
         self.wrote(number, &wrote);
-        self.weigh(before, "write beside a snapshot", &[&wrote, &took])
+        self.check_replies(before, "write and snapshot", &[&wrote, &took])
     }
 
     fn write_and_fork(&mut self) -> Result<(), String> {
         let (before, number) = (self.soak.kill_count(), self.soak.number());
         let (during, began) = (self.during(number), Instant::now());
         let (soak, sandbox) = (self.soak, self.sandbox);
-        let (wrote, forked) = both(
+        let (wrote, forked) = run_both(
             || self.write_of(number),
             || soak.post(sandbox, "fork", &json!({ "timeout": 3600 })),
         );
         self.forked(began, &forked, &during, self.soak.killed_since(before))?;
         self.wrote(number, &wrote);
-        self.weigh(before, "write beside a fork", &[&wrote, &forked])
+        self.check_replies(before, "write and fork", &[&wrote, &forked])
     }
 
     fn write_and_pause(&mut self) -> Result<(), String> {
         let (before, number) = (self.soak.kill_count(), self.soak.number());
         let (soak, sandbox) = (self.soak, self.sandbox);
-        let (wrote, paused) = both(
+        let (wrote, paused) = run_both(
             || self.write_of(number),
             || soak.post(sandbox, "pause", &Value::Null),
         );
         self.soak.count("pause", paused.is_done());
         self.note("pause", &paused);
         self.wrote(number, &wrote);
-        // A request that comes too late for a guest is answered by the gateway, with any status.
-        self.weigh(before, "pause beside a write", &[&paused])
+        // The gateway answers a request that arrives too late for a guest, with any status.
+        self.check_replies(before, "pause and write", &[&paused])
     }
 
     fn write_and_rollback(&mut self, random: &mut TestRandom) -> Result<(), String> {
@@ -96,16 +101,16 @@ impl LockedSandbox<'_> {
         let (before, number) = (self.soak.kill_count(), self.soak.number());
         let (began, hits) = (Instant::now(), self.sandbox.hits.load(SeqCst));
         let (soak, sandbox, to) = (self.soak, self.sandbox, &snapshot);
-        let (wrote, put_back) = both(
+        let (wrote, rolled_back) = run_both(
             || self.write_of(number),
             || soak.post(sandbox, "rollback", &json!({ "snapshotID": to.id })),
         );
-        self.soak.count("rollback", put_back.is_done());
+        self.soak.count("rollback", rolled_back.is_done());
         self.wrote(number, &wrote);
-        self.note(&format!("rollback {}", snapshot.id), &put_back);
+        self.note(&format!("rollback {}", snapshot.id), &rolled_back);
         self.model.spawned = (began, Instant::now());
-        if put_back.is_done() {
-            self.model.mended = hits;
+        if rolled_back.is_done() {
+            self.model.handled_kills = hits;
             self.model.numbers.clone_from(&snapshot.numbers);
             self.model.numbers.insert(number);
         } else {
@@ -113,39 +118,39 @@ impl LockedSandbox<'_> {
         }
         if self.soak.killed_since(before) {
             let was = self.model.state;
-            self.settle(&[State::Running, State::Paused, State::Broken])?;
-            if !put_back.is_done() {
-                self.half_rolled_back(was, &snapshot);
+            self.sync_state(&[State::Running, State::Paused, State::Broken])?;
+            if !rolled_back.is_done() {
+                self.apply_interrupted_rollback(was, &snapshot);
             }
             return Ok(());
         }
-        self.weigh(before, "rollback beside a write", &[&put_back])
+        self.check_replies(before, "rollback and write", &[&rolled_back])
     }
 
     fn pause_and_connect(&mut self) -> Result<(), String> {
         let (before, began) = (self.soak.kill_count(), Instant::now());
         let (soak, sandbox) = (self.soak, self.sandbox);
-        let (paused, connected) = both(
+        let (paused, connected) = run_both(
             || soak.post(sandbox, "pause", &Value::Null),
-            || soak.wake(sandbox, "connect"),
+            || soak.resume(sandbox, "connect"),
         );
         self.note("pause", &paused);
         self.note("connect", &connected);
         self.model.spawned = (began, Instant::now());
-        self.weigh(before, "pause beside connect", &[&paused, &connected])
+        self.check_replies(before, "pause and connect", &[&paused, &connected])
     }
 
     fn snapshot_and_pause(&mut self) -> Result<(), String> {
         let before = self.soak.kill_count();
         let name = format!("s-{}", self.soak.number());
         let (soak, sandbox) = (self.soak, self.sandbox);
-        let (took, paused) = both(
+        let (took, paused) = run_both(
             || soak.post(sandbox, "snapshots", &json!({ "name": name })),
             || soak.post(sandbox, "pause", &Value::Null),
         );
         let numbers = self.model.numbers.clone();
-        self.took(&name, &took, numbers)?;
+        self.add_snapshot(&name, &took, numbers)?;
         self.note("pause", &paused);
-        self.weigh(before, "snapshot beside a pause", &[&took, &paused])
+        self.check_replies(before, "snapshot and pause", &[&took, &paused])
     }
 }

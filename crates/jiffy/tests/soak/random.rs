@@ -1,4 +1,4 @@
-//! Random numbers that a seed repeats.
+//! Reproducible random numbers.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 pub struct TestRandom(u64);
@@ -15,12 +15,12 @@ impl TestRandom {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `sides`.
+    /// Returns a number below `sides`.
     pub fn below(&mut self, sides: usize) -> usize {
         usize::try_from(self.next() % sides as u64).unwrap()
     }
 
-    /// One of `choices` by its weight.
+    /// Returns one of `choices` according to the weights.
     pub fn pick<T: Copy>(&mut self, choices: &[(usize, T)]) -> T {
         let all: usize = choices.iter().map(|(weight, _)| weight).sum();
         let mut left = self.below(all);

@@ -1,4 +1,4 @@
-//! New sandboxes: from the template, from snapshots, as children of others.
+//! Creates sandboxes from the template, from snapshots, and as children of other sandboxes.
 
 use super::api::Reply;
 use super::guest::SERVER;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
-/// A sandbox of the template, whose program holds a number of its own.
+/// Creates a sandbox of the template, whose program stores its own number.
 pub fn from_template(
     soak: &SoakModel,
     test_home: &TestHome,
@@ -39,7 +39,7 @@ pub fn from_template(
     let sandbox = Sandbox::new(id, number, numbers, began);
     let mut model = sandbox.lock();
     model.note(soak, "create base -> 201");
-    // Killers may hit it from here on.
+    // Killers may select it from here on.
     locked(&soak.sandboxes).push(sandbox.clone());
     let started = test_home.call(&[
         "exec",
@@ -62,13 +62,13 @@ pub fn from_template(
         model: &mut model,
     };
     held.judge(before, "start of the program", &reply, &[State::Running])?;
-    // Nothing answers in it.
+    // The guest does not answer.
     held.remove()?;
     soak.forget(&sandbox);
     Ok(None)
 }
 
-/// A sandbox of a snapshot.
+/// Creates a sandbox from a snapshot.
 pub fn from_snapshot(
     soak: &SoakModel,
     snapshot: &Snapshot,
@@ -97,7 +97,7 @@ pub fn from_snapshot(
     Ok(Some(sandbox))
 }
 
-/// The sandbox that an answer tells of, or that came though no answer did.
+/// Returns the sandbox in an answer, or the sandbox that was created although the answer was lost.
 fn adopted(soak: &SoakModel, reply: &Reply, tag: &str) -> Result<Option<String>, String> {
     let id = match reply {
         Reply::Answered(201, body) => body["sandboxID"].clone(),
@@ -112,7 +112,7 @@ fn adopted(soak: &SoakModel, reply: &Reply, tag: &str) -> Result<Option<String>,
 }
 
 fn refusal(reply: &Reply, killed: bool) -> Result<(), String> {
-    if killed || reply.is_no_room() {
+    if killed || reply.is_capacity_exceeded() {
         Ok(())
     } else {
         Err(format!("create: {}", reply.short()))
@@ -135,7 +135,7 @@ impl LockedSandbox<'_> {
         }
     }
 
-    /// Takes children into the model.
+    /// Adds the children of a fork to the model.
     pub fn forked(
         &mut self,
         began: Instant,
@@ -165,8 +165,8 @@ impl LockedSandbox<'_> {
             match child["sandbox"]["sandboxID"].as_str() {
                 Some(id) => ids.push(id.to_owned()),
                 None if killed || child["error"]["error_code"] == "host_busy" => {}
-                None if self.soak.excuse(self.sandbox, self.model) => {}
-                None => return Err(format!("a child did not come up: {}", child["error"])),
+                None if self.soak.has_known_kill(self.sandbox, self.model) => {}
+                None => return Err(format!("a child did not start: {}", child["error"])),
             }
         }
         for id in ids {

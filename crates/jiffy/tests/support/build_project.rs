@@ -1,4 +1,4 @@
-//! Dockerfiles that are built in a data directory of their own.
+//! Dockerfiles that are built in a separate data directory.
 
 use super::test_home::TestHome;
 use super::{Done, jiffy};
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
-/// A data directory with templates of its own beside the stock one, and a context to build.
+/// Data directory with separate templates and the stock template, and a build context.
 pub struct BuildProject {
     pub test_home: TestHome,
     pub context: PathBuf,
@@ -41,7 +41,7 @@ impl BuildProject {
         done
     }
 
-    /// Begins to build, and does not wait.
+    /// Starts a build without waiting for it.
     pub fn begin(&self, name: &str) -> Child {
         let context = self.context.to_str().unwrap();
         let mut command = jiffy(&["template", "build", context, "--name", name]);
@@ -52,15 +52,15 @@ impl BuildProject {
         command.spawn().unwrap()
     }
 
-    /// Output of a command in a fresh sandbox of a template.
+    /// Returns the output of a command in a new sandbox of a template.
     pub fn run(&self, name: &str, script: &str) -> String {
         let id = self.test_home.ok(&["create", "--template", name]);
-        let said = self.test_home.sh(&id, script);
+        let output = self.test_home.sh(&id, script);
         self.test_home.ok(&["kill", &id]);
-        said
+        output
     }
 
-    /// Ids of sandboxes that live.
+    /// Returns the ids of existing sandboxes.
     pub fn alive(&self) -> Vec<String> {
         let all = self.test_home.json(&["ls"]);
         let id = |s: &Value| s["id"].as_str().unwrap().to_owned();
@@ -68,7 +68,7 @@ impl BuildProject {
     }
 }
 
-/// Steps that were not done again.
+/// Returns the number of cached steps.
 pub fn cached(done: &Done) -> usize {
     done.stderr
         .lines()

@@ -1,4 +1,4 @@
-//! DevTools of a browser in a sandbox, through the daemon, under the sandbox's own name.
+//! DevTools of a browser in a sandbox, through the daemon, under the sandbox's own host name.
 
 use super::LIMIT;
 use super::test_home::TestHome;
@@ -9,10 +9,10 @@ use std::os::unix::net::UnixStream;
 /// Port of DevTools in the template `browser`.
 pub const PORT: u16 = 9222;
 
-/// Domain that the daemon must have been told of.
+/// Domain that the daemon must be configured with.
 pub const DOMAIN: &str = "sandboxes.test";
 
-/// The name under which clients come to sandbox `id`.
+/// Returns the host name of sandbox `id`.
 pub fn host(id: &str) -> String {
     host_at(id, PORT)
 }
@@ -21,13 +21,13 @@ fn host_at(id: &str, port: u16) -> String {
     format!("{port}-{id}.{DOMAIN}")
 }
 
-/// Answer to a `GET` under that name: status and JSON.
+/// Sends a `GET` to this host name. Returns status and JSON.
 pub fn get(test_home: &TestHome, id: &str, path: &str) -> (u16, Value) {
     let (status, body) = get_at(test_home, id, PORT, path);
     (status, serde_json::from_str(&body).unwrap_or_default())
 }
 
-/// Answer of another port: status and text.
+/// Sends a `GET` to another port. Returns status and text.
 pub fn get_at(test_home: &TestHome, id: &str, port: u16, path: &str) -> (u16, String) {
     let head = format!("GET {path} HTTP/1.0\r\nHost: {}", host_at(id, port));
     let mut stream = begin(test_home, &head);
@@ -45,7 +45,8 @@ fn begin(test_home: &TestHome, head: &str) -> UnixStream {
     stream
 }
 
-/// Asks for a WebSocket and returns the answer's head. `more`: further headers.
+/// Requests a WebSocket. Returns the stream and the answer's head. `more` contains additional
+/// headers.
 pub fn upgrade(test_home: &TestHome, id: &str, path: &str, more: &str) -> (UnixStream, String) {
     let head = format!(
         "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
@@ -57,16 +58,16 @@ pub fn upgrade(test_home: &TestHome, id: &str, path: &str, more: &str) -> (UnixS
     (stream, answer)
 }
 
-/// A page's DevTools.
+/// DevTools of a page.
 pub struct Page {
     stream: UnixStream,
     calls: u64,
-    /// Events that were not waited for yet.
+    /// Received events that no call has waited for.
     events: Vec<String>,
 }
 
 impl Page {
-    /// The page that the browser has open since its start.
+    /// Connects to the page that the browser opened at its start.
     pub fn first(test_home: &TestHome, id: &str) -> Self {
         let (status, pages) = get(test_home, id, "/json/list");
         assert_eq!(status, 200);
@@ -82,7 +83,7 @@ impl Page {
         }
     }
 
-    /// The result of a command.
+    /// Runs a command, and returns its result.
     pub fn call(&mut self, method: &str, parameters: &Value) -> Value {
         self.calls += 1;
         let call = json!({ "id": self.calls, "method": method, "params": parameters });
@@ -98,7 +99,7 @@ impl Page {
         }
     }
 
-    /// Begins to load `url` and waits until it is there.
+    /// Loads `url`, and waits until it is loaded.
     pub fn load(&mut self, url: &str) {
         self.call("Page.enable", &json!({}));
         self.events.clear();
@@ -109,7 +110,7 @@ impl Page {
         }
     }
 
-    /// Value of a piece of JavaScript.
+    /// Returns the value of a JavaScript expression.
     pub fn evaluate(&mut self, code: &str) -> Value {
         let parameters = json!({ "expression": code, "returnByValue": true });
         let mut result = self.call("Runtime.evaluate", &parameters);
@@ -117,7 +118,7 @@ impl Page {
         result["result"]["value"].take()
     }
 
-    /// One text frame (RFC 6455, 5.2), masked with zeros.
+    /// Sends one text frame (RFC 6455, 5.2), masked with zeros.
     fn send(&mut self, text: &[u8]) {
         let mut frame = vec![0x81];
         match u16::try_from(text.len()).unwrap() {
@@ -132,7 +133,7 @@ impl Page {
         self.stream.write_all(&frame).unwrap();
     }
 
-    /// One message; Chromium sends each as one frame.
+    /// Receives one message. Chromium sends each message as one frame.
     fn receive(&mut self) -> Value {
         let mut head = [0; 2];
         self.stream.read_exact(&mut head).unwrap();

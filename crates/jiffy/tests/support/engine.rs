@@ -1,4 +1,4 @@
-//! Tests that are run on more than one engine.
+//! Tests that run on several engines.
 
 use super::programs;
 use jiffy_engine_api::GVISOR;
@@ -8,18 +8,18 @@ thread_local! {
     static TEST_ENGINE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// The engine of this thread's sandboxes; none: what suits this machine.
+/// Returns the engine of this thread's sandboxes. `None` for the default engine of this machine.
 pub fn wanted() -> Option<String> {
-    let told = TEST_ENGINE.with_borrow(Clone::clone);
-    told.or_else(|| std::env::var("JIFFY_ENGINE").ok())
+    let engine = TEST_ENGINE.with_borrow(Clone::clone);
+    engine.or_else(|| std::env::var("JIFFY_ENGINE").ok())
 }
 
-/// From here on the sandboxes of this thread are on `engine`.
+/// Selects the engine of this thread's sandboxes.
 pub fn want(engine: Option<String>) {
     TEST_ENGINE.set(engine);
 }
 
-/// True if sandboxes are on gVisor.
+/// Returns whether sandboxes use gVisor.
 pub fn is_gvisor() -> bool {
     wanted().is_some_and(|engine| engine == GVISOR)
 }
@@ -39,8 +39,8 @@ pub fn missing_gvisor() -> Option<String> {
         nix::unistd::geteuid().is_root(),
         programs().join("jiffy-gvisor").exists(),
     ) {
-        (false, _) => Some("gVisor needs root".to_owned()),
-        (true, false) => Some("jiffy-gvisor was not built: there was no Go".to_owned()),
+        (false, _) => Some("gVisor requires root".to_owned()),
+        (true, false) => Some("jiffy-gvisor was not built: Go was not installed".to_owned()),
         (true, true) => None,
     }
 }

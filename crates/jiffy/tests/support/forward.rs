@@ -1,19 +1,19 @@
-//! Ports of this host that lead to ports of a sandbox.
+//! Host ports that are forwarded to ports of a sandbox.
 
 use super::remote::Remote;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 use std::process::Child;
 
-/// `jiffy port-forward`, ended with the test.
+/// Running `jiffy port-forward`, terminated when this value is dropped.
 pub struct Forward {
-    /// The command.
+    /// Process of the command.
     pub process: Child,
     addresses: Vec<String>,
 }
 
 impl Forward {
-    /// Forwards as many ports as `args` name.
+    /// Forwards the ports in `args`. `ports` is their number.
     pub fn new(remote: &Remote, args: &[&str], ports: usize) -> Self {
         let mut command = remote.command(&[&["port-forward"], args].concat());
         let mut process = command.spawn().unwrap();
@@ -28,16 +28,16 @@ impl Forward {
         Self { process, addresses }
     }
 
-    /// Ends it; returns what it said on standard error.
+    /// Terminates the command, and returns its standard error.
     pub fn end(&mut self) -> String {
         let _ = self.process.kill();
-        let mut said = String::new();
-        let told = self.process.stderr.take();
-        told.unwrap().read_to_string(&mut said).unwrap();
-        said
+        let mut output = String::new();
+        let report = self.process.stderr.take();
+        report.unwrap().read_to_string(&mut output).unwrap();
+        output
     }
 
-    /// A connection to one of the ports.
+    /// Connects to one of the ports.
     pub fn connect(&self, port: usize) -> TcpStream {
         TcpStream::connect(&self.addresses[port]).unwrap()
     }

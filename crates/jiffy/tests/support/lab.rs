@@ -1,5 +1,5 @@
-//! A host and an internet of their own, as network namespaces that are gone with the threads and
-//! processes in them. Nothing that a test sends leaves this machine.
+//! Simulated host and internet in network namespaces, which exist as long as their threads and
+//! processes. No traffic of a test leaves this machine.
 
 use super::engine;
 use super::requirements::{set_test_name, test_name};
@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
-/// The host's own address. Those of documentation would not do: the lab's internet is of addresses
-/// that count as public.
+/// Address of the host. Documentation addresses cannot be used, because the lab's internet must
+/// have addresses that count as public.
 pub const HOST: &str = "11.0.0.2";
-/// Addresses that the lab's internet answers at, at TCP port 80 and UDP port 7.
+/// Addresses of servers in the lab's internet, at TCP port 80 and UDP port 7.
 pub const PUBLIC: [&str; 3] = ["11.0.0.1", "8.8.8.8", "9.9.9.9"];
-/// Addresses that it answers at as well, if it is let.
+/// Private addresses of servers, if they are reachable.
 pub const PRIVATE: [&str; 9] = [
     "10.9.9.9",
     "172.16.9.9",
@@ -29,27 +29,26 @@ pub const PRIVATE: [&str; 9] = [
     "198.51.100.9",
     "203.0.113.9",
 ];
-/// The one of them where a name server answers, over UDP; over TCP it says who answers, as at port
-/// 80.
+/// Address of the name server, over UDP. Over TCP, the server reports its name, as at port 80.
 pub const RESOLVER: &str = PUBLIC[1];
-/// The host's own address in IPv6, and those that the internet answers at, in a lab that has it.
+/// IPv6 address of the host, and addresses of servers, in a lab with IPv6.
 pub const HOST6: &str = "2a00:1::2";
 pub const PUBLIC6: [&str; 2] = ["2a00:1::1", "2a00:9::9"];
-/// It answers here as well, if it is let.
+/// Private IPv6 addresses of servers, if they are reachable.
 pub const PRIVATE6: [&str; 3] = ["fd00:9::9", "2001:db8:9::9", "3fff:9::9"];
 /// Answer of the name server to every question.
 const ANSWER: Ipv4Addr = Ipv4Addr::new(9, 9, 9, 9);
 
-/// Requests that the lab's internet saw.
+/// Running lab, and the requests received in its internet.
 pub struct Lab {
     /// Sender and content of each datagram to port 7.
     pub datagrams: Receiver<(SocketAddr, Vec<u8>)>,
-    /// Thread in the internet.
+    /// Thread in the internet's namespace.
     internet: i32,
 }
 
 impl Lab {
-    /// Runs `work` on a thread in the internet; threads that it starts are there, too.
+    /// Runs `work` on a thread in the internet's namespace, which threads of `work` inherit.
     pub fn in_internet<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let namespace = format!("/proc/self/task/{}/ns/net", self.internet);
         thread::scope(|scope| {
@@ -69,7 +68,7 @@ pub fn with_lab(work: impl FnOnce(&Lab) + Send) {
     run(false, work);
 }
 
-/// The same, with IPv6.
+/// Like `with_lab`, with IPv6.
 pub fn with_lab6(work: impl FnOnce(&Lab) + Send) {
     run(true, work);
 }
@@ -77,16 +76,16 @@ pub fn with_lab6(work: impl FnOnce(&Lab) + Send) {
 fn run(ipv6: bool, work: impl FnOnce(&Lab) + Send) {
     let (tell, datagrams) = mpsc::channel();
     let (ready, number) = mpsc::channel();
-    let (leave, left) = mpsc::channel::<()>();
+    let (stop, stopped) = mpsc::channel::<()>();
     let (engine, test) = (engine::wanted(), test_name());
     thread::scope(|scope| {
-        scope.spawn(move || internet(ipv6, &ready, tell, &left));
+        scope.spawn(move || internet(ipv6, &ready, tell, &stopped));
         let host = scope.spawn(move || {
             engine::want(engine);
             set_test_name(test);
             let internet = number.recv().unwrap();
             host(internet);
-            // The other side of the wire is up when it says so.
+            // The other side of the link is up when it sends its number.
             number.recv().unwrap();
             if ipv6 {
                 ip(&format!(
@@ -101,7 +100,7 @@ fn run(ipv6: bool, work: impl FnOnce(&Lab) + Send) {
             });
         });
         let outcome = host.join();
-        drop(leave);
+        drop(stop);
         outcome.unwrap();
     });
 }
@@ -109,7 +108,7 @@ fn run(ipv6: bool, work: impl FnOnce(&Lab) + Send) {
 /// Returns the reason why a lab is not possible, or `None`.
 pub fn missing() -> Option<String> {
     if !nix::unistd::Uid::effective().is_root() {
-        return Some("network namespaces need root".to_owned());
+        return Some("network namespaces require root".to_owned());
     }
     for program in ["ip", "nft"] {
         let found = Command::new(program).arg("-V").output();
@@ -117,20 +116,21 @@ pub fn missing() -> Option<String> {
             return Some(format!("`{program}` is not installed"));
         }
     }
-    (!std::path::Path::new("/dev/net/tun").exists()).then(|| "there is no /dev/net/tun".to_owned())
+    (!std::path::Path::new("/dev/net/tun").exists())
+        .then(|| "/dev/net/tun does not exist".to_owned())
 }
 
 fn unshare() {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
 }
 
-/// Gives this thread, and what it starts, mounts and a `/run` of its own, which propagates as it is
-/// told.
+/// Gives this thread and its children separate mounts and a separate `/run` with the given
+/// propagation.
 pub fn own_run(propagation: MsFlags) {
     let none = None::<&str>;
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-    // Copies of what is there meanwhile would be below.
+    // Mounts copied in the meantime would be below.
     let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
     for point in points.filter(|point| point.starts_with("/run/")) {
@@ -140,7 +140,7 @@ pub fn own_run(propagation: MsFlags) {
     mount(none, "/run", none, propagation, none).unwrap();
 }
 
-/// Calls ip(8) with one command for each line.
+/// Runs ip(8) with one command per line.
 pub fn ip(commands: &str) {
     let mut child = Command::new("ip")
         .args(["-batch", "-"])
@@ -156,7 +156,7 @@ pub fn ip(commands: &str) {
     assert!(child.wait().unwrap().success(), "{commands}");
 }
 
-/// Output of a program, run in the lab's host.
+/// Returns the output of a program in the lab's host.
 pub fn output(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output().unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -164,7 +164,7 @@ pub fn output(program: &str, args: &[&str]) -> String {
 
 fn host(internet: i32) {
     unshare();
-    // A new namespace has what the first one has.
+    // A new namespace has the settings of the initial namespace.
     fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
     ip(&format!(
         "link set lo up\n\
@@ -184,7 +184,7 @@ fn internet(
     ipv6: bool,
     ready: &Sender<i32>,
     datagrams: Sender<(SocketAddr, Vec<u8>)>,
-    left: &Receiver<()>,
+    stopped: &Receiver<()>,
 ) {
     unshare();
     ready.send(nix::unistd::gettid().as_raw()).unwrap();
@@ -198,7 +198,7 @@ fn internet(
         "link set lo up\naddr add {}/24 dev eth0\nlink set eth0 up\n",
         PUBLIC[0]
     );
-    // The name servers that this machine's resolv.conf names are here, too.
+    // The lab also has the name servers of this machine's resolv.conf.
     for address in PUBLIC[1..]
         .iter()
         .chain(&PRIVATE)
@@ -241,10 +241,10 @@ fn internet(
     resolvers.iter().for_each(|address| serve_dns(address));
     ready.send(0).unwrap();
     // Until the test is over.
-    let _ = left.recv();
+    let _ = stopped.recv();
 }
 
-/// Those of this machine that are at loopback addresses, or those that are not.
+/// Returns the name servers of this machine with loopback addresses, or with other addresses.
 fn name_servers(loopback: bool) -> Vec<String> {
     let text = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let named = text.lines().filter_map(|l| l.strip_prefix("nameserver "));
@@ -256,12 +256,13 @@ fn name_servers(loopback: bool) -> Vec<String> {
     all.iter().map(Ipv4Addr::to_string).collect()
 }
 
-/// Names with this lead to an address of [`PRIVATE`]: the one whose number follows, or the first.
+/// Names with this part resolve to an address of [`PRIVATE`]: the one with the number that follows,
+/// or the first.
 const TRAP: &[u8] = b"trap";
-/// Names below this lead to an address of IPv6, and to no other.
+/// Names below this name resolve only to an IPv6 address.
 const SIX: &[u8] = b"six";
 
-/// The private address that a question with [`TRAP`] in it is answered with.
+/// Returns the private address for a question that contains [`TRAP`].
 fn trapped(question: &[u8]) -> Ipv4Addr {
     let at = question.windows(TRAP.len()).position(|w| w == TRAP);
     let digit = question[at.unwrap() + TRAP.len()];
@@ -269,10 +270,10 @@ fn trapped(question: &[u8]) -> Ipv4Addr {
     PRIVATE[number as usize].parse().unwrap()
 }
 
-/// Names with this lead to the world at one question, and to a slot at the next.
+/// Names with this part resolve to the internet and to a slot alternately.
 const REBIND: &[u8] = b"rebind";
 
-/// The address that the next question with [`REBIND`] in it is answered with.
+/// Returns the address for the next question that contains [`REBIND`].
 fn rebound() -> Ipv4Addr {
     static ASKED: AtomicU8 = AtomicU8::new(0);
     match ASKED.fetch_add(1, Ordering::Relaxed) {
@@ -281,7 +282,7 @@ fn rebound() -> Ipv4Addr {
     }
 }
 
-/// Every connection is told who answers and who asked, and then echoed.
+/// Sends each client the name of the server and the client's address, and then echoes its input.
 fn serve_http(name: &'static str) {
     [80, 443].into_iter().for_each(|port| serve_tcp(port, name));
 }
@@ -314,14 +315,14 @@ fn echo(mut stream: TcpStream, name: &str) -> io::Result<()> {
 
 /// Answers every question with an address.
 fn serve_dns(address: &str) {
-    // At that very address: an answer from another is none.
+    // Bound to this address, because answers from other addresses are ignored.
     let socket = UdpSocket::bind((address, 53)).unwrap();
     thread::spawn(move || {
         let mut buffer = [0; 512];
         while let Ok((length, from)) = socket.recv_from(&mut buffer) {
             let mut answer = buffer[..length].to_vec();
-            // Only the question is kept: the header is followed by its labels, a zero, type and
-            // class (RFC 1035 4.1).
+            // Retain only the question: labels, a zero, type and class after the header (RFC 1035
+            // 4.1).
             let end = answer[12..].iter().position(|b| *b == 0).unwrap() + 12 + 5;
             answer.truncate(end);
             let below = |name: &[u8]| buffer[..length].windows(name.len()).any(|w| w == name);
@@ -335,9 +336,20 @@ fn serve_dns(address: &str) {
             } else {
                 (1, ANSWER.octets().into())
             };
-            let known = answer[end - 3] == kind;
-            answer[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, u8::from(known), 0, 0, 0, 0]);
-            if known {
+            let has_address = answer[end - 3] == kind;
+            answer[2..12].copy_from_slice(&[
+                0x81,
+                0x80,
+                0,
+                1,
+                0,
+                u8::from(has_address),
+                0,
+                0,
+                0,
+                0,
+            ]);
+            if has_address {
                 answer.extend([0xc0, 12, 0, kind, 0, 1, 0, 0, 0, 60, 0]);
                 answer.push(found.len().try_into().unwrap());
                 answer.extend(found);

@@ -1,4 +1,4 @@
-//! Calls of `jiffy` by tests.
+//! Helpers to run `jiffy` in tests.
 
 pub mod build_project;
 pub mod devtools;
@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 
 use jiffy_proto::vm::jail::MAKE_ARGUMENT;
 
-/// Longest time any single call may take; the slowest hosts need a fraction of it.
+/// Timeout of a single call. The slowest hosts need a fraction of it.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
-/// Directory with the programs that users run: `jiffy`, `jiffy-vmm` and `jiffy-agent`.
+/// Directory with the programs `jiffy`, `jiffy-vmm` and `jiffy-agent`.
 pub fn programs() -> PathBuf {
     let directory = std::env::var_os("JIFFY_BIN_DIR").map_or_else(
         || {
@@ -46,7 +46,7 @@ pub fn programs() -> PathBuf {
     directory
 }
 
-/// A `jiffy` command that finds the other programs.
+/// Returns a `jiffy` command that finds the other programs.
 pub fn jiffy(args: &[&str]) -> Command {
     let programs = programs();
     let mut command = Command::new(programs.join("jiffy"));
@@ -81,7 +81,7 @@ impl From<Output> for Done {
     }
 }
 
-/// Runs `jiffy` with `args` to its end.
+/// Runs `jiffy` with `args` until it exits.
 pub fn call(args: &[&str]) -> Done {
     finish(
         jiffy(args)
@@ -92,7 +92,7 @@ pub fn call(args: &[&str]) -> Done {
     )
 }
 
-/// Runs `jiffy` with `args` and `input` on standard input.
+/// Runs `jiffy` with `args` and with `input` on standard input.
 pub fn call_with(args: &[&str], input: &[u8]) -> Done {
     let mut child = jiffy(args)
         .stdin(Stdio::piped())
@@ -102,14 +102,14 @@ pub fn call_with(args: &[&str], input: &[u8]) -> Done {
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
-    // A command that ends early closes the pipe: that is for the test to judge.
+    // A command that exits early closes the pipe. The test checks its result.
     let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
     let done = finish(child);
     writer.join().unwrap();
     done
 }
 
-/// Waits for a child with piped outputs, at most [`LIMIT`].
+/// Waits for a child with piped outputs, for at most [`LIMIT`].
 pub fn finish(mut child: Child) -> Done {
     let drain = |stream: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {
@@ -141,19 +141,19 @@ pub fn finish(mut child: Child) -> Done {
     .into()
 }
 
-/// Waits until `ready` gives something, at most [`LIMIT`].
+/// Waits until `ready` returns a value, for at most [`LIMIT`].
 pub fn wait_for<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
         if let Some(value) = ready() {
             return value;
         }
-        assert!(Instant::now() < end, "waited in vain for {what}");
+        assert!(Instant::now() < end, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Page faults of a process so far.
+/// Returns the page faults of a process so far.
 pub fn page_faults(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat
@@ -165,7 +165,7 @@ pub fn page_faults(pid: u32) -> u64 {
     fields[7].parse::<u64>().unwrap() + fields[9].parse::<u64>().unwrap()
 }
 
-/// Process ids of the direct children of `pid`.
+/// Returns the ids of the direct children of `pid`.
 pub fn children(pid: u32) -> Vec<u32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return Vec::new();
@@ -181,20 +181,20 @@ pub fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// The VMM process of a running `jiffy`; once its guest has said something there is no other
-/// process of that name.
+/// Returns the VMM process of a running `jiffy`. After the first output of the guest, it is the
+/// only process with this name.
 pub fn vmm_of(jiffy: &Child) -> u32 {
     wait_for("the VMM process", || {
         children(jiffy.id()).into_iter().find(|pid| {
             let of = |file| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
-            // The same program makes the namespaces of VMMs, and goes.
+            // The same program creates the namespaces of VMMs, and exits.
             of("comm").is_ok_and(|name| name.trim() == "jiffy-vmm")
                 && of("cmdline").is_ok_and(|line| !line.contains(MAKE_ARGUMENT) && !line.is_empty())
         })
     })
 }
 
-/// True if a process still exists (zombies count as gone: they hold nothing).
+/// Returns whether a process exists. Zombies do not count, because they hold no resources.
 pub fn alive(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
         !stat
@@ -222,8 +222,8 @@ pub fn read_until(stream: &mut impl Read, needle: &str) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Tells threads of a scope that the test is over, also when it has failed: the scope waits for
-/// them.
+/// Notifies the threads of a scope that the test has ended, also after a failure, because the scope
+/// waits for its threads.
 pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {

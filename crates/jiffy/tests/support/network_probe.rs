@@ -1,4 +1,4 @@
-//! Daemons in a lab, sandboxes with rules, and what their guests reach.
+//! Daemons in a lab, sandboxes with network rules, and the network access of their guests.
 
 use super::LIMIT;
 use super::lab::{Lab, output, with_lab, with_lab6};
@@ -19,7 +19,7 @@ def tcp(host, port=80, patience=10):
         return type(e).__name__
 "#;
 
-/// Output of a program in a guest.
+/// Returns the output of a Python program in a guest.
 pub fn python(test_home: &TestHome, id: &str, program: &str) -> String {
     test_home.ok(&[
         "exec",
@@ -31,7 +31,7 @@ pub fn python(test_home: &TestHome, id: &str, program: &str) -> String {
     ])
 }
 
-/// The same, as root.
+/// Like [`python`], as root.
 pub fn root_python(test_home: &TestHome, id: &str, program: &str) -> String {
     let program = format!("{PRELUDE}\n{program}");
     test_home.ok(&[
@@ -39,12 +39,12 @@ pub fn root_python(test_home: &TestHome, id: &str, program: &str) -> String {
     ])
 }
 
-/// Answer that a guest gets at TCP port 80 of `host`: name of the server, or of the error.
+/// Returns the answer at TCP port 80 of `host` in a guest: name of the server, or of the error.
 pub fn reach(test_home: &TestHome, id: &str, host: &str) -> String {
     python(test_home, id, &format!("print(tcp({host:?}))"))
 }
 
-/// A call to the control plane; status and body.
+/// Calls the control plane. Returns status and body.
 pub fn call(test_home: &TestHome, method: &str, path: &str, body: &Value) -> (u16, String) {
     let mut stream = UnixStream::connect(test_home.dir.path().join("run/jiffy.sock")).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -64,7 +64,7 @@ pub fn call(test_home: &TestHome, method: &str, path: &str, body: &Value) -> (u1
     )
 }
 
-/// A sandbox with rules.
+/// Creates a sandbox with network rules.
 pub fn create(test_home: &TestHome, rules: Value) -> String {
     let mut body = json!({ "templateID": "base", "timeout": 600 });
     body.as_object_mut()
@@ -76,12 +76,12 @@ pub fn create(test_home: &TestHome, rules: Value) -> String {
     answer["sandboxID"].as_str().unwrap().to_owned()
 }
 
-/// Runs `work` with a data directory whose daemon is in a lab, started with `options`.
+/// Runs `work` with a data directory whose daemon runs in a lab, started with `options`.
 pub fn networked(options: &[&str], work: impl FnOnce(&TestHome, &Lab) + Send) {
     with_lab(|lab| in_lab(options, |test_home| work(test_home, lab)));
 }
 
-/// The same where the host has IPv6.
+/// Like [`networked`], on a host with IPv6.
 pub fn networked6(options: &[&str], work: impl FnOnce(&TestHome, &Lab) + Send) {
     with_lab6(|lab| in_lab(options, |test_home| work(test_home, lab)));
 }
@@ -96,9 +96,9 @@ fn in_lab(options: &[&str], work: impl FnOnce(&TestHome)) {
     clean();
 }
 
-/// Nothing of Jiffy is left in the lab's host.
+/// Asserts that no resources of Jiffy remain in the lab's host.
 pub fn clean() {
-    wait_for("the last slot to go", || {
+    wait_for("the last slot to be removed", || {
         (!output("ip", &["link"]).contains("jf")).then_some(())
     });
     assert_eq!(output("nft", &["list", "ruleset"]), "");
@@ -110,7 +110,7 @@ pub fn clean() {
         "ipv6/conf/all/forwarding",
         "ipv6/conf/eth0/force_forwarding",
     ] {
-        // Not every kernel knows the last.
+        // Not every kernel has the last setting.
         if let Ok(value) = std::fs::read_to_string(format!("/proc/sys/net/{switch}")) {
             assert_eq!(value.trim(), "0", "{switch}");
         }

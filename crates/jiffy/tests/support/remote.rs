@@ -1,17 +1,17 @@
-//! A daemon that is asked over the network, as from another host.
+//! Daemon that clients connect to over the network, as from another host.
 
 use super::test_home::TestHome;
 use super::{Done, finish, jiffy};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A daemon at an address, and a key for it.
+/// Daemon with an address, and a key for it.
 pub struct Remote {
-    /// The data directory of the daemon.
+    /// Data directory of the daemon.
     pub test_home: TestHome,
-    /// Its address.
+    /// URL of the daemon.
     pub url: String,
-    /// A key that may make sandboxes of its own.
+    /// Key that may create sandboxes.
     pub key: String,
 }
 
@@ -21,12 +21,12 @@ impl Remote {
         Self::of(TestHome::new(), options)
     }
 
-    /// The same with a data directory that is there.
+    /// Like [`Remote::new`], with an existing data directory.
     pub fn of(test_home: TestHome, options: &[&str]) -> Self {
         let start = ["daemon", "start", "--listen", "127.0.0.1:0"];
-        let told = test_home.ok(&[&start, options].concat());
-        let url = told.lines().find_map(|l| l.strip_prefix("listening on "));
-        let url = url.unwrap_or_else(|| panic!("{told}")).to_owned();
+        let report = test_home.ok(&[&start, options].concat());
+        let url = report.lines().find_map(|l| l.strip_prefix("listening on "));
+        let url = url.unwrap_or_else(|| panic!("{report}")).to_owned();
         let key = test_home.ok(&["key", "create", "--name", "test"]);
         Self {
             test_home,
@@ -35,12 +35,12 @@ impl Remote {
         }
     }
 
-    /// A data directory that nothing makes, because nothing is done on this host.
+    /// Data directory that must remain missing, because no command changes this host.
     pub fn elsewhere(&self) -> PathBuf {
         self.test_home.dir.path().join("elsewhere")
     }
 
-    /// The certificate that clients must trust.
+    /// Certificate that clients must trust.
     pub fn authority(&self) -> PathBuf {
         self.test_home.dir.path().join("tls/authority.pem")
     }
@@ -57,7 +57,7 @@ impl Remote {
         finish(self.command(args).spawn().unwrap())
     }
 
-    /// Output of a call that must succeed.
+    /// Returns the output of a call, which must succeed.
     pub fn ok(&self, args: &[&str]) -> String {
         let done = self.call(args);
         assert_eq!(done.code, Some(0), "{args:?}: {done:?}");
@@ -73,7 +73,7 @@ impl Remote {
     }
 }
 
-/// A `jiffy` command with the data directory `home` and piped outputs.
+/// Returns a `jiffy` command with the data directory `home` and piped outputs.
 pub fn from(home: &Path, args: &[&str]) -> Command {
     let mut command = jiffy(args);
     command

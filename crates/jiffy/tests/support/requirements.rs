@@ -1,4 +1,4 @@
-//! Requirements of tests, and the one test that the current thread runs.
+//! Requirements of tests, and the test that runs on the current thread.
 
 use super::{engine, lab};
 use std::cell::Cell;
@@ -19,7 +19,7 @@ pub struct Requirements {
     /// Stock template of its guests.
     pub template: &'static str,
     pub root: bool,
-    /// Network namespaces, which take root.
+    /// Network namespaces, which require root.
     pub lab: bool,
 }
 
@@ -58,23 +58,23 @@ impl Requirements {
     }
 }
 
-/// Data directory with the templates that tests use.
+/// Data directory with the templates of tests.
 pub fn home() -> PathBuf {
     let default = || PathBuf::from("/var/lib/jiffy");
     std::env::var_os("JIFFY_HOME").map_or_else(default, PathBuf::from)
 }
 
-/// Name of the test of this thread, without the name of the program.
+/// Returns the name of this thread's test, without the name of the program.
 pub fn test_name() -> &'static str {
     TEST_NAME.get()
 }
 
-/// Makes this thread run a part of the test `name`.
+/// Assigns this thread to the test `name`.
 pub fn set_test_name(name: &'static str) {
     TEST_NAME.set(name);
 }
 
-/// Counts the test of this thread as skipped.
+/// Records the test of this thread as skipped.
 pub fn skip(reason: &str) {
     let test = test_name();
     assert!(

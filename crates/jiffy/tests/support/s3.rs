@@ -1,5 +1,5 @@
-//! A real S3 server: versitygw over a directory, on the loopback device, and a proxy before it that
-//! counts requests and makes them fail.
+//! Real S3 server: versitygw with a directory, on the loopback device. A proxy counts its requests
+//! and injects faults.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,10 +12,10 @@ use std::time::Duration;
 
 /// Secret of the access key `test`.
 pub const SECRET: &str = "testsecret";
-/// Longest head of a request or answer in bytes.
+/// Maximum length of the head of a request or answer in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// The program that `scripts/test-servers` builds.
+/// Returns the program that `scripts/test-servers` builds.
 fn program() -> Option<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/versitygw");
     let program = std::env::var_os("JIFFY_VERSITYGW").map_or(built, PathBuf::from);
@@ -36,8 +36,8 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// Starts a server over `dir`, whose file system has extended attributes of users: without them
-    /// there are no conditional writes. `None` if the program was not built.
+    /// Starts a server with the directory `dir`. Its file system must support extended attributes
+    /// of users, which conditional writes require. `None` if the program was not built.
     pub fn start(dir: &Path) -> Option<Self> {
         std::fs::create_dir_all(dir.join("bucket")).unwrap();
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -74,7 +74,7 @@ impl S3Server {
         });
     }
 
-    /// Ends it.
+    /// Stops the server.
     pub fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -89,7 +89,7 @@ impl Drop for S3Server {
     }
 }
 
-/// Variables of a program that uses the server at `address`, by a name that has to be resolved.
+/// Returns the variables of a program that uses the server at `address`, by a name to be resolved.
 pub fn variables(address: SocketAddr, secret: &str) -> Vec<(&'static str, String)> {
     vec![
         (
@@ -103,37 +103,37 @@ pub fn variables(address: SocketAddr, secret: &str) -> Vec<(&'static str, String
     ]
 }
 
-/// Fate of a request.
+/// Fault injected into a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// Answered with this status.
+    /// The answer has this status.
     Status(u16),
-    /// The connection ends after half of the answer.
+    /// The connection is closed after half of the answer.
     Cut,
-    /// The answer comes after so long.
+    /// The answer is delayed.
     Slow(Duration),
-    /// No answer, until the faults are others.
+    /// The request is not answered until the faults are changed.
     Hold,
 }
 
-/// Request that was answered.
+/// Answered request.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub path: String,
-    /// Range of bytes that it asks for.
+    /// Requested range of bytes.
     pub range: Option<Range<u64>>,
-    /// Bytes of the answer's body.
+    /// Length of the answer's body in bytes.
     pub bytes: u64,
 }
 
 impl Request {
-    /// True if it reads a range of a pack.
+    /// Returns whether the request reads a range of a pack.
     pub fn is_of_pack(&self) -> bool {
         self.path.contains("/packs/") && self.range.is_some()
     }
 
-    /// Bytes of the range that it asks for; 0 if it asks for none.
+    /// Returns the length of the requested range in bytes. 0 without a range.
     pub fn range_bytes(&self) -> u64 {
         self.range
             .as_ref()
@@ -146,13 +146,13 @@ type Decide = dyn FnMut(&Request) -> Fault + Send;
 struct Shared {
     server: SocketAddr,
     closed: AtomicBool,
-    /// Requests that are held.
+    /// Number of held requests.
     held: AtomicUsize,
     decide: Mutex<(u64, Box<Decide>)>,
     requests: Mutex<Vec<Request>>,
 }
 
-/// Proxy before a server. A request of a client has a connection of its own.
+/// Proxy of a server. Each client request has its own connection.
 pub struct S3Proxy {
     pub address: SocketAddr,
     shared: Arc<Shared>,
@@ -186,7 +186,7 @@ impl S3Proxy {
         Self { address, shared }
     }
 
-    /// From here on requests have these fates; those that are held are decided anew.
+    /// Sets the faults of further requests. Held requests are decided again.
     pub fn on(&self, decide: impl FnMut(&Request) -> Fault + Send + 'static) {
         let mut current = lock(&self.shared.decide);
         *current = (current.0 + 1, Box::new(decide));
@@ -198,12 +198,12 @@ impl S3Proxy {
 
     /// Waits until a request is held.
     pub fn wait_for_held(&self) {
-        super::wait_for("a request that is held", || {
+        super::wait_for("a held request", || {
             (self.shared.held.load(Ordering::SeqCst) > 0).then_some(())
         });
     }
 
-    /// Requests since the last call.
+    /// Returns the requests since the last call.
     pub fn requests(&self) -> Vec<Request> {
         std::mem::take(&mut lock(&self.shared.requests))
     }
@@ -238,7 +238,7 @@ impl Shared {
         }
         let mut server = TcpStream::connect(self.server)?;
         let (first, rest) = head.split_once("\r\n").unwrap_or((&head, ""));
-        // The rest is signed as it is.
+        // The remaining header lines are signed, and therefore unchanged.
         write!(server, "{first}\r\nConnection: close\r\n{rest}")?;
         server.write_all(&body)?;
         let mut answer = Vec::new();

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-/// Sends a request to TCP `port` in sandbox `id`; HTTP/1.0, so that the answer ends with the
-/// connection and is not cut into chunks.
+/// Sends a request to TCP `port` in sandbox `id`. Uses HTTP/1.0, so that the answer ends with the
+/// connection and is not chunked.
 pub fn send(
     test_home: &TestHome,
     id: &str,
@@ -34,7 +34,7 @@ fn speak(test_home: &TestHome, request: &str) -> UnixStream {
     stream
 }
 
-/// Status and body of the answer.
+/// Reads an answer. Returns status and body.
 fn heard(mut stream: UnixStream) -> (u16, String) {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -43,7 +43,7 @@ fn heard(mut stream: UnixStream) -> (u16, String) {
     (status, body.to_owned())
 }
 
-/// Status and body of the answer to one request.
+/// Sends a request. Returns status and body of the answer.
 pub fn ask(
     test_home: &TestHome,
     id: &str,
@@ -55,7 +55,7 @@ pub fn ask(
     heard(send(test_home, id, port, method, path, body))
 }
 
-/// Begins a call of the API.
+/// Starts an API call.
 pub fn begin_call(test_home: &TestHome, method: &str, path: &str, body: &Value) -> UnixStream {
     let body = body.to_string();
     let length = body.len();
@@ -68,7 +68,8 @@ pub fn begin_call(test_home: &TestHome, method: &str, path: &str, body: &Value) 
     )
 }
 
-/// Status, head and body of the answer to a call of the API; none: the daemon went away.
+/// Reads the answer to an API call. Returns status, head and body. `None` if the daemon
+/// disconnected.
 pub fn finish_call(mut stream: UnixStream) -> Option<(u16, String, String)> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
@@ -77,7 +78,7 @@ pub fn finish_call(mut stream: UnixStream) -> Option<(u16, String, String)> {
     Some((status, head.to_lowercase(), body.to_owned()))
 }
 
-/// The API's word on sandbox `id`.
+/// Returns sandbox `id` as described by the API.
 pub fn sandbox(test_home: &TestHome, id: &str) -> Value {
     let request = format!("GET /sandboxes/{id} HTTP/1.0\r\nHost: localhost\r\n\r\n");
     let (status, body) = heard(speak(test_home, &request));
@@ -85,13 +86,13 @@ pub fn sandbox(test_home: &TestHome, id: &str) -> Value {
     serde_json::from_str(&body).unwrap()
 }
 
-/// The token that the agent of sandbox `id` wants to be shown.
+/// Returns the access token of the agent of sandbox `id`.
 pub fn token(test_home: &TestHome, id: &str) -> String {
     let sandbox = sandbox(test_home, id);
     sandbox["envdAccessToken"].as_str().unwrap().to_owned()
 }
 
-/// Asks the agent of sandbox `id` for a file, with this token.
+/// Requests a file from the agent of sandbox `id` with this token.
 pub fn read(test_home: &TestHome, id: &str, path: &str, token: Option<&str>) -> (u16, String) {
     let token = token.map_or_else(String::new, |t| format!("X-Access-Token: {t}\r\n"));
     let request = format!(
@@ -100,7 +101,7 @@ pub fn read(test_home: &TestHome, id: &str, path: &str, token: Option<&str>) -> 
     heard(speak(test_home, &request))
 }
 
-/// The events of one execution in the code interpreter of sandbox `id`.
+/// Returns the events of one execution in the code interpreter of sandbox `id`.
 pub fn execute(test_home: &TestHome, id: &str, body: &Value) -> Vec<Value> {
     let (status, text) = ask(test_home, id, 49_999, "POST", "/execute", body);
     assert_eq!(status, 200, "{text}");
@@ -114,7 +115,7 @@ pub fn execute(test_home: &TestHome, id: &str, body: &Value) -> Vec<Value> {
     events
 }
 
-/// Text of the main result of `code` in the default context of `language`.
+/// Returns the text of the main result of `code` in the default context of `language`.
 pub fn result(test_home: &TestHome, id: &str, language: &str, code: &str) -> String {
     let events = execute(
         test_home,
@@ -126,13 +127,13 @@ pub fn result(test_home: &TestHome, id: &str, language: &str, code: &str) -> Str
     main["text"].as_str().unwrap().to_owned()
 }
 
-/// Standard output of `code`.
+/// Returns the standard output of an execution.
 pub fn stdout(events: &[Value]) -> String {
     let pieces = events.iter().filter(|e| e["type"] == "stdout");
     pieces.map(|e| e["text"].as_str().unwrap()).collect()
 }
 
-/// Asks the agent of sandbox `id` for bytes, with its token.
+/// Requests bytes from the agent of sandbox `id` with its token.
 pub fn bytes(test_home: &TestHome, id: &str, path: &str) -> (u16, Vec<u8>) {
     let token = token(test_home, id);
     let mut stream = speak(
@@ -149,7 +150,7 @@ pub fn bytes(test_home: &TestHome, id: &str, path: &str) -> (u16, Vec<u8>) {
     (status, answer.split_off(end + 4))
 }
 
-/// Exits of the guest of sandbox `id` so far, as KVM counts them; none if it does not.
+/// Returns the KVM exits of the guest of sandbox `id` so far. `None` if KVM does not count them.
 pub fn exits(test_home: &TestHome, id: &str) -> Option<u64> {
     let request = format!("GET /sandboxes/{id}/process HTTP/1.0\r\nHost: localhost\r\n\r\n");
     let (status, body) = heard(speak(test_home, &request));

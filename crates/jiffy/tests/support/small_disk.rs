@@ -1,4 +1,4 @@
-//! A file system that a test fills.
+//! File system that a test fills.
 
 use super::{engine, skip, wait_for};
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A small file system, gone with the test.
+/// Small file system, unmounted when this value is dropped.
 pub struct SmallDisk {
     path: PathBuf,
     _place: TempDir,
@@ -20,12 +20,12 @@ impl SmallDisk {
         let path = test_home.path().join("disk");
         std::fs::create_dir(&path).unwrap();
         let mounted = match engine::is_gvisor() {
-            // The memory of a tmpfs counts for the sandbox that writes to it.
+            // The memory of a tmpfs is charged to the sandbox that writes to it.
             true => mount_file(test_home.path(), &path, size),
             false => mount_memory(&path, size),
         };
         if let Err(e) = mounted {
-            skip(&format!("nothing can be mounted here: {e}"));
+            skip(&format!("cannot mount a file system: {e}"));
             return None;
         }
         Some(Self {
@@ -38,16 +38,16 @@ impl SmallDisk {
         &self.path
     }
 
-    /// Bytes that can be written.
+    /// Returns the number of bytes that can be written.
     pub fn room(&self) -> u64 {
         let stat = nix::sys::statvfs::statvfs(self.path()).unwrap();
         stat.blocks_available() * stat.fragment_size()
     }
 
-    /// Takes all room but `left` bytes.
+    /// Uses all space except `left` bytes.
     pub fn fill(&self, left: u64) {
         let file = std::fs::File::create(self.path().join("filler")).unwrap();
-        // Others may write at the same time.
+        // Other processes may write at the same time.
         wait_for("the disk to be full", || {
             let taken = i64::try_from(self.room().saturating_sub(left)).unwrap();
             fallocate(&file, FallocateFlags::empty(), 0, taken).ok()
@@ -80,8 +80,8 @@ fn mount_file(test_home: &Path, at: &Path, size: &str) -> Result<(), String> {
     let done = Command::new("sh")
         .args(["-ec", script, "sh", size])
         .args([test_home, at])
-        .output();
-    let done = done.map_err(|e| e.to_string())?;
+        .output()
+        .map_err(|e| e.to_string())?;
     if done.status.success() {
         Ok(())
     } else {

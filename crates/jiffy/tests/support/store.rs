@@ -1,4 +1,4 @@
-//! A store that daemons of several data directories share.
+//! Store that daemons of several data directories share.
 
 use super::test_home::TestHome;
 use super::wait_for;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-/// A store in a directory, and its keys.
+/// Store in a directory, and its keys.
 pub struct TestStore {
     pub dir: TempDir,
     pub url: String,
@@ -42,29 +42,29 @@ impl TestStore {
         }
     }
 
-    /// Options of a daemon that uses it.
+    /// Returns the options of a daemon that uses the store.
     pub fn options(&self) -> [&str; 4] {
         let keys = self.keys.to_str().unwrap();
         ["--store", &self.url, "--store-keys", keys]
     }
 
-    /// Starts the daemon of `home` on it, without a warm pool.
+    /// Starts the daemon of `home` with the store, without a warm pool.
     pub fn start(&self, home: &TestHome) {
         drop(home.serve(&[&self.options()[..], &["--warm-pool", "0"]].concat()));
     }
 
-    /// Path of the bucket.
+    /// Returns the path of the bucket.
     pub fn bucket(&self) -> PathBuf {
         self.dir.path().join("bucket")
     }
 
-    /// Snapshot `id` of `owner`, and those below it, nearest first.
+    /// Returns snapshot `id` of `owner` and the snapshots below it, nearest first.
     pub fn find(&self, owner: Option<&str>, id: &str) -> Option<Vec<FoundSnapshot>> {
         let found = self.runtime.block_on(self.remote.find(owner, id));
         found.unwrap()
     }
 
-    /// Removes snapshot `id` of the host's owner, as another host does.
+    /// Removes snapshot `id` of the operator, like another host.
     pub fn remove(&self, id: &str) {
         let removed = self.remote.retract(LOCAL_TENANT, id, None, true);
         self.runtime.block_on(removed).unwrap();
@@ -75,7 +75,7 @@ impl TestStore {
         wait_for("the upload", || self.find(owner, id))
     }
 
-    /// Files of the bucket whose key contains `part`.
+    /// Returns the files of the bucket whose key contains `part`.
     pub fn objects(&self, part: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
         collect(&self.bucket(), part, &mut found);
@@ -94,7 +94,7 @@ fn collect(dir: &Path, part: &str, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Directory of a snapshot.
+/// Returns the directory of a snapshot.
 pub fn directory(home: &TestHome, id: &str) -> PathBuf {
     let microvm = home.dir.path().join("snapshots").join(id);
     if microvm.exists() {

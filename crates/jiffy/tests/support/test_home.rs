@@ -1,4 +1,4 @@
-//! A data directory of a test's own, with a daemon of its own.
+//! Data directory of a test, with its own daemon.
 
 use super::{Done, alive, finish, jiffy, requirements, wait_for};
 use jiffy_image::{Home, Templates};
@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use tempfile::TempDir;
 
-/// A data directory of its own, with what takes long to build borrowed from the real one; its
-/// daemon ends with it.
+/// Data directory of a test. Objects that take long to build are links to the real data directory.
+/// The daemon is killed when this value is dropped.
 pub struct TestHome {
     /// The data directory.
     pub dir: TempDir,
@@ -28,14 +28,15 @@ impl TestHome {
         Self::beneath(&std::env::temp_dir())
     }
 
-    /// Like `new`, with templates of its own beside the stock one. Building them needs root.
+    /// Like `new`, with separate templates in addition to the stock template. Building them needs
+    /// root.
     pub fn with_templates() -> Self {
         let test_home = Self::new();
         test_home.own_templates();
         test_home
     }
 
-    /// From here on templates are made here, beside the stock one.
+    /// Creates further templates in this directory, in addition to the stock template.
     pub fn own_templates(&self) {
         let templates = self.dir.path().join("templates");
         let real = std::fs::read_link(&templates).unwrap();
@@ -44,7 +45,7 @@ impl TestHome {
         symlink(real.join("base"), templates.join("base")).unwrap();
     }
 
-    /// Its templates, without a daemon.
+    /// Returns its templates, without a daemon.
     pub fn templates(&self) -> Templates {
         Templates::new(&Home::at(self.dir.path()).unwrap())
     }
@@ -53,7 +54,7 @@ impl TestHome {
     pub fn beneath(directory: &Path) -> Self {
         let real = requirements::home();
         let dir = tempfile::tempdir_in(directory).unwrap();
-        // Images one by one: those that a test makes are its own.
+        // Images are linked individually, because a test may add its own.
         let images = dir.path().join("images");
         std::fs::create_dir(&images).unwrap();
         for image in std::fs::read_dir(real.join("images")).into_iter().flatten() {
@@ -63,7 +64,7 @@ impl TestHome {
         for name in ["templates", "kernel", "disks"] {
             symlink(real.join(name), dir.path().join(name)).unwrap();
         }
-        // Shared: of all that use a directory, one makes what is missing there.
+        // Shared: only one user of a directory creates its missing files.
         std::fs::create_dir(dir.path().join("locks")).unwrap();
         for name in ["kernel", "disks"] {
             let lock = Path::new("locks").join(name);
@@ -81,7 +82,7 @@ impl TestHome {
         finish(command.spawn().unwrap())
     }
 
-    /// The same with `input` on standard input.
+    /// Like `call`, with `input` on standard input.
     pub fn call_with(&self, args: &[&str], input: &[u8]) -> Done {
         let mut command = jiffy(args);
         command
@@ -90,12 +91,12 @@ impl TestHome {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // Closed when it is written.
+        // The input is closed after the write.
         child.stdin.take().unwrap().write_all(input).unwrap();
         finish(child)
     }
 
-    /// Begins a call, to be finished.
+    /// Starts a call without waiting for it.
     pub fn begin(&self, args: &[&str]) -> Child {
         let mut command = jiffy(args);
         command
@@ -105,7 +106,7 @@ impl TestHome {
         command.spawn().unwrap()
     }
 
-    /// Output of a call that must succeed.
+    /// Returns the output of a call, which must succeed.
     pub fn ok(&self, args: &[&str]) -> String {
         let done = self.call(args);
         assert_eq!(done.code, Some(0), "{args:?}: {done:?}");
@@ -120,12 +121,12 @@ impl TestHome {
         self.ok(&["exec", id, "--", "sh", "-c", script])
     }
 
-    /// A daemon with options of its own, once it listens.
+    /// Starts a daemon with options, and waits until it listens.
     pub fn serve(&self, options: &[&str]) -> Child {
         self.serve_with(options, &[])
     }
 
-    /// The same with variables of its own.
+    /// Like `serve`, with environment variables.
     pub fn serve_with(&self, options: &[&str], variables: &[(&str, &str)]) -> Child {
         let mut command = jiffy(&[&["serve", "--no-listen"], options].concat());
         command.envs(variables.iter().copied());
@@ -156,14 +157,14 @@ impl TestHome {
         found.next().unwrap()
     }
 
-    /// Ends the daemon without a word, and returns when it is gone.
+    /// Kills the daemon, and returns when it has exited.
     pub fn kill_daemon(&self) {
         let daemon = self.daemon();
         let pid = Pid::from_raw(daemon.try_into().unwrap());
         kill(pid, Signal::SIGKILL).unwrap();
         self.daemon_went();
-        wait_for("the last of the daemon", || (!alive(daemon)).then_some(()));
-        // A child that it was starting has its lock until it runs its program.
+        wait_for("the daemon to exit", || (!alive(daemon)).then_some(()));
+        // A child that it was starting holds its lock until the child executes its program.
         let lock = std::fs::File::open(self.dir.path().join("locks/daemon")).unwrap();
         wait_for("the daemon's lock", || {
             let lock = lock.try_clone().unwrap();
@@ -171,15 +172,16 @@ impl TestHome {
         });
     }
 
-    /// Waits until the socket is closed: the last thread of a killed process may take its time.
+    /// Waits until the socket is closed: the last thread of a killed process may exit later.
     pub fn daemon_went(&self) {
         let socket = self.dir.path().join("run/jiffy.sock");
-        wait_for("the daemon to go", || {
+        wait_for("the daemon to exit", || {
             UnixStream::connect(&socket).is_err().then_some(())
         });
     }
 
-    /// The processes that isolate the sandboxes of this data directory, whatever their parent.
+    /// Returns the processes that isolate the sandboxes of this data directory, regardless of their
+    /// parent.
     pub fn vmms(&self) -> BTreeSet<u32> {
         let store = self.dir.path().join("snapshots");
         let gvisors = self.dir.path().join("run/gvisor").display().to_string();
@@ -202,7 +204,7 @@ impl TestHome {
         processes.filter_map(|p| writes(&p.path())).collect()
     }
 
-    /// Control sockets of VMMs.
+    /// Returns the number of control sockets of VMMs.
     pub fn sockets(&self) -> usize {
         let sockets = std::fs::read_dir(self.dir.path().join("run/vmm"));
         sockets.map_or(0, Iterator::count)
@@ -216,12 +218,12 @@ impl Drop for TestHome {
             return;
         }
         assert_eq!(done.code, Some(0), "{done:?}");
-        wait_for("the last VMM to go", || {
+        wait_for("the last VMM to exit", || {
             self.vmms().is_empty().then_some(())
         });
-        assert_eq!(self.sockets(), 0, "control sockets are left");
+        assert_eq!(self.sockets(), 0, "control sockets remain");
         let sandboxes = self.dir.path().join("run/gvisor");
-        wait_for("the last directory of a sandbox to go", || {
+        wait_for("the last directory of a sandbox to be removed", || {
             let names = std::fs::read_dir(&sandboxes).into_iter().flatten();
             let mut names = names.flatten().map(|entry| entry.file_name());
             names.all(|name| name == "state").then_some(())

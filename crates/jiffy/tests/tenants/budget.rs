@@ -1,11 +1,11 @@
-//! Budgets of one key: exact, kept across a crash, and nothing that other keys could notice.
+//! Tests for quotas of a key: exact, persistent across a crash, and without effect on other keys.
 
 use super::two_keys::TwoKeys;
 use crate::support::wait_for;
 use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 
-/// A key made with these limits.
+/// Creates a key with these limits.
 fn key(keys: &TwoKeys, limits: &[&str]) -> String {
     keys.remote
         .test_home
@@ -16,7 +16,7 @@ fn post(keys: &TwoKeys, key: &str, path: &str, body: &Value) -> (u16, Value) {
     keys.http(key, "POST", path, body)
 }
 
-/// Usage of a key.
+/// Returns the usage of a key.
 fn used(keys: &TwoKeys, key: &str) -> Value {
     let (status, budget) = keys.http(key, "GET", "/limits", &Value::Null);
     assert_eq!(status, 200, "{budget}");
@@ -43,16 +43,16 @@ fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
     let create = json!({ "templateID": "base" });
     let mut ids = Vec::new();
     for _ in 0..2 {
-        let (status, made) = post(&keys, &hoarder, "/v2/sandboxes", &create);
-        assert_eq!(status, 201, "{made}");
-        let id = made["sandboxID"].as_str().unwrap().to_owned();
+        let (status, created) = post(&keys, &hoarder, "/v2/sandboxes", &create);
+        assert_eq!(status, 201, "{created}");
+        let id = created["sandboxID"].as_str().unwrap().to_owned();
         let path = format!("/sandboxes/{id}/pause");
         let (status, answer) = post(&keys, &hoarder, &path, &json!({}));
         assert_eq!(status, 204, "{answer}");
         ids.push(id);
     }
-    let (_, made) = post(&keys, &hoarder, "/v2/sandboxes", &create);
-    let third = made["sandboxID"].as_str().unwrap().to_owned();
+    let (_, created) = post(&keys, &hoarder, "/v2/sandboxes", &create);
+    let third = created["sandboxID"].as_str().unwrap().to_owned();
     let pause = format!("/sandboxes/{third}/pause");
     refused(post(&keys, &hoarder, &pause, &json!({})), 429, "max_paused");
     let snapshot = format!("/sandboxes/{third}/snapshots");
@@ -66,7 +66,7 @@ fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
         "max_snapshots",
     );
 
-    // Each byte is one of a file that is there.
+    // Each charged byte belongs to an existing file.
     let before = used(&keys, &hoarder);
     let bytes = before["diskBytes"].as_u64().unwrap();
     let disk = &before["disk"];
@@ -75,7 +75,8 @@ fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
     assert_eq!(parts.iter().sum::<u64>(), bytes, "{before}");
     assert!(on_disk(&keys) >= bytes, "{before}");
 
-    // The same after the daemon was killed, by another one that knows only the disk.
+    // The usage is unchanged after the daemon was killed; the next daemon computes it from the
+    // disk.
     keys.restart(&["--warm-pool", "0"]);
     let after = used(&keys, &hoarder);
     for what in ["paused", "snapshots", "sandboxes", "diskBytes", "disk"] {
@@ -87,10 +88,10 @@ fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
         "max_snapshots",
     );
 
-    // Writes beyond the budget do not happen, and the guest runs on.
+    // Writes beyond the quota fail, and the guest continues to run.
     let small = key(&keys, &["--name=small", "--max-disk=24MiB"]);
-    let (_, made) = post(&keys, &small, "/v2/sandboxes", &create);
-    let id = made["sandboxID"].as_str().unwrap().to_owned();
+    let (_, created) = post(&keys, &small, "/v2/sandboxes", &create);
+    let id = created["sandboxID"].as_str().unwrap().to_owned();
     let fill = "head -c 100000000 /dev/urandom > /dev/shm/x && echo full";
     assert_eq!(
         keys.ok(&small, &["exec", &id, "--", "sh", "-c", fill]),
@@ -109,8 +110,8 @@ fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
     let count = ["exec", &id, "--", "stat", "-c", "%s", "/dev/shm/x"];
     assert_eq!(keys.ok(&small, &count), "100000000");
 
-    // The owner of the host sees it all. A new daemon charges the checksums that the earlier one
-    // wrote behind its answers once it has read the directories.
+    // The operator sees the total. A new daemon charges the checksums that the earlier daemon wrote
+    // after its answers, as soon as it has read the directories.
     let test_home = &keys.remote.test_home;
     let of = |name: &str| {
         let listed = test_home.json(&["key", "ls"]);
@@ -118,7 +119,7 @@ fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
         all.find(|key| key["name"] == name).unwrap()["budget"].clone()
     };
     let reader = format!("X-API-KEY: {}\r\n", key(&keys, &["--scope=read"]));
-    wait_for("the same figures everywhere", || {
+    wait_for("equal usage values", || {
         let bytes = used(&keys, &hoarder)["diskBytes"].as_u64().unwrap();
         let (_, figures) = keys.raw("GET", "/metrics", &reader, &Value::Null);
         let own = of("hoarder");
@@ -132,17 +133,17 @@ fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
     let now = used(&keys, &hoarder)["diskBytes"].as_u64().unwrap();
     assert!((bytes..=bytes + (1 << 20)).contains(&now), "{bytes}, {now}");
     assert_eq!(of("hoarder")["limits"]["diskBytes"], 1u64 << 30);
-    // A key that was given no budget has part of the disk, not all of it.
+    // A key without a quota has a part of the disk as its limit.
     assert!(of("mallory")["limits"]["diskBytes"].as_u64().unwrap() > 0);
     let table = test_home.ok(&["key", "ls"]);
     assert!(table.contains("3/3 snapshots"), "{table}");
 
-    // Keys within their budget notice nothing of it.
+    // Keys within their quota are unaffected.
     let (status, other) = post(&keys, &keys.alice.clone(), "/v2/sandboxes", &create);
     assert_eq!(status, 201, "{other}");
 }
 
-/// Bytes of all snapshots of the daemon.
+/// Returns the bytes of all snapshots of the daemon.
 fn on_disk(keys: &TwoKeys) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let store = keys.remote.test_home.dir.path().join("snapshots");
@@ -151,7 +152,7 @@ fn on_disk(keys: &TwoKeys) -> u64 {
     files.map(|f| f.metadata().unwrap().blocks() * 512).sum()
 }
 
-/// A build of `key` with one command; its template and build.
+/// Starts a build of `key` with one command. Returns its template and build.
 fn build(keys: &TwoKeys, key: &str, name: &str, command: &str) -> (String, String) {
     let (status, new) = post(keys, key, "/v3/templates", &json!({ "name": name }));
     assert_eq!(status, 202, "{new}");
@@ -187,7 +188,7 @@ fn builds_of_one_key_that_sleep_do_not_stop_those_of_another() {
             )
         })
         .into();
-    wait_for("a build that sleeps", || {
+    wait_for("a sleeping build", || {
         (status(&keys, &keys.mallory, &sleeping[0]) == "building").then_some(())
     });
     let quick = build(&keys, &keys.alice, "quick", "echo done > /tmp/done");
@@ -198,7 +199,7 @@ fn builds_of_one_key_that_sleep_do_not_stop_those_of_another() {
             _ => None,
         }
     });
-    // Its templates and steps count for the key that built them.
+    // Its templates and steps are charged to the key that built them.
     let after = used(&keys, &keys.alice);
     assert_eq!(after["templates"], 1, "{after}");
     assert!(after["disk"]["templates"].as_u64().unwrap() > 0, "{after}");
@@ -213,7 +214,7 @@ fn builds_of_one_key_that_sleep_do_not_stop_those_of_another() {
         1,
         "{states:?}"
     );
-    // One that waits can be cancelled, and one that sleeps.
+    // A waiting build and a sleeping build can both be cancelled.
     for (template, build) in &sleeping {
         let path = format!("/templates/{template}/builds/{build}/cancel");
         let (status, answer) = post(&keys, &keys.mallory, &path, &Value::Null);

@@ -1,4 +1,4 @@
-//! Sandboxes and snapshots of one key do not exist for another.
+//! Tests that sandboxes and snapshots of one key do not exist for another.
 
 use super::two_keys::TwoKeys;
 use jiffy_test_attributes::jiffy_test;

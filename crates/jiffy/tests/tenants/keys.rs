@@ -1,4 +1,4 @@
-//! Remains of a key, and rights without one.
+//! Tests for the removal of a key, and for access without a key.
 
 use super::two_keys::TwoKeys;
 use jiffy_test_attributes::jiffy_test;
@@ -7,10 +7,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Time in which what a key opened ends with it.
+/// Timeout for the end of streams and links after the removal of their key.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// Answers every request with its head, and says when it listens.
+/// Answers every request with its head, and reports when it listens.
 const ECHO: &str = "cat >/tmp/echo.py <<'END'
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Echo(BaseHTTPRequestHandler):
@@ -34,13 +34,13 @@ impl TwoKeys {
             .ok(&[&["key", "create"], args].concat())
     }
 
-    /// Status and body of a `GET` of a port of a sandbox, with further header lines.
+    /// Sends a `GET` to a port of a sandbox with additional header lines. Returns status and body.
     fn port(&self, id: &str, port: u16, path: &str, headers: &str) -> (u16, String) {
         let way = format!("E2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n{headers}");
         self.raw("GET", path, &way, &Value::Null)
     }
 
-    /// A stream to a port of a sandbox.
+    /// Opens a stream to a port of a sandbox.
     fn stream(&self, key: &str, id: &str, port: u16) -> TcpStream {
         let address = self.remote.url.strip_prefix("http://").unwrap();
         let mut stream = TcpStream::connect(address).unwrap();
@@ -60,14 +60,14 @@ impl TwoKeys {
     }
 }
 
-/// Time until the other side closes.
+/// Returns the time until the other side closes the stream.
 fn closed(mut stream: TcpStream) -> Duration {
     let began = Instant::now();
     stream.set_read_timeout(Some(4 * END_LIMIT)).unwrap();
-    let heard = stream.read_to_end(&mut Vec::new());
+    let received = stream.read_to_end(&mut Vec::new());
     assert!(
-        !heard.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock),
-        "it stays open"
+        !received.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock),
+        "the stream remains open"
     );
     began.elapsed()
 }
@@ -82,18 +82,18 @@ fn connections_of_a_key_end_with_it_and_its_sandboxes_on_request() {
     keys.ok(alice, &["pause", &paused]);
     keys.ok(alice, &["exec", &id, "--", "sh", "-c", ECHO]);
 
-    // A key that is shown to a guest does not reach it.
+    // A key in a request to a guest is not forwarded to the guest.
     let shown = format!("X-API-KEY: {alice}\r\nAuthorization: Bearer {alice}\r\nX-Kept: 1\r\n");
-    let (status, heard) = keys.port(&id, 8000, "/", &shown);
-    assert_eq!(status, 200, "{heard}");
-    let heard = heard.to_lowercase();
-    assert!(heard.contains("x-kept: 1"), "{heard}");
+    let (status, received) = keys.port(&id, 8000, "/", &shown);
+    assert_eq!(status, 200, "{received}");
+    let received = received.to_lowercase();
+    assert!(received.contains("x-kept: 1"), "{received}");
     assert!(
-        !heard.contains("e2b_") && !heard.contains("authorization"),
-        "{heard}"
+        !received.contains("e2b_") && !received.contains("authorization"),
+        "{received}"
     );
 
-    // Streams that the key opened, and a link made with it, end with the key.
+    // Streams that the key opened, and a link created with it, end with the key.
     let path = format!("/sandboxes/{id}/preview?port=8000");
     let (status, link) = keys.http(alice, "GET", &path, &Value::Null);
     assert_eq!(status, 200, "{link}");
@@ -106,27 +106,33 @@ fn connections_of_a_key_end_with_it_and_its_sandboxes_on_request() {
     assert!(took < END_LIMIT, "{took:?}");
     assert_eq!(keys.raw("GET", link, "", &Value::Null).0, 403);
     assert_eq!(keys.http(alice, "GET", "/sandboxes", &Value::Null).0, 401);
-    // Its sandboxes stay, and so does what everybody may reach.
+    // Its sandboxes remain, and public ports remain accessible.
     assert_eq!(keys.port(&id, 8000, "/", "").0, 200);
     assert_eq!(test_home.ok(&["exec", &id, "--", "echo", "ok"]), "ok");
 
     test_home.ok(&["key", "revoke", "test", "--end"]);
     assert_eq!(keys.port(&id, 8000, "/", "").0, 502);
-    let left = test_home.ok(&["ls", "--json"]);
-    assert!(!left.contains(&id) && !left.contains(&paused), "{left}");
+    let remaining = test_home.ok(&["ls", "--json"]);
+    assert!(
+        !remaining.contains(&id) && !remaining.contains(&paused),
+        "{remaining}"
+    );
     assert_eq!(
         keys.ok(&keys.mallory, &["exec", &others, "--", "echo", "ok"]),
         "ok"
     );
 
-    // Asked for while no daemon runs, it is what the next one begins with.
+    // A removal requested while no daemon is running takes effect when the next daemon starts.
     let address = keys.remote.url.strip_prefix("http://").unwrap();
     test_home.ok(&["daemon", "stop"]);
     test_home.ok(&["key", "revoke", "mallory", "--end"]);
     test_home.ok(&["daemon", "start", "--listen", address, "--warm-pool", "0"]);
     let began = Instant::now();
     while test_home.ok(&["ls", "--json"]).contains(&others) {
-        assert!(began.elapsed() < 4 * END_LIMIT, "the sandbox runs on");
+        assert!(
+            began.elapsed() < 4 * END_LIMIT,
+            "the sandbox is still running"
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -141,19 +147,19 @@ fn a_key_opens_its_scope_only_and_no_key_opens_nothing() {
     let alice = &keys.alice;
     let reader = keys.key(&["--name", "reader", "--scope", "read"]);
 
-    // The agent asks for its token unless its maker wanted otherwise, and then its id is a secret.
+    // The agent requires its token unless the creator disabled it; the sandbox's id is then secret.
     let create = |body: Value| {
-        let (status, made) = keys.http(alice, "POST", "/sandboxes", &body);
-        assert_eq!(status, 201, "{made}");
-        let token = made["envdAccessToken"].as_str().map(str::to_owned);
-        (made["sandboxID"].as_str().unwrap().to_owned(), token)
+        let (status, created) = keys.http(alice, "POST", "/sandboxes", &body);
+        assert_eq!(status, 201, "{created}");
+        let token = created["envdAccessToken"].as_str().map(str::to_owned);
+        (created["sandboxID"].as_str().unwrap().to_owned(), token)
     };
     let (id, token) = create(json!({ "templateID": "base" }));
     let stat = "/files?path=/etc/hostname&username=root";
     assert_eq!(keys.port(&id, 49983, stat, "").0, 401);
     let token = format!("X-Access-Token: {}\r\n", token.unwrap());
     assert_eq!(keys.port(&id, 49983, stat, &token).0, 200);
-    // A name as user, which clients send as Basic credentials, passes.
+    // A user name, which clients send as Basic credentials, is forwarded.
     let user = "Authorization: Basic cm9vdDo=\r\n";
     let named = keys.port(
         &id,
@@ -174,7 +180,7 @@ fn a_key_opens_its_scope_only_and_no_key_opens_nothing() {
         assert_eq!(keys.port(shown, 49983, stat, "").0, 502);
     }
 
-    // Figures of the host are for those who may look at it, wherever they ask from.
+    // Metrics of the host require the scope for them, regardless of the client's address.
     let metrics = |headers: &str| keys.raw("GET", "/metrics", headers, &Value::Null).0;
     assert_eq!(metrics(""), 401);
     assert_eq!(metrics("X-Forwarded-For: 127.0.0.1\r\n"), 401);
@@ -227,17 +233,17 @@ fn a_key_opens_its_scope_only_and_no_key_opens_nothing() {
     );
     let began = Instant::now();
     while list(&third).0 == 200 {
-        assert!(began.elapsed() < 4 * END_LIMIT, "it does not expire");
+        assert!(began.elapsed() < 4 * END_LIMIT, "the key does not expire");
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(list(&third).1["error_code"], "key_expired");
 
-    // An address that guesses is told to wait, and no other.
+    // Only the address that guesses keys is rate limited.
     let wrong = format!("e2b_{}", "0".repeat(40));
     let mut guesses = 0;
     while list(&wrong).0 == 401 {
         guesses += 1;
-        assert!(guesses < 300, "it may guess for ever");
+        assert!(guesses < 300, "guesses are not limited");
     }
     assert_eq!(list(&wrong).1["error_code"], "authentication_failures");
     assert_eq!(list(alice).0, 200);

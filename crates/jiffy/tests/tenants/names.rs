@@ -1,4 +1,4 @@
-//! Templates and images of one key are not seen, chosen or shadowed by another.
+//! Tests that another key cannot see, select or shadow templates and images of a key.
 
 use super::two_keys::TwoKeys;
 use crate::support::wait_for;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::fs;
 
 impl TwoKeys {
-    /// Id of the key that was made under this name.
+    /// Returns the id of the key created under this name.
     fn key_id(&self, name: &str) -> String {
         let keys = self.remote.test_home.json(&["key", "ls"]);
         let mut keys = keys.as_array().unwrap().iter();
@@ -19,19 +19,19 @@ impl TwoKeys {
         found["id"].as_str().unwrap().to_owned()
     }
 
-    /// Asks for a build and starts it; paths of the template and of the build.
+    /// Requests a build and starts it. Returns the paths of the template and of the build.
     fn begin(&self, key: &str, name: &str, start: &Value) -> (String, String) {
         let body = json!({ "name": name, "cpuCount": 1, "memoryMB": 512 });
-        let (status, asked) = self.http(key, "POST", "/v3/templates", &body);
-        assert_eq!(status, 202, "{asked}");
-        let (template, build) = (text(&asked, "templateID"), text(&asked, "buildID"));
+        let (status, request) = self.http(key, "POST", "/v3/templates", &body);
+        assert_eq!(status, 202, "{request}");
+        let (template, build) = (text(&request, "templateID"), text(&request, "buildID"));
         let path = format!("/templates/{template}/builds/{build}");
-        let (status, begun) = self.http(key, "POST", &format!("/v2{path}"), start);
-        assert_eq!(status, 202, "{begun}");
+        let (status, response) = self.http(key, "POST", &format!("/v2{path}"), start);
+        assert_eq!(status, 202, "{response}");
         (path, build)
     }
 
-    /// Builds, and waits for the end: `ready`, or why there is no template.
+    /// Runs a build. Returns `ready`, or the reason of its failure.
     fn build(&self, key: &str, name: &str, start: &Value) -> String {
         let (path, _) = self.begin(key, name, start);
         wait_for("the build", || {
@@ -44,18 +44,18 @@ impl TwoKeys {
         })
     }
 
-    /// Content of `/tmp/who` in a new sandbox.
+    /// Returns the content of `/tmp/who` in a new sandbox.
     fn who(&self, key: &str, template: &str) -> String {
         let body = json!({ "templateID": template, "envVars": { "SECRET": "mine" } });
-        let (status, made) = self.http(key, "POST", "/v2/sandboxes", &body);
-        assert_eq!(status, 201, "{made}");
-        let id = text(&made, "sandboxID");
-        let said = self.ok(key, &["exec", &id, "--", "cat", "/tmp/who"]);
+        let (status, created) = self.http(key, "POST", "/v2/sandboxes", &body);
+        assert_eq!(status, 201, "{created}");
+        let id = text(&created, "sandboxID");
+        let output = self.ok(key, &["exec", &id, "--", "cat", "/tmp/who"]);
         self.ok(key, &["kill", &id]);
-        said
+        output
     }
 
-    /// Asserts that `name` is nothing for the holder of `key`, in whatever call.
+    /// Asserts that `name` does not exist for the holder of `key` in any call.
     fn assert_unknown(&self, key: &str, name: &str) {
         let quoted = name.replace('/', "%2F");
         let calls = [
@@ -97,7 +97,7 @@ fn text(value: &Value, field: &str) -> String {
     value[field].as_str().unwrap().to_owned()
 }
 
-/// Builds a template that says whose it is.
+/// Returns a build whose template contains the name of its owner.
 fn says(word: &str) -> Value {
     json!({
         "fromTemplate": "base",
@@ -117,7 +117,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     let (alice_id, mallory_id) = (keys.key_id("test"), keys.key_id("mallory"));
     let templates = keys.remote.test_home.templates();
 
-    // Mallory publishes what Alice may come to name.
+    // Mallory publishes names that Alice may use later.
     for name in ["golden", "tools:1"] {
         assert_eq!(keys.build(mallory, name, &says("mallory")), "ready");
         let (name, _) = name.split_once(':').unwrap_or((name, ""));
@@ -157,7 +157,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     ];
     keys.ok(alice, &args);
     assert_eq!(keys.who(alice, "tools"), "mallory", "by the whole name");
-    // The same name is another template for each.
+    // The same name refers to different templates of both keys.
     assert_eq!(keys.build(alice, "tools:1", &says("alice")), "ready");
     assert_eq!(keys.who(alice, "tools:1"), "alice");
     assert_eq!(keys.who(mallory, "tools:1"), "mallory");
@@ -168,7 +168,8 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         keys.assert_unknown(mallory, &name);
     }
 
-    // A snapshot wins over what others call the same, by its name and by its id.
+    // A snapshot takes precedence over templates of others with the same name, by its name and by
+    // its id.
     let id = keys.ok(alice, &["create", "--template", "tools:1"]);
     let path = format!("/sandboxes/{id}/snapshots");
     let (status, taken) = keys.http(alice, "POST", &path, &json!({ "name": "golden" }));
@@ -177,7 +178,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     let body = json!({ "name": snapshot, "cpuCount": 1, "memoryMB": 512 });
     let (status, refused) = keys.http(mallory, "POST", "/v3/templates", &body);
     assert_eq!(status, 400, "{refused}");
-    // As one of before may be called.
+    // A name in the format of an existing object.
     let shadow = format!("{mallory_id}/{snapshot}");
     let directory = keys.remote.test_home.dir.path().join("templates");
     let from = directory.join(format!("{mallory_id}~golden"));
@@ -192,7 +193,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         assert_eq!(keys.who(alice, word), "alice", "{word}");
     }
 
-    // Templates of the host's owner are its alone until it publishes them.
+    // Templates of the operator are private until they are published.
     let root = keys.remote.test_home.dir.path().join("root");
     fs::create_dir(&root).unwrap();
     fs::write(root.join("file"), "of the host").unwrap();
@@ -213,7 +214,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     let (status, open) = keys.http(mallory, "GET", "/templates/open", &Value::Null);
     assert_eq!((status, &open["public"]), (200, &json!(true)));
 
-    // Templates that builds make of images are for builds alone.
+    // Templates that builds create from images are available to builds only.
     let name = imported_image(Some(&alice_id), "ghcr.io/alice/private:1");
     let image = format!("{alice_id}/{name}");
     let import = Import {
@@ -241,7 +242,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         assert!(ended.contains("does not exist"), "{ended}");
     }
 
-    // Neither is what a build has not finished, however that ends.
+    // Unfinished templates of a build do not exist either, regardless of the build's result.
     let never = json!({
         "fromTemplate": "tools:1", "startCmd": "sleep infinity", "readyCmd": "false",
         "steps": [{ "type": "RUN", "args": ["echo never > /tmp/never"] }],
@@ -266,7 +267,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
                 test_home.ok(&["daemon", "start", "--no-listen"]);
             }
         }
-        wait_for("the template to go", || {
+        wait_for("the template to be removed", || {
             (!hidden(&templates, &build)).then_some(())
         });
     }

@@ -1,4 +1,5 @@
-//! Networks of two tenants: no address, frame or name leads from one's sandbox to the other's.
+//! Tests for networks of two tenants: no address, frame or name reaches a sandbox of the other
+//! tenant.
 
 use super::two_keys::TwoKeys;
 use crate::support::lab::{output, with_lab6};
@@ -6,7 +7,7 @@ use crate::support::wait_for;
 use jiffy_test_attributes::jiffy_test;
 use serde_json::json;
 
-/// Answers at TCP port 80 and hears at UDP port 7, at every address; notes who came.
+/// Answers at TCP port 80 and receives at UDP port 7, on all addresses; records the senders.
 const LISTEN: &str = r#"
 import socket, threading
 def note(who): open("/tmp/heard", "a").write(who + "\n")
@@ -25,8 +26,8 @@ while True:
     note(who[0]); s.sendall(b"alice\n"); s.close()
 "#;
 
-/// Tries every address by socket and, where the engine lets it, by frames under foreign addresses.
-/// Prints what answered.
+/// Tries every address with sockets and, if the engine permits, with frames with other source
+/// addresses. Prints the answers.
 const REACH: &str = r#"
 import fcntl, socket, struct
 found = set()
@@ -56,7 +57,7 @@ macs = [bytes([2, 0x4a, 0x49, 0x46, 0x46, n]) for n in (1, 2, 3, 4)] + [b"\xff" 
 try:
     link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW); link.bind(("eth0", 0))
     frames = [(0x0800, packet(a, b)) for a in ("169.254.0.21", "169.254.0.22", "198.18.0.0", "198.18.0.3") for b in V4]
-    # Neighbours of IPv6: a solicitation for the other, and an advertisement of its address as one's own.
+    # IPv6 neighbour discovery: a solicitation for the other, and an advertisement of its address.
     six = socket.inet_pton(socket.AF_INET6, "fd6a:6966:6679::21")
     for kind in (135, 136):
         body = struct.pack("!BBHI", kind, 0, 0, 0x60000000) + six + b"\2\1" + macs[0]
@@ -70,7 +71,7 @@ except OSError: pass
 print(sorted(found))
 "#;
 
-/// Connects by a name that is allowed and leads elsewhere at every question; prints who answered.
+/// Connects by an allowed name that resolves to changing addresses; prints the name of the server.
 const REBIND: &str = r#"
 import socket
 said = set()
@@ -104,12 +105,12 @@ fn no_address_frame_or_name_leads_to_another_tenants_sandbox() {
         wait_for("the server", || {
             (show("/tmp/ready") != "none").then_some(())
         });
-        // It hears every sender that gets through.
+        // The listener records every sender that reaches it.
         let own =
             "import socket\nprint(socket.create_connection(('127.0.0.1', 80)).recv(9).decode())";
         assert_eq!(root(&keys.alice, &alice, own), "alice");
-        let heard = show("/tmp/heard");
-        assert_eq!(heard.lines().count(), 1, "{heard}");
+        let received = show("/tmp/heard");
+        assert_eq!(received.lines().count(), 1, "{received}");
 
         let devices = output("ip", &["-6", "-br", "addr"]);
         let six = devices
@@ -128,15 +129,15 @@ fn no_address_frame_or_name_leads_to_another_tenants_sandbox() {
 
         let body = json!({ "templateID": "base", "network": {
             "allowOut": ["rebind.example"], "denyOut": ["0.0.0.0/0"] } });
-        let (status, made) = keys.http(&keys.mallory, "POST", "/sandboxes", &body);
-        assert_eq!(status, 201, "{made}");
-        let bound = made["sandboxID"].as_str().unwrap();
+        let (status, created) = keys.http(&keys.mallory, "POST", "/sandboxes", &body);
+        assert_eq!(status, 201, "{created}");
+        let bound = created["sandboxID"].as_str().unwrap();
         let said = keys.ok(
             &keys.mallory,
             &["exec", bound, "--", "python3", "-c", REBIND],
         );
-        // The world, where the name leads there, and a refusal where it leads to a slot.
+        // The internet if the name resolves there, and a denial if it resolves to a slot.
         assert_eq!(said, "HTTP/1.1 internet");
-        assert_eq!(show("/tmp/heard"), heard);
+        assert_eq!(show("/tmp/heard"), received);
     });
 }

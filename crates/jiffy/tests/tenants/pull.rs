@@ -1,4 +1,5 @@
-//! Hostile registries harm their caller's build only, and reach nothing of the host.
+//! Tests that a hostile registry affects only builds of its user, and reaches no resources of the
+//! host.
 
 use super::registry::{Image, Request, Seen, page, send, serve, serve_tls};
 use super::two_keys::TwoKeys;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longest time for a build that fails as soon as its registry answers, or does not.
+/// Timeout of a build that must fail as soon as its registry answers or does not answer.
 const FAILURE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs `work` with a daemon in a lab.
@@ -28,7 +29,7 @@ fn tenants(options: &[&str], work: impl FnOnce(&TwoKeys, &Lab) + Send) {
         let keys = TwoKeys::new(&networked);
         keys.remote.test_home.own_templates();
         work(&keys, lab);
-        // Also one that was killed: what it left of the network goes with the next.
+        // Includes a killed daemon: the next daemon removes its network.
         keys.remote
             .test_home
             .ok(&["daemon", "start", "--no-listen"]);
@@ -40,7 +41,7 @@ fn tenants(options: &[&str], work: impl FnOnce(&TwoKeys, &Lab) + Send) {
     });
 }
 
-/// A build that goes on.
+/// Running build.
 struct Build<'a> {
     keys: &'a TwoKeys,
     key: &'a str,
@@ -48,7 +49,7 @@ struct Build<'a> {
 }
 
 impl<'a> Build<'a> {
-    /// Starts a build of an image, perhaps with a user and a password.
+    /// Starts a build of an image, optionally with a user and a password.
     fn of(keys: &'a TwoKeys, key: &'a str, image: &str, user: Option<(&str, &str)>) -> Self {
         static BUILDS: AtomicUsize = AtomicUsize::new(0);
         let name = format!("pulled-{}", BUILDS.fetch_add(1, Relaxed));
@@ -68,15 +69,15 @@ impl<'a> Build<'a> {
         Self { keys, key, path }
     }
 
-    /// Its end: `ready`, or the reason for its failure.
+    /// Waits for the end. Returns `ready`, or the reason of the failure.
     fn end(&self) -> String {
         wait_for("the end of a build", || {
             let path = format!("{}/status", self.path);
-            let (status, told) = self.keys.http(self.key, "GET", &path, &Value::Null);
-            assert_eq!(status, 200, "{told}");
-            match told["status"].as_str().unwrap() {
+            let (status, report) = self.keys.http(self.key, "GET", &path, &Value::Null);
+            assert_eq!(status, 200, "{report}");
+            match report["status"].as_str().unwrap() {
                 "ready" => Some("ready".to_owned()),
-                "error" => Some(told["reason"]["message"].as_str().unwrap().to_owned()),
+                "error" => Some(report["reason"]["message"].as_str().unwrap().to_owned()),
                 _ => None,
             }
         })
@@ -89,7 +90,7 @@ impl<'a> Build<'a> {
     }
 }
 
-/// Pullers of a daemon.
+/// Returns the pullers of a daemon.
 fn pullers(daemon: u32) -> Vec<PathBuf> {
     let ours = |process: &Path| {
         let command = fs::read(process.join("cmdline")).ok()?;
@@ -101,7 +102,7 @@ fn pullers(daemon: u32) -> Vec<PathBuf> {
     processes.filter_map(|p| ours(&p.path())).collect()
 }
 
-/// A word of a process's status.
+/// Returns a field of a process's status.
 fn status(process: &Path, name: &str) -> String {
     let text = fs::read_to_string(process.join("status")).unwrap();
     let line = text.lines().find_map(|l| l.strip_prefix(name));
@@ -109,7 +110,7 @@ fn status(process: &Path, name: &str) -> String {
     line.split_whitespace().next().unwrap().to_owned()
 }
 
-/// A listener at a port of all addresses of the lab's internet.
+/// Starts a listener at a port on all addresses of the lab's internet.
 fn public(
     lab: &Lab,
     port: u16,
@@ -120,7 +121,7 @@ fn public(
 
 #[jiffy_test(lab)]
 fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
-    // Without TLS, so that only the network's rules are between them and what is asked for.
+    // Without TLS, so that only the network rules protect the targets.
     let trap = [
         "9.9.9.9",
         "10.9.9.9",
@@ -169,7 +170,7 @@ fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
         };
         let unreachable = "could not be reached, or does not speak the protocol over TLS";
         for kind in ["redirect", "realm"] {
-            // It does lead to the public internet.
+            // The redirect does work for the public internet.
             build(&format!("8.8.8.8:5000/{kind}-9.9.9.9:1"));
             let seen = std::mem::take(&mut *outside.lock().unwrap());
             assert!(
@@ -181,9 +182,9 @@ fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
                 assert!(end.contains(unreachable), "{kind} to {address}: {end}");
             }
         }
-        // Named themselves: open, closed, and another protocol, in the internet, the host and
-        // elsewhere.
-        let mut told = Vec::new();
+        // Direct names of targets: open, closed, and another protocol, in the internet, on the host
+        // and elsewhere.
+        let mut report = Vec::new();
         let hosts = trap[1..].iter().map(|address| format!("{address}:5001"));
         let others = [
             "9.9.9.9:81",
@@ -197,14 +198,14 @@ fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
                 .into_iter()
                 .chain(["169.254.169.254:80", "trap.example", "127.0.0.1:5002"]);
         for host in hosts.chain(others.map(str::to_owned)) {
-            told.push(build(&format!("{host}/x:1")).replace(&host, "HOST"));
+            report.push(build(&format!("{host}/x:1")).replace(&host, "HOST"));
         }
-        told.sort_unstable();
-        told.dedup();
-        assert_eq!(told, [format!("HOST {unreachable}")]);
+        report.sort_unstable();
+        report.dedup();
+        assert_eq!(report, [format!("HOST {unreachable}")]);
         assert_eq!(*outside.lock().unwrap(), Vec::<String>::new());
         assert_eq!(*inside.lock().unwrap(), Vec::<String>::new());
-        // By its very name, the registry that the host's owner allows.
+        // By its exact name, the registry that the operator allows.
         assert_eq!(*allowed.lock().unwrap(), Vec::<String>::new());
         let end = build("localhost:5002/x:1");
         assert!(
@@ -249,7 +250,7 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
         let puller = pullers(daemon);
         assert_eq!(puller.len(), 1, "{puller:?}");
         confined(&puller[0]);
-        // The daemon has it.
+        // The daemon is running the build.
         let began = Instant::now();
         let alice = Build::of(
             keys,
@@ -259,10 +260,10 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
         );
         assert_eq!(alice.end(), "ready");
         assert!(began.elapsed() < FAILURE_LIMIT, "{:?}", began.elapsed());
-        assert_eq!(pullers(daemon), puller, "the slow one goes on");
+        assert_eq!(pullers(daemon), puller, "the slow build continues");
         slow.cancel();
         let cancelled = Instant::now();
-        wait_for("the puller to die", || {
+        wait_for("the puller to exit", || {
             pullers(daemon).is_empty().then_some(())
         });
         assert!(
@@ -281,25 +282,25 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
         let most = memory(daemon, "VmHWM");
         assert!(most < before + 16 * 1024, "{before} KiB, then {most} KiB");
 
-        // Layers that mallory's registry names and does not have.
+        // Layers that mallory's registry names but does not have.
         for name in ["named", "lying"] {
             let end = Build::of(keys, &keys.mallory, &format!("9.9.9.9:5001/{name}:1"), None).end();
-            let told = ["does not exist", "sha256"];
-            assert!(told.iter().any(|t| end.contains(t)), "{name}: {end}");
+            let report = ["does not exist", "sha256"];
+            assert!(report.iter().any(|t| end.contains(t)), "{name}: {end}");
         }
-        // Nor without alice's password.
+        // Not accessible without alice's password.
         let end = Build::of(keys, &keys.mallory, "9.9.9.9:5000/app:1", None).end();
         assert!(end.contains("denies access to"), "{end}");
 
-        // A daemon that is killed leaves no puller behind, and the next no slot of it.
-        let left = Build::of(keys, &keys.mallory, "9.9.9.9:5001/slow:1", None);
+        // A killed daemon leaves no puller, and the next daemon removes its slot.
+        let remaining = Build::of(keys, &keys.mallory, "9.9.9.9:5001/slow:1", None);
         wait_for("the next puller", || {
             (!pullers(daemon).is_empty()).then_some(())
         });
-        drop(left);
+        drop(remaining);
         let puller = pullers(daemon).remove(0);
         keys.remote.test_home.kill_daemon();
-        wait_for("the puller to die", || (!puller.exists()).then_some(()));
+        wait_for("the puller to exit", || (!puller.exists()).then_some(()));
     });
 }
 
@@ -308,7 +309,7 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
 fn mallorys(private: &Image) -> impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static {
     let layer = super::registry::sha256(&private.layer);
     let slow = Image::naming(vec![0; 1 << 20], &"0".repeat(64), &"0".repeat(64));
-    // The layer's own digest, without its bytes; and other bytes that are said to unpack to it.
+    // The layer's own digest without its bytes, and other bytes with a false diff id.
     let named = Image::naming(private.layer.clone(), &layer, &layer);
     let other = Image::of_file("other", b"of mallory");
     let lying = Image::naming(
@@ -322,7 +323,7 @@ fn mallorys(private: &Image) -> impl Fn(&Request, &mut dyn Write) + Send + Sync 
     pages.insert(lying.layer_path("lying"), lying.layer.clone());
     move |request, stream| {
         if request.method == "HEAD" {
-            // It has everything.
+            // The registry claims to have every blob.
             let length = private_length(&request.path, &named);
             let head =
                 format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
@@ -360,7 +361,7 @@ fn private_length(path: &str, named: &Image) -> usize {
     }
 }
 
-/// A puller has no rights, no file, no network and no environment of the host.
+/// Asserts that a puller has no rights, files, network or environment of the host.
 fn confined(puller: &Path) {
     let uid: u32 = status(puller, "Uid").parse().unwrap();
     let pid: u32 = puller
@@ -412,7 +413,7 @@ fn confined(puller: &Path) {
     );
 }
 
-/// KiB of a process's memory.
+/// Returns a memory field of a process in KiB.
 fn memory(process: u32, name: &str) -> u64 {
     status(Path::new(&format!("/proc/{process}")), name)
         .parse()
@@ -427,7 +428,7 @@ fn a_layer_is_accepted_without_its_bytes_only_from_the_repository_that_served_it
     let mut pages = image.pages("app");
     pages.extend(again.documents_of("app", "2"));
     pages.extend(image.pages("other"));
-    // Of the other repository it has nothing but words.
+    // The other repository has only the documents, not the layer.
     pages.remove(&image.layer_path("other"));
     let length = image.layer.len();
     let answer = move |request: &Request, stream: &mut dyn Write| match &request.method[..] {
@@ -467,7 +468,7 @@ fn a_layer_is_accepted_without_its_bytes_only_from_the_repository_that_served_it
     let second = build("second", "app:2");
     assert_eq!(second.code, Some(0), "{second:?}");
     assert!(asked("HEAD", "app") && !asked("GET", "app"));
-    // Another repository says that it has it, too.
+    // Another repository claims to have the layer, too.
     let third = build("third", "other:1");
     assert_eq!(third.code, Some(1), "{third:?}");
     assert!(third.stderr.contains("does not exist"), "{third:?}");

@@ -1,4 +1,4 @@
-//! Registries written for one test: what they answer is the test's.
+//! Registries whose answers a test defines.
 
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -12,10 +12,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// Requests that a server saw: method and path, or `connection` for one that said nothing yet.
+/// Requests received by a server: method and path, or `connection` before the first request.
 pub type Seen = Arc<Mutex<Vec<String>>>;
 
-/// Serves until the test program ends; every request has a connection of its own.
+/// Serves until the test program exits. Every request has its own connection.
 pub fn serve(
     listener: TcpListener,
     answer: impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static,
@@ -23,22 +23,22 @@ pub fn serve(
     serve_with(listener, Some, answer)
 }
 
-/// The same over TLS, with a certificate for `name` that the file `authority` vouches for.
+/// Like [`serve`], over TLS with a certificate for `name` of the authority in the file `authority`.
 pub fn serve_tls(
     listener: TcpListener,
     name: &str,
     authority: &Path,
     answer: impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static,
 ) -> Seen {
-    let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
-    fs::write(authority, made.cert.pem()).unwrap();
-    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    let created = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+    fs::write(authority, created.cert.pem()).unwrap();
+    let key = PrivatePkcs8KeyDer::from(created.signing_key.serialize_der());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key.into())
+        .with_single_cert(vec![created.cert.der().clone()], key.into())
         .unwrap();
     let config = Arc::new(config);
     let greet = move |stream| {
@@ -54,17 +54,17 @@ fn serve_with<S: Read + Write + 'static>(
     answer: impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static,
 ) -> Seen {
     let seen = Seen::default();
-    let (told, both) = (seen.clone(), Arc::new((greet, answer)));
+    let (requests, both) = (seen.clone(), Arc::new((greet, answer)));
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let (told, both) = (told.clone(), both.clone());
-            told.lock().unwrap().push("connection".to_owned());
+            let (requests, both) = (requests.clone(), both.clone());
+            requests.lock().unwrap().push("connection".to_owned());
             thread::spawn(move || {
                 let (greet, answer) = &*both;
                 let mut stream = greet(stream)?;
                 let request = Request::read(&mut stream)?;
                 let line = format!("{} {}", request.method, request.path);
-                told.lock().unwrap().push(line);
+                requests.lock().unwrap().push(line);
                 answer(&request, &mut stream);
                 let _ = stream.flush();
                 Some(())
@@ -94,7 +94,7 @@ impl Request {
     }
 }
 
-/// Sends a whole answer; a client that has gone needs none.
+/// Sends a complete answer. A disconnected client is ignored.
 pub fn send(stream: &mut dyn Write, status: &str, headers: &str, body: &[u8]) {
     let length = body.len();
     let head = format!(
@@ -111,7 +111,7 @@ pub fn sha256(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// An image of one layer, which is not compressed: blob digest and diff id are the same.
+/// Image of one uncompressed layer: blob digest and diff id are equal.
 pub struct Image {
     pub layer: Vec<u8>,
     pub config: Vec<u8>,
@@ -119,7 +119,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// An image of one file.
+    /// Creates an image of one file.
     pub fn of_file(name: &str, content: &[u8]) -> Self {
         let mut tar = tar::Builder::new(Vec::new());
         let mut header = tar::Header::new_ustar();
@@ -134,7 +134,7 @@ impl Image {
         Self::naming(layer, &digest, &digest)
     }
 
-    /// An image that says so of its layer.
+    /// Creates an image with these digests for its layer.
     pub fn naming(layer: Vec<u8>, digest: &str, diff_id: &str) -> Self {
         Self::described(
             layer,
@@ -146,7 +146,7 @@ impl Image {
         )
     }
 
-    /// Another image of the same layer.
+    /// Creates another image of the same layer.
     pub fn with_environment(&self, variable: &str) -> Self {
         let mut config: Value = serde_json::from_slice(&self.config).unwrap();
         config["config"]["Env"] = json!([variable]);
@@ -174,7 +174,7 @@ impl Image {
         }
     }
 
-    /// Its documents and its layer by their paths in repository `name`.
+    /// Returns its documents and its layer by their paths in repository `name`.
     pub fn pages(&self, name: &str) -> HashMap<String, Vec<u8>> {
         let mut pages = self.documents(name);
         pages.insert(self.layer_path(name), self.layer.clone());
@@ -185,7 +185,7 @@ impl Image {
         self.documents_of(name, "1")
     }
 
-    /// Its documents under a tag.
+    /// Returns its documents under a tag.
     pub fn documents_of(&self, name: &str, tag: &str) -> HashMap<String, Vec<u8>> {
         let config = format!("/v2/{name}/blobs/sha256:{}", sha256(&self.config));
         HashMap::from([
@@ -199,7 +199,7 @@ impl Image {
     }
 }
 
-/// Answers with a page, or that there is none.
+/// Answers with a page, or with 404.
 pub fn page(pages: &HashMap<String, Vec<u8>>, request: &Request, stream: &mut dyn Write) {
     match pages.get(&request.path) {
         Some(body) => send(stream, "200 OK", "", body),

@@ -1,4 +1,5 @@
-//! Root in a sandbox on gVisor, and the process that isolates it, stay in their sandbox.
+//! Tests that root in a gVisor sandbox, and the process that isolates it, are confined to the
+//! sandbox.
 
 use crate::support::children;
 use crate::support::test_home::TestHome;
@@ -8,10 +9,10 @@ use std::fs;
 use std::ops::Range;
 use std::process::{Command, Stdio};
 
-/// Users of processes that isolate sandboxes on gVisor.
+/// User ids of processes that isolate sandboxes on gVisor.
 const USERS: Range<u32> = 1_910_000_000..2_110_000_000;
 
-/// First of the user ids of a process.
+/// Returns the real user id of a process.
 fn user(pid: u32) -> u32 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|l| l.strip_prefix("Uid:"));
@@ -19,18 +20,18 @@ fn user(pid: u32) -> u32 {
     first.unwrap().parse().unwrap()
 }
 
-/// A field of a process's status.
+/// Returns a field of a process's status.
 fn status(pid: u32, field: &str) -> String {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|l| l.strip_prefix(field));
     line.unwrap().trim().to_owned()
 }
 
-/// Capabilities that making sandboxes takes: CHOWN, DAC_OVERRIDE, KILL, SETGID, SETUID, SETPCAP,
+/// Capabilities required to create sandboxes: CHOWN, DAC_OVERRIDE, KILL, SETGID, SETUID, SETPCAP,
 /// NET_ADMIN, NET_RAW, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN, SYS_RESOURCE.
 const OF_HELPER: u64 = 0x012c_31e3;
 
-/// True if `script` succeeds as a user of the host.
+/// Returns whether `script` succeeds as a user of the host.
 fn can(user: u32, script: &str) -> bool {
     let id = user.to_string();
     let mut command = Command::new("setpriv");
@@ -76,7 +77,7 @@ fn the_user_of_one_gvisor_sandbox_can_neither_signal_nor_read_another() {
     }
 }
 
-/// Ways of root to what the agent hears from the host. Prints those that lead somewhere.
+/// Attempts of root to reach the channel between agent and host. Prints the successful attempts.
 const IMPERSONATE_HOST: &str = r#"
 import ctypes, glob, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -137,8 +138,8 @@ fn root_on_gvisor_cannot_speak_to_the_agent_as_the_host_does() {
     let program = ["--", "python3", "-c", IMPERSONATE_HOST];
     let all = |id: &str| test_home.ok(&[&command[..], &[id], &program].concat());
     assert_eq!(all(&id), "0 []");
-    // The same of one that was restored while the host was connected, and of the original
-    // beside it.
+    // The same for a sandbox restored while the host was connected, with the original still
+    // running.
     let clone = test_home.ok(&["fork", &id]);
     let clone = clone.split_whitespace().next().unwrap();
     assert_eq!(all(clone), "0 []");

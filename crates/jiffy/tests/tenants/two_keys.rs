@@ -1,4 +1,4 @@
-//! A daemon with two tenants.
+//! Daemon with two tenants.
 
 use crate::support::Done;
 use crate::support::finish;
@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 
-/// Daemon listening on loopback, and two keys of scope `create`.
+/// Daemon on the loopback address, and two keys of scope `create`.
 pub struct TwoKeys {
     /// Daemon, called with the first tenant's key.
     pub remote: Remote,
@@ -25,7 +25,7 @@ impl TwoKeys {
         Self::of(Remote::new(options))
     }
 
-    /// The same with templates of its own, beside the stock one.
+    /// Like [`TwoKeys::new`], with separate templates in addition to the stock template.
     pub fn with_templates(options: &[&str]) -> Self {
         Self::of(Remote::of(TestHome::with_templates(), options))
     }
@@ -39,17 +39,17 @@ impl TwoKeys {
         }
     }
 
-    /// Kills the daemon and starts another with these options.
+    /// Kills the daemon, and starts another daemon with these options.
     pub fn restart(&mut self, options: &[&str]) {
         self.remote.test_home.kill_daemon();
         let start = ["daemon", "start", "--listen", "127.0.0.1:0"];
-        let told = self.remote.test_home.ok(&[&start, options].concat());
-        let url = told.lines().find_map(|l| l.strip_prefix("listening on "));
-        url.unwrap_or_else(|| panic!("{told}"))
+        let report = self.remote.test_home.ok(&[&start, options].concat());
+        let url = report.lines().find_map(|l| l.strip_prefix("listening on "));
+        url.unwrap_or_else(|| panic!("{report}"))
             .clone_into(&mut self.remote.url);
     }
 
-    /// A `jiffy` command with the key `key`.
+    /// Returns a `jiffy` command with the key `key`.
     pub fn command(&self, key: &str, args: &[&str]) -> Command {
         let mut command = from(&self.remote.elsewhere(), args);
         command
@@ -58,19 +58,19 @@ impl TwoKeys {
         command
     }
 
-    /// Runs a `jiffy` command with the key `key` to its end.
+    /// Runs a `jiffy` command with the key `key` until it exits.
     pub fn call(&self, key: &str, args: &[&str]) -> Done {
         finish(self.command(key, args).spawn().unwrap())
     }
 
-    /// Output of a command that must succeed.
+    /// Returns the output of a command, which must succeed.
     pub fn ok(&self, key: &str, args: &[&str]) -> String {
         let done = self.call(key, args);
         assert_eq!(done.code, Some(0), "{args:?}: {done:?}");
         done.stdout.trim_end().to_owned()
     }
 
-    /// Status and body (null if empty) of one API call.
+    /// Sends an API call. Returns status and body (null if empty).
     pub fn http(&self, key: &str, method: &str, path: &str, body: &Value) -> (u16, Value) {
         let header = format!("X-API-KEY: {key}\r\n");
         let (status, text) = self.raw(method, path, &header, body);
@@ -82,7 +82,7 @@ impl TwoKeys {
         (status, value)
     }
 
-    /// Status and body of one HTTP/1.0 request with these header lines.
+    /// Sends an HTTP/1.0 request with these header lines. Returns status and body.
     pub fn raw(&self, method: &str, path: &str, headers: &str, body: &Value) -> (u16, String) {
         let address = self.remote.url.strip_prefix("http://").unwrap();
         let body = match body {
