@@ -234,7 +234,10 @@ fn invalid_authorities_and_proxies_are_refused_before_a_sandbox_is_made() {
     for (args, why) in [
         (["create", "--ca", key], "private key"),
         (["create", "--ca", "/nowhere.pem"], "/nowhere.pem"),
-        (["create", "--proxy", "ftp://me:secret@x"], "is not a proxy URL"),
+        (
+            ["create", "--proxy", "ftp://me:secret@x"],
+            "is not a proxy URL",
+        ),
         (["serve", "--guest-ca", key], "private key"),
         (["serve", "--guest-proxy", "x"], "is not a proxy URL"),
         (["serve", "--guest-no-proxy", "x"], "--guest-proxy"),
