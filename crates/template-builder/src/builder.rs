@@ -1,4 +1,4 @@
-//! Template builder of a host: builds that clients asked for, and their execution.
+//! Template builder of a host: requests for builds, and their execution.
 
 mod copy;
 mod error;
@@ -70,7 +70,7 @@ pub struct BuilderSettings {
     pub registries: Registries,
     /// Limits of the changes that a build makes.
     pub limits: UnpackLimits,
-    /// Retention time of unused steps and uploads; none: until they are pruned.
+    /// Retention time of unused steps and uploads. `None` if they are retained until a prune.
     pub cache_for: Option<Duration>,
     /// API keys that act for the host's owner. Templates recorded as theirs become the host's when
     /// an older data directory, without owners of templates, is migrated.
@@ -102,7 +102,7 @@ impl Clone for Builder {
 /// A build in progress.
 struct RunningBuild {
     cancel: CancellationToken,
-    /// Cancelled when it has ended, and its sandboxes with it.
+    /// Cancelled when the build and its sandboxes have terminated.
     ended: CancellationToken,
     log: Arc<BuildLog>,
 }
@@ -115,7 +115,7 @@ pub(crate) struct BuilderInner {
     settings: BuilderSettings,
     queue: BuildQueue,
     pulls: PullQueue,
-    /// Quotas of owners; none: unlimited.
+    /// Quotas of owners. `None` if unlimited.
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
     template_usage: Mutex<TemplateUsage>,
     running: Mutex<HashMap<String, RunningBuild>>,
@@ -126,8 +126,8 @@ pub(crate) struct BuilderInner {
 }
 
 impl Builder {
-    /// Opens the builder of the data directory `home`. Fails builds that an earlier daemon left,
-    /// and removes their sandboxes.
+    /// Opens the builder of the data directory `home`. Marks unfinished builds of an earlier daemon
+    /// as failed, and removes their sandboxes.
     pub async fn open(
         home: &Home,
         sandboxes: Sandboxes,
@@ -136,8 +136,8 @@ impl Builder {
         let records = Arc::new(BuildRecords::open(home.path())?);
         records.fail_unfinished(&FailureReason {
             message:
-                "the daemon was stopped while it built: build again, and it goes on after the \
-                last step that was done"
+                "the daemon was stopped during the build: build again to continue after the last \
+                completed step"
                     .to_owned(),
             step: None,
         })?;
@@ -160,7 +160,7 @@ impl Builder {
         let sandboxes = builder.0.sandboxes.index();
         for left in sandboxes.all(of_build) {
             if let Err(e) = builder.0.sandboxes.remove(left.id()).await {
-                tracing::warn!("sandbox {} of an earlier build stays: {e}", left.id());
+                tracing::warn!(sandbox = left.id(), error = %e, "cannot remove the sandbox of an earlier build");
             }
         }
         builder.migrate().await?;
@@ -172,18 +172,18 @@ impl Builder {
         Ok(builder)
     }
 
-    /// Database of templates and builds.
+    /// Returns the database of templates and builds.
     pub fn records(&self) -> &BuildRecords {
         &self.0.records
     }
 
-    /// Store of uploaded files.
+    /// Returns the store of uploaded files.
     pub fn uploads(&self) -> &UploadStore {
         &self.0.uploads
     }
 }
 
-/// Runs blocking work on a thread of its own.
+/// Runs blocking work on a separate thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, BuilderError> {

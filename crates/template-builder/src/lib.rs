@@ -1,7 +1,7 @@
-//! Builder of templates: stages of steps, run in sandboxes.
+//! Template builder: executes the steps of builds in sandboxes.
 //!
-//! `jiffy_build_spec` describes a build. The [`Builder`] runs every step in a sandbox and keeps its
-//! result as a snapshot, which later builds restore.
+//! `jiffy_build_spec` describes a build. The [`Builder`] runs every step in a sandbox and stores
+//! the result as a snapshot, which later builds restore.
 
 mod builder;
 

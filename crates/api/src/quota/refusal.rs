@@ -150,9 +150,9 @@ pub(super) fn out_of_disk(limit: u64, usage: &KeyUsage, now: QuotaAmount, least:
         false => format!(" ({})", parts.join(", ")),
     };
     ApiError::out_of_disk(format!(
-        "disk quota of this key exceeded: {} of {} in use{parts}, {} more required; remove \
-         snapshots, templates (`DELETE /templates/{{id}}`) or paused sandboxes, prune build steps \
-         and uploads (`POST /templates/prune`), or raise the limit",
+        "disk quota exceeded: this key uses {} of {}{parts} and needs {} more; remove snapshots, \
+         templates (`DELETE /templates/{{id}}`) or paused sandboxes, prune build data \
+         (`POST /templates/prune`), or raise the limit",
         Bytes(now.disk_bytes),
         Bytes(limit),
         Bytes(least),

@@ -7,7 +7,7 @@ use super::stage_config::StageConfig;
 use jiffy_agent_client::{AgentClient, EntryInfo, EntryKind};
 use jiffy_build_spec::spec::CopyAction;
 
-/// Staging directory; the agent leaves it out of layers.
+/// Staging directory. The agent excludes it from layers.
 pub const STAGING: &str = "/tmp/.jiffy-build";
 /// Default owner of copied files.
 pub const ROOT_USER: &str = "root";
@@ -47,7 +47,7 @@ pub struct StagedFile {
     pub directory: bool,
 }
 
-/// Finds the files below `root` that `sources` match; each source must match something.
+/// Finds the files below `root` that `sources` match. Fails if a source matches no file.
 pub async fn find_sources(
     agent: &AgentClient,
     root: &str,
@@ -57,13 +57,13 @@ pub async fn find_sources(
     for source in sources {
         let parts = path_components(source).ok_or_else(|| {
             BuildFailure::new(format!(
-                "`{source}` leads out of the files that there are to copy"
+                "cannot copy `{source}`: the path is outside of the build context or stage"
             ))
         })?;
         let found = expand_pattern(agent, root, &parts).await?;
         if found.is_empty() {
             return Err(BuildFailure::new(format!(
-                "there is no `{source}` among the files to copy: look at its spelling and at .dockerignore"
+                "cannot copy `{source}`: no such file; check the spelling and .dockerignore"
             )));
         }
         for item in found {
@@ -75,7 +75,7 @@ pub async fn find_sources(
     Ok(items)
 }
 
-/// Components of a relative path; none if it leads out of its root.
+/// Returns the components of a relative path. `None` if the path leads out of its root.
 fn path_components(path: &str) -> Option<Vec<String>> {
     let mut parts: Vec<String> = Vec::new();
     for part in path.split('/') {
@@ -123,7 +123,7 @@ async fn expand_pattern(
             }
             if next.len() > MAX_MATCHES {
                 return Err(BuildFailure::new(format!(
-                    "`{part}` names more than {MAX_MATCHES} files"
+                    "`{part}` matches more than {MAX_MATCHES} files"
                 )));
             }
         }
@@ -150,12 +150,15 @@ async fn stat(agent: &AgentClient, path: &str) -> Result<Option<EntryInfo>, Buil
     match agent.stat(path, Some(ROOT_USER)).await {
         Ok(entry) => Ok(Some(entry)),
         Err(e) if e.is_not_found() => Ok(None),
-        Err(e) => Err(BuildFailure::agent(&format!("look at {path}"), e)),
+        Err(e) => Err(BuildFailure::agent(
+            &format!("read the attributes of {path}"),
+            e,
+        )),
     }
 }
 
-/// Moves staged files to their destination: contents of a directory into a directory, a file into a
-/// directory or to the given name.
+/// Moves staged files to their destination: the contents of a directory into a directory, and a
+/// file into a directory or to the given name.
 pub async fn move_into_place(
     agent: &AgentClient,
     items: &[StagedFile],
@@ -168,7 +171,7 @@ pub async fn move_into_place(
     let named_directory = to.ends_with('/') || to.ends_with("/.");
     if items.len() > 1 && !named_directory && !is_directory {
         return Err(BuildFailure::new(format!(
-            "several files go into a directory: write `{to}/`"
+            "the destination of several files must be a directory: write `{to}/`"
         )));
     }
     for item in items {
@@ -200,7 +203,7 @@ async fn move_entry(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<
             }
             Some(there) if is_directory(&there) && !there.is_symlink => {
                 return Err(BuildFailure::new(format!(
-                    "{to} is a directory, and a file cannot replace it"
+                    "cannot write {to}: a directory of this name exists"
                 )));
             }
             Some(_) => {
@@ -233,11 +236,11 @@ pub async fn make_directory(
     }
     let made = agent.make_dir(path, Some(user)).await;
     made.map(drop)
-        .map_err(|e| BuildFailure::agent(&format!("make the directory {path}"), e))
+        .map_err(|e| BuildFailure::agent(&format!("create the directory {path}"), e))
 }
 
-/// Matches `name` with a `pattern` of `*`, `?`, `[a-z]`, `[^a-z]` and `\` escapes. Time is at most
-/// proportional to the product of both lengths.
+/// Matches `name` against a `pattern` with `*`, `?`, `[a-z]`, `[^a-z]` and `\` escapes. The time is
+/// at most proportional to the product of both lengths.
 fn glob(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), name.chars().collect());
@@ -263,7 +266,7 @@ fn glob(pattern: &str, name: &str) -> bool {
     pattern[p..].iter().all(|c| *c == '*')
 }
 
-/// Position in the pattern after the element at `p`, if that matches `c`.
+/// Returns the position in the pattern after the element at `p` if that element matches `c`.
 fn match_one(pattern: &[char], p: usize, c: char) -> Option<usize> {
     match *pattern.get(p)? {
         '?' => Some(p + 1),
@@ -329,7 +332,7 @@ mod tests {
         assert_eq!(
             path_components("/a").unwrap(),
             ["a"],
-            "of stages, from their root"
+            "absolute paths of stages"
         );
     }
 }

@@ -13,25 +13,25 @@ use std::io;
 pub enum BuilderError {
     /// Invalid template name.
     #[error(
-        "`{0}` cannot name a template: use at most {MAX_TEMPLATE_NAME} letters, digits, `.`, `_` and \
-         `-`, starting with a letter or digit; add a tag of at most {MAX_TAG} as `name:tag`"
+        "`{0}` is not a valid template name: use letters, digits, `.`, `_` and `-`, starting with a \
+         letter or digit (at most {MAX_TEMPLATE_NAME}); add a tag (at most {MAX_TAG}) as `name:tag`"
     )]
     Name(String),
     /// Too many tags.
-    #[error("a build has at most {MAX_TAGS} tags")]
+    #[error("too many tags: a build may have at most {MAX_TAGS}")]
     Tags,
     /// Name of a stock template.
-    #[error("the name `{0}` is taken: choose another")]
+    #[error("`{0}` is the name of a stock template: choose another name")]
     Taken(String),
     /// Reserved name: an id, or one that builds use internally.
     #[error(
-        "`{0}` cannot be chosen as a name: ids and templates that builds make for themselves look so"
+        "`{0}` is reserved: names that look like ids or internal templates are not allowed; choose another name"
     )]
     Reserved(String),
     /// Too many builds that were not started.
     #[error(
-        "{MAX_WAITING_BUILDS} builds of this key wait to be started: start or cancel one; each is \
-         given up {} minutes after it was asked for",
+        "too many builds of this key wait to be started (at most {MAX_WAITING_BUILDS}): start or cancel one; \
+         each expires {} minutes after its request",
         WAITING_BUILD_TIMEOUT.as_secs() / 60
     )]
     Waiting,
@@ -47,7 +47,7 @@ pub enum BuilderError {
         build: String,
     },
     /// The build was started before.
-    #[error("build {0} was started already: ask for another")]
+    #[error("build {0} was already started: request a new build")]
     Started(String),
     /// Invalid build description.
     #[error("{0}")]
@@ -68,6 +68,6 @@ pub enum BuilderError {
     #[error(transparent)]
     Entropy(#[from] IdentityError),
     /// Error of the data directory.
-    #[error("cannot use the directory of uploads: {0}")]
+    #[error("cannot use the directory of uploads in the data directory: {0}")]
     Directory(io::Error),
 }

@@ -3,11 +3,11 @@
 use super::records::FailureReason;
 use jiffy_agent_client::ClientError;
 
-/// Failure of a build, as its author sees it.
+/// Failure of a build, reported to the author of the template.
 #[derive(Debug)]
 pub struct BuildFailure {
     pub message: String,
-    /// Step that failed; none until a caller sets it.
+    /// Failed step. `None` until a caller sets the step.
     pub step: Option<String>,
 }
 
@@ -19,7 +19,7 @@ impl BuildFailure {
         }
     }
 
-    /// Failure with the message of `error` and of its causes.
+    /// Creates a failure with the message of `error` and of its causes.
     pub fn from_error(error: &dyn std::error::Error) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
@@ -30,7 +30,7 @@ impl BuildFailure {
         Self::new(message)
     }
 
-    /// Failure of a request to the agent.
+    /// Creates the failure of a request to the agent.
     pub fn agent(what: &str, error: ClientError) -> Self {
         Self::new(format!("cannot {what}: {error}"))
     }

@@ -11,7 +11,8 @@ use jiffy_image::{
 use jiffy_registry_pull::Cancel;
 
 impl BuilderInner {
-    /// Resolves `which` (an id or name, optionally with a tag) for `owner`; none: the host's owner.
+    /// Resolves `which` (an id or name, optionally with a tag) for `owner`. An `owner` of `None` is
+    /// the host's owner.
     pub(super) fn resolve_for(
         &self,
         which: &str,
@@ -37,9 +38,9 @@ impl BuilderInner {
         found.ok_or_else(|| BuilderError::UnknownTemplate(printable(which)))
     }
 
-    /// Distinguishes template names from registry images: `owner/name` is a template if the owner
-    /// can be a key, so that no registry is asked for a template that a key withdrew; a bare name
-    /// is one if it resolves for `owner`.
+    /// Distinguishes template names from registry images. `owner/name` is a template if the owner
+    /// can be a key. Otherwise a registry would be queried for a template that a key has withdrawn.
+    /// A name without an owner is a template if it resolves for `owner`.
     pub(super) fn is_template(&self, name: &str, owner: Option<&str>) -> bool {
         match name.split_once('/') {
             Some((key, _)) => is_id(key),
@@ -47,9 +48,9 @@ impl BuilderInner {
         }
     }
 
-    /// Imports an image as a template in the namespace of `owner`. Its name is derived from the
-    /// image; it is imported again when the image changed. `caller` is the key that asks the
-    /// registry.
+    /// Imports an image as a template in the namespace of `owner`. The template's name is derived
+    /// from the image. The image is imported again if it has changed. `caller` is the key on whose
+    /// behalf the registry is contacted.
     pub(super) fn import(
         &self,
         image: &ImageSource,

@@ -1,4 +1,4 @@
-//! One build, from its stages to the template.
+//! Execution of one build, from its stages to the template.
 
 mod build_sandboxes;
 mod copy_step;
@@ -67,7 +67,8 @@ impl BuildJob {
         }
     }
 
-    /// Runs the build. The caller removes its sandboxes afterwards ([`Self::remove_sandboxes`]).
+    /// Runs the build. The caller must remove its sandboxes afterwards
+    /// ([`Self::remove_sandboxes`]).
     pub async fn run(&self) -> Result<BuildOutcome, BuildFailure> {
         let count = self.spec.stages.len();
         let needed = needed_stages(&self.spec)?;
@@ -84,16 +85,17 @@ impl BuildJob {
             stages.push(progressed);
         }
         let last = stages.pop().flatten();
-        let last = last.ok_or_else(|| BuildFailure::new("there is nothing to build"))?;
+        let last = last.ok_or_else(|| BuildFailure::new("the build has no stages"))?;
         self.publish(last).await.map_err(|e| e.at_step("finalize"))
     }
 
-    /// Retries while the host is short of resources, within the time limit of a step.
+    /// Returns the retry policy for a shortage of host resources, bounded by the time limit of a
+    /// step.
     fn patience(&self) -> Patience<'_> {
         Patience::new(&self.log, self.inner.settings.step_limit)
     }
 
-    /// Removes the sandboxes of the build, also those that are being created.
+    /// Removes the sandboxes of the build, including sandboxes that are being created.
     pub async fn remove_sandboxes(&self) {
         for (id, error) in self.sandboxes.remove_all().await {
             self.warn_unremoved(&id, &error);
@@ -106,7 +108,7 @@ impl BuildJob {
     }
 
     /// Removes the unfinished template of a failed or cancelled build. The sandboxes must be
-    /// removed before, which ends a write in progress.
+    /// removed first, because their removal ends a write in progress.
     pub async fn remove_unfinished(&self) {
         let _writing = self.writing.lock().await;
         let (templates, name) = (self.inner.templates.clone(), self.unfinished_name());
@@ -116,8 +118,12 @@ impl BuildJob {
         };
         match tokio::task::spawn_blocking(remove).await {
             Ok(Ok(())) => {}
-            Ok(Err(e)) => tracing::warn!("template {} stays: {e}", self.unfinished_name()),
-            Err(e) => tracing::warn!("template {} stays: {e}", self.unfinished_name()),
+            Ok(Err(e)) => {
+                tracing::warn!(template = self.unfinished_name(), error = %e, "cannot remove an unfinished template")
+            }
+            Err(e) => {
+                tracing::warn!(template = self.unfinished_name(), error = %e, "cannot remove an unfinished template")
+            }
         }
     }
 
@@ -130,7 +136,7 @@ impl BuildJob {
         }
     }
 
-    /// Agent of the stage's sandbox; creates the sandbox if there is none.
+    /// Returns the agent of the stage's sandbox. Creates the sandbox if necessary.
     async fn agent(&self, at: &mut StageState) -> Result<AgentClient, BuildFailure> {
         let sandboxes = &self.inner.sandboxes;
         if at.sandbox.is_none() {
@@ -184,12 +190,13 @@ impl BuildJob {
     }
 }
 
-/// Tells if a step is generated rather than written by the author: neither counted nor logged.
+/// Returns whether a step was generated rather than written by the author. Generated steps are
+/// neither counted nor logged.
 fn is_generated(step: &BuildStep) -> bool {
     step.text.is_empty()
 }
 
-/// `name` for the default tag, `name:tag` for others.
+/// Returns `name` for the default tag, and `name:tag` for other tags.
 pub fn tagged(name: &str, tag: &str) -> String {
     match tag {
         super::DEFAULT_TAG => name.to_owned(),

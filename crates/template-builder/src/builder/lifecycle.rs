@@ -87,15 +87,15 @@ impl Builder {
         let _turn = match turn.clone().try_lock_owned() {
             Ok(turn) => turn,
             Err(_) => {
-                log.info(None, "waiting: the same template is being built already");
+                log.info(None, "waiting for another build of the same template");
                 turn.lock_owned().await
             }
         };
-        let on_wait = || log.info(None, "waiting: other templates are being built");
+        let on_wait = || log.info(None, "waiting for builds of other templates");
         let permit = self.0.queue.acquire(template.owner.as_deref(), on_wait);
         let _permit = permit
             .await
-            .ok_or_else(|| BuildFailure::new("the daemon ends"))?;
+            .ok_or_else(|| BuildFailure::new("the daemon is shutting down"))?;
         let moved = self
             .0
             .records
@@ -130,12 +130,12 @@ impl Builder {
         }
     }
 
-    /// Progress of a running build's long operation, if there is one.
+    /// Returns the progress of a running build's current operation, if any.
     pub fn progress(&self, build: &str) -> Option<BuildProgress> {
         self.0.running.lock().get(build)?.log.progress()
     }
 
-    /// Waits until a build has ended, with its sandboxes.
+    /// Waits until a build and its sandboxes have terminated.
     pub async fn ended(&self, build: &str) {
         let ended = self.0.running.lock().get(build).map(|b| b.ended.clone());
         if let Some(ended) = ended {
@@ -152,7 +152,7 @@ impl Builder {
         Ok(self.0.records.set_failed(
             &build.id,
             &FailureReason {
-                message: "the build was cancelled before it began".to_owned(),
+                message: "the build was cancelled before its start".to_owned(),
                 step: None,
             },
         )?)
@@ -179,11 +179,11 @@ fn check_spec(spec: &BuildSpec) -> Result<(), BuilderError> {
     let steps: usize = spec.stages.iter().map(|s| s.steps.len()).sum();
     let refuse = |why: String| Err(BuilderError::Spec(why));
     if spec.stages.is_empty() {
-        return refuse("there is no stage to build".to_owned());
+        return refuse("the build has no stages".to_owned());
     }
     if steps > MAX_STEPS || spec.stages.len() > MAX_STEPS {
         return refuse(format!(
-            "a build has at most {MAX_STEPS} steps, and this one has {steps}"
+            "too many steps: the build has {steps}, at most {MAX_STEPS} are allowed"
         ));
     }
     if let Some(ready) = &spec.startup.ready

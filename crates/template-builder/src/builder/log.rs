@@ -47,20 +47,20 @@ impl BuildLog {
                         .insert_log_line(&self.build, n, level, step, line)
                 }
                 MAX_LOG_LINES => {
-                    let last = "it says more than is kept: the rest of its output is left out";
+                    let last = "the log is full: further lines are dropped";
                     self.records
                         .insert_log_line(&self.build, number, LogLevel::Warn, step, last)
                 }
-                // The cause of a failure is in the build's record.
+                // The build's record contains the cause of a failure.
                 _ => Ok(()),
             };
             if let Err(e) = said {
-                tracing::warn!(build = self.build, "a line of its log is lost: {e}");
+                tracing::warn!(build = self.build, error = %e, "cannot store a line of a build log");
             }
         }
     }
 
-    /// Progress of the current operation, if there is one.
+    /// Returns the progress of the current operation, if any.
     pub fn progress(&self) -> Option<BuildProgress> {
         self.progress.lock().clone()
     }
@@ -121,7 +121,7 @@ impl LineSplitter {
     }
 }
 
-/// Text of a line as a terminal shows it: after the last carriage return.
+/// Returns the text of a line as a terminal shows it: after the last carriage return.
 fn visible_line(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line);
     let text = text.trim_end_matches(['\r', '\n']);

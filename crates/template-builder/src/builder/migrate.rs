@@ -1,4 +1,4 @@
-//! Migration of data directories from before templates had owners in the image store.
+//! Migration of data directories that were created before templates in the image store had owners.
 
 use super::records::{BuildRecords, RecordError};
 use super::{Builder, BuilderError, blocking};
@@ -23,8 +23,8 @@ impl BuildRecords {
 
 impl Builder {
     /// Moves every template of the image store to the owner in the database, once. Templates of
-    /// keys that act for the host's owner become the host's. Idempotent: it may be repeated after a
-    /// crash. Nothing is served before.
+    /// keys that act for the host's owner become the host's. The migration is idempotent and can be
+    /// repeated after a crash. The daemon accepts requests only afterwards.
     pub(super) async fn migrate(&self) -> Result<(), BuilderError> {
         let records = &self.0.records;
         if records.is_migrated(OWNER_NAMESPACES)? {
@@ -46,7 +46,11 @@ impl Builder {
                     owners.insert(record.name, (owner, visibility));
                 }
                 Some(owner) => {
-                    tracing::warn!(owner, "the owner of template {} is no key", record.name);
+                    tracing::warn!(
+                        owner,
+                        template = record.name,
+                        "the owner of a template is not a key"
+                    );
                 }
                 None => public.extend(record.public.then_some(record.name)),
             }
@@ -64,18 +68,21 @@ impl Builder {
         };
         for moved in blocking(work).await?? {
             let (from, to) = (moved.from.to_string(), moved.to.to_string());
-            tracing::info!(from, to, "the template is its key's now");
+            tracing::info!(from, to, "moved a template to the namespace of its owner");
             self.0.sandboxes.templates().hand_over(&from, &to);
         }
         Ok(records.set_migrated(OWNER_NAMESPACES)?)
     }
 
-    /// Removes templates that an earlier daemon's builds did not finish.
+    /// Removes templates of unfinished builds of an earlier daemon.
     pub(super) async fn remove_unfinished_templates(&self) -> Result<(), BuilderError> {
         let templates = self.0.templates.clone();
         let removed = blocking(move || templates.remove_unfinished_builds()).await??;
         for name in removed {
-            tracing::info!("removed {name}, which an earlier build did not finish");
+            tracing::info!(
+                template = name,
+                "removed the template of an unfinished build"
+            );
         }
         Ok(())
     }

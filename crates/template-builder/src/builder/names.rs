@@ -28,16 +28,17 @@ pub struct ResolvedTemplate {
 /// A template in the image store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredTemplate {
-    /// Callers for whom it exists.
+    /// Callers to whom the template is visible.
     pub visibility: Visibility,
-    /// Its version. `None` if it is not built yet.
+    /// Version of the template. `None` if it is not built yet.
     pub version: Option<String>,
 }
 
-/// Lookup of a template in the image store. Returns `None` if there is no such template.
+/// Lookup of a template in the image store. Returns `None` if the template does not exist.
 pub type TemplateLookup<'a, E> = &'a dyn Fn(&Reference) -> Result<Option<StoredTemplate>, E>;
 
-/// Tells if a template of `owner` is visible to `caller`; none: the host's owner.
+/// Returns whether a template of `owner` is visible to `caller`. `None` stands for the host's
+/// owner.
 pub fn is_visible(owner: Option<&str>, visibility: Visibility, caller: Option<&str>) -> bool {
     match visibility {
         Visibility::Internal => false,
@@ -380,8 +381,8 @@ mod tests {
                 "{word} {caller:?}"
             );
         }
-        // The tag belongs to a newer build: the name of the older one starts nothing else, unless
-        // both are equal.
+        // The tag belongs to a newer build: the reference to the older build no longer resolves,
+        // unless both builds have the same version.
         store
             .records
             .retag(ID, Some(&uuid(3)), &["default".to_owned()])

@@ -1,5 +1,5 @@
-//! Ends of builds that are not in the database yet, because the disk is full. Readers see them at
-//! once.
+//! Results of builds that are not in the database yet because the disk is full. Readers see them
+//! immediately.
 
 use super::records::{BuildRecord, BuildRecords, BuildStatus, FailureReason, RecordError};
 use parking_lot::{Mutex, MutexGuard};
@@ -10,7 +10,7 @@ use std::time::Duration;
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// End of a build.
+/// Result of a build.
 #[derive(Debug, Clone)]
 pub(super) enum BuildEnd {
     /// Step keys and version of the template.
@@ -18,7 +18,7 @@ pub(super) enum BuildEnd {
     Failed(FailureReason),
 }
 
-/// Pending ends by build id.
+/// Pending results by build id.
 #[derive(Default)]
 pub(super) struct PendingEnds(Mutex<HashMap<String, BuildEnd>>);
 
@@ -27,7 +27,7 @@ impl PendingEnds {
         self.0.lock()
     }
 
-    /// Applies the pending end of a build to its record.
+    /// Applies the pending result of a build to its record.
     pub fn apply(&self, mut build: BuildRecord) -> BuildRecord {
         if let Some(end) = self.lock().get(&build.id).cloned() {
             match end {
@@ -46,13 +46,14 @@ impl PendingEnds {
 }
 
 impl BuildRecords {
-    /// Ends a build: for readers at once, in the database as soon as it can be written.
+    /// Records the result of a build. Readers see it immediately; the database is updated as soon
+    /// as it can be written.
     pub(super) async fn end_build(&self, template: &str, id: &str, end: BuildEnd) {
         self.pending_ends.lock().insert(id.to_owned(), end.clone());
         let mut pause = FIRST_RETRY_DELAY;
         while let Err(e) = self.write_end(template, id, &end) {
             if pause == FIRST_RETRY_DELAY {
-                tracing::error!(build = id, "how it ended is written down later: {e}");
+                tracing::error!(build = id, error = %e, "cannot record the result of a build, retrying");
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(MAX_RETRY_DELAY);
@@ -124,7 +125,7 @@ mod tests {
         let ending = records.end_build("t1", "b1", BuildEnd::Failed(reason.clone()));
         tokio::pin!(ending);
         let now = tokio::select! {
-            () = &mut ending => panic!("there was nowhere to write"),
+            () = &mut ending => panic!("the database is read-only"),
             now = told => now,
         };
         assert_eq!(now.reason, Some(reason.clone()));

@@ -1,4 +1,4 @@
-//! Queue of builds that wait for a permit: round robin by owner, and no key holds all permits.
+//! Queue of builds that wait for a permit: round robin by owner, and no key may hold all permits.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
@@ -29,7 +29,7 @@ pub(super) struct BuildQueue {
 pub(super) struct BuildPermit {
     queue: BuildQueue,
     owner: Owner,
-    /// The permit was handed to a build.
+    /// True once the permit was assigned to a build.
     taken: bool,
 }
 
@@ -54,8 +54,8 @@ impl BuildQueue {
         self.state.lock()
     }
 
-    /// Maximum number of permits of one owner. A key leaves one to others, since its builds may
-    /// take hours. The host's owner may hold all.
+    /// Returns the maximum number of permits of one owner. One permit is always left to other
+    /// owners, because builds may take hours. The host's owner may hold all permits.
     fn max_permits(&self, owner: &Owner) -> usize {
         match owner {
             Some(_) => (self.permits - 1).max(1),
@@ -63,7 +63,8 @@ impl BuildQueue {
         }
     }
 
-    /// Waits for a permit; calls `on_wait` if none is free.
+    /// Waits for a permit. Calls `on_wait` if no permit is free. Returns `None` if the queue is
+    /// dropped.
     pub async fn acquire(
         &self,
         owner: Option<&str>,
@@ -108,7 +109,7 @@ impl BuildQueue {
             };
             let waiters = state.waiting.get_mut(&owner);
             let first = waiters.and_then(|waiters| {
-                // Cancelled waiters lose their place.
+                // Cancelled waiters lose their position.
                 std::iter::from_fn(|| waiters.pop_front()).find(|waiting| !waiting.is_closed())
             });
             let Some(first) = first else {
@@ -120,7 +121,7 @@ impl BuildQueue {
                 .get(&owner)
                 .is_some_and(|waiters| !waiters.is_empty())
             {
-                // The owner's next build waits until every other owner had one.
+                // The owner's next build waits until every other owner had a permit.
                 true => state.round_robin.push_back(owner.clone()),
                 false => drop(state.waiting.remove(&owner)),
             }
@@ -164,7 +165,7 @@ mod tests {
         queue.acquire(Some(owner), || ()).await.unwrap()
     }
 
-    /// Tells if `future` is pending.
+    /// Returns whether `future` is pending.
     fn waits<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> bool {
         let mut context = Context::from_waker(Waker::noop());
         future.poll(&mut context).is_pending()
@@ -225,7 +226,7 @@ mod tests {
         let next = acquire(&queue, "c").await;
         let mut granted = Box::pin(acquire(&queue, "b"));
         assert!(waits(granted.as_mut()));
-        // The permit is on its way to a waiter that is dropped.
+        // The permit was sent to a waiter that is dropped before it receives the permit.
         drop(next);
         drop(granted);
         drop(acquire(&queue, "d").await);

@@ -6,8 +6,9 @@ use super::{Builder, BuilderError};
 use jiffy_image::TemplateError;
 
 impl Builder {
-    /// Record of the template `name` in the namespace of `owner`; none: of the host's owner.
-    /// Deletes tags that were removed without the builder, and with the last one the record.
+    /// Returns the record of the template `name` in the namespace of `owner`. `None` stands for the
+    /// host's owner. Deletes tags that were removed without the builder; if no tag remains, also
+    /// deletes the record.
     pub fn template_named(
         &self,
         owner: Option<&str>,
@@ -17,7 +18,7 @@ impl Builder {
         self.reconcile(self.0.records.template_by_name(owner, name)?)
     }
 
-    /// Record of the template with this id, reconciled alike.
+    /// Returns the reconciled record of the template with this id.
     pub(super) fn template_with_id(
         &self,
         id: &str,
@@ -26,7 +27,7 @@ impl Builder {
         self.reconcile(self.0.records.template(id)?)
     }
 
-    /// Reconciles a record with the image store. The caller holds `names_lock`.
+    /// Reconciles a record with the image store. The caller must hold `names_lock`.
     pub(super) fn reconcile(
         &self,
         template: Option<TemplateRecord>,
@@ -54,7 +55,7 @@ impl Builder {
         Ok(Some(template))
     }
 
-    /// Tells if the template has a tagged image, or a build that may produce one.
+    /// Returns whether the template has a tagged image, or a build that may produce one.
     pub fn exists(&self, template: &TemplateRecord) -> Result<bool, BuilderError> {
         Ok(self
             .0
@@ -65,7 +66,7 @@ impl Builder {
     }
 
     fn is_gone(&self, reference: &str) -> bool {
-        // An unreadable template exists.
+        // A template that cannot be read still exists.
         let found = self.0.templates.manifest(reference);
         matches!(found, Err(TemplateError::Unknown { .. }))
     }

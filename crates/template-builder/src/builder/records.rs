@@ -1,4 +1,4 @@
-//! Database of the builder, `<home>/builds.db`: templates, their builds and the logs of these.
+//! Database of the builder, `<home>/builds.db`: templates, builds and build logs.
 
 mod builds;
 mod log_lines;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Error of SQLite.
-    #[error("the builds in {} cannot be used: {source}; check that the disk is writable and not full", path.display())]
+    #[error("cannot use the database of builds {}: {source}; check that the disk is writable and not full", path.display())]
     Database {
         /// The file.
         path: PathBuf,
@@ -28,8 +28,8 @@ pub enum RecordError {
         source: rusqlite::Error,
     },
     /// Schema of a newer program.
-    #[error("{} has version {found}, and this program reads version {SCHEMA_VERSION}: use the \
-        version of jiffy that wrote it, or move it away", path.display())]
+    #[error("{} has schema version {found}, but this program requires version {SCHEMA_VERSION}: use the \
+        version of jiffy that wrote the file, or move the file elsewhere", path.display())]
     Version {
         /// The file.
         path: PathBuf,
@@ -53,8 +53,8 @@ impl BuildRecords {
             path: path.clone(),
             source,
         };
-        // An error here is reported by the database.
-        let _ = jiffy_sandbox_manager::keep_private(&path);
+        // Ignore an error: opening the database reports it.
+        let _ = jiffy_sandbox_manager::restrict_to_owner(&path);
         let connection = Connection::open(&path).map_err(failed)?;
         let prepared = connection
             .pragma_update(None, "journal_mode", "WAL")

@@ -18,8 +18,8 @@ pub struct BuildRequest {
 }
 
 impl Builder {
-    /// Template with this id or name that `owner` may change; none: the host's owner, who may
-    /// change all.
+    /// Returns the template with this id or name if `owner` may change it. `None` stands for the
+    /// host's owner, who may change all templates.
     pub fn owned_template(
         &self,
         which: &str,
@@ -41,7 +41,7 @@ impl Builder {
         found.ok_or_else(|| BuilderError::UnknownTemplate(printable(which)))
     }
 
-    /// Build of a template that `owner` may change.
+    /// Returns a build of a template that `owner` may change.
     pub fn owned_build(
         &self,
         template: &str,
@@ -59,8 +59,8 @@ impl Builder {
         }
     }
 
-    /// Creates a build of a template in the namespace of `owner` (none: the host's owner). It waits
-    /// for its files and for its start. `caller` is the requesting key.
+    /// Creates a build of a template in the namespace of `owner`. `None` stands for the host's
+    /// owner. The build waits for its files and for its start. `caller` is the requesting key.
     pub fn request(
         &self,
         new: &BuildRequest,
@@ -131,7 +131,7 @@ impl Builder {
     }
 }
 
-/// Quota request for one build.
+/// Returns the quota request for one build.
 fn one_build() -> QuotaRequest {
     QuotaRequest {
         amount: QuotaAmount {

@@ -1,11 +1,12 @@
-//! Configuration of a stage: environment, user, directory and shell after its steps so far.
+//! Configuration of a stage: environment, user, directory and shell after the steps executed so
+//! far.
 
 use jiffy_build_spec::expand::expand;
 use jiffy_build_spec::spec::StepAction;
 use jiffy_image::Defaults;
 use std::collections::BTreeMap;
 
-/// Configuration for the next step, and in the end for the template.
+/// Configuration for the next step, and finally for the template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageConfig {
     pub env: BTreeMap<String, String>,
@@ -20,7 +21,7 @@ pub struct StageConfig {
 }
 
 impl StageConfig {
-    /// Configuration of a template's defaults.
+    /// Creates the configuration from a template's defaults.
     pub fn from_defaults(defaults: &Defaults) -> Self {
         Self {
             env: defaults.env.clone(),
@@ -35,7 +36,7 @@ impl StageConfig {
         }
     }
 
-    /// Configuration of a stage based on this one, without build arguments.
+    /// Returns the configuration for a stage based on this one, without build arguments.
     pub fn inherited(&self) -> Self {
         Self {
             args: BTreeMap::new(),
@@ -49,8 +50,8 @@ impl StageConfig {
         expand(word, value).map_err(|e| e.to_string())
     }
 
-    /// Path in the sandbox: absolute, or relative to the working directory. A trailing slash is
-    /// kept.
+    /// Returns a path in the sandbox: absolute, or relative to the working directory. A trailing
+    /// slash is preserved.
     pub fn path(&self, word: &str) -> Result<String, String> {
         let path = self.expand(word)?;
         Ok(match path.starts_with('/') {
@@ -63,30 +64,30 @@ impl StageConfig {
         })
     }
 
-    /// Environment of the commands of steps.
+    /// Returns the environment for the commands of steps.
     pub fn environment(&self) -> BTreeMap<String, String> {
         let mut all = self.args.clone();
         all.extend(self.env.clone());
         all
     }
 
-    /// Arguments that run `line` in the shell.
+    /// Returns the arguments that run `line` in the shell.
     pub fn shell_words(&self, line: &str) -> Vec<String> {
         let mut words = self.shell.clone();
         words.push(line.to_owned());
         words
     }
 
-    /// Applies the settings of a step; files are changed elsewhere.
+    /// Applies the settings of a step. Steps that change files are executed elsewhere.
     pub fn apply(&mut self, action: &StepAction) -> Result<(), String> {
         match action {
             StepAction::Env(pairs) => {
-                // Values of one instruction do not see each other.
+                // Values of one instruction cannot refer to each other.
                 let before = self.clone();
                 for (name, value) in pairs {
                     let name = before.expand(name)?;
                     if name.is_empty() || name.contains(['=', '\0']) {
-                        return Err(format!("`{name}` is not a name of a variable"));
+                        return Err(format!("`{name}` is not a valid variable name"));
                     }
                     self.env.insert(name, before.expand(value)?);
                 }
@@ -105,12 +106,12 @@ impl StageConfig {
             StepAction::User(user) => {
                 let user = self.expand(user)?;
                 if user.is_empty() {
-                    return Err("the user has no name".to_owned());
+                    return Err("the user name is empty".to_owned());
                 }
                 self.user = user;
             }
             StepAction::Shell(words) if words.is_empty() => {
-                return Err("a shell is a program and its arguments".to_owned());
+                return Err("SHELL requires a program".to_owned());
             }
             StepAction::Shell(words) => self.shell.clone_from(words),
             StepAction::Entrypoint(words) => {

@@ -1,4 +1,4 @@
-//! Cache of steps: last uses of their snapshots, and removal of unused ones.
+//! Cache of steps: last use of their snapshots, and removal of unused steps.
 
 use super::records::{BuildRecords, RecordError, from_sql, to_sql};
 use super::{Builder, BuilderError, BuilderInner};
@@ -17,7 +17,7 @@ pub(super) const STEPS_TABLE: &str = "
         used_ms INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;
 ";
-/// Interval of the removal of unused steps and uploads.
+/// Interval between removals of unused steps and uploads.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
 /// Removed parts of the build cache.
@@ -51,7 +51,7 @@ impl BuildRecords {
         })
     }
 
-    /// Time of the last use of each step, in milliseconds since 1970.
+    /// Returns the time of the last use of each step, in milliseconds since 1970.
     fn last_uses(&self) -> Result<HashMap<String, u64>, RecordError> {
         self.with_connection(|c| {
             let mut query = c.prepare_cached("SELECT key, used_ms FROM steps")?;
@@ -67,7 +67,7 @@ impl BuildRecords {
         })
     }
 
-    /// Start of the earliest running build, in milliseconds since 1970.
+    /// Returns the start of the earliest running build, in milliseconds since 1970.
     fn building_since(&self) -> Result<Option<u64>, RecordError> {
         self.with_connection(|c| {
             let query = "SELECT min(changed_ms) FROM builds WHERE status = 'building'";
@@ -81,12 +81,12 @@ impl BuilderInner {
     /// Records that a build created or restored a step.
     pub(super) fn touch_step(&self, key: &str) {
         if let Err(e) = self.records.touch_step(key, now_ms()) {
-            tracing::warn!("when a step was used is not written down: {e}");
+            tracing::warn!(error = %e, "cannot record the use of a build step");
         }
     }
 
-    /// Time in milliseconds since 1970: steps are unused if their last use is not later. It is
-    /// before the start of every running build.
+    /// Returns the time in milliseconds since 1970 until which a last use makes a step unused. This
+    /// time is always before the start of every running build.
     fn prune_cutoff_ms(&self, now: u64, unused_for: Duration) -> Result<u64, BuilderError> {
         let unused_ms = u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX);
         let oldest = now.saturating_sub(unused_ms);
@@ -167,7 +167,7 @@ impl BuilderInner {
 impl BuilderInner {
     /// Removes templates imported from registries before `oldest_ms`, unless a build is running.
     fn gc_imported_images(&self, oldest_ms: u64) -> Result<(), BuilderError> {
-        // No build starts while this is held.
+        // No build can start while this lock is held.
         let running = self.running.lock();
         if running.is_empty() {
             self.templates.remove_imported_images(oldest_ms / 1000)?;
@@ -186,7 +186,7 @@ impl Builder {
         self.0.prunable(unused_for, of)
     }
 
-    /// Images that would be removed together with the templates `without`.
+    /// Returns the images that would be removed together with the templates `without`.
     pub fn prunable_images(&self, without: &[String]) -> Result<PrunedImages, BuilderError> {
         Ok(self.0.templates.preview_prune(without)?)
     }
@@ -196,7 +196,7 @@ impl Builder {
         Ok(self.0.templates.prune()?)
     }
 
-    /// Removes steps and uploads of one owner, or of all, that were not used for this long.
+    /// Removes steps and uploads of one owner, or of all owners, that were unused for `unused_for`.
     pub fn prune(
         &self,
         unused_for: Duration,
@@ -205,25 +205,25 @@ impl Builder {
         self.0.prune(unused_for, of)
     }
 
-    /// Prunes soon and once a day, while the builder exists.
+    /// Prunes after a short delay and then once a day, as long as the builder exists.
     pub(super) fn spawn_prune(&self, unused_for: Duration) {
         let builder = std::sync::Arc::downgrade(&self.0);
         tokio::spawn(async move {
             let round = move |builder: Weak<BuilderInner>| {
                 builder.upgrade().map(|b| b.prune(unused_for, None))
             };
-            // A removal reads the names of all templates.
+            // Delayed, because pruning reads the names of all templates.
             tokio::time::sleep(START_DELAY).await;
             loop {
                 let builder_now = builder.clone();
                 match tokio::task::spawn_blocking(move || round(builder_now)).await {
                     Ok(None) | Err(_) => return,
-                    Ok(Some(Err(e))) => tracing::warn!("what builds keep stays for now: {e}"),
+                    Ok(Some(Err(e))) => tracing::warn!(error = %e, "cannot prune the build cache"),
                     Ok(Some(Ok(pruned))) if pruned != PrunedBuildCache::default() => {
                         tracing::info!(
                             steps = pruned.steps,
                             upload_bytes = pruned.upload_bytes,
-                            "removed what no build used for a long time"
+                            "pruned the build cache"
                         )
                     }
                     Ok(Some(Ok(_))) => {}
@@ -233,7 +233,7 @@ impl Builder {
         });
     }
 
-    /// Releases steps that only superseded builds of a template use.
+    /// Releases steps that are used only by superseded builds of a template.
     pub(super) fn release_superseded_steps(&self, template: &str) {
         let records = &self.0.records;
         let result = || -> Result<(), RecordError> {
@@ -259,7 +259,7 @@ impl Builder {
             Ok(())
         };
         if let Err(e) = result() {
-            tracing::warn!("steps of older builds stay: {e}");
+            tracing::warn!(error = %e, "cannot release the steps of superseded builds");
         }
     }
 }

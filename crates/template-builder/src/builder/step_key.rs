@@ -4,32 +4,33 @@ use data_encoding::HEXLOWER;
 use jiffy_build_spec::spec::{BuildStep, CopySource, StepAction};
 use sha2::{Digest, Sha256};
 
-/// Key of a base: its owner, and the fingerprint of everything that sandboxes of its template
-/// depend on. Owners share no steps, since the owner of a sandbox can change it outside of steps.
+/// Returns the key of a base, from its owner and the fingerprint of all inputs of its template's
+/// sandboxes. Owners share no steps, because the owner of a sandbox can change it outside of steps.
 pub fn base_key(owner: Option<&str>, fingerprint: &str) -> String {
     hash(&["beginning 1", owner.unwrap_or(""), fingerprint])
 }
 
-/// Key of a step after the step `before`. `files` identifies the copied files: the hash of an
-/// upload, or the key of a stage.
+/// Returns the key of a step after the step `before`. `files` identifies the copied files: the hash
+/// of an upload, or the key of a stage.
 pub fn step_key(before: &str, step: &BuildStep, files: &str) -> String {
     let mut action = step.action.clone();
     if let StepAction::Copy(copy) = &mut action
         && !matches!(copy.from, CopySource::Inline(_))
     {
-        // Names of uploads are the client's choice, and stage numbers do not identify content.
+        // Upload names are chosen by the client, and stage numbers do not identify content.
         copy.from = CopySource::Files(files.to_owned());
     }
     let action = serde_json::to_string(&action).unwrap_or_default();
     hash(&["step 1", before, &action])
 }
 
-/// Key of a template: of its last step, and of its settings.
+/// Returns the key of a template, from its last step and its settings.
 pub fn template_key(last: &str, about: &str) -> String {
     hash(&["template 1", last, about])
 }
 
-/// SHA-256 of the parts, each with its length, so that no two lists collide.
+/// Returns the SHA-256 of the parts. Each part is preceded by its length, so that different lists
+/// never have the same input.
 fn hash(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -86,7 +87,7 @@ mod tests {
         assert_eq!(
             a,
             step_key(&first, &elsewhere, ""),
-            "how it is written says nothing"
+            "line and spelling are ignored"
         );
     }
 

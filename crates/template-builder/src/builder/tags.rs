@@ -6,8 +6,8 @@ use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, blocking, job, printab
 use jiffy_image::{TemplateError, Visibility};
 
 impl Builder {
-    /// Adds tags to the build that `target` (a template, optionally with a tag) refers to; returns
-    /// its id.
+    /// Adds tags to the build to which `target` (a template, optionally with a tag) refers. Returns
+    /// the build's id.
     pub async fn tag(
         &self,
         template: &TemplateRecord,
@@ -92,17 +92,18 @@ impl Builder {
         };
         let (templates, name) = (self.0.templates.clone(), template.reference(DEFAULT_TAG));
         match blocking(move || templates.set_visibility(&name, visibility)).await? {
-            // Not built yet: visibility is set when it is.
+            // The template is not built yet; its build sets the visibility.
             Err(TemplateError::Unknown { .. }) | Ok(()) => Ok(()),
             Err(e) => Err(e.into()),
         }
     }
 
-    /// Removes warm sandboxes and snapshots of removed templates now instead of at the next gc.
+    /// Removes warm sandboxes and snapshots of removed templates immediately instead of at the next
+    /// GC.
     async fn gc(&self) -> Result<(), BuilderError> {
         let sandboxes = self.0.sandboxes.clone();
         if let Err(e) = blocking(move || sandboxes.gc()).await? {
-            tracing::warn!("what removed templates leave stays for now: {e}");
+            tracing::warn!(error = %e, "cannot remove the data of removed templates");
         }
         Ok(())
     }

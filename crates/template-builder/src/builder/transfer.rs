@@ -1,5 +1,4 @@
-//! Transfer of files into and out of a build's sandboxes, as archives that the host does not
-//! unpack.
+//! Transfer of files into and out of a build's sandboxes, as archives. The host never unpacks them.
 
 use super::copy::{CopyRequest, ROOT_USER, StagedFile};
 use super::failure::BuildFailure;
@@ -19,7 +18,7 @@ const MAX_QUEUED_CHUNKS: usize = 8;
 /// First bytes of gzip data.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Options of an extraction; `owner` is the default owner.
+/// Returns the options of an extraction. `owner` is the default owner.
 fn archive_options(wanted: &CopyRequest, owner: Option<&str>, gzip: bool) -> ArchiveOptions {
     ArchiveOptions {
         user: Some(ROOT_USER.to_owned()),
@@ -58,7 +57,7 @@ pub async fn unpack_upload(
     writer.finish().await.map_err(failed)
 }
 
-/// Copies files between sandboxes, each into a directory of its own below `into`; returns their new
+/// Copies files between sandboxes, each into a separate directory below `into`. Returns their new
 /// paths.
 pub async fn copy_between(
     from: &AgentClient,
@@ -70,7 +69,7 @@ pub async fn copy_between(
     let mut arrived = Vec::new();
     for (number, item) in items.iter().enumerate() {
         let target = format!("{into}/{number}");
-        // Contents of a directory are archived without its name.
+        // A directory is archived by its contents, without its name.
         let path = match item.directory {
             true => format!("{}/.", item.path.trim_end_matches('/')),
             false => item.path.clone(),
@@ -117,7 +116,9 @@ pub async fn write_inline(
         header.set_mtime(0);
         header.set_size(u64::try_from(content.len()).unwrap_or(u64::MAX));
         let added = archive.append_data(&mut header, name, content.as_bytes());
-        added.map_err(|e| BuildFailure::new(format!("`{name}` cannot be a file: {e}")))?;
+        added.map_err(|e| {
+            BuildFailure::new(format!("cannot create the inline file `{name}`: {e}"))
+        })?;
     }
     let archive = archive.into_inner();
     let archive = archive.map_err(|e| BuildFailure::new(format!("cannot pack the files: {e}")))?;
@@ -126,7 +127,7 @@ pub async fn write_inline(
     writer.finish().await.map_err(failed)
 }
 
-/// Tells by its name if a file is an archive that `ADD` unpacks.
+/// Returns whether `ADD` unpacks a file, judging by its name.
 pub fn is_archive(item: &StagedFile) -> bool {
     let ends = [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst"];
     !item.directory && ends.iter().any(|end| item.name.ends_with(end))
@@ -148,7 +149,7 @@ pub async fn unpack_archives(
         let gzip = piece.as_ref().is_some_and(|b| b.starts_with(&GZIP_MAGIC));
         if !gzip && !item.name.ends_with(".tar") {
             return Err(BuildFailure::new(format!(
-                "{} cannot be unpacked: only tar and gzipped tar can, so unpack it with RUN",
+                "cannot unpack {}: ADD supports only tar and gzipped tar; unpack the archive with RUN",
                 item.name
             )));
         }
@@ -167,7 +168,7 @@ pub async fn unpack_archives(
     Ok(())
 }
 
-/// Blocking reader of a file that the agent sends.
+/// Returns a blocking reader of a file that the agent sends.
 pub fn blocking_reader(mut from: FileReader) -> impl Read + Send {
     let (pieces, received) = mpsc::channel(MAX_QUEUED_CHUNKS);
     tokio::spawn(async move {
@@ -178,7 +179,7 @@ pub fn blocking_reader(mut from: FileReader) -> impl Read + Send {
                 Err(e) => Err(io::Error::other(e)),
             };
             let failed = piece.is_err();
-            // The reader stopped, and reports its own error.
+            // Stop when the receiver has stopped, which reports its own error.
             if pieces.send(piece).await.is_err() || failed {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Store of files that clients upload for builds, until they are pruned.
+//! Store of files that clients upload for builds. The files remain until they are pruned.
 
 mod incoming_upload;
 
@@ -19,14 +19,14 @@ use tokio::fs::File;
 
 /// Lifetime of an upload ticket.
 const TICKET_LIFETIME: Duration = Duration::from_secs(3600);
-/// Maximum number of tickets, of all owners and of one key.
+/// Maximum number of tickets, in total and per key.
 const MAX_TICKETS: usize = 10_000;
 const MAX_TICKETS_PER_KEY: usize = 1_000;
 /// Maximum number of concurrent uploads of one key.
 const MAX_INCOMING_PER_KEY: usize = 16;
-/// Quota in bytes that is reserved at a time during an upload.
+/// Number of bytes of quota that an upload reserves at a time.
 const RESERVATION_BYTES: u64 = 4 << 20;
-/// Block size of the file system in bytes, which is what a small file is charged for.
+/// Block size of the file system in bytes: the minimum charge for a file.
 const BLOCK_BYTES: u64 = 4096;
 /// Maximum size of an upload in bytes.
 pub const MAX_UPLOAD_BYTES: u64 = 8 << 30;
@@ -39,34 +39,38 @@ const UNFINISHED_PREFIX: &str = ".new-";
 #[derive(Debug, thiserror::Error)]
 pub enum UploadError {
     /// Invalid name.
-    #[error("`{0}` is not the hash of files: send the SHA-256 in hexadecimal")]
+    #[error("`{0}` is not a valid hash of files: use the SHA-256 in hexadecimal")]
     Name(String),
     /// Unknown or expired ticket.
-    #[error("this upload link does not exist any more: request another")]
+    #[error("the upload link is unknown or has expired: request a new link")]
     Closed,
     /// Too many tickets.
-    #[error("{0} uploads are open already: finish some, or wait an hour")]
+    #[error(
+        "too many open upload links (at most {0}): use them, or wait an hour until they expire"
+    )]
     TooMany(usize),
     /// Too many concurrent uploads.
-    #[error("{MAX_INCOMING_PER_KEY} uploads of this key come in already: wait for one to end")]
+    #[error(
+        "too many concurrent uploads of this key (at most {MAX_INCOMING_PER_KEY}): retry when one has finished"
+    )]
     TooManyAtOnce,
     /// The owner's quota is exhausted.
     #[error(transparent)]
     Quota(#[from] QuotaRefusal),
     /// Upload too large.
-    #[error("the upload is larger than {} GiB: leave out what is not needed with a .dockerignore", MAX_UPLOAD_BYTES >> 30)]
+    #[error("the upload is larger than {} GiB: exclude unnecessary files with .dockerignore", MAX_UPLOAD_BYTES >> 30)]
     TooLarge,
     /// The hash of the files differs from the announced one.
-    #[error("the uploaded files do not have the hash `{0}`: upload the files that were announced")]
+    #[error("the uploaded files do not have the hash `{0}`: upload the announced files")]
     Content(String),
-    /// Files of this name that differ from those of an earlier upload.
+    /// An earlier upload of this name has different content.
     #[error(
-        "other files were uploaded as `{0}` since this link was created: request another link to \
+        "different files were uploaded as `{0}` after this link was created: request a new link to \
          replace them"
     )]
     Differs(String),
     /// Error of the file system.
-    #[error("cannot keep the upload: {0}; look for room on the disk of the data directory")]
+    #[error("cannot store the upload: {0}; check the free space of the data directory")]
     File(#[from] io::Error),
     /// No random bytes.
     #[error(transparent)]
@@ -77,14 +81,14 @@ pub enum UploadError {
 pub struct UploadStore {
     directory: PathBuf,
     open: Arc<Mutex<HashMap<String, UploadTicket>>>,
-    /// Number and bytes of uploads by owner; updated together with the files.
+    /// Number and bytes of stored uploads by owner. Updated together with the files.
     kept: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
-    /// Number of running uploads by owner.
+    /// Number of uploads in flight by owner.
     incoming: Arc<Mutex<HashMap<Owner, usize>>>,
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
 }
 
-/// API key; none: the host's owner.
+/// API key. `None` for the host's owner.
 type Owner = Option<String>;
 
 /// Permission to upload one file.
@@ -94,35 +98,36 @@ struct UploadTicket {
     owner: Owner,
     since: Instant,
     naming: UploadNaming,
-    /// The upload may replace one of other content, which existed when the ticket was created.
+    /// True if the upload may replace an upload with different content, which existed when the
+    /// ticket was created.
     replaces: bool,
 }
 
 /// Relation between the name of an upload and its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UploadNaming {
-    /// The client computed the name in a way of its own, as E2B's clients do.
+    /// The client computed the name by a method of its own, as E2B's clients do.
     OfClient,
-    /// The name is that of the archive ([`jiffy_build_spec::context::archive_name`]), and is
-    /// compared with the content.
+    /// The name is the archive's name ([`jiffy_build_spec::context::archive_name`]), which the
+    /// server verifies against the content.
     OfArchive,
 }
 
-/// Mark in the checksum file of an upload whose name was compared with its content.
+/// Suffix in the checksum file of an upload whose name was verified.
 const VERIFIED_MARK: &str = " verified";
 
-/// Upload that exists.
+/// A stored upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundUpload {
-    /// Its file.
+    /// Path of the file.
     pub path: PathBuf,
     /// SHA-256 of its bytes.
     pub sum: String,
-    /// Its name was compared with its content.
+    /// True if the name was verified against the content.
     pub is_verified: bool,
 }
 
-/// Permit for a running upload, released on drop.
+/// Permit for an upload in flight, released on drop.
 struct UploadPermit {
     owner: Owner,
     incoming: Arc<Mutex<HashMap<Owner, usize>>>,
@@ -140,7 +145,7 @@ impl Drop for UploadPermit {
     }
 }
 
-/// Bytes that a file is charged for: whole blocks, at least one.
+/// Returns the bytes that a file is charged for: whole blocks, at least one.
 fn charged(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(BLOCK_BYTES)
 }
@@ -177,7 +182,7 @@ impl UploadStore {
         *self.quota.lock() = Some(quota);
     }
 
-    /// Number and bytes of the uploads of a key.
+    /// Returns the number and bytes of the uploads of a key.
     pub(super) fn usage_of(&self, owner: &str) -> (u64, u64) {
         let kept = self.kept.lock();
         kept.get(&Some(owner.to_owned()))
@@ -195,14 +200,14 @@ impl UploadStore {
         Ok(files)
     }
 
-    /// Path of the upload with this name.
+    /// Returns the path of the upload with this name.
     fn path(&self, owner: Option<&str>, name: &str) -> Result<PathBuf, UploadError> {
         let hexadecimal = name.len() == 64 && name.bytes().all(|b| b.is_ascii_hexdigit());
         if !hexadecimal {
             let shown = name.chars().filter(|c| !c.is_control()).take(80).collect();
             return Err(UploadError::Name(shown));
         }
-        // Ids of keys are letters and digits.
+        // Ids of keys consist of letters and digits, so that a directory name cannot escape.
         let owner = owner.map_or_else(
             || "host".to_owned(),
             |id| format!("{KEY_DIRECTORY_PREFIX}{id}"),
@@ -225,7 +230,7 @@ impl UploadStore {
         if !path.is_file() {
             return Ok(None);
         }
-        // The modification time is that of the last use.
+        // The modification time is the time of the last use.
         let now = fs::FileTimes::new().set_modified(SystemTime::now());
         if let Ok(file) = fs::File::options().append(true).open(&path) {
             let _ = file.set_times(now);
@@ -330,13 +335,13 @@ impl UploadStore {
         })
     }
 
-    /// Removes uploads of one owner, or of all, that were not used for this long; returns their
-    /// bytes.
+    /// Removes uploads of one owner, or of all owners, that were unused for `unused_for`. Returns
+    /// their bytes.
     pub fn prune(&self, unused_for: Duration, of: Option<&str>) -> io::Result<u64> {
         self.prune_or_count(unused_for, of, true)
     }
 
-    /// Bytes that [`Self::prune`] would free.
+    /// Returns the bytes that [`Self::prune`] would free.
     pub fn prunable(&self, unused_for: Duration, of: Option<&str>) -> io::Result<u64> {
         self.prune_or_count(unused_for, of, false)
     }
@@ -358,7 +363,7 @@ impl UploadStore {
                 continue;
             }
             let metadata = match fs::metadata(&path) {
-                // Removed meanwhile by another call.
+                // Removed concurrently by another call.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 found => found?,
             };
@@ -366,7 +371,7 @@ impl UploadStore {
             if age >= unused_for && !remove {
                 freed += metadata.len();
             } else if age >= unused_for {
-                // An upload without its checksum file does not exist.
+                // The checksum file is removed first: an upload without it does not exist.
                 let mut kept = self.kept.lock();
                 let _ = fs::remove_file(path.with_extension("sum"));
                 fs::remove_file(&path)?;
@@ -378,7 +383,7 @@ impl UploadStore {
     }
 }
 
-/// Owner of a file, from its directory.
+/// Returns the owner of a file, from its directory.
 fn owner_of(path: &Path) -> Owner {
     let directory = path.parent()?.file_name()?.to_str()?;
     directory

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-/// Resolution of the templates directory's time stamp: later changes may have the same one.
+/// Resolution of the time stamp of the templates directory: a later change may have the same one.
 const TIMESTAMP_GRANULARITY: Duration = Duration::from_secs(1);
 
 /// Usage of one owner.
@@ -64,7 +64,7 @@ impl TemplateUsage {
         Ok(usage)
     }
 
-    /// Number of tags and bytes of images of `owner`.
+    /// Returns the number of tags and the bytes of images of `owner`.
     fn of(&self, owner: &str) -> (u64, u64) {
         let Some(own) = self.by_owner.get(owner) else {
             return (0, 0);
@@ -76,7 +76,7 @@ impl TemplateUsage {
 }
 
 impl BuildRecords {
-    /// Number of waiting and running builds of `caller`.
+    /// Returns the number of waiting and running builds of `caller`.
     fn unfinished_builds(&self, caller: &str) -> Result<u64, RecordError> {
         self.with_connection(|c| {
             let query = "SELECT count(*) FROM builds
@@ -90,8 +90,8 @@ impl BuildRecords {
 }
 
 impl BuilderInner {
-    /// Number of tags and bytes of images of `owner`. Reads the directory again when it has
-    /// changed.
+    /// Returns the number of tags and the bytes of images of `owner`. Reads the directory again if
+    /// it has changed.
     fn templates_of(&self, owner: &str) -> Result<(u64, u64), BuilderError> {
         let changed = self.templates.changed();
         let mut usage = self.template_usage.lock();
@@ -110,13 +110,15 @@ impl BuilderInner {
                     usage.read = changed.map(|stamp| (stamp, read));
                 }
                 // One unreadable template must not fail the requests of all owners.
-                Err(e) => tracing::warn!("templates are counted as they were: {e}"),
+                Err(e) => {
+                    tracing::warn!(error = %e, "cannot count templates, using the previous counts")
+                }
             }
         }
         Ok(usage.of(owner))
     }
 
-    /// Reserves quota of an owner.
+    /// Reserves quota for an owner. Owners without quotas get an unlimited permit.
     pub(super) async fn reserve(
         &self,
         owner: Option<&str>,
@@ -129,8 +131,8 @@ impl BuilderInner {
         }
     }
 
-    /// Disk budget of an image import. The reservation is released with the last clone, when the
-    /// image is counted.
+    /// Returns the disk budget of an image import. The reservation is released with the last clone
+    /// of the budget, when the image is already counted.
     pub(super) async fn image_budget(
         &self,
         owner: Option<&str>,
@@ -178,7 +180,7 @@ impl Builder {
         *self.0.quota.lock() = Some(quota);
     }
 
-    /// Usage of `owner` by templates, builds and uploads.
+    /// Returns the usage of `owner`: templates, builds and uploads.
     pub fn usage_of(&self, owner: &str) -> Result<BuildUsage, BuilderError> {
         let (templates, template_bytes) = self.0.templates_of(owner)?;
         let (uploads, upload_bytes) = self.0.uploads.usage_of(owner);
@@ -191,7 +193,7 @@ impl Builder {
         })
     }
 
-    /// Weak reference to the builder.
+    /// Returns a weak reference to the builder.
     pub fn downgrade(&self) -> WeakBuilder {
         WeakBuilder(Arc::downgrade(&self.0))
     }
@@ -201,7 +203,7 @@ impl Builder {
 pub struct WeakBuilder(Weak<BuilderInner>);
 
 impl WeakBuilder {
-    /// The builder, if it still exists.
+    /// Returns the builder, if it still exists.
     pub fn upgrade(&self) -> Option<Builder> {
         self.0.upgrade().map(Builder)
     }

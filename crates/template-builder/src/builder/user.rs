@@ -11,14 +11,14 @@ const MIN_UID: u32 = 1000;
 /// Upper bound of uids, exclusive.
 const MAX_UID: u32 = 60_000;
 
-/// Creates a user with a home directory, and with `sudo` rights where there is `sudo`, unless it
-/// exists.
+/// Creates a user with a home directory unless the user exists. Grants `sudo` rights if the image
+/// has `sudo`.
 pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailure> {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-".contains(c);
     let begins = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
     if !begins || name.len() > 32 || !name.chars().all(fits) {
         return Err(BuildFailure::new(format!(
-            "`{name}` is not a name for a user"
+            "`{name}` is not a valid user name: use lower-case letters, digits, `_` and `-`"
         )));
     }
     let passwd = read(agent, "/etc/passwd").await?;
@@ -37,7 +37,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
         has(&passwd) || has(&group)
     };
     let id = (MIN_UID..MAX_UID).find(|id| !taken(*id));
-    let id = id.ok_or_else(|| BuildFailure::new("there is no number left for a user"))?;
+    let id = id.ok_or_else(|| BuildFailure::new("no free user id is left"))?;
     let shell = match agent.stat("/bin/bash", Some(ROOT_USER)).await {
         Ok(_) => "/bin/bash",
         Err(_) => "/bin/sh",
@@ -64,7 +64,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
     match made {
         Ok(_) => Ok(()),
         Err(e) if exists(&e) => Ok(()),
-        Err(e) => Err(BuildFailure::agent(&format!("make {home}"), e)),
+        Err(e) => Err(BuildFailure::agent(&format!("create {home}"), e)),
     }
 }
 

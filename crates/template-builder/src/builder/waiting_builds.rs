@@ -1,4 +1,4 @@
-//! Builds that were requested and not started: bounded in number per key, and in time.
+//! Builds that were requested but not started: limited in number per key and in time.
 
 use super::records::{BuildRecords, FailureReason, RecordError, to_sql};
 use super::{Builder, BuilderError, BuilderInner};
@@ -10,13 +10,14 @@ use std::time::Duration;
 pub const MAX_WAITING_BUILDS: usize = 20;
 /// Time after which a build that was not started fails.
 pub const WAITING_BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Maximum number of failed builds that are kept per key.
+/// Maximum number of failed builds that are retained per key.
 const MAX_FAILED_BUILDS: usize = 200;
 /// Interval between checks for expired builds.
 const WAITING_GC_INTERVAL: Duration = Duration::from_secs(600);
 
 impl BuildRecords {
-    /// Ids of waiting builds that `caller` requested; none: the host's owner.
+    /// Returns the ids of waiting builds that `caller` requested. `None` stands for the host's
+    /// owner.
     fn waiting_of(&self, caller: Option<&str>) -> Result<Vec<String>, RecordError> {
         let query = "SELECT id FROM builds WHERE status = 'waiting' AND caller IS ?1";
         self.with_connection(|c| {
@@ -25,7 +26,7 @@ impl BuildRecords {
         })
     }
 
-    /// Ids of waiting builds that were created before `before_ms`.
+    /// Returns the ids of waiting builds that were created before `before_ms`.
     fn waiting_before(&self, before_ms: u64) -> Result<Vec<String>, RecordError> {
         let query = "SELECT id FROM builds WHERE status = 'waiting' AND created_ms < ?1";
         self.with_connection(|c| {
@@ -52,7 +53,8 @@ impl BuildRecords {
 }
 
 impl BuilderInner {
-    /// Fails if too many builds of `caller` wait for their start. The caller holds `names_lock`.
+    /// Fails if too many builds of `caller` wait for their start. The caller must hold
+    /// `names_lock`.
     pub(super) fn check_waiting(&self, caller: Option<&str>) -> Result<(), BuilderError> {
         self.fail_waiting(WAITING_BUILD_TIMEOUT)?;
         self.records.gc_failed(caller, MAX_FAILED_BUILDS)?;
@@ -73,11 +75,11 @@ impl BuilderInner {
     fn fail_waiting(&self, life: Duration) -> Result<(), RecordError> {
         let life = u64::try_from(life.as_millis()).unwrap_or(u64::MAX);
         let reason = FailureReason {
-            message: "the build was not started in time: ask for another".to_owned(),
+            message: "the build was not started in time: request a new build".to_owned(),
             step: None,
         };
         for id in self.records.waiting_before(now_ms().saturating_sub(life))? {
-            // No build starts while this is held.
+            // No build can start while this lock is held.
             let running = self.running.lock();
             if !running.contains_key(&id) {
                 self.records.set_failed(&id, &reason)?;
@@ -98,7 +100,7 @@ impl Builder {
                     return;
                 };
                 if let Err(e) = inner.fail_waiting(WAITING_BUILD_TIMEOUT) {
-                    tracing::warn!("builds that were not started stay for now: {e}");
+                    tracing::warn!(error = %e, "cannot expire builds that were not started");
                 }
             }
         });

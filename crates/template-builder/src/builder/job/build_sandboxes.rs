@@ -8,22 +8,22 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::task::TaskTracker;
 
-/// Maximum time that the end of a build waits for creations in flight.
+/// Maximum wait for creations in flight at the end of a build.
 const CREATION_LIMIT: Duration = Duration::from_secs(60);
 
-/// Sandboxes of one build, including those that are being created.
+/// Sandboxes of one build, including sandboxes that are being created.
 pub(super) struct BuildSandboxes {
     host: Sandboxes,
     state: Arc<Mutex<State>>,
-    /// Tasks that create sandboxes. They outlive a cancelled build, since the host completes a
-    /// creation that its caller abandoned.
+    /// Tasks that create sandboxes. They continue after a cancellation of the build, because the
+    /// host completes a creation that its caller abandoned.
     creations: TaskTracker,
 }
 
 #[derive(Default)]
 struct State {
     ids: Vec<String>,
-    /// The build has ended: a sandbox whose creation completes is removed.
+    /// Set at the end of the build: sandboxes that complete later are removed.
     ended: bool,
 }
 
@@ -36,8 +36,9 @@ impl BuildSandboxes {
         }
     }
 
-    /// Creates a sandbox. If the returned future is dropped, the creation continues, and its
-    /// sandbox is removed at the end of the build. `room` is released when the creation has ended.
+    /// Creates a sandbox. If the returned future is dropped, the creation continues, and the
+    /// sandbox is removed at the end of the build. `room` is released when the creation has
+    /// completed.
     pub(super) async fn create(
         &self,
         spec: CreateSpec,
@@ -73,7 +74,7 @@ impl BuildSandboxes {
     }
 
     /// Removes all sandboxes at the end of the build, and waits for creations in flight, which
-    /// remove theirs. Returns the sandboxes that remain, with the reasons.
+    /// remove their sandboxes. Returns the sandboxes that could not be removed, with the errors.
     pub(super) async fn remove_all(&self) -> Vec<(String, OperationError)> {
         let ids = {
             let mut state = self.state.lock();
@@ -89,13 +90,13 @@ impl BuildSandboxes {
         self.creations.close();
         let ended = tokio::time::timeout(CREATION_LIMIT, self.creations.wait()).await;
         if ended.is_err() {
-            tracing::warn!("a sandbox of an ended build is removed once its creation completes");
+            tracing::warn!("timed out waiting for the creation of a sandbox of a finished build");
         }
         remaining
     }
 }
 
-/// Removes a sandbox, unless there is none.
+/// Removes a sandbox if it exists.
 async fn remove(host: &Sandboxes, id: &str) -> Result<(), OperationError> {
     match host.remove(id).await {
         Err(e) if e.kind() != ErrorKind::Unknown => Err(e),

@@ -1,4 +1,4 @@
-//! `COPY` and `ADD` steps: origin of their files, and transfer into the sandbox.
+//! `COPY` and `ADD` steps: source of their files, and transfer into the sandbox.
 
 use super::super::copy::{self, CopyRequest, ROOT_USER, STAGING};
 use super::super::failure::BuildFailure;
@@ -22,7 +22,7 @@ pub(super) enum CopiedFiles {
 }
 
 impl CopiedFiles {
-    /// Part of the step's key that identifies the files.
+    /// Returns the part of the step's key that identifies the files.
     pub(super) fn key(&self) -> &str {
         match self {
             Self::Upload { sum, .. } => sum,
@@ -49,7 +49,7 @@ impl BuildJob {
                 let found = found.map_err(|e| BuildFailure::new(e.to_string()))?;
                 let found = found.ok_or_else(|| {
                     BuildFailure::new(
-                        "its files were not uploaded, or were removed since: build again",
+                        "the files of the step were not uploaded or have expired: build again",
                     )
                 })?;
                 CopiedFiles::Upload {
@@ -59,9 +59,8 @@ impl BuildJob {
             }
             CopySource::Stage(n) => {
                 let stage = before.get(*n).and_then(Option::as_ref);
-                let stage = stage.ok_or_else(|| {
-                    BuildFailure::new("it copies from a stage that is not before it")
-                })?;
+                let stage =
+                    stage.ok_or_else(|| BuildFailure::new("cannot copy from a later stage"))?;
                 CopiedFiles::Stage {
                     number: *n,
                     key: stage.key.clone(),
@@ -89,11 +88,12 @@ impl BuildJob {
             }
             Some(CopiedFiles::Stage { number, .. }) => {
                 let stage = before.get_mut(number).and_then(Option::as_mut);
-                let stage = stage.ok_or_else(|| BuildFailure::new("that stage is gone"))?;
+                let stage =
+                    stage.ok_or_else(|| BuildFailure::new("the source stage does not exist"))?;
                 let from = self.agent(stage).await?;
                 // Certificate authorities of the build network are not copied.
                 let withdrawn = from.withdraw_site().await;
-                withdrawn.map_err(|e| BuildFailure::agent("take out what is the host's", e))?;
+                withdrawn.map_err(|e| BuildFailure::agent("remove the host's certificates", e))?;
                 let found = copy::find_sources(&from, "/", &wanted.sources).await?;
                 transfer::copy_between(&from, agent, &found, STAGING, &wanted).await?
             }

@@ -4,7 +4,7 @@ use super::super::log::BuildLog;
 use jiffy_sandbox_manager::{ErrorKind, OperationError};
 use std::time::{Duration, Instant};
 
-/// Delay before a retry if the error names none.
+/// Delay before a retry if the error specifies none.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Minimum interval between two log lines about one wait.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -18,7 +18,7 @@ pub(super) struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
-    /// Creates the retries of an operation: at most for `limit`.
+    /// Creates the retries of an operation. They end after `limit`.
     pub(super) fn new(log: &'a BuildLog, limit: Duration) -> Self {
         Self {
             log,
@@ -28,8 +28,8 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// Waits before a retry. Returns false if `error` is not a shortage of the host, or if the time
-    /// limit is reached. Logs the reason for waiting.
+    /// Waits before a retry. Returns false if `error` is not a shortage of host resources, or if
+    /// the time limit is reached. Logs the reason for waiting.
     pub(super) async fn pause(&mut self, error: &OperationError) -> bool {
         if error.kind() != ErrorKind::Busy {
             return false;
@@ -38,7 +38,7 @@ impl<'a> Patience<'a> {
         if self.began.elapsed().saturating_add(delay) > self.limit {
             return false;
         }
-        // Figures in the message change with each attempt.
+        // The message alone cannot limit the log: its figures change with each attempt.
         if self.logged.is_none_or(|at| at.elapsed() > LOG_INTERVAL) {
             self.log
                 .info(None, &format!("waiting for the host: {error}"));

@@ -11,9 +11,9 @@ use jiffy_image::{
 };
 use jiffy_sandbox_manager::Bytes;
 
-/// Error of a build that starts the command of an image without one.
-const NO_IMAGE_COMMAND: &str = "there is no command to start: neither the Dockerfile nor what it \
-     begins with has a CMD or an ENTRYPOINT; name one with --start";
+/// Error for a build that starts the image's command, if the image has none.
+const NO_IMAGE_COMMAND: &str = "no command to start: neither the Dockerfile nor its base \
+     has a CMD or an ENTRYPOINT; specify a command with --start";
 
 impl BuildJob {
     /// Publishes the result of the last stage as a template.
@@ -31,7 +31,7 @@ impl BuildJob {
         let sum = step_key::template_key(&at.key, &about.unwrap_or_default());
         let names = self.template_names();
         let there = self.inner.templates.manifest(&names[0]);
-        // Images have at most twice the sandbox's disk, and the bytes of the base's images.
+        // Images have at most twice the size of the sandbox's disk, plus the base's images.
         let images: u64 = at.base.images.iter().map(|i| i.size).sum();
         let most = (at.size.disk_mib << 20)
             .saturating_mul(2)
@@ -59,18 +59,18 @@ impl BuildJob {
         })
     }
 
-    /// Removes a new template that exceeds a quota.
+    /// Removes a new template that exceeds a quota. Returns the failure.
     fn discard(&self, manifest: &TemplateManifest, why: String) -> BuildFailure {
         let reference = manifest.reference();
         if reference == self.unfinished_name()
             && let Err(e) = self.inner.templates.remove(&reference)
         {
-            tracing::warn!("template {reference} stays: {e}");
+            tracing::warn!(template = reference, error = %e, "cannot remove a template that exceeds the quota");
         }
         BuildFailure::new(why)
     }
 
-    /// Fails if the template's new images have more than `most` bytes.
+    /// Fails if the template's new images are larger than `most` bytes.
     fn check_image_size(
         &self,
         made: &TemplateManifest,
@@ -106,13 +106,13 @@ impl BuildJob {
         let port = startup.ready.as_ref().and_then(|ready| ready.port);
         match port.filter(|_| !starts) {
             Some(port) => Err(BuildFailure::new(format!(
-                "nothing would listen on port {port}, which is awaited: the template starts nothing"
+                "the readiness check waits for port {port}, but the template has no start command"
             ))),
             None => Ok(()),
         }
     }
 
-    /// Startup of the template: that of the build, else that of the base.
+    /// Returns the startup of the template: the build's startup, or else the base's startup.
     fn startup(&self, at: &StageState) -> Result<Startup, BuildFailure> {
         let mut startup = self.spec.startup.clone();
         if self.spec.start_image_command {
@@ -135,7 +135,7 @@ impl BuildJob {
         Ok(startup)
     }
 
-    /// Names of the template, with owner and tag.
+    /// Returns the names of the template, with owner and tag.
     fn template_names(&self) -> Vec<String> {
         let tags = self.build.tags.iter();
         let mut names: Vec<String> = tags.map(|tag| self.template.reference(tag)).collect();
@@ -145,7 +145,7 @@ impl BuildJob {
         names
     }
 
-    /// Internal name of the template until it is ready.
+    /// Returns the internal name of the template until it is ready.
     pub(super) fn unfinished_name(&self) -> String {
         let name = unfinished_build(&self.build.id);
         match &self.template.owner {
@@ -165,7 +165,7 @@ impl BuildJob {
         self.log.info(Some("finalize"), "writing the image");
         let agent = self.agent(at).await?;
         let layer = agent.layer().await;
-        let layer = layer.map_err(|e| BuildFailure::agent("read what the build changed", e))?;
+        let layer = layer.map_err(|e| BuildFailure::agent("read the changes of the build", e))?;
         let mut origin = at.base.origin.clone().unwrap_or_default();
         origin.entrypoint.clone_from(&at.config.entrypoint);
         origin.cmd.clone_from(&at.config.cmd);
@@ -223,7 +223,7 @@ impl BuildJob {
         let reference = manifest.reference();
         let hidden = reference == self.unfinished_name();
         if !manifest.startup.is_empty() {
-            self.log.info(Some("finalize"), "starting what it starts");
+            self.log.info(Some("finalize"), "running the start command");
         }
         let mut patience = self.patience();
         let ready = loop {
@@ -258,16 +258,17 @@ impl BuildJob {
                 .hand_over(&reference, name);
         }
         if hidden && let Err(e) = self.inner.templates.remove(&reference) {
-            tracing::warn!("template {reference} stays: {e}");
+            tracing::warn!(template = reference, error = %e, "cannot remove an unfinished template");
         }
         published.map_err(BuildFailure::new)
     }
 }
 
-/// Message for the owner of a template of `bytes`, of whose disk budget `most` bytes are left.
+/// Returns the message for an image of at least `bytes` when `most` bytes of the disk quota are
+/// free.
 fn over_budget(bytes: u64, most: u64) -> String {
     format!(
-        "the template's image has at least {}, and {} are left of this key's disk budget: remove \
+        "the template's image requires at least {}, but only {} of this key's disk quota are free: remove \
          snapshots, templates or paused sandboxes, or raise the limit",
         Bytes(bytes),
         Bytes(most)

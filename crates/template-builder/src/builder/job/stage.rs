@@ -19,9 +19,9 @@ pub(super) struct StageState {
     pub(super) key: String,
     pub(super) config: StageConfig,
     pub(super) base: Arc<TemplateManifest>,
-    /// Template or snapshot that sandboxes of the stage are created from.
+    /// Template or snapshot from which sandboxes of the stage are created.
     pub(super) source: SandboxSource,
-    /// Sandbox of the stage, if one runs.
+    /// Sandbox of the stage, if it is running.
     pub(super) sandbox: Option<String>,
     pub(super) size: SandboxSize,
     pub(super) history: Vec<HistoryStep>,
@@ -85,7 +85,7 @@ impl BuildJob {
         Ok(at)
     }
 
-    /// State of the stage before its first step.
+    /// Returns the state of the stage before its first step.
     async fn begin_stage(
         &self,
         stage: &BuildStage,
@@ -93,8 +93,8 @@ impl BuildJob {
     ) -> Result<StageState, BuildFailure> {
         if let StageBase::Stage(n) = &stage.from {
             let from = before.get(*n).and_then(Option::as_ref);
-            let from = from
-                .ok_or_else(|| BuildFailure::new("it begins with a stage that is not before it"))?;
+            let from =
+                from.ok_or_else(|| BuildFailure::new("a stage cannot be based on a later stage"))?;
             return Ok(StageState {
                 key: from.key.clone(),
                 config: from.config.inherited(),
@@ -132,7 +132,7 @@ impl BuildJob {
         })
     }
 
-    /// Template of a stage's base; images are imported.
+    /// Returns the template of a stage's base. Images are imported.
     async fn base_template(&self, from: &StageBase) -> Result<TemplateManifest, BuildFailure> {
         let image = match from {
             StageBase::Template(name) => return self.local_template(name).await,
@@ -149,10 +149,10 @@ impl BuildJob {
             StageBase::Image(image) => image,
             StageBase::Scratch => {
                 return Err(BuildFailure::new(
-                    "a template that begins with nothing has nothing to run: begin with an image or a template",
+                    "a template based on `scratch` has no programs: use an image or a template as the base",
                 ));
             }
-            StageBase::Stage(_) => return Err(BuildFailure::new("a stage is no template")),
+            StageBase::Stage(_) => return Err(BuildFailure::new("a stage is not a template")),
         };
         self.log
             .info(Some("base"), &format!("image {}", image.reference));
@@ -162,7 +162,7 @@ impl BuildJob {
         let disk = self.inner.image_budget(owner.as_deref()).await;
         let disk = disk.map_err(|e| BuildFailure::from_error(&e))?;
         let cancel = Cancel::new().map_err(|e| BuildFailure::from_error(&e))?;
-        // Dropped when the build is cancelled, which kills the puller.
+        // The guard cancels the pull when the build is cancelled.
         let _guard = cancel.guard();
         let work = move || {
             let mut on_progress = |progress: Progress<'_>| log.on_progress("base", &progress);
@@ -170,7 +170,11 @@ impl BuildJob {
             let imported = inner.import(&image, owner, caller, &cancel, disk, &mut on_progress);
             drop(place);
             if let Err(Some(detail)) = imported.as_ref().map_err(|e| e.detail()) {
-                tracing::info!("image {} for a key: {detail}", image.reference);
+                tracing::info!(
+                    image = image.reference,
+                    detail,
+                    "cannot import an image for a key"
+                );
             }
             imported
         };
@@ -185,7 +189,7 @@ impl BuildJob {
         let owner = self.template.owner.as_deref();
         let found = self.inner.resolve_for(name, owner);
         let name = found.map_err(|e| BuildFailure::new(e.to_string()))?;
-        // Builds a stock template that is not built yet.
+        // A stock template that is not built yet is built here.
         let usual = SandboxSize::default();
         let built = self
             .inner
@@ -198,7 +202,8 @@ impl BuildJob {
         manifest.map_err(|e| BuildFailure::new(e.to_string()))
     }
 
-    /// Size of the build's sandboxes and of the template's.
+    /// Returns the size of the build's sandboxes, which is also the size of the template's
+    /// sandboxes.
     fn sandbox_size(&self, base: &Defaults) -> Result<SandboxSize, BuildFailure> {
         let usual = base.size();
         let wanted = self.build.size;
@@ -212,7 +217,7 @@ impl BuildJob {
     }
 }
 
-/// Marks the stages that the last one depends on.
+/// Marks the stages on which the last stage depends.
 pub(super) fn needed_stages(spec: &BuildSpec) -> Result<Vec<bool>, BuildFailure> {
     let mut needed = vec![false; spec.stages.len()];
     if let Some(last) = needed.last_mut() {
@@ -237,7 +242,7 @@ pub(super) fn needed_stages(spec: &BuildSpec) -> Result<Vec<bool>, BuildFailure>
         for n in copied.chain(begun) {
             if n >= number {
                 return Err(BuildFailure::new(format!(
-                    "stage {number} needs stage {n}, which is not before it"
+                    "stage {number} cannot depend on stage {n}: it must be an earlier stage"
                 )));
             }
             needed[n] = true;

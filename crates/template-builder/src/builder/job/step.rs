@@ -1,4 +1,4 @@
-//! Execution of steps, or reuse of an earlier build's result.
+//! Execution of steps, and reuse of cached results.
 
 use super::super::copy::{self, ROOT_USER};
 use super::super::failure::BuildFailure;
@@ -15,7 +15,7 @@ use std::time::Instant;
 const BASH_PATH: &str = "/bin/bash";
 
 impl BuildJob {
-    /// Runs a step, or restores the result of an equal earlier step.
+    /// Runs a step, or restores the cached result of an identical step.
     pub(super) async fn run_step(
         &self,
         step: &BuildStep,
@@ -59,7 +59,7 @@ impl BuildJob {
             at.push_history(step, None);
             return Ok(());
         }
-        // Later steps depend on a new result.
+        // Later steps depend on this new result, so their cached results are invalid.
         *fresh = true;
         said(shown);
         let agent = self.agent(at).await?;
@@ -72,7 +72,7 @@ impl BuildJob {
             StepAction::AddUser(user) => add_user(&agent, user).await,
             _ => Ok(()),
         };
-        // Its programs saw I/O errors, whatever they made of them.
+        // After a disk failure the step fails even if its programs ignored the I/O errors.
         let sandbox = at.sandbox.as_deref().unwrap_or_default();
         match self.inner.sandboxes.observe().disk_failure(sandbox) {
             Some(reason) => return Err(BuildFailure::new(reason)),
@@ -80,7 +80,7 @@ impl BuildJob {
         }
         at.config.apply(&step.action).map_err(BuildFailure::new)?;
         if let StepAction::Workdir(_) = step.action {
-            // The directory belongs to the stage's user if its parent allows that.
+            // Created as the stage's user if the parent directory permits that, otherwise as root.
             let (path, user) = (&at.config.workdir, &at.config.user);
             if copy::make_directory(&agent, path, user).await.is_err() {
                 copy::make_directory(&agent, path, ROOT_USER).await?;
@@ -115,7 +115,7 @@ impl BuildJob {
         };
         let (program, args) = words
             .split_first()
-            .ok_or_else(|| BuildFailure::new("there is no program to run"))?;
+            .ok_or_else(|| BuildFailure::new("the command is empty"))?;
         // E2B's clients always send bash; images without it get `/bin/sh`.
         let bash =
             program.as_str() == BASH_PATH && agent.stat(BASH_PATH, Some(ROOT_USER)).await.is_err();
@@ -141,12 +141,16 @@ impl BuildJob {
         };
         let end = loop {
             let event = process.next_event().await;
-            match event.map_err(|e| BuildFailure::agent("hear from the command", e))? {
+            match event.map_err(|e| BuildFailure::agent("read the output of the command", e))? {
                 Some(ProcessEvent::Stdout(bytes)) => say(out.push(&bytes)),
                 Some(ProcessEvent::Stderr(bytes)) => say(err.push(&bytes)),
                 Some(ProcessEvent::End(end)) => break end,
                 Some(_) => {}
-                None => return Err(BuildFailure::new("the sandbox ended while the command ran")),
+                None => {
+                    return Err(BuildFailure::new(
+                        "the sandbox terminated while the command was running",
+                    ));
+                }
             }
         };
         say(out.finish().into_iter().chain(err.finish()).collect());
@@ -154,12 +158,15 @@ impl BuildJob {
             return Ok(());
         }
         Err(BuildFailure::new(match end {
-            _ if began.elapsed() >= limit => format!("it took longer than {} s", limit.as_secs()),
+            _ if began.elapsed() >= limit => format!(
+                "the command exceeded the time limit of {} s",
+                limit.as_secs()
+            ),
             end if end.oom_killed => format!(
-                "there was no memory left for it ({} MiB): give the template more with --memory",
+                "the command ran out of memory ({} MiB): increase the memory of the template with --memory",
                 at.size.memory_mib
             ),
-            end => format!("it failed: {}", end.status),
+            end => format!("the command failed: {}", end.status),
         }))
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 const BUILD_COLUMNS: &str =
     "id, template, tags, size, status, reason, steps, version, created_ms, changed_ms, caller";
 
-/// Requested size of sandboxes; none: the base's.
+/// Requested size of sandboxes. A field that is `None` defaults to the base's size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WantedSize {
@@ -23,7 +23,7 @@ pub struct WantedSize {
 /// Status of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BuildStatus {
-    /// Not started: waits for its files, or for other builds.
+    /// Not started: the build waits for its files or for other builds.
     Waiting,
     /// Running.
     Building,
@@ -34,7 +34,7 @@ pub enum BuildStatus {
 }
 
 impl BuildStatus {
-    /// Name in the database and the API.
+    /// Returns the name in the database and the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -44,7 +44,7 @@ impl BuildStatus {
         }
     }
 
-    /// Tells if the build is finished.
+    /// Returns whether the build has finished.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Ready | Self::Error)
     }
@@ -59,7 +59,7 @@ impl BuildStatus {
 /// Cause of a failed build.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureReason {
-    /// Message: the failure, its subject and a remedy.
+    /// Message with the failure, its object and a remedy.
     pub message: String,
     /// Number of the failed step, from 1, or `base` or `finalize`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,8 +73,7 @@ pub struct BuildRecord {
     pub id: String,
     /// Id of its template.
     pub template: String,
-    /// Key that requested the build; none: the host's owner. The build's sandboxes belong to this
-    /// key.
+    /// Key that requested the build and owns its sandboxes. `None` for the host's owner.
     pub caller: Option<String>,
     /// Tags of the build.
     pub tags: Vec<String>,
@@ -116,7 +115,7 @@ impl BuildRecords {
         })
     }
 
-    /// Build with this id.
+    /// Returns the build with this id.
     pub fn build(&self, id: &str) -> Result<Option<BuildRecord>, RecordError> {
         let query = format!("SELECT {BUILD_COLUMNS} FROM builds WHERE id = ?1");
         let found =
@@ -124,7 +123,7 @@ impl BuildRecords {
         Ok(found.map(|build| self.pending_ends.apply(build)))
     }
 
-    /// Builds of a template, newest first, at most 1000.
+    /// Returns the builds of a template, newest first, at most 1000.
     pub fn builds(&self, template: &str) -> Result<Vec<BuildRecord>, RecordError> {
         let query = format!(
             "SELECT {BUILD_COLUMNS} FROM builds WHERE template = ?1 ORDER BY created_ms DESC, rowid DESC LIMIT 1000"
@@ -138,7 +137,8 @@ impl BuildRecords {
         Ok(found.into_iter().map(applied).collect())
     }
 
-    /// Changes the status of a build from `from` to `to`; false if it was another.
+    /// Changes the status of a build from `from` to `to`. Returns false if the status was not
+    /// `from`.
     pub fn transition(
         &self,
         id: &str,
@@ -172,7 +172,8 @@ impl BuildRecords {
         })
     }
 
-    /// Moves tags from other builds of a template to `build`; none: removes them.
+    /// Moves tags from other builds of a template to `build`. If `build` is `None`, removes the
+    /// tags.
     pub fn retag(
         &self,
         template: &str,
@@ -200,7 +201,7 @@ impl BuildRecords {
         })
     }
 
-    /// Fails every unfinished build, after a restart of the daemon. Returns their number.
+    /// Marks every unfinished build as failed, after a restart of the daemon. Returns their number.
     pub fn fail_unfinished(&self, reason: &FailureReason) -> Result<usize, RecordError> {
         self.with_connection(|c| {
             let change = "UPDATE builds SET status = 'error', reason = ?1, changed_ms = ?2

@@ -23,7 +23,7 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// Name in the database and the API.
+    /// Returns the name in the database and the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Debug => "debug",
@@ -33,7 +33,7 @@ impl LogLevel {
         }
     }
 
-    /// Level with this name.
+    /// Returns the level with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         let all = [Self::Debug, Self::Info, Self::Warn, Self::Error];
         all.into_iter().find(|l| l.name() == name)
@@ -58,9 +58,9 @@ pub struct LogLine {
 /// First line of a selection.
 #[derive(Debug, Clone, Copy)]
 pub enum LogPosition {
-    /// By its number.
+    /// Line number.
     Number(u64),
-    /// By its time, in milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     Moment(u64),
 }
 
@@ -105,7 +105,7 @@ impl BuildRecords {
         })
     }
 
-    /// Lines of a build's log.
+    /// Returns lines of a build's log.
     pub fn log_lines(&self, build: &str, which: LogQuery) -> Result<Vec<LogLine>, RecordError> {
         let order = if which.backwards { "DESC" } else { "ASC" };
         let compare = if which.backwards { "<=" } else { ">=" };

@@ -3,7 +3,7 @@
 use rusqlite::Connection;
 
 pub(super) const SCHEMA_VERSION: i64 = 2;
-/// Schema of version 1. New files are created from it and [`MIGRATIONS`], too.
+/// Schema of version 1. New files also start with it and apply [`MIGRATIONS`].
 pub(super) const SCHEMA_V1: &str = "
     CREATE TABLE templates (
         id TEXT PRIMARY KEY,
@@ -35,8 +35,8 @@ pub(super) const SCHEMA_V1: &str = "
         PRIMARY KEY (build, number)
     ) STRICT, WITHOUT ROWID;
 ";
-/// Schema changes; the first one makes version 2 of version 1. Foreign keys are off meanwhile: to
-/// replace a table would delete the rows that refer to it.
+/// Schema migrations; the first one upgrades version 1 to version 2. Foreign keys are disabled
+/// during migrations. Otherwise replacing a table would delete the rows that refer to it.
 const MIGRATIONS: &[&str] = &["
     CREATE TABLE templates_2 (
         id TEXT PRIMARY KEY,
@@ -54,7 +54,7 @@ const MIGRATIONS: &[&str] = &["
     CREATE TABLE migrations (name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 "];
 
-/// Migrates the schema from version `found`; 0: a new file.
+/// Migrates the schema from version `found`. Version 0 is a new file.
 pub(super) fn migrate(connection: &Connection, found: i64) -> rusqlite::Result<()> {
     let mut version = found;
     while version < SCHEMA_VERSION {

@@ -6,23 +6,23 @@ use rusqlite::{OptionalExtension, Row, params};
 
 const TEMPLATE_COLUMNS: &str = "id, name, owner, public, created_ms";
 
-/// Template that was built here, or whose build was requested.
+/// Template that was built on this host, or whose build was requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateRecord {
     /// Id: letters and digits.
     pub id: String,
     /// Name without a tag.
     pub name: String,
-    /// Key in whose namespace the name is; none: the host's owner.
+    /// Key that owns the template. `None` for the host's owner.
     pub owner: Option<String>,
-    /// Visibility of the first build; later the manifest decides.
+    /// Visibility for the first build. Later builds use the visibility in the manifest.
     pub public: bool,
     /// Milliseconds since 1970.
     pub created_ms: u64,
 }
 
 impl TemplateRecord {
-    /// Reference in the image store: `[owner/]name[:tag]`.
+    /// Returns the reference in the image store: `[owner/]name[:tag]`.
     pub fn reference(&self, tag: &str) -> String {
         let owner = self.owner.as_ref();
         let owner = owner.map_or_else(String::new, |owner| format!("{owner}/"));
@@ -34,13 +34,13 @@ impl TemplateRecord {
 }
 
 impl BuildRecords {
-    /// All templates, oldest first.
+    /// Returns all templates, oldest first.
     pub fn templates(&self) -> Result<Vec<TemplateRecord>, RecordError> {
         let query = format!("SELECT {TEMPLATE_COLUMNS} FROM templates ORDER BY rowid");
         self.with_connection(|c| c.prepare_cached(&query)?.query_map([], template)?.collect())
     }
 
-    /// Template with this id.
+    /// Returns the template with this id.
     pub fn template(&self, id: &str) -> Result<Option<TemplateRecord>, RecordError> {
         let query = format!("SELECT {TEMPLATE_COLUMNS} FROM templates WHERE id = ?1");
         self.with_connection(|c| {
@@ -49,7 +49,8 @@ impl BuildRecords {
         })
     }
 
-    /// Template of this name in the namespace of `owner`; none: of the host's owner.
+    /// Returns the template of this name in the namespace of `owner`. `None` stands for the host's
+    /// owner.
     pub fn template_by_name(
         &self,
         owner: Option<&str>,
@@ -65,7 +66,8 @@ impl BuildRecords {
         })
     }
 
-    /// Inserts a template unless its owner has one of that name; returns the existing or new one.
+    /// Inserts a template unless its owner has a template of that name. Returns the existing or new
+    /// one.
     pub fn insert_template(&self, new: &TemplateRecord) -> Result<TemplateRecord, RecordError> {
         self.with_connection(|c| {
             let insert = "INSERT OR IGNORE INTO templates (id, name, owner, public, created_ms)

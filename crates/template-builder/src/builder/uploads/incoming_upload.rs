@@ -1,4 +1,4 @@
-//! An upload that comes in.
+//! An upload in flight.
 
 use super::{KEY_DIRECTORY_PREFIX, MAX_UPLOAD_BYTES};
 use super::{
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tokio::fs::File;
 use tokio::io::AsyncWriteExt;
 
-/// A running upload. Dropped before it is finished, it leaves nothing.
+/// An upload in flight. If it is dropped before it is finished, its file is removed.
 pub struct IncomingUpload {
     pub(super) file: File,
     pub(super) hash: Sha256,
@@ -45,7 +45,7 @@ impl Drop for TemporaryFile {
 }
 
 impl IncomingUpload {
-    /// Key that owns the upload; none: the host's owner.
+    /// Returns the key that owns the upload. `None` for the host's owner.
     pub fn owner(&self) -> Option<&str> {
         let directory = self.target.parent()?.file_name()?;
         directory.to_str()?.strip_prefix(KEY_DIRECTORY_PREFIX)
@@ -74,20 +74,20 @@ impl IncomingUpload {
         let ahead = more.max(RESERVATION_BYTES);
         let reserved = match self.permit.grow(ahead) {
             Ok(()) => ahead,
-            // The rest of a quota can be used up.
+            // The exact amount still fits when the larger reservation exceeds the quota.
             Err(_) => self.permit.grow(more).map(|()| more)?,
         };
         self.reserved += reserved;
         Ok(())
     }
 
-    /// Name of the upload.
+    /// Returns the name of the upload.
     fn name(&self) -> String {
         let name = self.target.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    /// Compares the content with the name, if the name is that of an archive.
+    /// Verifies the name against the content if the name is an archive's name.
     async fn check_name(&self) -> Result<(), UploadError> {
         if self.naming == UploadNaming::OfClient {
             return Ok(());
@@ -103,8 +103,8 @@ impl IncomingUpload {
         }
     }
 
-    /// Checks that the upload may take the place of one that exists. Called with the lock of
-    /// uploads held.
+    /// Checks whether the upload may replace an existing upload. The caller must hold the lock of
+    /// `kept`.
     fn check_replacement(&self, sums: &Path, sum: &str) -> Result<(), UploadError> {
         let before = match fs::read_to_string(sums) {
             Ok(before) => before,
@@ -127,9 +127,8 @@ impl IncomingUpload {
 
     /// Completes the upload.
     ///
-    /// # Errors
-    /// Fails if the content does not fit the name, or differs from that of an earlier upload that
-    /// the ticket does not replace.
+    /// Fails if the content does not match the name, or differs from an earlier upload that the
+    /// ticket may not replace.
     pub async fn finish(mut self) -> Result<(), UploadError> {
         self.reserve()?;
         self.file.flush().await?;
@@ -143,7 +142,8 @@ impl IncomingUpload {
             let mut kept = kept.lock();
             self.check_replacement(&sums, &sum)?;
             let before = fs::metadata(&self.target).map(|m| m.len());
-            // Removed while the bytes change, so that a checksum never belongs to other bytes.
+            // Removed while the file changes, so that a checksum never belongs to different
+            // content.
             let _ = fs::remove_file(&sums);
             fs::rename(&self.unfinished.0, &self.target)?;
             let owner = &self.incoming.owner;

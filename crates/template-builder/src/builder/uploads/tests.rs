@@ -47,7 +47,7 @@ async fn send(uploads: &UploadStore, token: &str, bytes: &[u8]) -> Result<(), Up
 async fn files_are_those_that_their_name_or_the_first_upload_says() {
     let dir = tempfile::tempdir().unwrap();
     let uploads = UploadStore::open(dir.path().join("uploads")).unwrap();
-    // Names of Jiffy's own client are compared with the content.
+    // Names from Jiffy's client are verified against the content.
     let context = dir.path().join("context");
     fs::create_dir(&context).unwrap();
     fs::write(context.join("a"), "content").unwrap();
@@ -77,7 +77,7 @@ async fn files_are_those_that_their_name_or_the_first_upload_says() {
         matches!(refused, Err(UploadError::Differs(_))),
         "{refused:?}"
     );
-    // Of other names the first upload counts, unless a later link replaces it, once.
+    // For other names the first upload is retained, unless a later link replaces it, once.
     let [early, late] = [(); 2].map(|()| ticket(&name(), UploadNaming::OfClient));
     send(&uploads, &early, b"one").await.unwrap();
     send(&uploads, &early, b"one").await.unwrap();
