@@ -82,7 +82,7 @@ impl AutoResume {
             None => None,
         };
         let time = app.awake_time(&record, None);
-        app.sandboxes.wake_for(id, time).await?;
+        app.sandboxes.ensure_running_for(id, time).await?;
         Ok(())
     }
 }

@@ -190,7 +190,7 @@ impl From<OperationError> for ApiError {
             }
             // The sandbox was killed after the lookup: for clients it does not exist.
             (O::State { id, state, .. }, _) if *state == SandboxState::Killed => {
-                let message = format!("sandbox `{id}` no longer exists: {message}");
+                let message = format!("sandbox `{id}` does not exist: {message}");
                 Self::not_found("sandbox_not_found", message)
             }
             (O::NameTaken { .. }, _) => Self::conflict("name_taken", message),
@@ -199,7 +199,7 @@ impl From<OperationError> for ApiError {
                 Self::new(status, "engine_unavailable", message).permanent()
             }
             (O::InUse { .. }, _) => Self::conflict("in_use", message),
-            (O::Stranger { .. }, _) => Self::conflict("wrong_snapshot", message),
+            (O::IncompatibleSnapshot { .. }, _) => Self::conflict("wrong_snapshot", message),
             (_, ErrorKind::Unknown) => Self::not_found("not_found", message),
             (_, ErrorKind::Invalid) => Self::invalid(message),
             (_, ErrorKind::Conflict) => Self::conflict("wrong_state", message),

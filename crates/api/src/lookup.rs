@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use jiffy_engine_api::is_id;
 use jiffy_image::Reference;
 use jiffy_sandbox_manager::{
-    FetchScope, HeldSnapshot, OperationError, Sandbox, SandboxState, Snapshot,
+    FetchScope, PinnedSnapshot, OperationError, Sandbox, SandboxState, Snapshot,
 };
 use jiffy_template_builder::{
     DEFAULT_TAG, ResolvedBy, ResolvedTemplate, StoredTemplate, is_visible, resolve,
@@ -105,7 +105,7 @@ impl App {
     /// Returns whether a snapshot is visible to a caller. The host's owner sees all snapshots.
     /// Other callers see snapshots that a user requested.
     pub(crate) fn shows(&self, caller: &Caller, snapshot: &Snapshot) -> bool {
-        caller.is_owner() || (snapshot.is_asked_for() && caller.sees(snapshot.owner()))
+        caller.is_owner() || (snapshot.is_requested() && caller.sees(snapshot.owner()))
     }
 
     /// Finds a snapshot by its id, or by a name if it is the caller's own. The host's owner may
@@ -213,7 +213,7 @@ impl App {
         &self,
         caller: &Caller,
         id: &str,
-    ) -> Result<(Origin, Option<HeldSnapshot>), ApiError> {
+    ) -> Result<(Origin, Option<PinnedSnapshot>), ApiError> {
         match self.origin(caller, id) {
             Err(e) if e.status == StatusCode::NOT_FOUND => {
                 let held = self.fetched(caller, id).await?.ok_or(e)?;
@@ -231,7 +231,7 @@ impl App {
         caller: &Caller,
         sandbox: &Sandbox,
         id: &str,
-    ) -> Result<(Snapshot, Option<HeldSnapshot>), ApiError> {
+    ) -> Result<(Snapshot, Option<PinnedSnapshot>), ApiError> {
         match self.ancestor(caller, sandbox, id) {
             Err(e) if e.status == StatusCode::NOT_FOUND => {
                 let held = self.fetched(caller, id).await?.ok_or(e)?;
@@ -260,7 +260,7 @@ impl App {
     }
 
     /// Fetches a snapshot of the caller from the store. `None` if the store has no such snapshot.
-    async fn fetched(&self, caller: &Caller, id: &str) -> Result<Option<HeldSnapshot>, ApiError> {
+    async fn fetched(&self, caller: &Caller, id: &str) -> Result<Option<PinnedSnapshot>, ApiError> {
         let (owner, scope) = (caller.owner_id(), scope(caller));
         let snapshots = self.sandboxes.snapshots();
         snapshots.expect_not_lost(owner.as_deref(), id, scope)?;
@@ -414,7 +414,7 @@ fn choose(all: &[Snapshot], id: &str, short_ids: bool) -> Option<Snapshot> {
 fn scope(caller: &Caller) -> FetchScope {
     match caller.is_owner() {
         true => FetchScope::All,
-        false => FetchScope::Asked,
+        false => FetchScope::Requested,
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) struct Quota {
     default_disk_mib: Option<u64>,
     host: HostSource,
     /// Bytes that may be written to the host's disk in addition to the space promised to guests.
-    disk_to_write: DiskSource,
+    writable_disk_bytes: DiskSource,
     builds: OnceLock<BuildSource>,
     function_bytes: OnceLock<ByteSource>,
     ledger: Mutex<Ledger>,
@@ -144,12 +144,12 @@ impl Quota {
             sandboxes.map_or_else(OwnerUsage::default, |s| s.budgets().usage(owner))
         };
         let weak = sandboxes.downgrade();
-        let disk_to_write = move || weak.upgrade()?.figures().disk_to_write();
+        let writable_disk_bytes = move || weak.upgrade()?.figures().writable_disk_bytes();
         let quota = Arc::new(Self {
             keys,
             default_disk_mib,
             host: Box::new(host),
-            disk_to_write: Box::new(disk_to_write),
+            writable_disk_bytes: Box::new(writable_disk_bytes),
             builds: OnceLock::new(),
             function_bytes: OnceLock::new(),
             ledger: Mutex::default(),
@@ -295,7 +295,7 @@ impl Quota {
         }
         let mut amount = request.amount;
         if amount.disk_bytes > 0
-            && let Some(left) = (self.disk_to_write)()
+            && let Some(left) = (self.writable_disk_bytes)()
         {
             // Reservations for guests on the host's disk take precedence over a key's quota.
             let under_way = ledger.all_disk_bytes();

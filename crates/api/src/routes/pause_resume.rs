@@ -14,7 +14,7 @@ use jiffy_agent_client::AgentClient;
 use jiffy_api_types::{ChangeSandbox, ConnectSandbox, PauseSandbox, ResumeSandbox, SandboxDetail};
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_sandbox_manager::{
-    AwakeTime, OnTimeout, OperationError, Sandbox, SandboxState, WakeOptions,
+    ResumeTimeout, OnTimeout, OperationError, Sandbox, SandboxState, ResumeOptions,
 };
 use std::io;
 use std::time::Duration;
@@ -30,7 +30,7 @@ impl App {
         &self,
         caller: &Caller,
         record: &Sandbox,
-        time: AwakeTime,
+        time: ResumeTimeout,
     ) -> Result<(Sandbox, bool), ApiError> {
         if let Some(now) = self.sandboxes.timeouts().renew(record.id(), time).await? {
             return Ok((now, false));
@@ -43,19 +43,19 @@ impl App {
                 None => return Err(refusal),
             },
         };
-        Ok(self.sandboxes.wake_for(record.id(), time).await?)
+        Ok(self.sandboxes.ensure_running_for(record.id(), time).await?)
     }
 
     /// Returns the timeout that a resume sets if the caller requested `timeout`.
-    pub(crate) fn awake_time(&self, record: &Sandbox, timeout: Option<Option<u64>>) -> AwakeTime {
+    pub(crate) fn awake_time(&self, record: &Sandbox, timeout: Option<Option<u64>>) -> ResumeTimeout {
         match (timeout, record.settings().timeout_s) {
-            (Some(None), _) => AwakeTime::Unlimited,
-            (Some(Some(seconds)), _) => AwakeTime::AtLeast(Duration::from_secs(seconds)),
+            (Some(None), _) => ResumeTimeout::Unlimited,
+            (Some(Some(seconds)), _) => ResumeTimeout::AtLeast(Duration::from_secs(seconds)),
             // A sandbox with a timeout of zero would be paused again before it can be used.
             (None, Some(0)) => {
-                AwakeTime::AtLeast(Duration::from_secs(self.config.default_timeout_s))
+                ResumeTimeout::AtLeast(Duration::from_secs(self.config.default_timeout_s))
             }
-            (None, _) => AwakeTime::Own,
+            (None, _) => ResumeTimeout::Own,
         }
     }
 
@@ -141,7 +141,7 @@ pub(super) async fn resume(
     if *record.state() == SandboxState::Running {
         return Err(runs());
     }
-    let options = WakeOptions {
+    let options = ResumeOptions {
         time: app.awake_time(&record, timeout),
         on_timeout: body.auto_pause.map(|pause| match pause {
             true => OnTimeout::Pause,

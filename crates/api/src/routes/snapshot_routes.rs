@@ -108,7 +108,7 @@ pub(super) async fn list(
     let place = |s: &manager::Snapshot| (s.created_ms(), s.id().to_owned());
     let name = query.get("name");
     let wanted = |s: &manager::Snapshot| {
-        (everything || (s.is_asked_for() && app.shows(&caller, s)))
+        (everything || (s.is_requested() && app.shows(&caller, s)))
             && name.is_none_or(|name| s.name() == Some(name))
             && page.reaches(&place(s))
     };
@@ -127,8 +127,8 @@ pub(super) async fn list(
         (None, None) => {
             let listed = match (everything, caller.bounds()) {
                 (true, _) => ListedSnapshots::All,
-                (false, Some(owner)) => ListedSnapshots::AskedBy(owner),
-                (false, None) => ListedSnapshots::Asked,
+                (false, Some(owner)) => ListedSnapshots::RequestedBy(owner),
+                (false, None) => ListedSnapshots::Requested,
             };
             snapshots.in_order(listed, &page.order(), page.needed(), wanted)
         }

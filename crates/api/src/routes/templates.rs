@@ -243,7 +243,7 @@ pub(super) async fn delete(
                 // Only the recipe of the template exists.
                 Ok(Err(TemplateRefusal::Unknown(_))) => Err(ApiError::not_found(
                     "template_not_found",
-                    "cannot remove the template: it is a stock template that has not been built",
+                    "cannot remove the template: its image does not exist, because the stock template was not built",
                 )),
                 Ok(Err(e)) => Err(failed(e)),
                 Err(e) => Err(ApiError::internal(e.to_string())),

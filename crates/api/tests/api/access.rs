@@ -1,4 +1,5 @@
-//! Keys that end, are bound to a time or place, or may only look; and callers who guess.
+//! Expiry, address restrictions, the scope `read` and revocation of keys; throttling of failed
+//! authentications.
 
 use crate::support;
 
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use support::{Answer, Api, FakeTemplates, TestCaller};
 
-/// Calls on a sandbox, with bodies that would be understood.
+/// Calls on a sandbox, with valid bodies.
 fn sandbox_calls(id: &str) -> Vec<(&'static str, String, Value)> {
     let of = |call: &str| format!("/sandboxes/{id}{call}");
     vec![
@@ -177,7 +178,7 @@ async fn responses_to_a_read_key_open_no_port() {
     assert_eq!(read(format!("/sandboxes/{short}")).await.id(), short);
     let taken = read(format!("/snapshots?sandboxID={short}")).await;
     assert_eq!(taken.items().len(), 1);
-    // A shorter beginning is no id, and a beginning is none for those who have the whole.
+    // A shorter prefix is rejected, and callers that know the complete id may not use a prefix.
     let path = format!("/sandboxes/{}", &id[..9]);
     api.call_as(&reader, "GET", &path, Value::Null)
         .await
@@ -237,7 +238,7 @@ async fn an_address_that_guesses_keys_is_throttled_and_no_other() {
     api.from(guesser, Some(&rotated.secret)).await.expect(200);
     let old = api.from(guesser, Some(&made.secret)).await;
     assert_eq!(old.refused(429), "authentication_failures");
-    // Of IPv6 a whole network is one client.
+    // An IPv6 network of 64 bits counts as one client.
     for n in 0..=refused {
         api.from(&format!("2001:db8::{n:x}"), None).await;
     }
@@ -264,7 +265,7 @@ async fn a_key_is_refused_after_its_time_and_from_other_places() {
     from("2001:db8:1::1").await.expect(200);
     from("::ffff:198.51.100.7").await.expect(200);
     assert_eq!(from("192.0.2.1").await.refused(403), "address_not_allowed");
-    // A header says nothing about where a client is.
+    // Headers do not determine the client's address.
     let forged = Request::get("/v2/sandboxes")
         .extension(ClientAddress([192, 0, 2, 1].into()))
         .header("x-api-key", &bound.secret)
@@ -272,7 +273,7 @@ async fn a_key_is_refused_after_its_time_and_from_other_places() {
         .header("forwarded", "for=198.51.100.7");
     let forged = api.send(forged.body(Body::empty()).unwrap()).await;
     assert_eq!(forged.refused(403), "address_not_allowed");
-    // Nor is an address that the listener does not tell taken for a good one.
+    // An unknown address is rejected, too.
     let who = TestCaller::Key(bound.secret.clone());
     let untold = api.call_as(&who, "GET", "/v2/sandboxes", Value::Null).await;
     untold.expect(403);
@@ -307,7 +308,7 @@ async fn sandboxes_end_with_their_key() {
             .await
             .expect(status);
     }
-    // The first step may be taken without the second.
+    // A key can be revoked first and its resources removed later.
     api.post(&revoke, json!({})).await.expect(200);
     assert_eq!(
         *api.host.get(&running).unwrap().state(),
@@ -335,7 +336,7 @@ async fn a_key_ended_without_a_daemon_is_ended_by_the_next_daemon() {
     let api = Api::new();
     let (alice, made) = api.key(Scope::Create, Limits::default());
     let before = api.sandbox_of(&alice).await;
-    // As another process does it.
+    // Revoked by another process.
     let command = jiffy_api::Keys::open(api.bench.dir.path()).unwrap();
     command.revoke_and_end(&made.key.id).unwrap();
     let templates = Arc::new(FakeTemplates::of(Vec::new()));
@@ -354,7 +355,7 @@ async fn a_key_ended_without_a_daemon_is_ended_by_the_next_daemon() {
     };
     let limit = Duration::from_secs(30);
     tokio::time::timeout(limit, killed(&before)).await.unwrap();
-    // One that was being made meanwhile ends, too.
+    // A sandbox whose creation was in flight is killed, too.
     let late = api.sandbox().await;
     let owner = made.key.id.clone();
     let change =
@@ -382,7 +383,7 @@ async fn links_end_with_their_key() {
     put().await.expect(200);
     api.keys.revoke(&made.key.id).unwrap();
     assert_eq!(put().await.refused(404), "upload_not_found");
-    // Nor does anybody else get links to its sandboxes.
+    // Other keys get no links to its sandboxes either.
     let links = Arc::new(|id: &str, port: u16, _: u64| format!("http://{id}/{port}"));
     let api = Api::with(|app| app.with_preview(links));
     let (bob, made) = api.key(Scope::Create, Limits::default());

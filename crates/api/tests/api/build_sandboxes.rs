@@ -1,4 +1,5 @@
-//! Sandboxes of builds: none outlives its build, and a build waits for room on the host.
+//! Sandboxes of builds: they terminate with their build, and a build waits for free memory of the
+//! host.
 
 use crate::names::put;
 use crate::support::fake::until;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Starts a build of one command, and returns the path of its calls.
+/// Starts a build of one command. Returns the path of its calls.
 async fn start(api: &Api) -> String {
     put(api, "base", None);
     let body = json!({ "name": "mine", "cpuCount": 1, "memoryMB": 512 });
@@ -22,7 +23,7 @@ async fn start(api: &Api) -> String {
     path
 }
 
-/// Sandboxes that builds created.
+/// Returns the sandboxes created by builds.
 fn of_builds(api: &Api) -> Vec<Sandbox> {
     let of_build = |r: &Sandbox| r.settings().metadata.contains_key("jiffy.build");
     api.host.index().all(of_build)
@@ -40,7 +41,7 @@ async fn a_build_that_is_cancelled_while_its_sandbox_starts_leaves_none() {
     };
     let cancel = format!("{path}/cancel");
     let release = async {
-        // Only after the request was handled as far as it can be.
+        // Released only after the request was processed as far as possible.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
@@ -56,7 +57,7 @@ async fn a_build_that_is_cancelled_while_its_sandbox_starts_leaves_none() {
     assert_eq!(world.running(), [""; 0]);
 }
 
-/// A host without memory at first.
+/// A host whose memory is exhausted at first.
 #[derive(Debug, Default)]
 struct Short(AtomicBool);
 

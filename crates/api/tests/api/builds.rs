@@ -1,5 +1,4 @@
-//! Builds of templates: who may ask for which, and what comes of it. That they build is shown with
-//! real guests elsewhere.
+//! Requests, permissions and results of builds. Tests with real guests are in `crates/jiffy`.
 
 use crate::support;
 
@@ -31,7 +30,7 @@ async fn a_build_waits_for_its_start_and_reports_its_result() {
     let path = format!("/templates/{template}/builds/{build}");
     let status = format!("{path}/status");
     assert_eq!(api.get(&status).await.expect(200).text("status"), "waiting");
-    // By its name it is the same.
+    // The template's name refers to the same build.
     let by_name = format!("/templates/mine/builds/{build}/status");
     assert_eq!(api.get(&by_name).await.expect(200).text("buildID"), build);
 
@@ -153,7 +152,7 @@ async fn a_template_belongs_to_the_key_that_asked_for_it_and_does_not_exist_for_
     api.call_as(&his, "GET", alias, Value::Null)
         .await
         .expect(404);
-    // A name of others is free.
+    // Another key may use the same name.
     let his_own = request(&api, &his, "hers").await.expect(202);
     assert_ne!(his_own.text("templateID"), template);
     let public = json!({ "public": true });
@@ -181,12 +180,12 @@ async fn a_template_belongs_to_the_key_that_asked_for_it_and_does_not_exist_for_
         .expect(404);
 }
 
-/// Id of the template that [`built`] enters; made as ids are.
+/// Returns the id of the template that [`built`] registers, in the form of a generated id.
 pub fn id_of(name: &str) -> String {
     format!("{name:t<20}")
 }
 
-/// Enters that `name` was built for a key, and puts the template there.
+/// Registers a build of `name` for a key, and stores its template.
 pub fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
     let home = Home::at(api.bench.dir.path().join("home")).unwrap();
     let records = BuildRecords::open(home.path()).unwrap();
@@ -244,18 +243,18 @@ async fn a_template_that_was_removed_without_the_builder_is_gone_for_the_builder
     let tags = get(&hers, "/templates/app/tags").await.expect(200);
     assert_eq!(tags.items().len(), 1, "{}", tags.body);
     get(&hers, alias).await.expect(200);
-    // As `jiffy template rm` does.
+    // Removed directly, as by `jiffy template rm`.
     templates.remove(&format!("{}/app", key.key.id)).unwrap();
     for who in [&hers, &his, &api.admin] {
         assert_eq!(get(who, alias).await.refused(404), "template_not_found");
     }
     let again = api.call_as(&hers, "DELETE", "/templates/app", Value::Null);
     assert_eq!(again.await.refused(404), "template_not_found");
-    // The name is free.
+    // The name can be used again.
     let asked = request(&api, &his, "app").await.expect(202);
     get(&his, alias).await.expect(200);
     get(&hers, alias).await.expect(404);
-    // A build that came to nothing leaves no name behind, and tells why.
+    // A failed build does not occupy the name, and its status contains the reason.
     let (template, build) = (asked.text("templateID"), asked.text("buildID"));
     let path = format!("/templates/{template}/builds/{build}");
     api.post(&format!("{path}/cancel"), Value::Null)
@@ -285,7 +284,7 @@ async fn a_build_beyond_the_keys_budget_is_refused_before_it_begins() {
     };
     let sandbox = api.sandbox_of(&hers).await;
     assert_eq!(start().await.refused(429), "max_sandboxes");
-    // It waits as before.
+    // The build is still waiting.
     let status = api.get(&format!("{path}/status")).await.expect(200);
     assert_eq!(status.text("status"), "waiting");
     let gone = format!("/sandboxes/{sandbox}");
@@ -314,16 +313,16 @@ async fn unused_build_data_expires() {
         api.host.build_steps().snapshot(&id, key).await.unwrap();
         records.touch_step(key, now_ms() - days * DAY_MS).unwrap();
     }
-    // Made now, by whoever does not write that down.
+    // Created without recording its use.
     api.host.build_steps().snapshot(&id, "new").await.unwrap();
     let keys = || -> Vec<String> {
         let steps = api.host.build_steps().list().into_iter();
         let mut keys: Vec<String> = steps.map(|s| s.fingerprint().to_owned()).collect();
-        // They may be of the same millisecond.
+        // Several may have been created in the same millisecond.
         keys.sort();
         keys
     };
-    // A builder that opens has a look at once.
+    // A builder prunes immediately after it is opened.
     let builder = Builder::open(&home, api.host.clone(), BuilderSettings::default());
     let builder = builder.await.unwrap();
     while keys().len() > 3 {
@@ -350,7 +349,7 @@ async fn names_that_cannot_be_or_are_taken_are_refused() {
         ":y",
         "-x",
         &"a".repeat(129),
-        // Ids of sandboxes, snapshots, templates and builds, and what builds call their own.
+        // Ids of sandboxes, snapshots, templates and builds, and internal names of builds.
         "abcdefghijkmnpqrstuv",
         "01234567-89ab-4cde-8f01-23456789abcd",
         "build-01234567-89ab-4cde-8f01-23456789abcd",
@@ -362,7 +361,7 @@ async fn names_that_cannot_be_or_are_taken_are_refused() {
             "{name}"
         );
     }
-    // Stock templates are the host's.
+    // Stock templates belong to the host.
     assert_eq!(
         request(&api, &api.admin, "base").await.refused(409),
         "name_taken"

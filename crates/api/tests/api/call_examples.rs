@@ -3,7 +3,7 @@
 use jiffy_api::openapi;
 use serde_json::{Value, json};
 
-/// Columns of a line.
+/// Maximum width of a line.
 const WIDTH: usize = 100;
 const SANDBOX: &str = "j5xc8vu3pd4ik2nrmssr";
 const SNAPSHOT: &str = "zbxdtv6u3pd4ik2nrmss";

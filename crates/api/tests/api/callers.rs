@@ -1,7 +1,7 @@
-//! Every call of the document, made by everybody who is not its resource's owner.
+//! Calls every operation of the OpenAPI document as callers that do not own the resource.
 //!
-//! The table is generated: a call that is added to the document is tried here without being named.
-//! A path parameter of a new name has to be classified in [`Tenant::fill`].
+//! The table is generated: new operations in the document are covered automatically. A path
+//! parameter with a new name must be classified in [`Tenant::fill`].
 
 use crate::builds::{built, id_of};
 use crate::support;
@@ -14,7 +14,7 @@ use support::{Answer, Api, TestCaller};
 static DOCUMENT: LazyLock<Value> = LazyLock::new(openapi::document);
 /// Calls that need no key.
 const OPEN: [&str; 3] = ["/health", "/openapi.json", "/templates/uploads/{word}"];
-/// A value that the owner gave to a sandbox and nobody else may read.
+/// A secret value of a sandbox that only its owner may read.
 const SECRET: &str = "value-of-the-secret-variable";
 
 /// Resources of one key.
@@ -29,7 +29,7 @@ struct Tenant {
 }
 
 impl Tenant {
-    /// A key with a running sandbox, a snapshot and a template that is built.
+    /// Creates a key with a running sandbox, a snapshot and a built template.
     async fn new(api: &Api) -> Self {
         let (who, key) = api.key(Scope::Create, Limits::default());
         let body = json!({
@@ -54,7 +54,7 @@ impl Tenant {
         }
     }
 
-    /// Ids that no resource has.
+    /// Ids of resources that do not exist.
     fn unknown(&self) -> Self {
         let other = |id: &str| -> String { id.chars().rev().collect() };
         Self {
@@ -68,7 +68,7 @@ impl Tenant {
         }
     }
 
-    /// The path with the tenant's resources as parameters.
+    /// Replaces the parameters of a path by the tenant's resources.
     fn fill(&self, path: &str) -> String {
         let part = |part: &str| match part {
             "{sandboxID}" => self.sandbox.clone(),
@@ -88,7 +88,7 @@ impl Tenant {
         path.split('/').map(part).collect::<Vec<_>>().join("/")
     }
 
-    /// The smallest body of a schema that names the tenant's resources where it names any.
+    /// Returns the smallest valid body of a schema, with the tenant's resources as ids.
     fn body(&self, schema: &Value) -> Value {
         let mut schema = schema;
         if let Some(name) = schema["$ref"].as_str() {
@@ -127,7 +127,7 @@ impl Tenant {
         Value::Object(body)
     }
 
-    /// All that tells of the tenant's resources.
+    /// Returns all values that identify the tenant's resources.
     fn marks(&self) -> [&str; 5] {
         [
             &self.key,
@@ -139,7 +139,7 @@ impl Tenant {
     }
 }
 
-/// A value of a schema.
+/// Returns a valid value of a schema.
 fn sample(schema: &Value) -> Value {
     let kind = match &schema["type"] {
         Value::Array(kinds) => kinds[0].clone(),
@@ -156,7 +156,7 @@ fn sample(schema: &Value) -> Value {
     }
 }
 
-/// A call of the document.
+/// An operation of the document.
 struct Call {
     method: String,
     path: String,
@@ -191,9 +191,9 @@ impl Call {
         OPEN.contains(&self.path.as_str())
     }
 
-    /// True if a parameter of its path names a resource that has an owner. Functions need the
-    /// program that runs them, which this test has not; tests/functions of crates/jiffy tries
-    /// those calls as another key.
+    /// Returns whether a path parameter names a resource that has an owner. Functions are excluded,
+    /// because their runtime is not available in this test. `tests/functions` of `crates/jiffy`
+    /// covers them.
     fn names_a_resource(&self) -> bool {
         if self.path.starts_with("/functions/") {
             return false;
@@ -216,7 +216,8 @@ impl Call {
     }
 }
 
-/// All that the owner of the resources sees of them, without what changes by itself.
+/// Returns everything that the owner of the resources can read, without values that change by
+/// themselves.
 async fn view(api: &Api, tenant: &Tenant) -> String {
     let mut all = String::new();
     for path in [
@@ -277,7 +278,7 @@ async fn resources_of_another_key_answer_every_call_as_if_they_did_not_exist() {
                 call.name()
             );
         } else if call.path != "/openapi.json" {
-            // A refusal may repeat what it was asked for.
+            // An error message may repeat parameters of the request.
             let told = if seen.status < 400 {
                 text
             } else {
@@ -314,8 +315,8 @@ async fn a_key_of_scope_read_changes_nothing_and_reads_no_secret_by_any_call() {
     assert_eq!(view(&api, &alice).await, before);
 }
 
-/// Requests that are refused to a stranger must be good ones: made by the owner of the resource, or
-/// by the owner of the host where only that one may, they are answered otherwise.
+/// Shows that the requests rejected for other keys are valid: the owner of the resource, or where
+/// necessary the owner of the host, gets a different response.
 #[tokio::test]
 async fn calls_refused_to_other_keys_are_served_to_the_owner() {
     for call in Call::all() {

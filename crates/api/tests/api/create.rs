@@ -1,4 +1,4 @@
-//! Making sandboxes.
+//! Creation of sandboxes.
 
 use crate::support;
 
@@ -246,7 +246,7 @@ async fn a_repeated_create_gets_the_same_response() {
     let api = Api::new();
     let body = json!({ "templateID": "base" });
     let send = || api.send(keyed(&api, "k-1", &body));
-    // At the same time, and later.
+    // Concurrent and later requests.
     let (a, b) = tokio::join!(send(), send());
     let c = send().await.expect(201);
     assert_eq!((a.expect(201).id(), b.expect(201).id()), (c.id(), c.id()));
@@ -284,7 +284,7 @@ async fn a_create_with_a_key_goes_on_when_its_client_goes_away() {
         api.send(keyed(&api, "k", &body)),
     );
     assert!(gone.await.is_err());
-    // Still under way for whoever asks again.
+    // The first request is still in flight.
     let again = tokio::time::timeout(
         std::time::Duration::from_millis(50),
         api.send(keyed(&api, "k", &body)),

@@ -1,4 +1,4 @@
-//! Deployments of functions: their space is reserved before anything is written.
+//! Deployments of functions: disk space is reserved before data is written.
 
 use crate::function_keys::{FunctionApi, granted, record};
 use crate::support::TestCaller;
@@ -8,7 +8,7 @@ use jiffy_api::{Limits, NewKey, Scope};
 use jiffy_function_manager::{SandboxKeyScope, owner};
 use serde_json::{Value, json};
 
-/// Bytes of the module that the key has.
+/// Size in bytes of the module that the key already has.
 const MODULE_BYTES: usize = 512 << 10;
 /// Disk budget of the key.
 const BUDGET_MIB: u64 = 1;
@@ -61,7 +61,7 @@ async fn a_module_is_neither_received_nor_copied_without_room_in_the_budget() {
     std::fs::write(own.join("modules").join(format!("{digest}.wasm")), &content).unwrap();
     let who = TestCaller::Key(key.secret.clone());
 
-    // The budget has half a MiB left: not enough for a copy with its machine code.
+    // The budget has half a MiB left, which is insufficient for a copy with its machine code.
     let settings = json!({ "digest": format!("blake3:{digest}") }).to_string();
     let by_digest = || form("settings", settings.as_bytes());
     for _ in 0..3 {
@@ -69,7 +69,7 @@ async fn a_module_is_neither_received_nor_copied_without_room_in_the_budget() {
         let refused = api.api.send(request).await.expect(507);
         assert_eq!(refused.text("error_code"), "max_disk", "{}", refused.body);
     }
-    // Nor for a module, whether its length is announced or not.
+    // The space is also insufficient for a module, with or without a `Content-Length`.
     for length in [None, Some(MODULE_BYTES + 100)] {
         let request = request(&who, "other", form("module", &content), length);
         api.api.send(request).await.expect(507);

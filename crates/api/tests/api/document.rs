@@ -1,4 +1,4 @@
-//! The document and the router say the same.
+//! Consistency of the OpenAPI document and the router.
 
 use crate::support;
 
@@ -29,7 +29,7 @@ fn the_openapi_document_is_complete() {
             assert!(!call["responses"].as_object().unwrap().is_empty());
         }
     }
-    // Every reference leads somewhere, and everything is referred to.
+    // Every reference has a target, and every schema is referenced.
     let text = document.to_string();
     let schemas = document["components"]["schemas"].as_object().unwrap();
     let used: BTreeSet<&str> = text
@@ -83,7 +83,7 @@ async fn the_document_and_health_need_no_key() {
 async fn every_other_call_needs_one() {
     let api = Api::new();
     for (method, path) in calls() {
-        // An upload needs its link and no key.
+        // An upload requires its link instead of a key.
         const OPEN: [&str; 3] = ["/health", "/openapi.json", "/templates/uploads/{word}"];
         if OPEN.contains(&path) {
             continue;

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Functions that take an error code as their first or second argument.
+/// Functions whose first or second argument is an error code.
 const CONSTRUCTORS: [&str; 4] = ["::new(", "::not_found(", "::conflict(", "::too_many("];
-/// Separates the cause from the remedy in the page.
+/// Separator of cause and remedy in the page.
 const ARROW: &str = " → ";
 
 fn crates() -> PathBuf {
@@ -18,7 +18,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|e| panic!("cannot read {}: {e}", path.display()))
 }
 
-/// Text of all source files below a directory.
+/// Returns the text of all source files below a directory.
 fn sources(directory: &Path) -> String {
     let mut text = String::new();
     for entry in fs::read_dir(directory).unwrap() {
@@ -36,7 +36,7 @@ fn is_code(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
 }
 
-/// String literals of one line that can be error codes.
+/// Returns string literals of one line that have the form of error codes.
 fn literals(line: &str) -> impl Iterator<Item = &str> {
     line.split('"')
         .skip(1)
@@ -44,7 +44,8 @@ fn literals(line: &str) -> impl Iterator<Item = &str> {
         .filter(|text| is_code(text))
 }
 
-/// Codes in calls of the constructors of `ApiError`: the first string literal of the call.
+/// Returns the codes in calls of the constructors of `ApiError`: the first string literal of each
+/// call.
 fn constructed(source: &str) -> BTreeSet<&str> {
     let mut codes = BTreeSet::new();
     for constructor in CONSTRUCTORS {
@@ -57,7 +58,7 @@ fn constructed(source: &str) -> BTreeSet<&str> {
             let Some((first, rest)) = arguments.split_once('"') else {
                 continue;
             };
-            // A call without a literal as its code contains `)`, `;` or `(` before the next one.
+            // A call whose code is not a literal contains `)`, `;` or `(` before the next literal.
             if first.contains(['(', ')', ';', '{', '!']) {
                 continue;
             }
@@ -70,14 +71,14 @@ fn constructed(source: &str) -> BTreeSet<&str> {
     codes
 }
 
-/// Codes of requests to functions, from the arms of `RequestFault::error_code`.
+/// Returns the codes of requests to functions, from the arms of `RequestFault::error_code`.
 fn function_codes(source: &str) -> BTreeSet<&str> {
     let (_, body) = source.split_once("fn error_code").unwrap();
     let (body, _) = body.split_once("\n    }\n").unwrap();
     body.lines().flat_map(literals).collect()
 }
 
-/// Codes of rejected direct connections to functions.
+/// Returns the codes of rejected direct connections to functions.
 fn direct_codes(source: &str) -> BTreeSet<&str> {
     let (_, body) = source
         .split_once("impl IntoResponse for DirectError")
@@ -86,7 +87,7 @@ fn direct_codes(source: &str) -> BTreeSet<&str> {
     body.lines().flat_map(literals).collect()
 }
 
-/// Rows of the page: text by code.
+/// Returns the rows of the page: text by code.
 fn rows(page: &str) -> BTreeMap<&str, String> {
     let (_, list) = page.split_once("## Error codes\n").unwrap();
     let mut rows = BTreeMap::new();

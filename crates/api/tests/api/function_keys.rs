@@ -1,4 +1,4 @@
-//! Keys of functions for sandboxes: what their holders may do, and for how long.
+//! Keys of functions for sandboxes: permissions of their holders, and their lifetime.
 
 use crate::support::{Answer, Api, TestCaller};
 use axum::body::{Body, to_bytes};
@@ -28,14 +28,14 @@ impl FunctionInvoker for NoInvoker {
     }
 }
 
-/// Control plane with functions whose records lie in a directory.
+/// Control plane with functions whose records are in a directory.
 pub struct FunctionApi {
     pub api: Api,
     functions: Functions,
     directory: tempfile::TempDir,
 }
 
-/// A function of the key `owner` with a key for sandboxes of `of`.
+/// Returns a function of the key `owner` with a key for sandboxes of `of`.
 pub fn record(owner: Option<&str>, name: &str, granted: &SandboxKey) -> FunctionRecord {
     FunctionRecord {
         owner: owner.map(str::to_owned),
@@ -70,7 +70,7 @@ pub fn granted(key: &NewKey, scope: SandboxKeyScope) -> SandboxKey {
 }
 
 impl FunctionApi {
-    /// With the records that `make` returns for keys of the control plane.
+    /// Creates a control plane with the records that `make` returns for its keys.
     pub fn new(make: impl FnOnce(&jiffy_api::Keys) -> Vec<FunctionRecord>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let api = Api::new();
@@ -100,7 +100,7 @@ impl FunctionApi {
         }
     }
 
-    /// Directory of the functions.
+    /// Returns the directory of the functions.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -126,7 +126,7 @@ impl FunctionApi {
     }
 }
 
-/// Connections of the function `agent` of `key`.
+/// Returns the origin of connections from the function `agent` of `key`.
 fn agent(key: &NewKey) -> InternalOrigin {
     InternalOrigin::Function {
         key: key.key.id.clone(),
@@ -157,7 +157,7 @@ async fn a_function_calls_as_its_key_for_sandboxes_of_that_key_only() {
 
     let sandbox = api.call(&own, secret, "POST", "/sandboxes", base()).await;
     let sandbox = sandbox.expect(201).id();
-    // It is the key's, as any of its own.
+    // The sandbox belongs to the key.
     let key_itself = TestCaller::Key(key.secret.clone());
     let path = format!("/sandboxes/{sandbox}");
     let seen = api.api.call_as(&key_itself, "GET", &path, Value::Null);
@@ -176,7 +176,7 @@ async fn a_function_calls_as_its_key_for_sandboxes_of_that_key_only() {
         let answer = api.call(&own, secret, method, &path, Value::Null).await;
         assert_eq!(answer.refused(404), "sandbox_not_found", "{method} {path}");
     }
-    // Nothing that keeps rights beyond the function's life, and nothing of the host.
+    // Calls that outlive the function, or that affect the host, are rejected.
     for (method, path) in [
         ("GET", "/functions"),
         ("DELETE", "/functions/agent"),
@@ -253,7 +253,7 @@ async fn a_functions_key_is_good_for_its_own_connections_only() {
     at(agent(&one), &for_one.secret).await.expect(200);
     unknown(at(agent(&one), &for_two.secret).await);
     unknown(at(agent(&two), &for_one.secret).await);
-    // Neither an API key from inside, nor a function's key from anywhere else.
+    // An API key is not accepted from inside, and a function's key only from there.
     unknown(at(agent(&one), &one.secret).await);
     unknown(at(agent(&one), &for_one.callback).await);
     unknown(at(agent(&one), "").await);
@@ -263,7 +263,7 @@ async fn a_functions_key_is_good_for_its_own_connections_only() {
         let outside = TestCaller::Key(secret.clone());
         unknown(api.api.call_as(&outside, "GET", list, Value::Null).await);
     }
-    // A callback opens its function, which the sandbox names by path, and nothing else.
+    // A callback secret permits only invocations of its function, by path.
     let invoke = "/functions/agent/invoke/x";
     let invoked = |origin, secret: String| {
         let router = api.api.router.clone();
@@ -317,7 +317,7 @@ async fn a_functions_key_ends_with_the_function_and_with_the_key_it_was_deployed
     };
     assert_eq!(call(removed, for_removed).await, 200);
     assert_eq!(call(revoked, for_revoked).await, 200);
-    // Answers say that the function has a key, and do not hold it.
+    // Responses state that the function has a key, but do not contain the secret.
     let owner = TestCaller::Key(removed.secret.clone());
     let info = api.api.call_as(&owner, "GET", "/functions", Value::Null);
     let info = info.await.expect(200).body;
@@ -357,7 +357,7 @@ async fn private_and_unknown_functions_answer_callers_without_a_right_alike() {
         let request = request.body(Body::empty()).unwrap();
         let response = router.clone().oneshot(request).await.unwrap();
         let (mut head, body) = response.into_parts();
-        // The label is in the body.
+        // The label is part of the body, so its length differs.
         head.headers.remove("content-length");
         let body = to_bytes(body, 1 << 16).await.unwrap();
         let text = String::from_utf8(body.to_vec())
@@ -388,7 +388,7 @@ async fn private_and_unknown_functions_answer_callers_without_a_right_alike() {
         assert_eq!(ask(&label("open"), key).await.0, 200);
     }
     assert_eq!(ask(&label("hidden"), Some(&owner.secret)).await.0, 200);
-    // Functions of a key that has ended are as unknown ones.
+    // Functions of a removed key are reported as unknown.
     let before = ask(&unknown[0], None).await;
     api.api.keys.revoke_and_end(&owner.key.id).unwrap();
     for name in ["hidden", "open"] {

@@ -91,7 +91,7 @@ async fn sandboxes_of_one_key_are_nothing_to_another() {
             .await
             .expect(404);
     }
-    // Nor does the beginning of an id do.
+    // A prefix of an id is not accepted either.
     api.call_as(&a, "GET", &format!("/sandboxes/{}", &id[..10]), Value::Null)
         .await
         .expect(404);
@@ -162,7 +162,7 @@ async fn a_key_has_no_more_sandboxes_than_it_may() {
         .call_as(&who, "POST", &path(&first, "fork"), json!({}))
         .await;
     assert_eq!(fork.refused(429), "max_sandboxes");
-    // One that sleeps makes room, and finds none when it wakes.
+    // A paused sandbox releases quota, and its resume is rejected while the quota is in use.
     api.call_as(&who, "POST", &path(&first, "pause"), Value::Null)
         .await
         .expect(204);
@@ -181,7 +181,7 @@ async fn a_key_has_no_more_sandboxes_than_it_may() {
     api.call_as(&who, "POST", &path(&first, "connect"), json!({}))
         .await
         .expect(200);
-    // Others have their own.
+    // Other keys have separate quotas.
     api.sandbox().await;
 }
 
@@ -279,7 +279,7 @@ async fn an_auto_resumed_sandbox_counts_for_its_key_once() {
     api.call_as(&who, "DELETE", &format!("/sandboxes/{other}"), Value::Null)
         .await
         .expect(204);
-    // Those who come at the same time need room for one.
+    // Concurrent requests reserve quota for one resume.
     let one = || auto_resume.wake(&sleeper);
     let (a, b, c) = tokio::join!(one(), one(), one());
     assert!([a, b, c].iter().all(Result::is_ok));
@@ -287,7 +287,7 @@ async fn an_auto_resumed_sandbox_counts_for_its_key_once() {
         *api.host.get(&sleeper).unwrap().state(),
         SandboxState::Running
     );
-    // Without its key it is the host's owner's, who has no limits.
+    // Without the key the sandbox belongs to the host's owner, who has no limits.
     api.call_as(&who, "POST", &path(&sleeper, "pause"), Value::Null)
         .await
         .expect(204);

@@ -1,4 +1,4 @@
-//! Waking, sleeping, time and the end.
+//! Pause, resume, timeouts and removal.
 
 use crate::support;
 
@@ -29,7 +29,7 @@ async fn a_killed_sandbox_is_gone() {
     ] {
         api.post(&path(&id, call), json!({})).await.expect(404);
     }
-    // The record stays for the host's owner until it is forgotten.
+    // The host's owner can read the record until it is forgotten.
     assert_eq!(*api.host.get(&id).unwrap().state(), SandboxState::Killed);
     let forget = format!("/sandboxes/{id}?forget=true");
     api.call_as(&TestCaller::Owner, "DELETE", &forget, Value::Null)
@@ -152,7 +152,7 @@ async fn a_timeout_counts_from_now_and_may_shorten_and_a_connect_never_does() {
         .await
         .expect(200);
     assert_eq!(deadline(), None);
-    // One without limit keeps that.
+    // An unlimited timeout is retained.
     api.post(&path(&id, "connect"), json!({ "timeout": 9 }))
         .await
         .expect(200);
@@ -215,7 +215,7 @@ async fn a_broken_sandbox_is_hidden_until_it_is_repaired() {
     let body = json!({ "snapshotID": taken.text("snapshotID") });
     api.post(&path(&id, "rollback"), body).await.expect(200);
     api.get(&format!("/sandboxes/{id}")).await.expect(200);
-    // One that is not mended can still be removed.
+    // A broken sandbox can also be removed without a repair.
     api.bench.world.panic_guest(&id);
     support::fake::until("its end", || {
         matches!(
@@ -276,7 +276,7 @@ async fn a_fork_answers_an_entry_for_each_child() {
         );
     }
     assert_eq!(forked.body[0]["snapshotID"], forked.body[2]["snapshotID"]);
-    // One is what nobody says; the time may be its own.
+    // The default is one child, and children may have a different timeout.
     let one = api
         .post(&path(&parent, "fork"), json!({ "timeout": -1 }))
         .await
@@ -345,19 +345,19 @@ async fn connect_and_resume_wake_a_sandbox_past_its_timeout() {
                 _ => (path(&id, call), 201),
             };
             api.post(&call, body.clone()).await.expect(status);
-            // Nothing here waits for a clock: a deadline that is over takes effect at once.
+            // This loop does not wait for a clock: an expired deadline takes effect immediately.
             for _ in 0..400 {
                 tokio::task::yield_now().await;
             }
             assert_eq!(state(), SandboxState::Running, "{call} {body}");
         }
     }
-    // One that was made with no time at all gets the usual.
+    // A sandbox with a timeout of zero gets the default timeout.
     let body = json!({ "templateID": "base", "timeout": 0, "autoPause": true });
     let id = api.post("/sandboxes", body).await.expect(201).id();
     let state = || api.host.get(&id).unwrap().state().clone();
     until("its sleep", || state() == SandboxState::Paused).await;
-    // CubeSandbox's clients take nothing but 200 here.
+    // CubeSandbox's clients accept only 200 here.
     api.post(&path(&id, "connect"), json!({})).await.expect(200);
     for _ in 0..400 {
         tokio::task::yield_now().await;
@@ -403,7 +403,7 @@ async fn an_operation_that_loses_its_sandbox_to_a_delete_answers_that_it_does_no
                 while world.running().contains(&id) {
                     tokio::task::yield_now().await;
                 }
-                // The error of an engine without a guest: "control socket was closed".
+                // The error of an engine whose guest has exited: "control socket was closed".
                 world.fail("snapshot");
                 world.release("snapshot");
             };

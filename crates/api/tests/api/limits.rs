@@ -1,4 +1,4 @@
-//! Budgets of keys: exact however many ask at once, seen by their holders, and as they were after a
+//! Quotas of keys: exact under concurrent requests, visible to their holders, and unchanged after a
 //! crash.
 
 use crate::support;
@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use support::{Answer, Api, TestCaller};
 
-/// Bytes of every guest's snapshot in these tests.
+/// Size in bytes of each guest's snapshot in these tests.
 const GUEST: u64 = 1 << 20;
-/// Clients that ask at once.
+/// Number of concurrent clients.
 const CLIENTS: usize = 64;
 
 fn path(id: &str, call: &str) -> String {
@@ -26,7 +26,7 @@ async fn used(api: &Api, who: &TestCaller) -> Value {
     budget.expect(200).body["used"].clone()
 }
 
-/// Sandboxes of `who`, each of whose snapshots has [`GUEST`] bytes.
+/// Creates sandboxes of `who`, whose snapshots have [`GUEST`] bytes each.
 async fn sandboxes(api: &Api, who: &TestCaller, count: usize, body: &Value) -> Vec<String> {
     let mut ids = Vec::new();
     for _ in 0..count {
@@ -44,7 +44,7 @@ fn succeeded(answers: &[Answer]) -> usize {
     answers.iter().filter(|a| a.status < 300).count()
 }
 
-/// The answers are successes, or refusals with this status and word.
+/// Asserts that all failed responses have this status and error code.
 #[track_caller]
 fn refused_with(answers: &[Answer], status: u16, word: &str) {
     for answer in answers.iter().filter(|a| a.status >= 300) {
@@ -78,7 +78,7 @@ async fn snapshots_of_64_clients_at_once_fill_a_disk_budget_to_the_byte() {
     assert_eq!(used["diskBytes"], 40 * GUEST);
     assert_eq!(used["disk"]["snapshots"], 40 * GUEST);
     assert_eq!(used["snapshots"], 40);
-    // A budget that is full refuses pauses, too, and the sandboxes run on.
+    // If the quota is exhausted, a pause is rejected and the sandbox continues to run.
     let pause = api
         .call_as(&who, "POST", &path(&ids[0], "pause"), json!({}))
         .await;
@@ -87,7 +87,7 @@ async fn snapshots_of_64_clients_at_once_fill_a_disk_budget_to_the_byte() {
     assert!(why.contains("snapshots 40.0 MiB"), "{why}");
     assert_eq!(pause.refused(507), "max_disk");
     api.bench.world.body(&ids[0]);
-    // A removal makes room at once.
+    // A removal releases quota immediately.
     let listed = api.call_as(&who, "GET", "/snapshots", Value::Null).await;
     let id = listed.items()[0]["snapshotID"].as_str().unwrap().to_owned();
     let sandbox = listed.items()[0]["originSandboxID"]
@@ -156,7 +156,7 @@ async fn a_sandbox_paused_at_its_timeout_has_its_reservation_from_the_beginning(
         .call_as(&who, "GET", "/v2/sandboxes", Value::Null)
         .await
         .ids();
-    // Those that have one need no other.
+    // Sandboxes with a reservation for a pause need no further one.
     for id in &ids {
         api.call_as(&who, "POST", &path(id, "pause"), json!({}))
             .await
@@ -175,7 +175,7 @@ async fn a_sandbox_paused_at_its_timeout_has_its_reservation_from_the_beginning(
         .call_as(&who, "POST", &path(&id, "pause"), json!({}))
         .await;
     assert_eq!(refused.refused(429), "max_paused");
-    // Children are as their parents, and one that is to be killed makes room.
+    // Children inherit the timeout action. A sandbox that is killed at its timeout releases quota.
     let fork = api
         .call_as(&who, "POST", &path(&ids[0], "fork"), json!({}))
         .await;
@@ -231,7 +231,7 @@ async fn after_a_crash_existing_data_counts_once() {
     take(ids[0].clone(), "snapshots").await.expect(201);
     take(ids[1].clone(), "pause").await.expect(204);
     let before = used(&api, &who).await;
-    // One more is complete on disk when the daemon dies, and acknowledged to nobody.
+    // Another snapshot is complete on disk when the daemon is killed, but not acknowledged.
     api.bench.world.hang("snapshot-named");
     let hanging = take(ids[2].clone(), "snapshots");
     let limit = std::time::Duration::from_millis(300);
@@ -302,7 +302,7 @@ async fn a_budget_is_shown_to_its_holder_and_to_admins() {
     for who in [&mallory, &reader] {
         let refused = api.call_as(who, "GET", &path, Value::Null).await;
         assert_eq!(refused.refused(403), "forbidden");
-        // Keys that exist and keys that do not look the same to them.
+        // The response does not reveal whether a key exists.
         let unknown = api.call_as(who, "GET", "/limits?key=nope", Value::Null);
         assert_eq!(unknown.await.refused(403), "forbidden");
     }
@@ -314,7 +314,7 @@ async fn a_budget_is_shown_to_its_holder_and_to_admins() {
     nobody.await.expect(401);
 }
 
-/// A link to send files to, for a template of `who`.
+/// Returns a link to upload files for a template of `who`.
 async fn upload_link(api: &Api, who: &TestCaller, template: &str, file: usize) -> String {
     let hash = format!("{file:064x}");
     let path = format!("/templates/{template}/files/{hash}");
@@ -330,14 +330,14 @@ async fn uploads_of_64_clients_at_once_fill_a_disk_budget_to_the_block() {
     let new = json!({ "name": "mine" });
     let requested = api.call_as(&who, "POST", "/v3/templates", new).await;
     let template = requested.expect(202).text("templateID");
-    // Twelve of 80 KiB fit, and the thirteenth's first blocks.
+    // Twelve files of 80 KiB and the first blocks of the thirteenth fit.
     let files: Vec<_> = (0..CLIENTS).collect();
     let mut links = Vec::new();
     for file in &files {
         links.push(upload_link(&api, &who, &template, *file).await);
     }
     let mut answers = Vec::new();
-    // As many at once as one key may have.
+    // In batches of the maximum number of concurrent uploads per key.
     for links in links.chunks(16) {
         let send = links.iter().map(|link| {
             let body = Body::from(vec![7; 80 << 10]);
@@ -356,7 +356,7 @@ async fn uploads_of_64_clients_at_once_fill_a_disk_budget_to_the_block() {
         (&now["uploads"], &now["diskBytes"]),
         (&json!(12), &json!(12 * (80 << 10)))
     );
-    // The rest takes a file of just that size, and then not one byte.
+    // The remaining space suffices for a file of exactly that size, and then for no further byte.
     let rest = (1usize << 20) - 12 * (80 << 10);
     let link = upload_link(&api, &who, &template, 100).await;
     let send = |link: String, bytes: usize| {
@@ -370,7 +370,7 @@ async fn uploads_of_64_clients_at_once_fill_a_disk_budget_to_the_block() {
     send(link, rest).await.expect(200);
     let link = upload_link(&api, &who, &template, 101).await;
     send(link, 1).await.expect(507);
-    // Files of builds make room where their owner says so; nobody else's go.
+    // A prune releases quota of the caller only.
     let (other, _) = api.key(Scope::Create, Limits::default());
     api.call_as(&other, "POST", "/templates/prune", json!({}))
         .await
@@ -438,7 +438,7 @@ async fn exchanges_of_a_key_are_limited_by_its_own_limit_or_by_its_share() {
     assert!(app.exchange(&plain.key.id).is_err());
 }
 
-/// A host of whose disk so many MiB are free beside the reserve.
+/// A host whose disk has this number of free MiB above the reserve.
 #[derive(Debug)]
 struct SmallDisk(u64);
 
@@ -454,7 +454,7 @@ impl HostReader for SmallDisk {
 
 #[tokio::test]
 async fn disk_reserved_for_guests_is_not_granted_to_keys() {
-    // Two disks of 1 GiB, promised once, and 100 MiB.
+    // Two disks of 1 GiB, reserved once each, and 100 MiB.
     let reader: Arc<dyn HostReader> = Arc::new(SmallDisk(2 * 1024 + 100));
     let limits = jiffy_sandbox_manager::HostLimits {
         disk_overcommit: 1.0,
@@ -476,7 +476,7 @@ async fn disk_reserved_for_guests_is_not_granted_to_keys() {
     let third = api.call_as(&who, "POST", "/v2/sandboxes", body).await;
     assert!(third.text("message").contains("disk"), "{}", third.body);
     assert_eq!(third.refused(503), "host_busy");
-    // 100 MiB are left for a snapshot, and it takes one.
+    // The snapshot fits into the remaining 100 MiB.
     api.call_as(&who, "POST", &path(&first, "snapshots"), json!({}))
         .await
         .expect(201);
@@ -485,10 +485,10 @@ async fn disk_reserved_for_guests_is_not_granted_to_keys() {
     let refused = api
         .call_as(&who, "POST", &path(&first, "snapshots"), json!({}))
         .await;
-    // The key has no limit: the host's disk has.
+    // The key is unlimited, but the host's disk is not.
     let why = refused.text("message");
     assert!(
-        why.contains("this host's disk has 100.0 MiB to give"),
+        why.contains("the disk of this host has 100.0 MiB available"),
         "{why}"
     );
     assert_eq!(refused.refused(507), "host_disk");

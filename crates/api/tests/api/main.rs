@@ -1,5 +1,5 @@
-//! The control plane, with an engine that is none: one program for all themes, which share most of
-//! what they are made of.
+//! Tests of the control plane with a fake engine. All topics share one program, because they link
+//! the same dependencies.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod access;

@@ -1,4 +1,4 @@
-//! Names: what belongs to one key is not found, chosen or shadowed by another.
+//! Names: a key cannot find, select or shadow resources of another key by name.
 
 use crate::support;
 
@@ -12,8 +12,8 @@ use support::{Answer, Api, TestCaller};
 pub const BUILD: &str = "build-01234567-89ab-4cde-8f01-23456789abcd";
 const IMAGE: &str = "image-python-3.12-01234567";
 
-/// Puts a template (`[owner/]name[:tag]`) into the image store, as its manifest says; versions of
-/// before say nothing.
+/// Stores a template (`[owner/]name[:tag]`) in the image store with this visibility. `None` as in
+/// manifests of older versions.
 pub fn put(api: &Api, name: &str, visibility: Option<&str>) {
     let reference = Reference::parse(name).unwrap();
     let mut manifest = json!({
@@ -45,7 +45,7 @@ pub async fn request(api: &Api, who: &TestCaller, name: &str) -> Answer {
     api.call_as(who, "POST", "/v3/templates", body).await
 }
 
-/// Names of a list of templates.
+/// Returns the names in a list of templates.
 async fn listed(api: &Api, who: &TestCaller) -> Vec<String> {
     let all = get(api, who, "/templates").await.expect(200);
     let mut names = Vec::new();
@@ -172,7 +172,7 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
     );
     assert_eq!(listed(&api, &mallory).await.len(), 3);
     assert_eq!(listed(&api, &TestCaller::Owner).await.len(), 6);
-    // Visible is not changeable.
+    // A visible template cannot be changed.
     for name in [python.as_str(), "shared"] {
         let path = format!("/templates/{}", quoted(name));
         if name != "shared" {
@@ -184,7 +184,7 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
         let who = if name == "shared" { &mallory } else { &alice };
         api.call_as(who, "PATCH", &path, private).await.expect(403);
     }
-    // Made without the builder, and published all the same.
+    // Created without the builder, and then published.
     let public = json!({ "public": true });
     let path = "/v2/templates/hosts";
     api.call_as(&mallory, "PATCH", path, public.clone())
@@ -223,7 +223,7 @@ async fn a_snapshot_is_not_shadowed_by_templates_or_snapshots_of_others() {
     };
     let golden = taken(&alice, "golden").await;
     let of_mallory = |name: &str| format!("{}/{name}", m.key.id);
-    // As they could be chosen before.
+    // Names that older versions accepted.
     put(&api, &of_mallory("golden"), Some("public"));
     put(&api, &of_mallory(&golden), Some("public"));
     put(&api, "golden", Some("public"));
@@ -231,7 +231,7 @@ async fn a_snapshot_is_not_shadowed_by_templates_or_snapshots_of_others() {
         let made = create(&api, &alice, name).await.expect(201);
         assert_eq!(made.text("snapshotID"), golden, "{name}");
     }
-    // Nor for those who see everything.
+    // The same holds for callers that see all templates.
     for who in [&api.admin, &TestCaller::Owner] {
         let stranger = taken(&mallory, "base").await;
         let made = create(&api, who, "base").await.expect(201);
@@ -247,7 +247,7 @@ async fn a_snapshot_is_not_shadowed_by_templates_or_snapshots_of_others() {
             .refused(404),
         "snapshot_not_found"
     );
-    // An id cannot be chosen as a name.
+    // A name must not look like an id.
     let sandbox = api.sandbox_of(&alice).await;
     let path = format!("/sandboxes/{sandbox}/snapshots");
     for name in [&golden, BUILD, "01234567-89ab-4cde-8f01-23456789abcd"] {
@@ -276,14 +276,14 @@ async fn unstarted_builds_are_bounded_and_reserve_no_name() {
     assert_eq!(entered.len(), MAX_WAITING_BUILDS);
     request(&api, &alice, "name0").await.expect(202);
     request(&api, &TestCaller::Owner, "name0").await.expect(202);
-    // One that is cancelled makes room.
+    // A cancelled build releases a place.
     let (template, build) = (entered[0].text("templateID"), entered[0].text("buildID"));
     let path = format!("/templates/{template}/builds/{build}/cancel");
     api.call_as(&mallory, "POST", &path, Value::Null)
         .await
         .expect(204);
     request(&api, &mallory, "another").await.expect(202);
-    // One that is not started is given up.
+    // A build that is not started expires.
     let records = rusqlite(&api);
     records
         .execute("UPDATE builds SET created_ms = 0", [])
@@ -293,7 +293,7 @@ async fn unstarted_builds_are_bounded_and_reserve_no_name() {
     let path = format!("/templates/{template}/builds/{build}/status");
     let status = get(&api, &mallory, &path).await.expect(200);
     assert_eq!(status.text("status"), "error");
-    // Builds that fail all the time leave no more than was said.
+    // The number of retained failed builds is limited.
     for n in 0..300 {
         let asked = request(&api, &mallory, &format!("fails{n}"))
             .await
@@ -322,7 +322,7 @@ async fn admins_and_the_hosts_owner_share_names() {
     let (hers, key) = api.key(Scope::Create, Limits::default());
     let other = request(&api, &hers, "mine").await.expect(202);
     assert_ne!(asked.body["templateID"], other.body["templateID"]);
-    // Its owner may say whose it is; others may not.
+    // The owner may write its namespace explicitly; other callers may not.
     let said = format!("{}/mine", key.key.id);
     let same = request(&api, &hers, &said).await.expect(202);
     assert_eq!(same.body["templateID"], other.body["templateID"]);
@@ -411,7 +411,8 @@ async fn templates_of_an_earlier_data_directory_move_to_their_owners_once() {
         [],
         "left by a build that was not finished"
     );
-    // Once: what the host's owner makes later under the same name stays the host's.
+    // The migration runs once: later templates of the host's owner with the same name remain the
+    // host's.
     put(&api, "app", None);
     let opened = Builder::open(&home, api.host.clone(), settings());
     let api = api.reopened(opened.await.unwrap());

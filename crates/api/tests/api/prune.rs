@@ -1,4 +1,4 @@
-//! `POST /prune`: what goes, whose, and what stays.
+//! `POST /prune`: removed data, its owners, and retained data.
 
 use crate::support;
 
@@ -33,7 +33,7 @@ async fn a_dry_run_lists_exactly_what_a_prune_removes() {
     let api = Api::new();
     let gone = ended(&api, &TestCaller::Owner).await;
     let kept = api.sandbox_of(&TestCaller::Owner).await;
-    // A snapshot is needed as long as what was restored from it is there.
+    // A snapshot is in use as long as a sandbox restored from it exists.
     let told = prune(&api, &TestCaller::Owner, true).await;
     assert_eq!(of_kind(&told, "sandbox"), std::slice::from_ref(&gone));
     assert_eq!(of_kind(&told, "snapshot"), [""; 0]);
@@ -50,7 +50,8 @@ async fn a_dry_run_lists_exactly_what_a_prune_removes() {
     api.post(&path, json!({ "name": "mine" })).await.expect(201);
     let path = format!("/sandboxes/{kept}?forget=true");
     api.delete(&path).await.expect(204);
-    // Only what was asked for is left, which descends from the template's.
+    // The only remaining snapshot was requested by the user; it descends from the template's
+    // snapshot.
     assert_eq!(
         prune(&api, &TestCaller::Owner, false).await.body["items"],
         json!([])

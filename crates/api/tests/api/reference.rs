@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Environment variable that makes the test write the document instead of comparing it.
 const WRITE: &str = "JIFFY_WRITE_DOCS";
-/// Columns of a line.
+/// Maximum width of a line.
 const WIDTH: usize = 100;
 
 /// Appends `text` wrapped to [`WIDTH`] columns. The first line starts with `first`, all others

@@ -1,4 +1,4 @@
-//! Lists, filters, and the form of whatever is refused.
+//! Lists, filters, and the form of error responses.
 
 use crate::support;
 
@@ -172,7 +172,7 @@ async fn a_list_is_filtered_by_metadata_state_template_and_age() {
     );
     assert_eq!(list("template=large").await, sorted(&[&c]));
     assert!(list("startedAfter=2999-01-01T00:00:00Z").await.is_empty());
-    // At or after: the moment that a list shows finds the sandbox that it was shown of.
+    // The filter is inclusive: a sandbox's own start time finds the sandbox.
     for id in [&a, &b, &c] {
         let detail = api.get(&format!("/sandboxes/{id}")).await.expect(200);
         let started = detail.text("startedAt");
@@ -270,7 +270,7 @@ async fn metrics_are_the_hosts_samples_of_the_requested_period() {
     let id = api.sandbox().await;
     let samples = || api.host.observe().history(&id, None, None).unwrap();
     support::fake::until("samples", || samples().len() > 3).await;
-    // A sleeper gets no more of them.
+    // A paused sandbox is not sampled.
     api.post(&format!("/sandboxes/{id}/pause"), Value::Null)
         .await
         .expect(204);
@@ -398,7 +398,7 @@ async fn logs_are_the_consoles_last_lines() {
     for bad in ["limit=1001", "direction=up", "level=loud", "cursor=x"] {
         api.get(&format!("{second}?{bad}")).await.expect(400);
     }
-    // A sleeper has none.
+    // A paused sandbox has no console lines.
     api.post(&format!("/sandboxes/{id}/pause"), Value::Null)
         .await
         .expect(204);

@@ -1,11 +1,11 @@
-//! Changes of wire types are announced.
+//! Changes of wire types must be announced in the changelog.
 
 use jiffy_api::openapi;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Environment variable with which the test writes the list anew: at a release.
+/// Environment variable that makes the test write the list, for a release.
 const WRITE: &str = "JIFFY_WRITE_RELEASED_FIELDS";
 
 /// Schemas of all fields by `Type.field`, and of types without fields by `Type`.
@@ -27,7 +27,7 @@ fn fields(schemas: &Value) -> BTreeMap<String, String> {
     fields
 }
 
-/// The schema without descriptions, which may change at any time.
+/// Removes the descriptions from a schema, which may change at any time.
 fn bare(schema: &Value) -> Value {
     let mut schema = schema.clone();
     match &mut schema {
@@ -48,7 +48,7 @@ fn written(fields: &BTreeMap<String, String>) -> String {
     lines.collect()
 }
 
-/// Fields that differ from the list of the last release and that `changelog` does not name.
+/// Returns the fields that differ from the last release and are not mentioned in `changelog`.
 fn unannounced(
     released: &str,
     now: &BTreeMap<String, String>,

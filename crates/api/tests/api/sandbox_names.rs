@@ -1,4 +1,4 @@
-//! Names and engines of sandboxes, as callers give them.
+//! Names and engines of sandboxes, specified by callers.
 
 use crate::support;
 
@@ -30,7 +30,7 @@ async fn a_name_is_accepted_for_an_id_and_the_callers_own_wins() {
         look(&api, &mallory, "web").await.refused(404),
         "sandbox_not_found"
     );
-    // A caller that sees all finds the only one, and its own before that of others.
+    // A caller that sees all sandboxes finds the only match, but prefers its own sandbox.
     assert_eq!(
         look(&api, &TestCaller::Owner, "web").await.expect(200).id(),
         made.id()

@@ -76,7 +76,7 @@ async fn a_sandbox_made_from_a_snapshot_has_its_environment_unless_it_is_given_o
     };
     let all = ["GREETING=hello", "TOKEN=secret"];
     assert_eq!(env_given(Value::Null).await, all);
-    // Clients of one language always send one.
+    // Some clients always send an object.
     assert_eq!(env_given(json!({})).await, all);
     assert_eq!(
         env_given(json!({ "GREETING": "bye" })).await,
@@ -218,7 +218,7 @@ async fn snapshots_of_one_key_are_nothing_to_another() {
             .await
             .expect(404);
     }
-    // An id cannot be chosen as a name.
+    // A name must not look like an id.
     let named = json!({ "name": taken });
     api.call_as(&b, "POST", &path(&own, "snapshots"), named)
         .await
@@ -375,9 +375,9 @@ async fn the_hosts_owner_sees_every_snapshot_and_record() {
     assert_eq!(all.items().len(), 2);
     assert_eq!(of("asked"), json!(taken));
     assert_ne!(of("template"), json!(taken));
-    // Not for keys, whatever their scope.
+    // The parameter has no effect for keys of any scope.
     assert_eq!(api.get("/snapshots?all=true").await.items().len(), 1);
-    // By the beginning of an id.
+    // The host's owner may use a prefix of an id.
     let one = owner(format!("/sandboxes/{}", &id[..8])).await.expect(200);
     assert_eq!(
         (one.id(), &one.body["jiffy"]["id"]),

@@ -1,4 +1,4 @@
-//! Names of fields in either spelling, and members that no type knows.
+//! Field names in either spelling, and unknown fields.
 
 use crate::support;
 
@@ -28,11 +28,11 @@ fn camel(name: &str) -> String {
     })
 }
 
-/// A value that no field of this schema takes.
+/// Returns a value that no field of this schema accepts.
 fn wrong(schema: &Value) -> Value {
     let kinds = schema["type"].to_string();
     match kinds.contains("object") || kinds == "null" {
-        // Options that this host lacks are accepted if they are empty.
+        // Unsupported options are accepted if they are empty.
         true => json!("wrong"),
         false => json!({ "wrong": { "deep": 1 } }),
     }
@@ -143,7 +143,7 @@ async fn ports_of_a_running_sandbox_are_closed_opened_and_masked() {
         .post(&format!("/v2/sandboxes/{id}/connect"), Value::Null)
         .await;
     assert_eq!(again.text("trafficAccessToken"), token);
-    // Fields that are left out stay, and so does the token.
+    // Omitted fields and the token remain unchanged.
     api.put(&path, json!({ "denyOut": ["8.8.8.8"] }))
         .await
         .expect(204);

@@ -1,5 +1,4 @@
-//! Names of templates: their spelling, and how builds and templates without a default tag are
-//! found.
+//! Spelling of template names, and resolution of builds and of templates without a default tag.
 
 use crate::builds::{built, id_of};
 use crate::names::{BUILD, create, get, request};
@@ -54,10 +53,10 @@ async fn a_template_without_a_default_tag_is_found_by_name_and_id_with_the_id_of
     let listed = listed.items();
     let app = listed.iter().find(|t| t["templateID"] == id.as_str());
     assert_eq!(app.unwrap()["buildID"], build.as_str());
-    // A sandbox needs the tag: the name alone means the default one.
+    // A create requires the tag: the name alone means the default tag.
     let refused = create(&api, &hers, "app").await.refused(404);
     assert_eq!(refused, "template_not_found");
-    // The id of the build starts exactly that build, for those who may use the template.
+    // The id of the build refers to exactly that build, for callers that may use the template.
     for word in ["app", id.as_str()] {
         let built = format!("{word}:{build}");
         create(&api, &hers, &built).await.expect(201);
@@ -85,7 +84,7 @@ async fn names_of_templates_are_lower_cased_and_may_be_long() {
     request(&api, &api.admin, &longest).await.expect(202);
     let longer = format!("{longest}n");
     request(&api, &api.admin, &longer).await.expect(400);
-    // Capitals do not hide the name of a stock template.
+    // Upper-case letters do not bypass the check for stock templates.
     let taken = request(&api, &api.admin, "Base").await.refused(409);
     assert_eq!(taken, "name_taken");
 }

@@ -1,4 +1,4 @@
-//! Lists of templates in pages.
+//! Pagination of the list of templates.
 
 use crate::support::{FakeTemplates, TestCaller};
 use axum::body::Body;
@@ -25,7 +25,7 @@ fn template(owner: Option<&str>, name: &str, tag: &str, visibility: Visibility) 
     }
 }
 
-/// A control plane with so many templates.
+/// Creates a control plane with this number of templates.
 struct Many {
     templates: Arc<FakeTemplates>,
     router: axum::Router,
@@ -45,7 +45,7 @@ impl Many {
         }
     }
 
-    /// First names, token of the next page and number of templates that were looked at.
+    /// Returns the first names, the token of the next page, and the number of templates read.
     async fn page(&self, query: &str) -> (Vec<String>, Option<String>, usize) {
         let before = *self.templates.1.lock().unwrap();
         let mut request = Request::get(format!("/templates{query}"));
@@ -84,7 +84,7 @@ async fn a_page_of_templates_looks_at_no_more_than_it_shows_and_all_pages_are_th
         .await;
     assert_eq!((second.len(), &*second[0]), (10, "t00010"));
     assert!(looked_at <= 13, "{looked_at}");
-    // Clients that know no pages get a bounded list, and one that says so.
+    // Clients without support for pages get a bounded list with a token for the next page.
     let (mut seen, mut next, looked_at) = many.page("").await;
     assert_eq!(seen.len(), 1000);
     assert!(looked_at <= 1002, "{looked_at}");

@@ -13,8 +13,8 @@ use std::io;
 pub enum BuilderError {
     /// Invalid template name.
     #[error(
-        "`{0}` is not a valid template name: use letters, digits, `.`, `_` and `-`, starting with a \
-         letter or digit (at most {MAX_TEMPLATE_NAME}); add a tag (at most {MAX_TAG}) as `name:tag`"
+        "`{0}` is not a valid template name: use at most {MAX_TEMPLATE_NAME} letters, digits, \
+         `.`, `_` and `-`. Add a tag of at most {MAX_TAG} characters as `name:tag`"
     )]
     Name(String),
     /// Too many tags.

@@ -42,7 +42,7 @@ pub enum UploadError {
     #[error("`{0}` is not a valid hash of files: use the SHA-256 in hexadecimal")]
     Name(String),
     /// Unknown or expired ticket.
-    #[error("the upload link is unknown or has expired: request a new link")]
+    #[error("the upload link does not exist or has expired: request a new link")]
     Closed,
     /// Too many tickets.
     #[error(

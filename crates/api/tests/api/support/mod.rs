@@ -1,4 +1,4 @@
-//! A control plane over an engine that does what it is told. Every answer is held against the
+//! A control plane with a scripted fake engine. Every response is validated against the OpenAPI
 //! document.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
@@ -26,7 +26,7 @@ use tower::ServiceExt;
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(openapi::document);
 
-/// Templates that exist because they are listed here, and how many a list looked at.
+/// Templates of the test, and the number of templates read by lists.
 pub struct FakeTemplates(pub Mutex<Vec<TemplateInfo>>, pub Mutex<usize>);
 
 impl FakeTemplates {
@@ -87,7 +87,7 @@ pub enum TestCaller {
     Nobody,
 }
 
-/// Answer to a request.
+/// Response to a request.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -106,14 +106,14 @@ impl Answer {
         self.text("sandboxID")
     }
 
-    /// The answer, if it has this status.
+    /// Asserts that the response has this status.
     #[track_caller]
     pub fn expect(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{}", self.body);
         self
     }
 
-    /// The word for programs in a refusal of this status.
+    /// Asserts that the response has this error status. Returns the error code.
     #[track_caller]
     pub fn refused(self, status: u16) -> String {
         self.expect(status).text("error_code")
@@ -133,7 +133,7 @@ impl Answer {
     }
 }
 
-/// Those of every control plane.
+/// Templates of every control plane.
 fn base_templates() -> FakeTemplates {
     let template = |name: &str, disk_mib| TemplateInfo {
         name: name.into(),
@@ -156,7 +156,7 @@ pub struct Api {
     pub host: Sandboxes,
     pub keys: Arc<Keys>,
     pub router: Router,
-    /// Of an admin.
+    /// Creates a control plane whose requests use an admin key.
     pub admin: TestCaller,
 }
 
@@ -169,7 +169,7 @@ impl Api {
         Self::over(HostOptions::default(), change)
     }
 
-    /// One whose sandboxes are sampled all the time.
+    /// Creates a control plane that samples its sandboxes continuously.
     pub fn sampled() -> Self {
         let sample = std::time::Duration::from_millis(5);
         let options = HostOptions {
@@ -179,7 +179,7 @@ impl Api {
         Self::over(options, |app| app)
     }
 
-    /// One with a builder of templates.
+    /// Creates a control plane with a template builder.
     pub async fn building() -> Self {
         let api = Self::new();
         let home = api.home();
@@ -188,7 +188,7 @@ impl Api {
         api.reopened(builder)
     }
 
-    /// The same with another builder.
+    /// Returns the control plane with another builder.
     pub fn reopened(self, builder: Builder) -> Self {
         let (keys, host) = (self.keys.clone(), self.host.clone());
         let templates = Arc::new(Templates::new(&self.home()));
@@ -199,7 +199,7 @@ impl Api {
         }
     }
 
-    /// The same with functions.
+    /// Returns the control plane with functions.
     pub fn with_functions(self, functions: Functions, invoker: impl FunctionInvoker) -> Self {
         let (keys, host) = (self.keys.clone(), self.host.clone());
         let templates = Arc::new(base_templates());
@@ -211,14 +211,14 @@ impl Api {
         }
     }
 
-    /// Router of requests to functions by host name.
+    /// Returns the router of requests to functions by host name.
     pub fn function_router(&self, functions: Functions, invoker: impl FunctionInvoker) -> Router {
         let (keys, host) = (self.keys.clone(), self.host.clone());
         let app = App::new(host, keys, Arc::new(base_templates()), Config::default());
         jiffy_api::function_router(app.with_functions(functions, Arc::new(invoker)))
     }
 
-    /// Data directory of those with a builder.
+    /// Returns the data directory of a control plane with a builder.
     pub fn home(&self) -> Home {
         Home::at(self.bench.dir.path().join("home")).unwrap()
     }
@@ -254,7 +254,7 @@ impl Api {
         (TestCaller::Key(key.secret.clone()), key)
     }
 
-    /// Sends a request as it is.
+    /// Sends a request unchanged.
     pub async fn send(&self, request: Request<Body>) -> Answer {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let response = self.router.clone().oneshot(request).await.unwrap();
@@ -307,7 +307,7 @@ impl Api {
         self.call_as(&self.admin, "DELETE", path, Value::Null).await
     }
 
-    /// The id of a new sandbox of `base`.
+    /// Creates a sandbox of `base` and returns its id.
     pub async fn sandbox(&self) -> String {
         self.sandbox_of(&self.admin).await
     }
@@ -319,7 +319,7 @@ impl Api {
     }
 }
 
-/// Checks that the document has this answer.
+/// Asserts that the document describes this response.
 fn check(method: &Method, path: &str, answer: &Answer) {
     let status = answer.status;
     let Some((known, operation)) = described(method, path) else {
@@ -353,7 +353,7 @@ fn assert_refusal(answer: &Answer) {
     assert_eq!(answer.body["code"], answer.status, "{}", answer.body);
     let message = answer.text("message");
     assert!(!message.is_empty());
-    // Harbor and CubeSandbox's suite look for these words.
+    // Harbor and CubeSandbox's test suite match these words.
     let code = answer.body["error_code"].as_str().unwrap_or_default();
     let is_missing = answer.status == 404 && !["no_such_call", "sandbox_broken"].contains(&code);
     assert!(
@@ -365,7 +365,7 @@ fn assert_refusal(answer: &Answer) {
     assert_ne!(StatusCode::OK, answer.status);
 }
 
-/// The description of a call: literal paths win over those with parameters.
+/// Returns the operation of a call. Literal paths take precedence over paths with parameters.
 fn described(method: &Method, path: &str) -> Option<(String, Value)> {
     let parts: Vec<&str> = path.split('/').collect();
     let fits = |pattern: &str| {

@@ -1,9 +1,10 @@
-//! Values held against the schemas of the document: as much of JSON Schema as the document uses,
-//! and a panic at anything else.
+//! Validation of values against the schemas of the document. Supports the parts of JSON Schema that
+//! the document uses, and panics for others.
 
 use serde_json::Value;
 
-/// Returns the problems of `value`, by `schema` of a document whose named schemas are `named`.
+/// Returns the violations of `schema` in `value`. `named` contains the named schemas of the
+/// document.
 pub fn problems(schema: &Value, named: &Value, value: &Value) -> Vec<String> {
     let mut found = Vec::new();
     check(schema, named, value, "", &mut found);
