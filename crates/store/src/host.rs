@@ -10,13 +10,9 @@ mod fetcher;
 mod fetcher_process;
 mod key_file;
 mod module_book;
-mod pull;
-mod push;
-mod readers;
 mod remote_store;
 mod settings;
 mod stored_modules;
-mod template_files;
 mod working_set;
 
 pub use error::RemoteError;
@@ -26,10 +22,10 @@ pub use fetcher::{
     key_broker_main,
 };
 pub use fetcher_process::{FETCHER_WATCH_INTERVAL, FetcherProcess};
-pub use pull::{FoundSnapshot, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART};
-pub use push::{PushRequest, Pushed};
+pub use remote_store::pull::{FoundSnapshot, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART};
+pub use remote_store::push::{PushRequest, Pushed};
+pub use remote_store::template_files::StoredTemplate;
 pub use remote_store::{LOCAL_TENANT, RemoteStore};
 pub use settings::{LastStore, RemoteSettings, STORE_TIMEOUT};
 pub use stored_modules::StoredModules;
-pub use template_files::StoredTemplate;
 pub use working_set::first_chunks;

@@ -68,8 +68,9 @@ impl KeyBroker {
             parse::<UnwrapAnswer>(&text)
         };
         let failed = |reason: String| key_error(tenant, &format!("the key broker: {reason}"));
-        let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange).await;
-        let answer = answer.map_err(|_| failed(format!("no answer within {ANSWER_TIMEOUT:?}")))?;
+        let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange)
+            .await
+            .map_err(|_| failed(format!("no answer within {ANSWER_TIMEOUT:?}")))?;
         match answer.map_err(|e| failed(e.to_string()))? {
             UnwrapAnswer::Secret(secret) => bytes(&secret)
                 .map(Zeroizing::new)

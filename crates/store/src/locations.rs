@@ -86,8 +86,9 @@ impl Locations {
     pub fn decode_body(body: &[u8]) -> Result<Self, FormatError> {
         let mut reader = Reader::new(body);
         let packs = reader.count(16, MAX_PACKS)?;
-        let packs = (0..packs).map(|_| reader.array());
-        let packs = packs.collect::<Result<Vec<PackId>, _>>()?;
+        let packs = (0..packs)
+            .map(|_| reader.array())
+            .collect::<Result<Vec<PackId>, _>>()?;
         let count = reader.count(CHUNK_LOCATION_BYTES, MAX_CHUNKS)?;
         let mut chunks = Vec::with_capacity(count);
         for _ in 0..count {

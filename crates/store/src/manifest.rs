@@ -213,14 +213,17 @@ impl StoredManifest {
             owner: reader.string()?,
         };
         let ancestors = reader.count(36, MAX_LINEAGE)?;
-        let lineage = (0..ancestors).map(|_| ancestor(&mut reader));
-        let lineage = lineage.collect::<Result<Vec<_>, _>>()?;
+        let lineage = (0..ancestors)
+            .map(|_| ancestor(&mut reader))
+            .collect::<Result<Vec<_>, _>>()?;
         let parts = reader.count(crate::layer::MIN_LAYER_BYTES, MAX_PARTS)?;
-        let parts = (0..parts).map(|_| Layer::decode(&mut reader));
-        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let parts = (0..parts)
+            .map(|_| Layer::decode(&mut reader))
+            .collect::<Result<Vec<_>, _>>()?;
         let touched = reader.count(4, MAX_WORKING_SET)?;
-        let working_set = (0..touched).map(|_| reader.u32());
-        let working_set = working_set.collect::<Result<Vec<_>, _>>()?;
+        let working_set = (0..touched)
+            .map(|_| reader.u32())
+            .collect::<Result<Vec<_>, _>>()?;
         reader.end()?;
         let manifest = Self {
             engine,

@@ -1,10 +1,11 @@
-//! Snapshots in a store: names, manifests and locations.
+//! Snapshot in a store.
 
 use crate::data_keys::{DataKeys, Hash};
-use crate::envelope::{HEADER_BYTES, Header};
-use crate::locations::{Locations, MAX_LOCATIONS_BYTES};
-use crate::manifest::{MANIFEST_MAGIC, MAX_MANIFEST_BYTES, StoredManifest};
-use crate::tenant::{SHARED_TENANT, SharedStore, Tenant};
+use crate::fetch_plan::ChunkRequest;
+use crate::layer::Layer;
+use crate::locations::Locations;
+use crate::manifest::StoredManifest;
+use crate::tenant::Tenant;
 use crate::{FormatError, StoreError};
 use std::sync::Arc;
 
@@ -21,107 +22,48 @@ pub struct RemoteSnapshot {
     pub(crate) keys: DataKeys,
 }
 
-impl SharedStore {
-    /// Reads and verifies the manifest of a snapshot of `tenant`, and reads its locations.
-    pub async fn open(
-        &self,
-        tenant: &Arc<Tenant>,
-        root: Hash,
-    ) -> Result<RemoteSnapshot, StoreError> {
-        let (keys, manifest) = self.manifest(tenant, root).await?;
-        let locations = self.locations(tenant, &keys, root).await?;
-        let stored: usize = manifest.parts.iter().map(|part| part.hashes.len()).sum();
-        if locations.0.len() != stored {
-            let reason = FormatError::Damaged("their number does not match the manifest");
-            return Err(StoreError::damaged(&tenant.locations_key(&root))(reason));
-        }
-        Ok(RemoteSnapshot {
-            root,
-            manifest: Arc::new(manifest),
-            locations: Arc::new(locations),
-            tenant: tenant.clone(),
-            keys,
-        })
+impl RemoteSnapshot {
+    /// Returns the keys that its chunks are hashed and encrypted with.
+    pub fn keys(&self) -> &DataKeys {
+        &self.keys
     }
 
-    /// Reads and verifies a manifest. Returns it with the keys of its generation.
-    pub(crate) async fn manifest(
-        &self,
-        tenant: &Tenant,
-        root: Hash,
-    ) -> Result<(DataKeys, StoredManifest), StoreError> {
-        let key = tenant.manifest_key(&root);
-        let object = self.backend.get(&key, MAX_MANIFEST_BYTES).await?;
-        let header = object.get(..HEADER_BYTES).unwrap_or(&object);
-        let header = Header::decode(MANIFEST_MAGIC, header).map_err(StoreError::damaged(&key))?;
-        if header.tenant != tenant.id() {
-            return Err(StoreError::Tenant { object: key });
-        }
-        let keys = tenant.generation(header.generation)?;
-        let manifest =
-            StoredManifest::decode(&object, keys, root).map_err(StoreError::damaged(&key))?;
-        Ok((keys.clone(), manifest))
+    /// Returns index and layer of the part named `name`.
+    pub fn part(&self, name: &str) -> Option<(usize, &Layer)> {
+        let mut parts = self.manifest.parts.iter().enumerate();
+        parts.find(|(_, part)| part.name == name)
     }
 
-    pub(crate) async fn locations(
-        &self,
-        tenant: &Tenant,
-        keys: &DataKeys,
-        root: Hash,
-    ) -> Result<Locations, StoreError> {
-        let key = tenant.locations_key(&root);
-        let object = self.backend.get(&key, MAX_LOCATIONS_BYTES).await?;
-        Locations::decode(&object, keys, root).map_err(StoreError::damaged(&key))
+    /// Returns the root of part `number`, which names the part in the cache.
+    pub fn part_root(&self, number: usize) -> Result<Hash, StoreError> {
+        let missing = FormatError::Damaged("it has no such part");
+        let part = self.manifest.parts.get(number).ok_or(missing);
+        let root = part.and_then(|part| part.root(&self.keys));
+        root.map_err(StoreError::damaged(&self.tenant.manifest_key(&self.root)))
     }
 
-    /// Lists the roots of a tenant's snapshots.
-    pub async fn snapshots(&self, tenant: &Tenant) -> Result<Vec<Hash>, StoreError> {
-        let listed = self.backend.list(&tenant.key("manifests")).await?;
-        let roots = listed
+    /// Returns the stored chunks of part `number` with their locations.
+    pub(crate) fn wanted(&self, number: usize) -> Vec<ChunkRequest> {
+        let before: usize = self
+            .manifest
+            .parts
             .iter()
-            .filter_map(|object| object.key.rsplit('/').next()?.parse().ok());
-        Ok(roots.collect())
-    }
-
-    /// Records in the shared tenant that a snapshot of `tenant` depends on its snapshot `ancestor`.
-    pub(crate) async fn refer(
-        &self,
-        tenant: &Tenant,
-        ancestor: &Hash,
-        root: &Hash,
-    ) -> Result<(), StoreError> {
-        let shared = self.tenant(SHARED_TENANT).await?;
-        // Write the reference before checking the ancestor: a later collection then finds it.
-        let key = shared.reference_key(ancestor, tenant, root);
-        self.backend
-            .put(&key, bytes::Bytes::from_static(b"needed"))
-            .await?;
-        if self
-            .lost(&shared)
-            .await?
-            .contains(&shared.manifest_key(ancestor))
-            || self
-                .backend
-                .head(&shared.manifest_key(ancestor))
-                .await?
-                .is_none()
-        {
-            Err(StoreError::Gone(shared.manifest_key(ancestor)))
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Removes the record of [`Self::refer`].
-    pub(crate) async fn unrefer(
-        &self,
-        tenant: &Tenant,
-        ancestor: &Hash,
-        root: &Hash,
-    ) -> Result<(), StoreError> {
-        let shared = self.tenant(SHARED_TENANT).await?;
-        self.backend
-            .delete(&shared.reference_key(ancestor, tenant, root))
-            .await
+            .take(number)
+            .map(|part| part.hashes.len())
+            .sum();
+        let stored = self
+            .manifest
+            .parts
+            .get(number)
+            .into_iter()
+            .flat_map(Layer::stored);
+        let located = stored.zip(self.locations.0.iter().skip(before));
+        located
+            .map(|((number, hash), &location)| ChunkRequest {
+                number,
+                hash,
+                location,
+            })
+            .collect()
     }
 }

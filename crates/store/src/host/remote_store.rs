@@ -1,5 +1,11 @@
 //! This host's view of the shared store.
 
+mod layers;
+pub(crate) mod pull;
+pub(crate) mod push;
+pub(crate) mod readers;
+pub(crate) mod template_files;
+
 use crate::host::{LastStore, RemoteError, RemoteSettings, key_file};
 use crate::{
     BackendSettings, DirectoryCheck, Keyring, LayerCache, SharedStore, Tenant, Traffic,
@@ -79,10 +85,11 @@ impl RemoteStore {
         };
         let last = LastStore::read(&settings.home).ok().flatten();
         let was_opened = last.is_some_and(|last| last.url == settings.url.to_string());
-        let backend = match was_opened || check.is_some() {
-            true => settings.url.open_checked(limits, check),
-            false => settings.url.open(limits),
-        }?;
+        let backend = if was_opened || check.is_some() {
+            settings.url.open_checked(limits, check)?
+        } else {
+            settings.url.open(limits)?
+        };
         let cache = LayerCache::open(dir.join("layers"), settings.cache_bytes)?;
         let versions = VersionMemory::open(&dir.join("versions.json"), &settings.url.to_string())?;
         Ok(Arc::new(Self {

@@ -1,8 +1,8 @@
 //! Parts of snapshots that VMMs wait for. Each part is opened once.
 
+use crate::CachedPart;
 use crate::host::fetch_grants::LayerOrigin;
 use crate::host::{RemoteError, RemoteStore};
-use crate::{CachedPart, FormatError, Selection, StoreError, Tenant};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -68,44 +68,5 @@ impl OpenParts {
     async fn read(&self, origin: &LayerOrigin) -> Result<CachedPart, RemoteError> {
         let tenant = self.remote.owner_of(origin).await?;
         self.remote.open_part(&tenant, origin).await
-    }
-}
-
-impl RemoteStore {
-    async fn owner_of(&self, origin: &LayerOrigin) -> Result<Arc<Tenant>, RemoteError> {
-        let tenant = self.find_tenant(&origin.tenant).await?;
-        tenant.ok_or_else(|| RemoteError::NoTenant {
-            tenant: origin.tenant.clone(),
-        })
-    }
-
-    async fn open_part(
-        &self,
-        tenant: &Arc<Tenant>,
-        origin: &LayerOrigin,
-    ) -> Result<CachedPart, RemoteError> {
-        let snapshot = self.shared.open(tenant, origin.snapshot).await?;
-        if snapshot.part_root(origin.part)? != origin.layer {
-            let reason = FormatError::Damaged("it is not the layer of the grant");
-            return Err(StoreError::Damaged {
-                object: origin.layer.to_string(),
-                reason,
-            }
-            .into());
-        }
-        Ok(self
-            .shared
-            .cached_part(&snapshot, origin.part, &self.cache)?)
-    }
-
-    /// Fetches all chunks of a layer that are missing on this host, and persists the layer.
-    pub async fn fetch_layer(&self, origin: &LayerOrigin) -> Result<(), RemoteError> {
-        let tenant = self.owner_of(origin).await?;
-        let part = self.open_part(&tenant, origin).await?;
-        self.shared.fill(&part, Selection::All).await?;
-        let layer = part.layer().clone();
-        let persisted = tokio::task::spawn_blocking(move || layer.persist()).await;
-        persisted.map_err(|e| StoreError::Source(e.to_string()))??;
-        Ok(())
     }
 }

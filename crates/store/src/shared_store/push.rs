@@ -2,13 +2,14 @@
 //! that a repeated push continues after an interrupted one.
 
 use crate::data_keys::{DataKeys, Hash};
-use crate::lease::Lease;
 use crate::locations::{Location, Locations};
 use crate::manifest::{CHUNK_BYTES, MANIFEST_MAGIC, Scope, SnapshotName, StoredManifest};
 use crate::pack::{Entry, MAX_FRAME_BYTES, MAX_PACK_BYTES, PackId, PackWriter, encode_frame};
-use crate::pack_index::PackIndex;
+use crate::shared_store::SharedStore;
+use crate::shared_store::lease::Lease;
+use crate::shared_store::pack_index::PackIndex;
 use crate::source::{ChunkPlace, PartSource, SnapshotSource, in_push_order};
-use crate::tenant::{SHARED_TENANT, SharedStore, Tenant};
+use crate::tenant::{SHARED_TENANT, Tenant};
 use crate::{FormatError, StoreError};
 use bytes::Bytes;
 use serde::Serialize;
@@ -422,8 +423,10 @@ impl PackBuilder {
         let mut writer = begin()?;
         let mut buffer = vec![0; CHUNK_BYTES as usize];
         for place in &self.places {
-            let part = self.parts.get(place.part);
-            let part = part.ok_or_else(|| StoreError::Source("a part does not exist".into()))?;
+            let part = self
+                .parts
+                .get(place.part)
+                .ok_or_else(|| StoreError::Source("a part does not exist".into()))?;
             let bytes = part
                 .file
                 .metadata()
@@ -467,4 +470,5 @@ impl PackBuilder {
 
 /// Maximum duration of a push: a lease is considered expired after half of its lifetime.
 pub const MAX_PUSH_TIME: Duration = Duration::from_secs(12 * 3600);
-const _: () = assert!(MAX_PUSH_TIME.as_secs() * 2 == crate::lease::LEASE_TIME.as_secs());
+const _: () =
+    assert!(MAX_PUSH_TIME.as_secs() * 2 == crate::shared_store::lease::LEASE_TIME.as_secs());

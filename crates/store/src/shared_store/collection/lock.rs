@@ -5,7 +5,8 @@
 //! object of zeroes: removing the object is not conditional and could remove another host's lock.
 
 use crate::StoreError;
-use crate::tenant::{SharedStore, Tenant};
+use crate::shared_store::SharedStore;
+use crate::tenant::Tenant;
 use bytes::Bytes;
 use object_store::UpdateVersion;
 use parking_lot::{Mutex, MutexGuard};
@@ -120,8 +121,9 @@ impl SharedStore {
             let renewed = Instant::now();
             let content = random_content(&lock.key)?;
             let replaced = self.backend.replace(&lock.key, content, &held.version);
-            let version = replaced.await?;
-            let version = version.ok_or(StoreError::Collecting(GC_LOCK_TIME))?;
+            let version = replaced
+                .await?
+                .ok_or(StoreError::Collecting(GC_LOCK_TIME))?;
             *lock.held() = Held { version, renewed };
         }
         Ok(())

@@ -1,7 +1,8 @@
 //! Storage usage of a tenant.
 
-use crate::collection::OnProgress;
-use crate::tenant::{SharedStore, Tenant};
+use crate::shared_store::SharedStore;
+use crate::shared_store::collection::OnProgress;
+use crate::tenant::Tenant;
 use crate::{Hash, Listed, StoreError};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -90,7 +91,11 @@ impl SharedStore {
         let leases = list("leases").await?;
         let leases: HashSet<&str> = leases
             .iter()
-            .map(|lease| lease.key.trim_end_matches(crate::lease::REUSED))
+            .map(|lease| {
+                lease
+                    .key
+                    .trim_end_matches(crate::shared_store::lease::REUSED)
+            })
             .collect();
         Ok(StoreStats {
             snapshots: manifests.len() as u64,

@@ -276,8 +276,11 @@ impl RemoteStore {
         tenant: &str,
     ) -> Result<(PulledFile, PullReport), RemoteError> {
         let (id, remote) = (snapshot.id.as_str(), &snapshot.remote);
-        let part = remote.manifest.parts.get(number).cloned();
-        let part = part.ok_or_else(|| damaged(id, "has no such part"))?;
+        let parts = &remote.manifest.parts;
+        let part = parts
+            .get(number)
+            .cloned()
+            .ok_or_else(|| damaged(id, "has no such part"))?;
         let selection = match (part.kind, memory) {
             (LayerKind::Memory, MemoryPull::Chunks(chunks)) => Selection::Chunks(chunks),
             _ => Selection::All,
@@ -307,23 +310,24 @@ impl RemoteStore {
             }
             let (keys, checked) = (remote.keys().clone(), file.clone());
             let checking = tokio::task::spawn_blocking(move || checked.is_sound(&keys));
-            let checked = checking.await.map_err(io::Error::other);
-            match checked
-                .and_then(|sound| sound)
-                .map_err(RemoteError::io(file.layer.path()))?
-            {
-                true => return Ok((file, report)),
-                false if attempts == 1 => {
-                    tracing::warn!(
-                        id,
-                        part = part.name,
-                        "cached layer is damaged: fetching it again"
-                    );
-                    drop(file);
-                    self.cache.forget(&root)?;
-                }
-                false => return Err(damaged(id, "is damaged in the cache of this host")),
+            let is_sound = checking
+                .await
+                .map_err(io::Error::other)
+                .flatten()
+                .map_err(RemoteError::io(file.layer.path()))?;
+            if is_sound {
+                return Ok((file, report));
             }
+            if attempts > 1 {
+                return Err(damaged(id, "is damaged in the cache of this host"));
+            }
+            tracing::warn!(
+                id,
+                part = part.name,
+                "cached layer is damaged: fetching it again"
+            );
+            drop(file);
+            self.cache.forget(&root)?;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Push: copies snapshots of this host to the store, and removes them from it.
 
-use crate::host::pull::RECORD_PART;
+use crate::host::remote_store::pull::RECORD_PART;
 use crate::host::{RemoteError, RemoteStore};
 use crate::{
     Attributes, CHUNK_BYTES, EngineKind, Hash, LayerKind, PartSource, PushOptions, PushReport,

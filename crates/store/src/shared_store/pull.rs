@@ -4,12 +4,12 @@ mod fill;
 
 pub use fill::CachedPart;
 
+use crate::StoreError;
 use crate::cache::{CachedLayer, LayerCache};
 use crate::fetch_plan::ChunkRequest;
-use crate::layer::{Layer, LayerKind};
+use crate::layer::LayerKind;
 use crate::remote::RemoteSnapshot;
-use crate::tenant::SharedStore;
-use crate::{DataKeys, FormatError, Hash, StoreError};
+use crate::shared_store::SharedStore;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -40,52 +40,6 @@ pub struct PullReport {
     pub range_bytes: u64,
     /// Duration in seconds.
     pub seconds: f64,
-}
-
-impl RemoteSnapshot {
-    /// Returns the keys that its chunks are hashed and encrypted with.
-    pub fn keys(&self) -> &DataKeys {
-        &self.keys
-    }
-
-    /// Returns index and layer of the part named `name`.
-    pub fn part(&self, name: &str) -> Option<(usize, &Layer)> {
-        let mut parts = self.manifest.parts.iter().enumerate();
-        parts.find(|(_, part)| part.name == name)
-    }
-
-    /// Returns the root of part `number`, which names the part in the cache.
-    pub fn part_root(&self, number: usize) -> Result<Hash, StoreError> {
-        let missing = FormatError::Damaged("it has no such part");
-        let part = self.manifest.parts.get(number).ok_or(missing);
-        let root = part.and_then(|part| part.root(&self.keys));
-        root.map_err(StoreError::damaged(&self.tenant.manifest_key(&self.root)))
-    }
-
-    /// Returns the stored chunks of part `number` with their locations.
-    pub(crate) fn wanted(&self, number: usize) -> Vec<ChunkRequest> {
-        let before: usize = self
-            .manifest
-            .parts
-            .iter()
-            .take(number)
-            .map(|part| part.hashes.len())
-            .sum();
-        let stored = self
-            .manifest
-            .parts
-            .get(number)
-            .into_iter()
-            .flat_map(Layer::stored);
-        let located = stored.zip(self.locations.0.iter().skip(before));
-        located
-            .map(|((number, hash), &location)| ChunkRequest {
-                number,
-                hash,
-                location,
-            })
-            .collect()
-    }
 }
 
 /// Selects from `all`, the stored chunks of part `number`, in the order of `selection`.

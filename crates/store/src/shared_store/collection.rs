@@ -12,10 +12,11 @@ mod mark;
 mod repack;
 
 use crate::data_keys::Hash;
-use crate::lease::{Condemned, LEASE_TIME};
 use crate::manifest::Scope;
-use crate::readers::READER_TIME;
-use crate::tenant::{SHARED_TENANT, SharedStore, Tenant};
+use crate::shared_store::SharedStore;
+use crate::shared_store::lease::{Condemned, LEASE_TIME};
+use crate::shared_store::readers::READER_TIME;
+use crate::tenant::{SHARED_TENANT, Tenant};
 use crate::{Listed, StoreError};
 use lock::CollectionLock;
 use serde::Serialize;

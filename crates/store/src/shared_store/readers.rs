@@ -6,13 +6,15 @@
 //! expired.
 
 use crate::data_keys::Hash;
-use crate::tenant::{SharedStore, Tenant};
+use crate::shared_store::SharedStore;
+use crate::tenant::Tenant;
 use crate::{Listed, StoreError};
 use std::time::Duration;
 
 /// Time after which a reader expires unless renewed.
 pub const READER_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
-const READERS: &str = "readers";
+/// Folder of a tenant's readers.
+pub(crate) const READERS: &str = "readers";
 
 /// Readers of a tenant's snapshots.
 #[derive(Debug, Default)]
@@ -21,12 +23,6 @@ pub(crate) struct Readers {
     pub roots: Vec<Hash>,
     /// Keys of expired readers.
     pub ended: Vec<String>,
-}
-
-impl Tenant {
-    fn reader_key(&self, root: &Hash, host: &str) -> String {
-        self.key(&format!("{READERS}/{root}/{host}"))
-    }
 }
 
 impl SharedStore {

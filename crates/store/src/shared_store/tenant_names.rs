@@ -1,7 +1,9 @@
 //! Names of a store's tenants: `tenants/<keyed hash of the name>/name`, encrypted. A host with the
 //! master keys can thus enumerate the tenants.
 
-use crate::tenant::{MAX_RECORD_BYTES, SHARED_TENANT, SharedStore, record_beginning, version_of};
+use crate::shared_store::SharedStore;
+use crate::shared_store::tenant_records::{MAX_RECORD_BYTES, record_beginning, version_of};
+use crate::tenant::SHARED_TENANT;
 use crate::{DamagedObject, FormatError, StoreError};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -7,23 +7,13 @@
 //! host holds, not even after [`SharedStore::remove`]. The last holder to release a module removes
 //! its content, unless another host holds it by then.
 
-use crate::data_keys::{Hash, HashOf};
-use crate::tenant::{SharedStore, Tenant};
+use crate::data_keys::Hash;
+use crate::shared_store::SharedStore;
+use crate::tenant::Tenant;
 use crate::{FormatError, Listed, StoreError};
 
 /// Folder of a tenant's modules.
-const MODULES: &str = "modules";
-
-impl Tenant {
-    /// Returns the folder with the roots of a digest. The folder does not depend on the generation
-    /// of keys.
-    fn module_folder(&self, digest: &str) -> Result<String, StoreError> {
-        // Ids of snapshots contain no spaces.
-        let subject = format!("module {digest}");
-        let name = self.oldest()?.hash(HashOf::Name, subject.as_bytes());
-        Ok(self.key(&format!("{MODULES}/{name}")))
-    }
-}
+pub(crate) const MODULES: &str = "modules";
 
 impl SharedStore {
     /// Registers `host` as a holder of the module `digest`, which was pushed as `root`. The id of a

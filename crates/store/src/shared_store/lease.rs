@@ -7,7 +7,8 @@
 //! it removes an object.
 
 use crate::data_keys::{random, to_hex};
-use crate::tenant::{SharedStore, Tenant};
+use crate::shared_store::SharedStore;
+use crate::tenant::Tenant;
 use crate::{FormatError, StoreError};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};

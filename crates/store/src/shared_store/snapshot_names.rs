@@ -4,28 +4,20 @@
 //! that only a host with the tenant's keys can name a snapshot. A snapshot that has a name is not
 //! collected, even after [`SharedStore::remove`], because two ids may name the same content.
 
-use crate::data_keys::{Hash, HashOf};
-use crate::tenant::{SharedStore, Tenant};
+use crate::data_keys::Hash;
+use crate::shared_store::SharedStore;
+use crate::tenant::Tenant;
 use crate::version_memory::RecordVersion;
 use crate::{FormatError, Listed, StoreError};
 use serde::{Deserialize, Serialize};
 use std::time::SystemTime;
 
 /// Folder of a tenant's names.
-const NAMES: &str = "names";
+pub(crate) const NAMES: &str = "names";
 /// Maximum number of roots of one id. Each interrupted move leaves one root.
 const MAX_NAMES: usize = 64;
 /// Attempts at reading a name that other hosts move concurrently.
 const READ_ATTEMPTS: usize = 3;
-
-impl Tenant {
-    /// Returns the folder with the roots of `id`. The folder does not depend on the generation of
-    /// keys.
-    fn name_folder(&self, id: &str) -> Result<String, StoreError> {
-        let name = self.oldest()?.hash(HashOf::Name, id.as_bytes());
-        Ok(self.key(&format!("{NAMES}/{name}")))
-    }
-}
 
 /// Content of a name.
 #[derive(Debug, Serialize, Deserialize)]

@@ -2,8 +2,8 @@
 
 use super::{Collector, root_of};
 use crate::data_keys::Hash;
-use crate::lease::{LEASE_TIME, REUSED};
 use crate::manifest::Scope;
+use crate::shared_store::lease::{LEASE_TIME, REUSED};
 use crate::tenant::SHARED_TENANT;
 use crate::{Listed, StoreError};
 use parking_lot::Mutex;

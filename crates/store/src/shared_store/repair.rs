@@ -1,14 +1,15 @@
 //! Repair: rewrites damaged chunks from copies and updates the locations in snapshots. Pushes do
 //! not reuse packs with damage, which are listed in `gc/distrusted`.
 
-use crate::collection::{GC_LOCK_TIME, OnProgress};
 use crate::data_keys::{DataKeys, Hash};
 use crate::locations::{Location, Locations};
 use crate::pack::{MAX_FRAME_BYTES, PackWriter, decode_frame, encode_frame};
 use crate::remote::RemoteSnapshot;
+use crate::shared_store::SharedStore;
+use crate::shared_store::collection::{GC_LOCK_TIME, OnProgress};
+use crate::shared_store::verify::{DamagedFrame, DamagedSnapshot, VerifyReport};
 use crate::source::SnapshotSource;
-use crate::tenant::{SharedStore, Tenant};
-use crate::verify::{DamagedFrame, DamagedSnapshot, VerifyReport};
+use crate::tenant::Tenant;
 use crate::{CHUNK_BYTES, LayerCache, StoreError};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -257,19 +258,20 @@ impl SharedStore {
         let key = distrusted_key(tenant);
         self.write_list(tenant, &key, packs).await
     }
-}
 
-impl DamagedSnapshot {
-    /// Returns its damaged chunks, each with the number of its part and its hash.
-    fn hashes(&self) -> Vec<(&DamagedFrame, usize, Hash)> {
-        let parts = &self.snapshot.manifest.parts;
-        let hashes: Vec<HashMap<u64, Hash>> =
-            parts.iter().map(|part| part.stored().collect()).collect();
-        let chunks = self.chunks.iter().filter_map(|frame| {
-            let (part, _) = self.snapshot.part(&frame.part)?;
-            Some((frame, part, *hashes.get(part)?.get(&frame.chunk)?))
-        });
-        chunks.collect()
+    /// Writes a pack. Returns its size in bytes.
+    pub(crate) async fn write_pack(
+        &self,
+        tenant: &Tenant,
+        keys: &DataKeys,
+        writer: PackWriter,
+    ) -> Result<u64, StoreError> {
+        let key = tenant.pack_key(keys.generation(), &writer.id());
+        let (object, _) = writer.finish(keys).map_err(StoreError::damaged(&key))?;
+        let bytes = object.len() as u64;
+        // An existing pack is this pack: its id is random, so an earlier attempt wrote it.
+        self.backend.create(&key, object).await?;
+        Ok(bytes)
     }
 }
 
@@ -300,23 +302,6 @@ impl Rewriter<'_> {
             .write_pack(self.tenant, self.keys, writer)
             .await
             .map(drop)
-    }
-}
-
-impl SharedStore {
-    /// Writes a pack. Returns its size in bytes.
-    pub(crate) async fn write_pack(
-        &self,
-        tenant: &Tenant,
-        keys: &DataKeys,
-        writer: PackWriter,
-    ) -> Result<u64, StoreError> {
-        let key = tenant.pack_key(keys.generation(), &writer.id());
-        let (object, _) = writer.finish(keys).map_err(StoreError::damaged(&key))?;
-        let bytes = object.len() as u64;
-        // An existing pack is this pack: its id is random, so an earlier attempt wrote it.
-        self.backend.create(&key, object).await?;
-        Ok(bytes)
     }
 }
 

@@ -1,12 +1,13 @@
 //! Verification: reads the objects of a tenant and reports damaged ones.
 
-use crate::collection::OnProgress;
 use crate::data_keys::Hash;
 use crate::fetch_plan::{ChunkRequest, PlannedRange, plan};
 use crate::pack::{PackId, decode_frame};
-use crate::pack_index::{decode_tail, pack_id};
 use crate::remote::RemoteSnapshot;
-use crate::tenant::{SharedStore, Tenant};
+use crate::shared_store::SharedStore;
+use crate::shared_store::collection::OnProgress;
+use crate::shared_store::pack_index::{decode_tail, pack_id};
+use crate::tenant::Tenant;
 use crate::{FormatError, Listed, StoreError};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -99,6 +100,20 @@ impl CheckedFrames {
         let frames = self.frames.lock();
         let key = (frame.location.pack, frame.location.offset);
         frames.get(&key).cloned()
+    }
+}
+
+impl DamagedSnapshot {
+    /// Returns its damaged chunks, each with the number of its part and its hash.
+    pub(crate) fn hashes(&self) -> Vec<(&DamagedFrame, usize, Hash)> {
+        let parts = &self.snapshot.manifest.parts;
+        let hashes: Vec<HashMap<u64, Hash>> =
+            parts.iter().map(|part| part.stored().collect()).collect();
+        let chunks = self.chunks.iter().filter_map(|frame| {
+            let (part, _) = self.snapshot.part(&frame.part)?;
+            Some((frame, part, *hashes.get(part)?.get(&frame.chunk)?))
+        });
+        chunks.collect()
     }
 }
 

@@ -9,11 +9,11 @@ use super::mark::{Leases, Marked, PackUse};
 use super::{Collector, GcReport};
 use crate::data_keys::{DataKeys, Hash};
 use crate::fetch_plan::{ChunkRequest, PlannedRange, plan};
-use crate::lease::Condemned;
 use crate::locations::Location;
 use crate::pack::{MAX_FRAME_BYTES, PackId, PackWriter, decode_frame};
-use crate::pack_index::pack_id;
-use crate::repair::{REPAIR_PACK_BYTES, full};
+use crate::shared_store::lease::Condemned;
+use crate::shared_store::pack_index::pack_id;
+use crate::shared_store::repair::{REPAIR_PACK_BYTES, full};
 use crate::{Listed, StoreError};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 

@@ -6,7 +6,7 @@ use crate::cache::{CachedLayer, ChunkLocks, LayerCache};
 use crate::fetch_plan::{ChunkRequest, PlannedRange, plan};
 use crate::pack::decode_frame;
 use crate::remote::RemoteSnapshot;
-use crate::tenant::SharedStore;
+use crate::shared_store::SharedStore;
 use crate::{CHUNK_BYTES, StoreError};
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -335,10 +335,13 @@ impl SharedStore {
         let mut attempts = 0;
         loop {
             attempts += 1;
-            let bytes = match manner.urgent {
-                true => self.backend.get_urgent(&key, range.start..range.end).await,
-                false => self.backend.get_range(&key, range.start..range.end).await,
-            }?;
+            let bytes = if manner.urgent {
+                self.backend
+                    .get_urgent(&key, range.start..range.end)
+                    .await?
+            } else {
+                self.backend.get_range(&key, range.start..range.end).await?
+            };
             let written = tokio::task::spawn_blocking({
                 let (keys, range) = (snapshot.keys.clone(), range.clone());
                 let (layer, key) = (layer.clone(), key.clone());

@@ -1,0 +1,50 @@
+//! Store that many hosts share.
+
+pub(crate) mod collection;
+pub(crate) mod lease;
+pub(crate) mod module_holders;
+pub(crate) mod pack_index;
+pub(crate) mod pull;
+pub(crate) mod push;
+pub(crate) mod readers;
+pub(crate) mod repair;
+pub(crate) mod snapshot_names;
+mod snapshots;
+pub(crate) mod tenant_names;
+pub(crate) mod tenant_records;
+pub(crate) mod usage;
+pub(crate) mod verify;
+
+use crate::Backend;
+use crate::keyring::Keyring;
+use crate::version_memory::VersionMemory;
+
+/// Store with the master keys of its tenants.
+#[derive(Debug)]
+pub struct SharedStore {
+    pub(crate) backend: Backend,
+    pub(crate) keyring: Keyring,
+    pub(crate) versions: VersionMemory,
+}
+
+impl SharedStore {
+    /// Opens the store behind `backend`. Sends no request.
+    pub fn new(backend: Backend, keyring: Keyring) -> Self {
+        Self {
+            backend,
+            keyring,
+            versions: VersionMemory::default(),
+        }
+    }
+
+    /// Persists the versions of records in `versions`.
+    #[must_use]
+    pub fn with_versions(self, versions: VersionMemory) -> Self {
+        Self { versions, ..self }
+    }
+
+    /// Returns the client of the store.
+    pub fn backend(&self) -> &Backend {
+        &self.backend
+    }
+}

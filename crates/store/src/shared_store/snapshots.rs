@@ -1,0 +1,115 @@
+//! Snapshots in a store: manifests, locations and references.
+
+use crate::data_keys::{DataKeys, Hash};
+use crate::envelope::{HEADER_BYTES, Header};
+use crate::locations::{Locations, MAX_LOCATIONS_BYTES};
+use crate::manifest::{MANIFEST_MAGIC, MAX_MANIFEST_BYTES, StoredManifest};
+use crate::shared_store::SharedStore;
+use crate::tenant::{SHARED_TENANT, Tenant};
+use crate::{FormatError, RemoteSnapshot, StoreError};
+use std::sync::Arc;
+
+impl SharedStore {
+    /// Reads and verifies the manifest of a snapshot of `tenant`, and reads its locations.
+    pub async fn open(
+        &self,
+        tenant: &Arc<Tenant>,
+        root: Hash,
+    ) -> Result<RemoteSnapshot, StoreError> {
+        let (keys, manifest) = self.manifest(tenant, root).await?;
+        let locations = self.locations(tenant, &keys, root).await?;
+        let stored: usize = manifest.parts.iter().map(|part| part.hashes.len()).sum();
+        if locations.0.len() != stored {
+            let reason = FormatError::Damaged("their number does not match the manifest");
+            return Err(StoreError::damaged(&tenant.locations_key(&root))(reason));
+        }
+        Ok(RemoteSnapshot {
+            root,
+            manifest: Arc::new(manifest),
+            locations: Arc::new(locations),
+            tenant: tenant.clone(),
+            keys,
+        })
+    }
+
+    /// Reads and verifies a manifest. Returns it with the keys of its generation.
+    pub(crate) async fn manifest(
+        &self,
+        tenant: &Tenant,
+        root: Hash,
+    ) -> Result<(DataKeys, StoredManifest), StoreError> {
+        let key = tenant.manifest_key(&root);
+        let object = self.backend.get(&key, MAX_MANIFEST_BYTES).await?;
+        let header = object.get(..HEADER_BYTES).unwrap_or(&object);
+        let header = Header::decode(MANIFEST_MAGIC, header).map_err(StoreError::damaged(&key))?;
+        if header.tenant != tenant.id() {
+            return Err(StoreError::Tenant { object: key });
+        }
+        let keys = tenant.generation(header.generation)?;
+        let manifest =
+            StoredManifest::decode(&object, keys, root).map_err(StoreError::damaged(&key))?;
+        Ok((keys.clone(), manifest))
+    }
+
+    pub(crate) async fn locations(
+        &self,
+        tenant: &Tenant,
+        keys: &DataKeys,
+        root: Hash,
+    ) -> Result<Locations, StoreError> {
+        let key = tenant.locations_key(&root);
+        let object = self.backend.get(&key, MAX_LOCATIONS_BYTES).await?;
+        Locations::decode(&object, keys, root).map_err(StoreError::damaged(&key))
+    }
+
+    /// Lists the roots of a tenant's snapshots.
+    pub async fn snapshots(&self, tenant: &Tenant) -> Result<Vec<Hash>, StoreError> {
+        let listed = self.backend.list(&tenant.key("manifests")).await?;
+        let roots = listed
+            .iter()
+            .filter_map(|object| object.key.rsplit('/').next()?.parse().ok());
+        Ok(roots.collect())
+    }
+
+    /// Records in the shared tenant that a snapshot of `tenant` depends on its snapshot `ancestor`.
+    pub(crate) async fn refer(
+        &self,
+        tenant: &Tenant,
+        ancestor: &Hash,
+        root: &Hash,
+    ) -> Result<(), StoreError> {
+        let shared = self.tenant(SHARED_TENANT).await?;
+        // Write the reference before checking the ancestor: a later collection then finds it.
+        let key = shared.reference_key(ancestor, tenant, root);
+        self.backend
+            .put(&key, bytes::Bytes::from_static(b"needed"))
+            .await?;
+        if self
+            .lost(&shared)
+            .await?
+            .contains(&shared.manifest_key(ancestor))
+            || self
+                .backend
+                .head(&shared.manifest_key(ancestor))
+                .await?
+                .is_none()
+        {
+            Err(StoreError::Gone(shared.manifest_key(ancestor)))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Removes the record of [`Self::refer`].
+    pub(crate) async fn unrefer(
+        &self,
+        tenant: &Tenant,
+        ancestor: &Hash,
+        root: &Hash,
+    ) -> Result<(), StoreError> {
+        let shared = self.tenant(SHARED_TENANT).await?;
+        self.backend
+            .delete(&shared.reference_key(ancestor, tenant, root))
+            .await
+    }
+}
