@@ -1,6 +1,7 @@
 //! Errors of reading, writing and removing snapshots.
 
 use jiffy_proto::layer::IndexError;
+use nix::libc::EIO;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -94,5 +95,16 @@ impl SnapshotError {
 
     pub(crate) fn index(path: &Path) -> impl FnOnce(IndexError) -> Self + '_ {
         move |e| Self::damaged(path, e)
+    }
+
+    /// Returns whether files of a snapshot are missing, unreadable or have unexpected content.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Missing(_) | Self::Damaged { .. } => true,
+            Self::Io { source, .. } => {
+                source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(EIO)
+            }
+            _ => false,
+        }
     }
 }

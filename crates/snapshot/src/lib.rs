@@ -23,32 +23,24 @@
 
 mod checked_snapshots;
 mod checksums;
-mod damage;
 mod draft;
 mod error;
-mod fold;
-mod import;
 mod lineage;
 mod manifest;
-mod merge;
-mod missing;
-mod parts;
-mod read_ahead;
 mod snapshot;
 mod snapshot_dir;
 mod store;
 mod store_index;
-mod working_set;
 
 pub use checksums::{Checksums, DamagedChunk, VerifyResult};
 pub use draft::{Durability, SnapshotDraft};
 pub use error::SnapshotError;
-pub use fold::{Fold, FoldPace};
-pub use import::{ImportMode, check_manifest};
 pub use lineage::Lineage;
 pub use manifest::{DiskSizes, Manifest, MemorySizes, SNAPSHOT_FORMAT, Versions};
-pub use missing::{MissingMemory, PIN_FILE, is_reserved};
-pub use parts::{PartKind, SnapshotPart};
+pub use snapshot::missing::{MissingMemory, PIN_FILE, is_reserved};
+pub use snapshot::working_set::WrittenPages;
 pub use snapshot::{Hold, Snapshot, SnapshotLayer, read_index};
 pub use store::Store;
-pub use working_set::WrittenPages;
+pub use store::fold::{Fold, FoldPace};
+pub use store::import::{ImportMode, check_manifest};
+pub use store::parts::{PartKind, SnapshotPart};

@@ -1,7 +1,10 @@
 //! A snapshot with its chain of parents.
 
+mod read_ahead;
+mod working_set;
+
 use crate::checked_snapshots::CheckedSnapshots;
-use crate::{Snapshot, SnapshotError, SnapshotLayer};
+use crate::{Manifest, Snapshot, SnapshotError, SnapshotLayer};
 use std::path::Path;
 
 /// Maximum length of a lineage that can be opened. Fast restores need much shorter lineages: see
@@ -38,10 +41,6 @@ impl Lineage {
                 other => other?,
             };
             let (upper, lower) = (row.last().map(Snapshot::manifest), below.manifest());
-            let sizes = |m: &crate::Manifest| {
-                let disks: Vec<u64> = m.disks.iter().map(|d| d.bytes).collect();
-                (m.memory.bytes, disks)
-            };
             if upper.map(sizes) != Some(sizes(lower)) {
                 return Err(problem(format!(
                     "has different sizes in {parent} and {child}"
@@ -98,4 +97,28 @@ impl Lineage {
     pub fn disk(&self, number: usize) -> Result<Vec<SnapshotLayer>, SnapshotError> {
         self.0.iter().map(|s| s.disk(number)).collect()
     }
+
+    /// Returns whether no layer has missing chunks.
+    pub fn is_complete(&self) -> bool {
+        self.snapshots().iter().all(|s| s.check_complete().is_ok())
+    }
+
+    /// Checks that a snapshot with `manifest` can be a child of the newest snapshot.
+    pub(crate) fn check_child(&self, manifest: &Manifest) -> Result<(), SnapshotError> {
+        let below = self.newest().map(|parent| sizes(parent.manifest()));
+        if below == Some(sizes(manifest)) {
+            Ok(())
+        } else {
+            Err(SnapshotError::Lineage {
+                id: manifest.id.clone(),
+                problem: "has different sizes in the snapshot and its parent".to_owned(),
+            })
+        }
+    }
+}
+
+/// Returns the sizes of memory and of each disk, in bytes.
+fn sizes(manifest: &Manifest) -> (u64, Vec<u64>) {
+    let disks = manifest.disks.iter().map(|disk| disk.bytes).collect();
+    (manifest.memory.bytes, disks)
 }

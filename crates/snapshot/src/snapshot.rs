@@ -1,5 +1,8 @@
 //! A published snapshot, which is checked when it is opened.
 
+pub(crate) mod missing;
+pub(crate) mod working_set;
+
 use crate::checked_snapshots::{CheckedSnapshots, FileStamp, SnapshotStamps};
 use crate::manifest::{Manifest, check_id};
 use crate::{SnapshotError, VerifyResult, checksums, store_index};

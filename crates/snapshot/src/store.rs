@@ -1,9 +1,15 @@
 //! Store of snapshots in a directory.
 
+pub(crate) mod fold;
+pub(crate) mod import;
+mod merge;
+pub(crate) mod parts;
+
 use crate::manifest::{Manifest, check_id};
 use crate::snapshot::MANIFEST;
+use crate::snapshot::missing::MISSING_FILE;
 use crate::store_index::{self, StoreIndex};
-use crate::{Lineage, Snapshot, SnapshotDraft, SnapshotError};
+use crate::{Lineage, Snapshot, SnapshotDraft, SnapshotError, checksums};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, DirEntry, File, Permissions, ReadDir};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -191,6 +197,19 @@ impl Store {
             now,
         })
     }
+
+    /// Checks snapshot `id` for damage: missing files, files of unexpected size, and small files
+    /// that differ from their checksums. Layers are not read, and ancestors are not checked.
+    pub fn find_damage(&self, id: &str) -> Option<SnapshotError> {
+        let snapshot = self.get(id);
+        let checked = snapshot.and_then(|snapshot| checksums::verify_small_files(&snapshot));
+        checked.err().filter(SnapshotError::is_damage)
+    }
+
+    /// Returns whether chunks of snapshot `id` are missing. Checks the existence of one file.
+    pub fn is_incomplete(&self, id: &str) -> bool {
+        self.root().join(id).join(MISSING_FILE).exists()
+    }
 }
 
 /// Iterator over the ids of a store's snapshots ([`Store::walk`]).
@@ -233,14 +252,13 @@ fn is_abandoned(entry: &DirEntry, name: &str, now: SystemTime) -> bool {
         // Captured drafts whose guests are lost were discarded earlier.
         return old && name.starts_with(CAPTURED_PREFIX);
     };
-    match name.contains(run_id()) {
+    if name.contains(run_id()) {
         // A draft of this process is in use while it exists.
-        true => old && name.starts_with(TRASH_PREFIX),
+        old && name.starts_with(TRASH_PREFIX)
+    } else {
         // Created by an earlier process, whose id may have been reused for this process.
-        false => {
-            let own = pid == std::process::id().to_string();
-            old || own || !Path::new("/proc").join(pid).exists()
-        }
+        let own = pid == std::process::id().to_string();
+        old || own || !Path::new("/proc").join(pid).exists()
     }
 }
 

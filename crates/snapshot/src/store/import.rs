@@ -2,13 +2,13 @@
 
 use crate::draft::remove_draft;
 use crate::manifest::{Manifest, check_id};
-use crate::missing::PIN_FILE;
+use crate::snapshot::missing::PIN_FILE;
+use crate::snapshot::working_set::SET_FILES;
 use crate::snapshot::{
     MANIFEST, MAX_MANIFEST_BYTES, MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index,
     disk_layer, read,
 };
-use crate::working_set::SET_FILES;
-use crate::{Lineage, MissingMemory, SnapshotError, Store, checksums};
+use crate::{MissingMemory, SnapshotError, Store, checksums};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -103,25 +103,6 @@ impl Store {
         // The path of the draft now refers to nothing, or to the replaced files.
         drop(draft);
         self.get(id)
-    }
-}
-
-impl Lineage {
-    /// Checks that a snapshot with `manifest` can be a child of the newest snapshot.
-    fn check_child(&self, manifest: &Manifest) -> Result<(), SnapshotError> {
-        let sizes = |m: &Manifest| {
-            let disks: Vec<u64> = m.disks.iter().map(|disk| disk.bytes).collect();
-            (m.memory.bytes, disks)
-        };
-        let below = self.newest().map(|parent| sizes(parent.manifest()));
-        if below == Some(sizes(manifest)) {
-            Ok(())
-        } else {
-            Err(SnapshotError::Lineage {
-                id: manifest.id.clone(),
-                problem: "has different sizes in the snapshot and its parent".to_owned(),
-            })
-        }
     }
 }
 

@@ -19,10 +19,10 @@ use crate::checked_snapshots::FileStamp;
 use crate::checksums::CHECKSUMS_FILE;
 use crate::draft::remove_draft;
 use crate::manifest::Manifest;
+use crate::snapshot::working_set::SET_FILES;
 use crate::snapshot::{
     MANIFEST, MEMORY_INDEX, MEMORY_LAYER, Snapshot, disk_index, disk_layer, read_index,
 };
-use crate::working_set::SET_FILES;
 use crate::{SnapshotError, SnapshotLayer, Store};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, UnitSet};
 use jiffy_proto::snapshot::{FileIdentity, FoldedLayers, SnapshotLayerFiles};

@@ -24,11 +24,14 @@ struct IndexedLayers(Vec<(SnapshotLayer, LayerIndex)>);
 
 impl IndexedLayers {
     fn open(lineage: &Lineage) -> Result<Self, SnapshotError> {
-        let layers = lineage.snapshots().iter().zip(lineage.memory()?);
-        let layers = layers.map(|(snapshot, layer)| {
-            let index = read_index(&layer.index).map_err(SnapshotError::io(snapshot.path()))?;
-            Ok((layer, index))
-        });
+        let layers = lineage
+            .snapshots()
+            .iter()
+            .zip(lineage.memory()?)
+            .map(|(snapshot, layer)| {
+                let index = read_index(&layer.index).map_err(SnapshotError::io(snapshot.path()))?;
+                Ok((layer, index))
+            });
         layers.collect::<Result<_, _>>().map(Self)
     }
 

@@ -1,13 +1,13 @@
 //! Files of a snapshot for other hosts, with the chunks that its ancestors provide.
 
 use crate::manifest::Manifest;
-use crate::missing::MISSING_FILE;
+use crate::snapshot::missing::MISSING_FILE;
+use crate::snapshot::working_set::SET_FILES;
 use crate::snapshot::{
     MANIFEST, MAX_MANIFEST_BYTES, MEMORY_INDEX, MEMORY_LAYER, STATE, disk_index, disk_layer,
     read_index,
 };
 use crate::snapshot_dir::SnapshotDir;
-use crate::working_set::SET_FILES;
 use crate::{SnapshotError, Store};
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
 use std::fs::File;

@@ -4,7 +4,7 @@
 
 use crate::snapshot::read;
 use crate::snapshot_dir::SnapshotDir;
-use crate::{Lineage, Snapshot, SnapshotError, Store};
+use crate::{Snapshot, SnapshotError};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -94,19 +94,5 @@ impl Snapshot {
         } else {
             Ok(())
         }
-    }
-}
-
-impl Store {
-    /// Returns whether chunks of snapshot `id` are missing. Checks the existence of one file.
-    pub fn is_incomplete(&self, id: &str) -> bool {
-        self.root().join(id).join(MISSING_FILE).exists()
-    }
-}
-
-impl Lineage {
-    /// Returns whether no layer has missing chunks.
-    pub fn is_complete(&self) -> bool {
-        self.snapshots().iter().all(|s| s.check_complete().is_ok())
     }
 }
