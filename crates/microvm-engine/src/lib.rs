@@ -6,7 +6,6 @@
 //! socket is closed. A detached guest ([`MicroVm::detach`]) continues to run until another process
 //! adopts it ([`MicroVm::adopt`]).
 
-mod adopt;
 mod boot_error;
 mod boot_steps;
 mod control_path;
@@ -15,13 +14,9 @@ mod exit_reason;
 mod greeting_task;
 pub mod host_kvm;
 mod jail_namespaces;
-mod restore;
-mod rollback;
-mod snapshot;
 mod snapshot_context;
 mod spare_vmms;
 mod spec;
-mod unassigned;
 mod vm;
 mod vmm;
 mod vmm_driver;
@@ -29,14 +24,14 @@ mod vmm_launcher;
 mod vmm_limits;
 mod vmm_process;
 
-pub use adopt::{AdoptError, AdoptSpec, CapturedSpec, end_unadopted};
 pub use boot_error::BootError;
 pub use jail_namespaces::JailError;
 pub use jiffy_confinement::{CgroupError, Cgroups};
-pub use restore::{FirstUsePages, LazyMemory, MemoryPolicy, RestoreSpec};
-pub use rollback::{RollbackError, RollbackSpec};
 pub use snapshot_context::{SaveError, SnapshotSpec, WorkingSet};
 pub use spec::{BootSpec, ModulesImage, NetSpec};
-pub use unassigned::UnassignedMicroVm;
+pub use vm::adopt::{AdoptError, AdoptSpec, CapturedSpec, end_unadopted};
+pub use vm::restore::{FirstUsePages, LazyMemory, MemoryPolicy, RestoreSpec};
+pub use vm::rollback::{RollbackError, RollbackSpec};
+pub use vm::unassigned::UnassignedMicroVm;
 pub use vm::{ConnectError, Connector, MicroVm};
 pub use vmm::Vmm;

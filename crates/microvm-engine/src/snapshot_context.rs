@@ -1,5 +1,7 @@
 //! State for snapshots of a running microVM.
 
+mod publish;
+
 use jiffy_proto::agent::Hello;
 use jiffy_proto::channel::ChannelError;
 use jiffy_proto::snapshot::{AfterSnapshot, SnapshotReport};

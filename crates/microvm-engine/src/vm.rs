@@ -1,9 +1,14 @@
 //! Running microVM.
 
+pub(crate) mod adopt;
 mod boot;
 mod connector;
 mod launch;
 mod requests;
+pub(crate) mod restore;
+pub(crate) mod rollback;
+pub(crate) mod snapshot;
+pub(crate) mod unassigned;
 
 pub(crate) use connector::ConnectGate;
 pub use connector::{ConnectError, Connector};

@@ -98,7 +98,7 @@ impl VmmDriver {
             greeting.abort();
         }
         let end = classify(self.cause.take(), status, over_limit, &self.console.tail());
-        tracing::debug!(?end, "sandbox ended");
+        tracing::debug!(?end, "VMM exited");
         // Publish the reason before the channel of steps closes: a task that waits for a step reads
         // the reason then.
         end_sender.send_replace(Some(end));

@@ -140,8 +140,8 @@ impl VmmLauncher {
             in_new_pid_namespace(start)?
         } else {
             start()
-        };
-        let child = child.map_err(failed)?;
+        }
+        .map_err(failed)?;
         if let Some(pid) = child.id() {
             messages.forward("jiffy-vmm", pid);
         }

@@ -2,9 +2,9 @@
 
 use crate::boot_error::{BOOT_TIMEOUT, BootError};
 use crate::boot_steps::BootStep;
-use crate::restore::{FirstUsePages, LineageFiles, MemoryPolicy, layers};
 use crate::snapshot_context::{SnapshotContext, add_fd};
 use crate::vm::MicroVm;
+use crate::vm::restore::{FirstUsePages, LineageFiles, MemoryPolicy, layers};
 use jiffy_proto::agent::Identity;
 use jiffy_proto::snapshot::{DiskRollback, RollbackConfig, RollbackReport};
 use jiffy_proto::vm::{Event, FdIndex, Request};

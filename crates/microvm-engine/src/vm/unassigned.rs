@@ -2,8 +2,8 @@
 
 use crate::boot_error::{BOOT_TIMEOUT, BootError};
 use crate::boot_steps::BootStep;
-use crate::restore::RestoreSpec;
 use crate::vm::MicroVm;
+use crate::vm::restore::RestoreSpec;
 use jiffy_engine_api::steps::{self, StepGuard};
 use jiffy_proto::agent::Identity;
 use std::time::Instant;

@@ -1,0 +1,86 @@
+//! Publication of a snapshot that the VMM has written.
+
+use super::{SaveError, SnapshotContext, UnpublishedSnapshot};
+use jiffy_engine_api::now_ms;
+use jiffy_proto::snapshot::SnapshotReport;
+use jiffy_snapshot::{DiskSizes, Manifest, MemorySizes, SNAPSHOT_FORMAT, Snapshot, Versions};
+use std::fs::File;
+
+impl SnapshotContext {
+    /// Publishes the unpublished snapshot, if any. If this fails, the snapshot remains unpublished.
+    pub fn publish(&mut self) -> Result<Option<(Snapshot, SnapshotReport)>, SaveError> {
+        let Some(mut unpublished) = self.unpublished.take() else {
+            return Ok(None);
+        };
+        let published = self.try_publish(&mut unpublished);
+        if published.is_err() {
+            // No later controller may publish the draft; only this process retries.
+            unpublished.draft.remove_on_drop();
+            self.unpublished = Some(unpublished);
+        }
+        published.map(Some)
+    }
+
+    fn try_publish(
+        &mut self,
+        of: &mut UnpublishedSnapshot,
+    ) -> Result<(Snapshot, SnapshotReport), SaveError> {
+        let manifest = manifest(self, of)?;
+        let overlays = std::slice::from_ref(&of.frozen);
+        let snapshot = of.draft.publish(&manifest, overlays, of.spec.durability)?;
+        self.parent = Some((of.spec.id.clone(), snapshot.hold()?));
+        if let Some(touched) = &of.touched {
+            // Ignore the error: this is a hint. A VMM of an earlier version leaves the file empty.
+            let _ = snapshot.put_touched(touched);
+        }
+        Ok((snapshot, of.report.clone()))
+    }
+}
+
+fn manifest(context: &SnapshotContext, of: &UnpublishedSnapshot) -> Result<Manifest, SaveError> {
+    let UnpublishedSnapshot {
+        draft,
+        frozen,
+        spec,
+        report,
+        ..
+    } = of;
+    let size = |file: &File| {
+        let failed = |source| SaveError::Host {
+            what: "cannot read the size of a layer",
+            source,
+        };
+        file.metadata().map(|m| m.len()).map_err(failed)
+    };
+    let index =
+        jiffy_snapshot::read_index(&draft.disk_indexes[0]).map_err(|source| SaveError::Host {
+            what: "cannot read the disk index",
+            source,
+        })?;
+    let hello = context.hello.as_ref();
+    Ok(Manifest {
+        format: SNAPSHOT_FORMAT,
+        id: spec.id.clone(),
+        parent: context.parent.as_ref().map(|(id, _)| id.clone()),
+        template: spec.template.clone(),
+        created_ms: now_ms(),
+        versions: Versions {
+            vmm: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel: hello.map(|h| h.kernel.clone()).unwrap_or_default(),
+            agent: hello.map(|h| h.version.clone()).unwrap_or_default(),
+        },
+        cpu: report.cpu.clone(),
+        vcpus: report.vcpus,
+        memory: MemorySizes {
+            bytes: size(&draft.memory)?,
+            stored: report.stored,
+            zero: report.zero,
+        },
+        disks: vec![DiskSizes {
+            bytes: size(frozen)?,
+            stored: index.stored.count(),
+        }],
+        net: context.net,
+        modules: context.modules.clone(),
+    })
+}
