@@ -170,7 +170,7 @@ pub(crate) fn logs_refusals() -> bool {
     let check = program::run("nft", &["--check", "-f", "-"], &script);
     check
         .inspect_err(
-            |e| tracing::warn!(error = %e, "refused connections of sandboxes cannot be recorded"),
+            |e| tracing::warn!(error = %e, "cannot record denied connections of sandboxes"),
         )
         .is_ok()
 }

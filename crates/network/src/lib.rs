@@ -23,7 +23,6 @@ mod namespace;
 mod netlink_batch;
 mod network;
 mod network_state;
-mod outbound;
 mod policy;
 mod policy_tables;
 mod program;
@@ -36,7 +35,6 @@ mod slot_layout;
 mod slot_lease;
 mod slot_numbers;
 mod slot_rules;
-mod slot_worker;
 mod sniff;
 mod special_ranges;
 #[cfg(test)]

@@ -10,6 +10,7 @@ use crate::guest_connections::GuestConnections;
 use crate::host;
 use crate::host_addresses::{AddressChanges, HostAddresses};
 use crate::namespace;
+use crate::network_state::slot_worker::ReleasedSlot;
 use crate::network_state::{NetworkState, blocking};
 use crate::policy::{EgressPolicy, HostReachability, RulesError};
 use crate::program;
@@ -18,14 +19,14 @@ use crate::slot_layout;
 use crate::slot_lease::SlotLease;
 use crate::slot_numbers::SlotNumbers;
 use crate::slot_rules::SlotRules;
-use crate::slot_worker::ReleasedSlot;
-use crate::upstream::Upstreams;
+use crate::upstream::{self, Upstreams};
 use ipnet::{IpNet, Ipv4Net};
 use jiffy_engine_api::{BurstMemory, NetworkRules};
 use jiffy_proto::internal::ControlPlaneConnector;
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::fs::File;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -268,8 +269,9 @@ impl Network {
     pub async fn adopt(&self, number: u32, rules: &NetworkRules) -> Result<SlotLease, NetError> {
         self.0.numbers.lock().enter(number);
         let config = self.0.config.clone();
-        let sockets = blocking(move || slot::listen(&config, number)).await;
-        let sockets = sockets.inspect_err(|_| self.0.release(ReleasedSlot::new(number)))?;
+        let sockets = blocking(move || slot::listen(&config, number))
+            .await
+            .inspect_err(|_| self.0.release(ReleasedSlot::new(number)))?;
         let lease = self.lease(number, None, sockets)?;
         lease.keep();
         // Enforce the rules again: the operator may have changed the permitted private ranges.
@@ -341,6 +343,17 @@ impl Network {
         if let Some(worker) = self.0.worker.lock().take() {
             let _ = worker.join();
         }
+    }
+
+    /// Resolves a name with the host's name servers.
+    pub async fn lookup(&self, name: &str) -> Vec<IpAddr> {
+        let (policy, upstreams) = self.usual();
+        upstream::addresses(name, &policy.upstreams(upstreams), policy.ipv6()).await
+    }
+
+    /// Returns true if a slot without rules of its own can reach `address`.
+    pub fn permits(&self, address: IpAddr) -> bool {
+        self.usual().0.allows(address)
     }
 }
 

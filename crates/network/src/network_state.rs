@@ -1,12 +1,14 @@
 //! Shared state of a network, and creation of its slots.
 
+pub(crate) mod slot_worker;
+
 use crate::NetError;
 use crate::conntrack::ConntrackWatcher;
 use crate::host_addresses::AddressFollower;
+use crate::network_state::slot_worker::ReleasedSlot;
 use crate::policy::HostReachability;
 use crate::slot::{self, NicKind, Slot, SlotConfig};
 use crate::slot_numbers::SlotNumbers;
-use crate::slot_worker::ReleasedSlot;
 use crate::upstream::Upstreams;
 use jiffy_engine_api::BurstMemory;
 use jiffy_proto::internal::ControlPlaneConnector;

@@ -45,12 +45,12 @@ impl ProxyListeners {
         let open = |address: IpAddr| {
             let both = PROXY_PORTS
                 .into_iter()
-                .zip([SniffProtocol::Http, SniffProtocol::Tls]);
-            let both = both.map(move |(port, protocol)| {
-                let listener = net::TcpListener::bind((address, port))?;
-                listener.set_nonblocking(true)?;
-                Ok::<_, io::Error>((listener, protocol))
-            });
+                .zip([SniffProtocol::Http, SniffProtocol::Tls])
+                .map(move |(port, protocol)| {
+                    let listener = net::TcpListener::bind((address, port))?;
+                    listener.set_nonblocking(true)?;
+                    Ok::<_, io::Error>((listener, protocol))
+                });
             both.collect::<io::Result<Vec<_>>>()
         };
         let failed = |address| NetError::host(format!("listening at {address}:{PROXY_PORTS:?}"));
@@ -213,8 +213,8 @@ impl ProxyRoute {
         dialled: Option<SocketAddr>,
     ) -> ConnectResult {
         let policy = self.policy.borrow().clone();
-        let key = policy.and_then(|policy| policy.control_plane().map(str::to_owned));
-        let key = key
+        let key = policy
+            .and_then(|policy| policy.control_plane().map(str::to_owned))
             .filter(|_| protocol == SniffProtocol::Http)
             .ok_or(ProxyRefusal::Forbidden)?;
         let connector = self.control_plane.as_ref().ok_or(ProxyRefusal::Silent)?;

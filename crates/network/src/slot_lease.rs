@@ -5,14 +5,16 @@ use crate::connections::{ConnectionRecorder, RecordReader};
 use crate::dns::DnsServer;
 use crate::guest_connections::GuestConnections;
 use crate::namespace;
+use crate::network_state::slot_worker::ReleasedSlot;
 use crate::network_state::{NetworkState, blocking};
 use crate::policy::EgressPolicy;
 use crate::proxy::{NameProxy, ProxyRoute};
 use crate::slot;
-use crate::slot_worker::ReleasedSlot;
 use jiffy_engine_api::{ConnectionLog, GuestStream, NetworkRules};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use parking_lot::Mutex;
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -154,6 +156,21 @@ impl SlotLease {
     /// Marks the guest as terminated: dropping the lease removes the slot.
     pub fn release(&self) {
         self.kept.store(false, Ordering::Release);
+    }
+
+    /// Opens a non-blocking TCP socket in the guest's network namespace. All its packets pass the
+    /// tables of slot and host.
+    pub fn tcp_socket(&self, ipv6: bool) -> Result<OwnedFd, NetError> {
+        let family = if ipv6 {
+            AddressFamily::Inet6
+        } else {
+            AddressFamily::Inet
+        };
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        namespace::enter(&self.guest_name(), || {
+            socket(family, SockType::Stream, flags, SockProtocol::Tcp)
+                .map_err(|e| NetError::host("opening a socket in a slot")(e.into()))
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Connections as reported by the kernel's connection tracking
 //! (linux/netfilter/nfnetlink_conntrack.h).
 
+use super::line_ring::LineRing;
 use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, long, word};
 use crate::guest::{ADDRESS, ADDRESS6, GATEWAY, GATEWAY6};
 use jiffy_engine_api::{ConnectionProtocol, ConnectionRecord};
@@ -71,6 +72,11 @@ impl ConntrackFlow {
             refused: None,
             times: 1,
         }
+    }
+
+    /// Returns whether `ring` has a line of this connection.
+    pub fn is_among(&self, ring: &LineRing) -> bool {
+        self.began_ms.is_some_and(|began| ring.has(self.id, began))
     }
 }
 

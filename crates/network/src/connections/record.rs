@@ -212,12 +212,6 @@ impl ConnectionRecorder {
     }
 }
 
-impl flow::ConntrackFlow {
-    fn is_among(&self, ring: &LineRing) -> bool {
-        self.began_ms.is_some_and(|began| ring.has(self.id, began))
-    }
-}
-
 impl ConnectionLog for ConnectionRecorder {
     fn read(&self) -> ConnectionRecords {
         let source = self.source.lock().clone();
