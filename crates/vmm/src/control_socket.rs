@@ -55,8 +55,10 @@ fn place_namespaces(control: &Channel) -> Result<(), DescriptorError> {
     }
     // Move the namespaces away from the range of their final numbers.
     let above = FIRST_FD + RawFd::try_from(NAMESPACES.len()).unwrap_or(RawFd::MAX);
-    let moved: io::Result<Vec<OwnedFd>> = namespaces.iter().map(|n| move_up(n, above)).collect();
-    let moved = moved?;
+    let moved = namespaces
+        .iter()
+        .map(|n| move_up(n, above))
+        .collect::<io::Result<Vec<OwnedFd>>>()?;
     drop(namespaces);
     for (number, namespace) in (FIRST_FD..).zip(&moved) {
         duplicate(namespace.as_fd(), number)?;

@@ -19,7 +19,7 @@ mod restore;
 mod rollback;
 mod save;
 
-pub use builder::{Machine, build};
+pub use builder::build;
 pub use devices::EventSlot;
 pub(crate) use devices::{borrow_eventfd, new_eventfd, report_device};
 pub use exit_counters::ExitCounters;
@@ -30,3 +30,87 @@ pub use kvm_vm::{KvmVm, VCPUS_AHEAD};
 pub use received_fds::ReceivedFds;
 pub use restore::restore;
 pub use rollback::RollbackTarget;
+
+use crate::GuestMemory;
+use crate::error::VmmError;
+use crate::poll::Poller;
+use crate::snapshot::lazy_memory::LazyMemory;
+use crate::snapshot::machine_state::MachineShape;
+use crate::snapshot::memory_layers::MemoryLayers;
+use crate::snapshot::populate::DeferredCopies;
+use crate::snapshot::revert_memory::{CapturedPages, MappedFiles};
+use bus::{Bus, SharedDevice, lock};
+use kvm_ioctls::{VcpuFd, VmFd};
+use std::sync::Arc;
+use vmm_sys_util::eventfd::EventFd;
+
+/// Machine before its first instruction.
+pub struct Machine {
+    /// Address spaces of the machine.
+    pub bus: Arc<Bus>,
+    /// virtio devices in guest order. Disks come first.
+    pub devices: Vec<SharedDevice>,
+    /// Number of disks in `devices`.
+    disks: usize,
+    /// vCPUs in order of their ids.
+    pub vcpus: Vec<VcpuFd>,
+    /// Descriptors of the event loop, including the descriptors of all devices except disks.
+    pub poller: Poller,
+    /// Descriptors of the disk thread.
+    pub disk_poller: Poller,
+    /// Signalled when a device fails during a vCPU's access.
+    pub device_failed: EventFd,
+    /// Guest memory.
+    pub memory: GuestMemory,
+    /// Layers below guest memory.
+    pub layers: MemoryLayers,
+    /// Files from which the layers are mapped.
+    pub mapped: MappedFiles,
+    /// Guest's private pages at the time of the newest layer. `None` unless this machine wrote that
+    /// layer.
+    pub captured: Option<CapturedPages>,
+    /// True if a fork has write-protected memory since the last rollback.
+    pub protected: bool,
+    /// Pages that are copied when the guest is first used.
+    pub deferred_copies: DeferredCopies,
+    /// Lazily fetched memory. `None` if all memory is stored on this host.
+    pub lazy: Option<Arc<LazyMemory>>,
+    /// Size and processor features, which are saved with the state.
+    pub shape: MachineShape,
+    /// MSRs that are part of a vCPU's state.
+    pub msrs: Arc<Vec<u32>>,
+    /// KVM's VM descriptor.
+    pub vm: Arc<VmFd>,
+    /// Kick descriptors of all queues. They exist as long as the machine.
+    kicks: Vec<EventFd>,
+}
+
+impl Machine {
+    /// Returns the devices that the event loop serves. They exclude disks: a disk's lock is held
+    /// while the host's storage responds, so the event loop must never take it.
+    pub fn devices_of_event_loop(&self) -> Vec<SharedDevice> {
+        self.devices.get(self.disks..).unwrap_or_default().to_vec()
+    }
+
+    /// Kicks all queues with pending work, like the guest would. The threads that serve the devices
+    /// then process them. No vCPU or device may be running.
+    pub fn kick_pending_queues(&self) {
+        let queues = self.devices.iter().flat_map(|device| {
+            let queues = 0..lock(device).queue_count();
+            queues.map(move |queue| (device, queue))
+        });
+        for ((device, queue), kick) in queues.zip(&self.kicks) {
+            if lock(device).needs_check(queue) {
+                // Ignore the error: it only means that the counter is full, so a kick is already
+                // pending.
+                let _ = kick.write(1);
+            }
+        }
+    }
+
+    /// Makes KVM drop all state derived from guest memory. Guest memory may then be changed until a
+    /// vCPU runs again. No vCPU may be running.
+    pub fn forget_shadows(&self) -> Result<(), VmmError> {
+        memory_slots::drop_shadows(&self.vm, &self.memory)
+    }
+}

@@ -138,8 +138,10 @@ fn parse(text: &str) -> Option<Vec<u32>> {
         .step_by(8)
         .map(|at| text.get(at..at + 8))
         .collect::<Option<_>>()?;
-    let words = digits.iter().map(|word| u32::from_str_radix(word, 16).ok());
-    let words: Vec<u32> = words.collect::<Option<_>>()?;
+    let words: Vec<u32> = digits
+        .iter()
+        .map(|word| u32::from_str_radix(word, 16).ok())
+        .collect::<Option<_>>()?;
     (words.len() == WORDS).then_some(words)
 }
 

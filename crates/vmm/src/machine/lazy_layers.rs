@@ -74,8 +74,8 @@ impl LazyLayerSet {
         let Some(source) = source else {
             return map_layers(plan, layers, linear).map(|()| None);
         };
-        let userfaultfd = Userfaultfd::new(source.userfaultfd.as_fd());
-        let userfaultfd = userfaultfd.map_err(|e| VmmError::host("/dev/userfaultfd", e))?;
+        let userfaultfd = Userfaultfd::new(source.userfaultfd.as_fd())
+            .map_err(|e| VmmError::host("/dev/userfaultfd", e))?;
         let lazy = LazyLayers {
             layers,
             userfaultfd: &userfaultfd,

@@ -213,8 +213,8 @@ impl Vm {
             ];
             keep.extend(files.memory.direct.as_ref().map(AsRawFd::as_raw_fd));
             keep.extend(self.machine.layers.descriptors());
-            let child = WriterProcess::start(&mut writer, &keep);
-            let child = child.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
+            let child = WriterProcess::start(&mut writer, &keep)
+                .or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
             self.machine.protected = true;
             report.phases.copy_us = micros(background_copy);
             drop(paused_disks);
@@ -282,11 +282,10 @@ impl Vm {
             )));
         }
         let disks = self.machine.writable_disks().len();
-        if config.disks.len() != disks {
-            return Err(VmmError::Config(format!(
-                "{} overlays for {disks} writable disks",
-                config.disks.len()
-            )));
+        let overlays = config.disks.len();
+        if overlays != disks {
+            let reason = format!("{overlays} overlays for {disks} writable disks");
+            return Err(VmmError::Config(reason));
         }
         let mut take = |fd: FdIndex, what: &str| fds.take(fd, what).map(File::from);
         Ok(SnapshotOutputs {
@@ -328,9 +327,10 @@ impl Vm {
         let state = self.machine.save(&self.vcpus)?.encode()?;
         phases.state_us = micros(reading);
         let scanning = Instant::now();
-        let own = pagemap.map(|file| scan_pages(file, linear, PageFilter::Private));
-        let own = own.transpose();
-        let own = own.map_err(|e| VmmError::host("searching for written pages", e))?;
+        let own = pagemap
+            .map(|file| scan_pages(file, linear, PageFilter::Private))
+            .transpose()
+            .map_err(|e| VmmError::host("searching for written pages", e))?;
         let mut candidates = match &own {
             Some(pages) => pages.coarser(CHUNK_SIZE / u64::from(MEMORY_PAGE)),
             None => UnitSet::full(linear.chunks()),

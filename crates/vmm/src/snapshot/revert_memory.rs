@@ -100,8 +100,8 @@ impl OwnPages<'_> {
 }
 
 fn identity(file: Option<&File>) -> Result<FileIdentity, VmmError> {
-    let metadata = file.map(File::metadata);
-    let metadata = metadata
+    let metadata = file
+        .map(File::metadata)
         .unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into()))
         .map_err(|e| VmmError::host("file of a memory layer", e))?;
     Ok((metadata.dev(), metadata.ino()))
@@ -110,8 +110,9 @@ fn identity(file: Option<&File>) -> Result<FileIdentity, VmmError> {
 impl MappedFiles {
     /// Returns the files that `plan` maps from `layers`.
     pub fn of(plan: &MappingPlan, layers: &MemoryLayers) -> Result<Self, VmmError> {
-        let identities = (0..layers.len()).map(|number| identity(layers.file(number)));
-        let identities = identities.collect::<Result<Vec<FileIdentity>, VmmError>>()?;
+        let identities = (0..layers.len())
+            .map(|number| identity(layers.file(number)))
+            .collect::<Result<Vec<FileIdentity>, VmmError>>()?;
         let mapped = plan.map.iter().filter_map(|(layer, run)| {
             let identity = identities.get(*layer)?;
             Some((*identity, run.clone()))

@@ -150,9 +150,10 @@ fn inflate(
     for run in page_runs(buffers)? {
         let pages = usize::try_from(run.end - run.start).unwrap_or(usize::MAX);
         let start = GuestAddress(run.start << PAGE_SHIFT);
-        let slices = memory.get_slices(start, pages.saturating_mul(1 << PAGE_SHIFT));
-        let slices: Result<Vec<_>, _> = slices.collect();
-        let slices = slices.map_err(|e| DeviceError::Guest(format!("page outside memory: {e}")))?;
+        let slices = memory
+            .get_slices(start, pages.saturating_mul(1 << PAGE_SHIFT))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|e| DeviceError::Guest(format!("page outside memory: {e}")))?;
         for slice in &slices {
             drop_pages(slice, lazy)?;
         }
