@@ -1,11 +1,29 @@
-//! State shared by all connections of a gateway.
+//! State shared by all connections of a gateway, and decisions about requests.
+
+mod pass;
+
+pub(crate) use pass::RequestContext;
 
 use crate::admission::ConnectionAdmission;
 use crate::config::GatewayConfig;
-use crate::counters::GatewayCounters;
+use crate::counters::{GatewayCounters, add};
+use crate::file_link::FileLink;
 use crate::pool::GuestConnectionPool;
 use crate::preview_link::LinkSigner;
+use crate::request_error::RequestError;
+use crate::route::{Addressing, Route, SandboxTarget, route};
+use crate::sandboxes::{OpenError, Sandboxes};
+use hyper::StatusCode;
+use hyper::header::ORIGIN;
+use hyper::http::request::Parts;
+use jiffy_proto::agent::ENVD_PORT;
 use std::sync::Arc;
+use tokio::time::timeout;
+use tracing::debug;
+
+/// TCP port of the agent in the guest.
+const AGENT_PORT: u16 = 49_983;
+const _: () = assert!(AGENT_PORT as u32 == ENVD_PORT);
 
 /// State shared by all connections.
 #[derive(Debug)]
@@ -16,4 +34,81 @@ pub(crate) struct GatewayState<S> {
     pub(crate) counters: Arc<GatewayCounters>,
     pub(crate) pool: Arc<GuestConnectionPool>,
     pub(crate) admission: Arc<ConnectionAdmission>,
+}
+
+impl<S: Sandboxes> GatewayState<S> {
+    /// Routes a request. Isolated pages of guests send `Origin: null` with cross-origin requests,
+    /// which must not reach the control plane.
+    pub(crate) fn decide(&self, parts: &Parts) -> Route {
+        match route(parts, &self.config) {
+            Route::ControlPlane
+                if self.config.isolate_paths
+                    && parts.headers.get(ORIGIN).is_some_and(|o| o == "null") =>
+            {
+                Route::Refused(
+                    StatusCode::FORBIDDEN,
+                    "Pages without an origin may not call the control plane",
+                )
+            }
+            Route::ControlPlane => self.route_file_link(parts),
+            route => route,
+        }
+    }
+
+    /// Routes a request without a sandbox: a signed link to a file leads to the sandbox whose token
+    /// signed it.
+    fn route_file_link(&self, parts: &Parts) -> Route {
+        let Some(link) = FileLink::of(parts) else {
+            return Route::ControlPlane;
+        };
+        let id = self
+            .sandboxes
+            .find_by_token(|token| link.is_signed_with(token));
+        match (id, parts.uri.path_and_query()) {
+            (Some(id), Some(path)) => Route::Sandbox(SandboxTarget {
+                id,
+                port: AGENT_PORT,
+                path: path.clone(),
+                addressing: Addressing::Headers,
+            }),
+            _ => Route::Refused(
+                StatusCode::UNAUTHORIZED,
+                "The signature matches no sandbox on this server: request a new link",
+            ),
+        }
+    }
+
+    /// Replaces the error of an interrupted exchange by its cause, if the sandbox was killed or
+    /// paused.
+    pub(crate) async fn with_cause(&self, failure: RequestError, id: &str) -> RequestError {
+        if !matches!(failure, RequestError::Unavailable(_)) {
+            return failure;
+        }
+        let why = timeout(self.config.limits.open, self.sandboxes.why_gone(id)).await;
+        match why {
+            Ok(Some(OpenError::NotFound)) => RequestError::NotFound,
+            Ok(Some(OpenError::NotRunning)) => RequestError::NotRunning,
+            _ => failure,
+        }
+    }
+
+    /// Logs and counts a failed request.
+    pub(crate) fn failed(&self, failure: &RequestError) {
+        debug!(%failure, "rejected a request");
+        let counters = &self.counters;
+        let counter = match failure {
+            RequestError::Refused(..) => &counters.refused,
+            RequestError::HostOnly | RequestError::Token | RequestError::Link => {
+                &counters.forbidden
+            }
+            RequestError::NotFound | RequestError::NotRunning => &counters.not_found,
+            RequestError::PortClosed => &counters.port_closed,
+            RequestError::Unavailable(_) => &counters.unavailable,
+            RequestError::Limit(_)
+            | RequestError::ExchangeLimit(_)
+            | RequestError::Busy
+            | RequestError::Overloaded => &counters.limited,
+        };
+        add(counter, 1);
+    }
 }

@@ -1,0 +1,241 @@
+//! Passes requests of clients to guests, after checking their access.
+
+use super::GatewayState;
+use crate::body::{Body, full};
+use crate::counters::add;
+use crate::exchange;
+use crate::headers::{HeaderRewrite, TRAFFIC_TOKEN, requested_host, upgrade};
+use crate::host_only_path::is_host_only;
+use crate::in_flight_exchange::InFlightExchange;
+use crate::internal;
+use crate::peer::Peer;
+use crate::preview_link::take_link;
+use crate::request_body::ClientRequestBody;
+use crate::request_error::RequestError;
+use crate::request_id::RequestId;
+use crate::response_body::{BodyUntil, ClientResponseBody};
+use crate::route::{Addressing, SandboxTarget, only};
+use crate::sandboxes::{SandboxAccess, Sandboxes};
+use crate::tasks::ConnectionTasks;
+use crate::tunnel;
+use http_body_util::BodyExt;
+use hyper::header::{COOKIE, HeaderValue, LOCATION, SET_COOKIE};
+use hyper::http::request::Parts;
+use hyper::{Method, Response, StatusCode, Version};
+use jiffy_http::PooledBody;
+use jiffy_proto::agent::ENVD_PORT;
+use jiffy_proto::internal::InternalOrigin;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use subtle::ConstantTimeEq;
+use tracing::Instrument;
+
+/// Cookie to set in the response.
+type Cookie = Option<HeaderValue>;
+
+/// Context of a client's request, apart from head and body.
+pub(crate) struct RequestContext {
+    pub(crate) peer: Peer,
+    pub(crate) origin: Option<Arc<InternalOrigin>>,
+    pub(crate) request_id: RequestId,
+    pub(crate) upgrade: hyper::upgrade::OnUpgrade,
+    pub(crate) tasks: ConnectionTasks,
+}
+
+impl<S: Sandboxes> GatewayState<S> {
+    /// Passes a request to a guest, and the response to the client.
+    pub(crate) async fn pass(
+        &self,
+        mut target: SandboxTarget,
+        mut parts: Parts,
+        body: ClientRequestBody,
+        context: RequestContext,
+    ) -> Result<Response<Body>, RequestError> {
+        // Checked for all forms of addressing, including internal connections.
+        if u32::from(target.port) == ENVD_PORT && is_host_only(target.path.path()) {
+            return Err(RequestError::HostOnly);
+        }
+        let access = self
+            .sandboxes
+            .find(&target.id)
+            .ok_or(RequestError::NotFound)?;
+        let origin = context.origin.as_deref();
+        if origin.is_some_and(|origin| !internal::reaches(origin, &access)) {
+            return Err(RequestError::NotFound);
+        }
+        let protocol = upgrade(parts.version, &parts.headers);
+        if protocol.is_none()
+            && let Some(redirect) = with_slash(&target, &parts)
+        {
+            return Ok(redirect);
+        }
+        let (cookie, linked) = self.admit(&mut target, &parts, &access, context.peer.tls)?;
+        // A stream that was opened with a signed link is closed when the link is revoked.
+        let mut end = linked.then(|| {
+            let (sandboxes, id) = (self.sandboxes.clone(), target.id.clone());
+            Box::pin(async move { sandboxes.links_closed(&id).await })
+        });
+        let permit = self
+            .sandboxes
+            .begin(&access)
+            .map_err(RequestError::ExchangeLimit)?;
+        let max_exchanges = self.config.limits.exchanges;
+        let in_flight = InFlightExchange::begin(&self.counters, max_exchanges, permit)
+            .ok_or(RequestError::Overloaded)?;
+        let host = requested_host(&parts);
+        let rewrite = HeaderRewrite {
+            peer: context.peer,
+            request_id: &context.request_id,
+            target: &target,
+            host: &host,
+            access: &access,
+            config: &self.config,
+        };
+        rewrite.to_guest(&mut parts);
+        let key = (target.id.clone(), target.port);
+        let sending = exchange::send(self, &key, parts, body, protocol.is_some());
+        let (mut answer, connection) = match &mut end {
+            None => sending.await?,
+            Some(end) => tokio::select! {
+                sent = sending => sent?,
+                () = end => return Err(RequestError::Link),
+            },
+        };
+        add(&self.counters.answered, 1);
+        let switched = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
+        let upgraded = match (&protocol, answer.headers().get(hyper::header::UPGRADE)) {
+            (Some(_), Some(agreed)) if switched => Some(agreed.clone()),
+            _ if switched => {
+                return Err(RequestError::Unavailable(
+                    "it switched to a protocol that was not requested".to_owned(),
+                ));
+            }
+            _ => None,
+        };
+        let guest = upgraded.is_some().then(|| hyper::upgrade::on(&mut answer));
+        let (mut head, incoming) = answer.into_parts();
+        head.version = Version::HTTP_11;
+        rewrite.to_client(&mut head.headers, upgraded);
+        if let Some(cookie) = cookie {
+            head.headers.append(SET_COOKIE, cookie);
+        }
+        let Some(guest) = guest else {
+            let body = PooledBody::new(incoming, Arc::clone(&self.pool.idle), connection);
+            let body = ClientResponseBody::new(body, Arc::clone(&self.counters), in_flight);
+            let body = body.boxed_unsync();
+            let body = match end {
+                None => body,
+                Some(end) => BodyUntil::new(body, end).boxed_unsync(),
+            };
+            return Ok(Response::from_parts(head, body));
+        };
+        let (counters, half_closed) = (Arc::clone(&self.counters), self.config.limits.half_closed);
+        let stream = async move {
+            if let (Ok(client), Ok(guest)) = tokio::join!(context.upgrade, guest) {
+                add(&counters.upgraded, 1);
+                let joined = tunnel::join(client, guest, &counters, half_closed);
+                match end {
+                    None => joined.await,
+                    Some(end) => tokio::select! {
+                        () = joined => {}
+                        () = end => {}
+                    },
+                }
+            }
+            // Hold the connection and the permits until the stream ends.
+            drop((connection, in_flight));
+        };
+        context.tasks.spawn(stream.in_current_span());
+        Ok(Response::from_parts(head, full("")))
+    }
+
+    /// Checks that the client has access, and removes the parameters of a signed link from the
+    /// query. Returns the cookie that represents the link, and true if the client used a link.
+    fn admit(
+        &self,
+        target: &mut SandboxTarget,
+        parts: &Parts,
+        access: &SandboxAccess,
+        tls: bool,
+    ) -> Result<(Cookie, bool), RequestError> {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(u64::MAX, |since| since.as_secs());
+        let (id, port) = (&target.id, target.port);
+        let by_path = |expires: &str, signature: &str| {
+            let signer = self.signer.as_ref().filter(|_| !access.links_closed)?;
+            signer.opens_path(id, port, expires, signature, now)
+        };
+        let mut cookie = None;
+        let linked = match &target.addressing {
+            Addressing::Headers | Addressing::Host(None) => false,
+            Addressing::Host(Some((expires, signature))) => {
+                let signer = self.signer.as_ref().ok_or(RequestError::Link)?;
+                let opens = signer.opens_label(id, port, expires, signature, now);
+                if !opens || access.links_closed {
+                    return Err(RequestError::Link);
+                }
+                true
+            }
+            Addressing::Path(prefix) => match take_link(&target.path) {
+                Some((path, expires, signature)) => {
+                    let until = by_path(&expires, &signature).ok_or(RequestError::Link)?;
+                    let secure = if tls { "; Secure" } else { "" };
+                    let text = format!(
+                        "{}link_{port}={until}.{signature}; Path={prefix}; Max-Age={}; HttpOnly; SameSite=Lax{secure}",
+                        jiffy_http::headers::set_cookie::RESERVED_PREFIX,
+                        until.saturating_sub(now),
+                    );
+                    cookie = HeaderValue::from_str(&text).ok();
+                    target.path = path;
+                    true
+                }
+                None => {
+                    let name = format!(
+                        "{}link_{port}",
+                        jiffy_http::headers::set_cookie::RESERVED_PREFIX
+                    );
+                    jiffy_http::headers::set_cookie::values_of(
+                        parts.headers.get_all(COOKIE).iter(),
+                        &name,
+                    )
+                    .filter_map(|value| value.split_once('.'))
+                    .any(|(expires, signature)| by_path(expires, signature).is_some())
+                }
+            },
+        };
+        // The agent checks its own token.
+        let public = u32::from(port) == ENVD_PORT || linked;
+        match &access.traffic_token {
+            Some(token) if !public => {
+                let given = only(&parts.headers, TRAFFIC_TOKEN)
+                    .map_err(|()| RequestError::Token)?
+                    .ok_or(RequestError::Token)?;
+                // Compare in constant time.
+                if bool::from(given.as_bytes().ct_eq(token.as_bytes())) {
+                    Ok((cookie, linked))
+                } else {
+                    Err(RequestError::Token)
+                }
+            }
+            _ => Ok((cookie, linked)),
+        }
+    }
+}
+
+/// Redirects `/sandboxes/{id}/proxy/{port}` to the same path with a trailing slash, so that
+/// relative URLs lead to the guest.
+fn with_slash(target: &SandboxTarget, parts: &Parts) -> Option<Response<Body>> {
+    let Addressing::Path(prefix) = &target.addressing else {
+        return None;
+    };
+    let plain = matches!(parts.method, Method::GET | Method::HEAD);
+    if !plain || parts.uri.path() != prefix {
+        return None;
+    }
+    let location = HeaderValue::from_str(&format!("{prefix}{}", target.path)).ok()?;
+    let mut answer = Response::new(full(""));
+    *answer.status_mut() = StatusCode::PERMANENT_REDIRECT;
+    answer.headers_mut().insert(LOCATION, location);
+    Some(answer)
+}
