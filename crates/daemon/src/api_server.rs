@@ -189,7 +189,7 @@ impl ApiServer {
         let status = sandboxes.clone();
         let app = app.with_about(move || daemon_status(&status, start, url.clone()));
         let (budgets, direct_functions) = (app.clone(), functions.clone());
-        sandboxes.figures().show_families(move || {
+        sandboxes.figures().add_families(move || {
             let mut families = budgets.figures();
             families.extend(functions::figures(&functions));
             families

@@ -19,7 +19,7 @@ const MAX_SCRAPER_CONNECTIONS: usize = 64;
 
 /// Adds the gateway's counters to the host's metrics.
 pub fn add_gateway_counters(sandboxes: &Sandboxes, counters: Arc<GatewayCounters>) {
-    sandboxes.figures().show_also(move || {
+    sandboxes.figures().add_figures(move || {
         let counts = counters.totals().each();
         counts
             .into_iter()

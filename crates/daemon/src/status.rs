@@ -11,10 +11,10 @@ pub fn daemon_status(
     start: Instant,
     listen: Option<String>,
 ) -> DaemonStatus {
-    let reserved = sandboxes.figures().promised();
+    let reserved = sandboxes.figures().reservations();
     let (figures, limit) = sandboxes.figures().host();
     let states = sandboxes.figures().states().into_iter();
-    let rejected = reserved.refused.into_iter();
+    let rejected = reserved.rejections.into_iter();
     DaemonStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),

@@ -163,7 +163,7 @@ impl TraceExport {
     /// Adds the counts of exported and dropped spans to the metrics of the host.
     pub fn show(&self, sandboxes: &Sandboxes) {
         let counters = self.counters.clone();
-        sandboxes.figures().show_also(move || {
+        sandboxes.figures().add_figures(move || {
             let figure = |name, help, count: &AtomicU64| Figure {
                 name,
                 help,

@@ -83,7 +83,7 @@ pub enum Shortage {
     /// The maximum number of sandboxes is running.
     Sandboxes,
     /// The sum of the guests' memory sizes has reached its limit.
-    Promised,
+    ReservedMemory,
     /// Too little memory is available.
     Memory,
     /// Tasks wait too long for memory, disks or processors.
@@ -91,7 +91,7 @@ pub enum Shortage {
     /// Too little disk space is free.
     Disk,
     /// The sum of the guests' disk sizes has reached its limit.
-    PromisedDisk,
+    ReservedDisk,
     /// Too few tasks can be started.
     Tasks,
     /// Too few file descriptors can be opened.
@@ -105,11 +105,11 @@ impl Shortage {
     pub fn name(self) -> &'static str {
         match self {
             Self::Sandboxes => "sandboxes",
-            Self::Promised => "promised_memory",
+            Self::ReservedMemory => "promised_memory",
             Self::Memory => "available_memory",
             Self::Pressure => "pressure",
             Self::Disk => "disk",
-            Self::PromisedDisk => "promised_disk",
+            Self::ReservedDisk => "promised_disk",
             Self::Tasks => "tasks",
             Self::Descriptors => "descriptors",
             Self::Size => "size",
@@ -120,7 +120,7 @@ impl Shortage {
     pub(crate) fn retry_after(self) -> Option<Duration> {
         match self {
             Self::Size => None,
-            Self::Sandboxes | Self::Promised | Self::PromisedDisk | Self::Memory => {
+            Self::Sandboxes | Self::ReservedMemory | Self::ReservedDisk | Self::Memory => {
                 Some(Duration::from_secs(2))
             }
             // Pressure is an average over ten seconds.
@@ -130,8 +130,11 @@ impl Shortage {
     }
 
     /// Returns whether stopping warm-pool guests frees the resource.
-    pub(crate) fn is_of_waiting(self) -> bool {
-        matches!(self, Self::Promised | Self::PromisedDisk | Self::Memory)
+    pub(crate) fn is_freed_by_eviction(self) -> bool {
+        matches!(
+            self,
+            Self::ReservedMemory | Self::ReservedDisk | Self::Memory
+        )
     }
 }
 
@@ -158,24 +161,24 @@ pub(crate) enum Occupant {
     /// A sandbox.
     Sandbox,
     /// A guest of the warm pool.
-    Waiting,
+    WarmPool,
 }
 
 /// Resources reserved for guests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PromisedResources {
+pub struct ReservedResources {
     /// Sandboxes that have a guest or are starting one.
     pub sandboxes: usize,
     /// Guests in the warm pool, ready or starting.
-    pub waiting: usize,
+    pub warm_pool: usize,
     /// Guests that are starting.
-    pub coming_up: usize,
+    pub starting: usize,
     /// Sum of the guests' memory sizes, in MiB.
     pub memory_mib: u64,
     /// Sum of the guests' disk sizes, in MiB.
     pub disk_mib: u64,
     /// Number of rejections, by the resource that was short.
-    pub refused: BTreeMap<Shortage, u64>,
+    pub rejections: BTreeMap<Shortage, u64>,
 }
 
 /// Admission control of a host.
@@ -183,18 +186,18 @@ pub struct PromisedResources {
 pub(crate) struct Admission {
     limits: HostLimits,
     host: Arc<dyn HostReader>,
-    promised: Arc<Mutex<PromisedResources>>,
+    reservations: Arc<Mutex<ReservedResources>>,
 }
 
 /// Resources reserved for a guest, from its admission until it exits. Dropping the reservation
 /// releases them.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    promised: Arc<Mutex<PromisedResources>>,
+    reservations: Arc<Mutex<ReservedResources>>,
     occupant: Occupant,
     memory_mib: u64,
     disk_mib: u64,
-    coming_up: bool,
+    starting: bool,
 }
 
 impl Admission {
@@ -202,13 +205,13 @@ impl Admission {
         Self {
             limits,
             host,
-            promised: Arc::default(),
+            reservations: Arc::default(),
         }
     }
 
     /// Returns the present reservations.
-    pub fn promised(&self) -> PromisedResources {
-        self.promised.lock().clone()
+    pub fn reservations(&self) -> ReservedResources {
+        self.reservations.lock().clone()
     }
 
     /// Reads the free resources of the host.
@@ -226,72 +229,72 @@ impl Admission {
     /// Reserves resources for one more guest of `size`.
     pub fn admit(&self, occupant: Occupant, size: SandboxSize) -> Result<Reservation, Refusal> {
         let figures = self.host.read();
-        let mut promised = self.promised.lock();
-        let decided = self
-            .fits(&figures, &promised, occupant, size)
-            .and_then(|()| self.has_left(&figures, promised.coming_up));
-        if let Err(refusal) = decided {
+        let mut reservations = self.reservations.lock();
+        let decision = self
+            .check_limits(&figures, &reservations, occupant, size)
+            .and_then(|()| self.check_free_resources(&figures, reservations.starting));
+        if let Err(refusal) = decision {
             // Not counted for the warm pool: no client was rejected.
             if occupant == Occupant::Sandbox {
-                *promised.refused.entry(refusal.short_of).or_insert(0) += 1;
+                *reservations.rejections.entry(refusal.short_of).or_insert(0) += 1;
             }
             return Err(refusal);
         }
-        Ok(self.enter(&mut promised, occupant, size, true))
+        Ok(self.reserve(&mut reservations, occupant, size, true))
     }
 
     /// Checks that the host has resources for the short overlap in which a new guest replaces a
     /// running one.
-    pub fn bears_exchange(&self) -> Result<(), Refusal> {
+    pub fn check_replacement(&self) -> Result<(), Refusal> {
         let figures = self.host.read();
-        let mut promised = self.promised.lock();
-        let decided = self.has_left(&figures, promised.coming_up);
-        if let Err(refusal) = &decided {
-            *promised.refused.entry(refusal.short_of).or_insert(0) += 1;
+        let mut reservations = self.reservations.lock();
+        let decision = self.check_free_resources(&figures, reservations.starting);
+        if let Err(refusal) = &decision {
+            *reservations.rejections.entry(refusal.short_of).or_insert(0) += 1;
         }
-        decided
+        decision
     }
 
     /// Reserves resources for a guest that already exists, without a check.
-    pub fn count(&self, size: SandboxSize) -> Reservation {
-        let mut promised = self.promised.lock();
-        self.enter(&mut promised, Occupant::Sandbox, size, false)
+    pub fn reserve_existing(&self, size: SandboxSize) -> Reservation {
+        let mut reservations = self.reservations.lock();
+        self.reserve(&mut reservations, Occupant::Sandbox, size, false)
     }
 
-    fn enter(
+    fn reserve(
         &self,
-        promised: &mut PromisedResources,
+        reservations: &mut ReservedResources,
         occupant: Occupant,
         size: SandboxSize,
-        coming_up: bool,
+        starting: bool,
     ) -> Reservation {
         let reservation = Reservation {
-            promised: self.promised.clone(),
+            reservations: self.reservations.clone(),
             occupant,
             memory_mib: size.memory_mib.into(),
             disk_mib: size.disk_mib,
-            coming_up,
+            starting,
         };
-        *reservation.counter(promised) += 1;
-        promised.memory_mib += reservation.memory_mib;
-        promised.disk_mib += reservation.disk_mib;
-        promised.coming_up += usize::from(coming_up);
+        *reservation.counter(reservations) += 1;
+        reservations.memory_mib += reservation.memory_mib;
+        reservations.disk_mib += reservation.disk_mib;
+        reservations.starting += usize::from(starting);
         reservation
     }
 
     /// Checks that the reservations and limits allow another guest.
-    fn fits(
+    fn check_limits(
         &self,
         figures: &HostFigures,
-        promised: &PromisedResources,
+        reservations: &ReservedResources,
         occupant: Occupant,
         size: SandboxSize,
     ) -> Result<(), Refusal> {
         let refuse = |short_of, what| Err(Refusal { short_of, what });
-        let wanted = u64::from(size.memory_mib);
+        let memory_mib = u64::from(size.memory_mib);
         if let Some(total) = figures.memory_total_mib {
-            let most = total.saturating_sub(self.reserve_memory(figures));
-            if wanted > most {
+            let limit = total.saturating_sub(self.reserve_memory(figures));
+            if memory_mib > limit {
                 return refuse(
                     Shortage::Size,
                     format!(
@@ -300,37 +303,40 @@ impl Admission {
                 );
             }
         }
-        if let Some(most) = self.limits.sandboxes
+        if let Some(limit) = self.limits.sandboxes
             && occupant == Occupant::Sandbox
-            && promised.sandboxes >= most
+            && reservations.sandboxes >= limit
         {
             return refuse(
                 Shortage::Sandboxes,
-                format!("{limit} sandboxes are running on this host, which is its limit: pause or kill a sandbox"),
+                format!(
+                    "{limit} sandboxes are running on this host, which is its limit: pause or kill a sandbox"
+                ),
             );
         }
-        if let Some(most) = self.memory_limit_mib(figures)
-            && promised.memory_mib.saturating_add(wanted) > most.max(wanted)
+        if let Some(limit) = self.memory_limit_mib(figures)
+            && reservations.memory_mib.saturating_add(memory_mib) > limit.max(memory_mib)
         {
-            let before = promised.memory_mib;
+            let before = reservations.memory_mib;
             return refuse(
-                Shortage::Promised,
+                Shortage::ReservedMemory,
                 format!(
                     "the sandboxes of this host have {before} MiB of memory, and {memory_mib} MiB more would exceed the limit of {limit} MiB: pause or kill a sandbox"
                 ),
             );
         }
         // With overcommit, a single guest may have a disk larger than the limit.
-        let one = match self.limits.disk_overcommit > 1.0 {
-            true => size.disk_mib,
-            false => 0,
+        let min_limit = if self.limits.disk_overcommit > 1.0 {
+            size.disk_mib
+        } else {
+            0
         };
-        if let Some(most) = self.disk_limit_mib(figures)
-            && promised.disk_mib.saturating_add(size.disk_mib) > most.max(one)
+        if let Some(limit) = self.disk_limit_mib(figures)
+            && reservations.disk_mib.saturating_add(size.disk_mib) > limit.max(min_limit)
         {
-            let (before, wanted) = (promised.disk_mib, size.disk_mib);
+            let (before, disk_mib) = (reservations.disk_mib, size.disk_mib);
             return refuse(
-                Shortage::PromisedDisk,
+                Shortage::ReservedDisk,
                 format!(
                     "the disks of this host's sandboxes have {before} MiB, and {disk_mib} MiB more would exceed the limit of {limit} MiB: free space on the data directory's disk, or pause or kill a sandbox"
                 ),
@@ -350,12 +356,12 @@ impl Admission {
 
     /// Returns the disk space that may be written in addition to the reservations of guests, in
     /// MiB. `None` if the free space is unknown.
-    pub fn disk_to_write_mib(&self) -> Option<u64> {
+    pub fn writable_disk_mib(&self) -> Option<u64> {
         let figures = self.host.read();
         let free_mib = figures.disk_free_mib?;
         let free_mib = free_mib.saturating_sub(self.reserve_disk(&figures));
-        let promised = self.promised.lock().disk_mib as f64 / self.limits.disk_overcommit;
-        Some(free_mib.saturating_sub(promised as u64))
+        let reserved_mib = self.reservations.lock().disk_mib as f64 / self.limits.disk_overcommit;
+        Some(free_mib.saturating_sub(reserved_mib as u64))
     }
 
     fn reserve_disk(&self, figures: &HostFigures) -> u64 {
@@ -371,8 +377,8 @@ impl Admission {
 
     /// Checks that the host has enough free resources in addition to the needs of `starting`
     /// guests.
-    fn has_left(&self, figures: &HostFigures, coming_up: usize) -> Result<(), Refusal> {
-        let guests = u64::try_from(coming_up)
+    fn check_free_resources(&self, figures: &HostFigures, starting: usize) -> Result<(), Refusal> {
+        let guests = u64::try_from(starting)
             .unwrap_or(u64::MAX)
             .saturating_add(1);
         let checks = [
@@ -406,43 +412,44 @@ impl Admission {
                 "file descriptors available",
             ),
         ];
-        for (short_of, left, needed, unit) in checks {
-            if let Some(left) = left.filter(|left| *left < needed) {
-                let what = format!("this host has {free} {unit} and needs {needed} to start a guest");
+        for (short_of, free, needed, unit) in checks {
+            if let Some(free) = free.filter(|free| *free < needed) {
+                let what =
+                    format!("this host has {free} {unit} and needs {needed} to start a guest");
                 return Err(Refusal { short_of, what });
             }
         }
-        self.bears_pressure(figures)
+        self.check_pressure(figures)
     }
 
     /// Checks that tasks on the host do not wait too long for its resources.
-    fn bears_pressure(&self, figures: &HostFigures) -> Result<(), Refusal> {
-        let (Some(now), most) = (figures.pressure, self.limits.pressure) else {
+    fn check_pressure(&self, figures: &HostFigures) -> Result<(), Refusal> {
+        let (Some(now), limits) = (figures.pressure, self.limits.pressure) else {
             return Ok(());
         };
-        let rejection = |who: &str, what: &str, (now, most): (f64, f64), more: &str| Refusal {
+        let rejection = |who: &str, what: &str, (now, limit): (f64, f64), more: &str| Refusal {
             short_of: Shortage::Pressure,
             what: format!(
-                "this host is under pressure: {who} waited for {what} for {now:.0} % of the last 10 s, and the limit is {most:.0} %{more}"
+                "this host is under pressure: {who} waited for {what} for {now:.0} % of the last 10 s, and the limit is {limit:.0} %{more}"
             ),
         };
         if let Some(scarcity) = memory_scarcity(figures) {
             let checks = [
-                ("all tasks", now.memory_full, most.memory_full),
-                ("some tasks", now.memory_some, most.memory_some),
+                ("all tasks", now.memory_full, limits.memory_full),
+                ("some tasks", now.memory_some, limits.memory_some),
             ];
-            for (who, now, most) in checks {
-                if now > most {
-                    return Err(rejection(who, "memory", (now, most), &scarcity));
+            for (who, now, limit) in checks {
+                if now > limit {
+                    return Err(rejection(who, "memory", (now, limit), &scarcity));
                 }
             }
         }
         let checks = [
-            ("all tasks", "disks", now.io_full, most.io_full),
-            ("some tasks", "processors", now.cpu_some, most.cpu_some),
+            ("all tasks", "disks", now.io_full, limits.io_full),
+            ("some tasks", "processors", now.cpu_some, limits.cpu_some),
         ];
-        match checks.into_iter().find(|(_, _, now, most)| now > most) {
-            Some((who, what, now, most)) => Err(rejection(who, what, (now, most), "")),
+        match checks.into_iter().find(|(_, _, now, limit)| now > limit) {
+            Some((who, what, now, limit)) => Err(rejection(who, what, (now, limit), "")),
             None => Ok(()),
         }
     }
@@ -464,29 +471,29 @@ fn memory_scarcity(figures: &HostFigures) -> Option<String> {
 }
 
 impl Reservation {
-    fn counter<'a>(&self, promised: &'a mut PromisedResources) -> &'a mut usize {
+    fn counter<'a>(&self, reservations: &'a mut ReservedResources) -> &'a mut usize {
         match self.occupant {
-            Occupant::Sandbox => &mut promised.sandboxes,
-            Occupant::Waiting => &mut promised.waiting,
+            Occupant::Sandbox => &mut reservations.sandboxes,
+            Occupant::WarmPool => &mut reservations.warm_pool,
         }
     }
 
     /// Marks the guest as started: from now on the host's figures include its memory.
-    pub fn set_up(&mut self) {
-        if std::mem::take(&mut self.coming_up) {
-            self.promised.lock().coming_up -= 1;
+    pub fn mark_started(&mut self) {
+        if std::mem::take(&mut self.starting) {
+            self.reservations.lock().starting -= 1;
         }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.set_up();
-        let promised = self.promised.clone();
-        let mut promised = promised.lock();
-        *self.counter(&mut promised) -= 1;
-        promised.memory_mib -= self.memory_mib;
-        promised.disk_mib -= self.disk_mib;
+        self.mark_started();
+        let reservations = self.reservations.clone();
+        let mut reservations = reservations.lock();
+        *self.counter(&mut reservations) -= 1;
+        reservations.memory_mib -= self.memory_mib;
+        reservations.disk_mib -= self.disk_mib;
     }
 }
 

@@ -102,7 +102,7 @@ impl From<FabricatedSnapshot> for Snapshot {
             size: SandboxSize::default(),
             engine: MICROVM.to_owned(),
             parent: fabricated.parent,
-            kept: true,
+            retained: true,
             stopped_ms: 1.0,
             total_ms: 10.0,
             bytes: fabricated.bytes,

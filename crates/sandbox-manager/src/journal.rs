@@ -11,7 +11,7 @@
 mod tables;
 
 use crate::journal_space::{CHECKPOINT_PAGES, ReservedSpace, SpaceError};
-use crate::private_database::keep_private;
+use crate::private_database::restrict_to_owner;
 use crate::records::{SandboxRecord, SnapshotRecord};
 use crate::sandbox::Sandbox;
 use crate::snapshot::Snapshot;
@@ -73,12 +73,12 @@ pub enum JournalError {
         source: io::Error,
     },
     /// The journal has another version.
-    #[error("the journal {} has version {found}, and this program reads version {SCHEMA_VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
+    #[error("the journal {} has version {version}, but this program reads version {SCHEMA_VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
     Version {
         /// File of the journal.
         path: PathBuf,
         /// Version in the file.
-        found: i64,
+        version: i64,
     },
     /// A record cannot be parsed.
     #[error("the journal {} has an invalid record of {what} {id}: {problem}; use the version of jiffy that wrote it, or restore a copy of the file", path.display())]
@@ -191,7 +191,7 @@ impl Journal {
         };
         // The journal contains environment variables of sandboxes. If this fails, opening the
         // database reports the error.
-        let _ = keep_private(file);
+        let _ = restrict_to_owner(file);
         let mut connection = Connection::open(file).map_err(failed)?;
         connection
             .pragma_update(None, "journal_mode", "WAL")
@@ -203,14 +203,16 @@ impl Journal {
                 connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
             })
             .map_err(failed)?;
-        let found: i64 = connection
+        let version: i64 = connection
             .query_row("PRAGMA user_version", [], |row| row.get(0))
             .map_err(failed)?;
-        match found {
+        match version {
             0..SCHEMA_VERSION => {
                 let tx = connection.transaction().map_err(failed)?;
                 let schemas = [SCHEMA_V1, SCHEMA_V2, SCHEMA_V3];
-                let mut missing = (0..).zip(schemas).filter(|(version, _)| *version >= found);
+                let mut missing = (0..)
+                    .zip(schemas)
+                    .filter(|(schema_version, _)| *schema_version >= version);
                 missing
                     .try_for_each(|(_, schema)| tx.execute_batch(schema))
                     .and_then(|()| tx.pragma_update(None, "user_version", SCHEMA_VERSION))
@@ -218,10 +220,10 @@ impl Journal {
                     .map_err(failed)?;
             }
             SCHEMA_VERSION => {}
-            found => {
+            version => {
                 return Err(JournalError::Version {
                     path: file.to_owned(),
-                    found,
+                    version,
                 });
             }
         }
@@ -237,7 +239,7 @@ impl Journal {
                 space,
             }),
         };
-        if let Err(e) = journal.keep_space(&mut journal.database()) {
+        if let Err(e) = journal.ensure_space(&mut journal.database()) {
             // A full disk must not prevent the start: clients can remove data only while the daemon
             // runs.
             tracing::warn!(error = %e, "no disk space is reserved for the journal");
@@ -245,9 +247,9 @@ impl Journal {
         Ok(journal)
     }
 
-    fn keep_space(&self, database: &mut Database) -> Result<(), JournalError> {
-        let kept = database.space.ensure(&database.connection);
-        kept.map_err(|e| match e {
+    fn ensure_space(&self, database: &mut Database) -> Result<(), JournalError> {
+        let ensured = database.space.ensure(&database.connection);
+        ensured.map_err(|e| match e {
             SpaceError::Database(source) => self.failed(source),
             SpaceError::Disk(source) => JournalError::Full {
                 path: self.path.clone(),
@@ -271,7 +273,7 @@ impl Journal {
     /// space except the reserved space.
     pub fn commit(&self, changes: &[JournalChange]) -> Result<(), JournalError> {
         let mut database = self.database();
-        self.keep_space(&mut database)?;
+        self.ensure_space(&mut database)?;
         database.write(changes).map_err(|e| self.failed(e))
     }
 

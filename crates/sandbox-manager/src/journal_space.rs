@@ -47,7 +47,7 @@ pub(crate) struct ReservedSpace {
     // This one must therefore stay open as long as the connection.
     database: File,
     log: File,
-    log_kept: bool,
+    is_log_allocated: bool,
 }
 
 impl ReservedSpace {
@@ -59,15 +59,15 @@ impl ReservedSpace {
         Ok(Self {
             database: open(file)?,
             log: open(&PathBuf::from(log))?,
-            log_kept: false,
+            is_log_allocated: false,
         })
     }
 
     /// Reserves the missing space.
     pub fn ensure(&mut self, connection: &Connection) -> Result<(), SpaceError> {
-        if !self.log_kept {
+        if !self.is_log_allocated {
             allocate(&self.log, LOG_BYTES).map_err(SpaceError::Disk)?;
-            self.log_kept = true;
+            self.is_log_allocated = true;
         }
         let number = |pragma| connection.query_row(pragma, [], |row| row.get::<_, u64>(0));
         if number("PRAGMA freelist_count")? >= MIN_FREE_PAGES {

@@ -22,7 +22,7 @@ mod store_copies;
 mod usage;
 
 pub use admission::{
-    HostFigures, HostLimits, HostReader, KernelReader, Pressure, PromisedResources, Shortage,
+    HostFigures, HostLimits, HostReader, KernelReader, Pressure, ReservedResources, Shortage,
 };
 pub use directory_lock::DirectoryLock;
 pub use fabricate::{FabricatedJournal, FabricatedSandbox, FabricatedSnapshot};
@@ -33,7 +33,7 @@ pub use journal::{JournalError, OpenedJournal};
 pub use metrics::{BootTimes, Figure, FigureFamily};
 pub use operation_error::{ErrorKind, OperationError};
 pub use operation_times::{OperationTimes, SandboxTimes};
-pub use private_database::keep_private;
+pub use private_database::restrict_to_owner;
 pub use quota::{
     Bytes, DiskLimit, OwnerQuota, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest,
     Reserving,
@@ -41,9 +41,9 @@ pub use quota::{
 pub use sandbox::{Sandbox, SandboxOperation};
 pub use sandbox_settings::SandboxSettings;
 pub use sandboxes::{
-    AwakeTime, BuildSteps, CreateSpec, FetchScope, ForkChild, ForkReport, HeldSnapshot,
-    HostOptions, ListOrder, ListPosition, ListedSandboxes, ListedSnapshots, MAX_RESTART_GRACE,
-    OwnerUsage, PoolSize, SandboxSource, Sandboxes, WakeOptions, WeakSandboxes,
+    BuildSteps, CreateSpec, FetchScope, ForkChild, ForkReport, HostOptions, ListOrder,
+    ListPosition, ListedSandboxes, ListedSnapshots, MAX_RESTART_GRACE, OwnerUsage, PinnedSnapshot,
+    PoolSize, ResumeOptions, ResumeTimeout, SandboxSource, Sandboxes, WeakSandboxes,
 };
 pub use site::{MAX_HOST_AUTHORITIES_BYTES, SiteError, authorities, joined, proxy};
 pub use snapshot::Snapshot;

@@ -73,7 +73,7 @@ pub enum OperationError {
     /// The state of the sandbox does not allow the operation.
     #[error(
         "cannot {operation} sandbox {id}: it is {}{}",
-        shown(state),
+        describe(state),
         remedy(state)
     )]
     State {
@@ -88,7 +88,7 @@ pub enum OperationError {
     #[error(
         "cannot roll back sandbox {id} to snapshot {snapshot}: the snapshot has template `{theirs}`, the sandbox has `{ours}`; create a sandbox from the snapshot instead"
     )]
-    Stranger {
+    IncompatibleSnapshot {
         /// Sandbox.
         id: String,
         /// Snapshot.
@@ -112,7 +112,9 @@ pub enum OperationError {
     )]
     BadName,
     /// Another sandbox has the name.
-    #[error("the name `{name}` is in use by sandbox {holder}: choose another name, or rename that sandbox")]
+    #[error(
+        "the name `{name}` is in use by sandbox {holder}: choose another name, or rename that sandbox"
+    )]
     NameTaken {
         /// Name in the request.
         name: String,
@@ -134,19 +136,17 @@ pub enum OperationError {
     #[error("a sandbox created from a snapshot has the size of the snapshot: omit the size")]
     FixedSize,
     /// The engine does not exist or cannot be used on this host.
-    #[error("{}", no_engine(wanted, *known, usable))]
+    #[error("{}", no_engine(name, *exists, usable))]
     NoEngine {
         /// Engine in the request.
-        wanted: String,
+        name: String,
         /// True if the engine exists but cannot be used.
-        known: bool,
+        exists: bool,
         /// Engines that can be used.
         usable: Vec<String>,
     },
     /// The request has an engine, but the snapshot determines the engine.
-    #[error(
-        "snapshot {snapshot} can be restored by the engine {own} only: omit the engine"
-    )]
+    #[error("snapshot {snapshot} can be restored by the engine {own} only: omit the engine")]
     FixedEngine {
         /// Snapshot.
         snapshot: String,
@@ -168,9 +168,7 @@ pub enum OperationError {
         source: EngineError,
     },
     /// The host has no store for snapshots.
-    #[error(
-        "this host has no store: start its daemon with --store, or do not request `durable`"
-    )]
+    #[error("this host has no store: start its daemon with --store, or do not request `durable`")]
     NoStore,
     /// The snapshot is on this host but not in the store yet.
     #[error(
@@ -183,7 +181,9 @@ pub enum OperationError {
         reason: String,
     },
     /// The snapshot was captured in memory but could not be stored.
-    #[error("snapshot {id} was captured but lost before it was stored: {reason}; take another snapshot")]
+    #[error(
+        "snapshot {id} was captured but lost before it was stored: {reason}; take another snapshot"
+    )]
     CaptureLost {
         /// Snapshot.
         id: String,
@@ -220,7 +220,9 @@ pub enum OperationError {
         source: std::io::Error,
     },
     /// A restart started but did not finish: processes may have been terminated.
-    #[error("cannot restart sandbox {id}: {problem}; some of its processes may have been terminated")]
+    #[error(
+        "cannot restart sandbox {id}: {problem}; some of its processes may have been terminated"
+    )]
     Restart {
         /// Sandbox.
         id: String,
@@ -300,7 +302,7 @@ impl OperationError {
             | Self::NoStore
             | Self::Network(_) => ErrorKind::Invalid,
             Self::State { .. }
-            | Self::Stranger { .. }
+            | Self::IncompatibleSnapshot { .. }
             | Self::InUse { .. }
             | Self::NameTaken { .. }
             | Self::Connect { .. }
@@ -335,20 +337,20 @@ impl OperationError {
     }
 }
 
-fn no_engine(wanted: &str, known: bool, usable: &[String]) -> String {
-    let what = if known {
-        format!("the engine `{wanted}` cannot be used on this host")
+fn no_engine(name: &str, exists: bool, usable: &[String]) -> String {
+    let problem = if exists {
+        format!("the engine `{name}` cannot be used on this host")
     } else {
-        format!("the engine `{wanted}` does not exist")
+        format!("the engine `{name}` does not exist")
     };
     let instead = match usable {
         [] => "and no other engine can be used either".to_owned(),
         usable => format!("choose {}", usable.join(" or ")),
     };
-    format!("{what}: {instead}; see `jiffy engines`")
+    format!("{problem}: {instead}; see `jiffy engines`")
 }
 
-fn shown(state: &SandboxState) -> String {
+fn describe(state: &SandboxState) -> String {
     match state {
         SandboxState::Broken { cause, .. } => format!("broken ({cause})"),
         state => state.name().to_owned(),

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// Creates the database `file` if it is missing, and makes it and its `-wal` and `-shm` files
 /// private to their owner. SQLite creates such files later with the mode of the database.
-pub fn keep_private(file: &Path) -> io::Result<()> {
+pub fn restrict_to_owner(file: &Path) -> io::Result<()> {
     let mut options = fs::OpenOptions::new();
     options.create(true).truncate(false).write(true).mode(0o600);
     drop(options.open(file)?);

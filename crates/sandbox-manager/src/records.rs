@@ -190,7 +190,7 @@ impl<'a> From<&'a Snapshot> for SnapshotRecord<'a> {
             disk_mib: snapshot.size.disk_mib,
             engine: Some(Cow::Borrowed(&snapshot.engine)),
             parent: borrowed(&snapshot.parent),
-            kept: snapshot.kept,
+            kept: snapshot.retained,
             stopped_ms: snapshot.stopped_ms,
             total_ms: snapshot.total_ms,
             bytes: snapshot.bytes,
@@ -221,7 +221,7 @@ impl From<SnapshotRecord<'_>> for Box<Snapshot> {
             // Early versions had only this engine and did not write its name.
             engine: owned(record.engine).unwrap_or_else(|| MICROVM.to_owned()),
             parent: owned(record.parent),
-            kept: record.kept,
+            retained: record.kept,
             stopped_ms: record.stopped_ms,
             total_ms: record.total_ms,
             bytes: record.bytes,

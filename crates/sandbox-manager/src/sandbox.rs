@@ -137,7 +137,7 @@ impl Sandbox {
 
     /// Returns whether the sandbox counts as paused in the quota of its owner: it is paused, or
     /// will be at its timeout.
-    pub(crate) fn has_paused_place(&self) -> bool {
+    pub(crate) fn counts_as_paused(&self) -> bool {
         match self.state {
             SandboxState::Killed => false,
             SandboxState::Paused => true,

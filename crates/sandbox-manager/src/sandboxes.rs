@@ -30,6 +30,7 @@ mod ranked_lock;
 mod recover;
 mod removal;
 mod restart;
+mod resume_options;
 mod rollback;
 mod sandbox_index;
 mod snapshot_catalog;
@@ -39,7 +40,6 @@ mod snapshots;
 mod start_pacer;
 mod template_snapshots;
 mod timeout;
-mod wake_options;
 
 pub use build_steps::BuildSteps;
 pub use create::{CreateSpec, SandboxSource};
@@ -51,10 +51,10 @@ pub use owner_usage::OwnerUsage;
 pub use pool::PoolSize;
 pub use pool::WarmPool;
 pub use restart::MAX_RESTART_GRACE;
+pub use resume_options::{ResumeOptions, ResumeTimeout};
 pub use sandbox_index::SandboxIndex;
 pub use snapshots::Snapshots;
-pub use snapshots::fetch_snapshot::{FetchScope, HeldSnapshot};
-pub use wake_options::{AwakeTime, WakeOptions};
+pub use snapshots::fetch_snapshot::{FetchScope, PinnedSnapshot};
 
 use crate::admission::{Admission, KernelReader, Occupant, Reservation};
 use crate::journal::{Journal, JournalChange, JournalError, OpenedJournal};
@@ -178,7 +178,7 @@ impl Sandboxes {
             options.is_stock,
             journal.retractions()?,
         );
-        let unreferenced = recovered.snapshots.iter().filter(|s| !s.kept);
+        let unreferenced = recovered.snapshots.iter().filter(|s| !s.retained);
         let unreferenced: Vec<String> = unreferenced.map(|s| s.id.clone()).collect();
         let (entries, indexes, snapshots) =
             recover::index(recovered.sandboxes, recovered.snapshots);
@@ -228,7 +228,7 @@ impl Sandboxes {
         this.spawn_timeouts();
         this.spawn_sampling(options.sample);
         this.spawn_gc(options.gc_interval, options.lock);
-        this.begin_uploads();
+        this.start_uploads();
         snapshot_upkeep::begin(
             Arc::downgrade(&this.0),
             upkeep_queue,
@@ -265,7 +265,7 @@ impl Sandboxes {
     /// sandbox that is being killed counts as killed.
     pub async fn wait_decided(&self, id: &str) -> Option<Sandbox> {
         let entry = self.0.entries.lock().get(id).cloned()?;
-        entry.decided().await;
+        entry.wait_decided().await;
         if entry.is_ending() {
             return Some(entry.record_in(SandboxState::Killed));
         }
@@ -307,7 +307,7 @@ impl Sandboxes {
             match self.0.admission.admit(Occupant::Sandbox, size) {
                 Ok(reservation) => return Ok(reservation),
                 Err(refusal) => {
-                    if !refusal.short_of.is_of_waiting() || !self.0.pool.evict() {
+                    if !refusal.short_of.is_freed_by_eviction() || !self.0.pool.evict() {
                         return Err(refusal.into());
                     }
                 }
@@ -357,7 +357,7 @@ impl Sandboxes {
 
     /// Marks the sandbox as broken when its guest exits by itself.
     fn watch(&self, entry: &Arc<SandboxEntry>, guest: &Arc<dyn Guest>) {
-        entry.count_guest(|size| self.0.admission.count(size));
+        entry.reserve_for_guest(|size| self.0.admission.reserve_existing(size));
         observe::sample(entry);
         let (entry, guest) = (Arc::downgrade(entry), guest.clone());
         // The task must not keep the sandboxes alive. After they are dropped no state is recorded.

@@ -30,12 +30,10 @@ pub enum SiteError {
         /// Size, in bytes.
         bytes: usize,
         /// Maximum size, in bytes.
-        most: usize,
+        limit: usize,
     },
     /// The text contains a private key, which must not be copied into guests.
-    #[error(
-        "the certificates contain a private key: pass only the certificate of the authority"
-    )]
+    #[error("the certificates contain a private key: pass only the certificate of the authority")]
     PrivateKey,
     /// The text contains no certificate.
     #[error("the text contains no certificate: PEM starts with `-----BEGIN CERTIFICATE-----`")]
@@ -73,15 +71,15 @@ pub enum SiteError {
 }
 
 /// Returns the distinct certificates in PEM `text` of at most `limit` bytes, in their order.
-pub fn authorities(text: &str, most: usize) -> Result<Vec<Authority>, SiteError> {
-    if text.len() > most {
+pub fn authorities(text: &str, limit: usize) -> Result<Vec<Authority>, SiteError> {
+    if text.len() > limit {
         let bytes = text.len();
-        return Err(SiteError::TooLong { bytes, most });
+        return Err(SiteError::TooLong { bytes, limit });
     }
     if text.contains("PRIVATE KEY-----") {
         return Err(SiteError::PrivateKey);
     }
-    let mut found: Vec<Authority> = Vec::new();
+    let mut certificates: Vec<Authority> = Vec::new();
     for (n, pem) in Pem::iter_from_buffer(text.as_bytes()).enumerate() {
         let entry = n + 1;
         let broken = |e: &dyn std::fmt::Display| SiteError::Certificate {
@@ -103,14 +101,14 @@ pub fn authorities(text: &str, most: usize) -> Result<Vec<Authority>, SiteError>
             pem: encode(&pem.contents),
             subject_hash: subject_hash.map_err(|e| broken(&e))?,
         };
-        if !found.contains(&authority) {
-            found.push(authority);
+        if !certificates.contains(&authority) {
+            certificates.push(authority);
         }
     }
-    match found.is_empty() {
-        true => Err(SiteError::Empty),
-        false => Ok(found),
+    if certificates.is_empty() {
+        return Err(SiteError::Empty);
     }
+    Ok(certificates)
 }
 
 fn encode(der: &[u8]) -> String {

@@ -34,7 +34,7 @@ pub struct Snapshot {
     /// Parent snapshot.
     pub(crate) parent: Option<String>,
     /// True if the snapshot is retained even if nothing descends from it.
-    pub(crate) kept: bool,
+    pub(crate) retained: bool,
     /// Time for which the guest was stopped, in milliseconds.
     pub(crate) stopped_ms: f64,
     /// Time from the request to the completion, in milliseconds.
@@ -111,8 +111,8 @@ impl Snapshot {
     }
 
     /// Returns whether the snapshot is retained even if nothing descends from it.
-    pub fn is_kept(&self) -> bool {
-        self.kept
+    pub fn is_retained(&self) -> bool {
+        self.retained
     }
 
     /// Returns the time for which the guest was stopped, in milliseconds.
@@ -153,8 +153,8 @@ impl Snapshot {
     /// Returns whether a client requested the snapshot: lists show it, and it counts in the quota
     /// of its owner.
     #[must_use]
-    pub fn is_asked_for(&self) -> bool {
-        self.purpose == SnapshotPurpose::Asked && self.kept
+    pub fn is_requested(&self) -> bool {
+        self.purpose == SnapshotPurpose::Asked && self.retained
     }
 }
 
@@ -173,7 +173,7 @@ impl From<Snapshot> for SnapshotInfo {
             size: record.size,
             engine: record.engine,
             parent: record.parent,
-            kept: record.kept,
+            kept: record.retained,
             stopped_ms: record.stopped_ms,
             total_ms: record.total_ms,
             bytes: record.bytes,

@@ -36,7 +36,10 @@ pub enum StartupError {
         source: ClientError,
     },
     /// The start command failed.
-    #[error("its start command `{command}` failed ({status}){}", said(output))]
+    #[error(
+        "its start command `{command}` failed ({status}){}",
+        output_excerpt(output)
+    )]
     Ended {
         /// Command.
         command: String,
@@ -48,7 +51,7 @@ pub enum StartupError {
     /// The template was not ready within the time limit.
     #[error(
         "it was not ready after {seconds} s: {last}{}; fix its start command, or increase the timeout in [ready]",
-        said(output)
+        output_excerpt(output)
     )]
     NotReady {
         /// Time limit in seconds.
@@ -60,7 +63,7 @@ pub enum StartupError {
     },
 }
 
-fn said(output: &str) -> String {
+fn output_excerpt(output: &str) -> String {
     match output {
         "" => "; it had no output".to_owned(),
         output => format!("; the end of its output:\n{output}\n"),
@@ -145,12 +148,12 @@ async fn until_ready<F, Fut>(
     Fut: Future<Output = io::Result<UnixStream>>,
 {
     loop {
-        let tried = match probe {
+        let result = match probe {
             ReadinessProbe::Port(port) => in_time(open(connect, port)).await.map(drop),
             ReadinessProbe::Page(port, path) => in_time(page(connect, port, path)).await,
             ReadinessProbe::Command(command) => run(agent, command).await,
         };
-        match tried {
+        match result {
             Ok(()) => return,
             Err(reason) => *last.lock() = reason,
         }

@@ -80,7 +80,7 @@ impl StoreCopies {
 
     /// Discards all complete copies, so that new ones are uploaded. Returns the removals from
     /// stores.
-    pub(crate) fn give_up(&mut self, id: &str) -> Vec<StoreRetraction> {
+    pub(crate) fn discard_copies(&mut self, id: &str) -> Vec<StoreRetraction> {
         let retractions = self.retractions(id, true).collect();
         self.revision += 1;
         self.copies.clear();
@@ -100,9 +100,9 @@ impl StoreCopies {
 
     /// Returns the removals of all copies of snapshot `id`, which was removed from this host.
     pub(crate) fn all_retractions(&self, id: &str) -> impl Iterator<Item = StoreRetraction> {
-        let begun = self.uploading.iter();
-        let begun = begun.map(|place| StoreRetraction::new(place, id, None, true));
-        self.retractions(id, true).chain(begun)
+        let unfinished = self.uploading.iter();
+        let unfinished = unfinished.map(|place| StoreRetraction::new(place, id, None, true));
+        self.retractions(id, true).chain(unfinished)
     }
 }
 
@@ -141,12 +141,12 @@ mod tests {
             }],
             ..StoreCopies::default()
         };
-        let begun: Vec<_> = store.all_retractions("s").collect();
-        assert_eq!((begun.len(), &begun[0].root), (1, &None));
+        let retractions: Vec<_> = store.all_retractions("s").collect();
+        assert_eq!((retractions.len(), &retractions[0].root), (1, &None));
         store.add(place("a"), "old".into());
         store.add(place("a"), "new".into());
         assert_eq!(store.root(&place("a")), Some("new"));
-        let removed = store.give_up("s");
+        let removed = store.discard_copies("s");
         assert_eq!(removed.len(), 1);
         assert_eq!(removed[0].root.as_deref(), Some("new"));
         assert_eq!((store.revision, store.copies.len()), (1, 0));

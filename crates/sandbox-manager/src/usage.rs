@@ -40,7 +40,7 @@ pub struct UsageSample {
 }
 
 /// Minimum duration over which processor usage is computed, in milliseconds.
-const SHORTEST_SPAN_MS: u64 = 500;
+const MIN_SPAN_MS: u64 = 500;
 
 /// Samples of one sandbox, oldest first.
 #[derive(Debug, Default)]
@@ -66,12 +66,10 @@ impl History {
     pub fn peek(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
         let sample = self.sample(now_ms, size, usage);
         match (self.before, self.samples.back()) {
-            (Some((then_ms, _)), Some(last)) if now_ms < then_ms + SHORTEST_SPAN_MS => {
-                UsageSample {
-                    cpu_used_pct: last.cpu_used_pct,
-                    ..sample
-                }
-            }
+            (Some((then_ms, _)), Some(last)) if now_ms < then_ms + MIN_SPAN_MS => UsageSample {
+                cpu_used_pct: last.cpu_used_pct,
+                ..sample
+            },
             _ => sample,
         }
     }
@@ -80,8 +78,8 @@ impl History {
         let cpu_used_pct = match self.before {
             // Processor time that decreased belongs to another process.
             Some((then_ms, cpu_us)) if now_ms > then_ms && usage.cpu_us >= cpu_us => {
-                let had_us = (now_ms - then_ms) as f64 * 1000.0 * f64::from(size.vcpus);
-                ((usage.cpu_us - cpu_us) as f64 / had_us * 100.0).min(100.0) as f32
+                let available_us = (now_ms - then_ms) as f64 * 1000.0 * f64::from(size.vcpus);
+                ((usage.cpu_us - cpu_us) as f64 / available_us * 100.0).min(100.0) as f32
             }
             _ => 0.0,
         };

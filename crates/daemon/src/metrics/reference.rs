@@ -146,11 +146,11 @@ const ALERTS: [(&str, &str, &str); 14] = [
 /// Resources in the label `reason`, which a scrape has only after a refusal.
 const SHORTAGES: [Shortage; 9] = [
     Shortage::Sandboxes,
-    Shortage::Promised,
+    Shortage::ReservedMemory,
     Shortage::Memory,
     Shortage::Pressure,
     Shortage::Disk,
-    Shortage::PromisedDisk,
+    Shortage::ReservedDisk,
     Shortage::Tasks,
     Shortage::Descriptors,
     Shortage::Size,
@@ -229,8 +229,8 @@ async fn scrape() -> String {
         egress: EgressSettings::default(),
     });
     let figures = sandboxes.figures();
-    figures.show_families(move || with_a_value(app.figures()));
-    figures.show_families(move || with_a_value(functions::figures(&functions)));
+    figures.add_families(move || with_a_value(app.figures()));
+    figures.add_families(move || with_a_value(functions::figures(&functions)));
     add_gateway_counters(&sandboxes, Arc::new(GatewayCounters::default()));
     let traces = TraceExport::start("http://127.0.0.1:9").unwrap();
     traces.show(&sandboxes);

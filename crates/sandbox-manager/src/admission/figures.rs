@@ -128,10 +128,10 @@ impl KernelReader {
         let existing = load.split_whitespace().nth(3)?.split_once('/')?.1;
         let existing: u64 = existing.parse().ok()?;
         let free = max_tasks?.saturating_sub(existing);
-        let left = self
+        let group_free = self
             .group("pids.max")
-            .map(|most| most.saturating_sub(self.group("pids.current").unwrap_or(0)));
-        Some(left.map_or(free, |left| left.min(free)))
+            .map(|limit| limit.saturating_sub(self.group("pids.current").unwrap_or(0)));
+        Some(group_free.map_or(free, |group_free| group_free.min(free)))
     }
 }
 
@@ -140,11 +140,11 @@ impl HostReader for KernelReader {
         let slow = self.slow();
         let memory = text("/proc/meminfo").unwrap_or_default();
         let (mut total, mut available) = (mib(&memory, "MemTotal:"), mib(&memory, "MemAvailable:"));
-        if let Some(most) = self.group("memory.max").map(|bytes| bytes >> 20) {
+        if let Some(limit) = self.group("memory.max").map(|bytes| bytes >> 20) {
             let used = self.group_used_bytes() >> 20;
-            total = Some(total.map_or(most, |t| t.min(most)));
-            let left = most.saturating_sub(used);
-            available = Some(available.map_or(left, |a| a.min(left)));
+            total = Some(total.map_or(limit, |t| t.min(limit)));
+            let free = limit.saturating_sub(used);
+            available = Some(available.map_or(free, |a| a.min(free)));
         }
         let disk = statvfs(&self.data).ok();
         let disk_mib = |blocks: u64, size: u64| blocks.saturating_mul(size) >> 20;
@@ -240,8 +240,8 @@ mod tests {
     #[test]
     fn figures_of_this_host_are_read() {
         let figures = KernelReader::new(Path::new("/")).read();
-        let (total, left) = (figures.memory_total_mib, figures.memory_available_mib);
-        assert!(left.unwrap() > 0 && left <= total, "{figures:?}");
+        let (total, free) = (figures.memory_total_mib, figures.memory_available_mib);
+        assert!(free.unwrap() > 0 && free <= total, "{figures:?}");
         assert!(
             figures.disk_free_mib <= figures.disk_total_mib,
             "{figures:?}"

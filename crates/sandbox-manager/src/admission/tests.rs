@@ -36,8 +36,11 @@ fn size(memory_mib: u32) -> SandboxSize {
 fn refusal(limits: HostLimits, figures: HostFigures) -> Shortage {
     let admission = admission(limits, figures);
     let refusal = admission.admit(Occupant::Sandbox, size(512)).unwrap_err();
-    assert_eq!(admission.promised().refused, [(refusal.short_of, 1)].into());
-    assert_eq!(admission.promised().memory_mib, 0);
+    assert_eq!(
+        admission.reservations().rejections,
+        [(refusal.short_of, 1)].into()
+    );
+    assert_eq!(admission.reservations().memory_mib, 0);
     refusal.short_of
 }
 
@@ -50,8 +53,8 @@ fn each_shortage_is_refused_and_named() {
             .is_ok()
     );
     // 5 % of 16 GiB is more than 512 MiB.
-    let memory = |left| HostFigures {
-        memory_available_mib: Some(left),
+    let memory = |available| HostFigures {
+        memory_available_mib: Some(available),
         ..ample()
     };
     assert_eq!(
@@ -86,11 +89,11 @@ fn each_shortage_is_refused_and_named() {
         ..ample()
     };
     assert_eq!(refusal(limits, disks), Shortage::Pressure);
-    let none = HostLimits {
+    let no_sandboxes = HostLimits {
         sandboxes: Some(0),
         ..limits
     };
-    assert_eq!(refusal(none, ample()), Shortage::Sandboxes);
+    assert_eq!(refusal(no_sandboxes, ample()), Shortage::Sandboxes);
 }
 
 #[test]
@@ -113,7 +116,7 @@ fn pressure_on_memory_rejects_only_while_memory_is_scarce() {
     let admits = |figures| {
         let admission = admission(limits, figures);
         let admitted = admission.admit(Occupant::Sandbox, size(512));
-        admitted.is_ok() && admission.bears_exchange().is_ok()
+        admitted.is_ok() && admission.check_replacement().is_ok()
     };
     for pressure in [some, full] {
         // A quarter of 16,384 MiB is 4,096 MiB: the kernel can reclaim enough page cache.
@@ -136,10 +139,10 @@ fn pressure_on_memory_rejects_only_while_memory_is_scarce() {
         ..Pressure::default()
     };
     assert!(admits(under(below, Some(1_000))), "the limits themselves");
-    let refused = admission(limits, under(some, Some(1_000)))
+    let rejection = admission(limits, under(some, Some(1_000)))
         .admit(Occupant::Sandbox, size(512))
         .unwrap_err();
-    let error = OperationError::from(refused).to_string();
+    let error = OperationError::from(rejection).to_string();
     for part in ["54 %", "40 %", "1000 of 16384 MiB", "4096 MiB"] {
         assert!(error.contains(part), "{part}: {error}");
     }
@@ -179,14 +182,18 @@ fn reserved_memory_is_counted_until_guests_are_gone() {
         .map(|_| admission.admit(Occupant::Sandbox, size(4096)).unwrap())
         .collect();
     let refusal = admission.admit(Occupant::Sandbox, size(128)).unwrap_err();
-    assert_eq!(refusal.short_of, Shortage::Promised);
+    assert_eq!(refusal.short_of, Shortage::ReservedMemory);
     let error = OperationError::from(refusal);
     assert!(matches!(error, OperationError::Busy { .. }), "{error}");
     assert!(error.to_string().contains("32768 MiB"), "{error}");
     drop(reservations);
-    let promised = admission.promised();
+    let reservations = admission.reservations();
     assert_eq!(
-        (promised.sandboxes, promised.memory_mib, promised.coming_up),
+        (
+            reservations.sandboxes,
+            reservations.memory_mib,
+            reservations.starting
+        ),
         (0, 0, 0)
     );
 }
@@ -215,9 +222,9 @@ fn starting_guests_count_with_their_expected_memory() {
         .collect();
     let refusal = admission.admit(Occupant::Sandbox, size(512)).unwrap_err();
     assert_eq!(refusal.short_of, Shortage::Memory);
-    assert!(admission.bears_exchange().is_err());
-    reservations[0].set_up();
-    reservations[0].set_up();
+    assert!(admission.check_replacement().is_err());
+    reservations[0].mark_started();
+    reservations[0].mark_started();
     assert!(admission.admit(Occupant::Sandbox, size(512)).is_ok());
 }
 
@@ -235,7 +242,7 @@ fn a_thousand_concurrent_reservations_stay_within_the_limit() {
                 let mut reservations = Vec::new();
                 for _ in 0..50 {
                     reservations.extend(admission.admit(Occupant::Sandbox, size(128)).ok());
-                    assert!(admission.promised().sandboxes <= 100);
+                    assert!(admission.reservations().sandboxes <= 100);
                 }
                 reservations
             })
@@ -246,7 +253,10 @@ fn a_thousand_concurrent_reservations_stay_within_the_limit() {
         .flat_map(|t| t.join().unwrap())
         .collect();
     assert_eq!(reservations.len(), 100);
-    assert_eq!(admission.promised().refused[&Shortage::Sandboxes], 900);
+    assert_eq!(
+        admission.reservations().rejections[&Shortage::Sandboxes],
+        900
+    );
 }
 
 #[test]
@@ -262,11 +272,11 @@ fn reserved_disk_is_counted_until_guests_are_gone() {
     // Of 100,000 free MiB, 2,000 MiB are the reserve.
     let strict = admission(limits, ample());
     let refusal = strict.admit(Occupant::Sandbox, disk(98_001)).unwrap_err();
-    assert_eq!(refusal.short_of, Shortage::PromisedDisk);
-    let most = strict.admit(Occupant::Sandbox, disk(90_000)).unwrap();
+    assert_eq!(refusal.short_of, Shortage::ReservedDisk);
+    let large = strict.admit(Occupant::Sandbox, disk(90_000)).unwrap();
     let rest = strict.admit(Occupant::Sandbox, disk(8_000)).unwrap();
     assert_eq!(
-        strict.disk_to_write_mib(),
+        strict.writable_disk_mib(),
         Some(0),
         "others may write nothing"
     );
@@ -274,11 +284,11 @@ fn reserved_disk_is_counted_until_guests_are_gone() {
     let error = OperationError::from(refusal);
     assert!(matches!(error, OperationError::Busy { .. }), "{error}");
     assert!(error.to_string().contains("limit of 98000 MiB"), "{error}");
-    drop(most);
-    assert_eq!(strict.disk_to_write_mib(), Some(90_000));
+    drop(large);
+    assert_eq!(strict.writable_disk_mib(), Some(90_000));
     drop(rest);
-    assert_eq!(strict.promised().disk_mib, 0);
+    assert_eq!(strict.reservations().disk_mib, 0);
     let usual = admission(HostLimits::default(), ample());
     let _large = usual.admit(Occupant::Sandbox, disk(98_001)).unwrap();
-    assert_eq!(usual.disk_to_write_mib(), Some(98_000 - 98_001 / 256));
+    assert_eq!(usual.writable_disk_mib(), Some(98_000 - 98_001 / 256));
 }

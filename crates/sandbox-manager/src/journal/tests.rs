@@ -43,7 +43,7 @@ fn snapshot(id: &str) -> Snapshot {
         size: SandboxSize::default(),
         engine: "microvm".to_owned(),
         parent: Some("p".into()),
-        kept: true,
+        retained: true,
         stopped_ms: 0.0,
         total_ms: 0.0,
         bytes: 0,
@@ -122,7 +122,8 @@ fn a_guest_is_known_as_long_as_its_sandbox_runs() {
         state: SandboxState::Running,
         ..sandbox(id)
     };
-    let guest = |id: &str, word: &str| JournalChange::Guest(id.into(), GuestHandle(word.into()));
+    let guest =
+        |id: &str, handle: &str| JournalChange::Guest(id.into(), GuestHandle(handle.into()));
     for id in ["a", "b", "c"] {
         let changes = [JournalChange::Sandbox(running(id)), guest(id, "first")];
         journal.commit(&changes).unwrap();
@@ -180,8 +181,8 @@ fn a_removal_from_a_store_is_known_until_it_is_done() {
         let change = JournalChange::Retraction(retraction(id));
         journal.commit(&[change]).unwrap();
     }
-    let done = JournalChange::Retracted(retraction("a"));
-    journal.commit(&[done]).unwrap();
+    let change = JournalChange::Retracted(retraction("a"));
+    journal.commit(&[change]).unwrap();
     drop(journal);
     let journal = Journal::open(&file).unwrap();
     assert_eq!(journal.retractions().unwrap(), [retraction("b")]);
@@ -256,8 +257,8 @@ fn a_table_that_is_read_in_parts_is_the_whole_one_in_its_order() {
         .unwrap();
     assert_eq!(read(), (ids.clone(), 1));
     // Some parts have no row.
-    let gone = ids[1000..4990].iter().cloned();
-    let changes: Vec<_> = gone.map(JournalChange::NoSandbox).collect();
+    let removed = ids[1000..4990].iter().cloned();
+    let changes: Vec<_> = removed.map(JournalChange::NoSandbox).collect();
     journal.commit(&changes).unwrap();
     assert_eq!(read(), ([&ids[..1000], &ids[4990..]].concat(), 1));
 }

@@ -20,9 +20,9 @@ impl Sandboxes {
         storing: Vec<Snapshot>,
     ) -> Result<(), OperationError> {
         for engine in self.0.engines.all() {
-            let own = orphans.iter().filter(|o| o.engine == engine.name());
-            let known: Vec<_> = own.map(|o| o.guest.handle.clone()).collect();
-            match engine.end_unadopted(&known).await {
+            let of_engine = orphans.iter().filter(|o| o.engine == engine.name());
+            let handles: Vec<_> = of_engine.map(|o| o.guest.handle.clone()).collect();
+            match engine.end_unadopted(&handles).await {
                 Ok(0) => {}
                 Ok(count) => tracing::info!(count, "stopped orphaned guests"),
                 Err(e) => tracing::error!(
@@ -48,13 +48,14 @@ impl Sandboxes {
                     Ok(engine) => engine.adopt(&orphan.guest).await,
                     Err(e) => Err(e),
                 };
-                this.adopted(&orphan.sandbox, guest, captured).await
+                this.register_adopted(&orphan.sandbox, guest, captured)
+                    .await
             });
         }
         work.join_all().await.into_iter().collect()
     }
 
-    async fn adopted(
+    async fn register_adopted(
         &self,
         id: &str,
         guest: Result<Arc<dyn Guest>, EngineError>,

@@ -1,6 +1,6 @@
 //! Operations for template builds: snapshots of build steps, and the agent of a sandbox.
 
-use super::take_snapshot::descended;
+use super::take_snapshot::record_after_snapshot;
 use super::{OperationError, Sandboxes, SandboxesInner};
 use crate::journal::JournalChange;
 use crate::sandbox::SandboxOperation;
@@ -53,7 +53,7 @@ impl BuildSteps<'_> {
                 let guest = entry.running(SandboxOperation::Snapshot, "snapshot")?;
                 let draft = Snapshot {
                     fingerprint: key,
-                    kept: true,
+                    retained: true,
                     ..this
                         .snapshots()
                         .draft(&sandbox, &*guest, SnapshotPurpose::Step, None)?
@@ -62,10 +62,12 @@ impl BuildSteps<'_> {
                 let snapshot = this
                     .snapshots()
                     .take(&*guest, draft, AfterSnapshot::Resume, &permit, |snapshot| {
-                        vec![JournalChange::Sandbox(descended(&entry, snapshot))]
+                        vec![JournalChange::Sandbox(record_after_snapshot(
+                            &entry, snapshot,
+                        ))]
                     })
                     .await?;
-                entry.set_record(descended(&entry, &snapshot));
+                entry.set_record(record_after_snapshot(&entry, &snapshot));
                 Ok(snapshot)
             })
             .await
@@ -74,14 +76,14 @@ impl BuildSteps<'_> {
     /// Returns the newest snapshot of the step `key`.
     pub fn newest(self, key: &str) -> Option<Snapshot> {
         let snapshots = self.0.catalog.read();
-        let steps = snapshots.kept_for(SnapshotPurpose::Step, key);
+        let steps = snapshots.retained_for(SnapshotPurpose::Step, key);
         steps.max_by_key(|s| s.created_ms).cloned()
     }
 
     /// Returns all snapshots of steps, oldest first.
     pub fn list(self) -> Vec<Snapshot> {
         let snapshots = self.0.catalog.read();
-        let steps = snapshots.all_kept_for(SnapshotPurpose::Step);
+        let steps = snapshots.all_retained_for(SnapshotPurpose::Step);
         let mut steps: Vec<_> = steps.cloned().collect();
         steps.sort_by_key(|s| s.created_ms);
         steps

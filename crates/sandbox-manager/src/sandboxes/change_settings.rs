@@ -40,8 +40,8 @@ impl Sandboxes {
                 .map_err(OperationError::Network)?;
             let guest = entry.guest().filter(|_| rules != before);
             if let Some(guest) = &guest {
-                let set = guest.set_network(&rules).await;
-                set.map_err(OperationError::engine("change the network of the sandbox"))?;
+                let failed = OperationError::engine("change the network of the sandbox");
+                guest.set_network(&rules).await.map_err(failed)?;
             }
             if let Err(e) = this.commit(&entry, record.clone(), &[]) {
                 if let Some(guest) = &guest {

@@ -1,8 +1,8 @@
 //! `create`: creates a sandbox from a template or a snapshot.
 
 use super::entry::SandboxEntry;
+use super::resume_options::RestoreReason;
 use super::timeout::deadline_in;
-use super::wake_options::ReviveReason;
 use super::{OperationError, Sandboxes};
 use crate::admission::Reservation;
 use crate::journal::JournalChange;
@@ -72,7 +72,7 @@ pub(super) struct GuestOrigin {
     /// Snapshot from which the guest was restored.
     pub snapshot: Option<String>,
     /// Reason for restoring the guest of an existing sandbox. `None` for a new sandbox.
-    pub revive_reason: Option<ReviveReason>,
+    pub restore_reason: Option<RestoreReason>,
 }
 
 impl Sandboxes {
@@ -90,7 +90,7 @@ impl Sandboxes {
     }
 
     async fn create_now(&self, spec: CreateSpec) -> Result<Sandbox, OperationError> {
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let rules = spec.settings.rules();
         self.0
             .engines
@@ -114,12 +114,11 @@ impl Sandboxes {
                     name: spec.name,
                     forked_from: None,
                 };
-                let new = self.enter(reservation, new)?;
+                let new = self.register(reservation, new)?;
                 let identity = self.identity_of(new.record(), false);
                 let templates = self.templates();
-                let origin = templates.origin(engine, &template, size, &identity);
-                let origin = origin.await;
-                self.bring_up(new, asked, origin).await
+                let origin = templates.origin(engine, &template, size, &identity).await;
+                self.start_registered(new, requested_at, origin).await
             }
             SandboxSource::Snapshot(_) if spec.size.is_some() => Err(OperationError::FixedSize),
             SandboxSource::Snapshot(id) => {
@@ -127,7 +126,7 @@ impl Sandboxes {
                 let step = steps::begin("find_snapshot");
                 let (snapshot, _pin) = self.snapshots().pin_or_fetch(owner, &id).await?;
                 drop(step);
-                if spec.engine.is_some_and(|wanted| wanted != snapshot.engine) {
+                if spec.engine.is_some_and(|name| name != snapshot.engine) {
                     return Err(OperationError::FixedEngine {
                         snapshot: snapshot.id,
                         own: snapshot.engine,
@@ -136,9 +135,10 @@ impl Sandboxes {
                 let reservation = self.admit(snapshot.size)?;
                 // An environment in the request replaces the snapshot's completely: the creator
                 // decides which of the snapshot's variables the clone receives.
-                let env = match spec.env.is_empty() {
-                    true => snapshot.env.clone(),
-                    false => spec.env,
+                let env = if spec.env.is_empty() {
+                    snapshot.env.clone()
+                } else {
+                    spec.env
                 };
                 let mut settings = spec.settings;
                 if settings.site.is_empty() {
@@ -152,7 +152,7 @@ impl Sandboxes {
                     name: spec.name,
                     forked_from: None,
                 };
-                let new = self.enter(reservation, new)?;
+                let new = self.register(reservation, new)?;
                 if spec.prefetch == Prefetch::All {
                     let files = self.0.snapshot_engines.files_of(&snapshot.id);
                     let requested = files.and_then(|files| files.request_memory(&snapshot.id));
@@ -161,7 +161,7 @@ impl Sandboxes {
                 let identity = self.identity_of(new.record(), false);
                 let mode = BootMode::Snapshot;
                 let origin = self.snapshots().origin(&snapshot.id, mode, &identity).await;
-                self.bring_up(new, asked, origin).await
+                self.start_registered(new, requested_at, origin).await
             }
         }
     }
@@ -180,9 +180,9 @@ impl Sandboxes {
         let is_offered = described.is_some_and(|engine| engine.default || engine.usable);
         match engines.get(name) {
             Ok(engine) if is_offered => Ok(engine),
-            found => Err(OperationError::NoEngine {
-                wanted: name.to_owned(),
-                known: found.is_ok(),
+            engine => Err(OperationError::NoEngine {
+                name: name.to_owned(),
+                exists: engine.is_ok(),
                 usable: all
                     .into_iter()
                     .filter(|e| e.usable)
@@ -199,13 +199,13 @@ impl Sandboxes {
 
     /// Registers a sandbox in memory. The journal records it once it is running. A daemon that
     /// crashes before that leaves no sandbox.
-    pub(super) fn enter(
+    pub(super) fn register(
         &self,
         reservation: Reservation,
         new: NewSandboxEntry,
     ) -> Result<Arc<SandboxEntry>, OperationError> {
         let now = now_ms();
-        let secret = |wanted: bool| wanted.then(new_token).transpose();
+        let secret = |is_needed: bool| is_needed.then(new_token).transpose();
         let record = Sandbox {
             id: new_id()?,
             name: new.name,
@@ -244,10 +244,10 @@ impl Sandboxes {
     }
 
     /// Starts a registered sandbox. Removes the entry if the start fails.
-    pub(super) async fn bring_up(
+    pub(super) async fn start_registered(
         &self,
         entry: Arc<SandboxEntry>,
-        asked: Instant,
+        requested_at: Instant,
         origin: Result<GuestOrigin, OperationError>,
     ) -> Result<Sandbox, OperationError> {
         let _op_guard = entry.op_lock().lock().await;
@@ -257,13 +257,13 @@ impl Sandboxes {
             return Err(entry.refuse("start"));
         }
         let result = match origin {
-            Ok(origin) => self.install(&entry, asked, origin).await,
+            Ok(origin) => self.install(&entry, requested_at, origin).await,
             Err(e) => Err(e),
         };
         match &result {
             Ok(record) => {
                 let metrics = &self.0.metrics;
-                let took = asked.elapsed();
+                let took = requested_at.elapsed();
                 metrics.create(record.boot_mode, "ok", took);
                 let steps = OperationSteps::current().map(|steps| steps.list());
                 let steps = steps.unwrap_or_default();
@@ -276,33 +276,33 @@ impl Sandboxes {
 
     /// Restores a guest for an existing sandbox (rollback, resume or recovery). The caller must
     /// hold `op_lock`. Releases the reservation if the restore fails and no guest was running.
-    pub(super) async fn revive(
+    pub(super) async fn restore_existing(
         &self,
         entry: &Arc<SandboxEntry>,
-        asked: Instant,
+        requested_at: Instant,
         snapshot: &str,
-        revive_reason: ReviveReason,
+        restore_reason: RestoreReason,
     ) -> Result<Sandbox, OperationError> {
         let mode = BootMode::Snapshot;
         // The files may be in the store only.
         let owner = entry.record().settings.owner;
         let step = steps::begin("find_snapshot");
-        let here = self.snapshots().pin_or_fetch(owner.as_deref(), snapshot);
-        let here = here.await;
+        let snapshots = self.snapshots();
+        let pinned = snapshots.pin_or_fetch(owner.as_deref(), snapshot).await;
         drop(step);
-        let result = match here {
+        let result = match pinned {
             Ok(_pin) => {
                 let start = async {
                     let before = entry.record();
-                    let rewound = is_rewound(&before, Some(&revive_reason));
+                    let rewound = is_rewound(&before, Some(&restore_reason));
                     let identity = self.identity_of(before, rewound);
                     let snapshots = self.snapshots();
                     let origin = snapshots.origin(snapshot, mode, &identity).await?;
                     let origin = GuestOrigin {
-                        revive_reason: Some(revive_reason),
+                        restore_reason: Some(restore_reason),
                         ..origin
                     };
-                    self.install(entry, asked, origin).await
+                    self.install(entry, requested_at, origin).await
                 };
                 // Boxed, since the future is large.
                 let start = Box::pin(start);
@@ -320,8 +320,8 @@ impl Sandboxes {
     pub(super) fn identity_of(&self, record: Sandbox, rewound: bool) -> SandboxIdentity {
         // Templates of a key are stored as `KEY/NAME`, but the key's clients use only `NAME`.
         let owner = record.settings.owner.as_deref();
-        let own = owner.and_then(|key| record.template.strip_prefix(key)?.strip_prefix('/'));
-        let template = own.unwrap_or(&record.template).to_owned();
+        let name = owner.and_then(|key| record.template.strip_prefix(key)?.strip_prefix('/'));
+        let template = name.unwrap_or(&record.template).to_owned();
         SandboxIdentity {
             id: record.id,
             template: Some(template),
@@ -342,15 +342,16 @@ impl Sandboxes {
     pub(super) async fn install(
         &self,
         entry: &Arc<SandboxEntry>,
-        asked: Instant,
+        requested_at: Instant,
         origin: GuestOrigin,
     ) -> Result<Sandbox, OperationError> {
         let before = entry.record();
-        let rewound = is_rewound(&before, origin.revive_reason.as_ref());
+        let rewound = is_rewound(&before, origin.restore_reason.as_ref());
         let sandbox_identity = self.identity_of(before, rewound);
         let id = &sandbox_identity.id;
+        let failed = || OperationError::engine(format!("start sandbox {id}"));
         let guest = origin.unassigned.assign_identity(&sandbox_identity).await;
-        let guest = guest.map_err(OperationError::engine(format!("start sandbox {id}")))?;
+        let guest = guest.map_err(failed())?;
         if origin.mode == BootMode::Cold {
             let started = self
                 .templates()
@@ -366,12 +367,12 @@ impl Sandboxes {
             Ok(handle) => handle,
             Err(e) => {
                 guest.stop().await;
-                return Err(OperationError::engine(format!("start sandbox {id}"))(e));
+                return Err(failed()(e));
             }
         };
         let before = entry.record();
         let mut settings = before.settings;
-        if let Some(ReviveReason::Wake(options)) = origin.revive_reason {
+        if let Some(RestoreReason::Resume(options)) = origin.restore_reason {
             options.apply(&mut settings);
         }
         // The timeout starts when the sandbox can be used. A rollback does not change the deadline.
@@ -386,7 +387,7 @@ impl Sandboxes {
             snapshot: origin.snapshot,
             boot_mode: Some(origin.mode),
             engine: Some(guest.engine().to_owned()),
-            boot_ms: Some(asked.elapsed().as_secs_f64() * 1000.0),
+            boot_ms: Some(requested_at.elapsed().as_secs_f64() * 1000.0),
             deadline_ms: deadline,
             ..entry.record_in(SandboxState::Running)
         };
@@ -403,7 +404,7 @@ impl Sandboxes {
         let before = entry.replace_guest(Some(guest.clone()));
         entry.set_record(record.clone());
         self.watch(entry, &guest);
-        let took = asked.elapsed();
+        let took = requested_at.elapsed();
         self.0
             .metrics
             .boot(origin.mode, took.as_secs_f64() * 1000.0);
@@ -418,7 +419,7 @@ impl Sandboxes {
 
 /// Returns whether the guest resumes from a state from which a guest has already run: after a
 /// rollback or the loss of a guest. It then receives a new clock and entropy.
-fn is_rewound(before: &Sandbox, revive_reason: Option<&ReviveReason>) -> bool {
-    matches!(revive_reason, Some(ReviveReason::Rollback))
+fn is_rewound(before: &Sandbox, restore_reason: Option<&RestoreReason>) -> bool {
+    matches!(restore_reason, Some(RestoreReason::Rollback))
         || matches!(before.state, SandboxState::Broken { .. })
 }

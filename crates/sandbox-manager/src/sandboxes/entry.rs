@@ -1,7 +1,7 @@
 //! A sandbox in memory.
 
 use super::connection_history::ConnectionHistory;
-use super::entry_indexes::{EntryIndexes, ends_at};
+use super::entry_indexes::{EntryIndexes, running_deadline};
 use crate::admission::Reservation;
 use crate::operation_error::OperationError;
 use crate::operation_times::{OperationTimes, SandboxTimes};
@@ -42,7 +42,7 @@ struct Activity {
     /// Resource usage over time.
     history: Mutex<History>,
     /// Connections of earlier guests.
-    reached: Mutex<ConnectionHistory>,
+    connection_history: Mutex<ConnectionHistory>,
     /// Durations of the create and of the last operation.
     times: Mutex<SandboxTimes>,
     /// End of the console of a guest that exited by itself.
@@ -63,7 +63,7 @@ impl Default for Activity {
             guest: Mutex::default(),
             reservation: Mutex::default(),
             history: Mutex::default(),
-            reached: Mutex::default(),
+            connection_history: Mutex::default(),
             times: Mutex::default(),
             exit_console: Mutex::default(),
             expiring: AtomicBool::new(false),
@@ -113,8 +113,8 @@ impl SandboxEntry {
     }
 
     /// Connections of earlier guests.
-    pub fn reached(&self) -> MutexGuard<'_, ConnectionHistory> {
-        self.activity().reached.lock()
+    pub fn connection_history(&self) -> MutexGuard<'_, ConnectionHistory> {
+        self.activity().connection_history.lock()
     }
 
     pub fn record(&self) -> Sandbox {
@@ -143,7 +143,7 @@ impl SandboxEntry {
     pub fn deadline(&self) -> Option<u64> {
         let activity = self.activity.get();
         let counts = !activity.is_some_and(|a| a.expiring.load(Ordering::Acquire));
-        ends_at(&self.record.lock()).filter(|_| counts)
+        running_deadline(&self.record.lock()).filter(|_| counts)
     }
 
     /// Returns `true` to the one caller that must handle the deadline.
@@ -173,7 +173,7 @@ impl SandboxEntry {
     }
 
     /// Waits until no operation is in flight or the sandbox is being killed.
-    pub async fn decided(&self) {
+    pub async fn wait_decided(&self) {
         let mut ending = self.activity().ending.subscribe();
         tokio::select! {
             _op_guard = self.op_lock().lock() => {}
@@ -182,13 +182,13 @@ impl SandboxEntry {
     }
 
     /// Waits until the record satisfies `condition`, and returns it.
-    pub async fn until(&self, wanted: impl Fn(&Sandbox) -> bool) -> Sandbox {
+    pub async fn until(&self, condition: impl Fn(&Sandbox) -> bool) -> Sandbox {
         let mut changes = self.activity().changed.subscribe();
         loop {
             changes.borrow_and_update();
             let record = self.record();
             // The sender lives as long as this entry.
-            if wanted(&record) || changes.changed().await.is_err() {
+            if condition(&record) || changes.changed().await.is_err() {
                 return record;
             }
         }
@@ -196,11 +196,11 @@ impl SandboxEntry {
 
     /// Replaces the record. Releases the reservation if the new state has no guest.
     pub fn set_record(&self, record: Sandbox) {
-        let alive = matches!(record.state, SandboxState::Creating | SandboxState::Running);
+        let has_guest = matches!(record.state, SandboxState::Creating | SandboxState::Running);
         if record.state == SandboxState::Killed {
             // Including the connections of the last guest: many sandboxes are killed, and each
             // record is retained for an hour.
-            self.reached().clear();
+            self.connection_history().clear();
             self.activity().exit_console.lock().take();
         }
         let mut current = self.record.lock();
@@ -208,7 +208,7 @@ impl SandboxEntry {
         **current = record;
         drop(current);
         self.activity().changed.send_replace(());
-        if !alive {
+        if !has_guest {
             self.set_reservation(None);
         }
     }
@@ -225,13 +225,13 @@ impl SandboxEntry {
 
     /// Marks the guest of the reservation as started. An adopted guest has no reservation yet and
     /// receives one from `count`.
-    pub fn count_guest(&self, count: impl FnOnce(SandboxSize) -> Reservation) {
+    pub fn reserve_for_guest(&self, count: impl FnOnce(SandboxSize) -> Reservation) {
         let size = self.record.lock().size;
         self.activity()
             .reservation
             .lock()
             .get_or_insert_with(|| count(size))
-            .set_up();
+            .mark_started();
     }
 
     /// Returns the record with `state` as its new state.
@@ -251,7 +251,7 @@ impl SandboxEntry {
     pub fn replace_guest(&self, guest: Option<Arc<dyn Guest>>) -> Option<Arc<dyn Guest>> {
         let before = std::mem::replace(&mut *self.activity().guest.lock(), guest);
         if let Some(log) = before.as_ref().and_then(|guest| guest.connections()) {
-            self.reached().add(log);
+            self.connection_history().add(log);
         }
         before
     }

@@ -41,23 +41,23 @@ impl EntryIndexes {
             let records = records.filter_map(|(id, r)| Some((at(r)?, id.clone())));
             Mutex::new(records.collect())
         };
-        let groups = |word: fn(&Sandbox) -> Option<&str>| -> IdGroups {
-            records.clone().map(|(id, r)| (word(r), id)).collect()
+        let groups = |key: fn(&Sandbox) -> Option<&str>| -> IdGroups {
+            records.clone().map(|(id, r)| (key(r), id)).collect()
         };
         let named = records.clone();
-        let named = named.filter_map(|(id, r)| Some((held_by(r)?, &r.settings.owner, id)));
-        let running = records.clone().filter(|(_, r)| runs(r));
+        let named = named.filter_map(|(id, r)| Some((claimed_name(r)?, &r.settings.owner, id)));
+        let running = records.clone().filter(|(_, r)| is_running(r));
         let owned = records.clone();
-        let owned = owned.map(|(id, r)| (owned_by(r), r.created_ms, id));
+        let owned = owned.map(|(id, r)| (current_owner(r), r.created_ms, id));
         let mut states = BTreeMap::new();
         for (_, record) in records.clone() {
             *states.entry(record.state.name()).or_insert(0) += 1;
         }
         Self {
-            users: SnapshotUsers::new(groups(needed_by)),
+            users: SnapshotUsers::new(groups(needed_snapshot)),
             names: named.collect(),
             ages: positions(|r| Some(r.created_ms)),
-            deadlines: positions(ends_at),
+            deadlines: positions(running_deadline),
             killed: positions(killed_at),
             running: Mutex::new(running.map(|(id, _)| id.clone()).collect()),
             owners: Mutex::new(owned.collect()),
@@ -67,56 +67,62 @@ impl EntryIndexes {
 
     /// Adds a sandbox. Its name, if it has one, must be claimed before.
     pub fn add(&self, id: &SmolStr, record: &Sandbox) {
-        self.users.change(id, None, needed_by(record));
+        self.users.change(id, None, needed_snapshot(record));
         self.ages.lock().insert((record.created_ms, id.clone()));
-        move_position(&self.deadlines, id, None, ends_at(record));
+        move_position(&self.deadlines, id, None, running_deadline(record));
         move_position(&self.killed, id, None, killed_at(record));
-        if runs(record) {
+        if is_running(record) {
             self.running.lock().insert(id.clone());
         }
         self.owners
             .lock()
-            .add(owned_by(record), record.created_ms, id);
+            .add(current_owner(record), record.created_ms, id);
         self.count_state(None, Some(record.state.name()));
     }
 
     /// Updates the indexes for a changed record. A new name must be claimed before.
     pub fn change(&self, id: &SmolStr, before: &Sandbox, now: &Sandbox) {
-        self.users.change(id, needed_by(before), needed_by(now));
-        let name = held_by(before);
-        if let Some(name) = name.filter(|_| name != held_by(now)) {
+        self.users
+            .change(id, needed_snapshot(before), needed_snapshot(now));
+        let name = claimed_name(before);
+        if let Some(name) = name.filter(|_| name != claimed_name(now)) {
             self.names.release(&before.settings.owner, name, id);
         }
-        move_position(&self.deadlines, id, ends_at(before), ends_at(now));
+        move_position(
+            &self.deadlines,
+            id,
+            running_deadline(before),
+            running_deadline(now),
+        );
         move_position(&self.killed, id, killed_at(before), killed_at(now));
-        match (runs(before), runs(now)) {
+        match (is_running(before), is_running(now)) {
             (false, true) => drop(self.running.lock().insert(id.clone())),
             (true, false) => drop(self.running.lock().remove(id)),
             _ => {}
         }
-        if owned_by(before) != owned_by(now) {
+        if current_owner(before) != current_owner(now) {
             let mut owners = self.owners.lock();
-            owners.take(owned_by(before), before.created_ms, id);
-            owners.add(owned_by(now), now.created_ms, id);
+            owners.take(current_owner(before), before.created_ms, id);
+            owners.add(current_owner(now), now.created_ms, id);
         }
         self.count_state(Some(before.state.name()), Some(now.state.name()));
     }
 
     /// Removes a sandbox.
     pub fn remove(&self, id: &SmolStr, record: &Sandbox) {
-        self.users.change(id, needed_by(record), None);
-        if let Some(name) = held_by(record) {
+        self.users.change(id, needed_snapshot(record), None);
+        if let Some(name) = claimed_name(record) {
             self.names.release(&record.settings.owner, name, id);
         }
         self.ages.lock().remove(&(record.created_ms, id.clone()));
-        move_position(&self.deadlines, id, ends_at(record), None);
+        move_position(&self.deadlines, id, running_deadline(record), None);
         move_position(&self.killed, id, killed_at(record), None);
-        if runs(record) {
+        if is_running(record) {
             self.running.lock().remove(id);
         }
         self.owners
             .lock()
-            .take(owned_by(record), record.created_ms, id);
+            .take(current_owner(record), record.created_ms, id);
         self.count_state(Some(record.state.name()), None);
     }
 
@@ -152,7 +158,7 @@ fn move_position(
     }
 }
 
-fn runs(record: &Sandbox) -> bool {
+fn is_running(record: &Sandbox) -> bool {
     record.state == SandboxState::Running
 }
 
@@ -161,8 +167,8 @@ fn is_alive(record: &Sandbox) -> bool {
 }
 
 /// Returns the deadline of a running sandbox.
-pub(super) fn ends_at(record: &Sandbox) -> Option<u64> {
-    record.deadline_ms.filter(|_| runs(record))
+pub(super) fn running_deadline(record: &Sandbox) -> Option<u64> {
+    record.deadline_ms.filter(|_| is_running(record))
 }
 
 /// Returns the time at which a sandbox was killed.
@@ -171,17 +177,17 @@ fn killed_at(record: &Sandbox) -> Option<u64> {
 }
 
 /// Returns the name that no other sandbox of the owner may have.
-fn held_by(record: &Sandbox) -> Option<&str> {
+fn claimed_name(record: &Sandbox) -> Option<&str> {
     record.name.as_deref().filter(|_| is_alive(record))
 }
 
 /// Returns the snapshot that a sandbox needs.
-fn needed_by(record: &Sandbox) -> Option<&str> {
+fn needed_snapshot(record: &Sandbox) -> Option<&str> {
     record.snapshot.as_deref().filter(|_| is_alive(record))
 }
 
 /// Returns the owner of a sandbox that is not killed.
-fn owned_by(record: &Sandbox) -> Option<&str> {
+fn current_owner(record: &Sandbox) -> Option<&str> {
     let owner = record.settings.owner.as_deref();
     owner.filter(|_| is_alive(record))
 }
@@ -228,17 +234,17 @@ mod tests {
         use SandboxState::{Killed, Paused, Running};
         let id = SmolStr::new("a");
         for state in [Running, Paused, Killed, SandboxState::broken("why")] {
-            let wanted = record("a", state.clone());
-            let at_once = EntryIndexes::of([(&id, &wanted)].into_iter());
+            let expected = record("a", state.clone());
+            let at_once = EntryIndexes::of([(&id, &expected)].into_iter());
             for from in [Running, Paused, SandboxState::broken("why")] {
                 let before = record("a", from);
                 let changed = EntryIndexes::default();
                 let owner = Some("k".to_owned());
                 changed.names.claim(&owner, "name-of-a", &id).unwrap();
                 changed.add(&id, &before);
-                changed.change(&id, &before, &wanted);
+                changed.change(&id, &before, &expected);
                 assert_eq!(shown(&changed), shown(&at_once));
-                changed.remove(&id, &wanted);
+                changed.remove(&id, &expected);
                 assert_eq!(shown(&changed), shown(&EntryIndexes::default()));
             }
         }

@@ -33,7 +33,7 @@ impl Sandboxes {
     /// replaces its duration, where `Some(None)` means no limit.
     ///
     /// # Errors
-    /// Fails if no snapshot can be taken. Each child succeeds or fails independently.
+    /// Fails if no snapshot can be snapshot. Each child succeeds or fails independently.
     pub async fn fork(
         &self,
         id: &str,
@@ -50,12 +50,12 @@ impl Sandboxes {
         self.perform("fork", &entry.id(), async move {
             let (mut sandbox, snapshot, _pin) = {
                 let _op_guard = entry.op_lock().lock().await;
-                let taken = this
+                let snapshot = this
                     .snapshot_for(&entry, SnapshotPurpose::Fork, None, "fork", None)
                     .await?;
                 // While this operation holds the parent's `op_lock`, the parent references the
                 // snapshot, so it cannot be collected before the pin.
-                let (snapshot, pin) = this.snapshots().pin(&taken.id)?;
+                let (snapshot, pin) = this.snapshots().pin(&snapshot.id)?;
                 (entry.record(), snapshot, pin)
             };
             if let Some(timeout) = timeout {
@@ -85,10 +85,10 @@ impl Sandboxes {
 
     /// Creates a child and records the metrics of the create.
     async fn child(&self, recorder: OperationSteps, parent: &Sandbox, snapshot: &str) -> ForkChild {
-        let began = Instant::now();
+        let started_at = Instant::now();
         let child = self.child_of(parent, snapshot);
         let child = recorder.clone().scope(child).await;
-        let times = OperationTimes::new("child", began.elapsed(), recorder.take());
+        let times = OperationTimes::new("child", started_at.elapsed(), recorder.take());
         self.0.metrics.steps(&times);
         if let Err(e) = &child {
             tracing::warn!(outcome = e.kind().name(), error = %e, "cannot create a child of a fork");
@@ -101,7 +101,7 @@ impl Sandboxes {
     }
 
     async fn child_of(&self, parent: &Sandbox, snapshot: &str) -> ForkChild {
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let settings = parent.settings.clone();
         let reservation = self.admit(parent.size)?;
         let new = NewSandboxEntry {
@@ -113,12 +113,12 @@ impl Sandboxes {
             name: None,
             forked_from: Some(parent.id.clone()),
         };
-        let new = self.enter(reservation, new)?;
+        let new = self.register(reservation, new)?;
         let start = async {
             let (snapshots, mode) = (self.snapshots(), BootMode::Fork);
             let identity = self.identity_of(new.record(), false);
             let origin = snapshots.origin(snapshot, mode, &identity).await;
-            self.bring_up(new, asked, origin).await
+            self.start_registered(new, requested_at, origin).await
         };
         let owner = parent.settings.owner.as_deref();
         self.0.start_pacer.pace(owner, start).await

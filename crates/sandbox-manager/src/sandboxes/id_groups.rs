@@ -1,38 +1,38 @@
-//! Ids grouped by a key: snapshots by their parent, sandboxes by the snapshot that they descend
+//! Ids group_key by a key: snapshots by their parent, sandboxes by the snapshot that they descend
 //! from.
 
 use parking_lot::{Mutex, MutexGuard};
 use smol_str::SmolStr;
 use std::collections::BTreeSet;
 
-/// Ids grouped by a key, stored as pairs. A map of sets would need several times the memory, since
+/// Ids group_key by a key, stored as pairs. A map of sets would need several times the memory, since
 /// most keys have one id.
 #[derive(Debug, Default)]
 pub(crate) struct IdGroups(BTreeSet<(SmolStr, SmolStr)>);
 
 /// Returns the key of a group. `None` for no key and for the empty key, which have no group.
-fn grouped(word: Option<&str>) -> Option<SmolStr> {
-    word.filter(|word| !word.is_empty()).map(SmolStr::new)
+fn group_key(key: Option<&str>) -> Option<SmolStr> {
+    key.filter(|key| !key.is_empty()).map(SmolStr::new)
 }
 
 impl IdGroups {
-    pub fn add(&mut self, word: Option<&str>, id: &SmolStr) {
-        if let Some(word) = grouped(word) {
-            self.0.insert((word, id.clone()));
+    pub fn add(&mut self, key: Option<&str>, id: &SmolStr) {
+        if let Some(key) = group_key(key) {
+            self.0.insert((key, id.clone()));
         }
     }
 
-    pub fn take(&mut self, word: Option<&str>, id: &SmolStr) {
-        if let Some(word) = grouped(word) {
-            self.0.remove(&(word, id.clone()));
+    pub fn take(&mut self, key: Option<&str>, id: &SmolStr) {
+        if let Some(key) = group_key(key) {
+            self.0.remove(&(key, id.clone()));
         }
     }
 
     /// Returns the ids of a group, in order.
-    pub fn of(&self, word: &str) -> impl Iterator<Item = &str> {
-        let word = SmolStr::new(word);
-        let from = self.0.range((word.clone(), SmolStr::default())..);
-        let group = from.take_while(move |(other, _)| *other == word);
+    pub fn of(&self, key: &str) -> impl Iterator<Item = &str> {
+        let key = SmolStr::new(key);
+        let from = self.0.range((key.clone(), SmolStr::default())..);
+        let group = from.take_while(move |(other, _)| *other == key);
         group.map(|(_, id)| &**id)
     }
 
@@ -51,9 +51,9 @@ impl IdGroups {
 impl<'a> FromIterator<(Option<&'a str>, &'a SmolStr)> for IdGroups {
     fn from_iter<T: IntoIterator<Item = (Option<&'a str>, &'a SmolStr)>>(pairs: T) -> Self {
         let pairs = pairs.into_iter();
-        let pairs = pairs.filter_map(|(word, id)| Some((grouped(word)?, id.clone())));
+        let pairs = pairs.filter_map(|(key, id)| Some((group_key(key)?, id.clone())));
         let mut pairs: Vec<_> = pairs.collect();
-        sort_by_text(&mut pairs, |(word, _)| word);
+        sort_by_text(&mut pairs, |(key, _)| key);
         Self(pairs.into_iter().collect())
     }
 }
@@ -106,9 +106,9 @@ impl SnapshotUsers {
     }
 
     /// Returns at most `limit` of the sandboxes that descend from `snapshot`.
-    pub fn some_of(&self, snapshot: &str, most: usize) -> Vec<String> {
+    pub fn some_of(&self, snapshot: &str, limit: usize) -> Vec<String> {
         let groups = self.groups();
-        groups.of(snapshot).take(most).map(str::to_owned).collect()
+        groups.of(snapshot).take(limit).map(str::to_owned).collect()
     }
 }
 
@@ -138,11 +138,11 @@ mod tests {
     #[test]
     fn groups_that_are_made_at_once_are_those_that_grow() {
         let ids = ["a", "b", "c"].map(SmolStr::new);
-        let words = [Some("x"), None, Some("x")];
-        let at_once: IdGroups = words.into_iter().zip(&ids).collect();
+        let keys = [Some("x"), None, Some("x")];
+        let at_once: IdGroups = keys.into_iter().zip(&ids).collect();
         let mut grown = IdGroups::default();
-        for (word, id) in words.into_iter().zip(&ids) {
-            grown.add(word, id);
+        for (key, id) in keys.into_iter().zip(&ids) {
+            grown.add(key, id);
         }
         assert_eq!(at_once.0, grown.0);
         assert_eq!(grown.of("x").collect::<Vec<_>>(), ["a", "c"]);

@@ -54,9 +54,9 @@ pub enum ListedSnapshots<'a> {
     /// All snapshots, also of templates and of paused sandboxes.
     All,
     /// Snapshots requested by clients.
-    Asked,
+    Requested,
     /// Snapshots requested by an owner.
-    AskedBy(&'a str),
+    RequestedBy(&'a str),
 }
 
 #[cfg(test)]

@@ -131,8 +131,8 @@ mod tests {
         names.claim(&mine, "web", "a").unwrap();
         names.claim(&mine, "web", "a").unwrap();
         names.claim(&yours, "web", "b").unwrap();
-        let taken = names.claim(&mine, "web", "c").unwrap_err();
-        assert!(matches!(taken, OperationError::NameTaken { holder, .. } if holder == "a"));
+        let error = names.claim(&mine, "web", "c").unwrap_err();
+        assert!(matches!(error, OperationError::NameTaken { holder, .. } if holder == "a"));
         assert_eq!(names.ids("web"), ["a", "b"]);
         // A sandbox that has released a name cannot release it for its new holder.
         names.release(&mine, "web", "a");

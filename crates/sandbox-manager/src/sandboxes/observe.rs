@@ -2,7 +2,7 @@
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
-use crate::admission::{HostFigures, PromisedResources};
+use crate::admission::{HostFigures, ReservedResources};
 use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
 use crate::operation_times::SandboxTimes;
 use crate::usage::UsageSample;
@@ -103,19 +103,19 @@ impl Observation<'_> {
             port: ENVD_PORT,
             source: std::io::Error::other(problem),
         };
-        let asked = tokio::time::timeout(ANSWER_LIMIT, agent.metrics()).await;
-        let seen = asked
+        let answer = tokio::time::timeout(ANSWER_LIMIT, agent.metrics()).await;
+        let usage = answer
             .map_err(|e| failed(e.to_string()))?
             .map_err(|e| failed(e.to_string()))?;
         Ok(UsageSample {
             at_ms: now_ms(),
             cpu_count: record.size.vcpus,
-            cpu_used_pct: (seen.cpu_used_pct as f32).clamp(0.0, 100.0),
-            mem_used: seen.mem_used,
-            mem_total: seen.mem_total,
-            mem_cache: seen.mem_cache,
-            disk_used: seen.disk_used,
-            disk_total: seen.disk_total,
+            cpu_used_pct: (usage.cpu_used_pct as f32).clamp(0.0, 100.0),
+            mem_used: usage.mem_used,
+            mem_total: usage.mem_total,
+            mem_cache: usage.mem_cache,
+            disk_used: usage.disk_used,
+            disk_total: usage.disk_total,
             net_out: None,
             net_in: None,
         })
@@ -135,7 +135,7 @@ impl Observation<'_> {
     pub async fn connections(self, id: &str) -> Result<ConnectionRecords, OperationError> {
         let entry = self.0.entry(id)?;
         // The logs are read in the order of their guests' lifetimes.
-        let (mut all, last) = entry.reached().all();
+        let (mut all, last) = entry.connection_history().all();
         let logs = [last, entry.connections()];
         let read = tokio::task::spawn_blocking(move || {
             logs.iter().flatten().for_each(|log| all.extend(log.read()));
@@ -187,12 +187,12 @@ impl SandboxFigures<'_> {
     }
 
     /// Adds the figures of `source` to the metrics at every scrape.
-    pub fn show_also(self, source: impl Fn() -> Vec<Figure> + Send + Sync + 'static) {
+    pub fn add_figures(self, source: impl Fn() -> Vec<Figure> + Send + Sync + 'static) {
         self.0.figure_sources.figures.lock().push(Box::new(source));
     }
 
     /// Adds the families of `source` to the metrics at every scrape.
-    pub fn show_families(self, source: impl Fn() -> Vec<FigureFamily> + Send + Sync + 'static) {
+    pub fn add_families(self, source: impl Fn() -> Vec<FigureFamily> + Send + Sync + 'static) {
         self.0.figure_sources.families.lock().push(Box::new(source));
     }
 
@@ -212,17 +212,20 @@ impl SandboxFigures<'_> {
             "Guests in the warm pool",
             WarmPool(self.0).waiting() as f64,
         );
-        let promised = self.promised();
+        let reservations = self.reservations();
         now.add(
             "memory_committed_bytes",
             "Maximum memory of all guests",
-            (promised.memory_mib << 20) as f64,
+            (reservations.memory_mib << 20) as f64,
         );
         now.count_each(
             "admission_refusals",
             "Rejected guests, by scarce resource",
             "reason",
-            promised.refused.iter().map(|(why, n)| (why.name(), *n)),
+            reservations
+                .rejections
+                .iter()
+                .map(|(why, n)| (why.name(), *n)),
         );
         let (figures, limit) = self.host();
         let mut mib = |name, help, value: Option<u64>| {
@@ -285,14 +288,14 @@ impl SandboxFigures<'_> {
 
     /// Returns the number of bytes that may be written to the data directory's disk in addition to
     /// the reservations of guests. `None` if the free space is unknown.
-    pub fn disk_to_write(self) -> Option<u64> {
-        let mib = self.0.admission.disk_to_write_mib()?;
+    pub fn writable_disk_bytes(self) -> Option<u64> {
+        let mib = self.0.admission.writable_disk_mib()?;
         Some(mib.saturating_mul(1 << 20))
     }
 
     /// Returns the number of guests that continue to run when this process exits, for adoption by
     /// the next daemon.
-    pub fn kept(self) -> usize {
+    pub fn running_guests(self) -> usize {
         let running = self.0.indexes.running.lock().clone();
         let entries = self.0.entries.lock();
         let running = running.iter().filter_map(|id| entries.get(id));
@@ -300,8 +303,8 @@ impl SandboxFigures<'_> {
     }
 
     /// Returns the reservations of sandboxes and the warm pool, and the numbers of rejections.
-    pub fn promised(self) -> PromisedResources {
-        self.0.admission.promised()
+    pub fn reservations(self) -> ReservedResources {
+        self.0.admission.reservations()
     }
 
     /// Returns the free resources of the host, and the limit of the sum of memory sizes, in MiB.

@@ -92,11 +92,11 @@ impl Sandboxes {
         let (this, id) = (self.clone(), id.to_owned());
         let recorder = OperationSteps::new();
         let observed = async move {
-            let began = Instant::now();
+            let started_at = Instant::now();
             let _operation = this.0.operations.begin()?;
             let result = recorder.clone().scope(work).await;
             let result = result.map_err(|e| this.error_of_killed(name, &id, e));
-            let took = began.elapsed();
+            let took = started_at.elapsed();
             let ms = took.as_secs_f64() * 1000.0;
             let outcome = match &result {
                 Ok(_) => "ok",

@@ -22,7 +22,7 @@ impl Sandboxes {
 
 /// Minimum free quota required to start a snapshot, in bytes: the size of the state and indexes of
 /// a small guest.
-const SNAPSHOT_FLOOR: u64 = 1 << 20;
+const MIN_SNAPSHOT_QUOTA: u64 = 1 << 20;
 /// Maximum number of bytes for state and indexes of a snapshot, in addition to 1/512 of the guest's
 /// size.
 const SNAPSHOT_OVERHEAD: u64 = 16 << 20;
@@ -48,7 +48,7 @@ pub struct OwnerUsage {
 }
 
 /// Returns the maximum number of bytes of a snapshot of a guest of `size`.
-fn most_bytes(size: SandboxSize) -> u64 {
+fn max_snapshot_bytes(size: SandboxSize) -> u64 {
     let guest = u64::from(size.memory_mib).saturating_add(size.disk_mib) << 20;
     guest + guest / 512 + SNAPSHOT_OVERHEAD
 }
@@ -71,7 +71,7 @@ impl OwnerBudgets<'_> {
         {
             let snapshots = self.0.catalog.read();
             for snapshot in snapshots.owned_by(owner) {
-                used.snapshots += u64::from(snapshot.is_asked_for());
+                used.snapshots += u64::from(snapshot.is_requested());
                 let bytes = match snapshot.purpose {
                     SnapshotPurpose::Asked => &mut used.snapshot_bytes,
                     SnapshotPurpose::Step => &mut used.step_bytes,
@@ -86,7 +86,7 @@ impl OwnerBudgets<'_> {
         let entries = self.0.entries.lock();
         for entry in ids.iter().filter_map(|id| entries.get(id.as_str())) {
             entry.with_record(|record| {
-                used.paused += u64::from(record.has_paused_place());
+                used.paused += u64::from(record.counts_as_paused());
                 if record.state == SandboxState::Running {
                     used.sandboxes += 1;
                     used.vcpus += u64::from(record.size.vcpus);
@@ -117,16 +117,16 @@ impl OwnerBudgets<'_> {
         sandbox: &Sandbox,
     ) -> Result<QuotaPermit, OperationError> {
         let _step = steps::begin("quota");
-        let pauses = draft.purpose == SnapshotPurpose::Pause && !sandbox.has_paused_place();
+        let pauses = draft.purpose == SnapshotPurpose::Pause && !sandbox.counts_as_paused();
         let amount = QuotaAmount {
             paused: u64::from(pauses),
-            snapshots: u64::from(draft.is_asked_for()),
-            disk_bytes: most_bytes(draft.size),
+            snapshots: u64::from(draft.is_requested()),
+            disk_bytes: max_snapshot_bytes(draft.size),
             ..QuotaAmount::default()
         };
         let request = QuotaRequest {
             amount,
-            disk_floor: Some(SNAPSHOT_FLOOR),
+            disk_floor: Some(MIN_SNAPSHOT_QUOTA),
         };
         self.reserve(draft.owner.as_deref(), request).await
     }

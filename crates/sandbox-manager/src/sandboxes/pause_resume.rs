@@ -1,7 +1,7 @@
 //! `pause` and `resume`: an unused sandbox is stored as a snapshot and uses no memory.
 
 use super::entry::SandboxEntry;
-use super::wake_options::{AwakeTime, ReviveReason, WakeOptions};
+use super::resume_options::{RestoreReason, ResumeOptions, ResumeTimeout};
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::sandbox::{Sandbox, SandboxOperation};
@@ -17,13 +17,16 @@ impl Sandboxes {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("pause", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
-            this.pause_held(&entry).await
+            this.pause_locked(&entry).await
         })
         .await
     }
 
     /// Like [`Self::pause`]. The caller must hold the sandbox's `op_lock`.
-    pub(super) async fn pause_held(&self, entry: &SandboxEntry) -> Result<Sandbox, OperationError> {
+    pub(super) async fn pause_locked(
+        &self,
+        entry: &SandboxEntry,
+    ) -> Result<Sandbox, OperationError> {
         let guest = entry.running(SandboxOperation::Pause, "pause")?;
         let sandbox = entry.record();
         let draft = self
@@ -45,10 +48,10 @@ impl Sandboxes {
         entry.replace_guest(None);
         entry.set_record(paused.clone());
         drop((pin, permit));
-        self.end_guest(guest).await;
+        self.stop_guest(guest).await;
         self.0.gc.collect(parent);
         if let Some(id) = &paused.snapshot {
-            self.snapshots().shorten_asleep(id);
+            self.snapshots().shorten_paused(id);
         }
         Ok(paused)
     }
@@ -56,27 +59,27 @@ impl Sandboxes {
     /// Resumes a paused sandbox, or restarts a sandbox that was broken by missing memory from its
     /// latest snapshot. Its timeout starts again.
     pub async fn resume(&self, id: &str) -> Result<Sandbox, OperationError> {
-        self.resume_with(id, WakeOptions::default()).await
+        self.resume_with(id, ResumeOptions::default()).await
     }
 
     /// Resumes a sandbox and applies `options` before any other operation can run.
     pub async fn resume_with(
         &self,
         id: &str,
-        options: WakeOptions,
+        options: ResumeOptions,
     ) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("resume", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
             entry.allow(SandboxOperation::Resume, "resume")?;
-            this.resume_held(&entry, options).await
+            this.resume_locked(&entry, options).await
         })
         .await
     }
 
     /// Resumes a sandbox unless it is running. Returns whether it was resumed. The deadline of a
     /// running sandbox does not change.
-    pub async fn wake(&self, id: &str) -> Result<(Sandbox, bool), OperationError> {
+    pub async fn ensure_running(&self, id: &str) -> Result<(Sandbox, bool), OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("wake", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
@@ -85,45 +88,50 @@ impl Sandboxes {
                 return Ok((record, false));
             }
             entry.allow(SandboxOperation::Resume, "resume")?;
-            let options = WakeOptions::default();
-            Ok((this.resume_held(&entry, options).await?, true))
+            let options = ResumeOptions::default();
+            Ok((this.resume_locked(&entry, options).await?, true))
         })
         .await
     }
 
     /// Resumes a sandbox unless it is running, and sets its timeout, under one `op_lock`: an
     /// earlier deadline cannot expire between the two steps. Returns whether it was resumed.
-    pub async fn wake_for(
+    pub async fn ensure_running_for(
         &self,
         id: &str,
-        time: AwakeTime,
+        time: ResumeTimeout,
     ) -> Result<(Sandbox, bool), OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("wake", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
             if entry.record().state == SandboxState::Running {
-                return Ok((this.set_awake_time(&entry, time)?, false));
+                return Ok((this.set_resume_timeout(&entry, time)?, false));
             }
             entry.allow(SandboxOperation::Resume, "resume")?;
-            let options = WakeOptions {
+            let options = ResumeOptions {
                 time,
-                ..WakeOptions::default()
+                ..ResumeOptions::default()
             };
-            Ok((this.resume_held(&entry, options).await?, true))
+            Ok((this.resume_locked(&entry, options).await?, true))
         })
         .await
     }
 
-    async fn resume_held(
+    async fn resume_locked(
         &self,
         entry: &Arc<SandboxEntry>,
-        options: WakeOptions,
+        options: ResumeOptions,
     ) -> Result<Sandbox, OperationError> {
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let record = entry.record();
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
         entry.set_reservation(Some(self.admit(record.size)?));
-        self.revive(entry, asked, snapshot, ReviveReason::Wake(options))
-            .await
+        self.restore_existing(
+            entry,
+            requested_at,
+            snapshot,
+            RestoreReason::Resume(options),
+        )
+        .await
     }
 }

@@ -53,41 +53,44 @@ struct PoolBucket {
 /// Waiting guests by fingerprint.
 pub(super) struct Pool {
     /// Default number of guests per template.
-    usual: usize,
-    chosen: Mutex<BTreeMap<String, usize>>,
+    default_target: usize,
+    targets: Mutex<BTreeMap<String, usize>>,
     buckets: Mutex<HashMap<String, PoolBucket>>,
 }
 
 impl Pool {
-    pub fn new(wanted: usize) -> Self {
+    pub fn new(default_target: usize) -> Self {
         Self {
-            usual: wanted,
-            chosen: Mutex::default(),
+            default_target,
+            targets: Mutex::default(),
             buckets: Mutex::default(),
         }
     }
 
-    fn wanted(&self, template: &str) -> usize {
-        let chosen = self.chosen.lock();
-        chosen.get(template).copied().unwrap_or(self.usual)
+    fn target(&self, template: &str) -> usize {
+        let targets = self.targets.lock();
+        targets
+            .get(template)
+            .copied()
+            .unwrap_or(self.default_target)
     }
 
     /// Sets the number of guests for `template`, and stops surplus ones. Returns the fingerprints
     /// and snapshots of its buckets.
-    fn choose(&self, template: &str, wanted: usize) -> Vec<(String, String)> {
-        self.chosen.lock().insert(template.to_owned(), wanted);
+    fn set_target(&self, template: &str, target: usize) -> Vec<(String, String)> {
+        self.targets.lock().insert(template.to_owned(), target);
         // Stopped without the lock: stopping takes time.
-        let mut ended = Vec::new();
+        let mut surplus = Vec::new();
         let mut buckets = self.buckets.lock();
         let of_template = buckets.iter_mut().filter(|(_, s)| s.template == template);
-        let chosen = of_template.map(|(fingerprint, bucket)| {
-            let retained = bucket.waiting.len().min(wanted);
-            ended.extend(bucket.waiting.drain(retained..));
+        let buckets_of_template = of_template.map(|(fingerprint, bucket)| {
+            let retained = bucket.waiting.len().min(target);
+            surplus.extend(bucket.waiting.drain(retained..));
             (fingerprint.clone(), bucket.snapshot.clone())
         });
-        let chosen = chosen.collect();
+        let buckets_of_template = buckets_of_template.collect();
         drop(buckets);
-        chosen
+        buckets_of_template
     }
 
     fn sizes(&self) -> Vec<PoolSize> {
@@ -95,11 +98,11 @@ impl Pool {
         for bucket in self.buckets.lock().values() {
             *waiting.entry(bucket.template.clone()).or_default() += bucket.waiting.len();
         }
-        for template in self.chosen.lock().keys() {
+        for template in self.targets.lock().keys() {
             waiting.entry(template.clone()).or_default();
         }
         let sizes = waiting.into_iter().map(|(template, waiting)| PoolSize {
-            wanted: self.wanted(&template),
+            wanted: self.target(&template),
             template,
             waiting,
         });
@@ -152,7 +155,7 @@ impl Pool {
 
     /// Returns true to the one caller that is to refill the bucket.
     fn begin_refill(&self, fingerprint: &str, template: &str, snapshot: &str) -> bool {
-        let wanted = self.wanted(template);
+        let target = self.target(template);
         let mut buckets = self.buckets.lock();
         let bucket = buckets
             .entry(fingerprint.to_owned())
@@ -163,7 +166,7 @@ impl Pool {
                 takes: 0,
                 refilling: false,
             });
-        let begin = wanted > bucket.waiting.len() && !bucket.refilling;
+        let begin = target > bucket.waiting.len() && !bucket.refilling;
         bucket.refilling |= begin;
         begin
     }
@@ -181,14 +184,14 @@ impl Pool {
         snapshot: &str,
         (unassigned, mut reservation): (Box<dyn UnassignedGuest>, Reservation),
     ) -> bool {
-        reservation.set_up();
-        let wanted = self.wanted(template);
+        reservation.mark_started();
+        let target = self.target(template);
         let mut buckets = self.buckets.lock();
         match buckets.get_mut(fingerprint) {
             // The number may have been lowered meanwhile.
-            Some(bucket) if bucket.snapshot == snapshot && bucket.waiting.len() < wanted => {
+            Some(bucket) if bucket.snapshot == snapshot && bucket.waiting.len() < target => {
                 bucket.waiting.push((unassigned, reservation));
-                bucket.waiting.len() < wanted
+                bucket.waiting.len() < target
             }
             _ => false,
         }
@@ -200,7 +203,7 @@ impl Pool {
         }
     }
 
-    async fn quiet(&self, fingerprint: &str) {
+    async fn wait_until_quiet(&self, fingerprint: &str) {
         for _ in 0..MAX_QUIET_ROUNDS {
             let before = self.takes(fingerprint);
             tokio::time::sleep(DEBOUNCE).await;
@@ -224,24 +227,24 @@ impl WarmPool<'_> {
         self,
         template: &str,
         size: SandboxSize,
-        wanted: usize,
+        target: usize,
     ) -> Result<PoolSize, OperationError> {
         size.check()?;
         let (this, template) = (Sandboxes(self.0.clone()), template.to_owned());
         detached(async move {
-            let buckets = this.0.pool.choose(&template, wanted);
+            let buckets = this.0.pool.set_target(&template, target);
             for (fingerprint, snapshot) in buckets {
                 this.pool().refill(&fingerprint, &template, &snapshot);
             }
-            if wanted > 0 {
+            if target > 0 {
                 this.templates().cache(&template, size).await?;
             }
-            let own = this
+            let pool_size = this
                 .pool()
                 .sizes()
                 .into_iter()
                 .find(|p| p.template == template);
-            Ok(own.unwrap_or_default())
+            Ok(pool_size.unwrap_or_default())
         })
         .await
     }
@@ -274,21 +277,22 @@ impl WarmPool<'_> {
             let Some(this) = inner.upgrade().map(Sandboxes) else {
                 return;
             };
-            this.0.pool.quiet(&fingerprint).await;
+            this.0.pool.wait_until_quiet(&fingerprint).await;
             loop {
                 // No restore starts during a shutdown, and the shutdown waits for a restore in
                 // flight.
-                let Ok(_under_way) = this.0.operations.begin() else {
+                let Ok(_operation) = this.0.operations.begin() else {
                     break;
                 };
                 let Ok((record, _pin)) = this.snapshots().pin(&snapshot) else {
                     break;
                 };
                 // A rejection is no error: the next create tries again.
-                let Ok(reservation) = this.0.admission.admit(Occupant::Waiting, record.size) else {
+                let Ok(reservation) = this.0.admission.admit(Occupant::WarmPool, record.size)
+                else {
                     break;
                 };
-                let more = match this.pool().restore_to_wait(&snapshot).await {
+                let needs_more = match this.pool().restore_to_wait(&snapshot).await {
                     Ok(unassigned) => {
                         let unassigned = (unassigned, reservation);
                         this.0
@@ -300,7 +304,7 @@ impl WarmPool<'_> {
                         false
                     }
                 };
-                if !more {
+                if !needs_more {
                     break;
                 }
             }

@@ -14,7 +14,7 @@ use crate::journal::{Journal, JournalChange, OpenedJournal};
 use crate::sandbox::Sandbox;
 use crate::snapshot::Snapshot;
 use jiffy_api_types::{SandboxState, SnapshotPurpose};
-use jiffy_engine_api::{Engines, DetachedGuest, MICROVM, now_ms};
+use jiffy_engine_api::{DetachedGuest, Engines, MICROVM, now_ms};
 use smol_str::SmolStr;
 use std::collections::HashMap;
 use std::panic::resume_unwind;
@@ -63,19 +63,19 @@ pub(super) fn index(
         let mut entries: Vec<_> = entries.collect();
         sort_by_text(&mut entries, |(id, _)| id);
         let entries = entries.into_iter().collect();
-        (entries, indexes.clone(), joined(snapshots))
+        (entries, indexes.clone(), join(snapshots))
     })
 }
 
-fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Snapshots on the disk by id.
-pub(super) type SnapshotsOnDisk = HashMap<SmolStr, FoundSnapshot>;
+pub(super) type SnapshotsOnDisk = HashMap<SmolStr, SnapshotState>;
 
 /// Snapshot on the disk.
-pub(super) struct FoundSnapshot {
+pub(super) struct SnapshotState {
     engine: &'static str,
     has_record: bool,
 }
@@ -86,11 +86,11 @@ pub(super) fn on_disk(engines: &Engines) -> Result<SnapshotsOnDisk, OperationErr
     for engine in engines.all() {
         let ids = engine.snapshot_files().ids();
         let ids = ids.map_err(OperationError::engine("read the snapshots of this host"))?;
-        let found = || FoundSnapshot {
+        let state = || SnapshotState {
             engine: engine.name(),
             has_record: false,
         };
-        all.extend(ids.into_iter().map(|id| (id.into(), found())));
+        all.extend(ids.into_iter().map(|id| (id.into(), state())));
     }
     Ok(all)
 }
@@ -100,7 +100,7 @@ pub(super) fn on_disk(engines: &Engines) -> Result<SnapshotsOnDisk, OperationErr
 pub(super) fn recover(
     engines: &Engines,
     mut on_disk: SnapshotsOnDisk,
-    left: OpenedJournal,
+    opened: OpenedJournal,
     has_store: bool,
 ) -> Result<RecoveredState, OperationError> {
     let OpenedJournal {
@@ -108,29 +108,29 @@ pub(super) fn recover(
         mut sandboxes,
         snapshots: journalled,
         ..
-    } = left;
+    } = opened;
     let mut snapshots = Vec::with_capacity(journalled.len());
     let (mut changes, mut captured) = (Vec::new(), Vec::new());
-    for found in journalled {
-        let mut record = found.snapshot;
+    for entry in journalled {
+        let mut record = entry.snapshot;
         let has_files = match on_disk.get_mut(&*record.id) {
-            Some(on_disk) if found.complete => {
+            Some(on_disk) if entry.complete => {
                 on_disk.has_record = true;
                 snapshots.push(record);
                 continue;
             }
-            found => found.is_some(),
+            on_disk => on_disk.is_some(),
         };
         if !has_files && record.storing {
             captured.push(record);
             continue;
         }
         // The snapshot was acknowledged, so it is retained in any state of its sandbox.
-        let is_kept = std::mem::take(&mut record.storing);
+        let is_retained = std::mem::take(&mut record.storing);
         // Few snapshots were in flight, so a linear search for their sandboxes is fast enough.
-        let under_way = has_files && !found.complete;
+        let was_in_flight = has_files && !entry.complete;
         let mut owners = sandboxes.iter_mut().filter(|s| s.id == record.sandbox);
-        let owner = under_way.then(|| owners.next()).flatten();
+        let owner = was_in_flight.then(|| owners.next()).flatten();
         match owner.filter(|s| s.state == SandboxState::Running) {
             // The files are complete and only the final commit is missing: the operation happened.
             Some(sandbox) => {
@@ -144,7 +144,7 @@ pub(super) fn recover(
                 note_record(&mut on_disk, &record.id);
                 snapshots.push(record);
             }
-            None if is_kept => {
+            None if is_retained => {
                 changes.push(JournalChange::Snapshot((*record).clone()));
                 note_record(&mut on_disk, &record.id);
                 snapshots.push(record);
@@ -171,8 +171,8 @@ pub(super) fn recover(
             SandboxState::Running if let Some(handle) = guests.remove(&sandbox.id) => {
                 let snapshot = sandbox.snapshot.clone();
                 // At most one snapshot of a sandbox is taken at a time.
-                let of_it = captured.iter().position(|s| s.sandbox == sandbox.id);
-                let capture = of_it.map(|at| captured.swap_remove(at));
+                let position = captured.iter().position(|s| s.sandbox == sandbox.id);
+                let capture = position.map(|at| captured.swap_remove(at));
                 let captured = capture.as_ref().map(|s| s.id.clone());
                 storing.extend(capture.map(|s| *s));
                 orphans.push(Orphan {
@@ -197,18 +197,21 @@ pub(super) fn recover(
         sandbox.changed_ms = now_ms();
         changes.push(JournalChange::Sandbox((**sandbox).clone()));
     }
-    for lost in captured {
-        tracing::error!(id = lost.id, "a captured snapshot was lost with its guest");
-        if let Ok(files) = engines.snapshot_files(&lost.engine) {
-            files.discard_captured(&lost.id);
+    for record in captured {
+        tracing::error!(
+            id = record.id,
+            "a captured snapshot was lost with its guest"
+        );
+        if let Ok(files) = engines.snapshot_files(&record.engine) {
+            files.discard_captured(&record.id);
         }
-        changes.push(JournalChange::NoSnapshot(lost.id));
+        changes.push(JournalChange::NoSnapshot(record.id));
     }
     journal.commit_write_behind(&changes);
-    let unknown = on_disk.into_iter().filter(|(_, found)| !found.has_record);
-    let unknown = unknown.map(|(id, found)| SnapshotOnDisk {
+    let unknown = on_disk.into_iter().filter(|(_, state)| !state.has_record);
+    let unknown = unknown.map(|(id, state)| SnapshotOnDisk {
         id: id.into(),
-        engine: found.engine.to_owned(),
+        engine: state.engine.to_owned(),
     });
     let unknown = unknown.collect();
     Ok(RecoveredState {
@@ -222,7 +225,7 @@ pub(super) fn recover(
 }
 
 fn note_record(on_disk: &mut SnapshotsOnDisk, id: &str) {
-    if let Some(found) = on_disk.get_mut(id) {
-        found.has_record = true;
+    if let Some(state) = on_disk.get_mut(id) {
+        state.has_record = true;
     }
 }

@@ -30,7 +30,7 @@ impl Sandboxes {
             }
             let _op_guard = entry.op_lock().lock().await;
             // An operation that held the lock may have installed another guest.
-            let killed = this.kill_held(&entry).await;
+            let killed = this.kill_locked(&entry).await;
             entry.set_ending(false);
             killed
         })
@@ -38,9 +38,12 @@ impl Sandboxes {
     }
 
     /// Like [`Self::kill`]. The caller must hold the sandbox's `op_lock`.
-    pub(super) async fn kill_held(&self, entry: &SandboxEntry) -> Result<Sandbox, OperationError> {
+    pub(super) async fn kill_locked(
+        &self,
+        entry: &SandboxEntry,
+    ) -> Result<Sandbox, OperationError> {
         if let Some(guest) = entry.replace_guest(None) {
-            self.end_guest(guest).await;
+            self.stop_guest(guest).await;
         }
         let mut record = entry.record_in(SandboxState::Killed);
         // A sandbox that was not running was not killed by its deadline.
@@ -64,7 +67,7 @@ impl Sandboxes {
     /// Halts a guest, and stops it in the background: its process, memory and network slot are
     /// released later, for at most [`MAX_STOPPING_GUESTS`] guests at a time. A daemon that shuts
     /// down waits for this. After a killed daemon, the next one releases them.
-    pub(super) async fn end_guest(&self, guest: Arc<dyn Guest>) {
+    pub(super) async fn stop_guest(&self, guest: Arc<dyn Guest>) {
         let _step = steps::begin("stop");
         guest.halt().await;
         // The semaphore is never closed.
@@ -91,30 +94,30 @@ impl Sandboxes {
     /// Retains one child of a fork and removes its siblings and all of their descendants. Returns
     /// the removed sandboxes.
     pub async fn promote(&self, id: &str) -> Result<Vec<Sandbox>, OperationError> {
-        let chosen = self.get(id)?;
-        let Some(parent) = &chosen.forked_from else {
+        let promoted = self.get(id)?;
+        let Some(parent) = &promoted.forked_from else {
             return Ok(Vec::new());
         };
         let all = self.list();
-        let mut doomed: HashSet<String> = all
+        let mut removals: HashSet<String> = all
             .iter()
-            .filter(|r| r.forked_from.as_ref() == Some(parent) && r.id != chosen.id)
+            .filter(|r| r.forked_from.as_ref() == Some(parent) && r.id != promoted.id)
             .map(|r| r.id.clone())
             .collect();
         loop {
-            let before = doomed.len();
+            let before = removals.len();
             let further = all
                 .iter()
-                .filter(|r| r.forked_from.as_ref().is_some_and(|p| doomed.contains(p)))
+                .filter(|r| r.forked_from.as_ref().is_some_and(|p| removals.contains(p)))
                 .map(|r| r.id.clone())
                 .collect::<Vec<_>>();
-            doomed.extend(further);
-            if doomed.len() == before {
+            removals.extend(further);
+            if removals.len() == before {
                 break;
             }
         }
         let mut removed = Vec::new();
-        for id in doomed {
+        for id in removals {
             match self.remove(&id).await {
                 Ok(record) => removed.push(record),
                 // A concurrent request removed it.

@@ -35,9 +35,11 @@ impl Sandboxes {
                 id: record.id.clone(),
                 problem,
             };
-            let asked = tokio::time::timeout(grace + ANSWER_LIMIT, agent.end_processes(grace));
-            let ended = asked.await.map_err(|e| failed(e.to_string()))?;
-            ended.map_err(|e| failed(e.to_string()))?;
+            let request = agent.end_processes(grace);
+            tokio::time::timeout(grace + ANSWER_LIMIT, request)
+                .await
+                .map_err(|e| failed(e.to_string()))?
+                .map_err(|e| failed(e.to_string()))?;
             this.templates().start_up(&record.template, &guest).await?;
             Ok(entry.record())
         })

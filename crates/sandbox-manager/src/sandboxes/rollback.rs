@@ -1,7 +1,7 @@
 //! `rollback`: returns a sandbox to a snapshot.
 
 use super::entry::SandboxEntry;
-use super::wake_options::ReviveReason;
+use super::resume_options::RestoreReason;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::sandbox::{Sandbox, SandboxOperation};
@@ -19,15 +19,15 @@ impl Sandboxes {
     pub async fn rollback(&self, id: &str, snapshot: &str) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         let owner = entry.record().settings.owner;
-        let here = self.snapshots().pin_or_fetch(owner.as_deref(), snapshot);
-        let (snapshot, pin) = here.await?;
+        let snapshots = self.snapshots();
+        let (snapshot, pin) = snapshots.pin_or_fetch(owner.as_deref(), snapshot).await?;
         self.perform("rollback", &entry.id(), async move {
             let _pin = pin;
             let _op_guard = entry.op_lock().lock().await;
-            let asked = Instant::now();
+            let requested_at = Instant::now();
             let record = entry.allow(SandboxOperation::Rollback, "roll back")?;
             if (&snapshot.template, snapshot.size) != (&record.template, record.size) {
-                return Err(OperationError::Stranger {
+                return Err(OperationError::IncompatibleSnapshot {
                     id: record.id,
                     snapshot: snapshot.id,
                     ours: describe(&record.template, record.size),
@@ -35,10 +35,13 @@ impl Sandboxes {
                 });
             }
             let previous = record.snapshot.clone();
-            let in_place = this.roll_back_in_place(&entry, asked, &snapshot);
+            let in_place = this.roll_back_in_place(&entry, requested_at, &snapshot);
             let record = match in_place.await? {
                 Some(record) => record,
-                None => this.exchange(&entry, asked, &snapshot.id).await?,
+                None => {
+                    this.install_restored(&entry, requested_at, &snapshot.id)
+                        .await?
+                }
             };
             this.0.gc.collect(previous);
             Ok(record)
@@ -47,22 +50,23 @@ impl Sandboxes {
     }
 
     /// Replaces the guest of the sandbox, if it has one, by a restored guest.
-    async fn exchange(
+    async fn install_restored(
         &self,
         entry: &Arc<SandboxEntry>,
-        asked: Instant,
+        requested_at: Instant,
         snapshot: &str,
     ) -> Result<Sandbox, OperationError> {
         let record = entry.record();
         // A running sandbox keeps its reservation, even if the host has no other resources to
         // promise.
         if entry.has_reservation() {
-            self.0.admission.bears_exchange()?;
+            self.0.admission.check_replacement()?;
         } else {
             entry.set_reservation(Some(self.admit(record.size)?));
         }
-        let reason = ReviveReason::Rollback;
-        self.revive(entry, asked, snapshot, reason).await
+        let reason = RestoreReason::Rollback;
+        self.restore_existing(entry, requested_at, snapshot, reason)
+            .await
     }
 
     /// Rolls back the guest of a running sandbox in place. Returns `None`, and changes nothing, if
@@ -71,39 +75,39 @@ impl Sandboxes {
     async fn roll_back_in_place(
         &self,
         entry: &Arc<SandboxEntry>,
-        asked: Instant,
+        requested_at: Instant,
         snapshot: &Snapshot,
     ) -> Result<Option<Sandbox>, OperationError> {
         let before = entry.record();
         let (SandboxState::Running, Some(guest)) = (&before.state, entry.guest()) else {
             return Ok(None);
         };
-        let snapshot = match snapshot.engine == guest.engine() {
-            true => &*snapshot.id,
-            false => return Ok(None),
-        };
+        if snapshot.engine != guest.engine() {
+            return Ok(None);
+        }
+        let snapshot = &*snapshot.id;
         self.snapshots().shorten_lineage(snapshot).await?;
         let identity = self.identity_of(before.clone(), true);
         // While the rollback is in progress, the journal records the sandbox as paused in the
         // snapshot. A daemon that starts after a crash then does not adopt the guest. Its memory may
         // be a mix of both states, and it has no defined parent snapshot.
-        let asleep = Sandbox {
+        let paused = Sandbox {
             snapshot: Some(snapshot.to_owned()),
             ..entry.record_in(SandboxState::Paused)
         };
-        let begun = AtomicBool::new(false);
+        let has_started = AtomicBool::new(false);
         let mut commit = || {
-            let changes = [JournalChange::Sandbox(asleep.clone())];
-            let written = self.0.journal.commit(&changes).is_ok();
-            begun.store(written, Ordering::Release);
-            written
+            let changes = [JournalChange::Sandbox(paused.clone())];
+            let is_written = self.0.journal.commit(&changes).is_ok();
+            has_started.store(is_written, Ordering::Release);
+            is_written
         };
         let step = steps::begin("rollback");
         let rolled_back = guest.roll_back(snapshot, &identity, &mut commit).await;
         drop(step);
         match rolled_back {
             Ok(()) => {
-                let took = asked.elapsed().as_secs_f64() * 1000.0;
+                let took = requested_at.elapsed().as_secs_f64() * 1000.0;
                 let record = Sandbox {
                     snapshot: Some(snapshot.to_owned()),
                     boot_mode: Some(BootMode::Snapshot),
@@ -111,22 +115,31 @@ impl Sandboxes {
                     ..entry.record_in(SandboxState::Running)
                 };
                 if !self.write_back(&record, &*guest).await {
-                    return self.replace_lost(entry, &*guest, asked, asleep).await;
+                    return self
+                        .replace_lost(entry, &*guest, requested_at, paused)
+                        .await;
                 }
                 entry.set_record(record.clone());
                 self.0.metrics.boot(BootMode::Snapshot, took);
                 Ok(Some(record))
             }
             Err(RollbackFailure::Refused { reason }) => {
-                tracing::debug!(sandbox = before.id, reason, "a rollback in place was rejected");
-                if begun.load(Ordering::Acquire) && !self.write_back(&before, &*guest).await {
-                    return self.replace_lost(entry, &*guest, asked, asleep).await;
+                tracing::debug!(
+                    sandbox = before.id,
+                    reason,
+                    "a rollback in place was rejected"
+                );
+                if has_started.load(Ordering::Acquire) && !self.write_back(&before, &*guest).await {
+                    return self
+                        .replace_lost(entry, &*guest, requested_at, paused)
+                        .await;
                 }
                 Ok(None)
             }
             Err(RollbackFailure::Lost(e)) => {
                 tracing::warn!(sandbox = before.id, error = %e, "a guest was lost during a rollback");
-                self.replace_lost(entry, &*guest, asked, asleep).await
+                self.replace_lost(entry, &*guest, requested_at, paused)
+                    .await
             }
         }
     }
@@ -142,8 +155,7 @@ impl Sandboxes {
             JournalChange::Sandbox(record.clone()),
             JournalChange::Guest(record.id.clone(), handle),
         ];
-        let written = self.0.journal.commit(&changes);
-        written.is_ok()
+        self.0.journal.commit(&changes).is_ok()
     }
 
     /// Stops a guest whose state is unusable, and restores another. If the restore fails, the
@@ -152,18 +164,20 @@ impl Sandboxes {
         &self,
         entry: &Arc<SandboxEntry>,
         guest: &dyn Guest,
-        asked: Instant,
-        asleep: Sandbox,
+        requested_at: Instant,
+        paused: Sandbox,
     ) -> Result<Option<Sandbox>, OperationError> {
         entry.replace_guest(None);
         guest.stop().await;
-        let snapshot = asleep.snapshot.clone().unwrap_or_default();
-        let reason = ReviveReason::Rollback;
-        let revived = self.revive(entry, asked, &snapshot, reason).await;
-        if revived.is_err() {
-            entry.set_record(asleep);
+        let snapshot = paused.snapshot.clone().unwrap_or_default();
+        let reason = RestoreReason::Rollback;
+        let result = self
+            .restore_existing(entry, requested_at, &snapshot, reason)
+            .await;
+        if result.is_err() {
+            entry.set_record(paused);
         }
-        revived.map(Some)
+        result.map(Some)
     }
 }
 

@@ -23,14 +23,14 @@ pub(crate) struct SnapshotIndex {
     by_age: BTreeSet<SharedPosition>,
     /// Snapshots requested by clients. Lists do not show the snapshots of templates and of paused
     /// sandboxes, which are far more.
-    asked_by_age: BTreeSet<SharedPosition>,
-    asked_by_owner: OwnerAges,
+    requested_by_age: BTreeSet<SharedPosition>,
+    requested_by_owner: OwnerAges,
     /// Sum of the disk space of all snapshots.
     bytes: u64,
 }
 
 /// Returns the fingerprint by which a snapshot is looked up.
-fn sought_fingerprint(record: &Snapshot) -> Option<&str> {
+fn lookup_fingerprint(record: &Snapshot) -> Option<&str> {
     let purposes = [SnapshotPurpose::Template, SnapshotPurpose::Step];
     let sought = purposes.contains(&record.purpose);
     sought.then_some(&*record.fingerprint)
@@ -48,14 +48,15 @@ impl SnapshotIndex {
         let id = SmolStr::new(&*record.id);
         self.by_parent.add(record.parent.as_deref(), &id);
         self.by_name.add(record.name.as_deref(), &id);
-        self.by_fingerprint.add(sought_fingerprint(&record), &id);
+        self.by_fingerprint.add(lookup_fingerprint(&record), &id);
         self.by_sandbox.add(Some(&record.sandbox), &id);
         self.by_owner.add(record.owner.as_deref(), &id);
         self.by_age.insert((record.created_ms, id.clone()));
-        if record.is_asked_for() {
-            self.asked_by_age.insert((record.created_ms, id.clone()));
+        if record.is_requested() {
+            self.requested_by_age
+                .insert((record.created_ms, id.clone()));
             let owner = record.owner.as_deref();
-            self.asked_by_owner.add(owner, record.created_ms, &id);
+            self.requested_by_owner.add(owner, record.created_ms, &id);
         }
         self.bytes = self.bytes.saturating_add(record.bytes);
         self.records.insert(id, Box::new(record));
@@ -66,14 +67,14 @@ impl SnapshotIndex {
         let (id, record) = self.records.remove_entry(id)?;
         self.by_parent.take(record.parent.as_deref(), &id);
         self.by_name.take(record.name.as_deref(), &id);
-        self.by_fingerprint.take(sought_fingerprint(&record), &id);
+        self.by_fingerprint.take(lookup_fingerprint(&record), &id);
         self.by_sandbox.take(Some(&record.sandbox), &id);
         self.by_owner.take(record.owner.as_deref(), &id);
         self.bytes = self.bytes.saturating_sub(record.bytes);
         let owner = record.owner.as_deref();
-        self.asked_by_owner.take(owner, record.created_ms, &id);
+        self.requested_by_owner.take(owner, record.created_ms, &id);
         let position = (record.created_ms, id);
-        self.asked_by_age.remove(&position);
+        self.requested_by_age.remove(&position);
         self.by_age.remove(&position);
         Some(*record)
     }
@@ -126,8 +127,8 @@ impl SnapshotIndex {
         let of = |positions| order.of(positions).map(|(ms, id)| (*ms, id));
         let positions: Box<dyn Iterator<Item = (u64, &SmolStr)>> = match listed {
             ListedSnapshots::All => Box::new(of(&self.by_age)),
-            ListedSnapshots::Asked => Box::new(of(&self.asked_by_age)),
-            ListedSnapshots::AskedBy(owner) => self.asked_by_owner.in_order(owner, order),
+            ListedSnapshots::Requested => Box::new(of(&self.requested_by_age)),
+            ListedSnapshots::RequestedBy(owner) => self.requested_by_owner.in_order(owner, order),
         };
         positions.filter_map(|(_, id)| self.get(id))
     }
@@ -147,21 +148,21 @@ impl SnapshotIndex {
     }
 
     /// Returns the retained snapshots of a template or a build step with this fingerprint.
-    pub fn kept_for(
+    pub fn retained_for(
         &self,
         purpose: SnapshotPurpose,
         fingerprint: &str,
     ) -> impl Iterator<Item = &Snapshot> {
         let ids = self.by_fingerprint.of(fingerprint);
         let records = ids.filter_map(|id| self.get(id));
-        records.filter(move |s| s.purpose == purpose && s.kept)
+        records.filter(move |s| s.purpose == purpose && s.retained)
     }
 
     /// Returns the retained snapshots of all templates or of all build steps. The cost depends on the
     /// number of both.
-    pub fn all_kept_for(&self, purpose: SnapshotPurpose) -> impl Iterator<Item = &Snapshot> {
+    pub fn all_retained_for(&self, purpose: SnapshotPurpose) -> impl Iterator<Item = &Snapshot> {
         let records = self.by_fingerprint.ids().filter_map(|id| self.get(id));
-        records.filter(move |s| s.purpose == purpose && s.kept)
+        records.filter(move |s| s.purpose == purpose && s.retained)
     }
 }
 
@@ -176,19 +177,19 @@ impl FromIterator<Box<Snapshot>> for SnapshotIndex {
             pairs.collect::<IdGroups>()
         };
         let ages = records.iter().map(|(id, r)| (r.created_ms, id.clone()));
-        let asked = records.iter().filter(|(_, r)| r.is_asked_for());
-        let asked_ages = asked.clone().map(|(id, r)| (r.created_ms, id.clone()));
-        let asked_by_owner = asked.map(|(id, r)| (r.owner.as_deref(), r.created_ms, id));
+        let asked = records.iter().filter(|(_, r)| r.is_requested());
+        let requested_ages = asked.clone().map(|(id, r)| (r.created_ms, id.clone()));
+        let requested_by_owner = asked.map(|(id, r)| (r.owner.as_deref(), r.created_ms, id));
         let bytes = records.iter().map(|(_, record)| record.bytes);
         let mut this = Self {
             by_parent: group(|s| s.parent.as_deref()),
             by_name: group(|s| s.name.as_deref()),
-            by_fingerprint: group(sought_fingerprint),
+            by_fingerprint: group(lookup_fingerprint),
             by_sandbox: group(|s| Some(&s.sandbox)),
             by_owner: group(|s| s.owner.as_deref()),
             by_age: ages.collect(),
-            asked_by_age: asked_ages.collect(),
-            asked_by_owner: asked_by_owner.collect(),
+            requested_by_age: requested_ages.collect(),
+            requested_by_owner: requested_by_owner.collect(),
             bytes: bytes.fold(0, u64::saturating_add),
             records: BTreeMap::new(),
         };
@@ -217,7 +218,7 @@ mod tests {
             size: SandboxSize::default(),
             engine: "microvm".to_owned(),
             parent: parent.map(str::to_owned),
-            kept: true,
+            retained: true,
             stopped_ms: 0.0,
             total_ms: 0.0,
             bytes: 0,
@@ -237,14 +238,14 @@ mod tests {
             [
                 index.children("a").count(),
                 index.named("n").count(),
-                index.kept_for(SnapshotPurpose::Template, "f").count(),
+                index.retained_for(SnapshotPurpose::Template, "f").count(),
                 index.beginning_with("a").count(),
             ]
         };
         assert_eq!(found(&index), [1, 2, 2, 2]);
         index.insert(Snapshot {
             name: None,
-            kept: false,
+            retained: false,
             parent: None,
             ..record("ab", None)
         });
@@ -286,7 +287,7 @@ mod tests {
         }
         assert_eq!(format!("{at_once:?}"), format!("{grown:?}"));
         assert_eq!((grown.bytes(), grown.owned_by("k").count()), (7, 2));
-        let template = grown.all_kept_for(Template).map(|s| &*s.id);
+        let template = grown.all_retained_for(Template).map(|s| &*s.id);
         assert_eq!(template.collect::<Vec<_>>(), ["c"]);
         assert_eq!(grown.following("", 2), ["a", "b"]);
         assert_eq!(grown.following("b", 2), ["c"]);

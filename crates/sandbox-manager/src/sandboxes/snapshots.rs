@@ -38,7 +38,7 @@ const MAX_CANDIDATES: usize = 100;
 /// Returns the key that is `id`, or the only one that begins with it. `candidates` are the keys
 /// that begin with `id`, in order.
 fn choose<'a>(
-    mut beginning_with_it: impl Iterator<Item = &'a str>,
+    mut candidates: impl Iterator<Item = &'a str>,
     id: &str,
     what: &'static str,
     list: &'static str,
@@ -49,13 +49,13 @@ fn choose<'a>(
         list,
     };
     // If `id` itself is a key, it comes first.
-    let first = beginning_with_it.next().ok_or_else(unknown)?;
-    match beginning_with_it.next() {
+    let first = candidates.next().ok_or_else(unknown)?;
+    match candidates.next() {
         _ if first == id => Ok(first.to_owned()),
         _ if id.is_empty() => Err(unknown()),
         None => Ok(first.to_owned()),
         Some(second) => {
-            let others = beginning_with_it.take(MAX_CANDIDATES - 2);
+            let others = candidates.take(MAX_CANDIDATES - 2);
             Err(OperationError::Ambiguous {
                 id: id.to_owned(),
                 candidates: [first, second]
@@ -118,10 +118,10 @@ impl Snapshots<'_> {
         let record = self.0.entry(id)?.record();
         let lineage = self.lineage(record.snapshot.as_deref());
         let snapshots = self.0.catalog.read();
-        let of_it = snapshots.taken_of(&record.id);
+        let own = snapshots.taken_of(&record.id);
         let others = lineage.iter().filter_map(|id| snapshots.get(id));
         let others = others.filter(|s| s.sandbox != record.id);
-        let mut all: Vec<_> = of_it.chain(others).cloned().collect();
+        let mut all: Vec<_> = own.chain(others).cloned().collect();
         drop(snapshots);
         all.sort_by(|one, other| (one.created_ms, &one.id).cmp(&(other.created_ms, &other.id)));
         Ok(all)
@@ -139,10 +139,10 @@ impl Snapshots<'_> {
         let snapshots = self.0.catalog.read();
         let by_id = snapshots.beginning_with(id);
         let by_name = snapshots.named(id).filter(|s| !s.id.starts_with(id));
-        let mut found: Vec<_> = by_id.chain(by_name).cloned().collect();
+        let mut list: Vec<_> = by_id.chain(by_name).cloned().collect();
         drop(snapshots);
-        found.sort_by_key(|s| s.created_ms);
-        found
+        list.sort_by_key(|s| s.created_ms);
+        list
     }
 
     /// Returns the number of snapshots.
@@ -151,10 +151,10 @@ impl Snapshots<'_> {
     }
 
     /// Returns the ids of the matching snapshots.
-    pub(super) fn ids_of(self, wanted: impl Fn(&Snapshot) -> bool) -> Vec<String> {
+    pub(super) fn ids_of(self, matches: impl Fn(&Snapshot) -> bool) -> Vec<String> {
         let snapshots = self.0.catalog.read();
-        let wanted = snapshots.values().filter(|s| wanted(s));
-        wanted.map(|s| s.id.clone()).collect()
+        let matching = snapshots.values().filter(|s| matches(s));
+        matching.map(|s| s.id.clone()).collect()
     }
 
     /// Pins a snapshot by its id, a prefix of the id, or its name.
@@ -197,10 +197,10 @@ impl Snapshots<'_> {
         id: &str,
     ) -> Result<(Snapshot, SnapshotPin), OperationError> {
         let (record, pin) = self.pin(id)?;
-        match record.storing {
-            true => Ok((self.stored(&record.id).await?, pin)),
-            false => Ok((record, pin)),
+        if record.storing {
+            return Ok((self.stored(&record.id).await?, pin));
         }
+        Ok((record, pin))
     }
 
     /// Returns `id` and its ancestors.
@@ -224,11 +224,11 @@ impl Snapshots<'_> {
         listed: ListedSnapshots<'_>,
         order: &ListOrder,
         limit: usize,
-        wanted: impl Fn(&Snapshot) -> bool,
+        matches: impl Fn(&Snapshot) -> bool,
     ) -> Vec<Snapshot> {
         let snapshots = self.0.catalog.read();
-        let found = snapshots.in_order(listed, order).filter(|s| wanted(s));
-        found.take(limit).cloned().collect()
+        let matching = snapshots.in_order(listed, order).filter(|s| matches(s));
+        matching.take(limit).cloned().collect()
     }
 
     /// Waits until the files of all removed snapshots are removed, at most two seconds for files
@@ -239,17 +239,17 @@ impl Snapshots<'_> {
 
     /// Records the current size of a snapshot.
     pub(super) fn measure(self, id: &str) {
-        let known = self.0.catalog.read().get(id).map(|s| s.bytes);
+        let recorded = self.0.catalog.read().get(id).map(|s| s.bytes);
         let size = self
             .0
             .snapshot_engines
             .files_of(id)
             .ok()
             .and_then(|files| files.size(id));
-        let (Some(bytes), Some(known)) = (size, known) else {
+        let (Some(bytes), Some(recorded)) = (size, recorded) else {
             return;
         };
-        if bytes != known {
+        if bytes != recorded {
             self.0.catalog.update(id, |snapshot| snapshot.bytes = bytes);
         }
     }

@@ -12,16 +12,16 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
-/// Concurrent starts for each processor: a starting guest sometimes waits.
+/// Concurrent starts for each processor: a starting guest sometimes receiver.
 const STARTS_PER_PROCESSOR: usize = 2;
-/// Maximum time for which a start holds its slot. A start that takes longer waits for another
+/// Maximum time for which a start holds its slot. A start that takes longer receiver for another
 /// resource than a processor, and does not delay the others.
-const MAX_TURN: Duration = Duration::from_millis(100);
+const MAX_HOLD_TIME: Duration = Duration::from_millis(100);
 
 /// Limiter of starts on a host.
-pub(super) struct StartPacer(Arc<Mutex<Places>>);
+pub(super) struct StartPacer(Arc<Mutex<StartSlots>>);
 
-struct Places {
+struct StartSlots {
     free: usize,
     /// Owners with waiting starts, in round-robin order: the first is next and then moves to the
     /// end.
@@ -30,25 +30,25 @@ struct Places {
 
 struct WaitingStarts {
     owner: Option<String>,
-    starts: VecDeque<oneshot::Sender<Turn>>,
+    starts: VecDeque<oneshot::Sender<SlotGuard>>,
 }
 
-impl Places {
-    fn wait(&mut self, owner: Option<&str>) -> oneshot::Receiver<Turn> {
-        let (give, waits) = oneshot::channel();
-        let mut known = self.waiting.iter_mut();
-        match known.find(|waiting| waiting.owner.as_deref() == owner) {
-            Some(waiting) => waiting.starts.push_back(give),
+impl StartSlots {
+    fn wait(&mut self, owner: Option<&str>) -> oneshot::Receiver<SlotGuard> {
+        let (sender, receiver) = oneshot::channel();
+        let mut waiting = self.waiting.iter_mut();
+        match waiting.find(|waiting| waiting.owner.as_deref() == owner) {
+            Some(waiting) => waiting.starts.push_back(sender),
             None => self.waiting.push_back(WaitingStarts {
                 owner: owner.map(str::to_owned),
-                starts: VecDeque::from([give]),
+                starts: VecDeque::from([sender]),
             }),
         }
-        waits
+        receiver
     }
 
     /// Removes the next start from the queue.
-    fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
+    fn next(&mut self) -> Option<oneshot::Sender<SlotGuard>> {
         let mut waiting = self.waiting.pop_front()?;
         let next = waiting.starts.pop_front();
         if !waiting.starts.is_empty() {
@@ -59,25 +59,25 @@ impl Places {
 }
 
 /// Guard: occupies a slot until it is dropped.
-struct Turn(Option<Arc<Mutex<Places>>>);
+struct SlotGuard(Option<Arc<Mutex<StartSlots>>>);
 
-impl Drop for Turn {
+impl Drop for SlotGuard {
     fn drop(&mut self) {
-        let Some(places) = self.0.take() else {
+        let Some(slots) = self.0.take() else {
             return;
         };
         loop {
-            let mut locked = places.lock();
+            let mut locked = slots.lock();
             let Some(next) = locked.next() else {
                 locked.free += 1;
                 return;
             };
             // Dropping a rejected permit locks the slots again.
             drop(locked);
-            match next.send(Self(Some(places.clone()))) {
+            match next.send(Self(Some(slots.clone()))) {
                 Ok(()) => return,
                 // The start was cancelled while it waited.
-                Err(mut turn) => turn.0 = None,
+                Err(mut guard) => guard.0 = None,
             }
         }
     }
@@ -86,36 +86,36 @@ impl Drop for Turn {
 impl StartPacer {
     pub fn new() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self(Arc::new(Mutex::new(Places {
+        Self(Arc::new(Mutex::new(StartSlots {
             free: processors * STARTS_PER_PROCESSOR,
             waiting: VecDeque::new(),
         })))
     }
 
-    async fn turn(&self, owner: Option<&str>) -> Turn {
-        let waits = {
-            let mut places = self.0.lock();
-            if places.free > 0 {
-                places.free -= 1;
-                return Turn(Some(self.0.clone()));
+    async fn acquire(&self, owner: Option<&str>) -> SlotGuard {
+        let receiver = {
+            let mut slots = self.0.lock();
+            if slots.free > 0 {
+                slots.free -= 1;
+                return SlotGuard(Some(self.0.clone()));
             }
-            places.wait(owner)
+            slots.wait(owner)
         };
         // The sender is dropped without a permit only together with the pacer.
-        waits.await.unwrap_or(Turn(None))
+        receiver.await.unwrap_or(SlotGuard(None))
     }
 
     /// Waits for a slot, and starts a guest of `owner`.
     pub async fn pace<T>(&self, owner: Option<&str>, start: impl Future<Output = T>) -> T {
         let step = steps::begin("queue");
-        let mut turn = Some(self.turn(owner).await);
+        let mut guard = Some(self.acquire(owner).await);
         drop(step);
-        let (mut start, mut end) = (pin!(start), pin!(sleep(MAX_TURN)));
+        let (mut start, mut end) = (pin!(start), pin!(sleep(MAX_HOLD_TIME)));
         loop {
             tokio::select! {
                 biased;
                 started = &mut start => return started,
-                () = &mut end, if turn.is_some() => turn = None,
+                () = &mut end, if guard.is_some() => guard = None,
             }
         }
     }
@@ -131,10 +131,10 @@ mod tests {
     #[tokio::test]
     async fn a_start_that_waits_for_something_else_than_a_processor_holds_up_no_other() {
         let pacer = Arc::new(StartPacer::new());
-        let places = pacer.0.lock().free;
+        let slots = pacer.0.lock().free;
         let (begun, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
-        let began = Instant::now();
-        let starts = (0..places * 2).map(|_| {
+        let started_at = Instant::now();
+        let starts = (0..slots * 2).map(|_| {
             let (pacer, begun, over) = (pacer.clone(), begun.clone(), over.clone());
             tokio::spawn(async move {
                 let start = async {
@@ -150,36 +150,36 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        reach(places).await;
-        reach(places + 1).await;
-        assert!(began.elapsed() >= MAX_TURN);
-        reach(places * 2).await;
+        reach(slots).await;
+        reach(slots + 1).await;
+        assert!(started_at.elapsed() >= MAX_HOLD_TIME);
+        reach(slots * 2).await;
         over.notify_waiters();
         for start in starts {
             start.await.unwrap();
         }
         // All slots are free again.
-        assert_eq!(pacer.0.lock().free, places);
+        assert_eq!(pacer.0.lock().free, slots);
     }
 
     #[tokio::test]
     async fn owners_take_turns_however_many_starts_one_of_them_has() {
         let pacer = Arc::new(StartPacer::new());
-        let places = pacer.0.lock().free;
-        let mut taken = Vec::new();
-        for _ in 0..places {
-            taken.push(pacer.turn(Some("a")).await);
+        let slots = pacer.0.lock().free;
+        let mut guards = Vec::new();
+        for _ in 0..slots {
+            guards.push(pacer.acquire(Some("a")).await);
         }
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
         let waiting = || -> usize {
-            let places = pacer.0.lock();
-            places.waiting.iter().map(|w| w.starts.len()).sum()
+            let slots = pacer.0.lock();
+            slots.waiting.iter().map(|w| w.starts.len()).sum()
         };
         let owners = ["a", "a", "a", "a", "b", "b", "c"];
         for (at, owner) in owners.into_iter().enumerate() {
-            let (pacer, tell) = (pacer.clone(), tell.clone());
+            let (pacer, sender) = (pacer.clone(), sender.clone());
             let start = async move {
-                tell.send(owner).unwrap();
+                sender.send(owner).unwrap();
                 tokio::task::yield_now().await;
             };
             tokio::spawn(async move { pacer.pace(Some(owner), start).await });
@@ -197,14 +197,14 @@ mod tests {
         }
         gives_up.abort();
         assert!(gives_up.await.unwrap_err().is_cancelled());
-        drop(taken.pop());
-        let mut heard = Vec::new();
+        drop(guards.pop());
+        let mut order = Vec::new();
         for _ in owners {
-            heard.push(told.recv().await.unwrap());
+            order.push(receiver.recv().await.unwrap());
         }
-        assert_eq!(heard, ["a", "b", "c", "a", "b", "a", "a"]);
-        drop(taken);
-        while pacer.0.lock().free < places {
+        assert_eq!(order, ["a", "b", "c", "a", "b", "a", "a"]);
+        drop(guards);
+        while pacer.0.lock().free < slots {
             tokio::task::yield_now().await;
         }
         assert_eq!(waiting(), 0);

@@ -34,7 +34,7 @@ impl Sandboxes {
 /// State of template snapshots.
 pub(super) struct TemplateSnapshotState {
     /// Locks of template snapshots that are being created, by fingerprint.
-    making: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    creation_locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Last use of template snapshots, by id.
     uses: Mutex<HashMap<String, Instant>>,
     /// Part of fingerprints that names the site settings. Empty without settings.
@@ -45,15 +45,15 @@ impl TemplateSnapshotState {
     /// Creates the state for template snapshots that contain the settings `site`.
     pub fn new(site: &SiteSettings) -> Self {
         Self {
-            making: Mutex::default(),
+            creation_locks: Mutex::default(),
             uses: Mutex::default(),
             site_mark: site_mark(site),
         }
     }
 
     fn lock_of(&self, fingerprint: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let mut making = self.making.lock();
-        making.entry(fingerprint.to_owned()).or_default().clone()
+        let mut locks = self.creation_locks.lock();
+        locks.entry(fingerprint.to_owned()).or_default().clone()
     }
 
     /// Records that a snapshot is used now.
@@ -108,8 +108,7 @@ impl TemplateSnapshots<'_> {
     ) -> Result<Snapshot, OperationError> {
         let engine = self.0.engines.default_engine();
         let fingerprint = self.snapshot_key(engine, template, size).await?;
-        let id = self.snapshot(engine, template, size, &fingerprint);
-        let id = id.await?;
+        let id = self.snapshot(engine, template, size, &fingerprint).await?;
         Ok(Snapshots(self.0).pin(&id)?.0)
     }
 
@@ -132,11 +131,10 @@ impl TemplateSnapshots<'_> {
                 unassigned,
                 mode: BootMode::WarmPool,
                 snapshot: Some(snapshot),
-                revive_reason: None,
+                restore_reason: None,
             });
         }
-        let snapshot = self.snapshot(engine, template, size, &fingerprint);
-        match snapshot.await {
+        match self.snapshot(engine, template, size, &fingerprint).await {
             Ok(snapshot) => {
                 self.0.template_snapshots.record_use(&snapshot);
                 let (_, _pin) = Snapshots(self.0).pin(&snapshot)?;
@@ -158,7 +156,7 @@ impl TemplateSnapshots<'_> {
                     .map_err(failed_to_use(template))?,
                 mode: BootMode::Cold,
                 snapshot: None,
-                revive_reason: None,
+                restore_reason: None,
             }),
             Err(e) => Err(e),
         }
@@ -172,8 +170,7 @@ impl TemplateSnapshots<'_> {
     ) -> Result<(), OperationError> {
         let engine = self.0.engines.default_engine();
         let fingerprint = self.snapshot_key(engine, template, size).await?;
-        let snapshot = self.snapshot(engine, template, size, &fingerprint);
-        let snapshot = snapshot.await?;
+        let snapshot = self.snapshot(engine, template, size, &fingerprint).await?;
         WarmPool(self.0).refill(&fingerprint, template, &snapshot);
         Ok(())
     }
@@ -194,7 +191,7 @@ impl TemplateSnapshots<'_> {
 
     fn find(self, fingerprint: &str) -> Option<String> {
         let snapshots = self.0.catalog.read();
-        let mut templates = snapshots.kept_for(SnapshotPurpose::Template, fingerprint);
+        let mut templates = snapshots.retained_for(SnapshotPurpose::Template, fingerprint);
         templates.next().map(|s| s.id.clone())
     }
 
@@ -211,8 +208,8 @@ impl TemplateSnapshots<'_> {
             return Ok(id);
         }
         let _step = steps::begin("template_snapshot");
-        let making = self.0.template_snapshots.lock_of(fingerprint);
-        let _op_guard = making.lock().await;
+        let creation_lock = self.0.template_snapshots.lock_of(fingerprint);
+        let _guard = creation_lock.lock().await;
         if let Some(id) = self.find(fingerprint) {
             return Ok(id);
         }
@@ -246,7 +243,7 @@ impl TemplateSnapshots<'_> {
             size,
             engine: engine.name().to_owned(),
             parent: None,
-            kept: true,
+            retained: true,
             stopped_ms: 0.0,
             total_ms: 0.0,
             bytes: 0,
@@ -255,12 +252,12 @@ impl TemplateSnapshots<'_> {
             store: Default::default(),
         };
         let permit = QuotaPermit::unlimited();
-        let taken = Snapshots(self.0).take(&*guest, record, AfterSnapshot::Stop, &permit, |_| {
+        let taking = Snapshots(self.0).take(&*guest, record, AfterSnapshot::Stop, &permit, |_| {
             Vec::new()
         });
-        let taken = taken.await;
+        let result = taking.await;
         guest.stop().await;
-        let snapshot = taken?;
+        let snapshot = result?;
         // Pinned, so that concurrent snapshots of other sizes do not retire it before its first
         // use.
         let _pin = self.0.catalog.pin(&snapshot.id);

@@ -1,7 +1,7 @@
 //! Timeouts of sandboxes, and removal of the records of sandboxes that were killed long ago.
 
 use super::entry::SandboxEntry;
-use super::wake_options::AwakeTime;
+use super::resume_options::ResumeTimeout;
 use super::{OperationError, Sandboxes, SandboxesInner, WeakSandboxes};
 use crate::journal::JournalChange;
 use crate::sandbox::Sandbox;
@@ -38,15 +38,15 @@ pub(super) fn deadline_in(timeout: Duration) -> u64 {
 
 impl Sandboxes {
     /// Sets the deadline of a running sandbox. The caller must hold its `op_lock`.
-    pub(super) fn set_awake_time(
+    pub(super) fn set_resume_timeout(
         &self,
         entry: &SandboxEntry,
-        time: AwakeTime,
+        time: ResumeTimeout,
     ) -> Result<Sandbox, OperationError> {
         match time {
-            AwakeTime::Unlimited => self.set_deadline(entry, None),
-            AwakeTime::AtLeast(time) => self.extend(entry, time),
-            AwakeTime::Own => match entry.record().settings.timeout_s {
+            ResumeTimeout::Unlimited => self.set_deadline(entry, None),
+            ResumeTimeout::AtLeast(time) => self.extend(entry, time),
+            ResumeTimeout::Own => match entry.record().settings.timeout_s {
                 Some(own) => self.extend(entry, Duration::from_secs(own)),
                 None => Ok(entry.record()),
             },
@@ -109,8 +109,8 @@ impl Sandboxes {
             return;
         }
         let result = match record.settings.on_timeout {
-            OnTimeout::Kill => self.kill_held(entry).await,
-            OnTimeout::Pause => self.pause_held(entry).await,
+            OnTimeout::Kill => self.kill_locked(entry).await,
+            OnTimeout::Pause => self.pause_locked(entry).await,
         };
         match result {
             Ok(now) => {
@@ -189,14 +189,18 @@ impl Timeouts<'_> {
     }
 
     /// Sets the deadline of a running sandbox. Returns `None` if it is not running.
-    pub async fn renew(self, id: &str, time: AwakeTime) -> Result<Option<Sandbox>, OperationError> {
+    pub async fn renew(
+        self,
+        id: &str,
+        time: ResumeTimeout,
+    ) -> Result<Option<Sandbox>, OperationError> {
         let this = Sandboxes(self.0.clone());
         let entry = self.0.entry(id)?;
         this.clone()
             .perform("keep_awake", &entry.id(), async move {
                 let _op_guard = entry.op_lock().lock().await;
                 match entry.record().state {
-                    SandboxState::Running => this.set_awake_time(&entry, time).map(Some),
+                    SandboxState::Running => this.set_resume_timeout(&entry, time).map(Some),
                     _ => Ok(None),
                 }
             })

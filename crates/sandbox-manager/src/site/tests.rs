@@ -10,10 +10,10 @@ const COMPANY_HASH: &str = "fa831672";
 #[test]
 fn certificates_are_taken_each_once_and_encoded_anew() {
     let text = format!("a comment\n{COMPANY}\r\n{COMPANY}");
-    let found = authorities(&text, MAX_AUTHORITIES_BYTES).unwrap();
-    assert_eq!(found.len(), 1);
-    assert_eq!(found[0].pem, COMPANY);
-    assert_eq!(found[0].subject_hash, COMPANY_HASH);
+    let certificates = authorities(&text, MAX_AUTHORITIES_BYTES).unwrap();
+    assert_eq!(certificates.len(), 1);
+    assert_eq!(certificates[0].pem, COMPANY);
+    assert_eq!(certificates[0].subject_hash, COMPANY_HASH);
 }
 
 #[test]
@@ -22,9 +22,9 @@ fn hashes_of_subjects_are_those_of_openssl() {
     let Ok(bundle) = bundle else {
         return;
     };
-    let found = authorities(&bundle, MAX_HOST_AUTHORITIES_BYTES).unwrap();
+    let certificates = authorities(&bundle, MAX_HOST_AUTHORITIES_BYTES).unwrap();
     // The bundle contains all kinds of strings.
-    for authority in found.iter().step_by(7) {
+    for authority in certificates.iter().step_by(7) {
         let openssl = Command::new("openssl")
             .args(["x509", "-noout", "-hash"])
             .stdin(Stdio::piped())
@@ -36,30 +36,27 @@ fn hashes_of_subjects_are_those_of_openssl() {
         let mut input = openssl.stdin.take().unwrap();
         input.write_all(authority.pem.as_bytes()).unwrap();
         drop(input);
-        let said = openssl.wait_with_output().unwrap().stdout;
-        let said = String::from_utf8(said).unwrap();
-        assert_eq!(said.trim(), authority.subject_hash, "{}", authority.pem);
+        let output = openssl.wait_with_output().unwrap().stdout;
+        let output = String::from_utf8(output).unwrap();
+        assert_eq!(output.trim(), authority.subject_hash, "{}", authority.pem);
     }
 }
 
 #[test]
 fn invalid_certificates_are_refused_with_a_message() {
-    let refused = |text: &str| authorities(text, MAX_AUTHORITIES_BYTES).unwrap_err();
-    assert_eq!(refused(""), SiteError::Empty);
-    assert_eq!(refused("hello"), SiteError::Empty);
+    let error = |text: &str| authorities(text, MAX_AUTHORITIES_BYTES).unwrap_err();
+    assert_eq!(error(""), SiteError::Empty);
+    assert_eq!(error("hello"), SiteError::Empty);
     let key = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
-    assert_eq!(refused(&format!("{COMPANY}{key}")), SiteError::PrivateKey);
+    assert_eq!(error(&format!("{COMPANY}{key}")), SiteError::PrivateKey);
     let request = COMPANY.replace("CERTIFICATE", "CERTIFICATE REQUEST");
-    assert!(matches!(
-        refused(&request),
-        SiteError::Label { entry: 1, .. }
-    ));
+    assert!(matches!(error(&request), SiteError::Label { entry: 1, .. }));
     let broken = COMPANY.replacen('M', "N", 3);
-    assert!(matches!(refused(&broken), SiteError::Certificate { .. }));
+    assert!(matches!(error(&broken), SiteError::Certificate { .. }));
     let cut = &COMPANY[..COMPANY.len() / 2];
-    assert!(matches!(refused(cut), SiteError::Certificate { .. }));
+    assert!(matches!(error(cut), SiteError::Certificate { .. }));
     let long = "x".repeat(MAX_AUTHORITIES_BYTES + 1);
-    assert!(matches!(refused(&long), SiteError::TooLong { .. }));
+    assert!(matches!(error(&long), SiteError::TooLong { .. }));
 }
 
 #[test]

@@ -74,9 +74,9 @@ async fn a_thousand_creates_at_once_never_pass_the_limit_and_each_gets_an_answer
     assert_eq!((made, refused.count()), (39, 961));
     assert_eq!(bench.world.running().len(), 40);
     assert_eq!(host.list().len(), 40, "what was refused is not there");
-    let promised = host.figures().promised();
-    assert_eq!((promised.sandboxes, promised.coming_up), (40, 0));
-    assert_eq!(promised.refused[&Shortage::Sandboxes], 961);
+    let reservations = host.figures().reservations();
+    assert_eq!((reservations.sandboxes, reservations.starting), (40, 0));
+    assert_eq!(reservations.rejections[&Shortage::Sandboxes], 961);
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
     let [a, b] = [create_id(&host).await, create_id(&host).await];
     busy(host.create(base()).await);
     busy(host.resume(&sleeper).await);
-    busy(host.wake(&sleeper).await);
+    busy(host.ensure_running(&sleeper).await);
     busy(host.rollback(&sleeper, &snapshot).await);
     assert_eq!(*host.get(&sleeper).unwrap().state(), SandboxState::Paused);
     let fork = host.fork(&a, 2, None).await.unwrap();
@@ -97,11 +97,11 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
     // The rollback of a running sandbox needs no further reservation.
     let own = snapshot_id(&host, &a).await;
     host.rollback(&a, &own).await.unwrap();
-    assert_eq!(host.figures().promised().sandboxes, 2);
+    assert_eq!(host.figures().reservations().sandboxes, 2);
 
     bench.world.panic_guest(&b);
     until("the broken one to be noticed", || {
-        host.figures().promised().sandboxes == 1
+        host.figures().reservations().sandboxes == 1
     })
     .await;
     host.resume(&sleeper).await.unwrap();
@@ -116,8 +116,8 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
     // The failed create has released its reservation.
     host.create(base()).await.unwrap();
     host.stop_all().await;
-    let promised = host.figures().promised();
-    assert_eq!((promised.sandboxes, promised.memory_mib), (0, 0));
+    let reservations = host.figures().reservations();
+    assert_eq!((reservations.sandboxes, reservations.memory_mib), (0, 0));
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn the_warm_pool_gives_way_to_whoever_wants_a_sandbox() {
     dial.memory(2048, 2048);
     host.create(base()).await.unwrap();
     until("the pool to fill", || host.pool().waiting() == 2).await;
-    assert_eq!(host.figures().promised().memory_mib, 3 * 512);
+    assert_eq!(host.figures().reservations().memory_mib, 3 * 512);
     let large = CreateSpec {
         size: Some(SandboxSize {
             memory_mib: 1536,
@@ -142,7 +142,10 @@ async fn the_warm_pool_gives_way_to_whoever_wants_a_sandbox() {
     };
     host.create(large).await.unwrap();
     assert_eq!(
-        (host.pool().waiting(), host.figures().promised().memory_mib),
+        (
+            host.pool().waiting(),
+            host.figures().reservations().memory_mib
+        ),
         (0, 2048)
     );
     busy(host.create(base()).await);

@@ -44,7 +44,7 @@ async fn a_captured_snapshot_is_there_at_once_and_a_create_from_it_waits_for_its
     let bench = Bench::new();
     let host = bench.open().await;
     let (id, snapshot) = capture(&bench, &host).await;
-    assert!(snapshot.is_storing() && snapshot.is_kept());
+    assert!(snapshot.is_storing() && snapshot.is_retained());
     assert!((snapshot.stopped_ms() - 7.0).abs() < f64::EPSILON);
     assert_eq!(shown(&host, "name"), Some(snapshot.clone()));
     assert!(!bench.files().join(snapshot.id()).exists());
@@ -80,10 +80,10 @@ async fn a_captured_snapshot_that_cannot_be_stored_is_gone_and_says_why() {
         let snapshots = host.snapshots();
         snapshots.expect_not_lost(owner, snapshot.id(), scope)
     };
-    assert!(about(None, FetchScope::Asked).is_err());
+    assert!(about(None, FetchScope::Requested).is_err());
     assert!(about(Some("another"), FetchScope::All).is_err());
     // Other tenants receive no information about the snapshot.
-    about(Some("another"), FetchScope::Asked).unwrap();
+    about(Some("another"), FetchScope::Requested).unwrap();
     bench.world.mend();
     host.snapshot(&id, None).await.unwrap();
 }
@@ -215,7 +215,7 @@ fn a_captured_snapshot_whose_guest_ended_with_the_daemon_is_gone() {
         ));
         assert_eq!(shown(&host, snapshot.id()), None);
         let lost = host.snapshots();
-        let lost = lost.expect_not_lost(None, snapshot.id(), FetchScope::Asked);
+        let lost = lost.expect_not_lost(None, snapshot.id(), FetchScope::Requested);
         assert!(matches!(lost, Err(OperationError::CaptureLost { .. })));
         assert_eq!(*bench.world.discarded.lock().unwrap(), [snapshot.id()]);
     });

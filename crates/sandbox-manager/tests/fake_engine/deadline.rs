@@ -77,9 +77,9 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
         .await
         .unwrap();
     assert_eq!(*far.state(), SandboxState::Paused);
-    let (awake, woken) = host.wake(&id).await.unwrap();
+    let (awake, woken) = host.ensure_running(&id).await.unwrap();
     assert!(woken && awake.deadline_ms().unwrap() >= far.deadline_ms().unwrap());
-    assert!(!host.wake(&id).await.unwrap().1);
+    assert!(!host.ensure_running(&id).await.unwrap().1);
     host.kill(&id).await.unwrap();
     let refused = host.timeouts().set(&id, None).await;
     assert!(matches!(refused, Err(OperationError::State { .. })));

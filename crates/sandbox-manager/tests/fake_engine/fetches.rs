@@ -84,7 +84,7 @@ async fn a_snapshot_is_fetched_once_for_all_who_ask_and_stays_what_it_was() {
     let here = host.snapshots().list(None).unwrap();
     let here = here.iter().find(|s| s.id() == snapshot).unwrap();
     assert_eq!(here.name(), Some("moving"));
-    assert!(here.is_kept() && here.is_fetched());
+    assert!(here.is_retained() && here.is_fetched());
     // A snapshot that is removed here remains in the store. Cached content is not fetched again.
     for sandbox in host.list() {
         host.remove(sandbox.id()).await.unwrap();
@@ -102,7 +102,9 @@ async fn snapshots_of_one_owner_are_none_of_another() {
     let bench = Bench::new();
     let host = bench.open_with(store.options("here", None)).await;
     for other in [Some("key2"), None] {
-        let fetched = host.snapshots().fetch(other, &snapshot, FetchScope::Asked);
+        let fetched = host
+            .snapshots()
+            .fetch(other, &snapshot, FetchScope::Requested);
         assert!(fetched.await.unwrap().is_none(), "{other:?}");
         let looked = host
             .snapshots()
@@ -112,13 +114,13 @@ async fn snapshots_of_one_owner_are_none_of_another() {
     assert_nothing_is_left(&bench, &host);
     let own = host
         .snapshots()
-        .fetch(Some("key1"), &snapshot, FetchScope::Asked);
+        .fetch(Some("key1"), &snapshot, FetchScope::Requested);
     let own = own.await.unwrap().unwrap();
     assert_eq!(own.snapshot().owner(), Some("key1"));
     // The snapshot is on this host now, but still not visible to other owners.
     let other = host
         .snapshots()
-        .fetch(Some("key2"), &snapshot, FetchScope::Asked);
+        .fetch(Some("key2"), &snapshot, FetchScope::Requested);
     assert!(other.await.unwrap().is_none());
     let made = host.create(from(&snapshot, Some("key1"))).await.unwrap();
     assert!(memory(&bench, made.id()).ends_with("secret"));
@@ -256,7 +258,9 @@ async fn a_sleeper_whose_files_were_lost_wakes_from_the_store() {
     // Other hosts can create a sandbox from the snapshot, but clients with API keys cannot.
     let other = Bench::new();
     let there = other.open_with(store.options("two", None)).await;
-    let asked = there.snapshots().fetch(None, &snapshot, FetchScope::Asked);
+    let asked = there
+        .snapshots()
+        .fetch(None, &snapshot, FetchScope::Requested);
     assert!(asked.await.unwrap().is_none());
     let made = there.create(from(&snapshot, None)).await.unwrap();
     assert!(memory(&other, made.id()).ends_with("asleep"));

@@ -65,7 +65,7 @@ async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
     assert_eq!(folds.len(), 3, "{folds:?}");
     // The guest closes its files for each fold.
     until("the guest to be told", || {
-        *bench.world.told_folds.lock().unwrap() == ["text", "text", "text"]
+        *bench.world.notified_folds.lock().unwrap() == ["text", "text", "text"]
     })
     .await;
     until("new sizes", || {
@@ -73,7 +73,7 @@ async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
     })
     .await;
 
-    bench.world.goes_back.store(true, Ordering::Relaxed);
+    bench.world.supports_rollback.store(true, Ordering::Relaxed);
     host.rollback(&id, &taken[1]).await.unwrap();
     host.pause(&id).await.unwrap();
     host.resume(&id).await.unwrap();

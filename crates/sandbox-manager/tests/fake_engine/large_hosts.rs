@@ -118,7 +118,7 @@ async fn a_list_of_one_owner_or_of_those_that_run_looks_at_no_others() {
             after = sandboxes
                 .last()
                 .map(|s| (s.created_ms(), s.id().to_owned()));
-            let asked = ListedSnapshots::AskedBy(OWNER);
+            let asked = ListedSnapshots::RequestedBy(OWNER);
             let order = ListOrder {
                 descending,
                 after: behind,

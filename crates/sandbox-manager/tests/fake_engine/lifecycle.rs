@@ -35,7 +35,7 @@ async fn call(host: &Sandboxes, dice: &mut Dice) -> Result<(), OperationError> {
         }
         3 => host.pause(&id).await.map(drop),
         4 => host.resume(&id).await.map(drop),
-        5 => host.wake(&id).await.map(drop),
+        5 => host.ensure_running(&id).await.map(drop),
         6 => host.snapshot(&id, None).await.map(drop),
         7 => {
             let all: Vec<_> = host
@@ -116,7 +116,7 @@ async fn all_is_well(bench: &Bench) {
     };
     let guests: HashSet<String> = bench.world.running().into_iter().collect();
     assert_eq!(guests, ids(&host));
-    assert_eq!(host.figures().promised().sandboxes, guests.len());
+    assert_eq!(host.figures().reservations().sandboxes, guests.len());
     // Files and journal agree.
     let known: HashSet<String> = host
         .snapshots()
@@ -153,9 +153,13 @@ async fn all_is_well(bench: &Bench) {
         assert!(lived.is_ok(), "{id} is wedged");
     }
     assert!(host.list().is_empty() && bench.world.running().is_empty());
-    let promised = host.figures().promised();
+    let reservations = host.figures().reservations();
     assert_eq!(
-        (promised.sandboxes, promised.coming_up, promised.memory_mib),
+        (
+            reservations.sandboxes,
+            reservations.starting,
+            reservations.memory_mib
+        ),
         (0, 0, 0)
     );
 }

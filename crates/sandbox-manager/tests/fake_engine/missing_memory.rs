@@ -33,7 +33,7 @@ async fn a_sandbox_whose_memory_did_not_arrive_resumes_from_its_latest_snapshot(
     bench.world.fail("restore");
     host.resume(&id).await.unwrap_err();
     assert!(host.get(&id).unwrap().state().is_broken_and_resumable());
-    assert_eq!(host.figures().promised().sandboxes, 0);
+    assert_eq!(host.figures().reservations().sandboxes, 0);
     bench.world.mend();
     let resumed = host.resume(&id).await.unwrap();
     assert_eq!(*resumed.state(), SandboxState::Running);
@@ -56,7 +56,7 @@ async fn a_sandbox_whose_memory_did_not_arrive_resumes_also_with_the_next_daemon
     drop(host);
     let host = bench.open().await;
     assert!(host.get(&id).unwrap().state().is_broken_and_resumable());
-    let (now, woken) = host.wake(&id).await.unwrap();
+    let (now, woken) = host.ensure_running(&id).await.unwrap();
     assert_eq!((now.state(), woken), (&SandboxState::Running, true));
     assert_eq!(bench.world.read(&id), "kept");
 }

@@ -5,8 +5,8 @@ use crate::fake;
 
 use fake::{Bench, Dice, base, snapshot_id};
 use jiffy_sandbox_manager::{
-    AwakeTime, CreateSpec, ErrorKind, OnTimeout, OperationError, SandboxSettings, SandboxState,
-    Sandboxes, WakeOptions,
+    CreateSpec, ErrorKind, OnTimeout, OperationError, ResumeOptions, ResumeTimeout,
+    SandboxSettings, SandboxState, Sandboxes,
 };
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -25,8 +25,8 @@ const MAX_AT_ONCE: usize = 4;
 enum Call {
     SetTimeout(Option<Duration>),
     Extend(Duration),
-    Connect(AwakeTime),
-    Resume(WakeOptions),
+    Connect(ResumeTimeout),
+    Resume(ResumeOptions),
     Pause,
     Kill,
     Snapshot,
@@ -107,11 +107,11 @@ impl Model {
         }
     }
 
-    fn wake(&mut self, options: WakeOptions) {
+    fn wake(&mut self, options: ResumeOptions) {
         match options.time {
-            AwakeTime::Own => {}
-            AwakeTime::AtLeast(time) => self.own = Some(time),
-            AwakeTime::Unlimited => self.own = None,
+            ResumeTimeout::Own => {}
+            ResumeTimeout::AtLeast(time) => self.own = Some(time),
+            ResumeTimeout::Unlimited => self.own = None,
         }
         self.on_timeout = options.on_timeout.unwrap_or(self.on_timeout);
         self.deadline = Deadline::after(self.own);
@@ -126,15 +126,15 @@ impl Model {
             (Call::SetTimeout(time), _) => self.limit(time),
             (Call::Extend(time), _) => self.extend(time),
             (Call::Connect(time), Life::Paused) => {
-                self.wake(WakeOptions {
+                self.wake(ResumeOptions {
                     time,
                     on_timeout: None,
                 });
                 return Reply::Woken;
             }
-            (Call::Connect(AwakeTime::AtLeast(time)), _) => self.extend(time),
-            (Call::Connect(AwakeTime::Unlimited), _) => self.limit(None),
-            (Call::Connect(AwakeTime::Own), _) => {
+            (Call::Connect(ResumeTimeout::AtLeast(time)), _) => self.extend(time),
+            (Call::Connect(ResumeTimeout::Unlimited), _) => self.limit(None),
+            (Call::Connect(ResumeTimeout::Own), _) => {
                 if let Some(own) = self.own {
                     self.extend(own);
                 }
@@ -145,7 +145,7 @@ impl Model {
             (Call::Pause, _) => return Reply::Refused,
             (Call::Snapshot, _) => {}
             (Call::Rollback, Life::Running) => {}
-            (Call::Rollback, _) => self.wake(WakeOptions::default()),
+            (Call::Rollback, _) => self.wake(ResumeOptions::default()),
         }
         Reply::Done
     }
@@ -187,7 +187,7 @@ async fn ask(host: &Sandboxes, id: &str, snapshot: &str, call: Call) -> Reply {
     match call {
         Call::SetTimeout(time) => done(host.timeouts().set(id, time).await.map(drop)),
         Call::Extend(time) => done(host.timeouts().extend(id, time).await.map(drop)),
-        Call::Connect(time) => match host.wake_for(id, time).await {
+        Call::Connect(time) => match host.ensure_running_for(id, time).await {
             Ok((_, true)) => Reply::Woken,
             other => done(other.map(drop)),
         },
@@ -205,12 +205,12 @@ fn some_time(dice: &mut Dice) -> Option<Duration> {
         .unwrap()
 }
 
-fn some_awake_time(dice: &mut Dice) -> AwakeTime {
+fn some_awake_time(dice: &mut Dice) -> ResumeTimeout {
     let times = [
-        AwakeTime::Own,
-        AwakeTime::AtLeast(LONG),
-        AwakeTime::AtLeast(LONGER),
-        AwakeTime::Unlimited,
+        ResumeTimeout::Own,
+        ResumeTimeout::AtLeast(LONG),
+        ResumeTimeout::AtLeast(LONGER),
+        ResumeTimeout::Unlimited,
     ];
     *dice.pick(&times).unwrap()
 }
@@ -220,7 +220,7 @@ fn some_call(dice: &mut Dice) -> Call {
         0..4 => Call::SetTimeout(some_time(dice)),
         4 => Call::Extend(LONGER),
         5..9 => Call::Connect(some_awake_time(dice)),
-        9 => Call::Resume(WakeOptions {
+        9 => Call::Resume(ResumeOptions {
             time: some_awake_time(dice),
             on_timeout: Some(OnTimeout::Pause),
         }),
@@ -363,7 +363,10 @@ async fn a_sandbox_that_was_woken_for_a_time_outlives_the_deadline_it_slept_with
     for _ in 0..20 {
         quiet(&host, &id).await;
         assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Paused);
-        let (_, woken) = host.wake_for(&id, AwakeTime::AtLeast(LONG)).await.unwrap();
+        let (_, woken) = host
+            .ensure_running_for(&id, ResumeTimeout::AtLeast(LONG))
+            .await
+            .unwrap();
         assert!(woken);
         quiet(&host, &id).await;
         assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);

@@ -47,7 +47,7 @@ async fn the_scrape_tells_states_creates_operations_and_figures_of_others() {
     host.fork(&id, 2, None).await.unwrap();
     host.pause(&id).await.unwrap();
     assert!(host.pause(&id).await.is_err());
-    host.figures().show_also(|| {
+    host.figures().add_figures(|| {
         let (name, help) = ("gateway_requests", "Requests");
         vec![Figure {
             name,

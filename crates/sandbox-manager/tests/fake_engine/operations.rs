@@ -229,7 +229,10 @@ async fn rollback_keeps_the_id_and_takes_any_snapshot_of_the_family() {
     let stranger = host.create(stranger).await.unwrap();
     let stranger = stranger.snapshot().unwrap().to_owned();
     let refused = host.rollback(&id, &stranger).await;
-    assert!(matches!(refused, Err(OperationError::Stranger { .. })));
+    assert!(matches!(
+        refused,
+        Err(OperationError::IncompatibleSnapshot { .. })
+    ));
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 /// Creates a sandbox with text `later`, and returns it with its snapshot of the text `old`.
 async fn sandbox(bench: &Bench, host: &Sandboxes) -> (String, String) {
-    bench.world.goes_back.store(true, Ordering::Relaxed);
+    bench.world.supports_rollback.store(true, Ordering::Relaxed);
     let id = create_id(host).await;
     bench.world.write(&id, "old");
     let snapshot = snapshot_id(host, &id).await;

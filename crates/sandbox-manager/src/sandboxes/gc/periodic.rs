@@ -51,7 +51,9 @@ impl Sandboxes {
                     return;
                 };
                 if lock.as_ref().is_some_and(|lock| !lock.is_in_place()) {
-                    return tracing::error!("stopped garbage collection: the data directory was removed or replaced");
+                    return tracing::error!(
+                        "stopped garbage collection: the data directory was removed or replaced"
+                    );
                 }
                 let round = tokio::task::spawn_blocking(move || {
                     let retire = |ids: &[String]| this.templates().retire_outdated(ids);
@@ -86,7 +88,7 @@ impl Sandboxes {
     /// reads the disk.
     pub fn gc(&self) -> Result<usize, OperationError> {
         let templates = self.templates();
-        templates.retire_outdated(&templates.kept(|_| true));
+        templates.retire_outdated(&templates.retained_ids(|_| true));
         self.0.gc.collect_all();
         self.0.gc.remove_orphaned_files()
     }
@@ -125,7 +127,7 @@ impl GarbageCollector {
         let records = || part.iter().filter_map(|id| snapshots.get(id));
         let of_templates = records().filter(|s| s.purpose == SnapshotPurpose::Template);
         let templates: Vec<_> = of_templates.map(|s| s.id.clone()).collect();
-        let unneeded = records().filter(|s| !s.kept);
+        let unneeded = records().filter(|s| !s.retained);
         let unneeded: Vec<_> = unneeded.map(|s| s.id.clone()).collect();
         drop(snapshots);
         retire_outdated(&templates);

@@ -51,7 +51,7 @@ impl GarbageCollector {
     /// Checks every snapshot that is not retained.
     pub(super) fn collect_all(&self) {
         let snapshots = self.parts.catalog.read();
-        let candidates = snapshots.values().filter(|snapshot| !snapshot.kept);
+        let candidates = snapshots.values().filter(|snapshot| !snapshot.retained);
         let candidates: Vec<_> = candidates.map(|snapshot| snapshot.id.clone()).collect();
         drop(snapshots);
         self.collect(candidates);
@@ -206,7 +206,7 @@ impl GarbageCollector {
             let files = files.and_then(Result::ok);
             except != Some(child) && files.is_none_or(|files| files.depends_on(child, id))
         };
-        if snapshots.get(id).is_some_and(|s| s.kept)
+        if snapshots.get(id).is_some_and(|s| s.retained)
             || pins.contains_key(id)
             || self.parts.indexes.users.has_any(id)
         {

@@ -6,7 +6,7 @@
 
 use crate::journal::JournalChange;
 use crate::sandboxes::entry::SandboxEntry;
-use crate::sandboxes::take_snapshot::descended;
+use crate::sandboxes::take_snapshot::record_after_snapshot;
 use crate::sandboxes::{FetchScope, OperationError, Sandboxes, SandboxesInner, Snapshots};
 use crate::snapshot::Snapshot;
 use jiffy_engine_api::Guest;
@@ -25,7 +25,7 @@ pub(in crate::sandboxes) type Acknowledgement = oneshot::Sender<Snapshot>;
 #[derive(Default)]
 pub(in crate::sandboxes) struct Captures {
     /// Closed when the snapshot is stored or lost.
-    under_way: Mutex<HashMap<String, watch::Receiver<()>>>,
+    in_flight: Mutex<HashMap<String, watch::Receiver<()>>>,
     lost: Mutex<VecDeque<LostCapture>>,
 }
 
@@ -43,7 +43,7 @@ pub(in crate::sandboxes) struct StoringGuard {
 
 impl Drop for StoringGuard {
     fn drop(&mut self) {
-        self.inner.captures.under_way.lock().remove(&self.id);
+        self.inner.captures.in_flight.lock().remove(&self.id);
     }
 }
 
@@ -79,7 +79,7 @@ impl Snapshots<'_> {
 
     fn begin_storing(self, id: &str) -> StoringGuard {
         let (storing, wait) = watch::channel(());
-        self.0.captures.under_way.lock().insert(id.to_owned(), wait);
+        self.0.captures.in_flight.lock().insert(id.to_owned(), wait);
         StoringGuard {
             inner: self.0.clone(),
             id: id.to_owned(),
@@ -89,7 +89,7 @@ impl Snapshots<'_> {
 
     /// Waits until snapshot `id` is stored, and returns it.
     pub(in crate::sandboxes) async fn stored(self, id: &str) -> Result<Snapshot, OperationError> {
-        let storing = self.0.captures.under_way.lock().get(id).cloned();
+        let storing = self.0.captures.in_flight.lock().get(id).cloned();
         if let Some(mut storing) = storing {
             // No value is sent: the wait ends when the sender is dropped.
             let _ = storing.changed().await;
@@ -119,9 +119,9 @@ impl Snapshots<'_> {
         self.0.catalog.change().remove(&record.id);
     }
 
-    fn loss(self, wanted: impl Fn(&Snapshot) -> bool) -> Option<OperationError> {
+    fn loss(self, matches: impl Fn(&Snapshot) -> bool) -> Option<OperationError> {
         let lost = self.0.captures.lost.lock();
-        let capture = lost.iter().find(|lost| wanted(&lost.record))?;
+        let capture = lost.iter().find(|capture| matches(&capture.record))?;
         Some(OperationError::CaptureLost {
             id: capture.record.id.clone(),
             reason: capture.reason.clone(),
@@ -135,8 +135,8 @@ impl Snapshots<'_> {
         id: &str,
         scope: FetchScope,
     ) -> Result<(), OperationError> {
-        let theirs = |s: &Snapshot| scope == FetchScope::All || s.owner.as_deref() == owner;
-        match self.loss(|record| record.id == id && theirs(record)) {
+        let is_visible = |s: &Snapshot| scope == FetchScope::All || s.owner.as_deref() == owner;
+        match self.loss(|record| record.id == id && is_visible(record)) {
             Some(lost) => Err(lost),
             None => Ok(()),
         }
@@ -155,19 +155,21 @@ impl Sandboxes {
         let storing = self.snapshots().begin_storing(&record.id);
         self.0.catalog.change().index().insert(record.clone());
         let operation = self.0.operations.count();
-        let (begun, has_turn) = oneshot::channel();
+        let (locked, is_locked) = oneshot::channel();
         let this = self.clone();
         tokio::spawn(async move {
             let _op_guard = entry.op_lock().lock().await;
-            let _ = begun.send(());
-            let taken = guest.finish_captured().await;
+            let _ = locked.send(());
+            let result = guest.finish_captured().await;
             let snapshots = this.snapshots();
-            match taken {
+            match result {
                 Ok(times) => {
                     let complete = snapshots.complete(&*guest, record, times, |snapshot| {
-                        vec![JournalChange::Sandbox(descended(&entry, snapshot))]
+                        vec![JournalChange::Sandbox(record_after_snapshot(
+                            &entry, snapshot,
+                        ))]
                     });
-                    entry.set_record(descended(&entry, &complete));
+                    entry.set_record(record_after_snapshot(&entry, &complete));
                 }
                 Err(e) => {
                     snapshots.lose(&record, &e.to_string());
@@ -178,14 +180,16 @@ impl Sandboxes {
             drop((storing, operation));
         });
         // Ignore the error: a lost task holds no lock.
-        let _ = has_turn.await;
+        let _ = is_locked.await;
     }
 
     /// Removes the files of a captured snapshot whose guest is lost. Blocks.
     pub(in crate::sandboxes) fn discard_captured(&self, record: &Snapshot) {
         match self.0.engines.snapshot_files(&record.engine) {
             Ok(files) => files.discard_captured(&record.id),
-            Err(e) => tracing::warn!(id = record.id, error = %e, "cannot discard a captured snapshot"),
+            Err(e) => {
+                tracing::warn!(id = record.id, error = %e, "cannot discard a captured snapshot")
+            }
         }
     }
 }

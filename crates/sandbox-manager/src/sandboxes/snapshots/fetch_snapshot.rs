@@ -24,12 +24,12 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 
 /// Snapshot of this host, pinned while this value exists.
-pub struct HeldSnapshot {
+pub struct PinnedSnapshot {
     record: Snapshot,
     pin: SnapshotPin,
 }
 
-impl HeldSnapshot {
+impl PinnedSnapshot {
     /// Returns the snapshot.
     pub fn snapshot(&self) -> &Snapshot {
         &self.record
@@ -40,7 +40,7 @@ impl HeldSnapshot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FetchScope {
     /// Snapshots requested by clients.
-    Asked,
+    Requested,
     /// All snapshots, also of paused sandboxes.
     All,
 }
@@ -49,7 +49,7 @@ impl FetchScope {
     /// Returns the scope of an owner. `None` is the host's owner.
     fn of(owner: Option<&str>) -> Self {
         match owner {
-            Some(_) => Self::Asked,
+            Some(_) => Self::Requested,
             None => Self::All,
         }
     }
@@ -106,7 +106,7 @@ impl Snapshots<'_> {
         owner: Option<&str>,
         id: &str,
         scope: FetchScope,
-    ) -> Result<Option<HeldSnapshot>, OperationError> {
+    ) -> Result<Option<PinnedSnapshot>, OperationError> {
         let Some(remote) = self.0.uploads.remote.clone().filter(|_| is_id(id)) else {
             return Ok(None);
         };
@@ -115,7 +115,7 @@ impl Snapshots<'_> {
         let work = async move {
             let key = format!("{}/{id}", owner.as_deref().unwrap_or_default());
             let lock = this.0.fetch_locks.get(key);
-            let _one = lock.lock().await;
+            let _guard = lock.lock().await;
             let fetch = Fetch {
                 this: this.clone(),
                 remote,
@@ -145,11 +145,11 @@ impl Snapshots<'_> {
             remote,
             owner: owner.map(str::to_owned),
         };
-        let found = fetch.remote.find(owner, id).await.map_err(failed)?;
-        let Some(found) = found.and_then(|found| found.into_iter().next()) else {
+        let lineage = fetch.remote.find(owner, id).await.map_err(failed)?;
+        let Some(source) = lineage.and_then(|lineage| lineage.into_iter().next()) else {
             return Ok(None);
         };
-        let record = fetch.record(&found, true).await?;
+        let record = fetch.record(&source, true).await?;
         Ok(Some(record).filter(|record| scope.has(record)))
     }
 
@@ -182,7 +182,7 @@ struct Fetch {
 
 /// Snapshot to fetch, with its checked description.
 struct Missing {
-    found: FoundSnapshot,
+    source: FoundSnapshot,
     record: Snapshot,
     import: SnapshotImport,
     /// Chunks of memory to fetch before a guest runs. `None` for all chunks.
@@ -197,98 +197,103 @@ impl Fetch {
         }
     }
 
-    fn here(&self, id: &str) -> Option<HeldSnapshot> {
+    fn find_local(&self, id: &str) -> Option<PinnedSnapshot> {
         let snapshots = self.this.0.catalog.read();
         let record = snapshots.get(id)?.clone();
         let pin = self.this.0.catalog.pin(id);
-        Some(HeldSnapshot { record, pin })
+        Some(PinnedSnapshot { record, pin })
     }
 
     async fn run(
         &self,
         id: &str,
         scope: FetchScope,
-    ) -> Result<Option<HeldSnapshot>, OperationError> {
-        let own = |held: HeldSnapshot| (held.record.owner == self.owner).then_some(held);
-        let here = self.here(id);
-        if let Some(held) = here
-            && (scope == FetchScope::All || held.record.kept || !scope.has(&held.record))
+    ) -> Result<Option<PinnedSnapshot>, OperationError> {
+        let own = |held: PinnedSnapshot| (held.record.owner == self.owner).then_some(held);
+        let local = self.find_local(id);
+        if let Some(held) = local
+            && (scope == FetchScope::All || held.record.retained || !scope.has(&held.record))
         {
             return Ok(own(held).filter(|held| scope.has(&held.record)));
         }
-        let found = self.remote.find(self.owner.as_deref(), id).await;
-        let Some(found) = found.map_err(Self::store_error(id))? else {
+        let lineage = self.remote.find(self.owner.as_deref(), id).await;
+        let Some(lineage) = lineage.map_err(Self::store_error(id))? else {
             return Ok(None);
         };
         // Pinned before their first byte is written, so that garbage collection does not remove the
         // files.
-        let pins = found.iter().map(|found| self.this.0.catalog.pin(&found.id));
+        let pins = lineage
+            .iter()
+            .map(|source| self.this.0.catalog.pin(&source.id));
         let _pins: Vec<SnapshotPin> = pins.collect();
-        let engine = found.first().map_or("", FoundSnapshot::engine);
+        let engine = lineage.first().map_or("", FoundSnapshot::engine);
         let files = self.this.0.engines.snapshot_files(engine);
-        let lazily = files.is_ok_and(|files| files.restores_lazily());
-        let mut first = match lazily {
-            true => first_chunks(&found).map(Vec::into_iter),
-            false => None,
-        };
+        let mut first = files
+            .is_ok_and(|files| files.restores_lazily())
+            .then(|| first_chunks(&lineage))
+            .flatten()
+            .map(Vec::into_iter);
         let mut missing = Vec::new();
-        for (depth, found) in found.into_iter().enumerate() {
+        for (depth, source) in lineage.into_iter().enumerate() {
             let memory = first.as_mut().and_then(Iterator::next);
-            match self.here(&found.id) {
+            match self.find_local(&source.id) {
                 Some(held) => self.check_ancestor(&held.record)?,
-                None => missing.push(self.describe(found, depth == 0, memory).await?),
+                None => missing.push(self.describe(source, depth == 0, memory).await?),
             }
         }
-        let newest = missing.first().filter(|missing| missing.found.id == id);
+        let newest = missing.first().filter(|missing| missing.source.id == id);
         if newest.is_some_and(|missing| !scope.has(&missing.record)) {
             return Ok(None);
         }
-        let _permit = self.make_room(&missing).await?;
+        let _permit = self.reserve_space(&missing).await?;
         // Fetched concurrently: a guest waits for the slowest fetch and not for their sum.
         let pulls = missing.iter().map(|missing| Box::pin(self.pull(missing)));
         let pulled: Vec<_> = futures_util::future::try_join_all(pulls).await?;
         for (missing, files) in missing.into_iter().zip(pulled).rev() {
-            self.bring(missing, files).await?;
+            self.store_fetched(missing, files).await?;
         }
-        let Some(held) = self.here(id).and_then(own) else {
+        let Some(held) = self.find_local(id).and_then(own) else {
             return Ok(None);
         };
         // The snapshot was fetched earlier as an ancestor of another one.
-        if scope == FetchScope::Asked && !held.record.kept {
-            self.this.0.catalog.update(id, |record| record.kept = true);
+        if scope == FetchScope::Requested && !held.record.retained {
+            self.this
+                .0
+                .catalog
+                .update(id, |record| record.retained = true);
         }
-        Ok(self.here(id))
+        Ok(self.find_local(id))
     }
 
     /// Fails if an ancestor belongs to another owner.
     fn check_ancestor(&self, record: &Snapshot) -> Result<(), OperationError> {
-        match self.owner.is_none() || record.owner.is_none() || record.owner == self.owner {
-            true => Ok(()),
-            false => Err(incompatible(
-                &record.id,
-                "it descends from a snapshot of another owner",
-            )),
+        if self.owner.is_none() || record.owner.is_none() || record.owner == self.owner {
+            return Ok(());
         }
+        Err(incompatible(
+            &record.id,
+            "it descends from a snapshot of another owner",
+        ))
     }
 
     /// Reads the record and the manifest of a snapshot, and checks that it can be restored on this
     /// host.
     async fn describe(
         &self,
-        found: FoundSnapshot,
+        source: FoundSnapshot,
         newest: bool,
         memory: Option<Vec<u64>>,
     ) -> Result<Missing, OperationError> {
         let manifest = async {
-            let manifest = self.remote.document(&found, MANIFEST_PART).await;
-            manifest.map_err(Self::store_error(&found.id))
+            let manifest = self.remote.document(&source, MANIFEST_PART).await;
+            manifest.map_err(Self::store_error(&source.id))
         };
-        let (record, manifest) = tokio::try_join!(self.record(&found, newest), manifest)?;
-        let lacks = || incompatible(&found.id, "its manifest is missing");
+        let (record, manifest) = tokio::try_join!(self.record(&source, newest), manifest)?;
+        let lacks = || incompatible(&source.id, "its manifest is missing");
         let import = SnapshotImport {
-            id: found.id.clone(),
-            parent: found.parent.clone(),
-            engine: found.engine().to_owned(),
+            id: source.id.clone(),
+            parent: source.parent.clone(),
+            engine: source.engine().to_owned(),
             size: record.size,
             manifest: manifest.ok_or_else(lacks)?,
         };
@@ -303,7 +308,7 @@ impl Fetch {
         };
         checked.map_err(OperationError::engine("fetch the snapshot"))?;
         Ok(Missing {
-            found,
+            source,
             record,
             import,
             memory,
@@ -314,62 +319,64 @@ impl Fetch {
     /// for the requested snapshot and false for its ancestors.
     async fn record(
         &self,
-        found: &FoundSnapshot,
+        source: &FoundSnapshot,
         newest: bool,
     ) -> Result<Snapshot, OperationError> {
-        let record = self.remote.document(found, RECORD_PART).await;
-        let record = record.map_err(Self::store_error(&found.id))?;
-        let lacks = || incompatible(&found.id, "its record is missing");
+        let record = self.remote.document(source, RECORD_PART).await;
+        let record = record.map_err(Self::store_error(&source.id))?;
+        let lacks = || incompatible(&source.id, "its record is missing");
         let record = serde_json::from_slice::<SnapshotRecord>(&record.ok_or_else(lacks)?);
-        let record = record.map_err(|e| incompatible(&found.id, &format!("its record: {e}")))?;
+        let record = record.map_err(|e| incompatible(&source.id, &format!("its record: {e}")))?;
         let record = *Box::<Snapshot>::from(record);
         record.size.check()?;
-        if !is_id(&found.id) || record.id != found.id {
+        if !is_id(&source.id) || record.id != source.id {
             return Err(incompatible(
-                &found.id,
+                &source.id,
                 "its record belongs to another snapshot",
             ));
         }
         Ok(Snapshot {
-            owner: match newest {
-                true => self.owner.clone(),
-                false => record.owner.filter(|_| !found.shared),
+            owner: if newest {
+                self.owner.clone()
+            } else {
+                record.owner.filter(|_| !source.shared)
             },
-            parent: found.parent.clone(),
-            engine: found.engine().to_owned(),
+            parent: source.parent.clone(),
+            engine: source.engine().to_owned(),
             store: StoreCopies {
                 revision: record.store.revision,
                 uploading: None,
-                copies: vec![self.copy(found)],
+                copies: vec![self.copy(source)],
             },
             // Ancestors, and snapshots of pauses, are removed once they are not needed.
-            kept: newest && record.purpose == SnapshotPurpose::Asked,
+            retained: newest && record.purpose == SnapshotPurpose::Asked,
             storing: false,
             ..record
         })
     }
 
     /// Returns the copy in the store from which a snapshot is fetched.
-    fn copy(&self, found: &FoundSnapshot) -> StoreCopy {
-        let tenant = match found.shared {
-            true => SHARED_TENANT,
-            false => self.owner.as_deref().unwrap_or(LOCAL_TENANT),
+    fn copy(&self, source: &FoundSnapshot) -> StoreCopy {
+        let tenant = if source.shared {
+            SHARED_TENANT
+        } else {
+            self.owner.as_deref().unwrap_or(LOCAL_TENANT)
         };
         StoreCopy {
             place: StorePlace {
                 store: self.remote.url().to_owned(),
                 tenant: tenant.to_owned(),
             },
-            root: found.remote.root.to_string(),
+            root: source.remote.root.to_string(),
             fetched: true,
         }
     }
 
     /// Checks that the disk has enough free space. Returns the maximum number of bytes to write.
     fn check_disk(&self, missing: &[Missing]) -> Result<u64, OperationError> {
-        let bytes = missing.iter().map(|missing| missing.found.bytes());
+        let bytes = missing.iter().map(|missing| missing.source.bytes());
         let bytes = bytes.fold(0, u64::saturating_add);
-        let free = self.this.0.admission.disk_to_write_mib();
+        let free = self.this.0.admission.writable_disk_mib();
         match free.filter(|free| bytes >> 20 > *free) {
             None => Ok(bytes),
             Some(free) => Err(OperationError::Busy {
@@ -383,15 +390,17 @@ impl Fetch {
     }
 
     /// Checks the free disk space and reserves quota of the owner.
-    async fn make_room(
+    async fn reserve_space(
         &self,
         missing: &[Missing],
     ) -> Result<crate::quota::QuotaPermit, OperationError> {
         let bytes = self.check_disk(missing)?;
-        let asked = missing.first().is_some_and(|missing| missing.record.kept);
+        let is_requested = missing
+            .first()
+            .is_some_and(|missing| missing.record.retained);
         let request = QuotaRequest {
             amount: QuotaAmount {
-                snapshots: u64::from(asked),
+                snapshots: u64::from(is_requested),
                 disk_bytes: bytes,
                 ..QuotaAmount::default()
             },
@@ -404,13 +413,13 @@ impl Fetch {
 
     /// Fetches the files of a snapshot, with the first chunks of its memory or with all of it.
     async fn pull(&self, missing: &Missing) -> Result<Vec<PulledFile>, OperationError> {
-        let id = &missing.found.id;
+        let id = &missing.source.id;
         let memory = match &missing.memory {
             Some(chunks) => MemoryPull::Chunks(chunks),
             None => MemoryPull::All,
         };
         let owner = self.owner.as_deref();
-        let pulled = self.remote.pull(owner, &missing.found, memory).await;
+        let pulled = self.remote.pull(owner, &missing.source, memory).await;
         let (files, report) = pulled.map_err(Self::store_error(id))?;
         tracing::info!(
             id,
@@ -426,11 +435,15 @@ impl Fetch {
 
     /// Stores and registers a fetched snapshot, whose parent is on this host, unless another fetch
     /// has done so.
-    async fn bring(&self, missing: Missing, files: Vec<PulledFile>) -> Result<(), OperationError> {
-        let id = missing.found.id.clone();
+    async fn store_fetched(
+        &self,
+        missing: Missing,
+        files: Vec<PulledFile>,
+    ) -> Result<(), OperationError> {
+        let id = missing.source.id.clone();
         let lock = self.this.0.fetch_locks.get(id.clone());
-        let _one = lock.lock().await;
-        if self.here(&id).is_some() {
+        let _guard = lock.lock().await;
+        if self.find_local(&id).is_some() {
             return Ok(());
         }
         let failed = || OperationError::engine(format!("store the fetched snapshot {id}"));
@@ -466,7 +479,7 @@ impl Fetch {
                 .remove_files(vec![SnapshotOnDisk { id, engine }]);
             return Err(e.into());
         }
-        if record.kept {
+        if record.retained {
             self.this.0.upkeep.enqueue_checksums(&record.id);
         }
         if missing.memory.is_some() {

@@ -12,12 +12,12 @@ const LIMITS: LineageLimits = LineageLimits {
     longest: 16,
 };
 /// Limits for the snapshot of a paused sandbox.
-const ASLEEP_LIMITS: LineageLimits = LineageLimits {
+const PAUSED_LIMITS: LineageLimits = LineageLimits {
     cheap: 3,
     longest: 10,
 };
 /// Delay of the merge after a pause, in case the sandbox is resumed at once.
-const ASLEEP_DELAY: Duration = Duration::from_secs(1);
+const PAUSED_DELAY: Duration = Duration::from_secs(1);
 
 impl Snapshots<'_> {
     /// Merges a snapshot of a long lineage with its nearest ancestors, so that it can be restored
@@ -32,20 +32,20 @@ impl Snapshots<'_> {
 
     /// Does the same for the snapshot of a paused sandbox, some time after the pause, so that a
     /// resume need not do it.
-    pub(in crate::sandboxes) fn shorten_asleep(self, id: &str) {
-        if !self.may_be_longer(ASLEEP_LIMITS, id) {
+    pub(in crate::sandboxes) fn shorten_paused(self, id: &str) {
+        if !self.may_exceed(PAUSED_LIMITS, id) {
             return;
         }
         let (inner, id) = (Arc::downgrade(self.0), id.to_owned());
         tokio::spawn(async move {
-            tokio::time::sleep(ASLEEP_DELAY).await;
+            tokio::time::sleep(PAUSED_DELAY).await;
             let Some(inner) = inner.upgrade() else { return };
             let snapshots = Snapshots(&inner);
             // The snapshot was removed if the sandbox was resumed.
             let Ok((snapshot, pin)) = snapshots.pin(&id) else {
                 return;
             };
-            if let Err(e) = snapshots.shorten_to(ASLEEP_LIMITS, &snapshot.id).await {
+            if let Err(e) = snapshots.shorten_to(PAUSED_LIMITS, &snapshot.id).await {
                 tracing::debug!(id, error = %e, "cannot merge a long lineage");
             }
             // The sandbox may have been resumed or removed meanwhile. Its garbage collection
@@ -57,12 +57,12 @@ impl Snapshots<'_> {
 
     /// Returns `false` if the disk need not be read. A lineage contains few snapshots without a
     /// record.
-    fn may_be_longer(self, limits: LineageLimits, id: &str) -> bool {
+    fn may_exceed(self, limits: LineageLimits, id: &str) -> bool {
         self.lineage(Some(id)).len() > limits.cheap / 2
     }
 
     async fn shorten_to(self, limits: LineageLimits, id: &str) -> Result<(), OperationError> {
-        if !self.may_be_longer(limits, id) {
+        if !self.may_exceed(limits, id) {
             return Ok(());
         }
         let Ok(files) = self.0.snapshot_engines.files_of(id) else {

@@ -38,7 +38,7 @@ impl Snapshots<'_> {
             unassigned,
             mode,
             snapshot: Some(id.to_owned()),
-            revive_reason: None,
+            restore_reason: None,
         })
     }
 }

@@ -39,7 +39,7 @@ const MAX_BYTES_PER_SECOND: u64 = 128 << 20;
 const PAUSE_FACTOR: u32 = 3;
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of remembered rejections.
-const MAX_REFUSED: usize = 10_000;
+const MAX_REJECTIONS: usize = 10_000;
 /// Maximum number of snapshots above a folded one whose guests are notified of the fold. Other
 /// guests have the old files open until they stop.
 const MAX_NOTIFIED_SNAPSHOTS: usize = 256;
@@ -89,9 +89,9 @@ pub(in crate::sandboxes) fn begin(
 }
 
 fn serve(inner: &Weak<SandboxesInner>, queue: &FoldQueue, delays: Delays) {
-    let mut refused = Refused::default();
+    let mut rejections = RejectedFolds::default();
     loop {
-        let first = match refused.next_late() {
+        let first = match rejections.next_late() {
             None => queue.recv().map_err(RecvTimeoutError::from),
             Some(due) => queue.recv_timeout(due.saturating_duration_since(Instant::now())),
         };
@@ -104,7 +104,7 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &FoldQueue, delays: Delays) {
                     MAX_COPY,
                 )
             }
-            Err(RecvTimeoutError::Timeout) => (refused.take_late(), MAX_LATE_COPY),
+            Err(RecvTimeoutError::Timeout) => (rejections.take_late(), MAX_LATE_COPY),
             Err(RecvTimeoutError::Disconnected) => return,
         };
         let Some(this) = inner.upgrade() else { return };
@@ -113,28 +113,28 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &FoldQueue, delays: Delays) {
         for id in ids {
             let Some(inner) = inner.upgrade() else { return };
             let late = Instant::now() + delays.late;
-            Snapshots(&inner).fold_below(&id, max_copy, &mut refused, late);
+            Snapshots(&inner).fold_below(&id, max_copy, &mut rejections, late);
         }
     }
 }
 
 /// Snapshots whose fold was rejected.
 #[derive(Default)]
-struct Refused {
+struct RejectedFolds {
     /// The parent and the copy limit of the refusal: it holds until one of both changes.
     folds: HashMap<String, (String, u64)>,
     /// Times at which rejected folds are retried with a larger limit.
     late: BTreeSet<(Instant, String)>,
 }
 
-impl Refused {
+impl RejectedFolds {
     fn contains(&self, id: &str, parent: &str, max_copy: u64) -> bool {
-        let refused = self.folds.get(id);
-        refused.is_some_and(|(of, limit)| of == parent && *limit >= max_copy)
+        let rejection = self.folds.get(id);
+        rejection.is_some_and(|(of, limit)| of == parent && *limit >= max_copy)
     }
 
     fn insert(&mut self, id: &str, parent: String, max_copy: u64, late: Instant) {
-        if self.folds.len() >= MAX_REFUSED {
+        if self.folds.len() >= MAX_REJECTIONS {
             self.folds.clear();
             self.late.clear();
         }
@@ -160,7 +160,7 @@ impl Refused {
 /// Limits of folds: pauses after each copied piece and after each fold.
 struct Pace<'a> {
     operations: &'a Operations,
-    piece_began: Instant,
+    piece_started_at: Instant,
 }
 
 impl Pace<'_> {
@@ -169,11 +169,11 @@ impl Pace<'_> {
         if self.operations.is_closing() {
             return ControlFlow::Break(());
         }
-        let worked = self.piece_began.elapsed();
+        let worked = self.piece_started_at.elapsed();
         let micros = bytes.saturating_mul(1_000_000) / MAX_BYTES_PER_SECOND;
         let pause = Duration::from_micros(micros).saturating_sub(worked);
         thread::sleep(pause.max(worked * PAUSE_FACTOR).min(MAX_PAUSE));
-        self.piece_began = Instant::now();
+        self.piece_started_at = Instant::now();
         ControlFlow::Continue(())
     }
 }
@@ -190,18 +190,18 @@ impl Snapshots<'_> {
     /// Folds the removed snapshots directly below `id` into `id`. Stops at a snapshot that has
     /// other users, or whose copy is larger than both `max_copy` bytes and the content of `id`. A
     /// rejected fold is retried at `late`.
-    fn fold_below(self, id: &str, max_copy: u64, refused: &mut Refused, late: Instant) {
-        let began = Instant::now();
+    fn fold_below(self, id: &str, max_copy: u64, rejections: &mut RejectedFolds, late: Instant) {
+        let started_at = Instant::now();
         let mut pace = Pace {
             operations: &self.0.operations,
-            piece_began: began,
+            piece_started_at: started_at,
         };
         let mut folds = 0;
         let Ok(files) = self.0.snapshot_engines.files_of(id) else {
             return;
         };
         while let Some(parent) = files.parent(id) {
-            if refused.contains(id, &parent, max_copy) || !self.0.gc.is_foldable(&parent, id) {
+            if rejections.contains(id, &parent, max_copy) || !self.0.gc.is_foldable(&parent, id) {
                 break;
             }
             // A snapshot that will be folded into its child gets no expensive copy.
@@ -212,7 +212,7 @@ impl Snapshots<'_> {
             let fold = match fold {
                 Ok(FoldPreparation::Ready(fold)) => fold,
                 Ok(FoldPreparation::Refused) => {
-                    refused.insert(id, parent, max_copy, late);
+                    rejections.insert(id, parent, max_copy, late);
                     break;
                 }
                 // The next periodic garbage collection queues it again.
@@ -237,10 +237,10 @@ impl Snapshots<'_> {
         }
         if folds > 0 {
             self.measure(id);
-            if self.0.catalog.get(id).is_some_and(|record| record.kept) {
+            if self.0.catalog.get(id).is_some_and(|record| record.retained) {
                 self.0.upkeep.enqueue_checksums(id);
             }
-            let ms = began.elapsed().as_millis();
+            let ms = started_at.elapsed().as_millis();
             tracing::debug!(id, folds, ms, "folded removed snapshots");
         }
     }

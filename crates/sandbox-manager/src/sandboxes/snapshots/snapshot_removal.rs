@@ -17,7 +17,7 @@ impl Snapshots<'_> {
     /// automatic or was removed before.
     pub fn remove(self, id: &str) -> Result<Snapshot, OperationError> {
         let (record, pin) = self.pin_removable(id)?;
-        let is_removable = record.kept && record.purpose != SnapshotPurpose::Template;
+        let is_removable = record.retained && record.purpose != SnapshotPurpose::Template;
         if !is_removable && let Some(user) = self.user_of(&record.id) {
             return Err(OperationError::InUse {
                 id: record.id,
@@ -25,7 +25,7 @@ impl Snapshots<'_> {
             });
         }
         if let Some(removed) = self.0.catalog.update(&record.id, |s| {
-            s.kept = false;
+            s.retained = false;
             s.name = None;
         }) {
             self.0.pool.drop_bucket(&removed.fingerprint);

@@ -85,9 +85,9 @@ fn serve(inner: &Weak<SandboxesInner>, queue: &UpkeepQueue, interval: Duration) 
         if Instant::now() >= next_check
             && let Some(after) = checked.take()
         {
-            let began = Instant::now();
+            let started_at = Instant::now();
             checked = check_some(inner, &after);
-            let pause = began.elapsed() * CHECK_PAUSE_FACTOR;
+            let pause = started_at.elapsed() * CHECK_PAUSE_FACTOR;
             next_check = Instant::now() + pause.min(MAX_CHECK_PAUSE);
         }
         if Instant::now() >= next {
@@ -104,11 +104,11 @@ fn check_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
     let ids = inner.catalog.read().following(after, CHECKS);
     for id in &ids {
         Snapshots(&inner).measure(id);
-        let is_kept = inner.catalog.read().get(id).is_some_and(|s| s.kept);
+        let is_retained = inner.catalog.read().get(id).is_some_and(|s| s.retained);
         // The previous daemon may not have folded all removed snapshots.
         inner.folder.enqueue(id);
         // Existing checksums are not written again.
-        if is_kept
+        if is_retained
             && let Err(e) = inner
                 .snapshot_engines
                 .files_of(id)
@@ -165,8 +165,8 @@ impl Snapshots<'_> {
             let damaged = verified
                 .iter()
                 .flatten()
-                .filter(|one| !one.damaged.is_empty());
-            let damaged = damaged.map(|one| (one.id.clone(), describe(one)));
+                .filter(|snapshot| !snapshot.damaged.is_empty());
+            let damaged = damaged.map(|snapshot| (snapshot.id.clone(), describe(snapshot)));
             let damaged: BTreeMap<String, String> = damaged.collect();
             if verified.is_ok() && damaged.is_empty() {
                 return verified;
@@ -182,8 +182,8 @@ impl Snapshots<'_> {
                 snapshots.write_checksums_now(&id).await;
                 verified = snapshots.verify_files(&id).await;
             }
-            for one in verified.iter_mut().flatten() {
-                one.mended = repaired.contains_key(&one.id);
+            for snapshot in verified.iter_mut().flatten() {
+                snapshot.mended = repaired.contains_key(&snapshot.id);
             }
             verified
         })
@@ -210,10 +210,9 @@ impl Snapshots<'_> {
         let work = tokio::task::spawn_blocking(move || {
             inner.snapshot_engines.files_of(&owned)?.verify(&owned)
         });
-        let done = work
-            .await
-            .map_err(|e| OperationError::Lost(e.to_string()))?;
-        done.map_err(OperationError::engine(format!("verify snapshot {id}")))
+        work.await
+            .map_err(|e| OperationError::Lost(e.to_string()))?
+            .map_err(OperationError::engine(format!("verify snapshot {id}")))
     }
 }
 

@@ -72,7 +72,7 @@ impl Sandboxes {
         };
         let sandbox = entry.allow(operation, verb)?;
         if sandbox.state == SandboxState::Paused {
-            return self.snapshot_of_sleeper(&sandbox, purpose, name).await;
+            return self.snapshot_of_paused(&sandbox, purpose, name).await;
         }
         let guest = entry.running(operation, verb)?;
         let record = self.snapshots().draft(&sandbox, &*guest, purpose, name)?;
@@ -86,15 +86,19 @@ impl Sandboxes {
                 AfterSnapshot::Resume,
                 &permit,
                 acknowledgement,
-                |snapshot| vec![JournalChange::Sandbox(descended(entry, snapshot))],
+                |snapshot| {
+                    vec![JournalChange::Sandbox(record_after_snapshot(
+                        entry, snapshot,
+                    ))]
+                },
             )
             .await?;
-        entry.set_record(descended(entry, &snapshot));
+        entry.set_record(record_after_snapshot(entry, &snapshot));
         self.0.gc.collect(sandbox.snapshot);
         Ok(snapshot)
     }
 
-    async fn snapshot_of_sleeper(
+    async fn snapshot_of_paused(
         &self,
         sandbox: &Sandbox,
         purpose: SnapshotPurpose,
@@ -106,7 +110,7 @@ impl Sandboxes {
         if purpose == SnapshotPurpose::Asked {
             // A snapshot that a client requested before is already counted.
             let amount = QuotaAmount {
-                snapshots: u64::from(!snapshot.is_asked_for()),
+                snapshots: u64::from(!snapshot.is_requested()),
                 ..QuotaAmount::default()
             };
             let request = QuotaRequest {
@@ -125,12 +129,13 @@ impl Sandboxes {
             let before = snapshot.clone();
             snapshot.name = name.or(snapshot.name);
             snapshot.purpose = SnapshotPurpose::Asked;
-            snapshot.kept = true;
+            snapshot.retained = true;
             // A copy in a store must have the same record as this host, so an outdated copy is
             // removed.
-            let copies = match snapshot == before {
-                true => Vec::new(),
-                false => snapshot.store.give_up(&before.id),
+            let copies = if snapshot == before {
+                Vec::new()
+            } else {
+                snapshot.store.discard_copies(&before.id)
             };
             let retractions = copies.iter().cloned().map(JournalChange::Retraction);
             change.commit(snapshot.clone(), retractions.collect())?;
@@ -165,7 +170,7 @@ impl Snapshots<'_> {
             size: sandbox.size,
             engine: guest.engine().to_owned(),
             parent: sandbox.snapshot.clone(),
-            kept: purpose == SnapshotPurpose::Asked,
+            retained: purpose == SnapshotPurpose::Asked,
             stopped_ms: 0.0,
             total_ms: 0.0,
             bytes: 0,
@@ -211,20 +216,20 @@ impl Snapshots<'_> {
             .commit(&[JournalChange::Intent(draft.clone())])?;
         step.next("snapshot");
         let (id, parent) = (&draft.id, draft.parent.as_deref());
-        let most = permit.disk_bytes();
+        let max_bytes = permit.disk_bytes();
         let (notice, acknowledging) = acknowledgement
             .map(|acknowledgement| {
                 let (notice, frozen) = oneshot::channel();
                 (notice, self.acknowledge(&draft, frozen, acknowledgement))
             })
             .unzip();
-        let taking = guest.take_snapshot(id, parent, then, most, notice);
+        let taking = guest.take_snapshot(id, parent, then, max_bytes, notice);
         let acknowledging = OptionFuture::from(acknowledging);
-        let (taken, storing) = tokio::join!(taking, acknowledging);
+        let (result, storing) = tokio::join!(taking, acknowledging);
         drop(step);
         // Tasks that wait for the snapshot continue when `storing` is dropped.
         let storing = storing.flatten();
-        let failure = match taken {
+        let failure = match result {
             Ok(times) => return Ok(self.complete(guest, draft, times, with)),
             Err(EngineError::SnapshotTooLarge { needed, most: left }) => {
                 match permit.disk_limit() {
@@ -273,7 +278,7 @@ impl Snapshots<'_> {
         let change = self.0.catalog.change();
         change.commit_write_behind(snapshot.clone(), more);
         drop(change);
-        if snapshot.kept {
+        if snapshot.retained {
             self.0.upkeep.enqueue_checksums(&snapshot.id);
         }
         self.upload(&snapshot);
@@ -283,10 +288,14 @@ impl Snapshots<'_> {
 
 /// Returns the record of the sandbox after `snapshot`. A sandbox that is being killed is killed in
 /// it.
-pub(in crate::sandboxes) fn descended(entry: &SandboxEntry, snapshot: &Snapshot) -> Sandbox {
-    let record = match entry.is_ending() {
-        true => entry.record_in(SandboxState::Killed),
-        false => entry.record(),
+pub(in crate::sandboxes) fn record_after_snapshot(
+    entry: &SandboxEntry,
+    snapshot: &Snapshot,
+) -> Sandbox {
+    let record = if entry.is_ending() {
+        entry.record_in(SandboxState::Killed)
+    } else {
+        entry.record()
     };
     Sandbox {
         snapshot: Some(snapshot.id.clone()),

@@ -31,7 +31,7 @@ const IDLE_TIME: Duration = Duration::from_secs(3600);
 /// Returns whether other hosts can find a snapshot by its id.
 fn is_named(record: &Snapshot) -> bool {
     match record.purpose {
-        SnapshotPurpose::Asked => record.kept,
+        SnapshotPurpose::Asked => record.retained,
         SnapshotPurpose::Pause => true,
         SnapshotPurpose::Template | SnapshotPurpose::Fork | SnapshotPurpose::Step => false,
     }
@@ -39,15 +39,15 @@ fn is_named(record: &Snapshot) -> bool {
 
 impl Sandboxes {
     /// Queues the snapshots that an earlier daemon did not upload, and starts the background tasks.
-    pub(in crate::sandboxes) fn begin_uploads(&self) {
+    pub(in crate::sandboxes) fn start_uploads(&self) {
         let Some(remote) = self.0.uploads.remote.clone() else {
             return;
         };
-        let asleep = self.list().into_iter();
-        let asleep = asleep.filter(|sandbox| sandbox.state == SandboxState::Paused);
-        let asleep = asleep.filter_map(|sandbox| sandbox.snapshot);
-        let asked = self.snapshots().ids_of(|snapshot| snapshot.kept);
-        for id in asleep.chain(asked) {
+        let paused = self.list().into_iter();
+        let paused = paused.filter(|sandbox| sandbox.state == SandboxState::Paused);
+        let paused = paused.filter_map(|sandbox| sandbox.snapshot);
+        let retained = self.snapshots().ids_of(|snapshot| snapshot.retained);
+        for id in paused.chain(retained) {
             if let Some(record) = self.0.catalog.get(&id) {
                 self.snapshots().upload(&record);
             }
@@ -56,8 +56,8 @@ impl Sandboxes {
         let serving = serve(Arc::downgrade(&self.0), remote.clone(), wake);
         tokio::spawn(serving);
         let wake = self.0.uploads.wake_readers.clone();
-        let keeping = readers::keep(Arc::downgrade(&self.0), remote.clone(), wake);
-        tokio::spawn(keeping);
+        let reporting = readers::report_needs(Arc::downgrade(&self.0), remote.clone(), wake);
+        tokio::spawn(reporting);
         let wake = self.0.uploads.wake_retractions.clone();
         tokio::spawn(retract(Arc::downgrade(&self.0), remote, wake));
     }
@@ -177,8 +177,8 @@ async fn retract(
             None => IDLE_TIME,
             Some(copy) => {
                 let root = copy.root.as_deref();
-                let removed = remote.retract(&copy.tenant, &copy.id, root, copy.content);
-                let removed = removed.await;
+                let removal = remote.retract(&copy.tenant, &copy.id, root, copy.content);
+                let removed = removal.await;
                 let Some(this) = inner.upgrade().map(Sandboxes) else {
                     return;
                 };
@@ -186,8 +186,8 @@ async fn retract(
                     Ok(()) => {
                         failures = 0;
                         this.0.uploads.end_retraction(&copy);
-                        let done = [JournalChange::Retracted(copy)];
-                        this.0.journal.commit_write_behind(&done);
+                        let changes = [JournalChange::Retracted(copy)];
+                        this.0.journal.commit_write_behind(&changes);
                         continue;
                     }
                     Err(e) => {
@@ -207,9 +207,10 @@ impl Snapshots<'_> {
     /// Returns the place of a snapshot's copy in the store. `None` if there is no store.
     fn place(self, record: &Snapshot) -> Option<StorePlace> {
         let remote = self.0.uploads.remote.as_ref()?;
-        let tenant = match self.0.uploads.is_shared(record) {
-            true => SHARED_TENANT,
-            false => record.owner.as_deref().unwrap_or(LOCAL_TENANT),
+        let tenant = if self.0.uploads.is_shared(record) {
+            SHARED_TENANT
+        } else {
+            record.owner.as_deref().unwrap_or(LOCAL_TENANT)
         };
         Some(StorePlace {
             store: remote.url().to_owned(),
@@ -220,11 +221,12 @@ impl Snapshots<'_> {
     /// Returns the state of a snapshot in the shared store. `None` if there is no store.
     pub fn store_state(self, record: &Snapshot) -> Option<StoreState> {
         let place = self.place(record)?;
-        let stored = record.store.root(&place).is_some();
-        Some(match stored {
-            true => StoreState::Stored,
-            false if self.0.uploads.is_queued(&record.id) => StoreState::Uploading,
-            false => StoreState::Local,
+        Some(if record.store.root(&place).is_some() {
+            StoreState::Stored
+        } else if self.0.uploads.is_queued(&record.id) {
+            StoreState::Uploading
+        } else {
+            StoreState::Local
         })
     }
 
@@ -237,8 +239,7 @@ impl Snapshots<'_> {
 
     /// Queues the upload of a snapshot if other hosts may need it and it is not in the store.
     pub(in crate::sandboxes) fn upload(self, record: &Snapshot) {
-        let wanted = is_named(record) && self.store_state(record) == Some(StoreState::Local);
-        if wanted {
+        if is_named(record) && self.store_state(record) == Some(StoreState::Local) {
             self.0.uploads.enqueue(&record.id, record.owner.as_deref());
         }
     }
@@ -282,7 +283,7 @@ impl Snapshots<'_> {
         let uploads = &self.0.uploads;
         let mut ended = uploads.ended.subscribe();
         let (before, _) = uploads.failure(id);
-        let mut begun = false;
+        let mut has_enqueued = false;
         loop {
             ended.mark_unchanged();
             let record = self
@@ -303,7 +304,7 @@ impl Snapshots<'_> {
                         reason: error.unwrap_or_default(),
                     });
                 }
-                _ if begun && !uploads.is_queued(id) => {
+                _ if has_enqueued && !uploads.is_queued(id) => {
                     return Err(OperationError::NotStored {
                         id: id.to_owned(),
                         reason: "its upload was cancelled".to_owned(),
@@ -311,7 +312,7 @@ impl Snapshots<'_> {
                 }
                 _ => uploads.enqueue(id, record.owner.as_deref()),
             }
-            begun = true;
+            has_enqueued = true;
             // Ignore the result: the sender exists as long as the sandboxes.
             let _ = ended.changed().await;
         }

@@ -15,20 +15,22 @@ impl TemplateSnapshots<'_> {
     /// them.
     pub(in crate::sandboxes) fn retire_outdated(self, ids: &[String]) {
         let snapshots = self.0.catalog.read();
-        let of_template = |s: &&Snapshot| s.purpose == SnapshotPurpose::Template && s.kept;
-        let kept = ids.iter().filter_map(|id| snapshots.get(id));
-        let kept = kept.filter(of_template);
-        let kept: Vec<_> = kept.map(|s| (s.id.clone(), s.template.clone())).collect();
+        let of_template = |s: &&Snapshot| s.purpose == SnapshotPurpose::Template && s.retained;
+        let retained = ids.iter().filter_map(|id| snapshots.get(id));
+        let retained = retained.filter(of_template);
+        let retained: Vec<_> = retained
+            .map(|s| (s.id.clone(), s.template.clone()))
+            .collect();
         drop(snapshots);
         // A snapshot is retained if its engine cannot be determined.
         let serves = |id: &str, template: &str| {
             let files = self.0.snapshot_engines.files_of(id);
             files.map_or(true, |files| files.is_current(template, id))
         };
-        let unused = kept
+        let unused = retained
             .into_iter()
             .filter(|(id, template)| !serves(id, template));
-        self.let_go(unused.map(|(id, _)| id).collect());
+        self.release(unused.map(|(id, _)| id).collect());
     }
 
     /// Retires the snapshots with the same template, size and engine as `newest` but another
@@ -38,14 +40,14 @@ impl TemplateSnapshots<'_> {
             let same = (&s.template, s.size) == (&newest.template, newest.size);
             s.id != newest.id && same && s.engine == newest.engine
         };
-        self.let_go(self.kept(older));
+        self.release(self.retained_ids(older));
     }
 
     /// Retires the least recently used sizes of a template beyond [`MAX_SIZES_PER_TEMPLATE`]. Their
     /// next create boots.
     pub(in crate::sandboxes) fn retire_surplus(self, newest: &Snapshot) {
         let other = |s: &Snapshot| s.template == newest.template && s.id != newest.id;
-        let mut others = self.kept(other);
+        let mut others = self.retained_ids(other);
         let Some(surplus) = (others.len() + 1).checked_sub(MAX_SIZES_PER_TEMPLATE) else {
             return;
         };
@@ -53,7 +55,7 @@ impl TemplateSnapshots<'_> {
         // Snapshots without a recorded use come first.
         others.sort_by_key(|id| uses.get(id).copied());
         others.truncate(surplus);
-        self.let_go(others);
+        self.release(others);
     }
 
     /// Returns the template snapshots that no guest or snapshot uses and that no create has used
@@ -65,42 +67,48 @@ impl TemplateSnapshots<'_> {
         let limit_ms = now_ms().saturating_sub(unused_ms);
         let snapshots = self.0.catalog.read();
         let idle = |s: &&Snapshot| {
-            let used = match uses.get(&s.id) {
+            let is_used = match uses.get(&s.id) {
                 Some(at) => at.elapsed() < unused_for,
                 // Uses before the start of the daemon are unknown.
                 None => s.created_ms > limit_ms,
             };
-            let needed = waiting.contains(&s.id)
+            let is_needed = waiting.contains(&s.id)
                 || self.0.indexes.users.has_any(&s.id)
                 || snapshots.children(&s.id).next().is_some();
-            !used && !needed
+            !is_used && !is_needed
         };
-        let kept = snapshots.all_kept_for(SnapshotPurpose::Template);
-        kept.filter(idle).cloned().collect()
+        let retained = snapshots.all_retained_for(SnapshotPurpose::Template);
+        retained.filter(idle).cloned().collect()
     }
 
     /// Retires template snapshots.
     pub fn retire(self, ids: &[String]) {
         let of_template = |id: &String| {
             let snapshots = self.0.catalog.read();
-            let found = snapshots.get(id);
-            found.is_some_and(|s| s.purpose == SnapshotPurpose::Template)
+            let snapshot = snapshots.get(id);
+            snapshot.is_some_and(|s| s.purpose == SnapshotPurpose::Template)
         };
-        self.let_go(ids.iter().filter(|id| of_template(id)).cloned().collect());
+        self.release(ids.iter().filter(|id| of_template(id)).cloned().collect());
     }
 
     /// Returns the ids of the matching template snapshots that are not retired.
-    pub(in crate::sandboxes) fn kept(self, wanted: impl Fn(&Snapshot) -> bool) -> Vec<String> {
+    pub(in crate::sandboxes) fn retained_ids(
+        self,
+        matches: impl Fn(&Snapshot) -> bool,
+    ) -> Vec<String> {
         let snapshots = self.0.catalog.read();
-        let kept = snapshots.all_kept_for(SnapshotPurpose::Template);
-        kept.filter(|s| wanted(s)).map(|s| s.id.clone()).collect()
+        let retained = snapshots.all_retained_for(SnapshotPurpose::Template);
+        retained
+            .filter(|s| matches(s))
+            .map(|s| s.id.clone())
+            .collect()
     }
 
     /// Releases template snapshots, stops their warm-pool guests, and collects them.
-    fn let_go(self, ids: Vec<String>) {
+    fn release(self, ids: Vec<String>) {
         for id in &ids {
             self.0.template_snapshots.forget(id);
-            if let Some(retired) = self.0.catalog.update(id, |s| s.kept = false) {
+            if let Some(retired) = self.0.catalog.update(id, |s| s.retained = false) {
                 self.0.pool.drop_bucket(&retired.fingerprint);
             }
         }
@@ -109,7 +117,7 @@ impl TemplateSnapshots<'_> {
 
     /// Moves the snapshots of template `from` to template `to`, which has the same content.
     pub fn hand_over(self, from: &str, to: &str) {
-        for id in self.kept(|s| s.template == from) {
+        for id in self.retained_ids(|s| s.template == from) {
             if let Some(newest) = self.0.catalog.update(&id, |s| s.template = to.to_owned()) {
                 self.retire_older(&newest);
             }

@@ -158,7 +158,7 @@ impl Guest for FakeGuest {
         let refused = |reason: &str| RollbackFailure::Refused {
             reason: reason.to_owned(),
         };
-        if !self.1.world.goes_back.load(Ordering::Relaxed) {
+        if !self.1.world.supports_rollback.load(Ordering::Relaxed) {
             return Err(refused("it cannot"));
         }
         if !commit() {
@@ -178,7 +178,7 @@ impl Guest for FakeGuest {
 
     fn fold_layers(&self, _: &FoldedLayers) {
         let text = self.0.memory.lock().unwrap().clone();
-        self.1.world.told_folds.lock().unwrap().push(text);
+        self.1.world.notified_folds.lock().unwrap().push(text);
     }
 
     fn report(&self) -> BootReport {

@@ -54,7 +54,7 @@ pub struct World {
     /// Snapshots that were taken with [`OTHER`].
     pub of_other: Mutex<BTreeSet<String>>,
     /// True if guests support rollback in place.
-    pub goes_back: AtomicBool,
+    pub supports_rollback: AtomicBool,
     /// True once a rollback in place has started.
     pub began: AtomicBool,
     /// Snapshots whose files were removed.
@@ -64,7 +64,7 @@ pub struct World {
     /// Folds: the parent, and the snapshot that it was folded into.
     pub folds: Mutex<Vec<(String, String)>>,
     /// Folds reported to guests, by the text of the guest.
-    pub told_folds: Mutex<Vec<String>>,
+    pub notified_folds: Mutex<Vec<String>>,
     /// While true, captured snapshots are not stored.
     pub storing_waits: watch::Sender<bool>,
     /// Captured snapshots that were discarded with their guest.

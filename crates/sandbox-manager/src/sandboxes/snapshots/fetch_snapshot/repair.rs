@@ -32,7 +32,7 @@ impl Snapshots<'_> {
             return Ok(damages);
         };
         let lock = self.0.fetch_locks.get(format!("repair/{first}"));
-        let _one = lock.lock().await;
+        let _guard = lock.lock().await;
         // Another call may have repaired it meanwhile.
         let mut remaining = self.find_damages(id).await?;
         remaining.extend(reported);
@@ -139,34 +139,36 @@ impl Fetch {
     }
 
     async fn renew_below(&self, id: &str, damaged: &Damages) -> Result<bool, OperationError> {
-        let found = self.remote.find(self.owner.as_deref(), id).await;
-        let Some(found) = found.map_err(Self::store_error(id))? else {
+        let lineage = self.remote.find(self.owner.as_deref(), id).await;
+        let Some(lineage) = lineage.map_err(Self::store_error(id))? else {
             return Ok(false);
         };
-        let in_it = |id: &String| found.iter().any(|found| found.id == *id);
-        if !damaged.keys().all(in_it) {
+        let is_in_lineage = |id: &String| lineage.iter().any(|source| source.id == *id);
+        if !damaged.keys().all(is_in_lineage) {
             return Ok(false);
         }
-        let pins = found.iter().map(|found| self.this.0.catalog.pin(&found.id));
+        let pins = lineage
+            .iter()
+            .map(|source| self.this.0.catalog.pin(&source.id));
         let _pins: Vec<_> = pins.collect();
         let mut missing: Vec<Missing> = Vec::new();
-        let mut above = false;
-        for (depth, found) in found.into_iter().enumerate() {
-            let is_here = self.here(&found.id).is_some();
+        let mut is_needed = false;
+        for (depth, source) in lineage.into_iter().enumerate() {
+            let is_local = self.find_local(&source.id).is_some();
             // A merge may have removed ancestors from this host; the copy in the store depends on
             // them.
-            above = damaged.contains_key(&found.id) || (above && !is_here);
-            if above {
-                missing.push(self.describe(found, depth == 0, None).await?);
+            is_needed = damaged.contains_key(&source.id) || (is_needed && !is_local);
+            if is_needed {
+                missing.push(self.describe(source, depth == 0, None).await?);
             }
         }
         self.check_disk(&missing)?;
         let pulls = missing.iter().map(|missing| Box::pin(self.pull(missing)));
         let pulled: Vec<_> = futures_util::future::try_join_all(pulls).await?;
         for (missing, files) in missing.into_iter().zip(pulled).rev() {
-            match self.here(&missing.found.id) {
+            match self.find_local(&missing.source.id) {
                 Some(held) => self.replace(missing, files, held.snapshot()).await?,
-                None => self.bring(missing, files).await?,
+                None => self.store_fetched(missing, files).await?,
             }
         }
         Ok(true)
@@ -181,7 +183,7 @@ impl Fetch {
     ) -> Result<(), OperationError> {
         let id = &record.id;
         let lock = self.this.0.fetch_locks.get(id.clone());
-        let _one = lock.lock().await;
+        let _guard = lock.lock().await;
         let failed = || OperationError::engine(format!("replace damaged snapshot {id}"));
         let engine = &missing.import.engine;
         let stored = self

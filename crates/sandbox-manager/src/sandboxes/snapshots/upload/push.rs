@@ -104,16 +104,20 @@ impl Sandboxes {
                 return Err(UploadError::LongLineage);
             }
             let pin = self.0.catalog.pin(&id);
-            let gone = || match newest {
-                true => UploadError::Removed,
-                false => UploadError::Changed,
+            let missing_record = || {
+                if newest {
+                    UploadError::Removed
+                } else {
+                    UploadError::Changed
+                }
             };
-            let record = self.0.catalog.get(&id).ok_or_else(gone)?;
+            let record = self.0.catalog.get(&id).ok_or_else(missing_record)?;
             let place = StorePlace {
                 store: url.to_owned(),
-                tenant: match self.0.uploads.is_shared(&record) {
-                    true => SHARED_TENANT.to_owned(),
-                    false => tenant.clone(),
+                tenant: if self.0.uploads.is_shared(&record) {
+                    SHARED_TENANT.to_owned()
+                } else {
+                    tenant.clone()
                 },
             };
             if let Some(root) = record.store.root(&place) {
@@ -134,7 +138,7 @@ impl Sandboxes {
             {
                 Ok(parts) => parts,
                 // The ancestor was merged into its child meanwhile.
-                Err(_) if self.0.catalog.get(&id).is_none() => return Err(gone()),
+                Err(_) if self.0.catalog.get(&id).is_none() => return Err(missing_record()),
                 Err(e) => return Err(OperationError::engine("open its files")(e).into()),
             };
             next = parts.parent.clone();
@@ -159,18 +163,19 @@ impl Sandboxes {
                 Some(stored) => lineage = stored,
                 None => {
                     tracing::warn!(id, "the store lost a snapshot, pushing it again");
-                    self.give_up(id);
+                    self.discard_copies(id);
                     return Err(UploadError::Changed);
                 }
             }
         }
         for link in chain.links.iter().rev() {
-            let _alone = match link.place.tenant == SHARED_TENANT {
-                true => Some(self.0.uploads.sharing.lock().await),
-                false => None,
+            let _sharing = if link.place.tenant == SHARED_TENANT {
+                Some(self.0.uploads.sharing.lock().await)
+            } else {
+                None
             };
-            let known = self.0.catalog.get(&link.parts.id);
-            let record = known.ok_or(UploadError::Changed)?;
+            let record = self.0.catalog.get(&link.parts.id);
+            let record = record.ok_or(UploadError::Changed)?;
             if record.store.root(&link.place).is_some() {
                 // Another upload has pushed this ancestor.
                 return Err(UploadError::Changed);
@@ -181,7 +186,7 @@ impl Sandboxes {
                     // again.
                     tracing::debug!(error = %e, "the store lost an ancestor");
                     let base = chain.base.as_ref().map(|(id, ..)| id);
-                    self.give_up(base.unwrap_or(&link.parts.id));
+                    self.discard_copies(base.unwrap_or(&link.parts.id));
                     return Err(UploadError::Changed);
                 }
                 other => lineage = other?.lineage,
@@ -240,11 +245,11 @@ impl Sandboxes {
         counters
             .new_chunks
             .fetch_add(report.new_chunks, Ordering::Relaxed);
-        self.note_copy(link, &pushed, revision, named)?;
+        self.record_copy(link, &pushed, revision, named)?;
         Ok(pushed)
     }
 
-    fn note_copy(
+    fn record_copy(
         &self,
         link: &Link,
         pushed: &Pushed,
@@ -252,17 +257,17 @@ impl Sandboxes {
         named: bool,
     ) -> Result<(), UploadError> {
         let (place, root) = (&link.place, &pushed.root);
-        let mut current = false;
+        let mut is_current = false;
         let now = self.0.catalog.update(&link.parts.id, |now| {
-            current = now.store.revision == revision;
-            if current {
+            is_current = now.store.revision == revision;
+            if is_current {
                 now.store.add(place.clone(), root.clone());
             }
         });
         let retraction =
             |content| StoreRetraction::new(place, &link.parts.id, Some(root.as_str()), content);
         match now {
-            Some(_) if !current => {
+            Some(_) if !is_current => {
                 self.retract(vec![retraction(true)]);
                 Err(UploadError::Changed)
             }
@@ -281,11 +286,11 @@ impl Sandboxes {
 
     /// Forgets the copies of a snapshot and removes them from the store, so that new ones are
     /// uploaded.
-    fn give_up(&self, id: &str) {
+    fn discard_copies(&self, id: &str) {
         let mut copies = Vec::new();
         self.0
             .catalog
-            .update(id, |now| copies = now.store.give_up(id));
+            .update(id, |now| copies = now.store.discard_copies(id));
         self.retract(copies);
     }
 

@@ -153,9 +153,9 @@ impl Uploads {
     /// Returns the numbers of queued uploads and of uploads in flight.
     pub fn counts(&self) -> (usize, usize) {
         let queue = self.queue.lock();
-        let under_way = queue.uploads.values().filter(|u| u.cancel.is_some());
-        let under_way = under_way.count();
-        (queue.uploads.len() - under_way, under_way)
+        let in_flight = queue.uploads.values().filter(|u| u.cancel.is_some());
+        let in_flight = in_flight.count();
+        (queue.uploads.len() - in_flight, in_flight)
     }
 
     /// Returns the number of copies that are still to be removed.
@@ -183,7 +183,7 @@ impl Uploads {
             .filter(|(_, upload)| upload.cancel.is_none())
             .collect();
         waiting.sort_by_key(|(_, upload)| upload.due);
-        let mut begun = Vec::new();
+        let mut started = Vec::new();
         let mut next = None;
         for (id, upload) in waiting {
             if upload.due > now {
@@ -193,10 +193,10 @@ impl Uploads {
             if busy.len() < MAX_UPLOADS && busy.insert(upload.owner.clone()) {
                 let (cancel, cancelled) = watch::channel(false);
                 upload.cancel = Some(cancel);
-                begun.push((id.clone(), cancelled));
+                started.push((id.clone(), cancelled));
             }
         }
-        (begun, next)
+        (started, next)
     }
 
     /// Records the end of an upload. After a success all failed uploads become due at once, since
@@ -230,8 +230,8 @@ impl Uploads {
     /// Returns the next copy to remove from the store at `url`.
     pub(super) fn next_retraction(&self, url: &str) -> Option<StoreRetraction> {
         let queue = self.queue.lock();
-        let mut here = queue.retractions.iter().filter(|r| r.store == url);
-        here.next().cloned()
+        let mut copies = queue.retractions.iter().filter(|r| r.store == url);
+        copies.next().cloned()
     }
 
     /// Removes a completed removal from the queue.
@@ -266,9 +266,9 @@ mod tests {
         Uploads::new(Some(remote.unwrap()), |_| false, Vec::new())
     }
 
-    fn begun(uploads: &Uploads) -> Vec<String> {
-        let (begun, _) = uploads.begin_due();
-        begun.into_iter().map(|(id, _)| id).collect()
+    fn start_due(uploads: &Uploads) -> Vec<String> {
+        let (started, _) = uploads.begin_due();
+        started.into_iter().map(|(id, _)| id).collect()
     }
 
     #[test]
@@ -277,14 +277,14 @@ mod tests {
         for (id, owner) in [("a1", Some("a")), ("a2", Some("a")), ("n1", None)] {
             uploads.enqueue(id, owner);
         }
-        assert_eq!(begun(&uploads), ["a1", "n1"]);
-        assert_eq!(begun(&uploads), [""; 0]);
+        assert_eq!(start_due(&uploads), ["a1", "n1"]);
+        assert_eq!(start_due(&uploads), [""; 0]);
         for owner in ["b", "c", "d"] {
             uploads.enqueue(owner, Some(owner));
         }
-        assert_eq!(begun(&uploads), ["b", "c"]);
+        assert_eq!(start_due(&uploads), ["b", "c"]);
         uploads.end("a1", UploadEnd::Stored);
-        assert_eq!(begun(&uploads), ["a2"]);
+        assert_eq!(start_due(&uploads), ["a2"]);
         assert_eq!(uploads.counts(), (1, 4));
     }
 
@@ -293,13 +293,13 @@ mod tests {
         let uploads = uploads();
         uploads.enqueue("x", None);
         uploads.enqueue("y", Some("y"));
-        assert_eq!(begun(&uploads).len(), 2);
+        assert_eq!(start_due(&uploads).len(), 2);
         uploads.end("x", UploadEnd::Failed("gone".into()));
         assert_eq!(uploads.failure("x"), (1, Some("gone".into())));
         let (now, next) = uploads.begin_due();
         assert!(now.is_empty() && next.is_some());
         uploads.end("y", UploadEnd::Stored);
-        assert_eq!(begun(&uploads), ["x"]);
+        assert_eq!(start_due(&uploads), ["x"]);
         assert_eq!(retry_delay(0), FIRST_RETRY_DELAY);
         assert_eq!(retry_delay(40), MAX_RETRY_DELAY);
     }

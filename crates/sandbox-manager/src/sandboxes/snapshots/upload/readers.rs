@@ -8,14 +8,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Maximum time between two reports.
-const LOOK_INTERVAL: Duration = Duration::from_secs(3600);
+const MAX_REPORT_INTERVAL: Duration = Duration::from_secs(3600);
 const RETRY_DELAY: Duration = Duration::from_secs(600);
 /// Delay of a report after an event, during which restored guests start.
 const EVENT_DELAY: Duration = Duration::from_secs(1);
 
 /// Reports the layers that this host needs to the store, at the start and whenever they may have
 /// changed.
-pub(super) async fn keep(
+pub(super) async fn report_needs(
     inner: Weak<SandboxesInner>,
     remote: Arc<RemoteStore>,
     wake: Arc<tokio::sync::Notify>,
@@ -24,10 +24,10 @@ pub(super) async fn keep(
         let Some(this) = inner.upgrade().map(Sandboxes) else {
             return;
         };
-        let looking = tokio::task::spawn_blocking(move || this.snapshots().missing_layers());
-        let wait = match looking.await {
+        let search = tokio::task::spawn_blocking(move || this.snapshots().missing_layers());
+        let wait = match search.await {
             Ok(missing) => match remote.keep_readers(&missing).await {
-                Ok(()) => LOOK_INTERVAL,
+                Ok(()) => MAX_REPORT_INTERVAL,
                 Err(e) => {
                     tracing::warn!(error = %e, "cannot report the needed layers to the store");
                     RETRY_DELAY

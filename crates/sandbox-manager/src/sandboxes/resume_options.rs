@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Timeout of a sandbox that is resumed or used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum AwakeTime {
+pub enum ResumeTimeout {
     /// The configured timeout, starting now.
     #[default]
     Own,
@@ -18,20 +18,20 @@ pub enum AwakeTime {
 
 /// Settings that take effect together with a resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct WakeOptions {
+pub struct ResumeOptions {
     /// Timeout, starting now.
-    pub time: AwakeTime,
+    pub time: ResumeTimeout,
     /// New action at the timeout. `None` if it does not change.
     pub on_timeout: Option<OnTimeout>,
 }
 
-impl WakeOptions {
+impl ResumeOptions {
     /// Changes the settings of a sandbox that is about to be resumed.
     pub(super) fn apply(self, settings: &mut SandboxSettings) {
         match self.time {
-            AwakeTime::Own => {}
-            AwakeTime::AtLeast(time) => settings.timeout_s = Some(time.as_secs()),
-            AwakeTime::Unlimited => settings.timeout_s = None,
+            ResumeTimeout::Own => {}
+            ResumeTimeout::AtLeast(time) => settings.timeout_s = Some(time.as_secs()),
+            ResumeTimeout::Unlimited => settings.timeout_s = None,
         }
         if let Some(action) = self.on_timeout {
             settings.on_timeout = action;
@@ -41,9 +41,9 @@ impl WakeOptions {
 
 /// Reason for restoring an existing sandbox.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum ReviveReason {
+pub(super) enum RestoreReason {
     /// The sandbox is rolled back to a snapshot from which it has already run.
     Rollback,
     /// The sandbox is resumed from the snapshot of its pause.
-    Wake(WakeOptions),
+    Resume(ResumeOptions),
 }
