@@ -245,7 +245,7 @@ async fn errors_in_an_archive_name_the_entry() {
         ),
         (
             link(ArchiveEntryKind::HardLink, "h", "missing"),
-            "'h' is a hard link to something",
+            "'h' is a hard link to a file that does not exist",
         ),
         (
             link(ArchiveEntryKind::Symlink, "s", ""),

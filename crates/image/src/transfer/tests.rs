@@ -104,7 +104,7 @@ fn an_invalid_export_is_refused_and_leaves_nothing() {
         entries[0].1 = text.replace(from, to).into_bytes();
     };
     assert!(refused(&|e| e[1].1[10] ^= 1).contains("does not match its digest"));
-    assert!(refused(&|e| e[1].1[1024] ^= 1).contains("no EROFS image"));
+    assert!(refused(&|e| e[1].1[1024] ^= 1).contains("is not an EROFS image"));
     assert!(refused(&|e| e[1].1.push(0)).contains("is missing"));
     assert!(refused(&|e| e[1].0 = "x/x".to_owned()).contains("is missing"));
     assert!(refused(&|e| drop(e.pop())).contains("is missing"));
