@@ -76,14 +76,15 @@ impl fmt::Display for SizeError {
             ),
             Self::Memory(mib) => write!(
                 f,
-                "{mib} MiB of memory requested: a sandbox needs at least {} MiB and can have {} \
-                 MiB",
+                "{mib} MiB of memory requested: a sandbox needs at least {} MiB and can have at most \
+                 {} MiB",
                 SandboxSize::MIN_MEMORY_MIB,
                 SandboxSize::MAX_MEMORY_MIB
             ),
             Self::Disk(mib) => write!(
                 f,
-                "{mib} MiB of disk requested: a sandbox needs at least {} MiB and can have {} MiB",
+                "{mib} MiB of disk requested: a sandbox needs at least {} MiB and can have at most {} \
+                 MiB",
                 SandboxSize::MIN_DISK_MIB,
                 SandboxSize::MAX_DISK_MIB
             ),

@@ -43,14 +43,14 @@ struct CgroupTrees(Vec<CgroupTree>);
 
 /// Error of creating or configuring control groups.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot limit processes by control groups: {path}: {source}; {CGROUP_HINT}")]
+#[error("cannot limit processes with control groups: {path}: {source}; {CGROUP_HINT}")]
 pub struct CgroupError {
     path: PathBuf,
     source: io::Error,
 }
 
 const CGROUP_HINT: &str = "this requires root or, with version 2, permission to create siblings of the daemon's group; `jiffy serve --cgroups off` \
-    goes without";
+    disables these limits";
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
     let path = path.to_owned();

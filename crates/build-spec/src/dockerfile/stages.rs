@@ -110,10 +110,11 @@ impl<'o> StageParser<'o> {
                     .named_stages
                     .iter()
                     .filter_map(|(name, _)| name.clone());
+                let names = names.collect::<Vec<_>>().join(", ");
                 return Err(about_target(format!(
-                    "stage '{target}' does not exist: the file has {} stages, with these names: {}",
+                    "stage '{target}' does not exist: the file has {} stage(s); names: {}",
                     self.named_stages.len(),
-                    names.collect::<Vec<_>>().join(", ")
+                    if names.is_empty() { "none" } else { &names },
                 )));
             };
             self.finished.truncate(last + 1);
