@@ -9,26 +9,26 @@ use std::sync::Arc;
 
 /// Locks that serialise resumes, by sandbox id. A request that waited for the lock finds the
 /// sandbox running and reserves no quota of its own.
-type WakeLocks = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;
+type ResumeLocks = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;
 
 /// Resumes sandboxes on requests to their ports. Clones share the locks.
 pub struct AutoResume {
     app: App,
-    wake_locks: Arc<WakeLocks>,
+    resume_locks: Arc<ResumeLocks>,
 }
 
 impl Clone for AutoResume {
     fn clone(&self) -> Self {
         Self {
             app: self.app.clone(),
-            wake_locks: self.wake_locks.clone(),
+            resume_locks: self.resume_locks.clone(),
         }
     }
 }
 
 /// Reasons why a sandbox cannot be resumed.
 #[derive(Debug, thiserror::Error)]
-pub enum WakeError {
+pub enum ResumeError {
     /// The quota of the key that owns the sandbox is exhausted. The text is a message for clients.
     #[error("{0}")]
     Limit(String),
@@ -42,17 +42,17 @@ impl AutoResume {
     pub fn new(app: App) -> Self {
         Self {
             app,
-            wake_locks: Arc::default(),
+            resume_locks: Arc::default(),
         }
     }
 
     /// Resumes a sandbox unless it is running. The resume counts against the quota of the owner's
     /// key, like a resume through the API. A revoked key has no quota, because its sandboxes
     /// remain.
-    pub async fn wake(&self, id: &str) -> Result<(), WakeError> {
-        let wake_lock = WakeLock::take(&self.wake_locks, id);
-        let _guard = wake_lock.lock.lock().await;
-        self.wake_held(id).await
+    pub async fn ensure_running(&self, id: &str) -> Result<(), ResumeError> {
+        let resume_lock = ResumeLock::take(&self.resume_locks, id);
+        let _guard = resume_lock.lock.lock().await;
+        self.ensure_running_locked(id).await
     }
 
     /// Counts a request or stream to a sandbox of `owner` until the permit is dropped. The error
@@ -61,7 +61,7 @@ impl AutoResume {
         self.app.exchange(owner)
     }
 
-    async fn wake_held(&self, id: &str) -> Result<(), WakeError> {
+    async fn ensure_running_locked(&self, id: &str) -> Result<(), ResumeError> {
         let app = &self.app;
         let record = app.sandboxes.get(id)?;
         if *record.state() == SandboxState::Running {
@@ -69,7 +69,9 @@ impl AutoResume {
         }
         let owner = record.owner();
         let key = owner.map(|owner| app.keys.in_force(owner)).transpose();
-        let key = key.map_err(|e| WakeError::Limit(e.to_string()))?.flatten();
+        let key = key
+            .map_err(|e| ResumeError::Limit(e.to_string()))?
+            .flatten();
         let _permit = match key {
             Some(key) => {
                 let request = QuotaRequest {
@@ -77,11 +79,11 @@ impl AutoResume {
                     disk_floor: None,
                 };
                 let permit = app.quota.reserve(&key, request, None).await;
-                Some(permit.map_err(|e| WakeError::Limit(e.message))?)
+                Some(permit.map_err(|e| ResumeError::Limit(e.message))?)
             }
             None => None,
         };
-        let time = app.awake_time(&record, None);
+        let time = app.resume_timeout(&record, None);
         app.sandboxes.ensure_running_for(id, time).await?;
         Ok(())
     }
@@ -89,28 +91,28 @@ impl AutoResume {
 
 /// Reference to the lock of one sandbox. Dropping the last reference removes the lock from the map,
 /// also if a waiting task was cancelled.
-struct WakeLock<'a> {
-    wake_locks: &'a WakeLocks,
+struct ResumeLock<'a> {
+    resume_locks: &'a ResumeLocks,
     id: &'a str,
     lock: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl<'a> WakeLock<'a> {
-    fn take(wake_locks: &'a WakeLocks, id: &'a str) -> Self {
-        let mut all = wake_locks.lock();
+impl<'a> ResumeLock<'a> {
+    fn take(resume_locks: &'a ResumeLocks, id: &'a str) -> Self {
+        let mut all = resume_locks.lock();
         let lock = all.entry(id.to_owned()).or_default().clone();
         drop(all);
         Self {
-            wake_locks,
+            resume_locks,
             id,
             lock,
         }
     }
 }
 
-impl Drop for WakeLock<'_> {
+impl Drop for ResumeLock<'_> {
     fn drop(&mut self) {
-        let mut all = self.wake_locks.lock();
+        let mut all = self.resume_locks.lock();
         // One reference is in the map, the other in `self`.
         if all.get(self.id).is_some_and(|t| Arc::strong_count(t) <= 2) {
             all.remove(self.id);
@@ -124,12 +126,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_queue_goes_with_the_last_in_it_however_they_leave() {
-        let wake_locks = WakeLocks::default();
-        let count = || wake_locks.lock().len();
-        let first = WakeLock::take(&wake_locks, "a");
+        let resume_locks = ResumeLocks::default();
+        let count = || resume_locks.lock().len();
+        let first = ResumeLock::take(&resume_locks, "a");
         let held = first.lock.lock().await;
         let waiting = async {
-            let second = WakeLock::take(&wake_locks, "a");
+            let second = ResumeLock::take(&resume_locks, "a");
             let _guard = second.lock.lock().await;
         };
         // This task is cancelled while it waits.

@@ -1,7 +1,7 @@
 //! Authentication: the caller of a request.
 
 use crate::app::App;
-use crate::error::{ApiError, in_one_form, reveal};
+use crate::error::{ApiError, convert_error, reveal};
 use crate::function_key::FunctionCaller;
 use crate::hooks::TemplateInfo;
 use crate::keys::{Key, Scope, Verdict, hash};
@@ -56,13 +56,13 @@ impl Caller {
     }
 
     /// Returns whether the caller is read-only.
-    pub(crate) fn only_reads(&self) -> bool {
+    pub(crate) fn is_read_only(&self) -> bool {
         self.key().is_some_and(|key| key.scope == Scope::Read)
     }
 
     /// Returns whether the caller may change a template that is visible to it.
     pub(crate) fn owns_template(&self, info: &TemplateInfo) -> bool {
-        self.bounds().is_none() || info.owner.as_deref() == self.bounds()
+        self.owner_scope().is_none() || info.owner.as_deref() == self.owner_scope()
     }
 
     /// Returns whether a resource of `owner` is visible to the caller.
@@ -80,7 +80,7 @@ impl Caller {
     }
 
     /// Returns the owner to whose resources the caller is restricted. `None` if unrestricted.
-    pub(crate) fn bounds(&self) -> Option<&str> {
+    pub(crate) fn owner_scope(&self) -> Option<&str> {
         match self {
             Self::Key(key) if key.scope == Scope::Create => Some(&key.id),
             Self::Function(function) => Some(&function.key.id),
@@ -90,22 +90,23 @@ impl Caller {
 
     /// Returns whether the caller may read the state of the host as a whole.
     pub fn sees_host(&self) -> bool {
-        self.is_admin() || (self.only_reads() && self.bounds().is_none())
+        self.is_admin() || (self.is_read_only() && self.owner_scope().is_none())
     }
 
     /// Returns a sandbox's id in the form that the caller may see. The complete id grants access to
     /// the sandbox's ports, so a read-only caller is shown a prefix. All calls accept that prefix.
     pub(crate) fn shown_id<'a>(&self, id: &'a str) -> &'a str {
-        match self.only_reads() {
-            true => id.get(..SHORT_ID).unwrap_or(id),
-            false => id,
+        if self.is_read_only() {
+            id.get(..SHORT_ID).unwrap_or(id)
+        } else {
+            id
         }
     }
 
     /// Returns the name `[owner/]name[:tag]` of a template as shown to the caller: without the
     /// owner if the template is in the caller's own namespace.
-    pub(crate) fn called(&self, name: &str) -> String {
-        let own = self.bounds().and_then(|key| {
+    pub(crate) fn display_name(&self, name: &str) -> String {
+        let own = self.owner_scope().and_then(|key| {
             let rest = name.strip_prefix(key)?;
             rest.strip_prefix('/')
         });
@@ -148,7 +149,7 @@ pub(crate) fn unauthenticated() -> ApiError {
 }
 
 /// Returns the key in the headers of a request.
-fn shown(headers: &HeaderMap) -> Option<&str> {
+fn presented_key(headers: &HeaderMap) -> Option<&str> {
     if let Some(key) = headers.get("x-api-key") {
         return key.to_str().ok();
     }
@@ -158,8 +159,8 @@ fn shown(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Returns the key in the headers of a request, if its length is valid.
-pub(crate) fn shown_key(headers: &HeaderMap) -> Option<&str> {
-    shown(headers).filter(|key| !key.is_empty() && key.len() <= MAX_KEY)
+pub(crate) fn key_of_request(headers: &HeaderMap) -> Option<&str> {
+    presented_key(headers).filter(|key| !key.is_empty() && key.len() <= MAX_KEY)
 }
 
 /// Restricts `router` to the host's owner and to callers with a key in force. Inserts the
@@ -167,7 +168,7 @@ pub(crate) fn shown_key(headers: &HeaderMap) -> Option<&str> {
 pub fn guarded(app: &App, router: Router) -> Router {
     router
         .route_layer(from_fn_with_state(app.clone(), authenticate))
-        .layer(map_response(in_one_form))
+        .layer(map_response(convert_error))
 }
 
 /// Rejects unauthenticated requests, and changes by read-only keys. Inserts the [`Caller`] into the
@@ -179,7 +180,7 @@ pub(crate) async fn authenticate(
 ) -> Response {
     let caller = match request.extensions().get::<Caller>() {
         Some(caller) => caller.clone(),
-        None => match known(&app, &request) {
+        None => match identify(&app, &request) {
             Ok(caller) => caller,
             Err(e) => return e.into_response(),
         },
@@ -190,7 +191,7 @@ pub(crate) async fn authenticate(
         return e.into_response();
     }
     let writes = !matches!(*request.method(), Method::GET | Method::HEAD);
-    if writes && caller.only_reads() {
+    if writes && caller.is_read_only() {
         return ApiError::read_only().into_response();
     }
     let trusted = caller.is_admin();
@@ -212,9 +213,9 @@ fn request_id(headers: &HeaderMap) -> Option<Arc<str>> {
 /// Authenticates a request by its key. After too many failures from one address, requests from that
 /// address are rejected without reading the database of keys. Keys in force are still accepted, so
 /// that a client cannot lock out others behind the same address.
-pub(crate) fn known(app: &App, request: &Request) -> Result<Caller, ApiError> {
+pub(crate) fn identify(app: &App, request: &Request) -> Result<Caller, ApiError> {
     let from = request.extensions().get::<ClientAddress>().map(|a| a.0);
-    let refused = |error: ApiError| {
+    let count_failure = |error: ApiError| {
         if let Some(ip) = from {
             app.authentication_limit.count(ip);
         }
@@ -223,30 +224,30 @@ pub(crate) fn known(app: &App, request: &Request) -> Result<Caller, ApiError> {
     if let Some(origin) = request.extensions().get::<InternalOrigin>() {
         return app.internal_caller(origin, request);
     }
-    let key = shown_key(request.headers());
+    let key = key_of_request(request.headers());
     let wait = from.and_then(|ip| app.authentication_limit.wait(ip));
-    if let Some(wait) = wait.filter(|_| key.is_none_or(|key| !app.keys.knows(&hash(key)))) {
+    if let Some(wait) = wait.filter(|_| key.is_none_or(|key| !app.keys.is_in_force(&hash(key)))) {
         let message = "too many failed authentications from this address: retry later";
         let seconds = wait.as_secs() + 1;
         return Err(ApiError::too_many("authentication_failures", message).after(seconds));
     }
     let Some(key) = key else {
-        return refused(unauthenticated());
+        return count_failure(unauthenticated());
     };
     let verdict = app.keys.check(key, from);
     match verdict.map_err(|e| ApiError::internal(e.to_string()))? {
         Verdict::Valid(key) => Ok(Caller::Key(Arc::from(key))),
-        Verdict::Unknown | Verdict::Revoked => refused(ApiError::new(
+        Verdict::Unknown | Verdict::Revoked => count_failure(ApiError::new(
             StatusCode::UNAUTHORIZED,
             "unauthenticated",
             "the API key is unknown or was revoked; `jiffy key ls` lists the keys of this host",
         )),
-        Verdict::Expired => refused(ApiError::new(
+        Verdict::Expired => count_failure(ApiError::new(
             StatusCode::UNAUTHORIZED,
             "key_expired",
             "the API key has expired; `jiffy key rotate KEY --expires 30d` renews it",
         )),
-        Verdict::Elsewhere => refused(ApiError::new(
+        Verdict::Elsewhere => count_failure(ApiError::new(
             StatusCode::FORBIDDEN,
             "address_not_allowed",
             "the API key may not be used from this address; `jiffy key ls` lists its allowed addresses",

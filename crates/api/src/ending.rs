@@ -11,7 +11,7 @@ use std::time::Duration;
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum number of passes over the builds of a key. A later pass finds a build that was being
 /// started when the key was revoked; no build can start afterwards.
-const BUILD_LOOKS: u32 = 20;
+const MAX_BUILD_PASSES: u32 = 20;
 /// Time limit for a cancelled build and its sandboxes to terminate.
 const BUILD_END_LIMIT: Duration = Duration::from_secs(30);
 
@@ -102,12 +102,12 @@ impl App {
 /// Terminates the resources of keys that were revoked with that option. This includes keys revoked
 /// by another process or before this daemon started. Never returns.
 pub async fn end_revoked(app: App) {
-    let mut looks: HashMap<String, u32> = HashMap::new();
+    let mut passes: HashMap<String, u32> = HashMap::new();
     loop {
         for key in app.keys.ended() {
-            let look = looks.entry(key.clone()).or_default();
-            if *look < BUILD_LOOKS {
-                *look += 1;
+            let pass = passes.entry(key.clone()).or_default();
+            if *pass < MAX_BUILD_PASSES {
+                *pass += 1;
                 if let Err(e) = app.cancel_all_of(&key) {
                     tracing::error!(key = %key, error = %e.message, "cannot cancel the builds of a revoked key");
                 }

@@ -111,7 +111,7 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, INTERNAL, message)
     }
 
-    fn is_inside(&self) -> bool {
+    fn is_internal(&self) -> bool {
         self.status == StatusCode::INTERNAL_SERVER_ERROR || self.error_code == STORE_UNAVAILABLE
     }
 
@@ -120,15 +120,13 @@ impl ApiError {
     pub(crate) fn body(&self, trusted: bool) -> ErrorBody {
         ErrorBody {
             code: self.status.as_u16(),
-            message: match self.is_inside() && !trusted {
-                true if self.error_code == STORE_UNAVAILABLE => {
-                    "the snapshot store is not available; see the log of the daemon for the cause"
-                        .to_owned()
-                }
-                true => {
-                    "internal error of the host; see the log of the daemon for the cause".to_owned()
-                }
-                false => self.message.clone(),
+            message: if trusted || !self.is_internal() {
+                self.message.clone()
+            } else if self.error_code == STORE_UNAVAILABLE {
+                "the snapshot store is not available; see the log of the daemon for the cause"
+                    .to_owned()
+            } else {
+                "internal error of the host; see the log of the daemon for the cause".to_owned()
             },
             error_code: Some(self.error_code.to_owned()),
         }
@@ -229,7 +227,7 @@ impl From<OperationError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let inside = self.is_inside();
+        let is_internal = self.is_internal();
         let mut response = (self.status, Json(self.body(false))).into_response();
         let headers = response.headers_mut();
         if let Some(retry) = self.retry {
@@ -243,7 +241,7 @@ impl IntoResponse for ApiError {
             let scheme = HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, scheme);
         }
-        if inside {
+        if is_internal {
             tracing::error!("{}", self.message);
             response.extensions_mut().insert(Detail {
                 message: self.message,
@@ -276,7 +274,7 @@ pub(crate) fn reveal(mut response: Response) -> Response {
 }
 
 /// Converts error responses of the router (unknown path or method) to the form of this API.
-pub(crate) async fn in_one_form(response: Response) -> Response {
+pub(crate) async fn convert_error(response: Response) -> Response {
     let status = response.status();
     if response.extensions().get::<FunctionAnswer>().is_some() {
         return response;
@@ -300,11 +298,11 @@ pub(crate) async fn in_one_form(response: Response) -> Response {
         StatusCode::BAD_REQUEST => ("invalid_request", "the path is not valid UTF-8"),
         _ => ("refused", status.canonical_reason().unwrap_or("refused")),
     };
-    let mut ours = ApiError::new(status, error_code, message).into_response();
+    let mut converted = ApiError::new(status, error_code, message).into_response();
     if let Some(allow) = response.headers().get(header::ALLOW) {
-        ours.headers_mut().insert(header::ALLOW, allow.clone());
+        converted.headers_mut().insert(header::ALLOW, allow.clone());
     }
-    ours
+    converted
 }
 
 /// Error codes of the API, in alphabetical order. `docs/troubleshooting.md` has a cause and a

@@ -6,7 +6,7 @@
 //! valid for these connections.
 
 use crate::app::App;
-use crate::caller::{Caller, shown_key, unauthenticated};
+use crate::caller::{Caller, key_of_request, unauthenticated};
 use crate::error::ApiError;
 use crate::keys::{Key, Scope, hash};
 use axum::extract::Request;
@@ -52,21 +52,20 @@ impl FunctionCaller {
             let rest = path.strip_prefix(root);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        let is_allowed = match self.is_callback {
-            true => invoked(path) == Some(&self.name),
-            false => {
-                SANDBOX_PATHS.into_iter().any(is_below)
-                    || (reads_templates(path) && *method == Method::GET)
-            }
+        let is_allowed = if self.is_callback {
+            invoked(path) == Some(&self.name)
+        } else {
+            SANDBOX_PATHS.into_iter().any(is_below)
+                || (reads_templates(path) && *method == Method::GET)
         };
-        match is_allowed {
-            true => Ok(()),
-            false => Err(ApiError::forbidden(match self.is_callback {
-                true => "this key may only invoke its function",
-                false => {
-                    "the key of a function may only manage sandboxes and snapshots, and read templates"
-                }
-            })),
+        if is_allowed {
+            Ok(())
+        } else {
+            Err(ApiError::forbidden(if self.is_callback {
+                "this key may only invoke its function"
+            } else {
+                "the key of a function may only manage sandboxes and snapshots, and read templates"
+            }))
         }
     }
 }
@@ -84,7 +83,7 @@ impl App {
         origin: &InternalOrigin,
         request: &Request,
     ) -> Result<Caller, ApiError> {
-        let shown = shown_key(request.headers()).ok_or_else(unauthenticated)?;
+        let shown = key_of_request(request.headers()).ok_or_else(unauthenticated)?;
         let functions = self.functions()?;
         let is_of = |record: &Arc<FunctionRecord>, key: &str| {
             let found = record.sandbox_key.as_ref();
@@ -111,9 +110,10 @@ impl App {
         };
         let record = record.ok_or_else(unknown)?;
         let granted = record.sandbox_key.as_ref().ok_or_else(unknown)?;
-        let secret = match is_callback {
-            true => &granted.callback,
-            false => &granted.secret,
+        let secret = if is_callback {
+            &granted.callback
+        } else {
+            &granted.secret
         };
         // Comparing hashes reveals nothing about the secret through timing.
         if hash(shown) != hash(secret) {
@@ -143,7 +143,7 @@ impl App {
         scope: SandboxKeyScope,
         renew: bool,
     ) -> Result<SandboxKey, ApiError> {
-        let former = self.functions()?.find(caller.bounds(), name).ok();
+        let former = self.functions()?.find(caller.owner_scope(), name).ok();
         let former = former.and_then(|record| record.sandbox_key.clone());
         let failed = |e: IdentityError| ApiError::internal(e.to_string());
         let key_failed = |e: crate::keys::KeyError| ApiError::internal(e.to_string());

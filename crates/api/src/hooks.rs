@@ -186,9 +186,10 @@ impl TemplateSource for Templates {
     }
 
     fn set_public(&self, name: &str, public: bool) -> Result<(), TemplateRefusal> {
-        let visibility = match public {
-            true => Visibility::Public,
-            false => Visibility::Private,
+        let visibility = if public {
+            Visibility::Public
+        } else {
+            Visibility::Private
         };
         self.set_visibility(name, visibility).map_err(refusal)
     }

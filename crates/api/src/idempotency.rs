@@ -61,9 +61,9 @@ pub(crate) fn key_of(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let Some(value) = headers.get("idempotency-key") else {
         return Ok(None);
     };
-    let good = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
+    let is_valid = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
     let text = value.to_str().unwrap_or_default();
-    if (1..=255).contains(&text.len()) && text.as_bytes().iter().all(good) {
+    if (1..=255).contains(&text.len()) && text.as_bytes().iter().all(is_valid) {
         return Ok(Some(text.to_owned()));
     }
     Err(ApiError::invalid(
@@ -98,10 +98,10 @@ impl ReplayCaches {
     where
         F: Future<Output = Response> + Send + 'static,
     {
-        let (tell, mut answer) = {
+        let (sender, mut answer) = {
             let mut caches = self.lock();
             let cache = caches.entry(owner.clone()).or_default();
-            cache.forget_old();
+            cache.evict_expired();
             match cache.slots.get(&key) {
                 Some(slot) if slot.request != request => {
                     return Err(ApiError::new(
@@ -113,7 +113,7 @@ impl ReplayCaches {
                 }
                 Some(slot) => (None, slot.answer.clone()),
                 None => {
-                    let (tell, answer) = watch::channel(None);
+                    let (sender, answer) = watch::channel(None);
                     cache.order.push_back(key.clone());
                     let slot = ReplaySlot {
                         request,
@@ -121,23 +121,23 @@ impl ReplayCaches {
                         answer: answer.clone(),
                     };
                     cache.slots.insert(key.clone(), slot);
-                    (Some(tell), answer)
+                    (Some(sender), answer)
                 }
             }
         };
-        if let Some(tell) = tell {
+        if let Some(sender) = sender {
             let this = self.clone();
             tokio::spawn(async move {
                 let mut entry = PendingReplay {
                     this,
                     owner,
                     key,
-                    keep: false,
+                    is_stored: false,
                 };
-                let answer = frozen(work.await).await;
-                entry.keep = answer.status.is_success();
+                let answer = buffered(work.await).await;
+                entry.is_stored = answer.status.is_success();
                 drop(entry);
-                tell.send_replace(Some(Arc::new(answer)));
+                sender.send_replace(Some(Arc::new(answer)));
             });
         }
         let done = answer.wait_for(Option::is_some).await;
@@ -151,17 +151,17 @@ impl ReplayCaches {
     }
 }
 
-/// Removes its slot when dropped, also by a panic, unless `keep` is set.
+/// Removes its slot when dropped, also by a panic, unless `is_stored` is set.
 struct PendingReplay {
     this: Arc<ReplayCaches>,
     owner: Option<String>,
     key: String,
-    keep: bool,
+    is_stored: bool,
 }
 
 impl Drop for PendingReplay {
     fn drop(&mut self) {
-        if self.keep {
+        if self.is_stored {
             return;
         }
         if let Some(cache) = self.this.lock().get_mut(&self.owner) {
@@ -172,10 +172,10 @@ impl Drop for PendingReplay {
 }
 
 impl ReplayCache {
-    fn forget_old(&mut self) {
+    fn evict_expired(&mut self) {
         while let Some(oldest) = self.order.front() {
-            let old = |s: &ReplaySlot| s.since.elapsed() > REPLAY_LIFETIME;
-            if self.order.len() < MAX_REPLAYS && !self.slots.get(oldest).is_some_and(old) {
+            let is_expired = |s: &ReplaySlot| s.since.elapsed() > REPLAY_LIFETIME;
+            if self.order.len() < MAX_REPLAYS && !self.slots.get(oldest).is_some_and(is_expired) {
                 return;
             }
             self.slots.remove(oldest);
@@ -184,7 +184,7 @@ impl ReplayCache {
     }
 }
 
-async fn frozen(response: Response) -> Answer {
+async fn buffered(response: Response) -> Answer {
     let (parts, body) = response.into_parts();
     // Response bodies are in memory: reading them cannot fail.
     let body = to_bytes(body, MAX_ANSWER_BYTES).await.unwrap_or_default();

@@ -239,9 +239,9 @@ pub struct Keys {
     /// Separate connection for status checks, which must not wait for a writer.
     reader: Mutex<Connection>,
     /// Time at which a use was last recorded, by key id.
-    noted: Mutex<HashMap<String, Instant>>,
+    recorded_uses: Mutex<HashMap<String, Instant>>,
     /// Cached statuses of keys.
-    standing: Mutex<KeyStatuses>,
+    statuses: Mutex<KeyStatuses>,
 }
 
 impl Keys {
@@ -285,8 +285,8 @@ impl Keys {
             path,
             connection: Mutex::new(connection),
             reader: Mutex::new(reader),
-            noted: Mutex::default(),
-            standing: Mutex::default(),
+            recorded_uses: Mutex::default(),
+            statuses: Mutex::default(),
         })
     }
 
@@ -314,8 +314,8 @@ impl Keys {
         limits: Limits,
         validity: &Validity,
     ) -> Result<NewKey, KeyError> {
-        let printable = !name.chars().any(char::is_control);
-        if name.is_empty() || name.chars().count() > MAX_NAME || !printable {
+        let is_printable = !name.chars().any(char::is_control);
+        if name.is_empty() || name.chars().count() > MAX_NAME || !is_printable {
             return Err(KeyError::Name(name.escape_debug().to_string()));
         }
         if validity.expires_ms.is_some_and(|at| at <= now_ms()) {
@@ -362,7 +362,7 @@ impl Keys {
                 ],
             )
             .map_err(|e| self.failed(e))?;
-        self.forget_standing();
+        self.invalidate_statuses();
         Ok(NewKey { key, secret })
     }
 
@@ -401,13 +401,13 @@ impl Keys {
         Ok(scope.as_deref().and_then(Scope::from_name))
     }
 
-    fn is_to_be_noted(&self, id: &str) -> bool {
-        let mut noted = self.noted.lock();
+    fn should_record_use(&self, id: &str) -> bool {
+        let mut uses = self.recorded_uses.lock();
         let now = Instant::now();
-        match noted.get(id) {
+        match uses.get(id) {
             Some(at) if now.duration_since(*at) < USE_PRECISION => false,
             _ => {
-                noted.insert(id.to_owned(), now);
+                uses.insert(id.to_owned(), now);
                 true
             }
         }
@@ -427,8 +427,8 @@ pub fn local_key(home: &Path, keys: &Keys) -> Result<PathBuf, KeyError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => return Err(failed(e)),
     }
-    let made = keys.create("local", Scope::Admin, Limits::default())?;
-    revoke::write_secret(&path, &made.secret)?;
+    let created = keys.create("local", Scope::Admin, Limits::default())?;
+    revoke::write_secret(&path, &created.secret)?;
     Ok(path)
 }
 

@@ -27,7 +27,7 @@ mod routes;
 mod wire;
 
 pub use app::{App, Config};
-pub use auto_resume::{AutoResume, WakeError};
+pub use auto_resume::{AutoResume, ResumeError};
 pub use caller::{Caller, ClientAddress, guarded};
 pub use ending::{Ended, end_revoked};
 pub use error::{ApiError, ERROR_CODES};

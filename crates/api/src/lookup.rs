@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use jiffy_engine_api::is_id;
 use jiffy_image::Reference;
 use jiffy_sandbox_manager::{
-    FetchScope, PinnedSnapshot, OperationError, Sandbox, SandboxState, Snapshot,
+    FetchScope, OperationError, PinnedSnapshot, Sandbox, SandboxState, Snapshot,
 };
 use jiffy_template_builder::{
     DEFAULT_TAG, ResolvedBy, ResolvedTemplate, StoredTemplate, is_visible, resolve,
@@ -29,7 +29,7 @@ pub(crate) enum Liveness {
     /// Also broken, if a resume repairs the sandbox.
     Resumable,
     /// Also broken.
-    Mendable,
+    IncludingBroken,
 }
 
 /// Template or snapshot from which a sandbox is created.
@@ -46,26 +46,22 @@ impl App {
         &self,
         caller: &Caller,
         id: &str,
-        wanted: Liveness,
+        required: Liveness,
     ) -> Result<Sandbox, ApiError> {
         let unknown = || {
-            let elsewhere = match is_id(id) && self.sandboxes.snapshots().expect_store().is_ok() {
-                true => {
-                    "; resume a sandbox of another host there, or create a new sandbox here from its snapshot"
-                }
-                false => "",
+            let hint = if is_id(id) && self.sandboxes.snapshots().expect_store().is_ok() {
+                "; resume a sandbox of another host there, or create a new sandbox here from its snapshot"
+            } else {
+                ""
             };
-            let message = format!(
-                "sandbox `{}` does not exist on this host{elsewhere}",
-                short(id)
-            );
+            let message = format!("sandbox `{}` does not exist on this host{hint}", short(id));
             ApiError::not_found("sandbox_not_found", message)
         };
         let record = match self.sandboxes.find(id) {
             Some(record) => record,
             None => {
                 if let Some(record) = self.sandbox_by_name(caller, id)? {
-                    return alive(record, caller, wanted).ok_or_else(unknown)?;
+                    return if_visible(record, caller, required).ok_or_else(unknown)?;
                 }
                 self.sandboxes.get(id).map_err(|e| match e {
                     e @ OperationError::Ambiguous { .. } if caller.is_owner() => e.into(),
@@ -76,11 +72,11 @@ impl App {
         if caller.is_owner() {
             return Ok(record);
         }
-        let whole = record.id() == id || (caller.only_reads() && id.len() >= SHORT_ID);
-        if !whole || !caller.sees(record.owner()) {
+        let is_accepted = record.id() == id || (caller.is_read_only() && id.len() >= SHORT_ID);
+        if !is_accepted || !caller.sees(record.owner()) {
             return Err(unknown());
         }
-        alive(record, caller, wanted).ok_or_else(unknown)?
+        if_visible(record, caller, required).ok_or_else(unknown)?
     }
 
     /// Finds a sandbox by name: the caller's own, or the only visible sandbox of other owners.
@@ -126,9 +122,9 @@ impl App {
     }
 
     fn snapshot_by_id(&self, caller: &Caller, id: &str) -> Option<Snapshot> {
-        let wanted = |s: &Snapshot| s.id() == id && self.shows(caller, s);
+        let is_match = |s: &Snapshot| s.id() == id && self.shows(caller, s);
         let all = self.sandboxes.snapshots().like(id);
-        all.into_iter().find(wanted)
+        all.into_iter().find(is_match)
     }
 
     /// Finds the newest snapshot of the caller with this name. Names of other owners' snapshots are
@@ -137,7 +133,7 @@ impl App {
         let named = |s: &Snapshot| s.name() == Some(name) && self.shows(caller, s);
         let all = self.sandboxes.snapshots().like(name).into_iter().rev();
         for found in all.filter(named) {
-            let own = match caller.bounds() {
+            let own = match caller.owner_scope() {
                 Some(key) => found.owner() == Some(key),
                 None => self.is_hosts(found.owner())?,
             };
@@ -176,7 +172,7 @@ impl App {
         id: &str,
     ) -> Result<Snapshot, ApiError> {
         let lineage = self.sandboxes.snapshots().list(Some(sandbox.id()))?;
-        match choose(&lineage, id, caller.is_owner()) {
+        match find_snapshot(&lineage, id, caller.is_owner()) {
             Some(found) => Ok(found),
             None => self.snapshot(caller, id),
         }
@@ -185,7 +181,7 @@ impl App {
     /// Resolves `templateID`. The order is: ids, the caller's own templates, the caller's own
     /// snapshots, and shared templates.
     pub(crate) fn origin(&self, caller: &Caller, id: &str) -> Result<Origin, ApiError> {
-        let meaning = self.meaning(caller, id)?;
+        let meaning = self.resolve(caller, id)?;
         let rank = meaning.as_ref().map(|meaning| meaning.resolved_by);
         let snapshot = match rank {
             Some(ResolvedBy::Id) => None,
@@ -270,12 +266,13 @@ impl App {
     /// Returns a template by name or id, optionally with a tag or a build id, if it exists for the
     /// caller. A name or id alone finds a template without a default tag by its newest tag.
     pub(crate) fn template(&self, caller: &Caller, id: &str) -> Result<TemplateInfo, ApiError> {
-        if let Some(meaning) = self.meaning(caller, id)? {
+        if let Some(meaning) = self.resolve(caller, id)? {
             return self.info(&meaning);
         }
-        let newest = match id.contains(':') {
-            true => None,
-            false => self.newest_tag(caller, id)?,
+        let newest = if id.contains(':') {
+            None
+        } else {
+            self.newest_tag(caller, id)?
         };
         newest.ok_or_else(|| self.no_template(caller, id))
     }
@@ -292,7 +289,7 @@ impl App {
             .into_iter()
             .collect();
         if let Ok(named) = Reference::parse(id) {
-            let own = caller.bounds().filter(|_| named.owner().is_none());
+            let own = caller.owner_scope().filter(|_| named.owner().is_none());
             let own = own.map(|key| format!("{key}/{}", named.name()));
             names.extend(own.into_iter().chain([named.without_tag()]));
         }
@@ -302,7 +299,8 @@ impl App {
                 if info.without_tag() != name {
                     return ControlFlow::Break(());
                 }
-                let exists = is_visible(info.owner.as_deref(), info.visibility, caller.bounds());
+                let exists =
+                    is_visible(info.owner.as_deref(), info.visibility, caller.owner_scope());
                 if exists && newest.as_ref().is_none_or(|n| n.created < info.created) {
                     newest = Some(info);
                 }
@@ -319,9 +317,9 @@ impl App {
     }
 
     /// Resolves `id` to a template for the caller. An implicit tag refers to the template itself.
-    fn meaning(&self, caller: &Caller, id: &str) -> Result<Option<ResolvedTemplate>, ApiError> {
+    fn resolve(&self, caller: &Caller, id: &str) -> Result<Option<ResolvedTemplate>, ApiError> {
         let records = self.builder.as_ref().map(|builder| builder.records());
-        let look = |reference: &Reference| match self.templates.find(&reference.to_string()) {
+        let lookup = |reference: &Reference| match self.templates.find(&reference.to_string()) {
             Ok(info) => Ok(Some(StoredTemplate {
                 visibility: info.visibility,
                 version: info.version,
@@ -329,10 +327,10 @@ impl App {
             Err(TemplateRefusal::Unknown(_)) => Ok(None),
             Err(e) => Err(ApiError::internal(e.to_string())),
         };
-        let found = resolve(id, caller.bounds(), records, &look)?;
+        let found = resolve(id, caller.owner_scope(), records, &lookup)?;
         match id.split_once(':') {
             Some((name, tag)) if found.is_none() && OWN_TAGS.contains(&tag) => {
-                resolve(name, caller.bounds(), records, &look)
+                resolve(name, caller.owner_scope(), records, &lookup)
             }
             _ => Ok(found),
         }
@@ -348,7 +346,7 @@ impl App {
 
     fn no_template(&self, caller: &Caller, id: &str) -> ApiError {
         let name = id.split_once(':').map(|(name, _)| name);
-        match name.map(|name| (name, self.meaning(caller, name))) {
+        match name.map(|name| (name, self.resolve(caller, name))) {
             Some((name, Ok(Some(_)))) => {
                 let why = format!(
                     ": template `{}` has neither this tag nor a tagged build with this id",
@@ -362,19 +360,24 @@ impl App {
 }
 
 /// Returns the sandbox if its state is visible to the caller. `None` otherwise.
-fn alive(record: Sandbox, caller: &Caller, wanted: Liveness) -> Option<Result<Sandbox, ApiError>> {
+fn if_visible(
+    record: Sandbox,
+    caller: &Caller,
+    required: Liveness,
+) -> Option<Result<Sandbox, ApiError>> {
     match &record.state() {
         _ if caller.is_owner() => Some(Ok(record)),
         SandboxState::Running | SandboxState::Paused => Some(Ok(record)),
-        SandboxState::Broken { .. } if wanted == Liveness::Mendable => Some(Ok(record)),
-        state if wanted == Liveness::Resumable && state.is_broken_and_resumable() => {
+        SandboxState::Broken { .. } if required == Liveness::IncludingBroken => Some(Ok(record)),
+        state if required == Liveness::Resumable && state.is_broken_and_resumable() => {
             Some(Ok(record))
         }
         SandboxState::Broken { cause, .. } => {
             let id = caller.shown_id(record.id());
-            let resume = match record.state().is_broken_and_resumable() {
-                true => "resume it, ",
-                false => "",
+            let resume = if record.state().is_broken_and_resumable() {
+                "resume it, "
+            } else {
+                ""
             };
             Some(Err(ApiError::not_found(
                 "sandbox_broken",
@@ -398,7 +401,7 @@ fn missing(id: &str, why: &str) -> ApiError {
 
 /// Returns the snapshot with this id, or the newest snapshot with this name. If `short_ids` is set,
 /// `id` may also be an unambiguous prefix of an id.
-fn choose(all: &[Snapshot], id: &str, short_ids: bool) -> Option<Snapshot> {
+fn find_snapshot(all: &[Snapshot], id: &str, short_ids: bool) -> Option<Snapshot> {
     let named = |s: &&Snapshot| s.name() == Some(id);
     let exact = all.iter().find(|s| s.id() == id);
     let found = exact.or_else(|| all.iter().rfind(named));
@@ -412,9 +415,10 @@ fn choose(all: &[Snapshot], id: &str, short_ids: bool) -> Option<Snapshot> {
 
 /// Returns which snapshots in the store are visible to the caller, as [`App::shows`] does.
 fn scope(caller: &Caller) -> FetchScope {
-    match caller.is_owner() {
-        true => FetchScope::All,
-        false => FetchScope::Requested,
+    if caller.is_owner() {
+        FetchScope::All
+    } else {
+        FetchScope::Requested
     }
 }
 

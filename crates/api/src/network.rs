@@ -130,14 +130,14 @@ fn is_cidr(text: &str) -> bool {
     let Some((address, length)) = text.split_once('/') else {
         return is_address(text);
     };
-    let most = match address.parse() {
+    let max_length = match address.parse() {
         Ok(IpAddr::V4(_)) => 32,
         Ok(IpAddr::V6(_)) => 128,
         Err(_) => return false,
     };
     length.len() <= 3
         && length.bytes().all(|b| b.is_ascii_digit())
-        && length.parse::<u8>().is_ok_and(|l| l <= most)
+        && length.parse::<u8>().is_ok_and(|l| l <= max_length)
 }
 
 fn is_name(text: &str) -> bool {

@@ -36,19 +36,20 @@ impl Page {
             limit: limit.map_or(MAX_PAGE_SIZE, |l| {
                 usize::try_from(l).unwrap_or(MAX_PAGE_SIZE)
             }),
-            after: query.get("nextToken").map(place).transpose()?,
+            after: query.get("nextToken").map(parse_token).transpose()?,
             // Newest first.
             descending: query.word("order", &orders)?.unwrap_or(true),
         })
     }
 
-    /// Parses a page of a list sorted by name in ascending order. The default page size is `usual`.
-    pub fn by_name(query: &Query, usual: usize) -> Result<Self, ApiError> {
+    /// Parses a page of a list sorted by name in ascending order. The page size
+    /// defaults to `default_limit`.
+    pub fn by_name(query: &Query, default_limit: usize) -> Result<Self, ApiError> {
         let limit = query.get("limit").map(|_| Self::from_query(query));
-        let limit = limit.transpose()?.map_or(usual, |page| page.limit);
+        let limit = limit.transpose()?.map_or(default_limit, |page| page.limit);
         Ok(Self {
             limit,
-            after: query.get("nextToken").map(place).transpose()?,
+            after: query.get("nextToken").map(parse_token).transpose()?,
             descending: false,
         })
     }
@@ -78,38 +79,39 @@ impl Page {
 
     /// Returns the number of items to fetch. One item more than the limit shows whether a next page
     /// exists.
-    pub fn needed(&self) -> usize {
+    pub fn fetch_limit(&self) -> usize {
         self.limit + 1
     }
 
-    /// Returns whether an item at `place` is on this page or a later one.
-    pub fn reaches(&self, place: &PagePosition) -> bool {
-        self.after
-            .as_ref()
-            .is_none_or(|after| match self.descending {
-                true => place < after,
-                false => place > after,
-            })
+    /// Returns whether an item at `position` is on this page or a later one.
+    pub fn reaches(&self, position: &PagePosition) -> bool {
+        self.after.as_ref().is_none_or(|after| {
+            if self.descending {
+                position < after
+            } else {
+                position > after
+            }
+        })
     }
 
     /// Returns the items of the page and the token of the next page.
     pub fn cut<T>(
         &self,
         items: Vec<T>,
-        place_of: impl Fn(&T) -> PagePosition,
+        position_of: impl Fn(&T) -> PagePosition,
     ) -> (Vec<T>, Option<HeaderValue>) {
-        let mut placed: Vec<(PagePosition, T)> =
-            items.into_iter().map(|i| (place_of(&i), i)).collect();
-        placed.sort_by(|a, b| a.0.cmp(&b.0));
+        let mut sorted: Vec<(PagePosition, T)> =
+            items.into_iter().map(|i| (position_of(&i), i)).collect();
+        sorted.sort_by(|a, b| a.0.cmp(&b.0));
         if self.descending {
-            placed.reverse();
+            sorted.reverse();
         }
-        placed.retain(|(place, _)| self.reaches(place));
-        let more = placed.len() > self.limit;
-        placed.truncate(self.limit);
-        let last = placed.last().filter(|_| more);
+        sorted.retain(|(position, _)| self.reaches(position));
+        let has_next = sorted.len() > self.limit;
+        sorted.truncate(self.limit);
+        let last = sorted.last().filter(|_| has_next);
         let next = last.and_then(|(position, _)| token(position));
-        (placed.into_iter().map(|(_, item)| item).collect(), next)
+        (sorted.into_iter().map(|(_, item)| item).collect(), next)
     }
 }
 
@@ -125,7 +127,7 @@ pub(crate) fn unknown_token() -> ApiError {
     )
 }
 
-fn place(token: &str) -> Result<PagePosition, ApiError> {
+fn parse_token(token: &str) -> Result<PagePosition, ApiError> {
     let bad = unknown_token;
     if token.len() > MAX_TOKEN_BYTES {
         return Err(bad());
@@ -189,7 +191,7 @@ mod tests {
 
         #[test]
         fn any_page_token_is_a_position_or_refused(token in ".{0,200}") {
-            let _ = place(&token);
+            let _ = parse_token(&token);
         }
     }
 

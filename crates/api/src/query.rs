@@ -132,7 +132,7 @@ fn pairs(query: &str) -> Option<Vec<(String, String)>> {
 fn one_of<T: Copy>(name: &str, text: &str, words: &[(&str, T)]) -> Result<T, ApiError> {
     let found = words.iter().find(|(word, _)| *word == text);
     found.map(|(_, value)| *value).ok_or_else(|| {
-        let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-        ApiError::invalid(format!("`{name}` must be one of {}", known.join(", ")))
+        let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        ApiError::invalid(format!("`{name}` must be one of {}", names.join(", ")))
     })
 }

@@ -30,7 +30,7 @@ use tokio::sync::Notify;
 const BUDGET_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which the exchange limit of a key is cached, so that requests to sandboxes need no
 /// lookup each time.
-const LIMIT_REMEMBERED: Duration = Duration::from_secs(1);
+const LIMIT_CACHE_AGE: Duration = Duration::from_secs(1);
 
 type HostSource = Box<dyn Fn(&str) -> OwnerUsage + Send + Sync>;
 type ByteSource = Box<dyn Fn(&str) -> u64 + Send + Sync>;
@@ -54,7 +54,7 @@ pub(crate) struct Quota {
     /// Disk budget in MiB of keys with the scope `create` that have no limit of their own.
     default_disk_mib: Option<u64>,
     host: HostSource,
-    /// Bytes that may be written to the host's disk in addition to the space promised to guests.
+    /// Bytes that may be written to the host's disk in addition to the space reserved for guests.
     writable_disk_bytes: DiskSource,
     builds: OnceLock<BuildSource>,
     function_bytes: OnceLock<ByteSource>,
@@ -183,8 +183,8 @@ impl Quota {
     }
 
     /// Limits the exchanges of keys without a limit of their own.
-    pub fn share_exchanges(&self, most: u64) {
-        let _ = self.exchange_share.set(most);
+    pub fn share_exchanges(&self, limit: u64) {
+        let _ = self.exchange_share.set(limit);
     }
 
     /// Returns the limits in force for a key.
@@ -197,7 +197,7 @@ impl Quota {
     }
 
     /// Returns the maximum number of exchanges of a key: its own limit, or the common share.
-    pub fn most_exchanges(&self, key: &Key) -> Option<u64> {
+    pub fn max_exchanges(&self, key: &Key) -> Option<u64> {
         let own = key.limits.max_exchanges.map(u64::from);
         own.or_else(|| self.exchange_share.get().copied())
     }
@@ -223,19 +223,19 @@ impl Quota {
         request: QuotaRequest,
         new: Option<usize>,
     ) -> Result<QuotaPermit, ApiError> {
-        let give_up = Instant::now() + BUDGET_TIMEOUT;
+        let deadline = Instant::now() + BUDGET_TIMEOUT;
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             // Registered before the attempt, so that no release after it is missed.
             changed.as_mut().enable();
-            match self.take(key, request, new) {
+            match self.try_reserve(key, request, new) {
                 Ok(permit) => return Ok(permit),
                 Err((refusal, false)) => return Err(refusal),
                 // Requests in flight may fail and release their reservation. Their resources may
                 // also be counted twice for a moment: as reserved and as used.
                 Err((refusal, true)) => {
-                    let left = give_up.saturating_duration_since(Instant::now());
+                    let left = deadline.saturating_duration_since(Instant::now());
                     if tokio::time::timeout(left, changed).await.is_err() {
                         return Err(refusal);
                     }
@@ -245,7 +245,7 @@ impl Quota {
     }
 
     /// Reserves without waiting. The flag in the error states whether requests in flight cause it.
-    fn take(
+    fn try_reserve(
         self: &Arc<Self>,
         key: &Key,
         request: QuotaRequest,
@@ -275,22 +275,22 @@ impl Quota {
         // its reservation is released.
         let usage = self.usage_of(&key.id).map_err(|e| (e, false))?;
         let used = usage.amount();
-        let promised = ledger.promised(&key.id);
-        let refuse = |under_way: QuotaAmount| {
-            let now = used + under_way;
-            refusal::refuse(&limits, &usage, now, &request)
+        let reserved = ledger.reserved(&key.id);
+        let check = |in_flight: QuotaAmount| {
+            let now = used + in_flight;
+            refusal::check(&limits, &usage, now, &request)
         };
-        if let Some(refusal) = refuse(QuotaAmount::default()) {
+        if let Some(refusal) = check(QuotaAmount::default()) {
             return Err((refusal, false));
         }
-        if let Some(refusal) = refuse(promised) {
+        if let Some(refusal) = check(reserved) {
             return Err((refusal, true));
         }
         if let Some(limit) = refusal::disk_limit(&limits)
-            && refusal::is_too_small_a_part(limit, used + promised, promised, &request)
+            && refusal::is_below_minimum_share(limit, used + reserved, reserved, &request)
         {
             let refusal =
-                refusal::out_of_disk(limit, &usage, used + promised, request.amount.disk_bytes);
+                refusal::out_of_disk(limit, &usage, used + reserved, request.amount.disk_bytes);
             return Err((refusal, true));
         }
         let mut amount = request.amount;
@@ -298,39 +298,39 @@ impl Quota {
             && let Some(left) = (self.writable_disk_bytes)()
         {
             // Reservations for guests on the host's disk take precedence over a key's quota.
-            let under_way = ledger.all_disk_bytes();
-            let left = left.saturating_sub(under_way);
-            if let Some(refusal) = refusal::refuse_of_host(left, under_way, &request) {
-                return Err((refusal, under_way > 0));
+            let in_flight = ledger.all_disk_bytes();
+            let left = left.saturating_sub(in_flight);
+            if let Some(refusal) = refusal::check_host_disk(left, in_flight, &request) {
+                return Err((refusal, in_flight > 0));
             }
             amount.disk_bytes = amount.disk_bytes.min(left);
         }
         if let Some(count) = new {
-            ledger.note(key, count).map_err(|e| (e, false))?;
+            ledger.count_creates(key, count).map_err(|e| (e, false))?;
         }
         let mut disk_limit = DiskLimit::Host;
         if let Some(limit) = refusal::disk_limit(&limits) {
-            let left = limit.saturating_sub((used + promised).disk_bytes);
+            let left = limit.saturating_sub((used + reserved).disk_bytes);
             if left <= amount.disk_bytes {
                 (amount.disk_bytes, disk_limit) = (left, DiskLimit::Key);
             }
         }
-        ledger.promise(&key.id, amount);
+        ledger.reserve(&key.id, amount);
         Ok((amount, disk_limit))
     }
 
     /// Counts a request or stream to a sandbox of `owner` until the permit is dropped.
     pub fn exchange(self: &Arc<Self>, owner: &str) -> Result<ExchangePermit, ApiError> {
-        let most = self.exchange_limit(owner)?;
+        let limit = self.exchange_limit(owner)?;
         let mut exchanges = self.exchanges.lock();
         let count = exchanges.entry(owner.to_owned()).or_default();
-        if *count >= most {
+        if *count >= limit {
             let none = *count == 0;
             if none {
                 exchanges.remove(owner);
             }
             let message = format!(
-                "this key has reached its maximum of {most} concurrent requests and streams to sandboxes: close some"
+                "this key has reached its maximum of {limit} concurrent requests and streams to sandboxes: close some"
             );
             return Err(ApiError::too_many("max_exchanges", message).after(1));
         }
@@ -344,21 +344,21 @@ impl Quota {
 
     fn exchange_limit(&self, owner: &str) -> Result<u64, ApiError> {
         let now = Instant::now();
-        if let Some((at, most)) = self.exchange_limits.lock().get(owner)
-            && now.duration_since(*at) < LIMIT_REMEMBERED
+        if let Some((at, limit)) = self.exchange_limits.lock().get(owner)
+            && now.duration_since(*at) < LIMIT_CACHE_AGE
         {
-            return Ok(*most);
+            return Ok(*limit);
         }
         let key = self.keys.in_force(owner);
         let key = key.map_err(|e| ApiError::internal(e.to_string()))?;
         let own = key.and_then(|key| key.limits.max_exchanges).map(u64::from);
         let share = self.exchange_share.get().copied().unwrap_or(u64::MAX);
-        let most = own.unwrap_or(share);
+        let limit = own.unwrap_or(share);
         let mut limits = self.exchange_limits.lock();
         // Entries that are not used any longer would accumulate.
-        limits.retain(|_, (at, _)| now.duration_since(*at) < LIMIT_REMEMBERED);
-        limits.insert(owner.to_owned(), (now, most));
-        Ok(most)
+        limits.retain(|_, (at, _)| now.duration_since(*at) < LIMIT_CACHE_AGE);
+        limits.insert(owner.to_owned(), (now, limit));
+        Ok(limit)
     }
 }
 
@@ -395,7 +395,7 @@ impl OwnerQuota for Budgets {
     fn try_reserve(&self, owner: &str, request: QuotaRequest) -> Result<QuotaPermit, QuotaRefusal> {
         match self.key(owner)? {
             Some(key) => {
-                let permit = self.0.take(&key, request, None);
+                let permit = self.0.try_reserve(&key, request, None);
                 permit.map_err(|(refusal, _)| refusal.quota())
             }
             None => Ok(QuotaPermit::unlimited()),

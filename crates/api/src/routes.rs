@@ -24,7 +24,7 @@ pub use functions::invoke::{FunctionHost, function_router};
 
 use crate::app::App;
 use crate::caller::authenticate;
-use crate::error::in_one_form;
+use crate::error::convert_error;
 use crate::openapi;
 use axum::handler::Handler;
 use axum::http::{Method, StatusCode};
@@ -36,14 +36,14 @@ use jiffy_api_types::{Health, HealthStatus};
 /// A router that records its routes.
 struct Calls {
     router: Router<App>,
-    known: Vec<(Method, &'static str)>,
+    routes: Vec<(Method, &'static str)>,
 }
 
 impl Calls {
     fn new() -> Self {
         Self {
             router: Router::new(),
-            known: Vec::new(),
+            routes: Vec::new(),
         }
     }
 
@@ -61,7 +61,7 @@ impl Calls {
         };
         let call: MethodRouter<App> = on(filter, handler);
         self.router = self.router.route(path, call);
-        self.known.push((method, path));
+        self.routes.push((method, path));
         self
     }
 
@@ -182,7 +182,7 @@ fn closed() -> Calls {
 /// Returns the method and path of every route.
 pub fn calls() -> Vec<(Method, &'static str)> {
     let (open, closed) = (open(), closed());
-    open.known.into_iter().chain(closed.known).collect()
+    open.routes.into_iter().chain(closed.routes).collect()
 }
 
 /// Returns the router of the control plane.
@@ -194,7 +194,7 @@ pub fn router(app: App) -> Router {
         // An explicit fallback: the default fallback would be replaced by the fallback of a router
         // with which this router is merged.
         .fallback(async || StatusCode::NOT_FOUND)
-        .layer(map_response(in_one_form))
+        .layer(map_response(convert_error))
         .with_state(app)
 }
 
@@ -202,7 +202,7 @@ pub fn router(app: App) -> Router {
 pub(crate) mod bounds {
     pub(crate) use super::builds::MAX_PAGE;
     pub(crate) use super::functions::{MAX_LOG_WAIT_S, MAX_POSITION};
-    pub(crate) use super::guest::{MAX_LINES, MAX_LINK, MAX_MOMENT};
+    pub(crate) use super::guest::{MAX_LINES, MAX_LINK_S, MAX_MOMENT};
     pub(crate) use super::list::STATES;
     pub(crate) use super::templates::MAX_UNPAGED;
     pub(crate) use super::wait::{AWAITED, MAX_WAIT_S};

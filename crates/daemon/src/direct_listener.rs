@@ -174,9 +174,11 @@ impl DirectListener {
         let HostTarget::Function(label) = classify(&name, &self.config) else {
             return Err(unknown());
         };
-        let record = self.functions.find_label(&label);
-        let record = record.map_err(DirectError::Function)?;
-        let is_terminated = self.keys.standing(record.owner.as_deref()) == KeyStatus::Ended;
+        let record = self
+            .functions
+            .find_label(&label)
+            .map_err(DirectError::Function)?;
+        let is_terminated = self.keys.status(record.owner.as_deref()) == KeyStatus::Ended;
         if !record.public || is_terminated {
             return Err(DirectError::Function(FunctionError::NotFound(label)));
         }

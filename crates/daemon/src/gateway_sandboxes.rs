@@ -1,6 +1,6 @@
 //! Access of the gateway to the sandboxes of the host.
 
-use jiffy_api::{AutoResume, KeyStatus, Keys, Opening, PortRefusal, Ports, WakeError};
+use jiffy_api::{AutoResume, KeyStatus, Keys, Opening, PortRefusal, Ports, ResumeError};
 use jiffy_engine_api::GuestStream;
 use jiffy_gateway::{ExchangePermit, OpenError, SandboxAccess, tcp_handshake};
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
@@ -38,7 +38,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
             let states = [SandboxState::Killed, SandboxState::Creating];
             (access, states.contains(record.state()))
         })?;
-        let key_status = self.2.standing(access.owner.as_deref());
+        let key_status = self.2.status(access.owner.as_deref());
         // Sandboxes of a terminated key are inaccessible before they are killed.
         if killed || key_status == KeyStatus::Ended {
             return None;
@@ -62,7 +62,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 
     async fn links_closed(&self, id: &str) {
         if let Some(record) = self.0.find(id) {
-            self.2.over(record.settings().owner.as_deref()).await;
+            self.2.until_invalid(record.settings().owner.as_deref()).await;
         }
     }
 
@@ -100,7 +100,7 @@ impl GatewaySandboxes {
         match record.state() {
             SandboxState::Running => {}
             SandboxState::Paused if record.settings().auto_resume => {
-                self.1.wake(id).await.map_err(resume_error)?;
+                self.1.ensure_running(id).await.map_err(resume_error)?;
             }
             _ => return Err(OpenError::NotRunning),
         }
@@ -132,10 +132,10 @@ impl Ports for GatewaySandboxes {
     }
 }
 
-fn resume_error(error: WakeError) -> OpenError {
+fn resume_error(error: ResumeError) -> OpenError {
     match error {
-        WakeError::Limit(reason) => OpenError::Limit(reason),
-        WakeError::Operation(error) => operation_error(error),
+        ResumeError::Limit(reason) => OpenError::Limit(reason),
+        ResumeError::Operation(error) => operation_error(error),
     }
 }
 

@@ -32,12 +32,11 @@ fn with_names_of(
 ) -> Result<Vec<(String, Spelled)>, Error> {
     let mut members: Vec<(String, Spelled)> = Vec::with_capacity(object.len());
     for (name, value) in object {
-        let known = match fields.contains(&name.as_str()) {
-            true => None,
-            false => {
-                let folded_name = folded(&name);
-                fields.iter().find(|field| folded(field) == folded_name)
-            }
+        let known = if fields.contains(&name.as_str()) {
+            None
+        } else {
+            let folded_name = folded(&name);
+            fields.iter().find(|field| folded(field) == folded_name)
         };
         let name = known.map_or(name, |&field| field.to_owned());
         if members.iter().any(|(present, _)| *present == name) {

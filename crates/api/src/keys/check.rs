@@ -67,13 +67,13 @@ impl Keys {
         if !allows(&found.addresses, from) {
             return Ok(Verdict::Elsewhere);
         }
-        if self.is_to_be_noted(&found.id) {
+        if self.should_record_use(&found.id) {
             // Failing to record the use does not invalidate the key.
-            let noted = self.connection().execute(
+            let recorded = self.connection().execute(
                 "UPDATE keys SET used_ms = ?2 WHERE id = ?1",
                 params![found.id, stored(now)],
             );
-            if let Err(e) = noted {
+            if let Err(e) = recorded {
                 tracing::warn!(key = %found.id, error = %e, "cannot record the use of a key");
             }
         }

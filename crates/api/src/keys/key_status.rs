@@ -40,7 +40,7 @@ fn is_fresh(read: &Instant) -> bool {
 }
 
 /// Caches a status that was just read.
-fn keep<K: Eq + Hash>(cache: &mut HashMap<K, (Instant, KeyEntry)>, key: K, entry: KeyEntry) {
+fn cache_entry<K: Eq + Hash>(cache: &mut HashMap<K, (Instant, KeyEntry)>, key: K, entry: KeyEntry) {
     if cache.len() >= MAX_CACHED {
         cache.retain(|_, (read, _)| is_fresh(read));
     }
@@ -55,7 +55,7 @@ struct KeyEntry {
 }
 
 impl KeyEntry {
-    fn standing(&self, now: u64) -> KeyStatus {
+    fn status(&self, now: u64) -> KeyStatus {
         match self {
             Self { end: true, .. } => KeyStatus::Ended,
             Self { revoked: true, .. } => KeyStatus::Over,
@@ -71,39 +71,39 @@ impl KeyEntry {
 impl Keys {
     /// Returns the status of the key with this id; `None` means the host's owner. The status is at
     /// most half a second old. Reads at most one row.
-    pub fn standing(&self, id: Option<&str>) -> KeyStatus {
+    pub fn status(&self, id: Option<&str>) -> KeyStatus {
         let Some(id) = id else {
             return KeyStatus::InForce;
         };
-        let known = self.standing.lock().by_id.get(id).copied();
-        let entry = match known {
+        let cached = self.statuses.lock().by_id.get(id).copied();
+        let entry = match cached {
             Some((read, entry)) if is_fresh(&read) => Some(entry),
             _ => match self.read_entry(id) {
                 Ok(found) => {
-                    let by_id = &mut self.standing.lock().by_id;
+                    let by_id = &mut self.statuses.lock().by_id;
                     match found {
-                        Some(entry) => keep(by_id, id.to_owned(), entry),
+                        Some(entry) => cache_entry(by_id, id.to_owned(), entry),
                         None => drop(by_id.remove(id)),
                     }
                     found
                 }
                 Err(e) => {
                     tracing::error!("{e}");
-                    known.map(|(_, entry)| entry)
+                    cached.map(|(_, entry)| entry)
                 }
             },
         };
-        entry.map_or(KeyStatus::Over, |entry| entry.standing(now_ms()))
+        entry.map_or(KeyStatus::Over, |entry| entry.status(now_ms()))
     }
 
     /// Returns whether the key with this hash is in force. The result is at most half a second old.
-    pub(crate) fn knows(&self, hash: &[u8; 32]) -> bool {
-        let known = self.standing.lock().by_hash.get(hash).copied();
-        let entry = match known {
+    pub(crate) fn is_in_force(&self, hash: &[u8; 32]) -> bool {
+        let cached = self.statuses.lock().by_hash.get(hash).copied();
+        let entry = match cached {
             Some((read, entry)) if is_fresh(&read) => Some(entry),
             _ => match self.read_entry_of_hash(hash) {
                 Ok(Some(entry)) => {
-                    keep(&mut self.standing.lock().by_hash, *hash, entry);
+                    cache_entry(&mut self.statuses.lock().by_hash, *hash, entry);
                     Some(entry)
                 }
                 Ok(None) => None,
@@ -113,33 +113,33 @@ impl Keys {
                 }
             },
         };
-        entry.is_some_and(|entry| entry.standing(now_ms()) == KeyStatus::InForce)
+        entry.is_some_and(|entry| entry.status(now_ms()) == KeyStatus::InForce)
     }
 
     /// Returns the ids of the keys whose resources are to be removed. Reads only their rows.
     pub(crate) fn ended(&self) -> Vec<String> {
-        let known = self.standing.lock().ended.clone();
-        match known {
+        let cached = self.statuses.lock().ended.clone();
+        match cached {
             Some((read, ids)) if is_fresh(&read) => ids,
             _ => match self.read_ended() {
                 Ok(ids) => {
-                    self.standing.lock().ended = Some((Instant::now(), ids.clone()));
+                    self.statuses.lock().ended = Some((Instant::now(), ids.clone()));
                     ids
                 }
                 Err(e) => {
                     tracing::error!("{e}");
-                    known.map(|(_, ids)| ids).unwrap_or_default()
+                    cached.map(|(_, ids)| ids).unwrap_or_default()
                 }
             },
         }
     }
 
     /// Waits until the key with this id is no longer in force. The delay is at most two seconds.
-    pub async fn over(&self, id: Option<&str>) {
+    pub async fn until_invalid(&self, id: Option<&str>) {
         if id.is_none() {
             std::future::pending::<()>().await;
         }
-        while self.standing(id) == KeyStatus::InForce {
+        while self.status(id) == KeyStatus::InForce {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
@@ -159,13 +159,13 @@ impl Keys {
     /// Returns whether a key exists that was not revoked.
     pub fn any_is_unrevoked(&self) -> Result<bool, KeyError> {
         let query = "SELECT EXISTS (SELECT 1 FROM keys WHERE revoked_ms IS NULL)";
-        let found = self.connection().query_row(query, [], |row| row.get(0));
-        found.map_err(|e| self.failed(e))
+        let exists = self.connection().query_row(query, [], |row| row.get(0));
+        exists.map_err(|e| self.failed(e))
     }
 
     /// Invalidates the cache.
-    pub(super) fn forget_standing(&self) {
-        *self.standing.lock() = KeyStatuses::default();
+    pub(super) fn invalidate_statuses(&self) {
+        *self.statuses.lock() = KeyStatuses::default();
     }
 
     fn read_entry(&self, id: &str) -> Result<Option<KeyEntry>, KeyError> {

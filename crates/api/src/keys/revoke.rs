@@ -13,34 +13,34 @@ impl Keys {
     /// Revokes a key by its id, or by its name if exactly one key in force has that name. The key's
     /// sandboxes remain.
     pub fn revoke(&self, which: &str) -> Result<Key, KeyError> {
-        let found = self.only(which, |key| key.revoked_ms.is_none())?;
-        self.mark_revoked(found, false)
+        let key = self.only(which, |key| key.revoked_ms.is_none())?;
+        self.mark_revoked(key, false)
     }
 
     /// Revokes a key, unless already revoked, and marks all its resources for removal. The mark
     /// remains, so that operations in flight at that moment are covered, too.
     pub fn revoke_and_end(&self, which: &str) -> Result<Key, KeyError> {
-        let found = self.only(which, |key| key.revoked_ms.is_none());
-        let found = found.or_else(|_| self.only(which, |_| true))?;
-        self.mark_revoked(found, true)
+        let key = self.only(which, |key| key.revoked_ms.is_none());
+        let key = key.or_else(|_| self.only(which, |_| true))?;
+        self.mark_revoked(key, true)
     }
 
-    fn mark_revoked(&self, found: Key, end: bool) -> Result<Key, KeyError> {
+    fn mark_revoked(&self, key: Key, end: bool) -> Result<Key, KeyError> {
         let now = now_ms();
         let changed = self.connection().execute(
             "UPDATE keys SET revoked_ms = coalesce(revoked_ms, ?2),
                 end_ms = CASE WHEN ?3 THEN coalesce(end_ms, ?2) ELSE end_ms END
                 WHERE id = ?1 AND (revoked_ms IS NULL OR ?3)",
-            params![found.id, stored(now), end],
+            params![key.id, stored(now), end],
         );
         let changed = changed.map_err(|e| self.failed(e))?;
-        self.forget_standing();
+        self.invalidate_statuses();
         match changed {
-            0 => Err(KeyError::Unknown(found.id)),
+            0 => Err(KeyError::Unknown(key.id)),
             _ => Ok(Key {
-                revoked_ms: found.revoked_ms.or(Some(now)),
-                end_ms: found.end_ms.or(end.then_some(now)),
-                ..found
+                revoked_ms: key.revoked_ms.or(Some(now)),
+                end_ms: key.end_ms.or(end.then_some(now)),
+                ..key
             }),
         }
     }
@@ -57,44 +57,40 @@ impl Keys {
         if expires_ms.is_some_and(|at| at <= now) {
             return Err(KeyError::Expired);
         }
-        let found = self.only(which, |key| key.revoked_ms.is_none())?;
+        let key = self.only(which, |key| key.revoked_ms.is_none())?;
         let secret = format!("{SECRET_PREFIX}{}", new_token()?);
         let overlap = u64::try_from(overlap.as_millis()).unwrap_or(u64::MAX);
         let until = now.saturating_add(overlap);
         let local = self.path.with_file_name("api-key");
-        let is_local = self.is_secret_of(&found.id, &local)?;
+        let is_local = self.is_secret_of(&key.id, &local)?;
         let changed = self.connection().execute(
             "UPDATE keys SET previous_hash = hash, previous_until_ms = ?2, hash = ?3,
                 expires_ms = coalesce(?4, expires_ms) WHERE id = ?1 AND revoked_ms IS NULL",
-            params![
-                found.id,
-                stored(until),
-                hash(&secret),
-                expires_ms.map(stored)
-            ],
+            params![key.id, stored(until), hash(&secret), expires_ms.map(stored)],
         );
         let changed = changed.map_err(|e| self.failed(e))?;
-        self.forget_standing();
+        self.invalidate_statuses();
         if changed == 0 {
-            return Err(KeyError::Unknown(found.id));
+            return Err(KeyError::Unknown(key.id));
         }
         if is_local {
             write_secret(&local, &secret)?;
         }
         let key = Key {
-            expires_ms: expires_ms.or(found.expires_ms),
-            ..found
+            expires_ms: expires_ms.or(key.expires_ms),
+            ..key
         };
         Ok(NewKey { key, secret })
     }
 
-    /// Returns the only key that satisfies `counts` and has the id or, failing that, the name.
-    fn only(&self, which: &str, counts: impl Fn(&Key) -> bool) -> Result<Key, KeyError> {
-        let mut found: Vec<Key> = self.list()?;
-        found.retain(|k| counts(k) && (k.id == which || k.name == which));
-        match found.iter().position(|k| k.id == which) {
-            Some(exact) => Ok(found.swap_remove(exact)),
-            None if found.len() == 1 => Ok(found.swap_remove(0)),
+    /// Returns the only key that satisfies `is_candidate` and has `which` as its id, or else as its
+    /// name.
+    fn only(&self, which: &str, is_candidate: impl Fn(&Key) -> bool) -> Result<Key, KeyError> {
+        let mut matches: Vec<Key> = self.list()?;
+        matches.retain(|k| is_candidate(k) && (k.id == which || k.name == which));
+        match matches.iter().position(|k| k.id == which) {
+            Some(exact) => Ok(matches.swap_remove(exact)),
+            None if matches.len() == 1 => Ok(matches.swap_remove(0)),
             None => Err(KeyError::Unknown(which.escape_debug().to_string())),
         }
     }

@@ -125,12 +125,12 @@ fn a_key_is_valid_until_it_expires_and_from_its_networks_only() {
         check(&short, None),
         Verdict::Valid(Box::new(short.key.clone()))
     );
-    assert_eq!(keys.standing(Some(&short.key.id)), KeyStatus::InForce);
+    assert_eq!(keys.status(Some(&short.key.id)), KeyStatus::InForce);
     while now_ms() < short.key.expires_ms.unwrap() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(check(&short, None), Verdict::Expired);
-    assert_eq!(keys.standing(Some(&short.key.id)), KeyStatus::Over);
+    assert_eq!(keys.status(Some(&short.key.id)), KeyStatus::Over);
     let bound = create(None, &["192.0.2.0/24"]).unwrap();
     let at = |ip: [u8; 4]| check(&bound, Some(ip.into()));
     assert!(at([192, 0, 2, 9]).valid().is_some());
@@ -144,7 +144,7 @@ fn a_rotated_key_is_the_same_key_with_another_secret() {
     let keys = Keys::open(dir.path()).unwrap();
     let first = keys.create("a", Scope::Create, Limits::default()).unwrap();
     let valid = |made: &NewKey| keys.check(&made.secret, None).unwrap().valid().is_some();
-    let known = |made: &NewKey| keys.knows(&hash(&made.secret));
+    let known = |made: &NewKey| keys.is_in_force(&hash(&made.secret));
     let hour = Duration::from_secs(3600);
     let second = keys.rotate("a", hour, None).unwrap();
     assert_eq!(second.key.id, first.key.id);
@@ -182,8 +182,8 @@ fn requests_to_sandboxes_do_not_wait_for_a_change_of_the_keys() {
     // An API call that records a use holds this lock while it waits for the database.
     let waiting = keys.connection();
     let began = Instant::now();
-    assert_eq!(keys.standing(Some(&made.key.id)), KeyStatus::InForce);
-    assert!(keys.knows(&hash(&made.secret)));
+    assert_eq!(keys.status(Some(&made.key.id)), KeyStatus::InForce);
+    assert!(keys.is_in_force(&hash(&made.secret)));
     assert!(began.elapsed() < BUSY_TIMEOUT);
     drop(waiting);
 }
@@ -194,17 +194,17 @@ fn the_end_of_a_key_is_persisted_and_can_be_requested_later() {
     let keys = Keys::open(dir.path()).unwrap();
     let key = keys.create("a", Scope::Create, Limits::default()).unwrap();
     let id = Some(key.key.id.as_str());
-    assert_eq!(keys.standing(id), KeyStatus::InForce);
+    assert_eq!(keys.status(id), KeyStatus::InForce);
     keys.revoke("a").unwrap();
-    assert_eq!(keys.standing(id), KeyStatus::Over);
+    assert_eq!(keys.status(id), KeyStatus::Over);
     assert!(keys.ended().is_empty());
     let first = keys.revoke_and_end("a").unwrap();
     assert_eq!(keys.revoke_and_end(&key.key.id).unwrap(), first);
     let other = Keys::open(dir.path()).unwrap();
-    assert_eq!(other.standing(id), KeyStatus::Ended);
+    assert_eq!(other.status(id), KeyStatus::Ended);
     assert_eq!(other.ended(), [key.key.id]);
-    assert_eq!(other.standing(Some("unknown")), KeyStatus::Over);
-    assert_eq!(other.standing(None), KeyStatus::InForce, "the host's owner");
+    assert_eq!(other.status(Some("unknown")), KeyStatus::Over);
+    assert_eq!(other.status(None), KeyStatus::InForce, "the host's owner");
 }
 
 #[test]
@@ -215,11 +215,11 @@ fn a_key_of_another_process_is_in_force_as_soon_as_it_is_made() {
     let first = command
         .create("first", Scope::Create, Limits::default())
         .unwrap();
-    assert_eq!(daemon.standing(Some(&first.key.id)), KeyStatus::InForce);
+    assert_eq!(daemon.status(Some(&first.key.id)), KeyStatus::InForce);
     // The ids in the cache have expired by now.
     std::thread::sleep(std::time::Duration::from_millis(20));
     let second = command
         .create("second", Scope::Create, Limits::default())
         .unwrap();
-    assert_eq!(daemon.standing(Some(&second.key.id)), KeyStatus::InForce);
+    assert_eq!(daemon.status(Some(&second.key.id)), KeyStatus::InForce);
 }

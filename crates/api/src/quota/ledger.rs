@@ -13,68 +13,69 @@ const WINDOW: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     /// Resources reserved for requests in flight, by key.
-    promised: HashMap<String, QuotaAmount>,
+    reserved: HashMap<String, QuotaAmount>,
     /// Times of the creates within the last minute, by key.
-    made: HashMap<String, VecDeque<Instant>>,
+    creates: HashMap<String, VecDeque<Instant>>,
 }
 
 impl Ledger {
     /// Returns the resources reserved for requests of `key` in flight.
-    pub fn promised(&self, key: &str) -> QuotaAmount {
-        self.promised.get(key).copied().unwrap_or_default()
+    pub fn reserved(&self, key: &str) -> QuotaAmount {
+        self.reserved.get(key).copied().unwrap_or_default()
     }
 
     /// Returns the bytes on disk reserved for requests of all keys in flight.
     pub fn all_disk_bytes(&self) -> u64 {
-        let bytes = self.promised.values().map(|amount| amount.disk_bytes);
+        let bytes = self.reserved.values().map(|amount| amount.disk_bytes);
         bytes.fold(0, u64::saturating_add)
     }
 
-    pub fn promise(&mut self, key: &str, amount: QuotaAmount) {
-        let sum = self.promised(key) + amount;
-        self.promised.insert(key.to_owned(), sum);
+    pub fn reserve(&mut self, key: &str, amount: QuotaAmount) {
+        let sum = self.reserved(key) + amount;
+        self.reserved.insert(key.to_owned(), sum);
     }
 
     /// Releases a reservation.
     pub fn release(&mut self, key: &str, amount: QuotaAmount) {
-        let left = self.promised(key) - amount;
-        match left == QuotaAmount::default() {
-            true => drop(self.promised.remove(key)),
-            false => drop(self.promised.insert(key.to_owned(), left)),
+        let remaining = self.reserved(key) - amount;
+        if remaining == QuotaAmount::default() {
+            self.reserved.remove(key);
+        } else {
+            self.reserved.insert(key.to_owned(), remaining);
         }
     }
 
     /// Counts `count` creates. Fails if they exceed the limit per minute.
-    pub fn note(&mut self, key: &Key, count: usize) -> Result<(), ApiError> {
+    pub fn count_creates(&mut self, key: &Key, count: usize) -> Result<(), ApiError> {
         let Some(limit) = key.limits.creates_per_minute else {
             return Ok(());
         };
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let refuse = || {
+        let error = || {
             ApiError::too_many(
                 "creates_per_minute",
                 format!("this key has reached its limit of {limit} new sandboxes per minute"),
             )
         };
         if count > limit {
-            return Err(refuse().permanent());
+            return Err(error().permanent());
         }
         let now = Instant::now();
-        let made = self.made.entry(key.id.clone()).or_default();
-        while made
+        let creates = self.creates.entry(key.id.clone()).or_default();
+        while creates
             .front()
             .is_some_and(|at| now.duration_since(*at) >= WINDOW)
         {
-            made.pop_front();
+            creates.pop_front();
         }
-        let over = (made.len() + count).saturating_sub(limit);
+        let over = (creates.len() + count).saturating_sub(limit);
         if over > 0 {
             // The request fits once enough of the oldest creates have left the window.
-            let oldest = made.get(over - 1).copied().unwrap_or(now);
+            let oldest = creates.get(over - 1).copied().unwrap_or(now);
             let wait = WINDOW.saturating_sub(now.duration_since(oldest));
-            return Err(refuse().after(wait.as_secs() + 1));
+            return Err(error().after(wait.as_secs() + 1));
         }
-        made.extend(std::iter::repeat_n(now, count));
+        creates.extend(std::iter::repeat_n(now, count));
         Ok(())
     }
 }
@@ -91,12 +92,12 @@ mod tests {
             disk_bytes: 7,
             ..QuotaAmount::default()
         };
-        ledger.promise("a", one);
-        ledger.promise("a", one);
-        assert_eq!(ledger.promised("a").disk_bytes, 14);
-        assert_eq!(ledger.promised("b"), QuotaAmount::default());
+        ledger.reserve("a", one);
+        ledger.reserve("a", one);
+        assert_eq!(ledger.reserved("a").disk_bytes, 14);
+        assert_eq!(ledger.reserved("b"), QuotaAmount::default());
         ledger.release("a", one);
         ledger.release("a", one);
-        assert!(ledger.promised.is_empty());
+        assert!(ledger.reserved.is_empty());
     }
 }

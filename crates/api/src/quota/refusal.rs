@@ -7,8 +7,8 @@ use jiffy_sandbox_manager::{Bytes, QuotaAmount, QuotaRefusal, QuotaRequest};
 
 /// While other requests are in flight, a request may start once this fraction (1/n) of its maximum
 /// demand is free.
-const LEAST_PART: u64 = 4;
-const STOP: &str = "kill or pause a sandbox";
+const MINIMUM_SHARE_DIVISOR: u64 = 4;
+const KILL_OR_PAUSE: &str = "kill or pause a sandbox";
 
 /// Returns the maximum disk space in bytes.
 pub(super) fn disk_limit(limits: &Limits) -> Option<u64> {
@@ -18,69 +18,69 @@ pub(super) fn disk_limit(limits: &Limits) -> Option<u64> {
 
 /// Returns an error if `request` exceeds a limit. `now` is the sum of `usage` and the reservations
 /// of requests in flight.
-pub(super) fn refuse(
+pub(super) fn check(
     limits: &Limits,
     usage: &KeyUsage,
     now: QuotaAmount,
     request: &QuotaRequest,
 ) -> Option<ApiError> {
-    let wanted = request.amount;
+    let requested = request.amount;
     let counts = [
         (
             "max_sandboxes",
             "running sandboxes",
             limits.max_sandboxes,
-            (now.sandboxes, wanted.sandboxes),
-            STOP,
+            (now.sandboxes, requested.sandboxes),
+            KILL_OR_PAUSE,
         ),
         (
             "max_vcpus",
             "vCPUs",
             limits.max_vcpus,
-            (now.vcpus, wanted.vcpus),
-            STOP,
+            (now.vcpus, requested.vcpus),
+            KILL_OR_PAUSE,
         ),
         (
             "max_memory",
             "MiB of memory",
             limits.max_memory_mib,
-            (now.memory_mib, wanted.memory_mib),
-            STOP,
+            (now.memory_mib, requested.memory_mib),
+            KILL_OR_PAUSE,
         ),
         (
             "max_paused",
             "sandboxes that are paused or will be at their timeout",
             limits.max_paused,
-            (now.paused, wanted.paused),
+            (now.paused, requested.paused),
             "kill or resume a paused one",
         ),
         (
             "max_snapshots",
             "snapshots",
             limits.max_snapshots,
-            (now.snapshots, wanted.snapshots),
+            (now.snapshots, requested.snapshots),
             "remove one (`DELETE /templates/{snapshotID}`)",
         ),
         (
             "max_templates",
             "templates, counted by tag",
             limits.max_templates,
-            (now.templates, wanted.templates),
+            (now.templates, requested.templates),
             "remove one (`DELETE /templates/{templateID}`) or a tag of one (`DELETE /templates/tags`)",
         ),
         (
             "max_builds",
             "builds that wait or run",
             limits.max_builds,
-            (now.builds, wanted.builds),
+            (now.builds, requested.builds),
             "wait for one to end, or cancel it",
         ),
     ];
-    for (code, what, limit, (used, wanted), remedy) in counts {
+    for (code, what, limit, (used, requested), remedy) in counts {
         let Some(limit) = limit.map(u64::from) else {
             continue;
         };
-        if wanted > 0 && used.saturating_add(wanted) > limit {
+        if requested > 0 && used.saturating_add(requested) > limit {
             let kind = match code {
                 "max_snapshots" | "max_templates" => "maximum number of",
                 // E2B clients match these words and wait.
@@ -95,59 +95,65 @@ pub(super) fn refuse(
         }
     }
     let limit = disk_limit(limits)?;
-    let least = request.disk_floor.unwrap_or(wanted.disk_bytes);
-    let least = least.min(wanted.disk_bytes);
-    let short = least > 0 && now.disk_bytes.saturating_add(least) > limit;
-    short.then(|| out_of_disk(limit, usage, now, least))
+    let minimum = request.disk_floor.unwrap_or(requested.disk_bytes);
+    let minimum = minimum.min(requested.disk_bytes);
+    let is_exceeded = minimum > 0 && now.disk_bytes.saturating_add(minimum) > limit;
+    is_exceeded.then(|| out_of_disk(limit, usage, now, minimum))
 }
 
 /// Returns an error if the host's disk lacks space for `request`. `left` bytes are neither used nor
-/// reserved. Requests in flight have reserved `under_way` bytes and soon release most of them.
-pub(super) fn refuse_of_host(
+/// reserved. Requests in flight have reserved `in_flight` bytes and soon release most of them.
+pub(super) fn check_host_disk(
     left: u64,
-    under_way: u64,
+    in_flight: u64,
     request: &QuotaRequest,
 ) -> Option<ApiError> {
-    let wanted = request.amount.disk_bytes;
-    let least = match under_way {
-        0 => request.disk_floor.unwrap_or(wanted).min(wanted),
-        _ => wanted,
+    let requested = request.amount.disk_bytes;
+    let minimum = match in_flight {
+        0 => request.disk_floor.unwrap_or(requested).min(requested),
+        _ => requested,
     };
-    (least > left).then(|| {
+    (minimum > left).then(|| {
         ApiError::host_busy(format!(
             "the disk of this host has {} available beyond the reservations of its sandboxes; the request requires {}",
             Bytes(left),
-            Bytes(least)
+            Bytes(minimum)
         ))
     })
 }
 
 /// Returns whether waiting for requests in flight is better than starting with the remaining disk
 /// space. Requests in flight release most of their reservation.
-pub(super) fn is_too_small_a_part(
+pub(super) fn is_below_minimum_share(
     limit: u64,
     now: QuotaAmount,
-    under_way: QuotaAmount,
+    in_flight: QuotaAmount,
     request: &QuotaRequest,
 ) -> bool {
     let left = limit.saturating_sub(now.disk_bytes);
-    let enough = request.amount.disk_bytes / LEAST_PART;
-    request.disk_floor.is_some() && under_way.disk_bytes > 0 && left < enough
+    let minimum_share = request.amount.disk_bytes / MINIMUM_SHARE_DIVISOR;
+    request.disk_floor.is_some() && in_flight.disk_bytes > 0 && left < minimum_share
 }
 
-pub(super) fn out_of_disk(limit: u64, usage: &KeyUsage, now: QuotaAmount, least: u64) -> ApiError {
+pub(super) fn out_of_disk(
+    limit: u64,
+    usage: &KeyUsage,
+    now: QuotaAmount,
+    minimum: u64,
+) -> ApiError {
     let used = usage.amount().disk_bytes;
     let parts = usage.disk().into_iter().filter(|(_, bytes)| *bytes > 0);
     let mut parts: Vec<String> = parts
         .map(|(what, bytes)| format!("{what} {}", Bytes(bytes)))
         .collect();
-    let promised = now.disk_bytes.saturating_sub(used);
-    if promised > 0 {
-        parts.push(format!("in flight {}", Bytes(promised)));
+    let reserved = now.disk_bytes.saturating_sub(used);
+    if reserved > 0 {
+        parts.push(format!("in flight {}", Bytes(reserved)));
     }
-    let parts = match parts.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", parts.join(", ")),
+    let parts = if parts.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", parts.join(", "))
     };
     ApiError::out_of_disk(format!(
         "disk quota exceeded: this key uses {} of {}{parts} and needs {} more; remove snapshots, \
@@ -155,7 +161,7 @@ pub(super) fn out_of_disk(limit: u64, usage: &KeyUsage, now: QuotaAmount, least:
          (`POST /templates/prune`), or raise the limit",
         Bytes(now.disk_bytes),
         Bytes(limit),
-        Bytes(least),
+        Bytes(minimum),
     ))
 }
 
@@ -204,7 +210,7 @@ mod tests {
         let mut usage = KeyUsage::default();
         usage.host.snapshot_bytes = (1 << 20) - 10;
         let now = usage.amount();
-        let ask = |bytes, floor| refuse(&limits, &usage, now, &request(bytes, floor));
+        let ask = |bytes, floor| check(&limits, &usage, now, &request(bytes, floor));
         assert!(ask(10, None).is_none());
         let refused = ask(11, None).unwrap();
         assert!(refused.is_out_of_disk());
@@ -232,10 +238,10 @@ mod tests {
         usage.host.snapshots = 3;
         usage.host.snapshot_bytes = 5;
         let nothing = QuotaRequest::default();
-        assert!(refuse(&limits, &usage, usage.amount(), &nothing).is_none());
+        assert!(check(&limits, &usage, usage.amount(), &nothing).is_none());
         let mut one = nothing;
         one.amount.snapshots = 1;
-        let refused = refuse(&limits, &usage, usage.amount(), &one).unwrap();
+        let refused = check(&limits, &usage, usage.amount(), &one).unwrap();
         assert_eq!(refused.error_code, "max_snapshots");
         assert!(
             refused

@@ -98,17 +98,18 @@ pub(super) async fn request(
     Required(new): Required<NewTemplate>,
 ) -> Result<(StatusCode, Json<RequestedBuild>), ApiError> {
     let size = size(&new);
-    let asked = usual_or(size).check();
-    asked.map_err(|e| ApiError::invalid(e.to_string()))?;
+    let valid = size_or_default(size).check();
+    valid.map_err(|e| ApiError::invalid(e.to_string()))?;
     let name = new.name.or(new.alias).unwrap_or_default();
-    let wanted = BuildRequest {
+    let build_request = BuildRequest {
         name,
         tags: new.tags.unwrap_or_default(),
         size,
     };
     let key = caller.owner_id();
     let builder = app.builder()?;
-    let (template, build) = builder.request(&wanted, caller.bounds(), key.as_deref())?;
+    let (template, build) =
+        builder.request(&build_request, caller.owner_scope(), key.as_deref())?;
     Ok((
         StatusCode::ACCEPTED,
         Json(RequestedBuild {
@@ -123,12 +124,12 @@ pub(super) async fn request(
 }
 
 /// Returns the requested size, completed by defaults.
-fn usual_or(asked: WantedSize) -> SandboxSize {
-    let usual = SandboxSize::default();
+fn size_or_default(requested: WantedSize) -> SandboxSize {
+    let default_size = SandboxSize::default();
     SandboxSize {
-        vcpus: asked.vcpus.unwrap_or(usual.vcpus),
-        memory_mib: asked.memory_mib.unwrap_or(usual.memory_mib),
-        disk_mib: asked.disk_mib.unwrap_or(0).max(usual.disk_mib),
+        vcpus: requested.vcpus.unwrap_or(default_size.vcpus),
+        memory_mib: requested.memory_mib.unwrap_or(default_size.memory_mib),
+        disk_mib: requested.disk_mib.unwrap_or(0).max(default_size.disk_mib),
     }
 }
 
@@ -143,17 +144,18 @@ pub(super) async fn files(
     query: Query,
 ) -> Result<(StatusCode, Json<UploadLink>), ApiError> {
     let verified = query.flag("verified")?;
-    if caller.only_reads() {
+    if caller.is_read_only() {
         return Err(ApiError::read_only());
     }
     let builder = app.builder()?;
-    let template = builder.owned_template(&id, caller.bounds())?;
+    let template = builder.owned_template(&id, caller.owner_scope())?;
     let owner = template.owner.as_deref();
     let found = builder.uploads().find(owner, &hash)?;
     let present = found.is_some_and(|found| found.is_verified || !verified);
-    let naming = match verified {
-        true => UploadNaming::OfArchive,
-        false => UploadNaming::OfClient,
+    let naming = if verified {
+        UploadNaming::OfArchive
+    } else {
+        UploadNaming::OfClient
     };
     let word = builder.uploads().create_ticket(owner, &hash, naming)?;
     let host = headers.get(header::HOST).and_then(|h| h.to_str().ok());
@@ -173,7 +175,7 @@ pub(super) async fn upload(
 ) -> Result<StatusCode, ApiError> {
     let mut upload = app.builder()?.uploads().begin(&word).await?;
     let owner = upload.owner().map(str::to_owned);
-    let is_closed = || app.keys.standing(owner.as_deref()) != KeyStatus::InForce;
+    let is_closed = || app.keys.status(owner.as_deref()) != KeyStatus::InForce;
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
         // An upload link is valid as long as the key that created it.
@@ -199,7 +201,7 @@ pub(super) async fn start(
     Required(start): Required<BuildStart<BuildSpec>>,
 ) -> Result<StatusCode, ApiError> {
     let builder = app.builder()?;
-    let (template, build) = builder.owned_build(&id, &build, caller.bounds())?;
+    let (template, build) = builder.owned_build(&id, &build, caller.owner_scope())?;
     let spec = spec(start)?;
     // A build that exceeds the quota is rejected immediately. Each of its sandboxes is checked
     // again when it is created.
@@ -209,7 +211,7 @@ pub(super) async fn start(
     let _permit = match owner.flatten() {
         Some(key) => {
             let request = QuotaRequest {
-                amount: running(usual_or(build.size), 1),
+                amount: running(size_or_default(build.size), 1),
                 disk_floor: None,
             };
             Some(app.quota.reserve(&key, request, Some(1)).await?)
@@ -227,7 +229,7 @@ pub(super) async fn cancel(
     Path((id, build)): Path<(String, String)>,
 ) -> Result<StatusCode, ApiError> {
     let builder = app.builder()?;
-    let (_, build) = builder.owned_build(&id, &build, caller.bounds())?;
+    let (_, build) = builder.owned_build(&id, &build, caller.owner_scope())?;
     builder.cancel(&build)?;
     app.await_end_of(&build.id).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -244,7 +246,7 @@ pub(super) fn status_of(
     let Some(builder) = &app.builder else {
         return Ok(None);
     };
-    let (template, build) = match builder.owned_build(id, build, caller.bounds()) {
+    let (template, build) = match builder.owned_build(id, build, caller.owner_scope()) {
         Ok(found) => found,
         Err(BuilderError::UnknownTemplate(_)) => return Ok(None),
         Err(e) => return Err(e.into()),
@@ -273,15 +275,15 @@ pub(super) async fn logs(
     query: Query,
 ) -> Result<Json<BuildLogs>, ApiError> {
     let builder = app.builder()?;
-    let (_, build) = builder.owned_build(&id, &build, caller.bounds())?;
+    let (_, build) = builder.owned_build(&id, &build, caller.owner_scope())?;
     let backwards = [("forward", false), ("backward", true)];
     let backwards = query.word("direction", &backwards)?.unwrap_or(false);
     // E2B has two sources of logs; both refer to the same log here.
     query.word("source", &[("temporary", ()), ("persistent", ())])?;
-    let usual = if backwards { MAX_MOMENT * 1000 } else { 0 };
+    let default_start = if backwards { MAX_MOMENT * 1000 } else { 0 };
     let cursor = query.number("cursor", 0..=MAX_MOMENT * 1000)?;
     let which = LogQuery {
-        from: LogPosition::Moment(cursor.unwrap_or(usual)),
+        from: LogPosition::Moment(cursor.unwrap_or(default_start)),
         limit: usize::try_from(query.number("limit", 0..=MAX_PAGE)?.unwrap_or(MAX_PAGE))
             .unwrap_or(usize::MAX),
         backwards,
@@ -300,7 +302,7 @@ pub(super) async fn add_tags(
 ) -> Result<(StatusCode, Json<AddedTags>), ApiError> {
     let builder = app.builder()?;
     let target = body.target.unwrap_or_default();
-    let template = builder.owned_template(&target, caller.bounds())?;
+    let template = builder.owned_template(&target, caller.owner_scope())?;
     let build = builder.tag(&template, &target, &body.tags).await?;
     Ok((
         StatusCode::CREATED,
@@ -318,7 +320,7 @@ pub(super) async fn remove_tags(
     Required(body): Required<RemoveTags>,
 ) -> Result<StatusCode, ApiError> {
     let builder = app.builder()?;
-    let template = builder.owned_template(&body.name.unwrap_or_default(), caller.bounds())?;
+    let template = builder.owned_template(&body.name.unwrap_or_default(), caller.owner_scope())?;
     builder.untag(&template, &body.tags).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -331,7 +333,7 @@ pub(super) async fn change(
     Required(change): Required<TemplateChange>,
 ) -> Result<Json<ChangedTemplate>, ApiError> {
     let builder = app.builder()?;
-    let name = match builder.owned_template(&id, caller.bounds()) {
+    let name = match builder.owned_template(&id, caller.owner_scope()) {
         Ok(template) => {
             if let Some(public) = change.public {
                 builder.set_public(&template, public).await?;
@@ -359,7 +361,7 @@ pub(super) async fn change(
         Err(e) => return Err(e.into()),
     };
     Ok(Json(ChangedTemplate {
-        names: vec![caller.called(&name)],
+        names: vec![caller.display_name(&name)],
     }))
 }
 
@@ -370,7 +372,7 @@ pub(super) async fn prune(
     caller: Caller,
     Optional(body): Optional<Prune>,
 ) -> Result<Json<Pruned>, ApiError> {
-    let of = caller.bounds().map(str::to_owned);
+    let of = caller.owner_scope().map(str::to_owned);
     let builder = app.builder()?.clone();
     let unused = Duration::from_secs(body.unused_seconds.min(MAX_UNUSED_S));
     let pruned = tokio::task::spawn_blocking(move || builder.prune(unused, of.as_deref())).await;

@@ -50,36 +50,40 @@ async fn create(
     secure: Option<bool>,
 ) -> Result<Response, ApiError> {
     let Some(key) = key_of(&headers)? else {
-        return make(&app, &caller, &body, secure).await;
+        return create_once(&app, &caller, &body, secure).await;
     };
     let request = digest(&format!("create {secure:?}"), &body);
     let (replays, owner) = (app.replays.clone(), caller.owner_id());
-    let work = async move { make(&app, &caller, &body, secure).await.into_response() };
+    let work = async move {
+        create_once(&app, &caller, &body, secure)
+            .await
+            .into_response()
+    };
     replays.once(owner, key, request, work).await
 }
 
 /// Creates a sandbox. `secure`, if present, overrides the field in the body.
-async fn make(
+async fn create_once(
     app: &App,
     caller: &Caller,
     body: &Bytes,
     secure: Option<bool>,
 ) -> Result<Response, ApiError> {
-    let wanted: NewSandbox = parse(body)?;
-    refuse_unsupported(&wanted)?;
-    let asked_size = (wanted.cpu_count, wanted.memory_mb, wanted.disk_size_mb);
-    let (origin, _held) = app.origin_or_fetched(caller, &wanted.template_id).await?;
-    let (source, size, room_for) = match origin {
+    let request: NewSandbox = parse(body)?;
+    refuse_unsupported(&request)?;
+    let requested_size = (request.cpu_count, request.memory_mb, request.disk_size_mb);
+    let (origin, _held) = app.origin_or_fetched(caller, &request.template_id).await?;
+    let (source, size, reserved_size) = match origin {
         Origin::Template(info) => {
             let size = SandboxSize {
-                vcpus: asked_size.0.unwrap_or(info.size.vcpus),
-                memory_mib: asked_size.1.unwrap_or(info.size.memory_mib),
-                disk_mib: asked_size.2.unwrap_or(info.size.disk_mib),
+                vcpus: requested_size.0.unwrap_or(info.size.vcpus),
+                memory_mib: requested_size.1.unwrap_or(info.size.memory_mib),
+                disk_mib: requested_size.2.unwrap_or(info.size.disk_mib),
             };
             size.check().map_err(|e| ApiError::invalid(e.to_string()))?;
             (SandboxSource::Template(info.reference()), Some(size), size)
         }
-        Origin::Snapshot(_) if asked_size != (None, None, None) => {
+        Origin::Snapshot(_) if requested_size != (None, None, None) => {
             return Err(ApiError::invalid(
                 "a sandbox created from a snapshot has the snapshot's size: omit `cpuCount`, \
                  `memoryMB` and `diskSizeMB`",
@@ -94,57 +98,60 @@ async fn make(
     let spec = CreateSpec {
         source,
         size,
-        name: wanted.name,
-        engine: wanted.engine,
-        prefetch: wanted.prefetch.unwrap_or_default(),
-        env: env(wanted.env_vars.or(wanted.envs))?,
+        name: request.name,
+        engine: request.engine,
+        prefetch: request.prefetch.unwrap_or_default(),
+        env: env(request.env_vars.or(request.envs))?,
         settings: SandboxSettings {
             owner: caller.owner_id(),
-            metadata: metadata(wanted.metadata)?,
-            timeout_s: app.config.timeout_or_default(wanted.timeout)?,
-            on_timeout: on_timeout(wanted.auto_pause, wanted.lifecycle.as_ref()),
-            auto_resume: auto_resume(wanted.auto_resume, wanted.lifecycle.as_ref()),
+            metadata: metadata(request.metadata)?,
+            timeout_s: app.config.timeout_or_default(request.timeout)?,
+            on_timeout: on_timeout(request.auto_pause, request.lifecycle.as_ref()),
+            auto_resume: auto_resume(request.auto_resume, request.lifecycle.as_ref()),
             // Defaults to secure. An insecure sandbox accepts requests to its agent without a
             // token.
-            secure: secure.unwrap_or(wanted.secure != Some(false)),
-            network: checked(wanted.network, wanted.allow_internet_access)?,
-            site: site(wanted.ca_certificates, wanted.proxy)?,
+            secure: secure.unwrap_or(request.secure != Some(false)),
+            network: checked(request.network, request.allow_internet_access)?,
+            site: site(request.ca_certificates, request.proxy)?,
         },
     };
     let then = spec.settings.on_timeout;
-    let _permit = app.quota.reserve_new(caller, room_for, 1, then).await?;
-    let made = app.sandboxes.create(spec).await?;
-    Ok((StatusCode::CREATED, Json(app.answer(caller, &made))).into_response())
+    let _permit = app
+        .quota
+        .reserve_new(caller, reserved_size, 1, then)
+        .await?;
+    let sandbox = app.sandboxes.create(spec).await?;
+    Ok((StatusCode::CREATED, Json(app.answer(caller, &sandbox))).into_response())
 }
 
-fn refuse_unsupported(wanted: &NewSandbox) -> Result<(), ApiError> {
-    let asked = |value: &Option<Unsupported>| value.as_ref().is_some_and(|v| !v.is_empty());
+fn refuse_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
+    let is_present = |value: &Option<Unsupported>| value.as_ref().is_some_and(|v| !v.is_empty());
     let refusals = [
         (
-            asked(&wanted.mcp),
+            is_present(&request.mcp),
             "`mcp` is not supported: start the gateway in the sandbox with a command",
         ),
         (
-            asked(&wanted.iam),
+            is_present(&request.iam),
             "`iam` is not supported: this host issues no identity tokens",
         ),
         (
-            asked(&wanted.volume_mounts),
+            is_present(&request.volume_mounts),
             "`volumeMounts` is not supported: this host has no volumes",
         ),
         (
-            wanted.auto_pause_memory == Some(false),
+            request.auto_pause_memory == Some(false),
             "`autoPauseMemory: false` is not supported: a pause always stores the memory",
         ),
         (
-            wanted
+            request
                 .metadata
                 .as_ref()
                 .is_some_and(|m| m.contains_key(HOST_MOUNT)),
             "`metadata.host-mount` is not supported: sandboxes cannot mount directories of the host",
         ),
     ];
-    match refusals.iter().find(|(asked, _)| *asked) {
+    match refusals.iter().find(|(is_present, _)| *is_present) {
         Some((_, why)) => Err(ApiError::unsupported_option(*why)),
         None => Ok(()),
     }
@@ -202,12 +209,12 @@ fn env(pairs: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, Strin
 }
 
 fn bounded(what: &str, pairs: &BTreeMap<String, String>) -> Result<(), ApiError> {
-    let long = |text: &String, most: usize| text.chars().count() > most;
-    let bad = pairs.len() > MAX_PAIRS
+    let is_longer = |text: &String, limit: usize| text.chars().count() > limit;
+    let is_too_large = pairs.len() > MAX_PAIRS
         || pairs
             .iter()
-            .any(|(k, v)| long(k, MAX_NAME) || long(v, MAX_VALUE));
-    if bad {
+            .any(|(k, v)| is_longer(k, MAX_NAME) || is_longer(v, MAX_VALUE));
+    if is_too_large {
         return Err(ApiError::invalid(format!(
             "`{what}` is too large: at most {MAX_PAIRS} entries, with names of at most {MAX_NAME} and values of at most {MAX_VALUE} characters"
         )));

@@ -78,13 +78,14 @@ impl App {
         let functions = self.functions()?;
         if let Caller::Function(function) = caller {
             // A function's key may invoke only that function.
-            return match function.name == name {
-                true => Ok(functions.find(function.owner.as_deref(), name)?),
-                false => Err(FunctionError::NotFound(name.to_owned()).into()),
+            return if function.name == name {
+                Ok(functions.find(function.owner.as_deref(), name)?)
+            } else {
+                Err(FunctionError::NotFound(name.to_owned()).into())
             };
         }
-        let found = match functions.find(caller.bounds(), name) {
-            Err(FunctionError::NotFound(_)) if caller.bounds().is_none() => {
+        let found = match functions.find(caller.owner_scope(), name) {
+            Err(FunctionError::NotFound(_)) if caller.owner_scope().is_none() => {
                 functions.find_label(name)
             }
             found => found,
@@ -112,9 +113,10 @@ impl App {
     fn module_state(&self, record: &FunctionRecord, digest: &str) -> Option<ModuleState> {
         let functions = self.functions.as_ref().map(|f| &f.functions)?;
         let stored = functions.is_stored(record.owner.as_deref(), digest)?;
-        Some(match stored {
-            true => ModuleState::Stored,
-            false => ModuleState::Uploading,
+        Some(if stored {
+            ModuleState::Stored
+        } else {
+            ModuleState::Uploading
         })
     }
 }
@@ -125,9 +127,9 @@ pub(super) async fn list(
     caller: Caller,
     query: Query,
 ) -> Result<Json<Vec<Function>>, ApiError> {
-    let all = query.flag("all")? && caller.bounds().is_none();
+    let all = query.flag("all")? && caller.owner_scope().is_none();
     let records = app.functions()?.list().into_iter();
-    let seen = records.filter(|record| all || record.owner.as_deref() == caller.bounds());
+    let seen = records.filter(|record| all || record.owner.as_deref() == caller.owner_scope());
     Ok(Json(
         seen.map(|record| app.shown_function(&record)).collect(),
     ))

@@ -27,11 +27,11 @@ pub(crate) const MAX_LINES: u64 = 1000;
 /// Maximum number of sandboxes per request for metrics.
 pub(crate) const MAX_SANDBOXES: usize = 100;
 /// Maximum validity of a link, in seconds.
-pub(crate) const MAX_LINK: u64 = 7 * 24 * 3600;
+pub(crate) const MAX_LINK_S: u64 = 7 * 24 * 3600;
 /// Maximum timestamp, in seconds since 1970: the year 9999.
 pub(crate) const MAX_MOMENT: u64 = 253_402_300_799;
 /// Default validity of a link, in seconds.
-const USUAL_LINK: u64 = 3600;
+const DEFAULT_LINK_S: u64 = 3600;
 
 /// `PUT /sandboxes/{id}/network`: replaces the network rules.
 pub(super) async fn network(
@@ -104,9 +104,10 @@ pub(super) async fn all_metrics(
         let Ok(record) = app.sandbox(&caller, id, Liveness::Alive) else {
             continue;
         };
-        let fresh = match now {
-            true => app.sandboxes.observe().now(record.id())?,
-            false => None,
+        let fresh = if now {
+            app.sandboxes.observe().now(record.id())?
+        } else {
+            None
         };
         let latest = match fresh {
             None => app
@@ -159,7 +160,7 @@ impl ConsoleLine {
 
 /// Returns the last lines of a sandbox's console, oldest first.
 fn console(app: &App, caller: &Caller, id: &str) -> Result<Vec<ConsoleLine>, ApiError> {
-    let record = app.sandbox(caller, id, Liveness::Mendable)?;
+    let record = app.sandbox(caller, id, Liveness::IncludingBroken)?;
     let text = app
         .sandboxes
         .observe()
@@ -180,9 +181,10 @@ fn console(app: &App, caller: &Caller, id: &str) -> Result<Vec<ConsoleLine>, Api
     let line = |(at, (&text, at_ms)): (usize, (&&str, u64))| ConsoleLine {
         at_ms,
         text: shown(text),
-        level: match at < lines.len() {
-            true => LogLevel::Info,
-            false => LogLevel::Error,
+        level: if at < lines.len() {
+            LogLevel::Info
+        } else {
+            LogLevel::Error
         },
     };
     Ok(texts.iter().zip(times).enumerate().map(line).collect())
@@ -284,7 +286,7 @@ pub(super) async fn connections(
     query: Query,
 ) -> Result<Json<Connections>, ApiError> {
     let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
-    let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
+    let record = app.sandbox(&caller, &id, Liveness::IncludingBroken)?;
     let mut all = app.sandboxes.observe().connections(record.id()).await?;
     keep_last(&mut all.list, limit);
     Ok(Json(Connections {
@@ -303,16 +305,18 @@ pub(super) async fn preview(
     query: Query,
 ) -> Result<Json<Preview>, ApiError> {
     let port = query.number("port", 1..=65_535)?;
-    let ttl = query.number("ttl", 1..=MAX_LINK)?.unwrap_or(USUAL_LINK);
+    let ttl = query
+        .number("ttl", 1..=MAX_LINK_S)?
+        .unwrap_or(DEFAULT_LINK_S);
     let port = port.and_then(|p| u16::try_from(p).ok());
     let port = port.ok_or_else(|| ApiError::invalid("`port` is missing: it must be 1 to 65535"))?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    if caller.only_reads() {
+    if caller.is_read_only() {
         return Err(ApiError::forbidden(
             "cannot create a link with a key of the scope `read`: the link permits changes of the sandbox",
         ));
     }
-    if app.keys.standing(record.owner()) != KeyStatus::InForce {
+    if app.keys.status(record.owner()) != KeyStatus::InForce {
         return Err(ApiError::conflict(
             "key_over",
             "the key that created this sandbox was revoked or has expired: links to the sandbox are invalid",

@@ -12,7 +12,7 @@ use jiffy_api_types::{EngineDescription, Host, Process, StopHost, VerifiedSnapsh
 
 /// `GET /host`: returns the daemon's version and the free resources of the host.
 pub(super) async fn host(State(app): State<App>, caller: Caller) -> Result<Json<Host>, ApiError> {
-    if !caller.only_reads() {
+    if !caller.is_read_only() {
         caller.require_admin("reading the state of the host")?;
     }
     let (figures, limit) = app.sandboxes.figures().host();

@@ -19,14 +19,16 @@ pub(super) async fn revoke(
     Optional(body): Optional<RevokeKey>,
 ) -> Result<Json<RevokedKey>, ApiError> {
     caller.require_admin("revoking a key")?;
-    let revoked = match body.end {
-        true => app.keys.revoke_and_end(&which),
-        false => app.keys.revoke(&which),
+    let revoked = if body.end {
+        app.keys.revoke_and_end(&which)
+    } else {
+        app.keys.revoke(&which)
     };
     let key = revoked.map_err(refused)?;
-    let ended = match body.end {
-        true => Some(app.end_all_of(&key.id).await?),
-        false => None,
+    let ended = if body.end {
+        Some(app.end_all_of(&key.id).await?)
+    } else {
+        None
     };
     Ok(Json(RevokedKey {
         sandboxes: ended.as_ref().map(|ended| ended.sandboxes),

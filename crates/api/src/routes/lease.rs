@@ -1,6 +1,6 @@
 //! Leases: sandboxes that exist as long as a connection.
 
-use super::ports::asks;
+use super::ports::requests_upgrade;
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
@@ -33,7 +33,7 @@ pub(super) async fn lease(
     mut request: Request,
 ) -> Result<Response, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    if request.version() != Version::HTTP_11 || !asks(request.headers(), PROTOCOL) {
+    if request.version() != Version::HTTP_11 || !requests_upgrade(request.headers(), PROTOCOL) {
         return Err(ApiError::new(
             StatusCode::UPGRADE_REQUIRED,
             "upgrade_required",
@@ -53,7 +53,7 @@ pub(super) async fn lease(
             tokio::select! {
                 () = closed(TokioIo::new(client)) => {}
                 () = renew(&sandboxes, record.id()) => {}
-                () = keys.over(key.as_deref()) => {}
+                () = keys.until_invalid(key.as_deref()) => {}
             }
         }
         match sandboxes.remove(record.id()).await {

@@ -57,7 +57,7 @@ fn budget(app: &App, key: &Key) -> Result<Budget, ApiError> {
     Ok(Budget {
         key_id: key.id.clone(),
         name: key.name.clone(),
-        limits: limits_in_force(&limits, app.quota.most_exchanges(key)),
+        limits: limits_in_force(&limits, app.quota.max_exchanges(key)),
         used: app.quota.usage_of(&key.id)?.into(),
     })
 }

@@ -26,10 +26,12 @@ struct Filter {
 }
 
 impl Filter {
-    fn from_query(query: &Query, usual: &[&'static str]) -> Result<Self, ApiError> {
+    fn from_query(query: &Query, default_states: &[&'static str]) -> Result<Self, ApiError> {
         let words = STATES.map(|s| (s, s));
         Ok(Self {
-            states: query.words("state", &words)?.unwrap_or(usual.to_vec()),
+            states: query
+                .words("state", &words)?
+                .unwrap_or(default_states.to_vec()),
             metadata: query.pairs("metadata")?,
             started_after: query.moment("startedAfter")?,
             template: query.get("template").map(str::to_owned),
@@ -37,7 +39,7 @@ impl Filter {
         })
     }
 
-    fn wants(&self, record: &Sandbox) -> bool {
+    fn matches(&self, record: &Sandbox) -> bool {
         let has = |(k, v): (&String, &String)| record.settings().metadata.get(k) == Some(v);
         let started = i64::try_from(record.created_ms()).unwrap_or(i64::MAX);
         self.states.contains(&record.state().name())
@@ -48,7 +50,7 @@ impl Filter {
 }
 
 /// Returns the sandboxes that are visible to the caller and match the filter, at most `limit`.
-fn found(
+fn matching_sandboxes(
     app: &App,
     caller: &Caller,
     filter: &Filter,
@@ -57,27 +59,27 @@ fn found(
     reaches: impl Fn(&Sandbox) -> bool,
 ) -> Vec<Sandbox> {
     let of_template = |r: &Sandbox| match &filter.template {
-        Some(t) => *t == r.template() || *t == caller.called(r.template()),
+        Some(t) => *t == r.template() || *t == caller.display_name(r.template()),
         None => true,
     };
-    let wanted =
-        |r: &Sandbox| caller.sees(r.owner()) && filter.wants(r) && of_template(r) && reaches(r);
+    let is_match =
+        |r: &Sandbox| caller.sees(r.owner()) && filter.matches(r) && of_template(r) && reaches(r);
     match &filter.name {
         // Names of killed sandboxes are not indexed.
         Some(name) if !filter.states.contains(&"killed") => {
             let mut named = app.sandboxes.index().named(name);
-            named.retain(|r| wanted(r));
+            named.retain(|r| is_match(r));
             named
         }
         _ => {
             let is_of = |state| filter.states.contains(&state);
-            let listed = match caller.bounds() {
+            let listed = match caller.owner_scope() {
                 _ if filter.states == ["running"] => ListedSandboxes::Running,
                 Some(owner) if !is_of("killed") => ListedSandboxes::OfOwner(owner),
                 _ => ListedSandboxes::All,
             };
             let index = app.sandboxes.index();
-            index.in_order(listed, order, limit, wanted)
+            index.in_order(listed, order, limit, is_match)
         }
     }
 }
@@ -90,17 +92,17 @@ pub(super) async fn list_v2(
 ) -> Result<Response, ApiError> {
     let filter = Filter::from_query(&query, &["running", "paused"])?;
     let page = Page::from_query(&query)?;
-    let place = |r: &Sandbox| (r.created_ms(), caller.shown_id(r.id()).to_owned());
-    let reaches = |r: &Sandbox| page.reaches(&place(r));
-    let items = found(
+    let position = |r: &Sandbox| (r.created_ms(), caller.shown_id(r.id()).to_owned());
+    let reaches = |r: &Sandbox| page.reaches(&position(r));
+    let items = matching_sandboxes(
         &app,
         &caller,
         &filter,
         &page.order(),
-        page.needed(),
+        page.fetch_limit(),
         reaches,
     );
-    let (items, next) = page.cut(items, place);
+    let (items, next) = page.cut(items, position);
     let shown: Vec<ListedSandbox> = items.iter().map(|r| app.listed(&caller, r)).collect();
     let mut response = Json(shown).into_response();
     if let Some(next) = next {
@@ -117,7 +119,7 @@ pub(super) async fn list_v1(
 ) -> Result<Json<Vec<ListedSandbox>>, ApiError> {
     let filter = Filter::from_query(&query, &["running"])?;
     let order = ListOrder::default();
-    let all = found(&app, &caller, &filter, &order, usize::MAX, |_| true);
+    let all = matching_sandboxes(&app, &caller, &filter, &order, usize::MAX, |_| true);
     Ok(Json(all.iter().map(|r| app.listed(&caller, r)).collect()))
 }
 

@@ -14,7 +14,7 @@ use jiffy_agent_client::AgentClient;
 use jiffy_api_types::{ChangeSandbox, ConnectSandbox, PauseSandbox, ResumeSandbox, SandboxDetail};
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_sandbox_manager::{
-    ResumeTimeout, OnTimeout, OperationError, Sandbox, SandboxState, ResumeOptions,
+    OnTimeout, OperationError, ResumeOptions, ResumeTimeout, Sandbox, SandboxState,
 };
 use std::io;
 use std::time::Duration;
@@ -26,7 +26,7 @@ impl App {
     /// Resumes a sandbox unless it is running, and extends its timeout. Returns whether it was
     /// resumed. The timeout and the state change atomically: an earlier deadline cannot terminate
     /// the sandbox after this function has returned.
-    async fn wake(
+    async fn ensure_running(
         &self,
         caller: &Caller,
         record: &Sandbox,
@@ -47,7 +47,11 @@ impl App {
     }
 
     /// Returns the timeout that a resume sets if the caller requested `timeout`.
-    pub(crate) fn awake_time(&self, record: &Sandbox, timeout: Option<Option<u64>>) -> ResumeTimeout {
+    pub(crate) fn resume_timeout(
+        &self,
+        record: &Sandbox,
+        timeout: Option<Option<u64>>,
+    ) -> ResumeTimeout {
         match (timeout, record.settings().timeout_s) {
             (Some(None), _) => ResumeTimeout::Unlimited,
             (Some(Some(seconds)), _) => ResumeTimeout::AtLeast(Duration::from_secs(seconds)),
@@ -73,7 +77,7 @@ impl App {
     }
 }
 
-fn no_cold_start(memory: Option<bool>) -> Result<(), ApiError> {
+fn reject_cold_start(memory: Option<bool>) -> Result<(), ApiError> {
     match memory {
         Some(false) => Err(ApiError::unsupported(
             "`memory: false` is not supported: a pause always stores the memory",
@@ -90,10 +94,11 @@ pub(super) async fn connect(
     Path(id): Path<String>,
     Optional(body): Optional<ConnectSandbox>,
 ) -> Result<Response, ApiError> {
-    let (now, woken) = make_run(&app, &caller, &id, &body).await?;
-    let status = match woken {
-        true => StatusCode::CREATED,
-        false => StatusCode::OK,
+    let (now, resumed) = resume_or_extend(&app, &caller, &id, &body).await?;
+    let status = if resumed {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
     };
     Ok((status, Json(app.answer(&caller, &now))).into_response())
 }
@@ -106,11 +111,11 @@ pub(super) async fn connect_v1(
     Path(id): Path<String>,
     Optional(body): Optional<ConnectSandbox>,
 ) -> Result<Response, ApiError> {
-    let (now, _) = make_run(&app, &caller, &id, &body).await?;
+    let (now, _) = resume_or_extend(&app, &caller, &id, &body).await?;
     Ok(Json(app.answer(&caller, &now)).into_response())
 }
 
-async fn make_run(
+async fn resume_or_extend(
     app: &App,
     caller: &Caller,
     id: &str,
@@ -118,9 +123,9 @@ async fn make_run(
 ) -> Result<(Sandbox, bool), ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
     let record = app.sandbox(caller, id, Liveness::Resumable)?;
-    no_cold_start(body.memory)?;
-    let time = app.awake_time(&record, timeout);
-    app.wake(caller, &record, time).await
+    reject_cold_start(body.memory)?;
+    let time = app.resume_timeout(&record, timeout);
+    app.ensure_running(caller, &record, time).await
 }
 
 /// `POST /sandboxes/{id}/resume`: used by older clients; 409 if the sandbox is running. A sandbox
@@ -133,19 +138,22 @@ pub(super) async fn resume(
 ) -> Result<Response, ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
     let record = app.sandbox(&caller, &id, Liveness::Resumable)?;
-    no_cold_start(body.memory)?;
-    let runs = || {
+    reject_cold_start(body.memory)?;
+    let already_running = || {
         let message = format!("sandbox {} is already running", record.id());
         ApiError::conflict("already_running", message)
     };
     if *record.state() == SandboxState::Running {
-        return Err(runs());
+        return Err(already_running());
     }
     let options = ResumeOptions {
-        time: app.awake_time(&record, timeout),
-        on_timeout: body.auto_pause.map(|pause| match pause {
-            true => OnTimeout::Pause,
-            false => OnTimeout::Kill,
+        time: app.resume_timeout(&record, timeout),
+        on_timeout: body.auto_pause.map(|pause| {
+            if pause {
+                OnTimeout::Pause
+            } else {
+                OnTimeout::Kill
+            }
         }),
     };
     let _permit = app.quota.reserve_restart(&caller, record.size()).await?;
@@ -154,7 +162,7 @@ pub(super) async fn resume(
         Err(e) => {
             let now = app.sandboxes.find(record.id()).map(|r| r.state().clone());
             return Err(match now {
-                Some(SandboxState::Running) => runs(),
+                Some(SandboxState::Running) => already_running(),
                 _ => e.into(),
             });
         }
@@ -172,14 +180,14 @@ pub(super) async fn pause(
     Optional(body): Optional<PauseSandbox>,
 ) -> Result<StatusCode, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    no_cold_start(body.memory)?;
+    reject_cold_start(body.memory)?;
     let durable = body.durable == Some(true);
     if durable {
         app.sandboxes.snapshots().expect_store()?;
     }
     if *record.state() == SandboxState::Paused {
         if durable {
-            return until_stored(&app, &record).await;
+            return wait_until_stored(&app, &record).await;
         }
         let message = format!("sandbox {} is already paused", record.id());
         return Err(ApiError::conflict("already_paused", message));
@@ -196,16 +204,17 @@ pub(super) async fn pause(
         .permanent());
     }
     match app.sandboxes.pause(record.id()).await {
-        Ok(record) if durable => until_stored(&app, &record).await,
+        Ok(record) if durable => wait_until_stored(&app, &record).await,
         Ok(_) => Ok(StatusCode::NO_CONTENT),
         Err(e @ OperationError::Engine { .. }) => {
             tracing::warn!("{e}");
-            let message = match caller.is_admin() {
-                true => e.to_string(),
-                false => format!(
+            let message = if caller.is_admin() {
+                e.to_string()
+            } else {
+                format!(
                     "cannot pause sandbox {}: the engine failed; the sandbox continues to run",
                     record.id()
-                ),
+                )
             };
             let status = StatusCode::SERVICE_UNAVAILABLE;
             Err(ApiError::new(status, "pause_failed", message).permanent())
@@ -215,7 +224,7 @@ pub(super) async fn pause(
 }
 
 /// Waits until the store has the snapshot of a paused sandbox.
-async fn until_stored(app: &App, record: &Sandbox) -> Result<StatusCode, ApiError> {
+async fn wait_until_stored(app: &App, record: &Sandbox) -> Result<StatusCode, ApiError> {
     let snapshot = record.snapshot().unwrap_or_default();
     app.sandboxes.snapshots().wait_stored(snapshot).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -228,7 +237,7 @@ pub(super) async fn change(
     Path(id): Path<String>,
     Required(body): Required<ChangeSandbox>,
 ) -> Result<Json<SandboxDetail>, ApiError> {
-    let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
+    let record = app.sandbox(&caller, &id, Liveness::IncludingBroken)?;
     let record = app.sandboxes.rename(record.id(), body.name).await?;
     Ok(Json(app.detail(&caller, &record)))
 }
@@ -242,10 +251,11 @@ pub(super) async fn delete(
     query: Query,
 ) -> Result<StatusCode, ApiError> {
     let forget = query.flag("forget")?;
-    let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
-    match forget {
-        true => app.sandboxes.remove(record.id()).await?,
-        false => app.sandboxes.kill(record.id()).await?,
+    let record = app.sandbox(&caller, &id, Liveness::IncludingBroken)?;
+    if forget {
+        app.sandboxes.remove(record.id()).await?
+    } else {
+        app.sandboxes.kill(record.id()).await?
     };
     Ok(StatusCode::NO_CONTENT)
 }

@@ -22,7 +22,7 @@ pub(super) async fn list(
     State(app): State<App>,
     caller: Caller,
 ) -> Result<Json<Vec<Pool>>, ApiError> {
-    if !caller.only_reads() {
+    if !caller.is_read_only() {
         caller.require_admin("reading pools")?;
     }
     Ok(Json(

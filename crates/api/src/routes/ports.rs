@@ -32,12 +32,12 @@ pub(super) async fn stream(
     let port = port.parse().ok().filter(|&port: &u16| port != 0);
     let port = port.ok_or_else(|| ApiError::invalid("the port must be 1 to 65535"))?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    if caller.only_reads() {
+    if caller.is_read_only() {
         return Err(ApiError::forbidden(
             "cannot open a stream with a key of the scope `read`: the stream permits changes of the sandbox",
         ));
     }
-    if request.version() != Version::HTTP_11 || !asks(request.headers(), PROTOCOL) {
+    if request.version() != Version::HTTP_11 || !requests_upgrade(request.headers(), PROTOCOL) {
         return Err(ApiError::new(
             StatusCode::UPGRADE_REQUIRED,
             "upgrade_required",
@@ -69,7 +69,7 @@ pub(super) async fn stream(
         tokio::select! {
             // An error of either side is a normal end of the stream.
             _ = copy_bidirectional(&mut client, &mut guest) => {}
-            () = keys.over(key.as_deref()) => {}
+            () = keys.until_invalid(key.as_deref()) => {}
         }
     });
     let headers = [(CONNECTION, "upgrade"), (UPGRADE, PROTOCOL)];
@@ -77,13 +77,13 @@ pub(super) async fn stream(
 }
 
 /// Returns whether a request has headers for an upgrade to `protocol`.
-pub(super) fn asks(headers: &HeaderMap, protocol: &str) -> bool {
-    let says = |name, word: &str| {
+pub(super) fn requests_upgrade(headers: &HeaderMap, protocol: &str) -> bool {
+    let has_word = |name, word: &str| {
         let values = headers.get_all(name).iter().filter_map(|v| v.to_str().ok());
         let mut words = values.flat_map(|value| value.split(','));
-        words.any(|said| said.trim().eq_ignore_ascii_case(word))
+        words.any(|value| value.trim().eq_ignore_ascii_case(word))
     };
-    says(CONNECTION, "upgrade") && says(UPGRADE, protocol)
+    has_word(CONNECTION, "upgrade") && has_word(UPGRADE, protocol)
 }
 
 impl From<PortRefusal> for ApiError {

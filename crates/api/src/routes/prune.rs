@@ -45,7 +45,7 @@ impl PrunePlan {
     }
 
     /// Collects unused data. Reads the disk.
-    fn make(app: &App, of: Option<String>, unused: Duration) -> Result<Self, ApiError> {
+    fn new(app: &App, of: Option<String>, unused: Duration) -> Result<Self, ApiError> {
         let items = Vec::new();
         let mut plan = Self { of, unused, items };
         let all = app.sandboxes.list();
@@ -70,7 +70,7 @@ impl PrunePlan {
         let templates = templates.map_err(|e| ApiError::internal(e.to_string()))?;
         let on_demand: Vec<TemplateInfo> = templates
             .into_iter()
-            .filter(|t| plan.is_old_image(t) && !used.contains(&t.reference()))
+            .filter(|t| plan.is_unused_image(t) && !used.contains(&t.reference()))
             .collect();
         for template in &on_demand {
             plan.items.push(PruneItem {
@@ -91,7 +91,7 @@ impl PrunePlan {
         Ok(plan)
     }
 
-    fn is_old_image(&self, template: &TemplateInfo) -> bool {
+    fn is_unused_image(&self, template: &TemplateInfo) -> bool {
         let now = jiffy_engine_api::now_ms() / 1000;
         let old = template.created.saturating_add(self.unused.as_secs()) <= now;
         is_image_on_demand(&template.name) && old && self.is_of(template.owner.as_deref())
@@ -110,9 +110,9 @@ impl PrunePlan {
         self.items.extend(steps);
         self.add_uploads(found.upload_bytes);
         if self.of.is_none() {
-            let mut without = self.ids(PruneKind::Template);
-            without.extend(found.imports);
-            let images = builder.prunable_images(&without)?;
+            let mut removed = self.ids(PruneKind::Template);
+            removed.extend(found.imports);
+            let images = builder.prunable_images(&removed)?;
             self.add_images(&images);
         }
         Ok(())
@@ -147,25 +147,25 @@ impl PrunePlan {
 
     /// Removes the planned data. Items that are in use by now remain and are dropped from the
     /// result.
-    async fn carry_out(mut self, app: &App) -> Result<Self, ApiError> {
-        let mut stayed = HashSet::new();
+    async fn execute(mut self, app: &App) -> Result<Self, ApiError> {
+        let mut remaining = HashSet::new();
         for id in self.ids(PruneKind::Sandbox) {
             if app.sandboxes.remove(&id).await.is_err() {
-                stayed.insert(id);
+                remaining.insert(id);
             }
         }
         for name in self.ids(PruneKind::Template) {
             if remove_template(app, &name).await.is_err() {
-                stayed.insert(name);
+                remaining.insert(name);
             }
         }
         app.sandboxes
             .templates()
             .retire(&self.ids(PruneKind::Snapshot));
         self.items.retain(|item| item.kind != PruneKind::Image);
-        self.items.retain(|item| !stayed.contains(&item.id));
+        self.items.retain(|item| !remaining.contains(&item.id));
         let Some(builder) = app.builder.clone() else {
-            return self.without_what_stayed(app).await;
+            return self.without_remaining(app).await;
         };
         let (of, unused) = (self.of.clone(), self.unused);
         let work = tokio::task::spawn_blocking(move || {
@@ -182,12 +182,12 @@ impl PrunePlan {
         self.items.retain(|item| item.kind != PruneKind::Upload);
         self.add_uploads(of_builds.upload_bytes);
         self.add_images(&images);
-        self.without_what_stayed(app).await
+        self.without_remaining(app).await
     }
 
     /// Drops snapshots that still exist from the result. Waits until the files of the others are
     /// removed.
-    async fn without_what_stayed(mut self, app: &App) -> Result<Self, ApiError> {
+    async fn without_remaining(mut self, app: &App) -> Result<Self, ApiError> {
         let left = app.sandboxes.snapshots().list(None)?;
         let left: HashSet<String> = left.into_iter().map(|s| s.id().to_owned()).collect();
         self.items.retain(|item| match item.kind {
@@ -222,17 +222,17 @@ pub(super) async fn prune(
     caller: Caller,
     Optional(body): Optional<PruneHost>,
 ) -> Result<Json<PrunedHost>, ApiError> {
-    let of = caller.bounds().map(str::to_owned);
+    let of = caller.owner_scope().map(str::to_owned);
     let unused = Duration::from_secs(body.unused_seconds.min(MAX_UNUSED_S));
-    let looking = app.clone();
-    let plan = tokio::task::spawn_blocking(move || PrunePlan::make(&looking, of, unused)).await;
+    let planner = app.clone();
+    let plan = tokio::task::spawn_blocking(move || PrunePlan::new(&planner, of, unused)).await;
     let mut plan = plan.map_err(|e| ApiError::internal(e.to_string()))??;
     if !body.dry_run {
-        plan = plan.carry_out(&app).await?;
+        plan = plan.execute(&app).await?;
     }
     let own = |item: &mut PruneItem| {
         if item.kind == PruneKind::Template {
-            item.id = caller.called(&item.id);
+            item.id = caller.display_name(&item.id);
         }
     };
     plan.items.iter_mut().for_each(own);

@@ -20,7 +20,7 @@ pub(super) async fn rollback(
     Path(id): Path<String>,
     Required(body): Required<RollbackSandbox>,
 ) -> Result<Json<RolledBack>, ApiError> {
-    let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
+    let record = app.sandbox(&caller, &id, Liveness::IncludingBroken)?;
     let wanted = app.ancestor_or_fetched(&caller, &record, &body.snapshot_id);
     let (snapshot, _held) = wanted.await?;
     let _permit = match record.state() {

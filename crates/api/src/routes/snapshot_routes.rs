@@ -62,9 +62,10 @@ pub(super) async fn take(
     if durable {
         app.sandboxes.snapshots().expect_store()?;
     }
-    let mut taken = match only_captured {
-        true => app.sandboxes.capture(record.id(), body.name).await?,
-        false => app.sandboxes.snapshot(record.id(), body.name).await?,
+    let mut taken = if only_captured {
+        app.sandboxes.capture(record.id(), body.name).await?
+    } else {
+        app.sandboxes.snapshot(record.id(), body.name).await?
     };
     if durable {
         taken = app.sandboxes.snapshots().wait_stored(taken.id()).await?;
@@ -80,10 +81,10 @@ pub(super) async fn take(
 /// removed.
 fn of_sandbox(app: &App, caller: &Caller, id: &str) -> Result<Vec<manager::Snapshot>, ApiError> {
     let snapshots = app.sandboxes.snapshots();
-    match app.sandbox(caller, id, Liveness::Mendable) {
+    match app.sandbox(caller, id, Liveness::IncludingBroken) {
         Ok(sandbox) => Ok(snapshots.list(Some(sandbox.id()))?),
         // A read-only caller knows only a prefix of the id.
-        Err(_) if caller.only_reads() => {
+        Err(_) if caller.is_read_only() => {
             let of_it = |s: &manager::Snapshot| caller.shown_id(s.sandbox()) == caller.shown_id(id);
             Ok(snapshots.in_order(
                 ListedSnapshots::All,
@@ -104,36 +105,36 @@ pub(super) async fn list(
     query: Query,
 ) -> Result<Response, ApiError> {
     let page = Page::from_query(&query)?;
-    let everything = query.flag("all")? && caller.is_owner();
-    let place = |s: &manager::Snapshot| (s.created_ms(), s.id().to_owned());
+    let include_all = query.flag("all")? && caller.is_owner();
+    let position = |s: &manager::Snapshot| (s.created_ms(), s.id().to_owned());
     let name = query.get("name");
-    let wanted = |s: &manager::Snapshot| {
-        (everything || (s.is_requested() && app.shows(&caller, s)))
+    let is_match = |s: &manager::Snapshot| {
+        (include_all || (s.is_requested() && app.shows(&caller, s)))
             && name.is_none_or(|name| s.name() == Some(name))
-            && page.reaches(&place(s))
+            && page.reaches(&position(s))
     };
     let snapshots = app.sandboxes.snapshots();
     let found = match (query.get("sandboxID"), name) {
         (Some(id), _) => {
             let mut found = of_sandbox(&app, &caller, id)?;
-            found.retain(wanted);
+            found.retain(is_match);
             found
         }
         (None, Some(name)) => {
             let mut found = snapshots.like(name);
-            found.retain(wanted);
+            found.retain(is_match);
             found
         }
         (None, None) => {
-            let listed = match (everything, caller.bounds()) {
+            let listed = match (include_all, caller.owner_scope()) {
                 (true, _) => ListedSnapshots::All,
                 (false, Some(owner)) => ListedSnapshots::RequestedBy(owner),
                 (false, None) => ListedSnapshots::Requested,
             };
-            snapshots.in_order(listed, &page.order(), page.needed(), wanted)
+            snapshots.in_order(listed, &page.order(), page.fetch_limit(), is_match)
         }
     };
-    let (found, next) = page.cut(found, place);
+    let (found, next) = page.cut(found, position);
     let shown = found.iter().map(|s| app.shown_snapshot(&caller, s));
     let shown: Vec<Snapshot> = shown.collect();
     let mut response = Json(shown).into_response();

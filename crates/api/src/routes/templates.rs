@@ -92,24 +92,26 @@ fn list_page(
             Err(e) => failure = Some(e),
         }
         // One template more than the limit shows that a next page exists.
-        match failure.is_some() || shown.len() > page.limit() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if failure.is_some() || shown.len() > page.limit() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         }
     };
     let walked = app.templates.walk(page.after_name(), &mut |info| {
         let name = info.without_tag();
         if page.after_name() == Some(&name)
-            || !is_visible(info.owner.as_deref(), info.visibility, caller.bounds())
+            || !is_visible(info.owner.as_deref(), info.visibility, caller.owner_scope())
         {
             return ControlFlow::Continue(());
         }
         let others = tags
             .first()
             .is_some_and(|other| other.without_tag() != name);
-        let next = match others {
-            true => show(&mut tags),
-            false => ControlFlow::Continue(()),
+        let next = if others {
+            show(&mut tags)
+        } else {
+            ControlFlow::Continue(())
         };
         tags.push(info);
         next
@@ -142,15 +144,24 @@ fn entry_of(
     };
     let name = info.without_tag();
     let record = record_of(app, info)?;
-    let own = caller.bounds().map(|key| format!("{key}/{name}"));
+    let own = caller.owner_scope().map(|key| format!("{key}/{name}"));
     let own = own.filter(|_| info.owner.is_none());
     if record.is_none() && own.is_some_and(|own| has_tags(app, &own)) {
         // The caller's own template hides this one, which has no other name.
         return Ok(None);
     }
-    let names: Vec<String> = tags.iter().map(|t| caller.called(&t.reference())).collect();
+    let names: Vec<String> = tags
+        .iter()
+        .map(|t| caller.display_name(&t.reference()))
+        .collect();
     let build = build_of(app, info, record.as_ref())?;
-    let shown = listed(info, &caller.called(&name), record.as_ref(), &build, &names);
+    let shown = listed(
+        info,
+        &caller.display_name(&name),
+        record.as_ref(),
+        &build,
+        &names,
+    );
     Ok(Some((name, shown)))
 }
 
@@ -160,9 +171,10 @@ fn has_tags(app: &App, name: &str) -> bool {
     let walked = app.templates.walk(Some(name), &mut |info| {
         let same = info.without_tag() == name;
         found = same && info.visibility != Visibility::Internal;
-        match same && !found {
-            true => ControlFlow::Continue(()),
-            false => ControlFlow::Break(()),
+        if same && !found {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
         }
     });
     walked.is_ok() && found
@@ -176,8 +188,8 @@ pub(super) async fn one(
 ) -> Result<Json<Template>, ApiError> {
     let info = app.template(&caller, &id)?;
     let record = record_of(&app, &info)?;
-    let called = caller.called(&info.without_tag());
-    let names = [caller.called(&info.reference())];
+    let called = caller.display_name(&info.without_tag());
+    let names = [caller.display_name(&info.reference())];
     let made_by = build_of(&app, &info, record.as_ref())?;
     let mut shown = listed(&info, &called, record.as_ref(), &made_by, &names);
     let build = |id: String, status: BuildState, created: Moment, changed: Moment| TemplateBuild {
@@ -220,7 +232,7 @@ pub(super) async fn delete(
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
     if let Some(builder) = &app.builder
-        && let Ok(record) = builder.owned_template(&id, caller.bounds())
+        && let Ok(record) = builder.owned_template(&id, caller.owner_scope())
     {
         match id.split_once(':') {
             Some((_, tag)) => builder.untag(&record, &[tag.to_owned()]).await?,
@@ -261,7 +273,7 @@ pub(super) async fn alias(
     Path(alias): Path<String>,
 ) -> Result<Json<Alias>, ApiError> {
     if let Some(builder) = &app.builder
-        && let Ok(record) = builder.owned_template(&alias, caller.bounds())
+        && let Ok(record) = builder.owned_template(&alias, caller.owner_scope())
         && builder.exists(&record)?
     {
         let built = app.templates.find(&record.reference(DEFAULT_TAG)).ok();
@@ -272,7 +284,7 @@ pub(super) async fn alias(
         }));
     }
     let info = app.template(&caller, &alias)?;
-    let name = caller.called(&info.without_tag());
+    let name = caller.display_name(&info.without_tag());
     let id = record_of(&app, &info)?.map_or(name, |record| record.id);
     Ok(Json(Alias {
         template_id: id,
@@ -347,7 +359,7 @@ pub(super) async fn build_status(
         ));
     }
     Ok(Json(BuildStatus {
-        template_id: caller.called(&info.without_tag()),
+        template_id: caller.display_name(&info.without_tag()),
         build_id: build,
         status: BuildState::Ready,
         logs: Vec::new(),

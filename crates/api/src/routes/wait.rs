@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Maximum wait per call in seconds. Proxies close connections that are idle for longer.
 pub(crate) const MAX_WAIT_S: u64 = 10;
 /// Default time for processes to terminate, in milliseconds.
-const USUAL_GRACE_MS: u64 = 10_000;
+const DEFAULT_GRACE_MS: u64 = 10_000;
 /// Names of the states that a client can wait for.
 pub(crate) const AWAITED: [&str; 3] = ["ended", "running", "paused"];
 
@@ -57,7 +57,7 @@ pub(super) async fn wait(
     let awaited = query.word("for", &words)?.unwrap_or(Awaited::Ended);
     let seconds = query.number("seconds", 0..=MAX_WAIT_S)?;
     let limit = Duration::from_secs(seconds.unwrap_or(0));
-    let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
+    let record = app.sandbox(&caller, &id, Liveness::IncludingBroken)?;
     let over = move |state: &SandboxState| awaited.is_over(state);
     let record = app.sandboxes.wait(record.id(), limit, over).await?;
     let reason = match &record.state() {
@@ -81,7 +81,7 @@ pub(super) async fn restart(
     Optional(body): Optional<RestartSandbox>,
 ) -> Result<Json<Sandbox>, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    let grace = Duration::from_millis(body.grace_ms.unwrap_or(USUAL_GRACE_MS));
+    let grace = Duration::from_millis(body.grace_ms.unwrap_or(DEFAULT_GRACE_MS));
     if grace > MAX_RESTART_GRACE {
         return Err(ApiError::invalid(format!(
             "`graceMs` must be 0 to {} milliseconds",

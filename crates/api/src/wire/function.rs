@@ -83,9 +83,10 @@ pub(crate) fn function(
     Function {
         name: record.name.clone(),
         owner: record.owner.clone(),
-        state: match record.enabled {
-            true => FunctionState::Enabled,
-            false => FunctionState::Disabled,
+        state: if record.enabled {
+            FunctionState::Enabled
+        } else {
+            FunctionState::Disabled
         },
         public: record.public,
         version: record.answering,

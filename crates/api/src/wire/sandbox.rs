@@ -61,13 +61,13 @@ impl App {
     /// Returns the response to the creator of a sandbox. Tokens are omitted for read-only callers.
     pub(crate) fn answer(&self, caller: &Caller, sandbox: &manager::Sandbox) -> Sandbox {
         let secret =
-            |token: Option<&str>| token.filter(|_| !caller.only_reads()).map(str::to_owned);
+            |token: Option<&str>| token.filter(|_| !caller.is_read_only()).map(str::to_owned);
         Sandbox {
-            template_id: caller.called(sandbox.template()),
+            template_id: caller.display_name(sandbox.template()),
             sandbox_id: caller.shown_id(sandbox.id()).to_owned(),
             client_id: CLIENT_ID.to_owned(),
             envd_version: ENVD_VERSION.to_owned(),
-            alias: caller.called(sandbox.template()),
+            alias: caller.display_name(sandbox.template()),
             envd_access_token: secret(sandbox.agent_token()),
             traffic_access_token: secret(sandbox.traffic_token()),
             domain: self.config.domain.clone(),
@@ -77,10 +77,10 @@ impl App {
 
     pub(crate) fn listed(&self, caller: &Caller, sandbox: &manager::Sandbox) -> ListedSandbox {
         ListedSandbox {
-            template_id: caller.called(sandbox.template()),
+            template_id: caller.display_name(sandbox.template()),
             sandbox_id: caller.shown_id(sandbox.id()).to_owned(),
             client_id: CLIENT_ID.to_owned(),
-            alias: caller.called(sandbox.template()),
+            alias: caller.display_name(sandbox.template()),
             started_at: moment(sandbox.created_ms()),
             end_at: end_at(sandbox),
             cpu_count: sandbox.size().vcpus,
@@ -103,7 +103,7 @@ impl App {
             listed,
             envd_access_token: sandbox
                 .agent_token()
-                .filter(|_| !caller.only_reads())
+                .filter(|_| !caller.is_read_only())
                 .map(str::to_owned),
             domain: self.config.domain.clone(),
             allow_internet_access: settings.network.allow_internet_access,

@@ -17,12 +17,13 @@ impl App {
         Snapshot {
             snapshot_id: snapshot.id().to_owned(),
             names: snapshot.name().map(str::to_owned).into_iter().collect(),
-            status: match snapshot.is_storing() {
-                true => SnapshotStatus::Storing,
-                false => SnapshotStatus::Ready,
+            status: if snapshot.is_storing() {
+                SnapshotStatus::Storing
+            } else {
+                SnapshotStatus::Ready
             },
             origin_sandbox_id: Some(info.sandbox.clone()).filter(|s| !s.is_empty()),
-            template_id: caller.called(snapshot.template()),
+            template_id: caller.display_name(snapshot.template()),
             parent_snapshot_id: snapshot.parent().map(str::to_owned),
             purpose: snapshot.purpose(),
             cpu_count: snapshot.size().vcpus,

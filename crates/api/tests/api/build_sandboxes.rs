@@ -63,13 +63,14 @@ struct Short(AtomicBool);
 
 impl HostReader for Short {
     fn read(&self) -> HostFigures {
-        match self.0.load(Ordering::Relaxed) {
-            true => HostFigures::default(),
-            false => HostFigures {
+        if self.0.load(Ordering::Relaxed) {
+            HostFigures::default()
+        } else {
+            HostFigures {
                 memory_total_mib: Some(8192),
                 memory_available_mib: Some(100),
                 ..HostFigures::default()
-            },
+            }
         }
     }
 }

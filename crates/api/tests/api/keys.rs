@@ -4,7 +4,7 @@ use crate::support;
 
 use axum::body::Body;
 use axum::http::Request;
-use jiffy_api::{AutoResume, Limits, Scope, WakeError};
+use jiffy_api::{AutoResume, Limits, ResumeError, Scope};
 use jiffy_sandbox_manager::SandboxState;
 use serde_json::{Value, json};
 use support::{Api, TestCaller};
@@ -270,8 +270,8 @@ async fn an_auto_resumed_sandbox_counts_for_its_key_once() {
         .await
         .expect(204);
     let other = api.sandbox_of(&who).await;
-    let refused = auto_resume.wake(&sleeper).await.unwrap_err();
-    assert!(matches!(refused, WakeError::Limit(_)), "{refused}");
+    let refused = auto_resume.ensure_running(&sleeper).await.unwrap_err();
+    assert!(matches!(refused, ResumeError::Limit(_)), "{refused}");
     assert_eq!(
         *api.host.get(&sleeper).unwrap().state(),
         SandboxState::Paused
@@ -280,7 +280,7 @@ async fn an_auto_resumed_sandbox_counts_for_its_key_once() {
         .await
         .expect(204);
     // Concurrent requests reserve quota for one resume.
-    let one = || auto_resume.wake(&sleeper);
+    let one = || auto_resume.ensure_running(&sleeper);
     let (a, b, c) = tokio::join!(one(), one(), one());
     assert!([a, b, c].iter().all(Result::is_ok));
     assert_eq!(
@@ -293,10 +293,10 @@ async fn an_auto_resumed_sandbox_counts_for_its_key_once() {
         .expect(204);
     let another = api.sandbox_of(&who).await;
     api.keys.revoke(&key.key.id).unwrap();
-    auto_resume.wake(&sleeper).await.unwrap();
+    auto_resume.ensure_running(&sleeper).await.unwrap();
     assert_eq!(
         *api.host.get(&another).unwrap().state(),
         SandboxState::Running
     );
-    assert!(auto_resume.wake("nope").await.is_err());
+    assert!(auto_resume.ensure_running("nope").await.is_err());
 }

@@ -31,10 +31,11 @@ fn camel(name: &str) -> String {
 /// Returns a value that no field of this schema accepts.
 fn wrong(schema: &Value) -> Value {
     let kinds = schema["type"].to_string();
-    match kinds.contains("object") || kinds == "null" {
+    if kinds.contains("object") || kinds == "null" {
         // Unsupported options are accepted if they are empty.
-        true => json!("wrong"),
-        false => json!({ "wrong": { "deep": 1 } }),
+        json!("wrong")
+    } else {
+        json!({ "wrong": { "deep": 1 } })
     }
 }
 

@@ -166,8 +166,8 @@ pub async fn move_into_place(
 ) -> Result<(), BuildFailure> {
     let target = to.trim_end_matches("/.").trim_end_matches('/');
     let target = if target.is_empty() { "/" } else { target };
-    let there = stat(agent, target).await?;
-    let is_directory = there.as_ref().is_some_and(is_directory);
+    let existing = stat(agent, target).await?;
+    let is_directory = existing.as_ref().is_some_and(is_directory);
     let named_directory = to.ends_with('/') || to.ends_with("/.");
     if items.len() > 1 && !named_directory && !is_directory {
         return Err(BuildFailure::new(format!(
@@ -175,12 +175,10 @@ pub async fn move_into_place(
         )));
     }
     for item in items {
-        let path = match item.directory {
-            true => target.to_owned(),
-            false if is_directory || named_directory => {
-                format!("{}/{}", target.trim_end_matches('/'), item.name)
-            }
-            false => target.to_owned(),
+        let path = if !item.directory && (is_directory || named_directory) {
+            format!("{}/{}", target.trim_end_matches('/'), item.name)
+        } else {
+            target.to_owned()
         };
         move_entry(agent, item, &path).await?;
     }
@@ -192,7 +190,7 @@ async fn move_entry(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<
     let mut waiting = vec![(item.path.clone(), to.to_owned(), item.directory)];
     while let Some((from, to, directory)) = waiting.pop() {
         match stat(agent, &to).await? {
-            Some(there) if directory && is_directory(&there) => {
+            Some(existing) if directory && is_directory(&existing) => {
                 let list = agent.list_dir(&from, Some(ROOT_USER), 1).await;
                 for entry in list.map_err(|e| BuildFailure::agent(&format!("list {from}"), e))? {
                     let directory = is_directory(&entry) && !entry.is_symlink;
@@ -201,7 +199,7 @@ async fn move_entry(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<
                 }
                 continue;
             }
-            Some(there) if is_directory(&there) && !there.is_symlink => {
+            Some(existing) if is_directory(&existing) && !existing.is_symlink => {
                 return Err(BuildFailure::new(format!(
                     "cannot write {to}: a directory of this name exists"
                 )));
@@ -210,7 +208,7 @@ async fn move_entry(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<
                 let removed = agent.remove(&to, Some(ROOT_USER)).await;
                 removed.map_err(|e| BuildFailure::agent(&format!("replace {to}"), e))?;
             }
-            None => make_parent(agent, &to).await?,
+            None => create_parent(agent, &to).await?,
         }
         let moved = agent.rename(&from, &to, Some(ROOT_USER)).await;
         moved.map_err(|e| BuildFailure::agent(&format!("write {to}"), e))?;
@@ -218,15 +216,15 @@ async fn move_entry(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<
     Ok(())
 }
 
-async fn make_parent(agent: &AgentClient, path: &str) -> Result<(), BuildFailure> {
+async fn create_parent(agent: &AgentClient, path: &str) -> Result<(), BuildFailure> {
     match path.rsplit_once('/') {
-        Some((parent, _)) if !parent.is_empty() => make_directory(agent, parent, ROOT_USER).await,
+        Some((parent, _)) if !parent.is_empty() => create_directory(agent, parent, ROOT_USER).await,
         _ => Ok(()),
     }
 }
 
 /// Creates a directory with its parents, unless it exists.
-pub async fn make_directory(
+pub async fn create_directory(
     agent: &AgentClient,
     path: &str,
     user: &str,
@@ -234,8 +232,9 @@ pub async fn make_directory(
     if stat(agent, path).await?.is_some_and(|e| is_directory(&e)) {
         return Ok(());
     }
-    let made = agent.make_dir(path, Some(user)).await;
-    made.map(drop)
+    let created = agent.make_dir(path, Some(user)).await;
+    created
+        .map(drop)
         .map_err(|e| BuildFailure::agent(&format!("create the directory {path}"), e))
 }
 

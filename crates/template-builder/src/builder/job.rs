@@ -73,14 +73,15 @@ impl BuildJob {
         let count = self.spec.stages.len();
         let needed = needed_stages(&self.spec)?;
         let total = needed.iter().zip(&self.spec.stages);
-        let said = |s: &BuildStage| s.steps.iter().filter(|step| !is_generated(step)).count();
-        let total = total.map(|(n, s)| if *n { said(s) } else { 0 }).sum();
+        let counted = |s: &BuildStage| s.steps.iter().filter(|step| !is_generated(step)).count();
+        let total = total.map(|(n, s)| if *n { counted(s) } else { 0 }).sum();
         let mut counter = StepCounter { done: 0, total };
         let mut stages: Vec<Option<StageState>> = Vec::with_capacity(count);
         for (stage, needed) in self.spec.stages.iter().zip(needed) {
-            let progressed = match needed {
-                true => Some(self.run_stage(stage, &mut stages, &mut counter).await?),
-                false => None,
+            let progressed = if needed {
+                Some(self.run_stage(stage, &mut stages, &mut counter).await?)
+            } else {
+                None
             };
             stages.push(progressed);
         }
@@ -172,16 +173,16 @@ impl BuildJob {
                 disk_floor: None,
             };
             // Held until the sandbox runs.
-            let room = self.inner.reserve(self.build.caller.as_deref(), request);
-            let room = Arc::new(room.await.map_err(|e| cannot(&e))?);
+            let permit = self.inner.reserve(self.build.caller.as_deref(), request);
+            let permit = Arc::new(permit.await.map_err(|e| cannot(&e))?);
             let mut patience = self.patience();
-            let made = loop {
-                match self.sandboxes.create(spec.clone(), room.clone()).await {
+            let created = loop {
+                match self.sandboxes.create(spec.clone(), permit.clone()).await {
                     Err(e) if patience.pause(&e).await => {}
-                    made => break made.map_err(|e| cannot(&e))?,
+                    created => break created.map_err(|e| cannot(&e))?,
                 }
             };
-            at.sandbox = Some(made.id().to_owned());
+            at.sandbox = Some(created.id().to_owned());
         }
         let id = at.sandbox.as_deref().unwrap_or_default();
         sandboxes

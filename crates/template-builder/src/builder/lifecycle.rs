@@ -58,7 +58,7 @@ impl Builder {
         let (this, template, id) = (self.clone(), template.clone(), build.id.clone());
         tokio::spawn(async move {
             let built = tokio::select! {
-                built = this.run_in_turn(&template, &id, &job, &log) => built,
+                built = this.run_when_permitted(&template, &id, &job, &log) => built,
                 () = token.cancelled() => Err(BuildFailure::new("the build was cancelled")),
             };
             job.remove_sandboxes().await;
@@ -70,25 +70,25 @@ impl Builder {
         Ok(())
     }
 
-    async fn run_in_turn(
+    async fn run_when_permitted(
         &self,
         template: &TemplateRecord,
         id: &str,
         job: &BuildJob,
         log: &BuildLog,
     ) -> Result<BuildOutcome, BuildFailure> {
-        let turn = self
+        let lock = self
             .0
             .template_locks
             .lock()
             .entry(template.id.clone())
             .or_default()
             .clone();
-        let _turn = match turn.clone().try_lock_owned() {
-            Ok(turn) => turn,
+        let _guard = match lock.clone().try_lock_owned() {
+            Ok(guard) => guard,
             Err(_) => {
                 log.info(None, "waiting for another build of the same template");
-                turn.lock_owned().await
+                lock.lock_owned().await
             }
         };
         let on_wait = || log.info(None, "waiting for builds of other templates");
@@ -96,11 +96,11 @@ impl Builder {
         let _permit = permit
             .await
             .ok_or_else(|| BuildFailure::new("the daemon is shutting down"))?;
-        let moved = self
+        let updated = self
             .0
             .records
             .transition(id, BuildStatus::Waiting, BuildStatus::Building);
-        moved.map_err(|e| BuildFailure::new(e.to_string()))?;
+        updated.map_err(|e| BuildFailure::new(e.to_string()))?;
         job.run().await
     }
 
@@ -165,8 +165,8 @@ impl Builder {
                 StageBase::Image(image) => image.reference.as_str(),
                 _ => continue,
             };
-            let stand_in = E2B_IMAGES.iter().find(|(image, _)| *image == named);
-            if let Some((_, template)) = stand_in {
+            let replacement = E2B_IMAGES.iter().find(|(image, _)| *image == named);
+            if let Some((_, template)) = replacement {
                 stage.from = StageBase::Template((*template).to_owned());
             }
         }

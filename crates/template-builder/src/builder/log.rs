@@ -41,7 +41,7 @@ impl BuildLog {
     pub fn write(&self, level: LogLevel, step: Option<&str>, message: &str) {
         for line in message.lines() {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
-            let said = match number {
+            let stored = match number {
                 n if n < MAX_LOG_LINES => {
                     self.records
                         .insert_log_line(&self.build, n, level, step, line)
@@ -54,7 +54,7 @@ impl BuildLog {
                 // The build's record contains the cause of a failure.
                 _ => Ok(()),
             };
-            if let Err(e) = said {
+            if let Err(e) = stored {
                 tracing::warn!(build = self.build, error = %e, "cannot store a line of a build log");
             }
         }

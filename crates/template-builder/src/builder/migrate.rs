@@ -33,9 +33,10 @@ impl Builder {
         let mut owners = HashMap::new();
         let mut public = Vec::new();
         for record in records.templates()? {
-            let visibility = match record.public {
-                true => Visibility::Public,
-                false => Visibility::Private,
+            let visibility = if record.public {
+                Visibility::Public
+            } else {
+                Visibility::Private
             };
             match record.owner {
                 Some(owner) if self.0.settings.host_keys.contains(&owner) => {

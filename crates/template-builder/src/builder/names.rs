@@ -81,10 +81,10 @@ pub fn resolve<E: From<RecordError>>(
     {
         return Ok(Some(meaning));
     }
-    let Ok(said) = Reference::parse(which) else {
+    let Ok(reference) = Reference::parse(which) else {
         return Ok(None);
     };
-    if said.owner().is_none() && caller.is_some() {
+    if reference.owner().is_none() && caller.is_some() {
         // An owner that is not a key has no namespace.
         if let Ok(own) = Reference::in_namespace(caller, which)
             && let Some(meaning) = found(own, ResolvedBy::Own)?
@@ -92,9 +92,9 @@ pub fn resolve<E: From<RecordError>>(
             return Ok(Some(meaning));
         }
     }
-    let own = said.owner() == caller && !said.is_stock();
+    let own = reference.owner() == caller && !reference.is_stock();
     found(
-        said,
+        reference,
         if own {
             ResolvedBy::Own
         } else {
@@ -173,9 +173,10 @@ fn names_template(
         Some(namespace) => owner == Some(namespace),
         None => is_own || owner.is_none(),
     };
-    let resolved_by = match is_own {
-        true => ResolvedBy::Own,
-        false => ResolvedBy::Shared,
+    let resolved_by = if is_own {
+        ResolvedBy::Own
+    } else {
+        ResolvedBy::Shared
     };
     (is_named && named.name() == template.name).then_some(resolved_by)
 }

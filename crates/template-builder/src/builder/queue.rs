@@ -116,14 +116,12 @@ impl BuildQueue {
                 state.waiting.remove(&owner);
                 continue;
             };
-            match state
-                .waiting
-                .get(&owner)
-                .is_some_and(|waiters| !waiters.is_empty())
-            {
+            let has_waiters = |waiters: &VecDeque<_>| !waiters.is_empty();
+            if state.waiting.get(&owner).is_some_and(has_waiters) {
                 // The owner's next build waits until every other owner had a permit.
-                true => state.round_robin.push_back(owner.clone()),
-                false => drop(state.waiting.remove(&owner)),
+                state.round_robin.push_back(owner.clone());
+            } else {
+                state.waiting.remove(&owner);
             }
             let permit = BuildPermit {
                 queue: self.clone(),

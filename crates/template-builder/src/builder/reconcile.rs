@@ -42,7 +42,7 @@ impl Builder {
             let before = build.tags.len();
             build
                 .tags
-                .retain(|tag| !self.is_gone(&template.reference(tag)));
+                .retain(|tag| !self.is_removed(&template.reference(tag)));
             if build.tags.len() != before {
                 records.set_tags(&build.id, &build.tags)?;
                 changed = true;
@@ -65,7 +65,7 @@ impl Builder {
             .any(keeps_template))
     }
 
-    fn is_gone(&self, reference: &str) -> bool {
+    fn is_removed(&self, reference: &str) -> bool {
         // A template that cannot be read still exists.
         let found = self.0.templates.manifest(reference);
         matches!(found, Err(TemplateError::Unknown { .. }))

@@ -54,13 +54,14 @@ impl StageConfig {
     /// slash is preserved.
     pub fn path(&self, word: &str) -> Result<String, String> {
         let path = self.expand(word)?;
-        Ok(match path.starts_with('/') {
-            true => path,
-            false => format!(
+        Ok(if path.starts_with('/') {
+            path
+        } else {
+            format!(
                 "{}/{}",
                 self.workdir.trim_end_matches('/'),
                 path.trim_start_matches("./")
-            ),
+            )
         })
     }
 

@@ -142,11 +142,12 @@ impl BuilderInner {
                 continue;
             }
             let used = last_uses.get(step.fingerprint()).copied();
-            let gone = used.unwrap_or(step.created_ms()) <= oldest
+            let is_removed = used.unwrap_or(step.created_ms()) <= oldest
                 && self.sandboxes.snapshots().remove(step.id()).is_ok();
-            match gone {
-                true => pruned.steps += 1,
-                false => drop(last_uses.remove(step.fingerprint())),
+            if is_removed {
+                pruned.steps += 1;
+            } else {
+                last_uses.remove(step.fingerprint());
             }
         }
         // Entries that remain belong to removed steps.
@@ -244,9 +245,10 @@ impl Builder {
                     // A build without tags is superseded.
                     let superseded = build.tags.is_empty() && t.id == template;
                     let steps = build.steps.into_iter();
-                    match superseded {
-                        true => older.extend(steps),
-                        false => current.extend(steps),
+                    if superseded {
+                        older.extend(steps)
+                    } else {
+                        current.extend(steps)
                     }
                 }
             }

@@ -52,9 +52,10 @@ impl Builder {
         for tag in tags {
             check_name(&job::tagged(&template.name, tag))?;
         }
-        let (templates, named, gone) = (self.0.templates.clone(), template.clone(), tags.to_vec());
+        let (templates, named, removed) =
+            (self.0.templates.clone(), template.clone(), tags.to_vec());
         let work = move || {
-            for tag in &gone {
+            for tag in &removed {
                 match templates.remove(&named.reference(tag)) {
                     Ok(()) | Err(TemplateError::Unknown { .. }) => {}
                     Err(e) => return Err(e),
@@ -86,9 +87,10 @@ impl Builder {
         public: bool,
     ) -> Result<(), BuilderError> {
         self.0.records.set_public(&template.id, public)?;
-        let visibility = match public {
-            true => Visibility::Public,
-            false => Visibility::Private,
+        let visibility = if public {
+            Visibility::Public
+        } else {
+            Visibility::Private
         };
         let (templates, name) = (self.0.templates.clone(), template.reference(DEFAULT_TAG));
         match blocking(move || templates.set_visibility(&name, visibility)).await? {

@@ -19,11 +19,11 @@ const MAX_QUEUED_CHUNKS: usize = 8;
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// Returns the options of an extraction. `owner` is the default owner.
-fn archive_options(wanted: &CopyRequest, owner: Option<&str>, gzip: bool) -> ArchiveOptions {
+fn archive_options(request: &CopyRequest, owner: Option<&str>, gzip: bool) -> ArchiveOptions {
     ArchiveOptions {
         user: Some(ROOT_USER.to_owned()),
-        owner: wanted.owner.clone().or(owner.map(str::to_owned)),
-        mode: wanted.mode.clone(),
+        owner: request.owner.clone().or(owner.map(str::to_owned)),
+        mode: request.mode.clone(),
         gzip,
     }
 }
@@ -37,7 +37,7 @@ pub async fn unpack_upload(
     agent: &AgentClient,
     archive: &Path,
     into: &str,
-    wanted: &CopyRequest,
+    request: &CopyRequest,
 ) -> Result<(), BuildFailure> {
     let unreadable =
         |e: io::Error| BuildFailure::new(format!("cannot read the uploaded files: {e}"));
@@ -47,7 +47,7 @@ pub async fn unpack_upload(
     let gzip = chunk
         .get(..read)
         .is_some_and(|b| b.starts_with(&GZIP_MAGIC));
-    let mut writer = agent.archive_write(into, &archive_options(wanted, Some("0:0"), gzip));
+    let mut writer = agent.archive_write(into, &archive_options(request, Some("0:0"), gzip));
     while read > 0 {
         chunk.truncate(read);
         writer.write(chunk).await.map_err(failed)?;
@@ -64,32 +64,34 @@ pub async fn copy_between(
     to: &AgentClient,
     items: &[StagedFile],
     into: &str,
-    wanted: &CopyRequest,
+    request: &CopyRequest,
 ) -> Result<Vec<StagedFile>, BuildFailure> {
-    let mut arrived = Vec::new();
+    let mut copied = Vec::new();
     for (number, item) in items.iter().enumerate() {
         let target = format!("{into}/{number}");
         // A directory is archived by its contents, without its name.
-        let path = match item.directory {
-            true => format!("{}/.", item.path.trim_end_matches('/')),
-            false => item.path.clone(),
+        let path = if item.directory {
+            format!("{}/.", item.path.trim_end_matches('/'))
+        } else {
+            item.path.clone()
         };
         let reader = from.archive_read(&[path], Some(ROOT_USER)).await;
         let reader = reader.map_err(|e| BuildFailure::agent(&format!("read {}", item.path), e))?;
-        let writer = to.archive_write(&target, &archive_options(wanted, None, false));
+        let writer = to.archive_write(&target, &archive_options(request, None, false));
         forward(reader, writer).await?;
-        arrived.push(match item.directory {
-            true => StagedFile {
+        copied.push(if item.directory {
+            StagedFile {
                 path: target,
                 ..item.clone()
-            },
-            false => StagedFile {
+            }
+        } else {
+            StagedFile {
                 path: format!("{target}/{}", item.name),
                 ..item.clone()
-            },
+            }
         });
     }
-    Ok(arrived)
+    Ok(copied)
 }
 
 async fn forward(mut reader: FileReader, mut writer: FileWriter) -> Result<(), BuildFailure> {
@@ -105,7 +107,7 @@ pub async fn write_inline(
     agent: &AgentClient,
     files: &[(String, String)],
     into: &str,
-    wanted: &CopyRequest,
+    request: &CopyRequest,
 ) -> Result<(), BuildFailure> {
     let mut archive = tar::Builder::new(Vec::new());
     for (name, content) in files {
@@ -122,7 +124,7 @@ pub async fn write_inline(
     }
     let archive = archive.into_inner();
     let archive = archive.map_err(|e| BuildFailure::new(format!("cannot pack the files: {e}")))?;
-    let mut writer = agent.archive_write(into, &archive_options(wanted, Some("0:0"), false));
+    let mut writer = agent.archive_write(into, &archive_options(request, Some("0:0"), false));
     writer.write(archive).await.map_err(failed)?;
     writer.finish().await.map_err(failed)
 }

@@ -82,7 +82,7 @@ pub struct UploadStore {
     directory: PathBuf,
     open: Arc<Mutex<HashMap<String, UploadTicket>>>,
     /// Number and bytes of stored uploads by owner. Updated together with the files.
-    kept: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
+    stored: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
     /// Number of uploads in flight by owner.
     incoming: Arc<Mutex<HashMap<Owner, usize>>>,
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
@@ -160,7 +160,7 @@ impl UploadStore {
         let this = Self {
             directory,
             open: Arc::default(),
-            kept: Arc::default(),
+            stored: Arc::default(),
             incoming: Arc::default(),
             quota: Mutex::default(),
         };
@@ -169,8 +169,8 @@ impl UploadStore {
                 fs::remove_file(file)?;
             } else if file.extension().is_none() {
                 let bytes = charged(fs::metadata(&file)?.len());
-                let mut kept = this.kept.lock();
-                let of_owner = kept.entry(owner_of(&file)).or_default();
+                let mut stored = this.stored.lock();
+                let of_owner = stored.entry(owner_of(&file)).or_default();
                 *of_owner = (of_owner.0 + 1, of_owner.1 + bytes);
             }
         }
@@ -184,8 +184,9 @@ impl UploadStore {
 
     /// Returns the number and bytes of the uploads of a key.
     pub(super) fn usage_of(&self, owner: &str) -> (u64, u64) {
-        let kept = self.kept.lock();
-        kept.get(&Some(owner.to_owned()))
+        let stored = self.stored.lock();
+        stored
+            .get(&Some(owner.to_owned()))
             .copied()
             .unwrap_or_default()
     }
@@ -312,7 +313,7 @@ impl UploadStore {
             bytes: 0,
             reserved: 0,
             permit,
-            kept: self.kept.clone(),
+            stored: self.stored.clone(),
             incoming,
             unfinished: TemporaryFile(new),
             target,
@@ -372,10 +373,10 @@ impl UploadStore {
                 freed += metadata.len();
             } else if age >= unused_for {
                 // The checksum file is removed first: an upload without it does not exist.
-                let mut kept = self.kept.lock();
+                let mut stored = self.stored.lock();
                 let _ = fs::remove_file(path.with_extension("sum"));
                 fs::remove_file(&path)?;
-                uncount(&mut kept, &owner, metadata.len());
+                uncount(&mut stored, &owner, metadata.len());
                 freed += metadata.len();
             }
         }
@@ -392,12 +393,12 @@ fn owner_of(path: &Path) -> Owner {
 }
 
 /// Subtracts a removed upload from its owner's usage.
-fn uncount(kept: &mut HashMap<Owner, (u64, u64)>, owner: &Owner, bytes: u64) {
-    if let Some((count, sum)) = kept.get_mut(owner) {
+fn uncount(stored: &mut HashMap<Owner, (u64, u64)>, owner: &Owner, bytes: u64) {
+    if let Some((count, sum)) = stored.get_mut(owner) {
         *count = count.saturating_sub(1);
         *sum = sum.saturating_sub(charged(bytes));
         if *count == 0 {
-            kept.remove(owner);
+            stored.remove(owner);
         }
     }
 }

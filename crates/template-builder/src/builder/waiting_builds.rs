@@ -65,9 +65,10 @@ impl BuilderInner {
         let mut waiting = self.records.waiting_of(caller)?;
         let running = self.running.lock();
         waiting.retain(|id| !running.contains_key(id));
-        match waiting.len() < MAX_WAITING_BUILDS {
-            true => Ok(()),
-            false => Err(BuilderError::Waiting),
+        if waiting.len() < MAX_WAITING_BUILDS {
+            Ok(())
+        } else {
+            Err(BuilderError::Waiting)
         }
     }
 

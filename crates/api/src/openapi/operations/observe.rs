@@ -2,7 +2,7 @@
 
 use crate::openapi::operation::Operation;
 use crate::openapi::operation::query;
-use crate::routes::bounds::{MAX_LINES, MAX_LINK, MAX_MOMENT};
+use crate::routes::bounds::{MAX_LINES, MAX_LINK_S, MAX_MOMENT};
 use axum::http::Method;
 use jiffy_api_types::{
     AllMetrics, Connections, Logs, LogsV2, Metric, NetworkUpdate, Preview, Process, Snapshot,
@@ -45,7 +45,7 @@ pub(super) fn observe() -> Vec<Operation> {
     if let Some(map) = port.as_object_mut() {
         map.insert("required".to_owned(), json!(true));
     }
-    let ttl = json!({ "type": "integer", "minimum": 1, "maximum": MAX_LINK, "default": 3600 });
+    let ttl = json!({ "type": "integer", "minimum": 1, "maximum": MAX_LINK_S, "default": 3600 });
     vec![
         Operation::new(
             Method::PUT,

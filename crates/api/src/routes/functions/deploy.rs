@@ -43,7 +43,7 @@ pub(in crate::routes) async fn deploy(
             Some("settings") => settings = parse(&small(&mut field).await?)?,
             Some("module") if module.is_none() => {
                 let room = module_room(&app, &caller, expected).await?;
-                let mut upload = functions.upload_of(caller.bounds(), room).await?;
+                let mut upload = functions.upload_of(caller.owner_scope(), room).await?;
                 receive(&mut field, &mut upload).await?;
                 module = Some(upload);
             }
@@ -56,9 +56,11 @@ pub(in crate::routes) async fn deploy(
     let module = match (module, function::digest(&settings)?) {
         (Some(module), None) => module,
         (None, Some(digest)) => {
-            let found = functions.find_module(caller.bounds(), digest).await?;
+            let found = functions.find_module(caller.owner_scope(), digest).await?;
             let room = module_room(&app, &caller, found.bytes()).await?;
-            functions.copy_module(caller.bounds(), found, room).await?
+            functions
+                .copy_module(caller.owner_scope(), found, room)
+                .await?
         }
         (None, None) => {
             let message = "the form has no module: send a WebAssembly file as `module`, or the digest of \
@@ -72,7 +74,7 @@ pub(in crate::routes) async fn deploy(
     };
     let scope = function::sandbox_key(&settings)?;
     let renew = settings.renew_sandbox_key;
-    let former = functions.find(caller.bounds(), &name).ok();
+    let former = functions.find(caller.owner_scope(), &name).ok();
     let former = former.and_then(|record| record.sandbox_key.clone());
     let granted = scope.map(|scope| app.sandbox_key(&caller, &name, scope, renew));
     let granted = granted.transpose()?;
@@ -81,7 +83,7 @@ pub(in crate::routes) async fn deploy(
         ..function::changes(settings)
     };
     let deployed = functions
-        .deploy(caller.bounds(), &name, changes, module)
+        .deploy(caller.owner_scope(), &name, changes, module)
         .await;
     match &deployed {
         Ok(_) => app.end_sandbox_key(former.as_ref(), granted.as_ref()),
@@ -98,7 +100,7 @@ fn content_length(request: &Request) -> Option<u64> {
 /// Reserves disk space for a module of `bytes` bytes and its machine code. If either turns out to
 /// be larger, the reservation grows before the data is written.
 async fn module_room(app: &App, caller: &Caller, bytes: u64) -> Result<DeployQuota, ApiError> {
-    let Some(key) = caller.key().filter(|_| caller.bounds().is_some()) else {
+    let Some(key) = caller.key().filter(|_| caller.owner_scope().is_some()) else {
         return Ok(DeployQuota::default());
     };
     let bytes = bytes.min(MAX_MODULE_BYTES);

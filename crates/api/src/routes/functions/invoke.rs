@@ -1,8 +1,8 @@
 //! Requests to functions: by path with a key, and by host name.
 
 use crate::app::App;
-use crate::caller::{Caller, known};
-use crate::error::{ApiError, FunctionAnswer, in_one_form};
+use crate::caller::{Caller, identify};
+use crate::error::{ApiError, FunctionAnswer, convert_error};
 use crate::hooks::FunctionCall;
 use axum::Router;
 use axum::extract::{Path, Request, State};
@@ -30,7 +30,7 @@ pub(in crate::routes) fn by_path() -> Router<App> {
 pub fn function_router(app: App) -> Router {
     Router::new()
         .fallback(invoke_by_host)
-        .layer(map_response(in_one_form))
+        .layer(map_response(convert_error))
         .with_state(app)
 }
 
@@ -74,16 +74,15 @@ async fn invoke_by_host(State(app): State<App>, request: Request) -> Result<Resp
     let functions = app.functions()?;
     let found = functions.find_label(&label).ok();
     // Functions of a removed key are no longer reachable.
-    let found = found.filter(|record| {
-        app.keys.standing(record.owner.as_deref()) != crate::keys::KeyStatus::Ended
-    });
+    let found = found
+        .filter(|record| app.keys.status(record.owner.as_deref()) != crate::keys::KeyStatus::Ended);
     let record = match found {
         Some(record) if record.public => record,
         // The response to a caller without a key does not reveal whether the function exists.
         found => {
             let caller = match request.extensions().get::<Caller>() {
                 Some(caller) => caller.clone(),
-                None => known(&app, &request)?,
+                None => identify(&app, &request)?,
             };
             may_invoke(&caller)?;
             let visible = found.filter(|record| caller.sees(record.owner.as_deref()));
@@ -94,9 +93,10 @@ async fn invoke_by_host(State(app): State<App>, request: Request) -> Result<Resp
 }
 
 fn may_invoke(caller: &Caller) -> Result<(), ApiError> {
-    match caller.only_reads() {
-        true => Err(ApiError::read_only()),
-        false => Ok(()),
+    if caller.is_read_only() {
+        Err(ApiError::read_only())
+    } else {
+        Ok(())
     }
 }
 
@@ -113,7 +113,7 @@ impl App {
             return Err(ApiError::new(status, "function_disabled", message));
         }
         // Functions of a removed key are no longer reachable.
-        if self.keys.standing(record.owner.as_deref()) == crate::keys::KeyStatus::Ended {
+        if self.keys.status(record.owner.as_deref()) == crate::keys::KeyStatus::Ended {
             return Err(FunctionError::NotFound(record.name.clone()).into());
         }
         let permit = record.owner.as_deref().map(|key| self.quota.exchange(key));

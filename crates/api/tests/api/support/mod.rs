@@ -260,10 +260,11 @@ impl Api {
         let response = self.router.clone().oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
         let bytes = to_bytes(body, 16 << 20).await.unwrap();
-        let body = match bytes.is_empty() {
-            true => Value::Null,
-            false => serde_json::from_slice(&bytes)
-                .unwrap_or_else(|e| panic!("{method} {path} answered no JSON ({e}): {bytes:?}")),
+        let body = if bytes.is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_slice(&bytes)
+                .unwrap_or_else(|e| panic!("{method} {path} answered no JSON ({e}): {bytes:?}"))
         };
         let answer = Answer {
             status: parts.status.as_u16(),

@@ -78,13 +78,13 @@ impl BuildJob {
         files: Option<CopiedFiles>,
         before: &mut [Option<StageState>],
     ) -> Result<(), BuildFailure> {
-        let wanted = CopyRequest::new(copy, &at.config).map_err(BuildFailure::new)?;
-        let nothing_left = agent.remove(STAGING, Some(ROOT_USER)).await;
-        nothing_left.map_err(|e| BuildFailure::agent(&format!("clear {STAGING}"), e))?;
+        let request = CopyRequest::new(copy, &at.config).map_err(BuildFailure::new)?;
+        let cleared = agent.remove(STAGING, Some(ROOT_USER)).await;
+        cleared.map_err(|e| BuildFailure::agent(&format!("clear {STAGING}"), e))?;
         let items = match files {
             Some(CopiedFiles::Upload { path, .. }) => {
-                transfer::unpack_upload(agent, &path, STAGING, &wanted).await?;
-                copy::find_sources(agent, STAGING, &wanted.sources).await?
+                transfer::unpack_upload(agent, &path, STAGING, &request).await?;
+                copy::find_sources(agent, STAGING, &request.sources).await?
             }
             Some(CopiedFiles::Stage { number, .. }) => {
                 let stage = before.get_mut(number).and_then(Option::as_mut);
@@ -94,8 +94,8 @@ impl BuildJob {
                 // Certificate authorities of the build network are not copied.
                 let withdrawn = from.withdraw_site().await;
                 withdrawn.map_err(|e| BuildFailure::agent("remove the host's certificates", e))?;
-                let found = copy::find_sources(&from, "/", &wanted.sources).await?;
-                transfer::copy_between(&from, agent, &found, STAGING, &wanted).await?
+                let found = copy::find_sources(&from, "/", &request.sources).await?;
+                transfer::copy_between(&from, agent, &found, STAGING, &request).await?
             }
             Some(CopiedFiles::Inline(files)) => {
                 let sources: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
@@ -105,18 +105,18 @@ impl BuildJob {
                 let files = filled
                     .collect::<Result<Vec<_>, _>>()
                     .map_err(BuildFailure::new)?;
-                transfer::write_inline(agent, &files, STAGING, &wanted).await?;
+                transfer::write_inline(agent, &files, STAGING, &request).await?;
                 copy::find_sources(agent, STAGING, &sources).await?
             }
             None => return Ok(()),
         };
-        if wanted.unpack {
-            transfer::unpack_archives(agent, &items, &wanted.to).await?;
+        if request.unpack {
+            transfer::unpack_archives(agent, &items, &request.to).await?;
         }
-        let packed = |item: &copy::StagedFile| wanted.unpack && transfer::is_archive(item);
+        let packed = |item: &copy::StagedFile| request.unpack && transfer::is_archive(item);
         let items: Vec<_> = items.into_iter().filter(|item| !packed(item)).collect();
         if !items.is_empty() {
-            copy::move_into_place(agent, &items, &wanted.to).await?;
+            copy::move_into_place(agent, &items, &request.to).await?;
         }
         let cleared = agent.remove(STAGING, Some(ROOT_USER)).await;
         cleared.map_err(|e| BuildFailure::agent(&format!("clear {STAGING}"), e))

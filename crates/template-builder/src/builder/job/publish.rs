@@ -30,15 +30,15 @@ impl BuildJob {
         let about = serde_json::to_string(&(&defaults, &startup, &at.config.labels));
         let sum = step_key::template_key(&at.key, &about.unwrap_or_default());
         let names = self.template_names();
-        let there = self.inner.templates.manifest(&names[0]);
+        let existing = self.inner.templates.manifest(&names[0]);
         // Images have at most twice the size of the sandbox's disk, plus the base's images.
         let images: u64 = at.base.images.iter().map(|i| i.size).sum();
         let most = (at.size.disk_mib << 20)
             .saturating_mul(2)
             .saturating_add(images);
         let owner = self.template.owner.as_deref();
-        let manifest = match there {
-            Ok(there) if there.recipe_sha256 == sum && !self.spec.force => there,
+        let manifest = match existing {
+            Ok(existing) if existing.recipe_sha256 == sum && !self.spec.force => existing,
             _ => {
                 let room = self.inner.reserve_template(owner, &[], most).await;
                 let room = room.map_err(|e| BuildFailure::new(e.message))?;
@@ -92,11 +92,11 @@ impl BuildJob {
         stage: &BuildStage,
     ) -> Result<(), BuildFailure> {
         let config = &at.config;
-        let says = |step: &BuildStep| {
+        let sets_command = |step: &BuildStep| {
             matches!(step.action, StepAction::Cmd(_) | StepAction::Entrypoint(_))
         };
         let inherits = !config.entrypoint.is_empty() || !config.cmd.is_empty();
-        if self.spec.start_image_command && !inherits && !stage.steps.iter().any(says) {
+        if self.spec.start_image_command && !inherits && !stage.steps.iter().any(sets_command) {
             return Err(BuildFailure::new(NO_IMAGE_COMMAND));
         }
         let startup = &self.spec.startup;
@@ -182,9 +182,12 @@ impl BuildJob {
         let (name, history) = (self.unfinished_name(), at.history.clone());
         let reader = transfer::blocking_reader(layer);
         let disk = most.map_or_else(DiskBudget::default, |most| {
-            DiskBudget::new(move |bytes| match bytes <= most {
-                true => Ok(()),
-                false => Err(over_budget(bytes, most)),
+            DiskBudget::new(move |bytes| {
+                if bytes <= most {
+                    Ok(())
+                } else {
+                    Err(over_budget(bytes, most))
+                }
             })
         });
         let writing = self.writing.clone().lock_owned().await;
@@ -236,9 +239,10 @@ impl BuildJob {
         let publish = || -> Result<(), String> {
             let record = self.inner.records.template(&self.template.id);
             let public = record.ok().flatten().is_some_and(|t| t.public);
-            let visibility = match public {
-                true => Visibility::Public,
-                false => Visibility::Private,
+            let visibility = if public {
+                Visibility::Public
+            } else {
+                Visibility::Private
             };
             for name in names {
                 if *name != reference {

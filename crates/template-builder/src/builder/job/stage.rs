@@ -190,12 +190,12 @@ impl BuildJob {
         let found = self.inner.resolve_for(name, owner);
         let name = found.map_err(|e| BuildFailure::new(e.to_string()))?;
         // A stock template that is not built yet is built here.
-        let usual = SandboxSize::default();
+        let default_size = SandboxSize::default();
         let built = self
             .inner
             .sandboxes
             .templates()
-            .fingerprint(&name, usual)
+            .fingerprint(&name, default_size)
             .await;
         built.map_err(|e| BuildFailure::new(e.to_string()))?;
         let manifest = self.inner.templates.manifest(&name);
@@ -205,12 +205,12 @@ impl BuildJob {
     /// Returns the size of the build's sandboxes, which is also the size of the template's
     /// sandboxes.
     fn sandbox_size(&self, base: &Defaults) -> Result<SandboxSize, BuildFailure> {
-        let usual = base.size();
-        let wanted = self.build.size;
+        let default_size = base.size();
+        let requested = self.build.size;
         let size = SandboxSize {
-            vcpus: wanted.vcpus.unwrap_or(usual.vcpus),
-            memory_mib: wanted.memory_mib.unwrap_or(usual.memory_mib),
-            disk_mib: usual.disk_mib.max(wanted.disk_mib.unwrap_or(0)),
+            vcpus: requested.vcpus.unwrap_or(default_size.vcpus),
+            memory_mib: requested.memory_mib.unwrap_or(default_size.memory_mib),
+            disk_mib: default_size.disk_mib.max(requested.disk_mib.unwrap_or(0)),
         };
         size.check().map_err(|e| BuildFailure::new(e.to_string()))?;
         Ok(size)

@@ -36,23 +36,24 @@ impl BuildJob {
                 | StepAction::Workdir(_)
                 | StepAction::AddUser(_)
         );
-        let said = |message: &str| {
+        let log_step = |message: &str| {
             if !is_generated(step) {
                 self.log.info(Some(name), message);
             }
         };
         if !changes_files {
-            said(shown);
+            log_step(shown);
             return at.config.apply(&step.action).map_err(BuildFailure::new);
         }
         at.steps.push(at.key.clone());
-        let known = match *fresh {
-            true => None,
-            false => self.inner.sandboxes.build_steps().newest(&at.key),
+        let cached = if *fresh {
+            None
+        } else {
+            self.inner.sandboxes.build_steps().newest(&at.key)
         };
-        if let Some(snapshot) = known {
+        if let Some(snapshot) = cached {
             self.inner.touch_step(&at.key);
-            said(&format!("CACHED {shown}"));
+            log_step(&format!("CACHED {shown}"));
             at.config.apply(&step.action).map_err(BuildFailure::new)?;
             at.source = SandboxSource::Snapshot(snapshot.id().to_owned());
             self.release_sandbox(at).await;
@@ -61,7 +62,7 @@ impl BuildJob {
         }
         // Later steps depend on this new result, so their cached results are invalid.
         *fresh = true;
-        said(shown);
+        log_step(shown);
         let agent = self.agent(at).await?;
         let done = match &step.action {
             StepAction::Run { command, user } => {
@@ -82,8 +83,8 @@ impl BuildJob {
         if let StepAction::Workdir(_) = step.action {
             // Created as the stage's user if the parent directory permits that, otherwise as root.
             let (path, user) = (&at.config.workdir, &at.config.user);
-            if copy::make_directory(&agent, path, user).await.is_err() {
-                copy::make_directory(&agent, path, ROOT_USER).await?;
+            if copy::create_directory(&agent, path, user).await.is_err() {
+                copy::create_directory(&agent, path, ROOT_USER).await?;
             }
         }
         let sandbox = at.sandbox.as_deref().unwrap_or_default();
@@ -134,7 +135,7 @@ impl BuildJob {
             .await
             .map_err(|e| BuildFailure::agent(&format!("run {program}"), e))?;
         let (mut out, mut err) = (LineSplitter::default(), LineSplitter::default());
-        let say = |lines: Vec<String>| {
+        let log_lines = |lines: Vec<String>| {
             for line in lines {
                 self.log.info(Some(name), &line);
             }
@@ -142,8 +143,8 @@ impl BuildJob {
         let end = loop {
             let event = process.next_event().await;
             match event.map_err(|e| BuildFailure::agent("read the output of the command", e))? {
-                Some(ProcessEvent::Stdout(bytes)) => say(out.push(&bytes)),
-                Some(ProcessEvent::Stderr(bytes)) => say(err.push(&bytes)),
+                Some(ProcessEvent::Stdout(bytes)) => log_lines(out.push(&bytes)),
+                Some(ProcessEvent::Stderr(bytes)) => log_lines(err.push(&bytes)),
                 Some(ProcessEvent::End(end)) => break end,
                 Some(_) => {}
                 None => {
@@ -153,7 +154,7 @@ impl BuildJob {
                 }
             }
         };
-        say(out.finish().into_iter().chain(err.finish()).collect());
+        log_lines(out.finish().into_iter().chain(err.finish()).collect());
         if end.exited && end.exit_code == 0 {
             return Ok(());
         }

@@ -26,7 +26,7 @@ pub struct IncomingUpload {
     /// Bytes reserved in the owner's quota.
     pub(super) reserved: u64,
     pub(super) permit: QuotaPermit,
-    pub(super) kept: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
+    pub(super) stored: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
     pub(super) incoming: UploadPermit,
     /// Removed on drop.
     pub(super) unfinished: TemporaryFile,
@@ -104,7 +104,7 @@ impl IncomingUpload {
     }
 
     /// Checks whether the upload may replace an existing upload. The caller must hold the lock of
-    /// `kept`.
+    /// `stored`.
     fn check_replacement(&self, sums: &Path, sum: &str) -> Result<(), UploadError> {
         let before = match fs::read_to_string(sums) {
             Ok(before) => before,
@@ -138,8 +138,8 @@ impl IncomingUpload {
         let sums = self.target.with_extension("sum");
         {
             // The permit is released after the upload is counted.
-            let kept = self.kept.clone();
-            let mut kept = kept.lock();
+            let stored = self.stored.clone();
+            let mut stored = stored.lock();
             self.check_replacement(&sums, &sum)?;
             let before = fs::metadata(&self.target).map(|m| m.len());
             // Removed while the file changes, so that a checksum never belongs to different
@@ -148,9 +148,9 @@ impl IncomingUpload {
             fs::rename(&self.unfinished.0, &self.target)?;
             let owner = &self.incoming.owner;
             if let Ok(bytes) = before {
-                uncount(&mut kept, owner, bytes);
+                uncount(&mut stored, owner, bytes);
             }
-            let of_owner = kept.entry(owner.clone()).or_default();
+            let of_owner = stored.entry(owner.clone()).or_default();
             *of_owner = (of_owner.0 + 1, of_owner.1 + charged(self.bytes));
         }
         if self.naming == UploadNaming::OfArchive {
