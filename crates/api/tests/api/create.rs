@@ -269,7 +269,7 @@ async fn a_create_that_failed_may_be_tried_again_with_its_key() {
     let body = json!({ "templateID": "base" });
     api.bench.world.fail("boot");
     api.send(keyed(&api, "k", &body)).await.expect(500);
-    api.bench.world.mend();
+    api.bench.world.clear_failures();
     api.send(keyed(&api, "k", &body)).await.expect(201);
     assert_eq!(api.host.list().len(), 1);
 }

@@ -102,7 +102,7 @@ async fn an_unhealthy_guest_is_not_paused_where_health_is_required() {
         "sandbox_snapshot_guest_agent_unresponsive"
     );
     assert_eq!(*api.host.get(&id).unwrap().state(), SandboxState::Running);
-    api.bench.world.mend();
+    api.bench.world.clear_failures();
     api.post(&path(&id, "pause"), body).await.expect(204);
 }
 
@@ -412,7 +412,7 @@ async fn an_operation_that_loses_its_sandbox_to_a_delete_answers_that_it_does_no
         let (lost, deleted) = tokio::join!(losing, deleting);
         assert_eq!(lost.refused(404), "sandbox_not_found", "{call}");
         deleted.expect(204);
-        world.mend();
+        world.clear_failures();
         world.forget_stuck();
     }
 }

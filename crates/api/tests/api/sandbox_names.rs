@@ -131,7 +131,7 @@ async fn a_restart_keeps_the_sandbox_and_metrics_are_current() {
         api.post(&path, Value::Null).await.refused(409),
         "wrong_state"
     );
-    api.bench.world.mend();
+    api.bench.world.clear_failures();
     let path = format!("/sandboxes/metrics?now=true&sandbox_ids={id}");
     let now = api.get(&path).await.expect(200);
     let metric = &now.body["sandboxes"][&id];
