@@ -63,7 +63,7 @@ pub use template::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs, Templ
     max_term_width = 110
 )]
 #[command(after_help = "Examples:
-  jiffy run -- python3 -c 'print(6 * 7)'      run a command in a fresh guest
+  jiffy run -- python3 -c 'print(6 * 7)'      run a command in a new sandbox
   echo hello | jiffy run -i -- tr a-z A-Z     with standard input
   jiffy run -t -- bash                        with a terminal
   jiffy doctor                                check this host")]
@@ -143,13 +143,13 @@ pub enum Command {
     Promote(OneArgs),
     /// List the isolation engines, their availability and capabilities
     Engines(EnginesArgs),
-    /// Run the daemon in the foreground. The commands above start one in the background if none
+    /// Run the daemon in the foreground. Other commands start a daemon in the background if none
     /// runs
     Serve(Box<ServeArgs>),
     /// Start, stop and inspect the background daemon
     #[command(subcommand)]
     Daemon(DaemonCommand),
-    /// Print a script that completes command lines in a shell
+    /// Print the completion script for a shell
     #[command(after_help = "Examples:
   source <(jiffy completions bash)                             for this shell
   jiffy completions zsh > ~/.zfunc/_jiffy
@@ -213,7 +213,8 @@ pub enum DaemonCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Stop the daemon after in-flight operations. Sandboxes continue to run for the next daemon
+    /// Stop the daemon after its in-flight operations complete. Sandboxes continue to run and are
+    /// adopted by the next daemon
     Stop {
         /// Also kill running sandboxes, even if the daemon has exited. Paused sandboxes and
         /// snapshots are retained

@@ -166,7 +166,8 @@ pub fn environment(options: &[String]) -> anyhow::Result<BTreeMap<String, String
         };
         anyhow::ensure!(
             !key.is_empty() && !key.contains('\0') && !value.contains('\0'),
-            "-e {option}: use KEY=VALUE"
+            "invalid environment variable `{option}`: use KEY=VALUE with a name that is not empty, and \
+             without NUL bytes"
         );
         env.insert(key.to_owned(), value);
     }

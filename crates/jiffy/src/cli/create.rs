@@ -19,8 +19,9 @@ use std::time::Duration;
 
 Timeouts:
   Without --timeout (or with --persist) a sandbox runs until it is killed. The timeout starts when
-  the sandbox starts, and starts again when it is resumed. --on-timeout selects the action. Sandboxes
-  that are created through the API have a timeout of 300 s unless the request sets another timeout.")]
+  the sandbox starts, and starts again when it is resumed. --on-timeout selects the action.
+  Sandboxes that are created through the API have a timeout of 300 s unless the request sets
+  another timeout.")]
 pub struct CreateArgs {
     /// Template to start from
     #[arg(long, default_value = "base", value_name = "NAME")]

@@ -62,16 +62,16 @@ pub enum FunctionCommand {
 /// Language of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FunctionLanguage {
-    /// A component of wasi:http/proxy
+    /// Component with the interface wasi:http/proxy
     Rust,
-    /// A component of wasi:http/proxy
+    /// Component with the interface wasi:http/proxy
     #[value(alias = "javascript")]
     Js,
-    /// A component of wasi:http/proxy
+    /// Component with the interface wasi:http/proxy
     Python,
-    /// A module of jiffy-core/1
+    /// Module with the interface jiffy-core/1
     Go,
-    /// A module of jiffy-core/1
+    /// Module with the interface jiffy-core/1
     C,
 }
 

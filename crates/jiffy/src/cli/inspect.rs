@@ -58,7 +58,7 @@ pub struct ShellArgs {
     /// Initial directory [default: home directory of the user]
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<String>,
-    /// User of the shell [default: of the template]
+    /// User of the shell [default: user of the template]
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
     /// Daemon to use.

@@ -66,7 +66,7 @@ pub struct KeyCreateArgs {
     /// Maximum memory of running sandboxes
     #[arg(long, value_parser = units::memory_mib, value_name = "SIZE")]
     pub max_memory: Option<u32>,
-    /// Maximum number of creates in 60 s
+    /// Maximum number of sandboxes created within 60 s
     #[arg(long, value_name = "N")]
     pub creates_per_minute: Option<u32>,
     /// Expiry: a duration (30d), a date (2027-01-31) or a time
@@ -107,7 +107,9 @@ fn expiry(text: &str) -> Result<u64, String> {
     let timestamp = text.parse::<Timestamp>().ok();
     let at = match timestamp.or_else(|| date().map(|date| date.timestamp())) {
         Some(at) => at,
-        None if text.ends_with(|c: char| c.is_ascii_lowercase()) => {
+        None if text.starts_with(|c: char| c.is_ascii_digit() || c == '.')
+            && text.ends_with(|c: char| c.is_ascii_lowercase()) =>
+        {
             let after = units::duration(text)?;
             let at = Timestamp::now().checked_add(after);
             at.map_err(|_| format!("`{text}` is out of range"))?

@@ -44,7 +44,7 @@ pub struct RmArgs {
   upload     files uploaded for builds
   image      images of removed templates
 
-Requested snapshots, sandboxes that are not killed, and named templates are retained.")]
+Snapshots taken by users, sandboxes that are not killed, and named templates are retained.")]
 pub struct PruneArgs {
     /// List the unused data and its size without removing it
     #[arg(short = 'n', long)]

@@ -42,15 +42,16 @@ pub struct RunArgs {
     /// Resources
     #[command(flatten)]
     pub size: SizeArgs,
-    /// Copy a directory or file into the sandbox before the command, and changes back afterwards
-    /// unless `:ro` is given. The directory is not shared while the command runs
+    /// Copy a directory or file into the sandbox before the command, and copy changes back
+    /// afterwards unless `:ro` is given. The directory is not shared while the command runs
     #[arg(short, long = "volume", value_name = "HOST:GUEST[:ro]", value_parser = volume)]
     pub volumes: Vec<Volume>,
     /// Forward a port of this host to the sandbox while the command runs. Binds to loopback unless
     /// an address is given
     #[arg(short, long = "publish", value_name = "[IP:][LOCAL:]REMOTE", value_parser = publication)]
     pub publish: Vec<Publication>,
-    /// Network access of the sandbox: the internet, without this host and private networks
+    /// Network access of the sandbox: the internet, except this host and private
+    /// networks
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub network: FeatureSwitch,
     /// Certificate authorities and proxy.

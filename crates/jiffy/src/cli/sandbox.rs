@@ -9,13 +9,14 @@ use std::time::Duration;
 /// Size of a sandbox.
 #[derive(Debug, Args)]
 pub struct SizeArgs {
-    /// Virtual CPUs, 1 to 8 [default: of the template, otherwise 2]
+    /// Virtual CPUs, 1 to 8 [default: value of the template, otherwise 2]
     #[arg(long, visible_alias = "cpu", value_name = "N")]
     pub cpus: Option<u8>,
-    /// Memory, 128MiB to 64GiB, also as 4Gi or 4g [default: of the template, otherwise 512MiB]
+    /// Memory, 128MiB to 64GiB, also as 4Gi or 4g [default: value of the template, otherwise
+    /// 512MiB]
     #[arg(long, value_parser = units::memory_mib, value_name = "SIZE")]
     pub memory: Option<u32>,
-    /// Writable disk, at least 64MiB [default: of the template]
+    /// Writable disk, at least 64MiB [default: value of the template]
     #[arg(long, value_parser = units::mebibytes, value_name = "SIZE")]
     pub disk: Option<u64>,
 }
@@ -29,7 +30,7 @@ pub struct ExecArgs {
     /// Working directory of the command [default: home directory of the user]
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<String>,
-    /// User of the command [default: of the template]
+    /// User of the command [default: user of the template]
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
     /// Kill the command after this time and exit with status 124
@@ -161,7 +162,7 @@ pub struct CpArgs {
     /// Destination: local PATH, `-` for standard output, or SANDBOX:PATH
     pub to: String,
     /// User who owns created files. Paths without a leading / are relative to the home directory of
-    /// this user [default: of the template]
+    /// this user [default: user of the template]
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
     /// Daemon to use.

@@ -15,7 +15,8 @@ use std::path::PathBuf;
 /// `jiffy serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Number of restored sandboxes that wait for the next create, per template and size in use
+    /// Size of the warm pool: number of sandboxes that are restored in advance, per template and
+    /// size in use. A new sandbox is taken from the pool
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub warm_pool: usize,
     /// Number of VMM processes that are started in advance, which reduces the start time by
@@ -59,7 +60,7 @@ pub struct ServeArgs {
         value_delimiter = ','
     )]
     pub registry_allow: Vec<RegistryAddress>,
-    /// Maximum number of concurrent template builds. Others wait
+    /// Maximum number of concurrent template builds. Further builds are queued
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub builds: u8,
     /// Remove cached build steps and uploaded files that were unused for this many days. 0: never
@@ -68,7 +69,7 @@ pub struct ServeArgs {
     /// Domain of this host: `<port>-<id>.<domain>` refers to a sandbox port
     #[arg(long, value_name = "NAME")]
     pub domain: Vec<String>,
-    /// Additional accepted host name
+    /// Additional host name that requests may use in the Host header
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
     /// Enable TLS with a generated certificate for the domains
@@ -126,7 +127,7 @@ pub struct ServeArgs {
     /// Log file that standard error is redirected to, and that the daemon rotates
     #[arg(long, hide = true, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
-    /// Stop the running daemon. Sandboxes continue to run for the next daemon
+    /// Stop the running daemon. Sandboxes continue to run and are adopted by the next daemon
     #[arg(long)]
     pub stop: bool,
     /// With --stop: also kill running sandboxes, even if the daemon has exited. Paused sandboxes

@@ -70,7 +70,7 @@ pub struct StoreVerifyArgs {
     after_help = "Exit status 1: at least one tenant failed. Run the command again; completed tenants are skipped."
 )]
 pub struct StoreRotateArgs {
-    /// Tenants [default: all that the master keys can decrypt]
+    /// Tenants [default: all tenants whose secrets the master keys can decrypt]
     pub tenants: Vec<String>,
     /// Also create new data keys. New uploads use them and share no chunks with previous uploads
     #[arg(long)]

@@ -31,8 +31,8 @@ pub struct StoreArgs {
     /// Maximum upload rate to the store per second [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes, requires = "store")]
     pub store_upload_limit: Option<u64>,
-    /// Timeout in seconds for memory that a guest waits for, and for a request to the store without
-    /// progress. A guest whose memory does not arrive in time is broken afterwards
+    /// Timeout in seconds for fetching missing memory of a running guest, and for a request to the
+    /// store without progress. A sandbox whose memory does not arrive in time becomes broken
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "store")]
     pub store_timeout: u64,
     /// Interval between garbage collections of the store across all hosts. 0: never on this host

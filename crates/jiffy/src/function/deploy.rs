@@ -22,7 +22,9 @@ pub async fn run(args: &FunctionDeployArgs) -> anyhow::Result<()> {
         }
     };
     let request = client.deploy_function(&args.name, &settings, module.as_deref());
-    let deployed: Value = while_waiting("compiling the function", request).await?;
+    let deployed: Value = while_waiting("compiling the function", request)
+        .await
+        .with_context(|| format!("cannot deploy function `{}`", args.name))?;
     show(args.output.json, &deployed, table::current_version)
 }
 

@@ -63,7 +63,10 @@ impl RemoteSandbox {
             SandboxState::Broken { cause, .. } => anyhow::bail!(
                 "sandbox {full_id} is broken ({cause}): restore one of its snapshots with `jiffy rollback`"
             ),
-            state => anyhow::bail!("sandbox {full_id} is {}", state.name()),
+            state => anyhow::bail!(
+                "sandbox {full_id} is not running: its state is `{}`",
+                state.name()
+            ),
         }
     }
 }

@@ -99,7 +99,9 @@ async fn ended(client: &Client, id: &str) -> String {
 /// Binds to a port of this host.
 pub async fn listen(address: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind((address, port)).await;
-    listener.with_context(|| format!("cannot listen on {address}:{port}"))
+    listener.with_context(|| {
+        format!("cannot listen on {address}:{port}: choose another local port or address")
+    })
 }
 
 /// Forwards connections to `port` of a guest until `stop` completes. Open connections are closed at
