@@ -117,8 +117,10 @@ fn map(text: &[u8]) -> PaxResult<Vec<ContentRange>> {
     if text.is_empty() {
         return Ok(Vec::new());
     }
-    let numbers = text.split(|b| *b == b',').map(number);
-    let numbers = numbers.collect::<Result<Vec<_>, _>>()?;
+    let numbers = text
+        .split(|b| *b == b',')
+        .map(number)
+        .collect::<Result<Vec<_>, _>>()?;
     let (pairs, rest) = numbers.as_chunks();
     if !rest.is_empty() {
         return Err("its map of holes has an offset without a length");

@@ -46,11 +46,11 @@ pub fn set_capabilities(retained: CapabilitySet) -> io::Result<()> {
     for capability in all().filter(|capability| retained.contains(*capability)) {
         configure_capability_in_ambient_set(capability, true)?;
     }
-    match capabilities(None)?.permitted == retained {
-        true => Ok(()),
+    if capabilities(None)?.permitted != retained {
         // The error has no message, which would be allocated.
-        false => Err(io::ErrorKind::PermissionDenied.into()),
+        return Err(io::ErrorKind::PermissionDenied.into());
     }
+    Ok(())
 }
 
 /// Drops all capabilities, and removes them from the bounding set if permitted.

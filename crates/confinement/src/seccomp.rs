@@ -125,8 +125,10 @@ impl AllowedCalls {
         call: c_long,
         alternatives: impl IntoIterator<Item = Vec<ArgumentCondition>>,
     ) -> io::Result<()> {
-        let rules: io::Result<Vec<_>> = alternatives.into_iter().map(rule).collect();
-        let rules = rules?;
+        let rules = alternatives
+            .into_iter()
+            .map(rule)
+            .collect::<io::Result<Vec<_>>>()?;
         // An empty list would allow all arguments.
         if rules.is_empty() {
             return Err(io::ErrorKind::InvalidInput.into());

@@ -27,8 +27,8 @@ impl SentryProcess {
         let fd =
             pidfd_open(number, PidfdFlags::empty()).map_err(|e| GvisorError::Process(e.into()))?;
         // SAFETY: an OwnedFd is the same descriptor always, and is closed only when dropped.
-        let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
-        let fd = fd.map_err(|e| GvisorError::Process(e.into_parts().1))?;
+        let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
+            .map_err(|e| GvisorError::Process(e.into_parts().1))?;
         // Read the mark only now: it either belongs to the process of the pidfd, or the read fails
         // because that process has exited.
         let mark = ProcessInstance::of(pid).map_err(GvisorError::Process)?;

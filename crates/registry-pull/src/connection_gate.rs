@@ -45,12 +45,10 @@ impl ConnectionGate {
         let is_allowed = requested
             .as_ref()
             .is_some_and(|registry| named.contains(registry));
-        match pull.by_key {
-            true if registries.network.is_none() && !is_allowed => {
-                return Err(PullError::NoNetwork(registry.to_owned()));
-            }
-            true => {}
-            false => named.extend(requested),
+        if !pull.by_key {
+            named.extend(requested);
+        } else if registries.network.is_none() && !is_allowed {
+            return Err(PullError::NoNetwork(registry.to_owned()));
         }
         let proxy = if pull.by_key {
             None

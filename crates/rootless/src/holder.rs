@@ -132,11 +132,12 @@ fn hold_namespaces(arguments: &HolderArguments, control: &mut UnixStream) -> io:
     // capabilities.
     let (report_sender, report_receiver) = mpsc::channel::<String>();
     let (holder_arguments, parent_stream) = (arguments.clone(), control.try_clone()?);
-    let waiter = thread::Builder::new().name("waiter".to_owned());
-    let waiter = waiter.spawn(move || match report_receiver.recv() {
-        Ok(report) => wait_until_unused(&holder_arguments, parent_stream, report.as_bytes()),
-        Err(_) => Ok(()),
-    })?;
+    let waiter = thread::Builder::new()
+        .name("waiter".to_owned())
+        .spawn(move || match report_receiver.recv() {
+            Ok(report) => wait_until_unused(&holder_arguments, parent_stream, report.as_bytes()),
+            Err(_) => Ok(()),
+        })?;
     // An uplink has few capabilities. The kernel only permits it to open the namespaces of a
     // process that has no other capabilities (ptrace(2), access mode checking).
     set_capabilities(CapabilitySet::empty()).map_err(context("cannot drop capabilities"))?;

@@ -26,8 +26,8 @@ impl MicroVmEngine {
             .shared
             .templates
             .prepare_version(&manifest.template)
-            .await;
-        let template = template.map_err(|e| without_template(import, &manifest.template, &e))?;
+            .await
+            .map_err(|e| without_template(import, &manifest.template, &e))?;
         if let Some(sum) = &manifest.modules {
             template.has_modules(sum).map_err(|e| {
                 incompatible(

@@ -196,8 +196,7 @@ impl Running {
         let agent = AgentClient::new(move || {
             let way = way.clone();
             async move {
-                let guest = way.upgrade();
-                let guest = guest.ok_or(io::ErrorKind::NotConnected)?;
+                let guest = way.upgrade().ok_or(io::ErrorKind::NotConnected)?;
                 guest.connect(ENVD_PORT).await
             }
         });

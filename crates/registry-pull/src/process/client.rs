@@ -308,10 +308,11 @@ impl RegistryClient {
         let body = bounded(answer, MAX_TOKEN).await?;
         let token: Option<Token> = serde_json::from_slice(&body).ok();
         let token = token.and_then(|t| t.token.or(t.access_token));
-        let token = token.filter(|t| !t.is_empty() && t.bytes().all(|b| b.is_ascii_graphic()));
-        let token = token.ok_or_else(|| {
-            PullFault::Refused("the token of the registry is malformed".to_owned())
-        })?;
+        let token = token
+            .filter(|t| !t.is_empty() && t.bytes().all(|b| b.is_ascii_graphic()))
+            .ok_or_else(|| {
+                PullFault::Refused("the token of the registry is malformed".to_owned())
+            })?;
         self.authorization = Some(format!("Bearer {token}"));
         Ok(())
     }

@@ -60,11 +60,14 @@ impl MicroVmGuest {
         if !commit() {
             return Err(refused("the rollback could not be recorded in the journal"));
         }
-        let report = self.vm.roll_back(spec, self.nic.forget_connections());
-        let report = report.await.map_err(|e| match e {
-            RollbackError::Refused(reason) => RollbackFailure::Refused { reason },
-            RollbackError::Lost(e) => RollbackFailure::Lost(boot_error(e)),
-        })?;
+        let report = self
+            .vm
+            .roll_back(spec, self.nic.forget_connections())
+            .await
+            .map_err(|e| match e {
+                RollbackError::Refused(reason) => RollbackFailure::Refused { reason },
+                RollbackError::Lost(e) => RollbackFailure::Lost(boot_error(e)),
+            })?;
         tracing::debug!(?report, "rolled back a guest in place");
         self.set_identity(assigned);
         Ok(())

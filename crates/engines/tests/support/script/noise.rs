@@ -49,10 +49,11 @@ impl Script {
     pub(super) fn ports(&mut self) {
         for _ in 0..30 {
             let any = self.random.next().to_le_bytes();
-            let port = match self.random.once_in(2) {
+            let port = if self.random.once_in(2) {
                 // The serial console, including its interrupt and divisor registers.
-                true => 0x3f8 + u16::from(any[0] % 8),
-                false => u16::from_le_bytes([any[0], any[1]]),
+                0x3f8 + u16::from(any[0] % 8)
+            } else {
+                u16::from_le_bytes([any[0], any[1]])
             };
             if port != 0x64 {
                 self.step(What::Out, 1, port, 0, any[2].into());
