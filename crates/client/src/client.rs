@@ -248,8 +248,11 @@ impl Client {
         headers.clone_from(&self.server.headers);
         let (client, request) = (self.clone(), request.body(body)?);
         let task = tokio::spawn(async move {
-            let response = client.connections.send(request).await;
-            let response = response.map_err(|e| client.server.request_error(e))?;
+            let response = client
+                .connections
+                .send(request)
+                .await
+                .map_err(|e| client.server.request_error(e))?;
             client.parse(response).await.map(|(_, ())| ())
         });
         Ok((chunks, task))
@@ -306,8 +309,11 @@ impl Client {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static(protocol));
         let request = request.body(RequestBody::Whole(None))?;
-        let response = self.connections.send(request).await;
-        let response = response.map_err(|e| self.server.request_error(e))?;
+        let response = self
+            .connections
+            .send(request)
+            .await
+            .map_err(|e| self.server.request_error(e))?;
         match response
             .into_upgraded()
             .await

@@ -23,8 +23,8 @@ pub fn lazy(
 ) -> anyhow::Result<LazyStore> {
     // The running program, even if its file was replaced.
     let program = PathBuf::from("/proc/self/exe");
-    let fetcher = FetcherProcess::new(program, &settings(options, home), &home.run());
-    let fetcher = fetcher.context("cannot prepare the memory fetcher")?;
+    let fetcher = FetcherProcess::new(program, &settings(options, home), &home.run())
+        .context("cannot prepare the memory fetcher")?;
     Ok(LazyStore {
         remote: remote.clone(),
         fetcher: Arc::new(fetcher),
@@ -50,8 +50,8 @@ fn settings(options: &StoreOptions, home: &Home) -> RemoteSettings {
 /// Opens the store. The start does not fail if the store is not reachable.
 pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteStore>> {
     let settings = settings(options, home);
-    let remote = RemoteStore::open(&settings);
-    let remote = remote.with_context(|| format!("cannot open the store {}", options.url))?;
+    let remote = RemoteStore::open(&settings)
+        .with_context(|| format!("cannot open the store {}", options.url))?;
     LastStore::write(&settings)?;
     tracing::info!(url = %options.url, "opened the store");
     if let Some(keys) = remote.made_keys() {

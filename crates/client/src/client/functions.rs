@@ -26,8 +26,11 @@ impl Client {
         let kind = format!("multipart/form-data; boundary={boundary}");
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_str(&kind)?);
         let body = RequestBody::whole(form(&boundary, settings, module));
-        let response = self.connections.send(request.body(body)?).await;
-        let response = response.map_err(|e| self.server.request_error(e))?;
+        let response = self
+            .connections
+            .send(request.body(body)?)
+            .await
+            .map_err(|e| self.server.request_error(e))?;
         let (_, function) = self.parse(response).await?;
         Ok(function)
     }

@@ -33,8 +33,10 @@ impl CollectorClient {
             "cannot export traces to `{url}`: the URL must begin with http://; run a collector on \
              this host to export over TLS"
         );
-        let host = uri.host().filter(|host| !host.is_empty());
-        let host = host.with_context(|| format!("`{url}` has no host"))?;
+        let host = uri
+            .host()
+            .filter(|host| !host.is_empty())
+            .with_context(|| format!("`{url}` has no host"))?;
         Ok(Self {
             host: host.trim_matches(['[', ']']).to_owned(),
             port: uri.port_u16().unwrap_or(DEFAULT_PORT),
