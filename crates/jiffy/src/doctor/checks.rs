@@ -97,8 +97,10 @@ fn kvm(facts: &EngineFacts) -> Finding {
 /// Checks gVisor, which hosts with KVM do not need.
 fn gvisor(host: &Host, facts: &EngineFacts) -> Finding {
     let version = |program: &Path| {
-        let output = Command::new(program).arg("version").output();
-        let output = output.map_err(|e| format!("cannot start {}: {e}", program.display()))?;
+        let output = Command::new(program)
+            .arg("version")
+            .output()
+            .map_err(|e| format!("cannot start {}: {e}", program.display()))?;
         if output.status.success() {
             Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
         } else {

@@ -61,8 +61,9 @@ pub async fn build(client: &Client, directory: &Path) -> anyhow::Result<Vec<u8>>
     let new_sandbox = NewSandbox::of(TEMPLATE, BTreeMap::new()).with_timeout_s(SANDBOX_TIMEOUT_S);
     // The first build on a host also builds the template, which takes some minutes.
     let create = client.create(&new_sandbox);
-    let sandbox = while_waiting("starting a sandbox of template functions-builder", create).await;
-    let sandbox = sandbox.context("cannot build the function")?;
+    let sandbox = while_waiting("starting a sandbox of template functions-builder", create)
+        .await
+        .context("cannot build the function")?;
     let id = sandbox.record.id.clone();
     // The lease removes the sandbox even if this process is killed.
     let lease = client.lease(&id).await;

@@ -23,8 +23,8 @@ pub fn run(command: PreparedCommand<'_>, runtime: &Runtime) -> anyhow::Result<Ou
     let startup = prepared.template().manifest.startup.clone();
     runtime.block_on(async {
         let signals = Signals::new()?;
-        let guests = EphemeralGuests::open(&host, engine, &args.template, prepared, args.network);
-        let mut guests = guests.await?;
+        let mut guests =
+            EphemeralGuests::open(&host, engine, &args.template, prepared, args.network).await?;
         guests.site = site;
         let run = LocalRun {
             command,

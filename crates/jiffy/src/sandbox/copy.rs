@@ -66,8 +66,9 @@ fn with_name(path: &str, from: &str) -> anyhow::Result<String> {
     if !path.is_empty() && !path.ends_with('/') {
         return Ok(path.to_owned());
     }
-    let name = Path::new(from).file_name().and_then(|n| n.to_str());
-    let name = name
+    let name = Path::new(from)
+        .file_name()
+        .and_then(|n| n.to_str())
         .filter(|n| *n != "-")
         .context("specify the file name in the sandbox: SANDBOX:PATH")?;
     Ok(format!("{path}{name}"))
@@ -124,8 +125,10 @@ fn incomplete(error: anyhow::Error, sent: u64) -> anyhow::Error {
 async fn download(args: &CpArgs, sandbox: &str, path: &str, to: &str) -> anyhow::Result<()> {
     let agent = RemoteSandbox::find(&args.host, sandbox).await?.agent();
     let context = || format!("cannot read {path} in sandbox {sandbox}");
-    let reader = agent.read_stream(path, args.user.as_deref()).await;
-    let mut reader = reader.with_context(context)?;
+    let mut reader = agent
+        .read_stream(path, args.user.as_deref())
+        .await
+        .with_context(context)?;
     let target = if Path::new(to).is_dir() {
         Path::new(to).join(
             Path::new(path)

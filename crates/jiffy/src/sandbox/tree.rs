@@ -109,8 +109,10 @@ pub async fn download(
     to: &str,
 ) -> anyhow::Result<()> {
     let context = || format!("cannot read {path} in the sandbox");
-    let reader = agent.archive_read(&[path], args.user.as_deref()).await;
-    let mut reader = reader.with_context(context)?;
+    let mut reader = agent
+        .archive_read(&[path], args.user.as_deref())
+        .await
+        .with_context(context)?;
     if to == "-" {
         let mut out = tokio::io::stdout();
         while let Some(chunk) = reader.next().await.with_context(context)? {

@@ -205,8 +205,8 @@ fn read(args: &TemplateBuildArgs, file: &Path, context: &Path) -> anyhow::Result
         std::io::read_to_string(std::io::stdin())
     } else {
         std::fs::read_to_string(file)
-    };
-    let text = text.with_context(|| format!("cannot read {}", file.display()))?;
+    }
+    .with_context(|| format!("cannot read {}", file.display()))?;
     let parsed = parse(&text, &options).with_context(|| file.display().to_string())?;
     let prepared = prepare(parsed, context, (!stdin).then_some(file));
     prepared.with_context(|| file.display().to_string())

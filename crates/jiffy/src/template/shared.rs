@@ -80,8 +80,7 @@ pub fn pull(
     let runtime = crate::runtime()?;
     let (remote, template) = runtime.block_on(async {
         let remote = open(target, home)?;
-        let template = remote.find_template(&stored_name).await?;
-        let template = template.with_context(|| {
+        let template = remote.find_template(&stored_name).await?.with_context(|| {
             format!("the store has no template {name} for these master keys: run `jiffy template push` on a host with the template and the same --store-keys")
         })?;
         anyhow::Ok((remote, template))

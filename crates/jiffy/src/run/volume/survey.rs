@@ -23,12 +23,9 @@ impl TreeEntries {
         while let Some((relative, depth)) = pending.pop() {
             let path = root.join(&relative);
             let context = || format!("cannot read {}", path.display());
-            let metadata = match depth {
-                // `root.join("")` ends with a slash, and would therefore follow a symbolic link.
-                0 => fs::symlink_metadata(root),
-                _ => fs::symlink_metadata(&path),
-            };
-            let metadata = metadata.with_context(context)?;
+            // `root.join("")` ends with a slash, and would therefore follow a symbolic link.
+            let entry = if depth == 0 { root } else { &path };
+            let metadata = fs::symlink_metadata(entry).with_context(context)?;
             if metadata.is_file() {
                 bytes = bytes.saturating_add(metadata.len());
             }
