@@ -232,16 +232,16 @@ fn a_wake_reads_its_working_set_in_few_requests_and_outlives_a_server_that_is_aw
     });
     bucket.server.stop();
     // More attempts for one chunk than the number after which a request fails.
-    let (sender, requests) = std::sync::mpsc::channel();
+    let (sender, attempts) = std::sync::mpsc::channel();
     bucket.proxy.on(move |request| {
         let _ = sender.send(format!("{} {:?}", request.path, request.range));
         Fault::None
     });
-    let first = requests.recv_timeout(crate::support::LIMIT).unwrap();
+    let first = attempts.recv_timeout(crate::support::LIMIT).unwrap();
     let mut seen = std::collections::HashMap::from([(first, 1)]);
     while *seen.values().max().unwrap() < 8 {
         *seen
-            .entry(requests.recv_timeout(crate::support::LIMIT).unwrap())
+            .entry(attempts.recv_timeout(crate::support::LIMIT).unwrap())
             .or_insert(0) += 1;
     }
     bucket.proxy.heal();
