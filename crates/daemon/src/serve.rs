@@ -58,8 +58,11 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         eprintln!("jiffy: a daemon already runs on {}", home.path().display());
         return Ok(None);
     };
-    let traces = options.otlp.as_deref().map(TraceExport::start);
-    let traces = traces.transpose()?;
+    let traces = options
+        .otlp
+        .as_deref()
+        .map(TraceExport::start)
+        .transpose()?;
     log::init(&options.log, traces.as_ref())?;
     let directory_lock = Arc::new(DirectoryLock::of(&lock_path(&home), &lock)?);
     raise_descriptor_limit();
@@ -68,14 +71,16 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     // The journal is read in the background, because a large journal takes long.
     let journal = home.path().join("state.db");
     let journal = tokio::task::spawn_blocking(move || OpenedJournal::read(&journal));
-    let remote = options.store.as_ref();
-    let remote = remote
+    let remote = options
+        .store
+        .as_ref()
         .map(|shared| store::open(shared, &home))
         .transpose()?;
     let modules = remote.clone();
     let lazy = options.store.as_ref().zip(remote.as_ref());
-    let lazy = lazy.map(|(shared, remote)| store::lazy(shared, remote, &home));
-    let lazy = lazy.transpose()?;
+    let lazy = lazy
+        .map(|(shared, remote)| store::lazy(shared, remote, &home))
+        .transpose()?;
     let host_options = HostOptions {
         warm: options.warm_pool,
         limits: options.limits,
@@ -132,8 +137,8 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         network.clone(),
         start,
         stop,
-    );
-    let server = server.await?;
+    )
+    .await?;
     let path = local_daemon::socket(&home);
     let server_task =
         tokio::spawn(server.serve(listen(&path)?, internal_connections, stopping.clone()));
@@ -184,7 +189,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     sandboxes.finish(SHUTDOWN_TIMEOUT).await;
     if !request.kill_sandboxes {
         functions.leave().await;
-        let running = sandboxes.figures().kept();
+        let running = sandboxes.figures().running_guests();
         tracing::info!(
             running,
             "sandboxes continue to run and will be adopted by the next daemon"
