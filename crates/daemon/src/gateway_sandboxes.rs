@@ -62,7 +62,9 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 
     async fn links_closed(&self, id: &str) {
         if let Some(record) = self.0.find(id) {
-            self.2.until_invalid(record.settings().owner.as_deref()).await;
+            self.2
+                .until_invalid(record.settings().owner.as_deref())
+                .await;
         }
     }
 
