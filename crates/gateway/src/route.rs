@@ -128,7 +128,7 @@ fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Route, RouteRefusal> 
         HostTarget::Malformed(reason) => Err(bad(reason)),
         HostTarget::Foreign => Err((
             StatusCode::MISDIRECTED_REQUEST,
-            "This host name is not served here: use an address, localhost, or a domain this server is configured for",
+            "This server does not serve this host name: use an IP address, localhost, or a domain given with --domain or --allow-host",
         )),
         HostTarget::Gateway => at_gateway(parts),
     }

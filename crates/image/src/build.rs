@@ -25,8 +25,8 @@ use std::time::Instant;
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     #[error(
-        "building a template installs packages, whose files belong to several users: it needs \
-         root, or subordinate users (`apt-get install uidmap`, a range in /etc/subuid and \
+        "cannot install packages as this user, because their files belong to several users: run as \
+         root, or configure subordinate users (`apt-get install uidmap`, a range in /etc/subuid and \
          /etc/subgid). Alternatively, run `jiffy template export NAME FILE` on another host and \
          `jiffy template import FILE` on this host"
     )]

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 pub enum TemplateError {
     #[error(
         "`{name}` is not a template name: use at most {MAX_TEMPLATE_NAME} letters, digits, `.`, `_` \
-         and `-`, starting with a letter or digit; a tag (`{{name}}:{{tag}}`) has at most {MAX_TAG}, \
-         and `{{owner}}/{{name}}` begins with the id of an API key"
+         and `-`, starting with a letter or digit; a tag (`NAME:TAG`) has at most {MAX_TAG}; in \
+         `OWNER/NAME`, OWNER is the id of an API key"
     )]
     Name { name: String },
     #[error(
