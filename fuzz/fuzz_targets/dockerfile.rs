@@ -120,9 +120,10 @@ fuzz_target!(|data: &[u8]| {
     };
     let (first, second) = rest.split_at(usize::from(*at).min(rest.len()));
     let by_pieces = kind % 2 == 0;
-    let text = match by_pieces {
-        true => made(second, &PIECES),
-        false => String::from_utf8_lossy(second).into_owned(),
+    let text = if by_pieces {
+        made(second, &PIECES)
+    } else {
+        String::from_utf8_lossy(second).into_owned()
     };
     let said = String::from_utf8_lossy(first).into_owned();
     let options = DockerfileOptions {
@@ -150,14 +151,16 @@ fuzz_target!(|data: &[u8]| {
     }
     assert_eq!(expand(&escape(&said), |_| None).as_ref(), Ok(&said));
 
-    let rules = match by_pieces {
-        true => made(second, &IGNORED),
-        false => text,
+    let rules = if by_pieces {
+        made(second, &IGNORED)
+    } else {
+        text
     };
     if let Ok(ignore) = DockerIgnore::parse(&rules) {
-        let path = match by_pieces {
-            true => made(first, &["a", "b", "/", ".", "c"]),
-            false => said,
+        let path = if by_pieces {
+            made(first, &["a", "b", "/", ".", "c"])
+        } else {
+            said
         };
         let ignored = ignore.ignores(&path);
         // Files are excluded only by a rule.

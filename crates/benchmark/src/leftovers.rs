@@ -61,10 +61,12 @@ impl Leftovers {
 
     fn without(&self, before: &Self) -> Self {
         // Spare guests and slots may be replaced, but their number must not grow.
-        let spares = |now: &BTreeSet<String>, then: &BTreeSet<String>| match now.len() > then.len()
-        {
-            true => now - then,
-            false => BTreeSet::new(),
+        let spares = |now: &BTreeSet<String>, then: &BTreeSet<String>| {
+            if now.len() > then.len() {
+                now - then
+            } else {
+                BTreeSet::new()
+            }
         };
         Self {
             sandboxes: &self.sandboxes - &before.sandboxes,

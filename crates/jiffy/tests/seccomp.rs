@@ -92,10 +92,12 @@ impl Made {
             let calls = calls.get(first..).unwrap_or_default();
             // vCPU threads do not use this call to wait.
             let is_disks = is_vcpu && calls.iter().any(|(name, _)| *name == "epoll_wait");
-            let (names, requests) = match is_vcpu {
-                _ if is_disks => (&mut self.disks, &mut BTreeSet::new()),
-                true => (&mut self.vcpu, &mut self.vcpu_requests),
-                false => (&mut self.main, &mut self.main_requests),
+            let (names, requests) = if is_disks {
+                (&mut self.disks, &mut BTreeSet::new())
+            } else if is_vcpu {
+                (&mut self.vcpu, &mut self.vcpu_requests)
+            } else {
+                (&mut self.main, &mut self.main_requests)
             };
             for &(name, arguments) in calls {
                 names.insert(name.to_owned());

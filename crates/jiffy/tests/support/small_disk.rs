@@ -19,10 +19,11 @@ impl SmallDisk {
         let test_home = tempfile::tempdir().unwrap();
         let path = test_home.path().join("disk");
         std::fs::create_dir(&path).unwrap();
-        let mounted = match engine::is_gvisor() {
+        let mounted = if engine::is_gvisor() {
             // The memory of a tmpfs is charged to the sandbox that writes to it.
-            true => mount_file(test_home.path(), &path, size),
-            false => mount_memory(&path, size),
+            mount_file(test_home.path(), &path, size)
+        } else {
+            mount_memory(&path, size)
         };
         if let Err(e) = mounted {
             skip(&format!("cannot mount a file system: {e}"));

@@ -216,12 +216,14 @@ fn remove_from_java(root: &Path, authorities: &[&Authority]) {
 fn directory_contains(directory: &Path, authority: &Authority) -> bool {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut paths = entries.map(|entry| entry.path());
-    paths.any(|path| match path.is_dir() {
-        // Symbolic links to directories could form cycles.
-        true if path.is_symlink() => false,
-        true => directory_contains(&path, authority),
-        false => read(&path)
-            .is_ok_and(|text| remove_certificates(&text, &[authority]).len() < text.len()),
+    paths.any(|path| {
+        if path.is_dir() {
+            // Symbolic links to directories could form cycles.
+            !path.is_symlink() && directory_contains(&path, authority)
+        } else {
+            read(&path)
+                .is_ok_and(|text| remove_certificates(&text, &[authority]).len() < text.len())
+        }
     })
 }
 
@@ -240,10 +242,10 @@ fn remove_certificates(text: &[u8], authorities: &[&Authority]) -> Vec<u8> {
             certificate = Some(line.to_vec());
         } else if let Some(mut whole) = certificate.take() {
             whole.extend_from_slice(line);
-            match line.starts_with(b"-----END ") {
-                true if unwanted.contains(&bare(&whole)) => {}
-                true => rest.extend(whole),
-                false => certificate = Some(whole),
+            if !line.starts_with(b"-----END ") {
+                certificate = Some(whole);
+            } else if !unwanted.contains(&bare(&whole)) {
+                rest.extend(whole);
             }
         } else {
             rest.extend_from_slice(line);
