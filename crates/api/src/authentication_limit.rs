@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_fails_so_often_and_then_at_the_rate_of_the_refill() {
+    fn an_address_is_limited_to_a_burst_and_then_to_the_refill_rate() {
         let (failures, now) = (AuthenticationLimit::default(), Instant::now());
         let client = ip("2001:db8::1");
         for _ in 0..BURST {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_bounded_and_keeps_those_that_flood() {
+    fn the_table_is_bounded_and_retains_flooding_addresses() {
         let (failures, now) = (AuthenticationLimit::default(), Instant::now());
         let flooding = ip("192.0.2.1");
         for _ in 0..BURST {

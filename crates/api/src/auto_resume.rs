@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_queue_goes_with_the_last_in_it_however_they_leave() {
+    async fn the_last_waiter_removes_the_lock_even_if_cancelled() {
         let resume_locks = ResumeLocks::default();
         let count = || resume_locks.lock().len();
         let first = ResumeLock::take(&resume_locks, "a");

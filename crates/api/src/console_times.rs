@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_keep_their_times_and_times_grow() {
+    fn times_of_lines_are_stable_and_increase() {
         let times = ConsoleTimes::default();
         let first = times.of("s", &["a", "b", "b"], 1_000, 5_000);
         assert_eq!(first, [1_000, 1_001, 1_002]);

@@ -86,8 +86,8 @@ impl App {
         let shown = key_of_request(request.headers()).ok_or_else(unauthenticated)?;
         let functions = self.functions()?;
         let is_of = |record: &Arc<FunctionRecord>, key: &str| {
-            let found = record.sandbox_key.as_ref();
-            found.is_some_and(|found| found.key == key)
+            let granted = record.sandbox_key.as_ref();
+            granted.is_some_and(|granted| granted.key == key)
         };
         let (record, key, is_callback) = match origin {
             InternalOrigin::Function {
@@ -160,8 +160,8 @@ impl App {
                         let label = format!("function {name}");
                         let limits = crate::keys::Limits::default();
                         // The secret of this key is discarded.
-                        let made = self.keys.create(&label, Scope::Create, limits);
-                        (made.map_err(key_failed)?.key.id, true)
+                        let created = self.keys.create(&label, Scope::Create, limits);
+                        (created.map_err(key_failed)?.key.id, true)
                     }
                 }
             }

@@ -359,7 +359,8 @@ impl App {
     }
 }
 
-/// Returns the sandbox if its state is visible to the caller. `None` otherwise.
+/// Returns the sandbox if its state is visible to the caller, or an error that names the remedy if
+/// the sandbox is broken. `None` if the sandbox does not exist for the caller.
 fn if_visible(
     record: Sandbox,
     caller: &Caller,

@@ -355,7 +355,7 @@ impl Quota {
         let share = self.exchange_share.get().copied().unwrap_or(u64::MAX);
         let limit = own.unwrap_or(share);
         let mut limits = self.exchange_limits.lock();
-        // Entries that are not used any longer would accumulate.
+        // Expired entries would accumulate otherwise.
         limits.retain(|_, (at, _)| now.duration_since(*at) < LIMIT_CACHE_AGE);
         limits.insert(owner.to_owned(), (now, limit));
         Ok(limit)

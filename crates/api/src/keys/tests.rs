@@ -90,7 +90,7 @@ fn an_ambiguous_key_name_revokes_no_key() {
 }
 
 #[test]
-fn the_local_key_is_made_once_and_is_the_owners() {
+fn the_local_key_is_created_once_and_belongs_to_the_owner() {
     let dir = tempfile::tempdir().unwrap();
     let keys = Keys::open(dir.path()).unwrap();
     let path = local_key(dir.path(), &keys).unwrap();
@@ -208,7 +208,7 @@ fn the_end_of_a_key_is_persisted_and_can_be_requested_later() {
 }
 
 #[test]
-fn a_key_of_another_process_is_in_force_as_soon_as_it_is_made() {
+fn a_key_created_by_another_process_is_in_force_immediately() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = Keys::open(dir.path()).unwrap();
     let command = Keys::open(dir.path()).unwrap();

@@ -24,8 +24,10 @@ pub(super) async fn fork(
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
     let count = usize::try_from(body.count.unwrap_or(1)).unwrap_or(usize::MAX);
     if !caller.is_owner() && !(1..=app.config.max_fork).contains(&count) {
-        let most = app.config.max_fork;
-        return Err(ApiError::invalid(format!("`count` must be 1 to {most}")));
+        let max_fork = app.config.max_fork;
+        return Err(ApiError::invalid(format!(
+            "`count` must be 1 to {max_fork}"
+        )));
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let then = record.settings().on_timeout;
@@ -66,10 +68,13 @@ pub(super) async fn promote(
     Path(id): Path<String>,
 ) -> Result<Json<Promoted>, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    let gone = app.sandboxes.promote(record.id()).await?;
+    let removed_siblings = app.sandboxes.promote(record.id()).await?;
     Ok(Json(Promoted {
         sandbox_id: record.id().to_owned(),
-        removed: gone.iter().map(|r| r.id().to_owned()).collect(),
-        jiffy: gone.into_iter().map(|r| whole(&caller, r)).collect(),
+        removed: removed_siblings.iter().map(|r| r.id().to_owned()).collect(),
+        jiffy: removed_siblings
+            .into_iter()
+            .map(|r| whole(&caller, r))
+            .collect(),
     }))
 }

@@ -43,11 +43,11 @@ pub(super) async fn set(
     Required(body): Required<SetPool>,
 ) -> Result<Json<Pool>, ApiError> {
     caller.require_admin("changing a pool")?;
-    let most = app.config.max_pool;
-    let wanted = usize::try_from(body.size).ok().filter(|s| *s <= most);
-    let wanted = wanted.ok_or_else(|| ApiError::invalid(format!("`size` must be 0 to {most}")))?;
+    let max_pool = app.config.max_pool;
+    let size = usize::try_from(body.size).ok().filter(|s| *s <= max_pool);
+    let size = size.ok_or_else(|| ApiError::invalid(format!("`size` must be 0 to {max_pool}")))?;
     let info = app.template(&caller, &id)?;
     let name = info.reference();
-    let set = app.sandboxes.pool().set(&name, info.size, wanted);
+    let set = app.sandboxes.pool().set(&name, info.size, size);
     Ok(Json(shown(set.await?)))
 }

@@ -21,8 +21,8 @@ pub(super) async fn rollback(
     Required(body): Required<RollbackSandbox>,
 ) -> Result<Json<RolledBack>, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::IncludingBroken)?;
-    let wanted = app.ancestor_or_fetched(&caller, &record, &body.snapshot_id);
-    let (snapshot, _held) = wanted.await?;
+    let target = app.ancestor_or_fetched(&caller, &record, &body.snapshot_id);
+    let (snapshot, _held) = target.await?;
     let _permit = match record.state() {
         SandboxState::Running => None,
         _ => Some(app.quota.reserve_restart(&caller, record.size()).await?),

@@ -49,12 +49,12 @@ fn build_of(
         return Ok(build_id(info));
     };
     let builds = builder.records().builds(&record.id)?;
-    let made = builds.into_iter().find(|build| {
+    let build = builds.into_iter().find(|build| {
         build.status == RecordedStatus::Ready
             && build.version == info.version
             && build.tags.contains(&info.tag)
     });
-    Ok(made.map_or_else(|| build_id(info), |build| build.id))
+    Ok(build.map_or_else(|| build_id(info), |build| build.id))
 }
 
 /// `GET /templates`: lists built templates with all their tags, by owner and name, in pages.
@@ -190,8 +190,8 @@ pub(super) async fn one(
     let record = record_of(&app, &info)?;
     let called = caller.display_name(&info.without_tag());
     let names = [caller.display_name(&info.reference())];
-    let made_by = build_of(&app, &info, record.as_ref())?;
-    let mut shown = listed(&info, &called, record.as_ref(), &made_by, &names);
+    let current_build = build_of(&app, &info, record.as_ref())?;
+    let mut shown = listed(&info, &called, record.as_ref(), &current_build, &names);
     let build = |id: String, status: BuildState, created: Moment, changed: Moment| TemplateBuild {
         build_id: id,
         status,

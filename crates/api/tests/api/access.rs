@@ -109,7 +109,7 @@ async fn foreign_ids_and_names_are_answered_like_unknown_ones() {
 }
 
 #[tokio::test]
-async fn a_sandbox_is_secure_unless_asked_otherwise_in_either_version() {
+async fn a_sandbox_is_secure_by_default_in_either_version() {
     let api = Api::new();
     let make = |path: &'static str, secure: Option<bool>| {
         let mut body = json!({ "templateID": "base" });
@@ -215,16 +215,16 @@ fn wrong() -> String {
 }
 
 #[tokio::test]
-async fn an_address_that_guesses_keys_is_throttled_and_no_other() {
+async fn only_an_address_that_guesses_keys_is_throttled() {
     let api = Api::new();
     let (_, made) = api.key(Scope::Create, Limits::default());
     let guesser = "192.0.2.1";
     let mut refused = 0;
     while api.from(guesser, Some(&wrong())).await.status == 401 {
         refused += 1;
-        assert!(refused <= 200, "it may guess for ever");
+        assert!(refused <= 200, "the address is not throttled");
     }
-    assert!(refused >= 20, "{refused}: a client may be mistaken");
+    assert!(refused >= 20, "{refused}: throttled too early");
     let answer = api.from(guesser, Some(&wrong())).await;
     let wait: u64 = answer.header("retry-after").unwrap().parse().unwrap();
     assert!((1..=60).contains(&wait));

@@ -30,7 +30,7 @@ fn of_builds(api: &Api) -> Vec<Sandbox> {
 }
 
 #[tokio::test]
-async fn a_build_that_is_cancelled_while_its_sandbox_starts_leaves_none() {
+async fn cancelling_a_build_removes_a_sandbox_that_is_starting() {
     let api = Api::building().await;
     let world = api.bench.world.clone();
     world.hold("restore");
@@ -76,7 +76,7 @@ impl HostReader for Short {
 }
 
 #[tokio::test]
-async fn a_build_waits_for_memory_of_the_host_and_logs_that() {
+async fn a_build_waits_for_memory_of_the_host_and_logs_the_wait() {
     let host = Arc::new(Short::default());
     let options = HostOptions {
         reader: Some(host.clone()),

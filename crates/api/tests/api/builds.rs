@@ -79,7 +79,7 @@ async fn a_build_waits_for_its_start_and_reports_its_result() {
 }
 
 #[tokio::test]
-async fn a_build_that_was_cancelled_before_it_began_is_over() {
+async fn a_build_cancelled_before_its_start_is_final() {
     let api = Api::building().await;
     let asked = request(&api, &api.admin, "mine").await.expect(202);
     let (template, build) = (asked.text("templateID"), asked.text("buildID"));
@@ -94,7 +94,7 @@ async fn a_build_that_was_cancelled_before_it_began_is_over() {
 }
 
 #[tokio::test]
-async fn a_template_belongs_to_the_key_that_asked_for_it_and_does_not_exist_for_others() {
+async fn a_template_belongs_to_the_requesting_key_and_is_invisible_to_others() {
     let api = Api::building().await;
     let (hers, _) = api.key(Scope::Create, Limits::default());
     let (his, _) = api.key(Scope::Create, Limits::default());
@@ -228,7 +228,7 @@ pub fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_template_that_was_removed_without_the_builder_is_gone_for_the_builder_too() {
+async fn a_template_removed_without_the_builder_is_unknown_to_the_builder() {
     let api = Api::building().await;
     let (hers, key) = api.key(Scope::Create, Limits::default());
     let (his, _) = api.key(Scope::Create, Limits::default());
@@ -338,7 +338,7 @@ async fn unused_build_data_expires() {
 }
 
 #[tokio::test]
-async fn names_that_cannot_be_or_are_taken_are_refused() {
+async fn invalid_and_occupied_names_are_rejected() {
     let api = Api::building().await;
     for name in [
         "",

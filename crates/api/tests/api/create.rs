@@ -62,7 +62,7 @@ async fn the_answer_about_a_sandbox_has_the_steps_of_create_and_last_operation()
 }
 
 #[tokio::test]
-async fn settings_are_kept_in_either_api_dialect() {
+async fn settings_are_stored_in_either_api_dialect() {
     let api = Api::new();
     let e2b = json!({
         "templateID": "base:default", "timeout": 60, "autoPause": true, "autoResume": { "enabled": true },
@@ -125,7 +125,7 @@ async fn the_default_timeout_is_300_seconds() {
 }
 
 #[tokio::test]
-async fn a_sandbox_has_its_templates_size_or_the_one_asked_for() {
+async fn a_sandbox_has_the_requested_size_or_its_templates() {
     let api = Api::new();
     let made = api
         .post("/v2/sandboxes", json!({ "templateID": "large" }))
@@ -222,7 +222,7 @@ async fn details_of_internal_errors_are_shown_to_the_host_only() {
         .await
         .expect(500);
     assert!(!told.body.to_string().contains("secret"));
-    api.bench.world.fail("welcome");
+    api.bench.world.fail("assign");
     api.post("/v2/sandboxes", json!({ "templateID": "base" }))
         .await
         .expect(500);
@@ -275,7 +275,7 @@ async fn a_create_that_failed_may_be_tried_again_with_its_key() {
 }
 
 #[tokio::test]
-async fn a_create_with_a_key_goes_on_when_its_client_goes_away() {
+async fn a_create_with_a_key_continues_when_its_client_disconnects() {
     let api = Api::new();
     let body = json!({ "templateID": "base" });
     api.bench.world.hang("boot");
@@ -300,7 +300,7 @@ async fn a_create_with_a_key_goes_on_when_its_client_goes_away() {
 }
 
 #[tokio::test]
-async fn authorities_and_a_proxy_are_checked_kept_by_copies_and_never_shown() {
+async fn authorities_and_a_proxy_are_validated_inherited_and_never_shown() {
     let api = Api::new();
     let pem = include_str!("../../../sandbox-manager/src/site/company.pem");
     let body = json!({
@@ -343,7 +343,7 @@ async fn authorities_and_a_proxy_are_checked_kept_by_copies_and_never_shown() {
             json!("no certificate"),
             "contains no certificate",
         ),
-        ("caCertificates", json!(long), "more than"),
+        ("caCertificates", json!(long), "exceed the limit"),
         (
             "proxy",
             json!({ "url": "ftp://me:secret@x" }),
@@ -352,7 +352,7 @@ async fn authorities_and_a_proxy_are_checked_kept_by_copies_and_never_shown() {
         (
             "proxy",
             json!({ "url": "http://x", "noProxy": "a b" }),
-            "without proxy",
+            "host for direct connections",
         ),
     ] {
         let body = json!({ "templateID": "base", field: value });

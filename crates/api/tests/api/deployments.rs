@@ -36,7 +36,7 @@ fn request(who: &TestCaller, name: &str, body: Body, length: Option<usize>) -> R
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_module_is_neither_received_nor_copied_without_room_in_the_budget() {
+async fn a_module_is_neither_received_nor_copied_beyond_the_quota() {
     let mut made = None;
     let content = vec![7; MODULE_BYTES];
     let digest = blake3::hash(&content).to_hex().to_string();
@@ -82,5 +82,5 @@ async fn a_module_is_neither_received_nor_copied_without_room_in_the_budget() {
         let answer = api.api.send(request).await;
         (answer.status, answer.body)
     };
-    assert_eq!(status, 422, "a small one is looked at: {body}");
+    assert_eq!(status, 422, "a small module is compiled: {body}");
 }

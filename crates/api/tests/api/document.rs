@@ -98,7 +98,7 @@ async fn every_other_call_needs_one() {
 }
 
 #[test]
-fn an_answer_that_is_not_as_described_is_noticed() {
+fn a_response_that_violates_the_document_is_detected() {
     let document = openapi::document();
     let named = &document["components"]["schemas"];
     let problems = |name: &str, value: Value| {

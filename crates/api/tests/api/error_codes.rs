@@ -105,7 +105,7 @@ fn rows(page: &str) -> BTreeMap<&str, String> {
 }
 
 #[test]
-fn the_list_of_error_codes_is_that_of_the_sources() {
+fn the_list_of_error_codes_matches_the_sources() {
     let source = sources(&crates().join("api/src"));
     let (before, list) = source.split_once("pub const ERROR_CODES").unwrap();
     let (_, after) = list.split_once("];").unwrap();

@@ -196,7 +196,7 @@ async fn a_function_calls_as_its_key_for_sandboxes_of_that_key_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_functions_key_that_may_only_look_makes_nothing_and_sees_its_keys_only() {
+async fn a_read_only_functions_key_creates_nothing_and_sees_its_keys_resources_only() {
     let mut made = None;
     let api = FunctionApi::new(|keys| {
         let key = keys.create("a", Scope::Create, Limits::default()).unwrap();

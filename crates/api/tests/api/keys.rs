@@ -226,7 +226,7 @@ async fn processors_and_memory_of_a_key_are_limited_together() {
 }
 
 #[tokio::test]
-async fn creates_per_minute_are_limited_and_say_when_to_come_back() {
+async fn creates_per_minute_are_limited_with_a_retry_delay() {
     let api = Api::new();
     let (who, _) = api.key(
         Scope::Create,
@@ -242,7 +242,7 @@ async fn creates_per_minute_are_limited_and_say_when_to_come_back() {
     assert_eq!(
         fork.header("should-retry"),
         Some("false"),
-        "never that many"
+        "the count exceeds the limit"
     );
     assert_eq!(fork.refused(429), "creates_per_minute");
     api.call_as(&who, "POST", &path(&id, "fork"), json!({}))

@@ -11,7 +11,7 @@ fn path(id: &str, call: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_killed_sandbox_is_gone() {
+async fn a_killed_sandbox_does_not_exist() {
     let api = Api::new();
     let id = api.sandbox().await;
     api.delete(&format!("/sandboxes/{id}")).await.expect(204);
@@ -171,7 +171,7 @@ async fn a_timeout_counts_from_now_and_may_shorten_and_a_connect_never_does() {
 }
 
 #[tokio::test]
-async fn a_sandbox_past_its_timeout_is_gone() {
+async fn a_sandbox_past_its_timeout_does_not_exist() {
     let api = Api::new();
     let id = api.sandbox().await;
     api.post(&path(&id, "timeout"), json!({ "timeout": 0 }))
@@ -304,7 +304,7 @@ async fn a_fork_answers_an_entry_for_each_child() {
 }
 
 #[tokio::test]
-async fn a_promoted_child_is_left_alone_with_its_parent() {
+async fn promoting_a_child_removes_its_siblings() {
     let api = Api::new();
     let parent = api.sandbox().await;
     let forked = api
@@ -329,7 +329,7 @@ async fn a_promoted_child_is_left_alone_with_its_parent() {
 }
 
 #[tokio::test]
-async fn connect_and_resume_wake_a_sandbox_past_its_timeout() {
+async fn connect_and_resume_restore_a_sandbox_past_its_timeout() {
     let api = Api::new();
     let body = json!({ "templateID": "base", "timeout": 3600, "autoPause": true });
     let id = api.post("/sandboxes", body).await.expect(201).id();
@@ -385,7 +385,7 @@ async fn a_child_without_a_limit_outlives_the_time_its_parent_was_given() {
 }
 
 #[tokio::test]
-async fn an_operation_that_loses_its_sandbox_to_a_delete_answers_that_it_does_not_exist() {
+async fn an_operation_on_a_concurrently_deleted_sandbox_reports_not_found() {
     let api = Api::new();
     for call in ["pause", "snapshots", "fork"] {
         let id = api.sandbox().await;

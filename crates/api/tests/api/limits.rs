@@ -428,7 +428,10 @@ async fn exchanges_of_a_key_are_limited_by_its_own_limit_or_by_its_share() {
     let first = app.exchange(&few.key.id).unwrap();
     let _second = app.exchange(&few.key.id).unwrap();
     let refused = app.exchange(&few.key.id).unwrap_err();
-    assert!(refused.contains("2 requests and streams"), "{refused}");
+    assert!(
+        refused.contains("maximum of 2 concurrent requests and streams"),
+        "{refused}"
+    );
     assert_eq!(used(&api, &who).await["exchanges"], 2);
     drop(first);
     app.exchange(&few.key.id).unwrap();
@@ -487,9 +490,6 @@ async fn disk_reserved_for_guests_is_not_granted_to_keys() {
         .await;
     // The key is unlimited, but the host's disk is not.
     let why = refused.text("message");
-    assert!(
-        why.contains("the disk of this host has 100.0 MiB available"),
-        "{why}"
-    );
+    assert!(why.contains("this host has 100.0 MiB"), "{why}");
     assert_eq!(refused.refused(507), "host_disk");
 }

@@ -168,7 +168,7 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
     expected.sort();
     assert_eq!(
         seen, expected,
-        "of two that are called the same, the one that is meant"
+        "of two templates with one name, the preferred one"
     );
     assert_eq!(listed(&api, &mallory).await.len(), 3);
     assert_eq!(listed(&api, &TestCaller::Owner).await.len(), 6);
@@ -331,7 +331,7 @@ async fn admins_and_the_hosts_owner_share_names() {
 }
 
 #[tokio::test]
-async fn builds_of_a_key_that_acts_for_the_hosts_owner_end_with_it_and_not_those_of_others() {
+async fn builds_of_an_admin_key_are_cancelled_with_the_key() {
     let api = Api::building().await;
     let (second, made) = api.key(Scope::Admin, Limits::default());
     let ended = request(&api, &second, "mine").await.expect(202);
@@ -409,7 +409,7 @@ async fn templates_of_an_earlier_data_directory_move_to_their_owners_once() {
     assert_eq!(
         templates.tags(BUILD).unwrap(),
         [],
-        "left by a build that was not finished"
+        "an unfinished build remains"
     );
     // The migration runs once: later templates of the host's owner with the same name remain the
     // host's.

@@ -37,10 +37,7 @@ async fn a_dry_run_lists_exactly_what_a_prune_removes() {
     let told = prune(&api, &TestCaller::Owner, true).await;
     assert_eq!(of_kind(&told, "sandbox"), std::slice::from_ref(&gone));
     assert_eq!(of_kind(&told, "snapshot"), [""; 0]);
-    assert!(
-        api.host.find(&gone).is_some(),
-        "a rehearsal removes nothing"
-    );
+    assert!(api.host.find(&gone).is_some(), "a dry run removes nothing");
     let done = prune(&api, &TestCaller::Owner, false).await;
     assert_eq!(done.body["items"], told.body["items"]);
     assert!(api.host.find(&gone).is_none());

@@ -77,7 +77,7 @@ async fn all_refusals_have_one_form() {
 }
 
 #[tokio::test]
-async fn beside_other_routes_unknown_calls_are_still_refused_in_that_form() {
+async fn unknown_calls_are_rejected_in_one_form_with_merged_routes() {
     let mut api = Api::new();
     let figures = axum::Router::new().route("/metrics", axum::routing::get(async || "figures"));
     api.router = api.router.merge(figures);
@@ -186,7 +186,7 @@ async fn a_list_is_filtered_by_metadata_state_template_and_age() {
     assert_eq!(
         api.get("/sandboxes").await.ids().len(),
         2,
-        "the first version shows what runs"
+        "the first version lists running sandboxes"
     );
     for bad in [
         "state=sleeping",
@@ -202,7 +202,7 @@ async fn a_list_is_filtered_by_metadata_state_template_and_age() {
 }
 
 #[tokio::test]
-async fn sandboxes_come_in_pages_that_joined_are_the_list() {
+async fn pages_of_sandboxes_form_the_complete_list() {
     let api = Api::new();
     let mut made = Vec::new();
     for _ in 0..7 {
@@ -407,7 +407,7 @@ async fn logs_are_the_consoles_last_lines() {
 }
 
 #[tokio::test]
-async fn a_link_to_a_port_holds_as_long_as_asked() {
+async fn a_link_to_a_port_is_valid_for_the_requested_time() {
     let api = Api::new();
     let id = api.sandbox().await;
     assert_eq!(

@@ -101,7 +101,11 @@ async fn a_wait_ends_when_its_state_is_reached_or_impossible() {
         wait("for=running&seconds=10").await.text("state"),
         "running"
     );
-    assert_eq!(wait("for=ended").await.text("state"), "running", "at once");
+    assert_eq!(
+        wait("for=ended").await.text("state"),
+        "running",
+        "without a wait"
+    );
     let (told, _) = tokio::join!(wait("for=paused&seconds=10"), api.host.pause(&id));
     assert_eq!(told.text("state"), "paused");
     api.host.resume(&id).await.unwrap();
@@ -119,7 +123,7 @@ async fn a_wait_ends_when_its_state_is_reached_or_impossible() {
 }
 
 #[tokio::test]
-async fn a_restart_keeps_the_sandbox_and_metrics_are_current() {
+async fn a_restart_preserves_the_sandbox_and_metrics_are_current() {
     let api = Api::new();
     let id = api.sandbox().await;
     let path = format!("/sandboxes/{id}/restart");

@@ -57,7 +57,7 @@ async fn a_snapshot_outlives_its_sandbox_and_makes_others() {
 }
 
 #[tokio::test]
-async fn a_sandbox_made_from_a_snapshot_has_its_environment_unless_it_is_given_one() {
+async fn a_sandbox_from_a_snapshot_inherits_its_environment_unless_specified() {
     let api = Api::new();
     let body =
         json!({ "templateID": "base", "envVars": { "GREETING": "hello", "TOKEN": "secret" } });
@@ -111,7 +111,7 @@ async fn a_snapshot_is_deleted_as_a_template_is_by_its_encoded_id_while_its_sand
 }
 
 #[tokio::test]
-async fn snapshots_come_in_pages() {
+async fn snapshots_are_listed_in_pages() {
     let api = Api::new();
     let id = api.sandbox().await;
     let mut taken = Vec::new();
@@ -137,7 +137,7 @@ async fn snapshots_come_in_pages() {
 }
 
 #[tokio::test]
-async fn a_rollback_keeps_the_id_and_goes_to_any_ancestor() {
+async fn a_rollback_preserves_the_id_and_accepts_any_ancestor() {
     let api = Api::new();
     let id = api.sandbox().await;
     let root = api.host.get(&id).unwrap().snapshot().unwrap().to_owned();
@@ -448,7 +448,7 @@ async fn admins_see_the_host_and_its_owner_stops_it() {
 }
 
 #[tokio::test]
-async fn a_used_snapshot_is_removed_once_and_goes_with_its_last_user() {
+async fn a_used_snapshot_is_deleted_with_its_last_user() {
     let api = Api::new();
     let id = api.sandbox().await;
     let taken = snapshot(&api, &id, Value::Null).await;

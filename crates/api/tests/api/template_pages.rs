@@ -98,7 +98,7 @@ async fn a_page_of_templates_looks_at_no_more_than_it_shows_and_all_pages_are_th
 }
 
 #[tokio::test]
-async fn tags_of_a_template_are_on_one_page_and_what_is_internal_on_none() {
+async fn tags_of_a_template_are_on_one_page_and_internal_templates_are_hidden() {
     use Visibility::{Internal, Private};
     let key = "aaaaaaaaaaaaaaaaaaaa";
     let many = Many::of(vec![

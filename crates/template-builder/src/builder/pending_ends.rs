@@ -113,7 +113,7 @@ mod tests {
             message: "the disk is full".to_owned(),
             step: None,
         };
-        let told = async {
+        let visible = async {
             loop {
                 let now = records.build("b1").unwrap().unwrap();
                 if now.status == BuildStatus::Error {
@@ -126,7 +126,7 @@ mod tests {
         tokio::pin!(ending);
         let now = tokio::select! {
             () = &mut ending => panic!("the database is read-only"),
-            now = told => now,
+            now = visible => now,
         };
         assert_eq!(now.reason, Some(reason.clone()));
         read_only(false);

@@ -186,9 +186,9 @@ mod tests {
         let queue = BuildQueue::new(2);
         let _first = queue.acquire(None, || ()).await.unwrap();
         let _second = queue.acquire(None, || ()).await.unwrap();
-        let told = std::cell::Cell::new(false);
-        let mut third = pin!(queue.acquire(None, || told.set(true)));
-        assert!(waits(third.as_mut()) && told.get());
+        let was_called = std::cell::Cell::new(false);
+        let mut third = pin!(queue.acquire(None, || was_called.set(true)));
+        assert!(waits(third.as_mut()) && was_called.get());
     }
 
     #[tokio::test]
@@ -217,9 +217,9 @@ mod tests {
     async fn a_cancelled_build_holds_no_place_and_no_permit() {
         let queue = BuildQueue::new(1);
         let running = acquire(&queue, "a").await;
-        let mut gone = Box::pin(acquire(&queue, "b"));
-        assert!(waits(gone.as_mut()));
-        drop(gone);
+        let mut cancelled = Box::pin(acquire(&queue, "b"));
+        assert!(waits(cancelled.as_mut()));
+        drop(cancelled);
         drop(running);
         let next = acquire(&queue, "c").await;
         let mut granted = Box::pin(acquire(&queue, "b"));

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_replaced_by_what_was_set_before_their_instruction() {
+    fn variables_are_expanded_with_values_of_earlier_instructions() {
         let mut s = config();
         s.apply(&env(&[("PATH", "/opt/bin:$PATH"), ("COPY", "${PATH}")]))
             .unwrap();

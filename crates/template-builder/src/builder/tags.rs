@@ -32,11 +32,11 @@ impl Builder {
         let owner = template.owner.as_deref();
         let _permit = self.0.reserve_template(owner, &names, 0).await?;
         let (from, named) = (template.reference(tag), template.clone());
-        let (templates, wanted) = (self.0.templates.clone(), tags.to_vec());
+        let (templates, new_tags) = (self.0.templates.clone(), tags.to_vec());
         let work = move || {
-            let mut wanted = wanted.iter().map(|tag| named.reference(tag));
+            let mut references = new_tags.iter().map(|tag| named.reference(tag));
             let wish = Visibility::default();
-            wanted.try_for_each(|to| templates.tag(&from, &to, wish).map(drop))
+            references.try_for_each(|to| templates.tag(&from, &to, wish).map(drop))
         };
         blocking(work).await??;
         self.0.records.retag(&template.id, Some(&build.id), tags)?;

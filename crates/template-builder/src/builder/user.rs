@@ -60,8 +60,8 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
         let line = format!("{name} ALL=(ALL) NOPASSWD:ALL\n");
         append(agent, &format!("/etc/sudoers.d/{name}"), "", &line).await?;
     }
-    let made = agent.make_dir(&home, Some(name)).await;
-    match made {
+    let created = agent.make_dir(&home, Some(name)).await;
+    match created {
         Ok(_) => Ok(()),
         Err(e) if exists(&e) => Ok(()),
         Err(e) => Err(BuildFailure::agent(&format!("create {home}"), e)),

@@ -73,14 +73,17 @@ impl BuildJob {
     /// Fails if the template's new images are larger than `most` bytes.
     fn check_image_size(
         &self,
-        made: &TemplateManifest,
+        manifest: &TemplateManifest,
         at: &StageState,
         most: Option<u64>,
     ) -> Result<(), BuildFailure> {
-        let new = made.images.iter().filter(|i| !at.base.images.contains(i));
+        let new = manifest
+            .images
+            .iter()
+            .filter(|i| !at.base.images.contains(i));
         let bytes: u64 = new.map(|i| i.size).sum();
         match most.filter(|most| bytes > *most) {
-            Some(most) => Err(self.discard(made, over_budget(bytes, most))),
+            Some(most) => Err(self.discard(manifest, over_budget(bytes, most))),
             None => Ok(()),
         }
     }

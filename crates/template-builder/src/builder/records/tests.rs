@@ -61,7 +61,7 @@ fn names_are_unique_per_owner() {
 }
 
 #[test]
-fn records_of_the_first_version_are_kept_with_their_builds_and_lines() {
+fn records_of_the_first_version_are_migrated_with_builds_and_lines() {
     let dir = tempfile::tempdir().unwrap();
     let old = Connection::open(dir.path().join("builds.db")).unwrap();
     let rows = "

@@ -44,7 +44,7 @@ async fn send(uploads: &UploadStore, token: &str, bytes: &[u8]) -> Result<(), Up
 }
 
 #[tokio::test]
-async fn files_are_those_that_their_name_or_the_first_upload_says() {
+async fn uploads_are_verified_against_their_name_or_the_first_upload() {
     let dir = tempfile::tempdir().unwrap();
     let uploads = UploadStore::open(dir.path().join("uploads")).unwrap();
     // Names from Jiffy's client are verified against the content.
