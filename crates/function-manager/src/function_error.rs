@@ -52,7 +52,9 @@ pub enum FunctionError {
     #[error("{0}")]
     QuotaExceeded(BoxError),
     /// The owner has no such module.
-    #[error("you have no module {0} on this host or in the shared store")]
+    #[error(
+        "module {0} does not exist on this host or in the shared store, or belongs to another key; deploy it from its file"
+    )]
     NoModule(ModuleDigest),
     /// The content of the module in the store does not match its digest.
     #[error("module {0} in the store is damaged; deploy it from its file")]

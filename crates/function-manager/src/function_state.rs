@@ -34,7 +34,7 @@ struct FunctionCounts {
 fn parse(record: &FunctionRecord) -> Option<Schedule> {
     let schedule = Schedule::parse(record.schedule.as_deref()?, Timestamp::now());
     schedule
-        .inspect_err(|e| tracing::error!("function {}: {e}", record.name))
+        .inspect_err(|e| tracing::error!(function = record.name, error = %e, "cannot parse the schedule of a function"))
         .ok()
 }
 

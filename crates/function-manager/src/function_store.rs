@@ -62,8 +62,7 @@ impl FunctionStore {
             let record = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
             if let Err(e) = &record {
                 tracing::error!(
-                    "cannot read the record of a function: {}: {e}",
-                    path.display()
+                    path = %path.display(), error = %e, "cannot read the record of a function"
                 );
             }
             record.ok()
@@ -199,7 +198,7 @@ impl FunctionStore {
         if let Err(e) = fs::remove_dir_all(&self.directory)
             && e.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!("{}: {e}", self.directory.display());
+            tracing::warn!(directory = %self.directory.display(), error = %e, "cannot remove an owner's files");
         }
     }
 }

@@ -175,8 +175,8 @@ impl Functions {
         let key = first.owner.clone();
         if store.directory().file_name() != Some(owner::directory_name(key.as_deref()).as_ref()) {
             tracing::error!(
-                "directory {} does not match the owner of its functions",
-                store.directory().display()
+                directory = %store.directory().display(),
+                "ignoring functions: the name of the directory does not match their owner"
             );
             return;
         }
@@ -196,9 +196,9 @@ impl Functions {
             }
             if !has_configured_reset {
                 tracing::info!(
-                    "stopping function process {}: its reset {} differs from the configured reset",
-                    running.process.id(),
-                    running.process.reset().word()
+                    pid = running.process.id(),
+                    reset = running.process.reset().word(),
+                    "stopping a function process: the configured reset has changed"
                 );
                 owner.end(running, &self.0);
             }

@@ -446,7 +446,7 @@ fn adopt(directory: &Path) -> Option<TenantProcess> {
             egress: Mutex::default(),
         }),
         Err(e) => {
-            tracing::warn!("cannot adopt function process {pid}; killing it: {e}");
+            tracing::warn!(pid, error = %e, "cannot adopt a function process; killing it");
             kill(&pidfd);
             None
         }

@@ -263,7 +263,7 @@ impl Functions {
         let records = self.list();
         for record in records.iter().filter(|r| r.owner.as_deref() == key) {
             if let Err(e) = self.remove(key, &record.name).await {
-                tracing::error!("cannot remove function {}: {e}", record.name);
+                tracing::error!(function = record.name, error = %e, "cannot remove a function");
             }
         }
     }

@@ -58,7 +58,7 @@ impl Functions {
                     return Err(too_large(&owner, record, id.as_ref()));
                 }
                 Err(e) => {
-                    tracing::debug!("a request to function {} failed: {e}", record.name);
+                    tracing::debug!(function = record.name, error = %e, "a request to a function failed");
                     let failed = || {
                         FunctionError::Unavailable(
                             "the process exited while it handled the request".to_owned(),

@@ -34,7 +34,7 @@ impl Functions {
         if !is_loaded(record.revision) {
             let loaded = self.load(owner, &in_use.0, &record).await;
             if let Err(e) = loaded {
-                tracing::error!("cannot load function {name}: {e}");
+                tracing::error!(function = name, error = %e, "cannot load a function");
                 return Err(FunctionError::Unavailable(
                     "the function cannot be loaded".to_owned(),
                 ));
@@ -147,7 +147,9 @@ async fn record_artifact(owner: Arc<Owner>, module: String, artifact: Artifact) 
         let (store, written) = (owner.clone(), record.clone());
         match blocking(move || store.store.commit(&written)).await {
             Ok(()) => drop(state.replace(record)),
-            Err(e) => tracing::warn!("{e}"),
+            Err(e) => {
+                tracing::warn!(error = %e, "cannot store the compiled module in a function's record")
+            }
         }
     }
 }

@@ -148,9 +148,7 @@ impl Functions {
         if upload.digest() == digest {
             Ok(upload)
         } else {
-            tracing::error!(
-                "the content of module {digest} in the store does not match its digest"
-            );
+            tracing::error!(%digest, "the content of a module in the store does not match its digest");
             Err(FunctionError::ModuleDamaged(digest))
         }
     }
@@ -238,7 +236,7 @@ fn copy(file: &File, mut to: ModuleUpload) -> Result<ModuleUpload, FunctionError
 
 /// Maps a failure of the store to the error for the owner. The details are only logged.
 fn refusal(digest: ModuleDigest, error: RemoteError) -> FunctionError {
-    tracing::warn!("cannot fetch module {digest}: {error}");
+    tracing::warn!(%digest, %error, "cannot fetch a module");
     match error.retry_after() {
         Some(after) => FunctionError::StoreUnavailable(after),
         None if error.is_damage() => FunctionError::ModuleDamaged(digest),
@@ -267,7 +265,7 @@ async fn run_sync(shared: Weak<Shared>) {
                         && is_first
                     {
                         tracing::warn!(
-                            "cannot synchronise function modules with the store; retrying: {e}"
+                            error = %e, "cannot synchronise function modules with the store; retrying"
                         );
                     }
                 }

@@ -73,8 +73,8 @@ impl Functions {
             backoff.ended(over.started.elapsed());
             tracing::warn!(
                 owner = owner::process_owner(owner.key.as_deref()),
-                "function process {} has exited; restarting it",
-                over.process.id()
+                pid = over.process.id(),
+                "function process has exited; restarting it"
             );
             let (owner, shared) = (owner.clone(), self.0.clone());
             blocking(move || {
@@ -133,7 +133,7 @@ impl Functions {
         let running = running.clone();
         tokio::task::spawn_blocking(move || {
             if let Err(e) = cgroups.limit(running.process.id(), limits) {
-                tracing::error!("cannot apply limits; killing the function process: {e}");
+                tracing::error!(error = %e, "cannot apply limits; killing the function process");
                 running.close();
                 running.process.kill();
             }
@@ -153,7 +153,7 @@ impl Functions {
             Ok(())
         });
         if let Err(e) = ended.await {
-            tracing::error!("{e}");
+            tracing::error!(error = %e, "cannot stop an idle function process");
         }
     }
 

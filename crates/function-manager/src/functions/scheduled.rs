@@ -33,7 +33,7 @@ impl Functions {
         let status = self.call_scheduled(state).await;
         if let Err(e) = &status {
             let name = &state.record().name;
-            tracing::warn!("scheduled call of function {name} failed: {e}");
+            tracing::warn!(function = name, error = %e, "scheduled call of a function failed");
         }
         if let Some(schedule) = &mut *state.schedule.lock() {
             schedule.ended(status.ok());
