@@ -242,7 +242,7 @@ impl IntoResponse for ApiError {
             headers.insert(header::WWW_AUTHENTICATE, scheme);
         }
         if is_internal {
-            tracing::error!("{}", self.message);
+            tracing::error!(error = self.message, "responding with an internal error");
             response.extensions_mut().insert(Detail {
                 message: self.message,
                 error_code: self.error_code,

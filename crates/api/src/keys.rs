@@ -127,7 +127,7 @@ pub enum KeyError {
     Expired,
     /// No key matches.
     #[error(
-        "key `{0}` does not exist or is not in force, or several keys have that name; `jiffy key ls` lists them"
+        "key `{0}` does not exist, has expired or was revoked, or its name is ambiguous; use an id from `jiffy key ls`"
     )]
     Unknown(String),
 }

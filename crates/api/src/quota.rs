@@ -370,7 +370,7 @@ impl Budgets {
     /// host's owner can act on them.
     fn key(&self, owner: &str) -> Result<Option<Key>, QuotaRefusal> {
         self.0.keys.in_force(owner).map_err(|e| {
-            tracing::error!("{e}");
+            tracing::error!(error = %e, "cannot read an API key");
             ApiError::internal(
                 "internal error of the host; see the log of the daemon for the cause",
             )

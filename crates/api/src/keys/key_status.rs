@@ -88,7 +88,7 @@ impl Keys {
                     found
                 }
                 Err(e) => {
-                    tracing::error!("{e}");
+                    tracing::error!(error = %e, "cannot read an API key");
                     cached.map(|(_, entry)| entry)
                 }
             },
@@ -108,7 +108,7 @@ impl Keys {
                 }
                 Ok(None) => None,
                 Err(e) => {
-                    tracing::error!("{e}");
+                    tracing::error!(error = %e, "cannot read an API key");
                     None
                 }
             },
@@ -127,7 +127,7 @@ impl Keys {
                     ids
                 }
                 Err(e) => {
-                    tracing::error!("{e}");
+                    tracing::error!(error = %e, "cannot read the expired and revoked API keys");
                     cached.map(|(_, ids)| ids).unwrap_or_default()
                 }
             },

@@ -13,7 +13,7 @@ const USED: [OfKey<KeyUsage>; 8] = [
     }),
     (
         "key_paused",
-        "Sandboxes of a key that are paused or will be at their timeout",
+        "Sandboxes of a key that are paused or will be paused at their timeout",
         |u| Some(u.host.paused),
     ),
     ("key_snapshots", "Snapshots of a key", |u| {

@@ -49,31 +49,31 @@ pub(super) fn check(
         ),
         (
             "max_paused",
-            "sandboxes that are paused or will be at their timeout",
+            "sandboxes that are paused or will be paused at their timeout",
             limits.max_paused,
             (now.paused, requested.paused),
-            "kill or resume a paused one",
+            "kill or resume a paused sandbox",
         ),
         (
             "max_snapshots",
             "snapshots",
             limits.max_snapshots,
             (now.snapshots, requested.snapshots),
-            "remove one (`DELETE /templates/{snapshotID}`)",
+            "remove a snapshot (`DELETE /templates/{snapshotID}`)",
         ),
         (
             "max_templates",
             "templates, counted by tag",
             limits.max_templates,
             (now.templates, requested.templates),
-            "remove one (`DELETE /templates/{templateID}`) or a tag of one (`DELETE /templates/tags`)",
+            "remove a template (`DELETE /templates/{templateID}`) or a tag (`DELETE /templates/tags`)",
         ),
         (
             "max_builds",
-            "builds that wait or run",
+            "queued or running builds",
             limits.max_builds,
             (now.builds, requested.builds),
-            "wait for one to end, or cancel it",
+            "wait until a build finishes, or cancel a build",
         ),
     ];
     for (code, what, limit, (used, requested), remedy) in counts {
@@ -87,8 +87,8 @@ pub(super) fn check(
                 _ => "maximum number of concurrent",
             };
             let message = format!(
-                "this key has reached its {kind} {what}, which is {limit}: it has {used}; {remedy}, \
-                 or raise the limit"
+                "this key has reached its {kind} {what} ({used} of {limit}); {remedy}, or raise the \
+                 limit"
             );
             // A retry without a remedy fails again.
             return Some(ApiError::too_many(code, message).permanent());
@@ -246,7 +246,7 @@ mod tests {
         assert!(
             refused
                 .message
-                .contains("maximum number of snapshots, which is 0: it has 3")
+                .contains("maximum number of snapshots (3 of 0)")
         );
     }
 }

@@ -207,7 +207,7 @@ pub(super) async fn pause(
         Ok(record) if durable => wait_until_stored(&app, &record).await,
         Ok(_) => Ok(StatusCode::NO_CONTENT),
         Err(e @ OperationError::Engine { .. }) => {
-            tracing::warn!("{e}");
+            tracing::warn!(error = %e, "cannot pause a sandbox");
             let message = if caller.is_admin() {
                 e.to_string()
             } else {

@@ -66,9 +66,10 @@ impl RemoteStore {
             let is_needed = needed.contains(&(&reader.tenant, reader.snapshot));
             // `abs_diff` also renews after the clock was set back.
             let age = Duration::from_millis(now.abs_diff(reader.renewed_ms));
-            let updated = match is_needed {
-                true if age < RENEWAL_TIME => Ok(()),
-                _ => self.update_reader(&book.host, &reader, is_needed).await,
+            let updated = if is_needed && age < RENEWAL_TIME {
+                Ok(())
+            } else {
+                self.update_reader(&book.host, &reader, is_needed).await
             };
             match (updated, is_needed) {
                 (Ok(()), false) => continue,
