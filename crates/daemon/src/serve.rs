@@ -55,7 +55,10 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let home = host.home().clone();
     let Some(lock) = lock(&home)? else {
         // The parent process connects to the other daemon.
-        eprintln!("jiffy: a daemon already runs for the data directory {}", home.path().display());
+        eprintln!(
+            "jiffy: a daemon already runs for the data directory {}",
+            home.path().display()
+        );
         return Ok(None);
     };
     let traces = options

@@ -38,8 +38,8 @@ pub struct HostLimits {
     pub sandboxes: Option<usize>,
     /// Maximum sum of the memory sizes of all guests, in multiples of the host's memory. An idle
     /// guest holds 2 to 12 MiB of its 512 MiB, so counting the full size would leave a host empty.
-    /// With 8, the host is full once each guest uses an eighth of its memory, five times the
-    /// memory of an idle guest. If guests grow at once, the reserve and the limits of memory pressure stop
+    /// With 8, the host is full once each guest uses an eighth of its memory, five times the memory
+    /// of an idle guest. If guests grow at once, the reserve and the limits of memory pressure stop
     /// further admissions.
     pub memory_overcommit: f64,
     /// Memory that must stay available, in MiB. Defaults to the larger of 512 MiB and 5 % of the
@@ -326,11 +326,8 @@ impl Admission {
             );
         }
         // With overcommit, a single guest may have a disk larger than the limit.
-        let min_limit = if self.limits.disk_overcommit > 1.0 {
-            size.disk_mib
-        } else {
-            0
-        };
+        let has_overcommit = self.limits.disk_overcommit > 1.0;
+        let min_limit = if has_overcommit { size.disk_mib } else { 0 };
         if let Some(limit) = self.disk_limit_mib(figures)
             && reservations.disk_mib.saturating_add(size.disk_mib) > limit.max(min_limit)
         {
@@ -338,7 +335,7 @@ impl Admission {
             return refuse(
                 Shortage::ReservedDisk,
                 format!(
-                    "the disks of this host's sandboxes have {before} MiB, and {disk_mib} MiB more would exceed the limit of {limit} MiB: free space on the data directory's disk, or pause or kill a sandbox"
+                    "the disks of this host's sandboxes have {before} MiB, and {disk_mib} MiB more would exceed the limit of {limit} MiB: free disk space, or pause or kill a sandbox"
                 ),
             );
         }

@@ -45,7 +45,7 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
     tracing::subscriber::set_global_default(subscriber).unwrap();
     let bench = Bench::new();
     let ids = Arc::new(Mutex::new(Vec::new()));
-    bench.doomed(async {
+    bench.run_and_kill(async {
         let host = bench.open().await;
         let spec = CreateSpec {
             env: [("API_KEY".to_owned(), "hunter2-in-env".to_owned())].into(),
@@ -57,16 +57,16 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
             },
             ..base()
         };
-        let made = host.create(spec).await.unwrap();
-        let create = host.observe().times(made.id()).create.unwrap();
+        let sandbox = host.create(spec).await.unwrap();
+        let create = host.observe().times(sandbox.id()).create.unwrap();
         let names: Vec<&str> = create.steps.iter().map(|step| step.name).collect();
         let expected = ["admission", "fingerprint", "template_snapshot"];
         assert_eq!(names, [&expected[..], &["keep", "journal"]].concat());
         let sum: Duration = create.steps.iter().map(|step| step.duration).sum();
         assert!(sum <= create.duration, "{create:?}");
-        host.fork(made.id(), 2, None).await.unwrap();
-        host.pause(made.id()).await.unwrap();
-        let times = host.observe().times(made.id());
+        host.fork(sandbox.id(), 2, None).await.unwrap();
+        host.pause(sandbox.id()).await.unwrap();
+        let times = host.observe().times(sandbox.id());
         assert_eq!(times.create.unwrap(), create);
         assert_eq!(times.last.unwrap().operation, "pause");
         let metrics = host.figures().render();
@@ -79,15 +79,15 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
             let line = format!("jiffy_operation_step_seconds_count{{{labels}}} {count}");
             assert!(metrics.lines().any(|l| l == line), "no {line} in {metrics}");
         }
-        bench.world.fail("welcome");
-        assert!(host.resume(made.id()).await.is_err());
-        bench.world.mend();
-        host.kill(made.id()).await.unwrap();
-        ids.lock().unwrap().push(made);
+        bench.world.fail("assign");
+        assert!(host.resume(sandbox.id()).await.is_err());
+        bench.world.clear_failures();
+        host.kill(sandbox.id()).await.unwrap();
+        ids.lock().unwrap().push(sandbox);
     });
     let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    let made = ids.lock().unwrap().remove(0);
-    let token = made.agent_token().unwrap();
+    let sandbox = ids.lock().unwrap().remove(0);
+    let token = sandbox.agent_token().unwrap();
     for secret in ["hunter2-in-env", "key-of-the-owner", "private-note", token] {
         assert!(!text.contains(secret), "{secret} is in the log");
     }
@@ -103,10 +103,10 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
         lines.iter().any(has_steps),
         "no steps of the create in {text}"
     );
-    let told = |name: &str, outcome: &str| {
+    let is_logged = |name: &str, outcome: &str| {
         lines.iter().any(|l| {
             l["span"]["operation"] == name
-                && l["span"]["sandbox"] == made.id()
+                && l["span"]["sandbox"] == sandbox.id()
                 && l["fields"]["outcome"] == outcome
                 && l["fields"]["ms"].as_f64().is_some()
         })
@@ -118,6 +118,9 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
         ("resume", "failed"),
         ("kill", "ok"),
     ] {
-        assert!(told(name, outcome), "{name} {outcome} is not in {text}");
+        assert!(
+            is_logged(name, outcome),
+            "{name} {outcome} is not in {text}"
+        );
     }
 }

@@ -5,8 +5,8 @@ use parking_lot::{Mutex, MutexGuard};
 use smol_str::SmolStr;
 use std::collections::BTreeSet;
 
-/// Ids group_key by a key, stored as pairs. A map of sets would need several times the memory, since
-/// most keys have one id.
+/// Ids group_key by a key, stored as pairs. A map of sets would need several times the memory,
+/// since most keys have one id.
 #[derive(Debug, Default)]
 pub(crate) struct IdGroups(BTreeSet<(SmolStr, SmolStr)>);
 

@@ -29,9 +29,10 @@ impl ListOrder {
             Some((ms, id)) => Bound::Excluded((*ms, SmolStr::new(id))),
             None => Bound::Unbounded,
         };
-        match self.descending {
-            true => Box::new(positions.range((Bound::Unbounded, after)).rev()),
-            false => Box::new(positions.range((after, Bound::Unbounded))),
+        if self.descending {
+            Box::new(positions.range((Bound::Unbounded, after)).rev())
+        } else {
+            Box::new(positions.range((after, Bound::Unbounded)))
         }
     }
 }

@@ -83,9 +83,10 @@ fn check(name: &str) -> Result<(), OperationError> {
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.chars().all(is_allowed)
         && !is_reserved(name);
-    match is_valid {
-        true => Ok(()),
-        false => Err(OperationError::BadName),
+    if is_valid {
+        Ok(())
+    } else {
+        Err(OperationError::BadName)
     }
 }
 

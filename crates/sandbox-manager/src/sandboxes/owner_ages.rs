@@ -47,9 +47,10 @@ impl OwnerAges {
             .0
             .range(range(owner, order.descending, order.after.as_ref()));
         let positions = range.map(|(_, created_ms, id)| (*created_ms, id));
-        match order.descending {
-            true => Box::new(positions.rev()),
-            false => Box::new(positions),
+        if order.descending {
+            Box::new(positions.rev())
+        } else {
+            Box::new(positions)
         }
     }
 }

@@ -89,8 +89,8 @@ impl Sandboxes {
         self.snapshots().shorten_lineage(snapshot).await?;
         let identity = self.identity_of(before.clone(), true);
         // While the rollback is in progress, the journal records the sandbox as paused in the
-        // snapshot. A daemon that starts after a crash then does not adopt the guest. Its memory may
-        // be a mix of both states, and it has no defined parent snapshot.
+        // snapshot. A daemon that starts after a crash then does not adopt the guest. Its memory
+        // may be a mix of both states, and it has no defined parent snapshot.
         let paused = Sandbox {
             snapshot: Some(snapshot.to_owned()),
             ..entry.record_in(SandboxState::Paused)

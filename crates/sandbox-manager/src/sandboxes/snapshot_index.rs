@@ -158,8 +158,8 @@ impl SnapshotIndex {
         records.filter(move |s| s.purpose == purpose && s.retained)
     }
 
-    /// Returns the retained snapshots of all templates or of all build steps. The cost depends on the
-    /// number of both.
+    /// Returns the retained snapshots of all templates or of all build steps. The cost depends on
+    /// the number of both.
     pub fn all_retained_for(&self, purpose: SnapshotPurpose) -> impl Iterator<Item = &Snapshot> {
         let records = self.by_fingerprint.ids().filter_map(|id| self.get(id));
         records.filter(move |s| s.purpose == purpose && s.retained)
@@ -177,9 +177,9 @@ impl FromIterator<Box<Snapshot>> for SnapshotIndex {
             pairs.collect::<IdGroups>()
         };
         let ages = records.iter().map(|(id, r)| (r.created_ms, id.clone()));
-        let asked = records.iter().filter(|(_, r)| r.is_requested());
-        let requested_ages = asked.clone().map(|(id, r)| (r.created_ms, id.clone()));
-        let requested_by_owner = asked.map(|(id, r)| (r.owner.as_deref(), r.created_ms, id));
+        let requested = records.iter().filter(|(_, r)| r.is_requested());
+        let requested_ages = requested.clone().map(|(id, r)| (r.created_ms, id.clone()));
+        let requested_by_owner = requested.map(|(id, r)| (r.owner.as_deref(), r.created_ms, id));
         let bytes = records.iter().map(|(_, record)| record.bytes);
         let mut this = Self {
             by_parent: group(|s| s.parent.as_deref()),
@@ -234,7 +234,7 @@ mod tests {
             .map(Box::new)
             .into_iter()
             .collect();
-        let found = |index: &SnapshotIndex| {
+        let counts = |index: &SnapshotIndex| {
             [
                 index.children("a").count(),
                 index.named("n").count(),
@@ -242,18 +242,18 @@ mod tests {
                 index.beginning_with("a").count(),
             ]
         };
-        assert_eq!(found(&index), [1, 2, 2, 2]);
+        assert_eq!(counts(&index), [1, 2, 2, 2]);
         index.insert(Snapshot {
             name: None,
             retained: false,
             parent: None,
             ..record("ab", None)
         });
-        assert_eq!(found(&index), [0, 1, 1, 2]);
+        assert_eq!(counts(&index), [0, 1, 1, 2]);
         assert_eq!(index.beginning_with("ab").count(), 1);
         index.remove("a");
         index.remove("a");
-        assert_eq!(found(&index), [0, 0, 0, 1]);
+        assert_eq!(counts(&index), [0, 0, 0, 1]);
         index.remove("ab");
         assert_eq!(index.len(), 0);
         assert!(index.by_parent.is_empty() && index.by_fingerprint.is_empty());

@@ -132,13 +132,13 @@ mod tests {
     async fn a_start_that_waits_for_something_else_than_a_processor_holds_up_no_other() {
         let pacer = Arc::new(StartPacer::new());
         let slots = pacer.0.lock().free;
-        let (begun, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+        let (started_count, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
         let started_at = Instant::now();
         let starts = (0..slots * 2).map(|_| {
-            let (pacer, begun, over) = (pacer.clone(), begun.clone(), over.clone());
+            let (pacer, started_count, over) = (pacer.clone(), started_count.clone(), over.clone());
             tokio::spawn(async move {
                 let start = async {
-                    begun.fetch_add(1, Ordering::Relaxed);
+                    started_count.fetch_add(1, Ordering::Relaxed);
                     over.notified().await;
                 };
                 pacer.pace(None, start).await;
@@ -146,7 +146,7 @@ mod tests {
         });
         let starts: Vec<_> = starts.collect();
         let reach = async |count| {
-            while begun.load(Ordering::Relaxed) < count {
+            while started_count.load(Ordering::Relaxed) < count {
                 tokio::task::yield_now().await;
             }
         };

@@ -79,9 +79,10 @@ fn plain(text: &str) -> String {
 /// Returns the content of an element that must have this tag.
 fn content(element: &[u8], tag: u8) -> Result<&[u8], String> {
     let (_, any) = Any::from_der(element).map_err(|e| e.to_string())?;
-    match element.first() == Some(&tag) {
-        true => Ok(any.data),
-        false => Err("its subject is not encoded as in X.509".to_owned()),
+    if element.first() == Some(&tag) {
+        Ok(any.data)
+    } else {
+        Err("its subject is not encoded as in X.509".to_owned())
     }
 }
 

@@ -63,17 +63,17 @@ async fn a_thousand_creates_at_once_never_pass_the_limit_and_each_gets_an_answer
     for _ in 0..1000 {
         let (host, world) = (host.clone(), bench.world.clone());
         work.spawn(async move {
-            let made = host.create(base()).await;
+            let result = host.create(base()).await;
             assert!(world.running().len() <= 40);
-            made.map(drop).map_err(|e| e.kind())
+            result.map(drop).map_err(|e| e.kind())
         });
     }
     let answers: Vec<_> = work.join_all().await;
-    let made = answers.iter().filter(|a| a.is_ok()).count();
-    let refused = answers.iter().filter(|a| **a == Err(ErrorKind::Busy));
-    assert_eq!((made, refused.count()), (39, 961));
+    let successes = answers.iter().filter(|a| a.is_ok()).count();
+    let rejections = answers.iter().filter(|a| **a == Err(ErrorKind::Busy));
+    assert_eq!((successes, rejections.count()), (39, 961));
     assert_eq!(bench.world.running().len(), 40);
-    assert_eq!(host.list().len(), 40, "what was refused is not there");
+    assert_eq!(host.list().len(), 40, "rejected creates leave no sandbox");
     let reservations = host.figures().reservations();
     assert_eq!((reservations.sandboxes, reservations.starting), (40, 0));
     assert_eq!(reservations.rejections[&Shortage::Sandboxes], 961);
@@ -83,15 +83,15 @@ async fn a_thousand_creates_at_once_never_pass_the_limit_and_each_gets_an_answer
 async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
     let bench = Bench::new();
     let (host, _) = open(&bench, 0, at_most(2)).await;
-    let sleeper = create_id(&host).await;
-    let snapshot = snapshot_id(&host, &sleeper).await;
-    host.pause(&sleeper).await.unwrap();
+    let paused = create_id(&host).await;
+    let snapshot = snapshot_id(&host, &paused).await;
+    host.pause(&paused).await.unwrap();
     let [a, b] = [create_id(&host).await, create_id(&host).await];
     busy(host.create(base()).await);
-    busy(host.resume(&sleeper).await);
-    busy(host.ensure_running(&sleeper).await);
-    busy(host.rollback(&sleeper, &snapshot).await);
-    assert_eq!(*host.get(&sleeper).unwrap().state(), SandboxState::Paused);
+    busy(host.resume(&paused).await);
+    busy(host.ensure_running(&paused).await);
+    busy(host.rollback(&paused, &snapshot).await);
+    assert_eq!(*host.get(&paused).unwrap().state(), SandboxState::Paused);
     let fork = host.fork(&a, 2, None).await.unwrap();
     fork.children.into_iter().for_each(busy);
     // The rollback of a running sandbox needs no further reservation.
@@ -104,7 +104,7 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
         host.figures().reservations().sandboxes == 1
     })
     .await;
-    host.resume(&sleeper).await.unwrap();
+    host.resume(&paused).await.unwrap();
     busy(host.rollback(&b, &snapshot).await);
     host.kill(&a).await.unwrap();
     host.rollback(&b, &snapshot).await.unwrap();
@@ -112,7 +112,7 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
     host.remove(&b).await.unwrap();
     bench.world.fail("restore");
     assert!(host.create(base()).await.is_err());
-    bench.world.mend();
+    bench.world.clear_failures();
     // The failed create has released its reservation.
     host.create(base()).await.unwrap();
     host.stop_all().await;

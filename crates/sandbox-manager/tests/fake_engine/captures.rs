@@ -35,8 +35,7 @@ fn create(host: &Sandboxes, spec: CreateSpec) -> JoinHandle<Result<String, Opera
 }
 
 fn shown(host: &Sandboxes, id: &str) -> Option<Snapshot> {
-    let mut found = host.snapshots().like(id);
-    found.pop()
+    host.snapshots().like(id).pop()
 }
 
 #[tokio::test]
@@ -50,8 +49,8 @@ async fn a_captured_snapshot_is_there_at_once_and_a_create_from_it_waits_for_its
     assert!(!bench.files().join(snapshot.id()).exists());
 
     let child = create(&host, of(&snapshot));
-    let refused = host.snapshots().remove(snapshot.id()).unwrap_err();
-    assert!(matches!(refused, OperationError::InUse { .. }), "{refused}");
+    let error = host.snapshots().remove(snapshot.id()).unwrap_err();
+    assert!(matches!(error, OperationError::InUse { .. }), "{error}");
     tokio::task::yield_now().await;
     assert!(!child.is_finished());
     bench.world.storing_waits.send_replace(false);
@@ -70,10 +69,13 @@ async fn a_captured_snapshot_that_cannot_be_stored_is_gone_and_says_why() {
     let child = create(&host, of(&snapshot));
     bench.world.fail("store");
     bench.world.storing_waits.send_replace(false);
-    let lost = child.await.unwrap().unwrap_err();
-    assert!(matches!(lost, OperationError::CaptureLost { .. }), "{lost}");
-    assert_eq!(lost.kind(), ErrorKind::Unknown);
-    assert!(lost.to_string().contains("store was made to fail"));
+    let error = child.await.unwrap().unwrap_err();
+    assert!(
+        matches!(error, OperationError::CaptureLost { .. }),
+        "{error}"
+    );
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    assert!(error.to_string().contains("store was made to fail"));
 
     assert_eq!(shown(&host, snapshot.id()), None);
     let about = |owner, scope| {
@@ -84,7 +86,7 @@ async fn a_captured_snapshot_that_cannot_be_stored_is_gone_and_says_why() {
     assert!(about(Some("another"), FetchScope::All).is_err());
     // Other tenants receive no information about the snapshot.
     about(Some("another"), FetchScope::Requested).unwrap();
-    bench.world.mend();
+    bench.world.clear_failures();
     host.snapshot(&id, None).await.unwrap();
 }
 
@@ -115,19 +117,19 @@ async fn a_killed_sandbox_leaves_what_was_captured_of_it() {
 /// Returns the state after a daemon was killed while it stored a captured snapshot.
 fn killed_while_storing() -> (Bench, String, Snapshot) {
     let bench = Bench::new();
-    let taken = Arc::new(Mutex::new(None));
-    bench.doomed(async {
+    let captured = Arc::new(Mutex::new(None));
+    bench.run_and_kill(async {
         let host = bench.open().await;
-        *taken.lock().unwrap() = Some(capture(&bench, &host).await);
+        *captured.lock().unwrap() = Some(capture(&bench, &host).await);
     });
-    let (id, snapshot) = taken.lock().unwrap().take().unwrap();
+    let (id, snapshot) = captured.lock().unwrap().take().unwrap();
     (bench, id, snapshot)
 }
 
 #[test]
 fn the_next_daemon_completes_what_the_one_before_captured() {
     let (bench, id, snapshot) = killed_while_storing();
-    bench.doomed(async {
+    bench.run_and_kill(async {
         let host = bench.open().await;
         // The snapshot is still in the memory of its guest.
         assert!(shown(&host, snapshot.id()).unwrap().is_storing());
@@ -144,7 +146,7 @@ fn the_next_daemon_completes_what_the_one_before_captured() {
         pausing.await.unwrap().unwrap();
         assert!(!shown(&host, snapshot.id()).unwrap().is_storing());
     });
-    bench.doomed(async {
+    bench.run_and_kill(async {
         let host = bench.open().await;
         assert!(!shown(&host, snapshot.id()).unwrap().is_storing());
         host.resume(&id).await.unwrap();
@@ -155,8 +157,8 @@ fn the_next_daemon_completes_what_the_one_before_captured() {
 #[test]
 fn a_captured_snapshot_that_lacked_its_last_word_is_there_though_its_sandbox_was_killed() {
     let bench = Bench::new();
-    let taken = Arc::new(Mutex::new(None));
-    bench.doomed(async {
+    let captured = Arc::new(Mutex::new(None));
+    bench.run_and_kill(async {
         let host = bench.open().await;
         let (id, snapshot) = capture(&bench, &host).await;
         let kill = {
@@ -174,11 +176,11 @@ fn a_captured_snapshot_that_lacked_its_last_word_is_there_though_its_sandbox_was
             bench.world.is_stuck("snapshot-named")
         })
         .await;
-        *taken.lock().unwrap() = Some(snapshot);
+        *captured.lock().unwrap() = Some(snapshot);
     });
-    bench.world.mend();
-    let snapshot = taken.lock().unwrap().take().unwrap();
-    bench.doomed(async {
+    bench.world.clear_failures();
+    let snapshot = captured.lock().unwrap().take().unwrap();
+    bench.run_and_kill(async {
         let host = bench.open().await;
         assert!(!shown(&host, snapshot.id()).unwrap().is_storing());
         let child = host.create(of(&snapshot)).await.unwrap().id().to_owned();
@@ -191,7 +193,7 @@ fn what_a_process_gave_up_without_a_daemon_is_lost_and_leaves_nothing() {
     let (bench, id, snapshot) = killed_while_storing();
     *bench.world.body(&id).captured.lock().unwrap() = None;
     bench.world.storing_waits.send_replace(false);
-    bench.doomed(async {
+    bench.run_and_kill(async {
         let host = bench.open().await;
         until("it is lost", || shown(&host, snapshot.id()).is_none()).await;
         until("its files go", || {
@@ -207,16 +209,16 @@ fn what_a_process_gave_up_without_a_daemon_is_lost_and_leaves_nothing() {
 fn a_captured_snapshot_whose_guest_ended_with_the_daemon_is_gone() {
     let (bench, id, snapshot) = killed_while_storing();
     bench.world.body(&id).stop();
-    bench.doomed(async {
+    bench.run_and_kill(async {
         let host = bench.open().await;
         assert!(matches!(
             host.get(&id).unwrap().state(),
             SandboxState::Broken { .. }
         ));
         assert_eq!(shown(&host, snapshot.id()), None);
-        let lost = host.snapshots();
-        let lost = lost.expect_not_lost(None, snapshot.id(), FetchScope::Requested);
-        assert!(matches!(lost, Err(OperationError::CaptureLost { .. })));
+        let snapshots = host.snapshots();
+        let error = snapshots.expect_not_lost(None, snapshot.id(), FetchScope::Requested);
+        assert!(matches!(error, Err(OperationError::CaptureLost { .. })));
         assert_eq!(*bench.world.discarded.lock().unwrap(), [snapshot.id()]);
     });
 }

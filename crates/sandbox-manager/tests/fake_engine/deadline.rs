@@ -23,13 +23,13 @@ fn limited(timeout_s: u64, on_timeout: OnTimeout) -> CreateSpec {
 async fn a_sandbox_whose_time_is_over_is_killed_or_paused_as_was_agreed() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let doomed = host
+    let killed = host
         .create(limited(0, OnTimeout::Kill))
         .await
         .unwrap()
         .id()
         .to_owned();
-    let tired = host
+    let paused = host
         .create(limited(0, OnTimeout::Pause))
         .await
         .unwrap()
@@ -38,7 +38,7 @@ async fn a_sandbox_whose_time_is_over_is_killed_or_paused_as_was_agreed() {
     let other = create_id(&host).await;
     let state = |id: &str| host.get(id).unwrap().state().clone();
     until("the end of their time", || {
-        state(&doomed) == SandboxState::Killed && state(&tired) == SandboxState::Paused
+        state(&killed) == SandboxState::Killed && state(&paused) == SandboxState::Paused
     })
     .await;
     assert_eq!(state(&other), SandboxState::Running);
@@ -77,12 +77,12 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
         .await
         .unwrap();
     assert_eq!(*far.state(), SandboxState::Paused);
-    let (awake, woken) = host.ensure_running(&id).await.unwrap();
-    assert!(woken && awake.deadline_ms().unwrap() >= far.deadline_ms().unwrap());
+    let (record, was_resumed) = host.ensure_running(&id).await.unwrap();
+    assert!(was_resumed && record.deadline_ms().unwrap() >= far.deadline_ms().unwrap());
     assert!(!host.ensure_running(&id).await.unwrap().1);
     host.kill(&id).await.unwrap();
-    let refused = host.timeouts().set(&id, None).await;
-    assert!(matches!(refused, Err(OperationError::State { .. })));
+    let result = host.timeouts().set(&id, None).await;
+    assert!(matches!(result, Err(OperationError::State { .. })));
 }
 
 #[tokio::test]
@@ -101,9 +101,9 @@ async fn a_pause_at_the_end_of_its_time_that_fails_leaves_the_sandbox_running() 
         .set(&id, Some(Duration::ZERO))
         .await
         .unwrap();
-    let soon = now.deadline_ms().unwrap();
+    let deadline = now.deadline_ms().unwrap();
     until("the failure", || {
-        host.get(&id).unwrap().deadline_ms().unwrap() > soon
+        host.get(&id).unwrap().deadline_ms().unwrap() > deadline
     })
     .await;
     assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
@@ -149,14 +149,14 @@ async fn every_sandbox_has_secrets_of_its_own_where_secrets_are_wanted() {
     };
     let parent = host.create(spec).await.unwrap();
     let token = parent.agent_token().unwrap();
-    let told = bench
+    let identity = bench
         .world
         .body(parent.id())
         .sandbox_identity
         .lock()
         .unwrap()
         .clone();
-    assert_eq!(told.access_token.as_deref(), Some(token));
+    assert_eq!(identity.access_token.as_deref(), Some(token));
     assert!(parent.traffic_token().is_some() && parent.traffic_token() != parent.agent_token());
     let mut report = host.fork(parent.id(), 1, None).await.unwrap();
     let child = report.children.remove(0).unwrap();
@@ -171,11 +171,19 @@ async fn time_is_extended_and_never_shortened_by_an_extension() {
     let bench = Bench::new();
     let host = bench.open().await;
     let hour = Duration::from_secs(3600);
-    let made = host.create(limited(3600, OnTimeout::Kill)).await.unwrap();
-    let same = host.timeouts().extend(made.id(), hour / 2).await.unwrap();
-    assert_eq!(same.deadline_ms(), made.deadline_ms());
-    let more = host.timeouts().extend(made.id(), hour * 2).await.unwrap();
-    assert!(more.deadline_ms() > made.deadline_ms());
+    let sandbox = host.create(limited(3600, OnTimeout::Kill)).await.unwrap();
+    let same = host
+        .timeouts()
+        .extend(sandbox.id(), hour / 2)
+        .await
+        .unwrap();
+    assert_eq!(same.deadline_ms(), sandbox.deadline_ms());
+    let more = host
+        .timeouts()
+        .extend(sandbox.id(), hour * 2)
+        .await
+        .unwrap();
+    assert!(more.deadline_ms() > sandbox.deadline_ms());
     let endless = host.create(base()).await.unwrap();
     let endless = host.timeouts().extend(endless.id(), hour).await.unwrap();
     assert_eq!(endless.deadline_ms(), None);
@@ -194,6 +202,6 @@ async fn network_rules_change_while_a_sandbox_lives_and_outlive_the_daemon() {
     let sandbox = host.get(&id).unwrap();
     assert_eq!(sandbox.settings().network.deny_out, ["0.0.0.0/0"]);
     host.kill(&id).await.unwrap();
-    let refused = host.change_settings(&id, |_| ()).await;
-    assert!(matches!(refused, Err(OperationError::State { .. })));
+    let result = host.change_settings(&id, |_| ()).await;
+    assert!(matches!(result, Err(OperationError::State { .. })));
 }

@@ -75,16 +75,16 @@ async fn a_snapshot_is_fetched_once_for_all_who_ask_and_stays_what_it_was() {
         let (host, spec) = (host.clone(), from(&snapshot, None));
         tokio::spawn(async move { host.create(spec).await })
     };
-    for made in (0..10).map(create).collect::<Vec<_>>() {
-        let made = made.await.unwrap().unwrap();
-        assert!(memory(&bench, made.id()).ends_with(&text));
+    for sandbox in (0..10).map(create).collect::<Vec<_>>() {
+        let sandbox = sandbox.await.unwrap().unwrap();
+        assert!(memory(&bench, sandbox.id()).ends_with(&text));
     }
     let read = figure(&host, READ);
     assert!((300_000.0..800_000.0).contains(&read), "{read}");
-    let here = host.snapshots().list(None).unwrap();
-    let here = here.iter().find(|s| s.id() == snapshot).unwrap();
-    assert_eq!(here.name(), Some("moving"));
-    assert!(here.is_retained() && here.is_fetched());
+    let local = host.snapshots().list(None).unwrap();
+    let local = local.iter().find(|s| s.id() == snapshot).unwrap();
+    assert_eq!(local.name(), Some("moving"));
+    assert!(local.is_retained() && local.is_fetched());
     // A snapshot that is removed here remains in the store. Cached content is not fetched again.
     for sandbox in host.list() {
         host.remove(sandbox.id()).await.unwrap();
@@ -106,10 +106,10 @@ async fn snapshots_of_one_owner_are_none_of_another() {
             .snapshots()
             .fetch(other, &snapshot, FetchScope::Requested);
         assert!(fetched.await.unwrap().is_none(), "{other:?}");
-        let looked = host
+        let described = host
             .snapshots()
             .describe_stored(other, &snapshot, FetchScope::All);
-        assert!(looked.await.unwrap().is_none(), "{other:?}");
+        assert!(described.await.unwrap().is_none(), "{other:?}");
     }
     assert_nothing_is_left(&bench, &host);
     let own = host
@@ -122,8 +122,8 @@ async fn snapshots_of_one_owner_are_none_of_another() {
         .snapshots()
         .fetch(Some("key2"), &snapshot, FetchScope::Requested);
     assert!(other.await.unwrap().is_none());
-    let made = host.create(from(&snapshot, Some("key1"))).await.unwrap();
-    assert!(memory(&bench, made.id()).ends_with("secret"));
+    let sandbox = host.create(from(&snapshot, Some("key1"))).await.unwrap();
+    assert!(memory(&bench, sandbox.id()).ends_with("secret"));
 }
 
 #[tokio::test]
@@ -132,32 +132,32 @@ async fn a_store_that_is_gone_is_asked_again_later_and_nothing_is_left() {
     let snapshot = pushed(&store, None, "text").await;
     let bench = Bench::new();
     let host = bench.open_with(store.options("here", None)).await;
-    for away in [TestStore::go, TestStore::unmount] {
+    for away in [TestStore::make_unreachable, TestStore::unmount] {
         away(&store);
-        let refused = host.create(from(&snapshot, None)).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
-        assert!(refused.retry_after() > Some(Duration::ZERO));
+        let error = host.create(from(&snapshot, None)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        assert!(error.retry_after() > Some(Duration::ZERO));
         // The store may have the snapshot, so the answer is not `None`.
-        let looked = (host.snapshots()).describe_stored(None, &snapshot, FetchScope::All);
-        assert_eq!(looked.await.unwrap_err().kind(), ErrorKind::Busy);
+        let described = (host.snapshots()).describe_stored(None, &snapshot, FetchScope::All);
+        assert_eq!(described.await.unwrap_err().kind(), ErrorKind::Busy);
         assert_nothing_is_left(&bench, &host);
         // The missing store was not replaced by an empty one.
-        store.come_back();
+        store.make_reachable();
     }
     // The same applies if the engine fails in the middle.
     bench.world.fail("import");
     host.create(from(&snapshot, None)).await.unwrap_err();
     assert_nothing_is_left(&bench, &host);
-    bench.world.mend();
-    let made = host.create(from(&snapshot, None)).await.unwrap();
-    assert!(memory(&bench, made.id()).ends_with("text"));
+    bench.world.clear_failures();
+    let sandbox = host.create(from(&snapshot, None)).await.unwrap();
+    assert!(memory(&bench, sandbox.id()).ends_with("text"));
 }
 
 #[test]
 fn a_daemon_that_is_killed_in_a_fetch_leaves_nothing_that_counts() {
     let (bench, store, text) = (Bench::new(), TestStore::new(), noise(7, 300_000));
     let snapshot = std::sync::Mutex::new(String::new());
-    bench.doomed(async {
+    bench.run_and_kill(async {
         *snapshot.lock().unwrap() = pushed(&store, None, &text).await;
     });
     let snapshot = snapshot.into_inner().unwrap();
@@ -166,7 +166,7 @@ fn a_daemon_that_is_killed_in_a_fetch_leaves_nothing_that_counts() {
     };
     // Killed before the first file has arrived, and while the files are stored.
     for step in ["check-import", "import"] {
-        bench.doomed(async {
+        bench.run_and_kill(async {
             let host = bench.open_with(store.options("here", None)).await;
             assert!(is_unknown(&host));
             bench.world.hang(step);
@@ -174,15 +174,15 @@ fn a_daemon_that_is_killed_in_a_fetch_leaves_nothing_that_counts() {
             tokio::spawn(async move { creating.create(spec).await });
             until("the fetch to hang", || bench.world.is_stuck(step)).await;
         });
-        bench.world.mend();
+        bench.world.clear_failures();
     }
     // Killed after all files were stored, before the journal was written.
     fs::write(bench.files().join(&snapshot), "left behind").unwrap();
-    bench.doomed(async {
+    bench.run_and_kill(async {
         let host = bench.open_with(store.options("here", None)).await;
         assert!(is_unknown(&host));
-        let made = host.create(from(&snapshot, None)).await.unwrap();
-        assert!(memory(&bench, made.id()).ends_with(&text));
+        let sandbox = host.create(from(&snapshot, None)).await.unwrap();
+        assert!(memory(&bench, sandbox.id()).ends_with(&text));
     });
 }
 
@@ -204,9 +204,9 @@ async fn a_flipped_byte_in_the_store_is_refused_and_one_in_the_cache_is_mended()
             broken[at] ^= 1;
             fs::write(path, broken).unwrap();
         }
-        let refused = host.create(from(&snapshot, None)).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Conflict, "{kind}: {refused}");
-        assert!(matches!(refused, OperationError::Store { .. }), "{refused}");
+        let error = host.create(from(&snapshot, None)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict, "{kind}: {error}");
+        assert!(matches!(error, OperationError::Store { .. }), "{error}");
         assert_nothing_is_left(&bench, &host);
         for (path, whole) in objects.iter().zip(whole) {
             fs::write(path, whole).unwrap();
@@ -226,8 +226,8 @@ async fn a_flipped_byte_in_the_store_is_refused_and_one_in_the_cache_is_mended()
         bytes[middle] ^= 1;
         fs::write(&path, bytes).unwrap();
     }
-    let made = host.create(from(&snapshot, None)).await.unwrap();
-    assert!(memory(&bench, made.id()).ends_with(&text));
+    let sandbox = host.create(from(&snapshot, None)).await.unwrap();
+    assert!(memory(&bench, sandbox.id()).ends_with(&text));
 }
 
 #[tokio::test]
@@ -257,11 +257,11 @@ async fn a_sleeper_whose_files_were_lost_wakes_from_the_store() {
     assert!(memory(&bench, &id).ends_with("asleep"));
     // Other hosts can create a sandbox from the snapshot, but clients with API keys cannot.
     let other = Bench::new();
-    let there = other.open_with(store.options("two", None)).await;
-    let asked = there
+    let other_host = other.open_with(store.options("two", None)).await;
+    let fetched = other_host
         .snapshots()
         .fetch(None, &snapshot, FetchScope::Requested);
-    assert!(asked.await.unwrap().is_none());
-    let made = there.create(from(&snapshot, None)).await.unwrap();
-    assert!(memory(&other, made.id()).ends_with("asleep"));
+    assert!(fetched.await.unwrap().is_none());
+    let sandbox = other_host.create(from(&snapshot, None)).await.unwrap();
+    assert!(memory(&other, sandbox.id()).ends_with("asleep"));
 }

@@ -126,16 +126,16 @@ async fn a_fold_that_did_not_complete_is_completed_by_the_next_daemon() {
     bench.world.fail("fold-commit");
     host.snapshots().remove(&taken[0]).unwrap();
     // The record is removed before the files, and the files remain.
-    let gone = || {
+    let is_removed = || {
         let all = host.snapshots().list(None).unwrap();
         all.iter().all(|snapshot| snapshot.id() != taken[0])
     };
-    until("the record to go", gone).await;
+    until("the record to go", is_removed).await;
     assert!(folds(&bench).is_empty() && bench.files().join(&taken[0]).exists());
     host.close().await;
     drop(host);
 
-    bench.world.mend();
+    bench.world.clear_failures();
     let host = open(&bench).await;
     until("the file to go", || !bench.files().join(&taken[0]).exists()).await;
     assert_eq!(folds(&bench), [(taken[0].clone(), taken[1].clone())]);

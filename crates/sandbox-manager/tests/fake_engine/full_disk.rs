@@ -60,44 +60,44 @@ async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing(
     };
     let bench = Bench::in_dir(tempfile::tempdir_in(small.0.path()).unwrap());
     let host = bench.open().await;
-    let sleeper = create_id(&host).await;
-    let awake = create_id(&host).await;
-    bench.world.write(&sleeper, "dream");
+    let paused_id = create_id(&host).await;
+    let running = create_id(&host).await;
+    bench.world.write(&paused_id, "dream");
     // Leaves space for the snapshot files and none for the journal. The changes below fill the
     // journal's log several times.
     small.fill(16);
     for _ in 0..5 {
-        let paused = host.pause(&sleeper).await.unwrap();
+        let paused = host.pause(&paused_id).await.unwrap();
         assert_eq!(*paused.state(), SandboxState::Paused);
         for _ in 0..60 {
             let brief = create_id(&host).await;
             host.remove(&brief).await.unwrap();
         }
         assert_eq!(
-            *host.resume(&sleeper).await.unwrap().state(),
+            *host.resume(&paused_id).await.unwrap().state(),
             SandboxState::Running
         );
     }
-    host.pause(&sleeper).await.unwrap();
+    host.pause(&paused_id).await.unwrap();
     small.empty();
     small.fill(0);
-    let failed = host.snapshot(&awake, None).await.unwrap_err();
-    assert_eq!(failed.kind(), ErrorKind::Failed);
-    assert!(failed.to_string().contains("No space left"), "{failed}");
-    assert!(host.pause(&awake).await.is_err());
-    assert_eq!(*host.get(&awake).unwrap().state(), SandboxState::Running);
-    bench.world.read(&awake);
-    host.kill(&awake).await.unwrap();
+    let error = host.snapshot(&running, None).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Failed);
+    assert!(error.to_string().contains("No space left"), "{error}");
+    assert!(host.pause(&running).await.is_err());
+    assert_eq!(*host.get(&running).unwrap().state(), SandboxState::Running);
+    bench.world.read(&running);
+    host.kill(&running).await.unwrap();
     drop(host);
     // The next daemon starts on the full disk with the complete state.
     let host = bench.open().await;
-    assert_eq!(*host.get(&sleeper).unwrap().state(), SandboxState::Paused);
-    assert_eq!(*host.get(&awake).unwrap().state(), SandboxState::Killed);
-    host.remove(&awake).await.unwrap();
-    host.resume(&sleeper).await.unwrap();
-    assert_eq!(bench.world.read(&sleeper), "dream");
+    assert_eq!(*host.get(&paused_id).unwrap().state(), SandboxState::Paused);
+    assert_eq!(*host.get(&running).unwrap().state(), SandboxState::Killed);
+    host.remove(&running).await.unwrap();
+    host.resume(&paused_id).await.unwrap();
+    assert_eq!(bench.world.read(&paused_id), "dream");
     small.empty();
-    host.snapshot(&sleeper, None).await.unwrap();
+    host.snapshot(&paused_id, None).await.unwrap();
     let files = bench.file_names();
     let listed = host.snapshots().list(None).unwrap();
     assert!(listed.iter().all(|s| files.contains(s.id())));

@@ -106,8 +106,8 @@ async fn a_list_of_one_owner_or_of_those_that_run_looks_at_no_others() {
     let looks = Cell::new(0);
     let count = || looks.set(looks.get() + 1);
     for descending in [false, true] {
-        let (mut after, mut behind) = (None, None);
-        let mut seen = Vec::new();
+        let (mut after, mut after_snapshot) = (None, None);
+        let mut ages_seen = Vec::new();
         for length in [PAGE, PAGE, 0] {
             let order = ListOrder { descending, after };
             let of_owner = ListedSandboxes::OfOwner(OWNER);
@@ -118,12 +118,12 @@ async fn a_list_of_one_owner_or_of_those_that_run_looks_at_no_others() {
             after = sandboxes
                 .last()
                 .map(|s| (s.created_ms(), s.id().to_owned()));
-            let asked = ListedSnapshots::RequestedBy(OWNER);
+            let requested = ListedSnapshots::RequestedBy(OWNER);
             let order = ListOrder {
                 descending,
-                after: behind,
+                after: after_snapshot,
             };
-            let snapshots = host.snapshots().in_order(asked, &order, PAGE, |_| {
+            let snapshots = host.snapshots().in_order(requested, &order, PAGE, |_| {
                 count();
                 true
             });
@@ -131,56 +131,59 @@ async fn a_list_of_one_owner_or_of_those_that_run_looks_at_no_others() {
             assert_eq!(looks.take(), 2 * length);
             let ages = sandboxes.iter().map(|s| s.created_ms());
             assert!(ages.eq(snapshots.iter().map(|s| s.created_ms())));
-            seen.extend(snapshots.iter().map(|s| s.created_ms()));
-            behind = snapshots
+            ages_seen.extend(snapshots.iter().map(|s| s.created_ms()));
+            after_snapshot = snapshots
                 .last()
                 .map(|s| (s.created_ms(), s.id().to_owned()));
         }
         if descending {
-            seen.reverse();
+            ages_seen.reverse();
         }
         let own = (0..NUMBER).filter(|at| owner_of(*at).is_some());
-        assert!(seen.into_iter().eq(own));
+        assert!(ages_seen.into_iter().eq(own));
     }
     let order = ListOrder::default();
     let running = ListedSandboxes::Running;
-    let found = host.index().in_order(running, &order, usize::MAX, |_| {
+    let sandboxes = host.index().in_order(running, &order, usize::MAX, |_| {
         count();
         true
     });
-    assert_eq!((found.len(), looks.get()), (0, 0));
+    assert_eq!((sandboxes.len(), looks.get()), (0, 0));
 }
 
 #[tokio::test]
 async fn a_round_of_gc_looks_at_a_part_of_the_files_and_finds_all_that_an_earlier_daemon_left() {
     let bench = large();
-    let left = bench.files().join("left");
-    fs::write(&left, "no record").unwrap();
+    let orphan = bench.files().join("left");
+    fs::write(&orphan, "no record").unwrap();
     let options = HostOptions {
         gc_interval: Duration::from_millis(50),
         ..HostOptions::default()
     };
     let _host = bench.open_with(options).await;
-    until("what was left to go", || !left.exists()).await;
+    until("what was left to go", || !orphan.exists()).await;
     let runs = || *bench.world.gc_runs.lock().unwrap();
     let walked = || *bench.world.walked.lock().unwrap();
     // Wait for the end of the first pass.
     until("the next round", || runs() > 1).await;
     let before = (runs(), walked());
     until("further rounds", || runs() > before.0 + 3).await;
-    let seen = walked() - before.1;
+    let walked_files = walked() - before.1;
     // The last round may still be running.
     let rounds = runs() - before.0 + 1;
-    assert!(seen <= rounds * 1000, "{seen} in {rounds} rounds");
+    assert!(
+        walked_files <= rounds * 1000,
+        "{walked_files} in {rounds} rounds"
+    );
 }
 
 #[tokio::test]
 async fn files_without_a_record_go_at_the_start_before_gc_looks_at_any() {
     let bench = large();
-    let left = bench.files().join("left");
-    fs::write(&left, "no record").unwrap();
+    let orphan = bench.files().join("left");
+    fs::write(&orphan, "no record").unwrap();
     let _host = bench.open().await;
-    until("what was left to go", || !left.exists()).await;
+    until("what was left to go", || !orphan.exists()).await;
     assert_eq!(*bench.world.walked.lock().unwrap(), 0);
     assert_eq!(bench.file_names().len() as u64, NUMBER);
 }

@@ -66,7 +66,7 @@ fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_ove
     let done = Arc::new(AtomicUsize::new(0));
     for round in 0..=DEATHS {
         let goal = CALLS * (round + 1) / (DEATHS + 1);
-        bench.doomed(async {
+        bench.run_and_kill(async {
             let host = bench.open().await;
             let mut clients = JoinSet::new();
             for client in 0..CLIENTS {
@@ -77,12 +77,18 @@ fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_ove
                     while done.fetch_add(1, Ordering::Relaxed) < goal || round == DEATHS {
                         if let Err(e) = call(&host, &mut dice).await {
                             let kind = e.kind();
-                            let refused = matches!(kind, ErrorKind::Conflict | ErrorKind::Unknown);
+                            let is_rejection =
+                                matches!(kind, ErrorKind::Conflict | ErrorKind::Unknown);
                             // The guest was killed during the operation.
-                            let lost = kind == ErrorKind::Failed && e.to_string().contains("end");
+                            let is_guest_lost =
+                                kind == ErrorKind::Failed && e.to_string().contains("end");
                             // The daemon was killed during the operation.
-                            let dead = matches!(e, OperationError::Lost(_)) && round < DEATHS;
-                            assert!(refused || lost || dead, "{kind:?}: {e}");
+                            let is_daemon_killed =
+                                matches!(e, OperationError::Lost(_)) && round < DEATHS;
+                            assert!(
+                                is_rejection || is_guest_lost || is_daemon_killed,
+                                "{kind:?}: {e}"
+                            );
                         }
                         if round == DEATHS && done.load(Ordering::Relaxed) >= CALLS {
                             break;
@@ -103,7 +109,7 @@ fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_ove
         });
     }
     assert!(done.load(Ordering::Relaxed) >= CALLS);
-    bench.doomed(all_is_well(&bench));
+    bench.run_and_kill(all_is_well(&bench));
 }
 
 async fn all_is_well(bench: &Bench) {
@@ -118,7 +124,7 @@ async fn all_is_well(bench: &Bench) {
     assert_eq!(guests, ids(&host));
     assert_eq!(host.figures().reservations().sandboxes, guests.len());
     // Files and journal agree.
-    let known: HashSet<String> = host
+    let recorded: HashSet<String> = host
         .snapshots()
         .list(None)
         .unwrap()
@@ -126,7 +132,7 @@ async fn all_is_well(bench: &Bench) {
         .map(|s| s.id().to_owned())
         .collect();
     let files = || bench.file_names().into_iter().collect::<HashSet<_>>();
-    until("files and journal to say the same", || files() == known).await;
+    until("files and journal to say the same", || files() == recorded).await;
     // No sandbox is blocked: each performs the operations of its state and can be removed.
     assert!(!host.list().is_empty());
     for record in host.list() {
@@ -167,7 +173,7 @@ async fn all_is_well(bench: &Bench) {
 #[test]
 fn what_somebody_sleeps_in_is_not_taken_for_what_nobody_needs() {
     let bench = Bench::new();
-    bench.doomed(async {
+    bench.run_and_kill(async {
         let host = bench.open().await;
         let mut sleepers = JoinSet::new();
         for _ in 0..8 {

@@ -22,19 +22,19 @@ async fn a_sandbox_whose_memory_did_not_arrive_resumes_from_its_latest_snapshot(
     bench.world.write(&id, "lost");
     bench.world.starve_guest(&id);
     broken(&host, &id).await;
-    let refused = host.pause(&id).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Conflict);
-    let refused = refused.to_string();
+    let error = host.pause(&id).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict);
+    let error = error.to_string();
     assert!(
-        refused.contains("its store did not answer") && refused.contains("resume it"),
-        "{refused}"
+        error.contains("its store did not answer") && error.contains("resume it"),
+        "{error}"
     );
     // While the restore fails, the sandbox remains broken and has no reservation.
     bench.world.fail("restore");
     host.resume(&id).await.unwrap_err();
     assert!(host.get(&id).unwrap().state().is_broken_and_resumable());
     assert_eq!(host.figures().reservations().sandboxes, 0);
-    bench.world.mend();
+    bench.world.clear_failures();
     let resumed = host.resume(&id).await.unwrap();
     assert_eq!(*resumed.state(), SandboxState::Running);
     assert_eq!(resumed.snapshot(), Some(latest.as_str()));
@@ -56,8 +56,8 @@ async fn a_sandbox_whose_memory_did_not_arrive_resumes_also_with_the_next_daemon
     drop(host);
     let host = bench.open().await;
     assert!(host.get(&id).unwrap().state().is_broken_and_resumable());
-    let (now, woken) = host.ensure_running(&id).await.unwrap();
-    assert_eq!((now.state(), woken), (&SandboxState::Running, true));
+    let (now, was_resumed) = host.ensure_running(&id).await.unwrap();
+    assert_eq!((now.state(), was_resumed), (&SandboxState::Running, true));
     assert_eq!(bench.world.read(&id), "kept");
 }
 
@@ -69,11 +69,11 @@ async fn a_sandbox_that_broke_otherwise_is_not_resumed() {
     host.snapshot(&id, None).await.unwrap();
     bench.world.panic_guest(&id);
     broken(&host, &id).await;
-    let refused = host.resume(&id).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Conflict);
-    let refused = refused.to_string();
+    let error = host.resume(&id).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict);
+    let error = error.to_string();
     assert!(
-        refused.ends_with("; roll it back to a snapshot, or kill it"),
-        "{refused}"
+        error.ends_with("; roll it back to a snapshot, or kill it"),
+        "{error}"
     );
 }

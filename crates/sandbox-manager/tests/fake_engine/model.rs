@@ -151,36 +151,36 @@ impl Model {
     }
 
     /// Adds all possible states after `calls` were answered by `replies`, in any order.
-    fn outcomes(&self, calls: &[(Call, Reply)], found: &mut Vec<Self>) {
+    fn outcomes(&self, calls: &[(Call, Reply)], outcomes: &mut Vec<Self>) {
         if calls.is_empty() {
             // No operation is in flight, so a passed deadline has been handled.
-            found.push(self.expired().unwrap_or_else(|| self.clone()));
+            outcomes.push(self.expired().unwrap_or_else(|| self.clone()));
         }
         for (at, (call, reply)) in calls.iter().enumerate() {
             let mut rest = calls.to_vec();
             rest.remove(at);
             let mut next = self.clone();
-            let answered = next.apply(*call);
+            let expected = next.apply(*call);
             // A kill makes an operation on the same guest fail.
-            let cut_off = *reply == Reply::Refused && rest.iter().any(|(c, _)| *c == Call::Kill);
-            match answered == *reply {
-                true => next.outcomes(&rest, found),
-                false if cut_off => self.outcomes(&rest, found),
-                false => {}
+            let is_cut_off = *reply == Reply::Refused && rest.iter().any(|(c, _)| *c == Call::Kill);
+            if expected == *reply {
+                next.outcomes(&rest, outcomes);
+            } else if is_cut_off {
+                self.outcomes(&rest, outcomes);
             }
         }
         if let Some(expired) = self.expired().filter(|_| !calls.is_empty()) {
-            expired.outcomes(calls, found);
+            expired.outcomes(calls, outcomes);
         }
     }
 }
 
-async fn ask(host: &Sandboxes, id: &str, snapshot: &str, call: Call) -> Reply {
+async fn perform(host: &Sandboxes, id: &str, snapshot: &str, call: Call) -> Reply {
     let done = |result: Result<_, OperationError>| match result {
         Ok(_) => Reply::Done,
         Err(e) => {
-            let refused = matches!(e.kind(), ErrorKind::Conflict | ErrorKind::Failed);
-            assert!(refused, "{call:?}: {e}");
+            let is_rejection = matches!(e.kind(), ErrorKind::Conflict | ErrorKind::Failed);
+            assert!(is_rejection, "{call:?}: {e}");
             Reply::Refused
         }
     };
@@ -256,15 +256,15 @@ fn compare(bench: &Bench, host: &Sandboxes, id: &str, model: &Model) -> bool {
         Deadline::Never => record.deadline_ms().is_none(),
         Deadline::Past => true,
         Deadline::In(time) => {
-            let began = record.deadline_ms().map(|d| d.saturating_sub(ms(time)));
+            let set_at = record.deadline_ms().map(|d| d.saturating_sub(ms(time)));
             let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
-            began.is_some_and(|b| b.abs_diff(ms(now)) < ms(LONG / 2))
+            set_at.is_some_and(|b| b.abs_diff(ms(now)) < ms(LONG / 2))
         }
     };
     // Only a running sandbox has a deadline.
-    let alive = life == Life::Running;
+    let is_running = life == Life::Running;
     life == model.life
-        && (!alive || deadline_fits)
+        && (!is_running || deadline_fits)
         && (life == Life::Killed || record.settings().timeout_s == model.own.map(|t| t.as_secs()))
         && record.settings().on_timeout == model.on_timeout
 }
@@ -308,26 +308,26 @@ async fn one_history(seed: u64) {
     for round in 0..ROUNDS {
         let count = 1 + dice.throw(MAX_AT_ONCE);
         let calls: Vec<_> = (0..count).map(|_| some_call(&mut dice)).collect();
-        let asked = calls.iter().map(|call| {
+        let tasks = calls.iter().map(|call| {
             let (host, id, snapshot) = (host.clone(), id.clone(), snapshot.clone());
             let (call, pause) = (*call, dice.throw(12));
             tokio::spawn(async move {
                 for _ in 0..pause {
                     tokio::task::yield_now().await;
                 }
-                (call, ask(&host, &id, &snapshot, call).await)
+                (call, perform(&host, &id, &snapshot, call).await)
             })
         });
-        let asked: Vec<_> = asked.collect();
+        let tasks: Vec<_> = tasks.collect();
         let mut replies = Vec::new();
-        for answer in asked {
+        for answer in tasks {
             replies.push(answer.await.unwrap());
         }
         quiet(&host, &id).await;
         let mut outcomes = Vec::new();
         model.outcomes(&replies, &mut outcomes);
-        let found = outcomes.iter().find(|m| compare(&bench, &host, &id, m));
-        let Some(now) = found else {
+        let outcome = outcomes.iter().find(|m| compare(&bench, &host, &id, m));
+        let Some(now) = outcome else {
             panic!(
                 "seed {seed}, round {round}: from {model:?}\n{replies:?}\nleft {:?}",
                 host.get(&id).unwrap()
@@ -363,11 +363,11 @@ async fn a_sandbox_that_was_woken_for_a_time_outlives_the_deadline_it_slept_with
     for _ in 0..20 {
         quiet(&host, &id).await;
         assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Paused);
-        let (_, woken) = host
+        let (_, was_resumed) = host
             .ensure_running_for(&id, ResumeTimeout::AtLeast(LONG))
             .await
             .unwrap();
-        assert!(woken);
+        assert!(was_resumed);
         quiet(&host, &id).await;
         assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
         let end = Some(Duration::ZERO);
@@ -396,7 +396,7 @@ async fn a_sandbox_that_is_killed_before_its_guest_came_up_stays_killed() {
         };
         let Some(id) = new else { continue };
         host.kill(&id).await.unwrap();
-        let made = create.await.unwrap();
+        let result = create.await.unwrap();
         quiet(&host, &id).await;
         let state = host.get(&id).map(|r| r.state().clone());
         assert!(
@@ -404,7 +404,7 @@ async fn a_sandbox_that_is_killed_before_its_guest_came_up_stays_killed() {
             "{state:?}"
         );
         assert!(!bench.world.running().contains(&id), "{id} runs");
-        killed_early += usize::from(made.is_err());
+        killed_early += usize::from(result.is_err());
     }
     assert!(killed_early > 0);
 }

@@ -21,8 +21,8 @@ fn on(engine: &str) -> CreateSpec {
     }
 }
 
-fn ids(found: Vec<Sandbox>) -> Vec<String> {
-    found.into_iter().map(|s| s.id().to_owned()).collect()
+fn ids(sandboxes: Vec<Sandbox>) -> Vec<String> {
+    sandboxes.into_iter().map(|s| s.id().to_owned()).collect()
 }
 
 #[tokio::test]
@@ -31,9 +31,9 @@ async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
     let host = bench.open().await;
     let web = host.create(named("web")).await.unwrap();
     assert_eq!(ids(host.index().named("web")), [web.id()]);
-    let taken = host.create(named("web")).await.unwrap_err();
-    let holder = matches!(&taken, OperationError::NameTaken { holder, .. } if *holder == web.id());
-    assert!(holder, "{taken}");
+    let error = host.create(named("web")).await.unwrap_err();
+    let holder = matches!(&error, OperationError::NameTaken { holder, .. } if *holder == web.id());
+    assert!(holder, "{error}");
     assert_eq!(host.list().len(), 1);
     // Names are unique per owner only.
     let theirs = CreateSpec {
@@ -77,9 +77,9 @@ async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
 async fn a_create_that_fails_keeps_no_name() {
     let bench = Bench::new();
     let host = bench.open().await;
-    bench.world.fail("welcome");
+    bench.world.fail("assign");
     assert!(host.create(named("web")).await.is_err());
-    bench.world.mend();
+    bench.world.clear_failures();
     host.create(named("web")).await.unwrap();
 }
 
@@ -124,8 +124,8 @@ async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
     let copy = host.create(from(None)).await.unwrap();
     assert_eq!(copy.engine(), Some(OTHER));
     host.create(from(Some(OTHER))).await.unwrap();
-    let refused = host.create(from(Some("microvm"))).await.unwrap_err();
-    assert!(refused.to_string().contains(OTHER), "{refused}");
+    let error = host.create(from(Some("microvm"))).await.unwrap_err();
+    assert!(error.to_string().contains(OTHER), "{error}");
     let fork = host.fork(other.id(), 1, None).await.unwrap();
     let child = fork.children.into_iter().next().unwrap().unwrap();
     assert_eq!(child.engine(), Some(OTHER));
@@ -136,11 +136,8 @@ async fn an_engine_that_makes_no_sandboxes_is_refused_with_those_that_do() {
     let bench = Bench::new();
     let host = bench.open().await;
     for engine in ["absent", "nosuch"] {
-        let refused = host.create(on(engine)).await.unwrap_err().to_string();
-        assert!(
-            refused.contains(engine) && refused.contains(OTHER),
-            "{refused}"
-        );
+        let error = host.create(on(engine)).await.unwrap_err().to_string();
+        assert!(error.contains(engine) && error.contains(OTHER), "{error}");
     }
     assert!(host.list().is_empty());
 }
@@ -151,13 +148,13 @@ async fn a_name_like_another_snapshots_id_does_not_stand_in_for_it() {
     let host = bench.open().await;
     let victim = create_id(&host).await;
     bench.world.write(&victim, "the right one");
-    let wanted = snapshot_id(&host, &victim).await;
+    let snapshot = snapshot_id(&host, &victim).await;
     let other = create_id(&host).await;
-    host.snapshot(&other, Some(wanted.clone())).await.unwrap();
+    host.snapshot(&other, Some(snapshot.clone())).await.unwrap();
     let spec = CreateSpec {
-        source: SandboxSource::Snapshot(wanted),
+        source: SandboxSource::Snapshot(snapshot),
         ..base()
     };
-    let made = host.create(spec).await.unwrap().id().to_owned();
-    assert_eq!(bench.world.read(&made), "the right one");
+    let copy = host.create(spec).await.unwrap().id().to_owned();
+    assert_eq!(bench.world.read(&copy), "the right one");
 }

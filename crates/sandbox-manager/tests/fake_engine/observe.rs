@@ -34,8 +34,8 @@ async fn running_sandboxes_are_sampled_and_sleepers_are_left_alone() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(samples(None).len() <= before + 1 && runs.is_empty());
     // The history remains and continues after the resume.
-    let woken = host.resume(&id).await.unwrap().changed_ms();
-    until("samples again", || samples(Some(woken)).len() > 2).await;
+    let resumed_at = host.resume(&id).await.unwrap().changed_ms();
+    until("samples again", || samples(Some(resumed_at)).len() > 2).await;
     assert!(samples(None).len() > before);
 }
 
@@ -88,9 +88,9 @@ async fn an_end_waits_for_what_is_under_way_and_begins_nothing() {
     let halves = || bench.file_names().iter().any(|n| n.starts_with('.'));
     until("the pause to begin", halves).await;
     assert!(!host.finish(Duration::from_millis(30)).await, "it hangs");
-    let refused = host.create(base()).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
-    assert!(refused.retry_after().is_some());
+    let error = host.create(base()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(error.retry_after().is_some());
     pausing.abort();
 
     let bench = Bench::new();
@@ -117,10 +117,10 @@ async fn snapshots_that_nobody_knows_are_removed_while_those_in_use_are_made() {
     };
     let host = bench.open_with(options).await;
     let id = create_id(&host).await;
-    let began = SystemTime::now();
+    let start = SystemTime::now();
     let mut planted = 0;
     // Many garbage collections meet snapshots in every stage.
-    while began.elapsed().unwrap() < Duration::from_millis(600) {
+    while start.elapsed().unwrap() < Duration::from_millis(600) {
         std::fs::write(bench.files().join(format!("orphan{planted}")), "x").unwrap();
         planted += 1;
         let snapshot = snapshot_id(&host, &id).await;
@@ -131,6 +131,6 @@ async fn snapshots_that_nobody_knows_are_removed_while_those_in_use_are_made() {
     }
     let orphans = || bench.file_names().iter().any(|n| n.starts_with("orphan"));
     until("the orphans to go", || !orphans()).await;
-    let known = host.snapshots().list(None).unwrap().len();
-    assert_eq!(bench.file_names().len(), known);
+    let recorded = host.snapshots().list(None).unwrap().len();
+    assert_eq!(bench.file_names().len(), recorded);
 }

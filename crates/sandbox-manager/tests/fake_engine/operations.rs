@@ -45,7 +45,7 @@ async fn many_first_creates_at_once_boot_the_template_once() {
 async fn a_create_that_fails_leaves_no_sandbox() {
     let bench = Bench::new();
     let host = bench.open().await;
-    for step in ["fingerprint", "boot", "welcome", "snapshot", "restore"] {
+    for step in ["fingerprint", "boot", "assign", "snapshot", "restore"] {
         bench.world.fail(step);
         let error = host.create(base()).await.unwrap_err();
         assert!(error.to_string().contains(step), "{error}");
@@ -53,7 +53,7 @@ async fn a_create_that_fails_leaves_no_sandbox() {
             host.list().is_empty() && bench.world.running().is_empty(),
             "{step}"
         );
-        bench.world.mend();
+        bench.world.clear_failures();
     }
     host.create(base()).await.unwrap();
 }
@@ -101,7 +101,7 @@ async fn a_failed_snapshot_leaves_the_sandbox_running_and_nothing_behind() {
     assert!(host.fork(&id, 2, None).await.is_err());
     assert_eq!(host.get(&id).unwrap(), before);
     assert_eq!(host.snapshots().list(None).unwrap().len(), 1);
-    bench.world.mend();
+    bench.world.clear_failures();
     host.snapshot(&id, None).await.unwrap();
 }
 
@@ -110,15 +110,11 @@ async fn children_start_as_their_parent_is_and_go_their_own_ways() {
     let bench = Bench::new();
     let host = bench.open().await;
     let env = BTreeMap::from([("KEY".to_owned(), "v".to_owned())]);
-    let id = host
-        .create(CreateSpec {
-            env: env.clone(),
-            ..base()
-        })
-        .await
-        .unwrap()
-        .id()
-        .to_owned();
+    let spec = CreateSpec {
+        env: env.clone(),
+        ..base()
+    };
+    let id = host.create(spec).await.unwrap().id().to_owned();
     bench.world.write(&id, "shared");
     let report = host.fork(&id, 5, None).await.unwrap();
     assert_eq!(report.children.len(), 5);
@@ -151,7 +147,7 @@ async fn a_fork_reports_each_child_for_itself() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
-    bench.world.fail("welcome");
+    bench.world.fail("assign");
     let report = host.fork(&id, 3, None).await.unwrap();
     assert!(report.children.iter().all(Result::is_err));
     assert_eq!(host.list().len(), 1);
@@ -191,11 +187,11 @@ async fn promote_keeps_one_child_and_removes_its_siblings_with_their_children() 
     let removed = host.promote(children[0].id()).await.unwrap();
     assert_eq!(removed.len(), 3);
     assert!(removed.iter().any(|r| r.id() == nephew.id()));
-    let mut left: Vec<_> = host.list().into_iter().map(|r| r.id().to_owned()).collect();
+    let mut remaining: Vec<_> = host.list().into_iter().map(|r| r.id().to_owned()).collect();
     let mut expected = vec![id, children[0].id().to_owned(), own.id().to_owned()];
-    left.sort();
+    remaining.sort();
     expected.sort();
-    assert_eq!(left, expected);
+    assert_eq!(remaining, expected);
     assert_eq!(bench.world.running().len(), 3);
 }
 
@@ -228,9 +224,9 @@ async fn rollback_keeps_the_id_and_takes_any_snapshot_of_the_family() {
     };
     let stranger = host.create(stranger).await.unwrap();
     let stranger = stranger.snapshot().unwrap().to_owned();
-    let refused = host.rollback(&id, &stranger).await;
+    let result = host.rollback(&id, &stranger).await;
     assert!(matches!(
-        refused,
+        result,
         Err(OperationError::IncompatibleSnapshot { .. })
     ));
 }
@@ -242,10 +238,10 @@ async fn a_rollback_that_fails_leaves_the_sandbox_as_it_was() {
     let id = create_id(&host).await;
     let snapshot = snapshot_id(&host, &id).await;
     bench.world.write(&id, "later");
-    for step in ["restore", "welcome"] {
+    for step in ["restore", "assign"] {
         bench.world.fail(step);
         assert!(host.rollback(&id, &snapshot).await.is_err());
-        bench.world.mend();
+        bench.world.clear_failures();
         assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
         assert_eq!(bench.world.read(&id), "later");
         assert_eq!(bench.world.running().len(), 1);
@@ -379,19 +375,19 @@ async fn a_sandbox_is_settled_when_what_is_under_way_has_been_decided() {
         bench.file_names().iter().any(|n| n.starts_with('.'))
     })
     .await;
-    let mut settled = tokio::spawn({
+    let mut decided = tokio::spawn({
         let (host, id) = (host.clone(), id.clone());
         async move { host.wait_decided(&id).await }
     });
     let soon = std::time::Duration::from_millis(50);
-    assert!(tokio::time::timeout(soon, &mut settled).await.is_err());
+    assert!(tokio::time::timeout(soon, &mut decided).await.is_err());
     let killing = tokio::spawn({
         let (host, id) = (host.clone(), id.clone());
         async move { host.kill(&id).await }
     });
     // The pause hangs forever, but the result is already decided.
     assert_eq!(
-        *settled.await.unwrap().unwrap().state(),
+        *decided.await.unwrap().unwrap().state(),
         SandboxState::Killed
     );
     assert!(host.wait_decided("nobody").await.is_none());
@@ -478,7 +474,7 @@ async fn only_a_sandbox_that_is_put_back_is_told_so() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = create_id(&host).await;
-    let told = |id: &str| {
+    let is_rewound = |id: &str| {
         bench
             .world
             .body(id)
@@ -487,13 +483,13 @@ async fn only_a_sandbox_that_is_put_back_is_told_so() {
             .unwrap()
             .rewound
     };
-    assert!(!told(&id));
+    assert!(!is_rewound(&id));
     let snapshot = snapshot_id(&host, &id).await;
     let fork = host.fork(&id, 1, None).await.unwrap();
-    assert!(!told(fork.children[0].as_ref().unwrap().id()));
+    assert!(!is_rewound(fork.children[0].as_ref().unwrap().id()));
     host.rollback(&id, &snapshot).await.unwrap();
-    assert!(told(&id));
+    assert!(is_rewound(&id));
     host.pause(&id).await.unwrap();
     host.resume(&id).await.unwrap();
-    assert!(!told(&id));
+    assert!(!is_rewound(&id));
 }

@@ -17,7 +17,7 @@ mod futures {
 fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes, String) {
     let bench = Bench::new();
     let id = Arc::new(Mutex::new(String::new()));
-    bench.doomed(async {
+    bench.run_and_kill(async {
         let host = bench.open().await;
         let sandbox = create_id(&host).await;
         bench.world.write(&sandbox, "old");
@@ -34,7 +34,7 @@ fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes, String) {
         // Time for the operation to reach the hanging step.
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     });
-    bench.world.mend();
+    bench.world.clear_failures();
     let id = id.lock().unwrap().clone();
     let host = again(&bench);
     (bench, host, id)
@@ -43,7 +43,7 @@ fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes, String) {
 /// Opens the data directory as the next daemon.
 fn again(bench: &Bench) -> Sandboxes {
     let host = Arc::new(Mutex::new(None));
-    bench.doomed(async {
+    bench.run_and_kill(async {
         let opened = bench.open().await;
         *host.lock().unwrap() = Some(opened);
     });
@@ -55,7 +55,7 @@ fn runs_on(bench: &Bench, host: &Sandboxes, id: &str) {
     assert_eq!(*host.get(id).unwrap().state(), SandboxState::Running);
     assert_eq!(bench.world.running(), [id]);
     assert_eq!(bench.world.read(id), "old");
-    bench.doomed(async {
+    bench.run_and_kill(async {
         bench.world.write(id, "newer");
         let snapshot = host.snapshot(id, None).await.unwrap();
         bench.world.write(id, "newest");
@@ -71,18 +71,18 @@ fn runs_on(bench: &Bench, host: &Sandboxes, id: &str) {
 }
 
 fn whole(bench: &Bench, host: &Sandboxes) {
-    let known: Vec<String> = host
+    let recorded: Vec<String> = host
         .snapshots()
         .list(None)
         .unwrap()
         .into_iter()
         .map(|s| s.id().to_owned())
         .collect();
-    let mut known: Vec<_> = known.into_iter().collect();
-    known.sort();
+    let mut recorded: Vec<_> = recorded.into_iter().collect();
+    recorded.sort();
     host.gc().unwrap();
     let files: Vec<String> = bench.file_names().into_iter().collect();
-    assert_eq!(files, known, "files and journal tell the same");
+    assert_eq!(files, recorded, "files and journal tell the same");
 }
 
 fn cause(host: &Sandboxes, id: &str) -> String {
@@ -125,7 +125,7 @@ fn killed_in_a_pause_it_happened_or_it_did_not() {
         assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Paused);
         assert!(bench.world.running().is_empty());
         whole(&bench, &host);
-        bench.doomed(async {
+        bench.run_and_kill(async {
             host.resume(&id).await.unwrap();
             assert_eq!(bench.world.read(&id), "old");
         });
@@ -137,7 +137,7 @@ fn killed_in_a_fork_or_create_no_child_is_there() {
     let fork: Work = |host, id| Box::pin(async move { drop(host.fork(&id, 3, None).await) });
     let create: Work = |host, _| Box::pin(async move { drop(host.create(base()).await) });
     for work in [fork, create] {
-        for step in ["welcome", "keep", "kept"] {
+        for step in ["assign", "keep", "kept"] {
             let (bench, host, id) = killed_in(step, work);
             assert_eq!(host.list().len(), 1);
             whole(&bench, &host);
@@ -148,7 +148,7 @@ fn killed_in_a_fork_or_create_no_child_is_there() {
 
 #[test]
 fn killed_in_a_rollback_the_sandbox_is_what_it_was() {
-    for step in ["welcome", "keep", "kept"] {
+    for step in ["assign", "keep", "kept"] {
         let (bench, host, id) = killed_in(step, |host, id| {
             Box::pin(async move { drop(host.rollback(&id, "kept").await) })
         });
@@ -162,7 +162,7 @@ fn killed_in_a_kill_the_sandbox_is_killed_and_not_lost() {
     for step in ["halt", "stop"] {
         let bench = Bench::new();
         let id = Arc::new(Mutex::new(String::new()));
-        bench.doomed(async {
+        bench.run_and_kill(async {
             let host = bench.open().await;
             let sandbox = create_id(&host).await;
             *id.lock().unwrap() = sandbox.clone();
@@ -172,7 +172,7 @@ fn killed_in_a_kill_the_sandbox_is_killed_and_not_lost() {
             // Time in which the exit of the guest would be noticed.
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         });
-        bench.world.mend();
+        bench.world.clear_failures();
         let host = again(&bench);
         let id = id.lock().unwrap().clone();
         assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Killed);
@@ -183,7 +183,7 @@ fn killed_in_a_kill_the_sandbox_is_killed_and_not_lost() {
 #[test]
 fn a_guest_that_ended_while_there_was_no_daemon_is_told_as_such() {
     let bench = Bench::new();
-    bench.doomed(async {
+    bench.run_and_kill(async {
         let host = bench.open().await;
         let (dead, lost, fine) = (
             create_id(&host).await,
@@ -205,7 +205,7 @@ fn a_guest_that_ended_while_there_was_no_daemon_is_told_as_such() {
         let host = bench.open().await;
         assert!(cause(&host, &lost).contains("made to fail"));
         assert!(bench.world.running().is_empty());
-        bench.world.mend();
+        bench.world.clear_failures();
         for id in [&dead, &lost, &fine] {
             host.rollback(id, &format!("of {id}")).await.unwrap();
         }
@@ -247,9 +247,9 @@ async fn guests_of_which_the_journal_knows_nothing_are_ended() {
 async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let sleeper = create_id(&host).await;
-    bench.world.write(&sleeper, "dream");
-    host.pause(&sleeper).await.unwrap();
+    let paused = create_id(&host).await;
+    bench.world.write(&paused, "dream");
+    host.pause(&paused).await.unwrap();
     let killed = create_id(&host).await;
     host.kill(&killed).await.unwrap();
     drop(host);
@@ -260,8 +260,8 @@ async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
     bench.until_files(2).await;
     whole(&bench, &host);
     assert_eq!(*host.get(&killed).unwrap().state(), SandboxState::Killed);
-    host.resume(&sleeper).await.unwrap();
-    assert_eq!(bench.world.read(&sleeper), "dream");
+    host.resume(&paused).await.unwrap();
+    assert_eq!(bench.world.read(&paused), "dream");
 }
 
 #[tokio::test]

@@ -34,7 +34,7 @@ async fn cost(others: usize) -> (usize, usize) {
     let host = bench.open().await;
     assert_eq!(host.snapshots().count(), others);
     let id = create_id(&host).await;
-    let kept = snapshot_id(&host, &id).await;
+    let requested = snapshot_id(&host, &id).await;
     host.pause(&id).await.unwrap();
     // Wait for the end of background work, so that only the two calls below are counted.
     until("the first pass of gc", || {
@@ -42,13 +42,13 @@ async fn cost(others: usize) -> (usize, usize) {
     })
     .await;
     assert_eq!(bench.file_names().len(), others + 3);
-    let before = *bench.world.asked.lock().unwrap();
+    let before = *bench.world.independence_queries.lock().unwrap();
     host.kill(&id).await.unwrap();
-    host.snapshots().remove(&kept).unwrap();
-    let asked = *bench.world.asked.lock().unwrap() - before;
+    host.snapshots().remove(&requested).unwrap();
+    let queries = *bench.world.independence_queries.lock().unwrap() - before;
     bench.until_files(others + 1).await;
     let removed = bench.world.removed.lock().unwrap().len();
-    (asked, removed)
+    (queries, removed)
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn a_call_is_answered_before_the_files_are_gone_and_they_go_when_they_can(
     bench.world.hang("remove");
     host.remove(&id).await.unwrap();
     assert_eq!((host.snapshots().count(), bench.file_names().len()), (1, 2));
-    bench.world.mend();
+    bench.world.clear_failures();
     bench.until_files(1).await;
 }
 
@@ -75,22 +75,22 @@ async fn a_call_is_answered_before_the_files_are_gone_and_they_go_when_they_can(
 async fn who_waits_for_files_waits_until_they_are_gone_but_not_for_ever() {
     let bench = Bench::new();
     let host = bench.open().await;
-    let sleeper = async || {
+    let remove_paused = async || {
         let id = create_id(&host).await;
         host.pause(&id).await.unwrap();
         bench.world.hang("remove");
         host.remove(&id).await.unwrap();
     };
-    sleeper().await;
+    remove_paused().await;
     let waiting = host.snapshots().removed_files();
     let waiting = tokio::time::timeout(Duration::from_millis(100), waiting);
     waiting.await.expect_err("its files are still there");
     assert_eq!(bench.file_names().len(), 2);
-    bench.world.mend();
+    bench.world.clear_failures();
     host.snapshots().removed_files().await;
     assert_eq!(bench.file_names().len(), 1);
 
-    sleeper().await;
+    remove_paused().await;
     let waiting = host.snapshots().removed_files();
     let waiting = tokio::time::timeout(Duration::from_secs(20), waiting);
     waiting.await.expect("an answer, whatever is in use");
@@ -110,7 +110,7 @@ async fn a_daemon_serves_before_what_an_earlier_one_left_is_gone() {
     let host = bench.open().await;
     host.create(base()).await.unwrap();
     assert_eq!(bench.file_names().len(), 1001);
-    bench.world.mend();
+    bench.world.clear_failures();
     assert!(host.gc().unwrap() <= 1000);
     bench.until_files(1).await;
 }
@@ -125,8 +125,8 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
     let second = snapshot_id(&host, &id).await;
     host.snapshots().remove(&first).unwrap();
     let parent = |host: &Sandboxes| {
-        let found = host.snapshots().like(&second);
-        found[0].parent().map(str::to_owned)
+        let snapshots = host.snapshots().like(&second);
+        snapshots[0].parent().map(str::to_owned)
     };
     assert_eq!(parent(&host), Some(first.clone()));
     bench.world.merged.lock().unwrap().insert(second.clone());
@@ -138,8 +138,8 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
     let host = bench.open().await;
     assert_eq!(parent(&host), Some(template.clone()));
     assert_eq!(host.snapshots().list(Some(&id)).unwrap().len(), 2);
-    let held = host.snapshots().remove(&template);
-    assert!(matches!(held, Err(OperationError::InUse { .. })));
+    let result = host.snapshots().remove(&template);
+    assert!(matches!(result, Err(OperationError::InUse { .. })));
 }
 
 #[tokio::test]
@@ -154,14 +154,14 @@ async fn a_sandbox_that_sleeps_often_is_woken_from_a_short_lineage_without_waiti
     }
     let merged = || bench.world.merged.lock().unwrap().clone();
     assert!(merged().is_empty());
-    let asleep = host
+    let snapshot = host
         .pause(&id)
         .await
         .unwrap()
         .snapshot()
         .unwrap()
         .to_owned();
-    until("the lineage to be merged", || merged().contains(&asleep)).await;
+    until("the lineage to be merged", || merged().contains(&snapshot)).await;
     assert_eq!(merged().len(), 1);
     host.resume(&id).await.unwrap();
 }

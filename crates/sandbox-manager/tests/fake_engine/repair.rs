@@ -40,9 +40,9 @@ async fn a_damaged_snapshot_is_fetched_anew_once_for_all_who_need_it() {
         let (host, spec) = (host.clone(), from(&snapshot));
         tokio::spawn(async move { host.create(spec).await })
     };
-    for made in (0..6).map(create).collect::<Vec<_>>() {
-        let made = made.await.unwrap().unwrap();
-        assert!(bench.world.read(made.id()).ends_with(&text));
+    for sandbox in (0..6).map(create).collect::<Vec<_>>() {
+        let sandbox = sandbox.await.unwrap().unwrap();
+        assert!(bench.world.read(sandbox.id()).ends_with(&text));
     }
     assert_eq!(figure(&host, MENDED), 1.0);
     // Its record, with the name and retention, is unchanged.
@@ -64,20 +64,20 @@ async fn a_damaged_snapshot_that_no_store_has_is_refused_as_it_is() {
     let host = bench.open().await;
     let (id, snapshot) = taken(&bench, &host, "text").await;
     fs::write(bench.files().join(&snapshot), DAMAGED).unwrap();
-    let refused = host.create(from(&snapshot)).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Failed);
-    assert!(refused.to_string().contains("it is damaged"), "{refused}");
+    let error = host.create(from(&snapshot)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Failed);
+    assert!(error.to_string().contains("it is damaged"), "{error}");
     drop(host);
     // The result is the same with a store that lacks the snapshot.
     let options = store.options("one", None);
-    store.go();
+    store.make_unreachable();
     let host = bench.open_with(options).await;
-    let refused = host.create(from(&snapshot)).await.unwrap_err();
+    let error = host.create(from(&snapshot)).await.unwrap_err();
     // The store may have the snapshot, so a retry is worthwhile.
-    assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
-    store.come_back();
-    let refused = host.create(from(&snapshot)).await.unwrap_err();
-    assert!(refused.to_string().contains("it is damaged"), "{refused}");
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    store.make_reachable();
+    let error = host.create(from(&snapshot)).await.unwrap_err();
+    assert!(error.to_string().contains("it is damaged"), "{error}");
     assert_eq!(figure(&host, NOT_MENDED), 2.0);
     assert_eq!(*host.get(&id).unwrap().state(), SandboxState::Running);
 }
@@ -89,7 +89,7 @@ async fn a_failure_that_is_no_damage_fetches_nothing() {
     let (_, snapshot) = taken(&bench, &host, "text").await;
     stored(&host, &snapshot).await;
     bench.world.fail("restore");
-    let refused = host.create(from(&snapshot)).await.unwrap_err();
-    assert!(refused.to_string().contains("made to fail"), "{refused}");
+    let error = host.create(from(&snapshot)).await.unwrap_err();
+    assert!(error.to_string().contains("made to fail"), "{error}");
     assert_eq!(figure(&host, MENDED) + figure(&host, NOT_MENDED), 0.0);
 }

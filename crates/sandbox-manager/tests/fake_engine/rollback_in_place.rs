@@ -69,7 +69,7 @@ async fn a_guest_that_cannot_go_back_is_replaced_and_one_that_is_lost_is_restore
         let restores = *bench.world.restores.lock().unwrap();
         host.rollback(&id, &snapshot).await.unwrap();
         assert_eq!(*bench.world.restores.lock().unwrap(), restores + 1);
-        bench.world.mend();
+        bench.world.clear_failures();
         goes_on(&bench, &host, &id, "old").await;
     }
 }
@@ -82,7 +82,7 @@ async fn a_refused_rollback_that_fails_leaves_the_sandbox_as_it_was() {
     bench.world.fail("go-back");
     bench.world.fail("restore");
     assert!(host.rollback(&id, &snapshot).await.is_err());
-    bench.world.mend();
+    bench.world.clear_failures();
     // The result is the same with the next daemon.
     host.close().await;
     drop(host);
@@ -99,10 +99,10 @@ async fn a_sandbox_whose_guest_is_lost_and_cannot_be_restored_sleeps_in_the_snap
     bench.world.fail("going-back");
     bench.world.fail("restore");
     assert!(host.rollback(&id, &snapshot).await.is_err());
-    bench.world.mend();
-    let asleep = host.get(&id).unwrap();
-    assert_eq!(*asleep.state(), SandboxState::Paused);
-    assert_eq!(asleep.snapshot(), Some(&*snapshot));
+    bench.world.clear_failures();
+    let paused = host.get(&id).unwrap();
+    assert_eq!(*paused.state(), SandboxState::Paused);
+    assert_eq!(paused.snapshot(), Some(&*snapshot));
     assert!(bench.world.running().is_empty());
     host.resume(&id).await.unwrap();
     goes_on(&bench, &host, &id, "old").await;
@@ -112,18 +112,21 @@ async fn a_sandbox_whose_guest_is_lost_and_cannot_be_restored_sleeps_in_the_snap
 fn killed_half_way_the_sandbox_sleeps_in_the_snapshot() {
     for step in ["go-back", "going-back"] {
         let bench = Bench::new();
-        let found = Arc::new(Mutex::new(None));
-        bench.doomed(async {
+        let sandbox_id = Arc::new(Mutex::new(None));
+        bench.run_and_kill(async {
             let host = bench.open().await;
             let (id, snapshot) = sandbox(&bench, &host).await;
             bench.world.hang(step);
-            *found.lock().unwrap() = Some(id.clone());
+            *sandbox_id.lock().unwrap() = Some(id.clone());
             tokio::spawn(async move { drop(host.rollback(&id, &snapshot).await) });
-            until("the step", || bench.world.began.load(Ordering::Relaxed)).await;
+            until("the step", || {
+                bench.world.rollback_started.load(Ordering::Relaxed)
+            })
+            .await;
         });
-        bench.world.mend();
-        let id = found.lock().unwrap().take().unwrap();
-        bench.doomed(async {
+        bench.world.clear_failures();
+        let id = sandbox_id.lock().unwrap().take().unwrap();
+        bench.run_and_kill(async {
             let host = bench.open().await;
             assert_eq!(
                 *host.get(&id).unwrap().state(),

@@ -15,14 +15,14 @@ use std::sync::Arc;
 /// Store in a directory, with a client for checks.
 pub struct TestStore {
     pub dir: tempfile::TempDir,
-    look: Arc<RemoteStore>,
+    client: Arc<RemoteStore>,
 }
 
 impl TestStore {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let look = open(&dir, "look", None);
-        Self { dir, look }
+        let client = open(&dir, "look", None);
+        Self { dir, client }
     }
 
     fn bucket(&self) -> PathBuf {
@@ -39,29 +39,30 @@ impl TestStore {
 
     /// Returns the snapshot that `id` names for `tenant`.
     async fn find(&self, tenant: &str, id: &str) -> Option<RemoteSnapshot> {
-        let tenant = self.look.tenant(Some(tenant)).await.unwrap();
-        let root = self.look.shared.named(&tenant, id).await.unwrap()?;
-        Some(self.look.shared.open(&tenant, root).await.unwrap())
+        let tenant = self.client.tenant(Some(tenant)).await.unwrap();
+        let root = self.client.shared.named(&tenant, id).await.unwrap()?;
+        Some(self.client.shared.open(&tenant, root).await.unwrap())
     }
 
     /// Returns the files below directories with the name `kind`.
     pub fn objects(&self, kind: &str) -> Vec<PathBuf> {
-        let mut found = Vec::new();
-        let mut left = vec![self.bucket()];
-        while let Some(dir) = left.pop() {
+        let mut files = Vec::new();
+        let mut directories = vec![self.bucket()];
+        while let Some(dir) = directories.pop() {
             for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-                match entry.path().is_dir() {
-                    true => left.push(entry.path()),
-                    false => found.push(entry.path()),
+                if entry.path().is_dir() {
+                    directories.push(entry.path());
+                } else {
+                    files.push(entry.path());
                 }
             }
         }
-        found.retain(|path| path.iter().any(|part| part == kind));
-        found
+        files.retain(|path| path.iter().any(|part| part == kind));
+        files
     }
 
     /// Makes the store unreachable.
-    pub fn go(&self) {
+    pub fn make_unreachable(&self) {
         fs::rename(self.bucket(), self.dir.path().join("away")).unwrap();
         fs::write(self.bucket(), "").unwrap();
     }
@@ -72,10 +73,11 @@ impl TestStore {
         fs::create_dir(self.bucket()).unwrap();
     }
 
-    pub fn come_back(&self) {
-        match self.bucket().is_dir() {
-            true => fs::remove_dir(self.bucket()).unwrap(),
-            false => fs::remove_file(self.bucket()).unwrap(),
+    pub fn make_reachable(&self) {
+        if self.bucket().is_dir() {
+            fs::remove_dir(self.bucket()).unwrap();
+        } else {
+            fs::remove_file(self.bucket()).unwrap();
         }
         fs::rename(self.dir.path().join("away"), self.bucket()).unwrap();
     }
@@ -145,8 +147,8 @@ async fn snapshots_and_sleepers_are_stored_and_what_the_store_has_is_not_sent_ag
     assert!(more < 16_384.0, "{more}");
     let chunk = figure(&host, "jiffy_store_chunks_total{what=\"known\"}");
     assert!(chunk >= 46.0, "{chunk}");
-    let found = store.find(LOCAL_TENANT, &second).await.unwrap();
-    let below: Vec<String> = found
+    let stored_snapshot = store.find(LOCAL_TENANT, &second).await.unwrap();
+    let below: Vec<String> = stored_snapshot
         .manifest
         .lineage
         .iter()
@@ -180,8 +182,8 @@ async fn each_owner_has_a_tenant_and_none_without_a_store() {
     let id = create_id(&host).await;
     let snapshot = snapshot_id(&host, &id).await;
     assert_eq!(state(&host, &snapshot), None);
-    let refused = host.snapshots().wait_stored(&snapshot).await.unwrap_err();
-    assert!(matches!(refused, OperationError::NoStore), "{refused}");
+    let error = host.snapshots().wait_stored(&snapshot).await.unwrap_err();
+    assert!(matches!(error, OperationError::NoStore), "{error}");
 }
 
 #[tokio::test]
@@ -206,19 +208,19 @@ async fn the_snapshot_of_a_stock_template_is_stored_once_for_all_owners() {
     for (owner, snapshot) in &snapshots {
         stored(&host, snapshot).await;
         let tenant = owner.unwrap_or(LOCAL_TENANT);
-        let found = store.find(tenant, snapshot).await.unwrap();
-        below.extend(found.manifest.lineage.iter().copied());
+        let stored_snapshot = store.find(tenant, snapshot).await.unwrap();
+        below.extend(stored_snapshot.manifest.lineage.iter().copied());
     }
     let below: Vec<_> = below.into_iter().collect();
     assert_eq!(below.len(), 1);
     assert_eq!(below[0].scope, jiffy_store::Scope::Shared);
     let shared = store
-        .look
+        .client
         .tenant(Some(jiffy_store::SHARED_TENANT))
         .await
         .unwrap();
     store
-        .look
+        .client
         .shared
         .open(&shared, below[0].root)
         .await
@@ -232,15 +234,15 @@ async fn a_store_that_was_gone_gets_everything_when_it_is_back() {
     let id = create_id(&host).await;
     let removed = snapshot_id(&host, &id).await;
     stored(&host, &removed).await;
-    store.go();
-    let wanted = snapshot_id(&host, &id).await;
-    let late = host.snapshots().wait_stored(&wanted).await.unwrap_err();
-    assert!(late.retry_after().is_some(), "{late}");
-    assert_eq!(state(&host, &wanted), Some(StoreState::Uploading));
+    store.make_unreachable();
+    let pending = snapshot_id(&host, &id).await;
+    let error = host.snapshots().wait_stored(&pending).await.unwrap_err();
+    assert!(error.retry_after().is_some(), "{error}");
+    assert_eq!(state(&host, &pending), Some(StoreState::Uploading));
     host.snapshots().remove(&removed).unwrap();
-    store.come_back();
+    store.make_reachable();
     until("the snapshot to be stored", || {
-        state(&host, &wanted) == Some(StoreState::Stored)
+        state(&host, &pending) == Some(StoreState::Stored)
     })
     .await;
     until("nothing to be left to remove", || {
@@ -248,10 +250,10 @@ async fn a_store_that_was_gone_gets_everything_when_it_is_back() {
     })
     .await;
     assert!(store.find(LOCAL_TENANT, &removed).await.is_none());
-    assert!(store.find(LOCAL_TENANT, &wanted).await.is_some());
+    assert!(store.find(LOCAL_TENANT, &pending).await.is_some());
 }
 
-async fn gone(bench: &Bench, host: &Sandboxes, id: &str) {
+async fn wait_removed(bench: &Bench, host: &Sandboxes, id: &str) {
     until("the snapshot to be gone", || {
         host.snapshots().like(id).is_empty() && !bench.file_names().contains(id)
     })
@@ -263,19 +265,19 @@ async fn a_snapshot_that_is_removed_while_it_is_uploaded_leaves_nothing() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", Some(6 << 20))).await;
     let id = create_id(&host).await;
-    let kept = snapshot_id(&host, &id).await;
-    stored(&host, &kept).await;
+    let earlier = snapshot_id(&host, &id).await;
+    stored(&host, &earlier).await;
     let manifests = store.objects("manifests").len();
     bench.world.write(&id, &noise(9, 30_000_000));
     let snapshot = snapshot_id(&host, &id).await;
     until("a pack to be sent", || store.objects("packs").len() > 2).await;
-    host.rollback(&id, &kept).await.unwrap();
+    host.rollback(&id, &earlier).await.unwrap();
     host.snapshots().remove(&snapshot).unwrap();
-    gone(&bench, &host, &snapshot).await;
+    wait_removed(&bench, &host, &snapshot).await;
     // The snapshot of a paused sandbox is removed together with the sandbox.
     let packs = store.objects("packs").len();
     bench.world.write(&id, &noise(11, 30_000_000));
-    let asleep = host
+    let pause = host
         .pause(&id)
         .await
         .unwrap()
@@ -284,7 +286,7 @@ async fn a_snapshot_that_is_removed_while_it_is_uploaded_leaves_nothing() {
         .to_owned();
     until("a pack to be sent", || store.objects("packs").len() > packs).await;
     host.remove(&id).await.unwrap();
-    gone(&bench, &host, &asleep).await;
+    wait_removed(&bench, &host, &pause).await;
     until("nothing to be left to do", || {
         figure(&host, "jiffy_store_uploads_pending{state=\"running\"}") == 0.0
             && figure(&host, "jiffy_store_removals_pending") == 0.0
@@ -299,7 +301,7 @@ async fn a_snapshot_that_is_removed_while_it_is_uploaded_leaves_nothing() {
 fn a_daemon_that_was_killed_goes_on_where_it_was() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let snapshots = std::sync::Mutex::new(Vec::new());
-    bench.doomed(async {
+    bench.run_and_kill(async {
         let host = bench.open_with(store.options("one", Some(1 << 20))).await;
         let id = create_id(&host).await;
         let first = snapshot_id(&host, &id).await;
@@ -314,7 +316,7 @@ fn a_daemon_that_was_killed_goes_on_where_it_was() {
     });
     let packs = store.objects("packs").len();
     let snapshots = snapshots.lock().unwrap().clone();
-    bench.doomed(async {
+    bench.run_and_kill(async {
         let host = bench.open_with(store.options("one", None)).await;
         assert_ne!(state(&host, &snapshots[1]), Some(StoreState::Local));
         stored(&host, &snapshots[1]).await;
@@ -345,8 +347,8 @@ async fn hosts_that_push_the_same_chunks_at_once_both_have_them_stored() {
     let (a, b) = (a.unwrap().id().to_owned(), b.unwrap().id().to_owned());
     tokio::join!(stored(&one.0, &a), stored(&two.0, &b));
     for id in [a, b] {
-        let found = store.find(LOCAL_TENANT, &id).await.unwrap();
-        assert_eq!(found.manifest.parts[0].bytes, 9_000_000);
+        let stored_snapshot = store.find(LOCAL_TENANT, &id).await.unwrap();
+        assert_eq!(stored_snapshot.manifest.parts[0].bytes, 9_000_000);
     }
 }
 
@@ -368,10 +370,10 @@ async fn a_snapshot_is_stored_anew_when_what_it_was_based_on_was_removed() {
     .await;
     let above = snapshot_id(&host, &id).await;
     stored(&host, &above).await;
-    let found = store.find(LOCAL_TENANT, &above).await.unwrap();
-    assert_eq!(found.manifest.lineage.len(), 1);
+    let stored_snapshot = store.find(LOCAL_TENANT, &above).await.unwrap();
+    assert_eq!(stored_snapshot.manifest.lineage.len(), 1);
     let middle = store.find(LOCAL_TENANT, &middle).await.unwrap();
-    assert_eq!(found.manifest.lineage[0].root, middle.root);
+    assert_eq!(stored_snapshot.manifest.lineage[0].root, middle.root);
     assert_ne!(middle.root.to_string(), before.copy_roots().next().unwrap());
 }
 
@@ -382,15 +384,15 @@ async fn a_snapshot_that_the_store_has_lost_is_pushed_again() {
     let id = create_id(&host).await;
     let below = snapshot_id(&host, &id).await;
     stored(&host, &below).await;
-    for lost in store.objects("manifests") {
-        fs::remove_file(lost).unwrap();
+    for manifest in store.objects("manifests") {
+        fs::remove_file(manifest).unwrap();
     }
     let above = snapshot_id(&host, &id).await;
     stored(&host, &above).await;
-    let found = store.find(LOCAL_TENANT, &above).await.unwrap();
-    assert_eq!(found.manifest.lineage.len(), 2);
-    let tenant = store.look.tenant(None).await.unwrap();
-    for name in &found.manifest.lineage {
-        store.look.shared.open(&tenant, name.root).await.unwrap();
+    let stored_snapshot = store.find(LOCAL_TENANT, &above).await.unwrap();
+    assert_eq!(stored_snapshot.manifest.lineage.len(), 2);
+    let tenant = store.client.tenant(None).await.unwrap();
+    for name in &stored_snapshot.manifest.lineage {
+        store.client.shared.open(&tenant, name.root).await.unwrap();
     }
 }

@@ -24,13 +24,13 @@ async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
     );
     until("the pool to fill", || host.pool().waiting() == 2).await;
     // Waiting guests have no sandbox id.
-    let nobodies = bench
+    let unassigned = bench
         .world
         .running()
         .iter()
         .filter(|id| id.is_empty())
         .count();
-    assert_eq!(nobodies, 2);
+    assert_eq!(unassigned, 2);
     let a = host.create(base()).await.unwrap();
     let b = host.create(base()).await.unwrap();
     assert_eq!(
@@ -64,12 +64,12 @@ async fn a_sandbox_that_waits_has_rehearsed_and_one_that_cannot_does_not_wait() 
         "not the one that was restored for its creator"
     );
     bench.world.fail("rehearse");
-    let taken = host.create(base()).await.unwrap();
-    assert_eq!(taken.boot_mode(), Some(BootMode::WarmPool));
+    let sandbox = host.create(base()).await.unwrap();
+    assert_eq!(sandbox.boot_mode(), Some(BootMode::WarmPool));
     until("the failure", || rehearsed() == 2).await;
     until("its guest to end", || bench.world.running().len() == 2).await;
     assert_eq!(host.pool().waiting(), 0);
-    bench.world.mend();
+    bench.world.clear_failures();
     let next = host.create(base()).await.unwrap();
     assert_eq!(next.boot_mode(), Some(BootMode::Snapshot));
     until("the pool to fill again", || host.pool().waiting() == 1).await;
@@ -105,16 +105,16 @@ async fn what_waits_is_kept_in_memory_as_long_as_it_waits() {
     host.create(base()).await.unwrap();
     until("the pool to fill", || host.pool().waiting() == 1).await;
     let snapshot = host.snapshots().list(None).unwrap().remove(0);
-    let warmed = || bench.world.warmed.lock().unwrap().clone();
-    until("two rounds", || warmed().len() >= 2).await;
-    assert!(warmed().iter().all(|id| *id == snapshot.id()));
+    let prefetched = || bench.world.prefetched.lock().unwrap().clone();
+    until("two rounds", || prefetched().len() >= 2).await;
+    assert!(prefetched().iter().all(|id| *id == snapshot.id()));
     // The snapshots of an empty pool are not prefetched.
     host.stop_all().await;
     assert_eq!(host.pool().waiting(), 0);
     let rounds = || {
-        bench.world.warmed.lock().unwrap().clear();
+        bench.world.prefetched.lock().unwrap().clear();
         std::thread::sleep(Duration::from_millis(100));
-        warmed().len()
+        prefetched().len()
     };
     until("the last round", || rounds() == 0).await;
 }
@@ -127,43 +127,43 @@ async fn what_a_templates_guests_touch_is_learned_once_and_its_failure_costs_not
     host.create(base()).await.unwrap();
     let template = host.snapshots().list(None).unwrap().remove(0);
     assert_eq!(template.purpose(), SnapshotPurpose::Template);
-    assert_eq!(*bench.world.learned.lock().unwrap(), [template.id()]);
+    assert_eq!(*bench.world.working_sets.lock().unwrap(), [template.id()]);
     *bench.world.version.lock().unwrap() += 1;
     bench.world.fail("learn");
     host.create(base()).await.unwrap();
-    assert_eq!(bench.world.learned.lock().unwrap().len(), 1);
+    assert_eq!(bench.world.working_sets.lock().unwrap().len(), 1);
 }
 
 #[tokio::test]
 async fn what_is_kept_is_sealed_also_what_an_earlier_daemon_left() {
     let bench = Bench::new();
-    let soon = HostOptions {
+    let options = HostOptions {
         upkeep_interval: Duration::from_millis(5),
         ..HostOptions::default()
     };
-    let host = bench.open_with(soon.clone()).await;
+    let host = bench.open_with(options.clone()).await;
     let sandbox = host.create(base()).await.unwrap();
-    let asked = host.snapshot(sandbox.id(), None).await.unwrap();
+    let requested = host.snapshot(sandbox.id(), None).await.unwrap();
     let forked = host.fork(sandbox.id(), 1, None).await.unwrap();
     let (fork, child) = (forked.snapshot, forked.children[0].as_ref().unwrap());
     let mut all = host.snapshots().list(None).unwrap().into_iter();
     let template = all
         .find(|s| s.purpose() == SnapshotPurpose::Template)
         .unwrap();
-    let sealed = || bench.world.sealed.lock().unwrap().clone();
-    let both = [asked.id().to_owned(), template.id().to_owned()].into();
-    until("both to be sealed", || sealed() == both).await;
-    assert!(!sealed().contains(fork.id()));
+    let checksummed = || bench.world.checksummed.lock().unwrap().clone();
+    let both = [requested.id().to_owned(), template.id().to_owned()].into();
+    until("both to be checksummed", || checksummed() == both).await;
+    assert!(!checksummed().contains(fork.id()));
     drop(host);
-    bench.world.sealed.lock().unwrap().clear();
-    let host = bench.open_with(soon).await;
-    until("both to be looked at again", || sealed() == both).await;
+    bench.world.checksummed.lock().unwrap().clear();
+    let host = bench.open_with(options).await;
+    until("both to be looked at again", || checksummed() == both).await;
     // A snapshot that is removed before it is checked causes no error.
     host.remove(child.id()).await.unwrap();
     host.remove(sandbox.id()).await.unwrap();
-    host.snapshots().remove(asked.id()).unwrap();
+    host.snapshots().remove(requested.id()).unwrap();
     until("its files to go", || {
-        !bench.file_names().contains(asked.id())
+        !bench.file_names().contains(requested.id())
     })
     .await;
 }
@@ -207,12 +207,12 @@ async fn sizes_that_callers_choose_keep_a_bounded_number_of_template_snapshots()
             memory_mib,
             ..SandboxSize::default()
         });
-        let made = host.create(spec.clone()).await.unwrap();
-        host.remove(made.id()).await.unwrap();
+        let sandbox = host.create(spec.clone()).await.unwrap();
+        host.remove(sandbox.id()).await.unwrap();
         // The size that is in use retains its snapshot.
-        let made = host.create(base()).await.unwrap();
-        assert_eq!(made.snapshot(), usual.as_deref());
-        host.remove(made.id()).await.unwrap();
+        let sandbox = host.create(base()).await.unwrap();
+        assert_eq!(sandbox.snapshot(), usual.as_deref());
+        host.remove(sandbox.id()).await.unwrap();
         let all = host.snapshots().list(None).unwrap();
         let of_template = all
             .iter()

@@ -61,14 +61,13 @@ fn serve(engines: &Weak<SnapshotEngines>, requests: &Receiver<Request>) {
     let mut wait = FIRST_RETRY_DELAY;
     let mut waiting: Vec<(Instant, oneshot::Sender<()>)> = Vec::new();
     loop {
-        let request = match remaining.is_empty() {
-            true => requests.recv().map_err(RecvTimeoutError::from),
-            false => {
-                let limit = waiting
-                    .first()
-                    .map(|(since, _)| MAX_WAIT.saturating_sub(since.elapsed()));
-                requests.recv_timeout(limit.map_or(wait, |limit| wait.min(limit)))
-            }
+        let request = if remaining.is_empty() {
+            requests.recv().map_err(RecvTimeoutError::from)
+        } else {
+            let limit = waiting
+                .first()
+                .map(|(since, _)| MAX_WAIT.saturating_sub(since.elapsed()));
+            requests.recv_timeout(limit.map_or(wait, |limit| wait.min(limit)))
         };
         wait = match request {
             Ok(request) => {

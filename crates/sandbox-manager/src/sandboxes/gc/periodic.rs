@@ -74,9 +74,10 @@ impl Sandboxes {
                     Ok(removed) => tracing::info!(removed, "removed orphaned files"),
                     Err(e) => tracing::warn!(error = %e, "cannot collect garbage"),
                 }
-                let pause = match has_more {
-                    true => FIRST_ROUNDS_PAUSE.min(interval),
-                    false => interval,
+                let pause = if has_more {
+                    FIRST_ROUNDS_PAUSE.min(interval)
+                } else {
+                    interval
                 };
                 tokio::time::sleep(pause).await;
             }
@@ -118,9 +119,10 @@ impl GarbageCollector {
         position: &mut GcPosition,
         retire_outdated: impl FnOnce(&[String]),
     ) -> Result<usize, OperationError> {
-        let mut removed = match position.is_first_pass() && position.files.is_some() {
-            true => 0,
-            false => self.parts.engines.gc()?,
+        let mut removed = if position.is_first_pass() && position.files.is_some() {
+            0
+        } else {
+            self.parts.engines.gc()?
         };
         let snapshots = self.parts.catalog.read();
         let part = snapshots.following(&position.snapshot, MAX_PER_ROUND);
@@ -132,12 +134,11 @@ impl GarbageCollector {
         drop(snapshots);
         retire_outdated(&templates);
         self.collect(unneeded);
-        position.snapshot = match part.len() < MAX_PER_ROUND {
-            true => {
-                position.snapshots_seen = true;
-                String::new()
-            }
-            false => part.into_iter().next_back().unwrap_or_default(),
+        position.snapshot = if part.len() < MAX_PER_ROUND {
+            position.snapshots_seen = true;
+            String::new()
+        } else {
+            part.into_iter().next_back().unwrap_or_default()
         };
         let mut walk = match position.files.take() {
             Some(walk) => walk,
@@ -146,9 +147,10 @@ impl GarbageCollector {
         let (orphans, is_end) = self.next_orphans(&mut walk)?;
         removed += orphans.len();
         self.remove_files(orphans);
-        match is_end {
-            true => position.files_seen = true,
-            false => position.files = Some(walk),
+        if is_end {
+            position.files_seen = true;
+        } else {
+            position.files = Some(walk);
         }
         Ok(removed)
     }

@@ -212,9 +212,10 @@ impl GarbageCollector {
         {
             return Need::Used;
         }
-        match snapshots.children(id).any(depends_on_it) {
-            true => Need::Dependency,
-            false => Need::None,
+        if snapshots.children(id).any(depends_on_it) {
+            Need::Dependency
+        } else {
+            Need::None
         }
     }
 }

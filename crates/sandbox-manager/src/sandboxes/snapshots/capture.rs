@@ -109,19 +109,19 @@ impl Snapshots<'_> {
     pub(in crate::sandboxes) fn lose(self, record: &Snapshot, reason: &str) {
         tracing::error!(id = record.id, reason, "a captured snapshot is lost");
         // First, so that a caller that does not find the record finds the reason.
-        let mut lost = self.0.captures.lost.lock();
-        lost.truncate(MAX_LOST - 1);
-        lost.push_front(LostCapture {
+        let mut losses = self.0.captures.lost.lock();
+        losses.truncate(MAX_LOST - 1);
+        losses.push_front(LostCapture {
             record: record.clone(),
             reason: reason.to_owned(),
         });
-        drop(lost);
+        drop(losses);
         self.0.catalog.change().remove(&record.id);
     }
 
     fn loss(self, matches: impl Fn(&Snapshot) -> bool) -> Option<OperationError> {
-        let lost = self.0.captures.lost.lock();
-        let capture = lost.iter().find(|capture| matches(&capture.record))?;
+        let losses = self.0.captures.lost.lock();
+        let capture = losses.iter().find(|capture| matches(&capture.record))?;
         Some(OperationError::CaptureLost {
             id: capture.record.id.clone(),
             reason: capture.reason.clone(),

@@ -209,12 +209,12 @@ impl Fetch {
         id: &str,
         scope: FetchScope,
     ) -> Result<Option<PinnedSnapshot>, OperationError> {
-        let own = |held: PinnedSnapshot| (held.record.owner == self.owner).then_some(held);
+        let if_owned = |held: PinnedSnapshot| (held.record.owner == self.owner).then_some(held);
         let local = self.find_local(id);
         if let Some(held) = local
             && (scope == FetchScope::All || held.record.retained || !scope.has(&held.record))
         {
-            return Ok(own(held).filter(|held| scope.has(&held.record)));
+            return Ok(if_owned(held).filter(|held| scope.has(&held.record)));
         }
         let lineage = self.remote.find(self.owner.as_deref(), id).await;
         let Some(lineage) = lineage.map_err(Self::store_error(id))? else {
@@ -252,7 +252,7 @@ impl Fetch {
         for (missing, files) in missing.into_iter().zip(pulled).rev() {
             self.store_fetched(missing, files).await?;
         }
-        let Some(held) = self.find_local(id).and_then(own) else {
+        let Some(held) = self.find_local(id).and_then(if_owned) else {
             return Ok(None);
         };
         // The snapshot was fetched earlier as an ancestor of another one.

@@ -9,8 +9,9 @@ use jiffy_api_types::SnapshotPurpose;
 const MAX_NAMED_USERS: usize = 5;
 
 impl Snapshots<'_> {
-    /// Removes a snapshot. If a client requested it and sandboxes or other snapshots still use it, the
-    /// snapshot loses its name and becomes an automatic one. It is then removed with its last user.
+    /// Removes a snapshot. If a client requested it and sandboxes or other snapshots still use it,
+    /// the snapshot loses its name and becomes an automatic one. It is then removed with its last
+    /// user.
     ///
     /// # Errors
     /// [`OperationError::InUse`] if the snapshot is still being stored, or if it is needed and is
@@ -38,13 +39,13 @@ impl Snapshots<'_> {
 
     fn pin_removable(self, id: &str) -> Result<(Snapshot, SnapshotPin), OperationError> {
         let (record, pin) = self.pin(id)?;
-        match record.storing {
-            true => Err(OperationError::InUse {
+        if record.storing {
+            return Err(OperationError::InUse {
                 id: record.id,
                 user: "this host, which is still storing it".to_owned(),
-            }),
-            false => Ok((record, pin)),
+            });
         }
+        Ok((record, pin))
     }
 
     /// Describes the users of a snapshot: sandboxes and snapshots, with their names.

@@ -56,8 +56,8 @@ impl Sandboxes {
         .await
     }
 
-    /// Takes a snapshot of a running sandbox, or returns the snapshot of a paused sandbox. The caller must
-    /// hold `op_lock`.
+    /// Takes a snapshot of a running sandbox, or returns the snapshot of a paused sandbox. The
+    /// caller must hold `op_lock`.
     pub(in crate::sandboxes) async fn snapshot_for(
         &self,
         entry: &SandboxEntry,

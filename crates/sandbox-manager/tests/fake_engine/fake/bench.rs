@@ -46,8 +46,8 @@ impl Bench {
     /// Opens an empty data directory, and checks that this does not wait.
     pub fn open_first(&self, options: HostOptions) -> Sandboxes {
         let opening = std::pin::pin!(self.open_with(options));
-        let mut nobody = std::task::Context::from_waker(std::task::Waker::noop());
-        match opening.poll(&mut nobody) {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match opening.poll(&mut context) {
             std::task::Poll::Ready(host) => host,
             std::task::Poll::Pending => panic!("there was something to wait for"),
         }
@@ -81,7 +81,7 @@ impl Bench {
 
     /// Runs `work` in a runtime of its own and then shuts the runtime down, as if the process were
     /// killed: no task continues.
-    pub fn doomed<F: Future<Output = ()>>(&self, work: F) {
+    pub fn run_and_kill<F: Future<Output = ()>>(&self, work: F) {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()

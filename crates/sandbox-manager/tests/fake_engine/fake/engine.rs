@@ -139,7 +139,7 @@ impl Engine for FakeEngine {
             let handle = GuestHandle(at.to_string());
             body.engine == self.0.name
                 && body.lives()
-                && body.kept.load(Ordering::Relaxed)
+                && body.detached.load(Ordering::Relaxed)
                 && !known.contains(&handle)
         });
         Ok(others.map(|(_, body)| body.stop()).count())
@@ -152,7 +152,12 @@ impl Engine for FakeEngine {
         _: &SiteSettings,
     ) -> Result<(), EngineError> {
         self.0.world.step("learn").await?;
-        self.0.world.learned.lock().unwrap().push(id.to_owned());
+        self.0
+            .world
+            .working_sets
+            .lock()
+            .unwrap()
+            .push(id.to_owned());
         Ok(())
     }
 }

@@ -29,10 +29,10 @@ pub struct FakeFiles {
 }
 
 impl FakeFiles {
-    fn names(&self, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+    fn names(&self, matches: impl Fn(&str) -> bool) -> Vec<String> {
         let names = fs::read_dir(&self.dir).unwrap().flatten();
         let names = names.map(|e| e.file_name().into_string().unwrap());
-        names.filter(|name| wanted(name)).collect()
+        names.filter(|name| matches(name)).collect()
     }
 
     /// Returns whether this process is writing the file.
@@ -75,9 +75,9 @@ impl SnapshotFiles for FakeFiles {
 
     fn remove(&self, id: &str) -> Result<(), EngineError> {
         let folds = self.world.folds_snapshots.load(Ordering::Relaxed);
-        let lies_on_it = |one: &String| self.parent(one).as_deref() == Some(id);
-        if folds && self.names(|_| true).iter().any(lies_on_it) {
-            return Err(EngineError::failed("another lies on it"));
+        let depends_on_it = |child: &String| self.parent(child).as_deref() == Some(id);
+        if folds && self.names(|_| true).iter().any(depends_on_it) {
+            return Err(EngineError::failed("another snapshot depends on it"));
         }
         if self.world.hanging.lock().unwrap().contains("remove") {
             return Err(EngineError::failed("it is in use"));
@@ -97,17 +97,17 @@ impl SnapshotFiles for FakeFiles {
         if self.name != FAKE {
             return Ok(0);
         }
-        let left = self.names(|name| name.starts_with('.') && !self.writes(name));
-        for name in &left {
+        let unfinished = self.names(|name| name.starts_with('.') && !self.writes(name));
+        for name in &unfinished {
             fs::remove_file(self.dir.join(name)).unwrap();
         }
         *self.world.gc_runs.lock().unwrap() += 1;
-        Ok(left.len())
+        Ok(unfinished.len())
     }
 
     fn prefetch(&self, id: &str) -> Result<(), EngineError> {
-        assert!(self.dir.join(id).exists(), "{id} is gone");
-        self.world.warmed.lock().unwrap().push(id.to_owned());
+        assert!(self.dir.join(id).exists(), "{id} is missing");
+        self.world.prefetched.lock().unwrap().push(id.to_owned());
         Ok(())
     }
 
@@ -121,7 +121,7 @@ impl SnapshotFiles for FakeFiles {
 
     fn write_checksums(&self, id: &str) -> Result<(), EngineError> {
         fs::read(self.dir.join(id)).map_err(EngineError::failed)?;
-        self.world.sealed.lock().unwrap().insert(id.to_owned());
+        self.world.checksummed.lock().unwrap().insert(id.to_owned());
         Ok(())
     }
 
@@ -134,7 +134,7 @@ impl SnapshotFiles for FakeFiles {
     }
 
     fn is_independent(&self, id: &str) -> bool {
-        *self.world.asked.lock().unwrap() += 1;
+        *self.world.independence_queries.lock().unwrap() += 1;
         self.world.merged.lock().unwrap().contains(id)
     }
 

@@ -33,7 +33,7 @@ impl Drop for UnassignedFakeGuest {
 
 impl Drop for FakeGuest {
     fn drop(&mut self) {
-        if !self.0.kept.load(Ordering::Relaxed) {
+        if !self.0.detached.load(Ordering::Relaxed) {
             self.0.end.send_replace(Some(ExitReason::Requested));
         }
     }
@@ -54,7 +54,7 @@ impl UnassignedGuest for UnassignedFakeGuest {
         mut self: Box<Self>,
         sandbox_identity: &SandboxIdentity,
     ) -> Result<Arc<dyn Guest>, EngineError> {
-        self.0.world.step("welcome").await?;
+        self.0.world.step("assign").await?;
         let body = self.1.take().unwrap();
         *body.sandbox_identity.lock().unwrap() = sandbox_identity.clone();
         Ok(Arc::new(FakeGuest(body, self.0.clone())))
@@ -97,7 +97,7 @@ impl Guest for FakeGuest {
 
     async fn detach(&self) -> Result<GuestHandle, EngineError> {
         self.1.world.step("keep").await?;
-        self.0.kept.store(true, Ordering::Relaxed);
+        self.0.detached.store(true, Ordering::Relaxed);
         self.1.world.step("kept").await?;
         self.handle().await
     }
@@ -117,7 +117,10 @@ impl Guest for FakeGuest {
         notice: Option<CaptureNotice>,
     ) -> Result<SnapshotTimes, EngineError> {
         if let Some(parent) = parent {
-            assert!(self.1.dir.join(parent).exists(), "parent {parent} is gone");
+            assert!(
+                self.1.dir.join(parent).exists(),
+                "parent {parent} is missing"
+            );
         }
         assert_eq!(self.0.parent.lock().unwrap().as_deref(), parent);
         let half = format!(".{id}");
@@ -155,23 +158,23 @@ impl Guest for FakeGuest {
         identity: &SandboxIdentity,
         commit: &mut RollbackCommit<'_>,
     ) -> Result<(), RollbackFailure> {
-        let refused = |reason: &str| RollbackFailure::Refused {
+        let rejection = |reason: &str| RollbackFailure::Refused {
             reason: reason.to_owned(),
         };
         if !self.1.world.supports_rollback.load(Ordering::Relaxed) {
-            return Err(refused("it cannot"));
+            return Err(rejection("it cannot"));
         }
         if !commit() {
-            return Err(refused("it was not written down"));
+            return Err(rejection("it was not written down"));
         }
-        self.1.world.began.store(true, Ordering::Relaxed);
-        let may = self.1.world.step("go-back").await;
-        may.map_err(|e| refused(&e.to_string()))?;
+        self.1.world.rollback_started.store(true, Ordering::Relaxed);
+        let result = self.1.world.step("go-back").await;
+        result.map_err(|e| rejection(&e.to_string()))?;
         let memory = fs::read_to_string(self.1.dir.join(id));
-        *self.0.memory.lock().unwrap() = memory.map_err(|e| refused(&e.to_string()))?;
+        *self.0.memory.lock().unwrap() = memory.map_err(|e| rejection(&e.to_string()))?;
         *self.0.parent.lock().unwrap() = Some(id.to_owned());
-        let went = self.1.world.step("going-back").await;
-        went.map_err(RollbackFailure::Lost)?;
+        let result = self.1.world.step("going-back").await;
+        result.map_err(RollbackFailure::Lost)?;
         *self.0.sandbox_identity.lock().unwrap() = identity.clone();
         Ok(())
     }

@@ -36,17 +36,17 @@ pub struct World {
     pub boots: Mutex<usize>,
     pub restores: Mutex<usize>,
     pub version: Mutex<u32>,
-    pub learned: Mutex<Vec<String>>,
+    pub working_sets: Mutex<Vec<String>>,
     /// Number of started rehearsals.
     pub rehearsed: Mutex<usize>,
-    pub warmed: Mutex<Vec<String>>,
-    pub sealed: Mutex<BTreeSet<String>>,
+    pub prefetched: Mutex<Vec<String>>,
+    pub checksummed: Mutex<BTreeSet<String>>,
     /// Snapshots that do not depend on the files of another one.
     pub merged: Mutex<BTreeSet<String>>,
     /// Parents of snapshots.
     pub parents: Mutex<BTreeMap<String, String>>,
     /// Number of queries whether a snapshot is independent.
-    pub asked: Mutex<usize>,
+    pub independence_queries: Mutex<usize>,
     /// Number of garbage collections of unfinished files.
     pub gc_runs: Mutex<usize>,
     /// Number of snapshots that garbage collection walked over.
@@ -56,7 +56,7 @@ pub struct World {
     /// True if guests support rollback in place.
     pub supports_rollback: AtomicBool,
     /// True once a rollback in place has started.
-    pub began: AtomicBool,
+    pub rollback_started: AtomicBool,
     /// Snapshots whose files were removed.
     pub removed: Mutex<Vec<String>>,
     /// True if files that others depend on cannot be removed.
@@ -85,7 +85,7 @@ pub struct Body {
     pub(super) undecided: Mutex<Option<String>>,
     /// Captured snapshot that is not stored yet, and its text.
     pub captured: Mutex<Option<(String, String)>>,
-    pub(super) kept: AtomicBool,
+    pub(super) detached: AtomicBool,
     pub(super) end: watch::Sender<Option<ExitReason>>,
 }
 
@@ -118,7 +118,7 @@ impl World {
         self.stuck.lock().unwrap().clear();
     }
 
-    pub fn mend(&self) {
+    pub fn clear_failures(&self) {
         self.failing.lock().unwrap().clear();
         self.hanging.lock().unwrap().clear();
     }
@@ -163,11 +163,11 @@ impl World {
     /// Returns the guest of a sandbox that must have exactly one running guest.
     pub fn body(&self, id: &str) -> Arc<Body> {
         let guests = self.guests.lock().unwrap();
-        let mut found = guests
+        let mut bodies = guests
             .iter()
             .filter(|b| b.end.borrow().is_none() && b.sandbox_identity.lock().unwrap().id == id);
-        let body = found.next().unwrap_or_else(|| panic!("{id} does not run"));
-        assert!(found.next().is_none(), "{id} runs twice");
+        let body = bodies.next().unwrap_or_else(|| panic!("{id} does not run"));
+        assert!(bodies.next().is_none(), "{id} runs twice");
         body.clone()
     }
 
@@ -202,7 +202,7 @@ impl World {
             parent: Mutex::default(),
             undecided: Mutex::default(),
             captured: Mutex::default(),
-            kept: AtomicBool::default(),
+            detached: AtomicBool::default(),
             end: watch::channel(None).0,
         });
         self.guests.lock().unwrap().push(body.clone());

@@ -15,9 +15,9 @@ type Damages = BTreeMap<String, String>;
 
 impl Snapshots<'_> {
     /// Fetches the damaged snapshots of the lineage of `id` again: the snapshots of `reported`, and
-    /// snapshots whose damage is detected without reading layers. Running guests continue with the old files.
-    /// Returns the damage of the replaced snapshots. Empty if nothing is damaged, or if the store
-    /// has no copy. Concurrent repairs of one snapshot share one fetch.
+    /// snapshots whose damage is detected without reading layers. Running guests continue with the
+    /// old files. Returns the damage of the replaced snapshots. Empty if nothing is damaged, or if
+    /// the store has no copy. Concurrent repairs of one snapshot share one fetch.
     pub(in crate::sandboxes) async fn repair(
         self,
         id: &str,
@@ -56,17 +56,13 @@ impl Snapshots<'_> {
         };
         let count = u64::try_from(remaining.len()).unwrap_or(u64::MAX);
         counter.fetch_add(count, Ordering::Relaxed);
-        match renewed? {
-            true => {
-                tracing::info!(id, "fetched damaged snapshots again");
-                self.drop_waiting(&remaining);
-                Ok(remaining)
-            }
-            false => {
-                tracing::warn!(id, "the store has no copy of the damaged snapshots");
-                Ok(Damages::new())
-            }
+        if !renewed? {
+            tracing::warn!(id, "the store has no copy of the damaged snapshots");
+            return Ok(Damages::new());
         }
+        tracing::info!(id, "fetched damaged snapshots again");
+        self.clear_damaged_pool(&remaining);
+        Ok(remaining)
     }
 
     /// Like [`Self::repair`], after an operation on snapshot `id` failed with `error`. Returns the
@@ -115,7 +111,7 @@ impl Snapshots<'_> {
     }
 
     /// Stops the guests of the warm pool if one of them was restored from a damaged snapshot.
-    fn drop_waiting(self, damaged: &Damages) {
+    fn clear_damaged_pool(self, damaged: &Damages) {
         let waiting = self.0.pool.snapshots();
         let mut lineages = waiting.iter().map(|id| self.lineage(Some(id)));
         if lineages.any(|lineage| damaged.keys().any(|id| lineage.contains(id))) {
