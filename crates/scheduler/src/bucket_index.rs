@@ -1,0 +1,206 @@
+//! Hosts ordered by the free amount of one resource and grouped by the free amount of another.
+//!
+//! A bucket covers at most 1/32 of its amounts of the first resource. The tightest bucket with room
+//! is therefore within about 3 % of the best fit. In a bucket, hosts are grouped by the power of two
+//! of the second resource. A search skips hosts without enough of the second resource, of which a
+//! full fleet has many. An update moves a host between two groups, and a search reads bitmaps, for
+//! any number of hosts.
+
+/// Number of buckets for each power of two.
+const PER_POWER: u32 = 32;
+/// Buckets of all amounts of 32 bits: one for each amount below 64, then [`PER_POWER`] for each
+/// power of two.
+const BUCKETS: usize = (PER_POWER as usize) * 28;
+const WORDS: usize = BUCKETS.div_ceil(64);
+/// Groups of a bucket: zero, and each power of two of 32 bits.
+const GROUPS: usize = 33;
+
+/// Returns the bucket of an amount. Larger amounts are in the same or in a later bucket.
+fn bucket_of(amount: u32) -> usize {
+    if amount < PER_POWER {
+        return amount as usize;
+    }
+    let power = 31 - amount.leading_zeros();
+    // The 5 bits after the leading one select the bucket within the power of two.
+    let offset = (amount >> (power - 5)) & (PER_POWER - 1);
+    ((power - 4) * PER_POWER + offset) as usize
+}
+
+/// Returns the group of an amount of the second resource.
+fn group_of(amount: u32) -> usize {
+    32 - amount.leading_zeros() as usize
+}
+
+/// Place of a host in an index.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Slot {
+    bucket: u32,
+    group: u32,
+    position: u32,
+}
+
+/// Hosts with nearly equal amounts of the first resource.
+#[derive(Debug)]
+struct Bucket {
+    groups: [Vec<u32>; GROUPS],
+    non_empty: u64,
+}
+
+/// Index of hosts, which are numbers of the caller.
+#[derive(Debug)]
+pub struct BucketIndex {
+    /// Buckets that had a host once.
+    buckets: Vec<Option<Box<Bucket>>>,
+    non_empty: [u64; WORDS],
+}
+
+impl BucketIndex {
+    /// Creates an empty index.
+    pub fn new() -> Self {
+        Self {
+            buckets: (0..BUCKETS).map(|_| None).collect(),
+            non_empty: [0; WORDS],
+        }
+    }
+
+    /// Adds a host that is not in the index, and sets its entry in `slots`. `amounts` are the free
+    /// amounts of the first and of the second resource.
+    pub fn insert(&mut self, host: u32, amounts: (u32, u32), slots: &mut [Slot]) {
+        let (number, group) = (bucket_of(amounts.0), group_of(amounts.1));
+        let bucket = self.buckets[number].get_or_insert_with(|| {
+            Box::new(Bucket {
+                groups: std::array::from_fn(|_| Vec::new()),
+                non_empty: 0,
+            })
+        });
+        let hosts = &mut bucket.groups[group];
+        slots[host as usize] = Slot {
+            bucket: number as u32,
+            group: group as u32,
+            position: hosts.len() as u32,
+        };
+        hosts.push(host);
+        bucket.non_empty |= 1 << group;
+        self.non_empty[number / 64] |= 1 << (number % 64);
+    }
+
+    /// Removes a host that is in the index.
+    pub fn remove(&mut self, host: u32, slots: &mut [Slot]) {
+        let Slot {
+            bucket: number,
+            group,
+            position,
+        } = slots[host as usize];
+        let number = number as usize;
+        let Some(bucket) = &mut self.buckets[number] else {
+            return;
+        };
+        let hosts = &mut bucket.groups[group as usize];
+        hosts.swap_remove(position as usize);
+        if let Some(&moved) = hosts.get(position as usize) {
+            slots[moved as usize].position = position;
+        }
+        if hosts.is_empty() {
+            bucket.non_empty &= !(1 << group);
+        }
+        if bucket.non_empty == 0 {
+            self.non_empty[number / 64] &= !(1 << (number % 64));
+        }
+    }
+
+    /// Changes the amounts of a host that is in the index.
+    pub fn update(&mut self, host: u32, amounts: (u32, u32), slots: &mut [Slot]) {
+        let slot = slots[host as usize];
+        let place = (bucket_of(amounts.0) as u32, group_of(amounts.1) as u32);
+        if place != (slot.bucket, slot.group) {
+            self.remove(host, slots);
+            self.insert(host, amounts, slots);
+        }
+    }
+
+    /// Returns the hosts that may have `amounts` or more, the bucket with the smallest amounts of
+    /// the first resource first. Hosts of the first bucket and of the first group may have slightly
+    /// less.
+    pub fn from(&self, amounts: (u32, u32)) -> impl Iterator<Item = u32> + '_ {
+        let (first, groups) = (bucket_of(amounts.0), u64::MAX << group_of(amounts.1));
+        (first / 64..WORDS)
+            .flat_map(move |word| {
+                let mask = if word == first / 64 {
+                    u64::MAX << (first % 64)
+                } else {
+                    u64::MAX
+                };
+                Bits(self.non_empty[word] & mask).map(move |bit| word * 64 + bit)
+            })
+            .filter_map(|number| self.buckets[number].as_ref())
+            .flat_map(move |bucket| {
+                Bits(bucket.non_empty & groups)
+                    .flat_map(|group| bucket.groups[group].iter().copied())
+            })
+    }
+}
+
+/// Positions of the bits that are set.
+struct Bits(u64);
+
+impl Iterator for Bits {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        if self.0 == 0 {
+            return None;
+        }
+        let bit = self.0.trailing_zeros();
+        self.0 &= self.0 - 1;
+        Some(bit as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_ordered_and_narrow() {
+        let mut last = 0;
+        for amount in 0..100_000 {
+            let bucket = bucket_of(amount);
+            assert!(bucket == last || bucket == last + 1, "amount {amount}");
+            last = bucket;
+        }
+        for amount in [64_u32, 1000, 65_536, 1 << 30, u32::MAX] {
+            assert!(bucket_of(amount) < BUCKETS, "amount {amount}");
+            // A number that is smaller by more than 1/32 is in an earlier bucket.
+            assert!(
+                bucket_of(amount - amount / 32 - 1) < bucket_of(amount),
+                "amount {amount}"
+            );
+        }
+        assert_eq!(
+            [0, 1, 2, 3, u32::MAX].map(group_of),
+            [0, 1, 2, 2, GROUPS - 1]
+        );
+    }
+
+    #[test]
+    fn hosts_are_listed_from_the_tightest_on_without_those_that_lack_the_second_resource() {
+        let mut index = BucketIndex::new();
+        let mut slots = vec![Slot::default(); 5];
+        let hosts = [
+            (0, (4096, 50)),
+            (1, (100, 50)),
+            (2, (70_000, 50)),
+            (3, (4096, 64)),
+            (4, (300, 7)),
+        ];
+        for (host, amounts) in hosts {
+            index.insert(host, amounts, &mut slots);
+        }
+        assert_eq!(index.from((200, 40)).collect::<Vec<_>>(), [0, 3, 2]);
+        assert_eq!(index.from((200, 70)).collect::<Vec<_>>(), [3]);
+        index.update(2, (150, 50), &mut slots);
+        index.remove(0, &mut slots);
+        assert_eq!(index.from((0, 0)).collect::<Vec<_>>(), [1, 2, 4, 3]);
+        assert_eq!(index.from((5000, 0)).count(), 0);
+    }
+}

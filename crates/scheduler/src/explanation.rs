@@ -1,0 +1,138 @@
+//! Explanation of a placement for operators.
+
+use crate::{HostId, Label, PlacementError, Resource, Resources};
+use std::fmt;
+
+/// Maximum number of hosts that an explanation lists.
+pub const MAX_CONSIDERED: usize = 50;
+
+/// Reason for which a host cannot run a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Rejection {
+    /// The host accepts no new sandboxes.
+    #[error("draining")]
+    Draining,
+    /// The host lacks an engine.
+    #[error("the required engine is not available")]
+    Engine,
+    /// The host's processor level is too low.
+    #[error("the processor level is too low")]
+    CpuLevel,
+    /// The host lacks processor features.
+    #[error("processor features are missing")]
+    CpuFeatures,
+    /// The host lacks a label.
+    #[error("the label {}={} is missing", .0.name, .0.value)]
+    Label(Label),
+    /// The host lacks free resources.
+    #[error("{free} {} of {} free, {needed} required", .resource.unit(), .resource.name())]
+    Resource {
+        /// The resource.
+        resource: Resource,
+        /// Free amount.
+        free: u32,
+        /// Required amount.
+        needed: u32,
+    },
+    /// The host cannot reach the object store.
+    #[error("the object store is unreachable from this host")]
+    StoreUnreachable,
+    /// The host lacks the template, which the request requires.
+    #[error("the template is not on this host")]
+    TemplateMissing,
+    /// The host has rejected the request.
+    #[error("rejected by the host")]
+    Excluded,
+}
+
+/// Result for one host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// The host is selected.
+    Selected,
+    /// The host can run the sandbox, but another one is preferred.
+    Suitable,
+    /// The host cannot run the sandbox.
+    Rejected(Rejection),
+}
+
+impl Verdict {
+    /// Returns whether the host can run the sandbox.
+    #[must_use]
+    pub fn is_suitable(&self) -> bool {
+        !matches!(self, Self::Rejected(_))
+    }
+
+    /// Position in an explanation.
+    pub(crate) fn rank(&self) -> u8 {
+        match self {
+            Self::Selected => 0,
+            Self::Suitable => 1,
+            Self::Rejected(_) => 2,
+        }
+    }
+}
+
+/// A host in an explanation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Considered {
+    /// The host.
+    pub host: HostId,
+    /// Free resources without reserved ones.
+    pub free: Resources,
+    /// The host has the template of the sandbox.
+    pub has_template: bool,
+    /// Result.
+    pub verdict: Verdict,
+}
+
+/// Explanation of a placement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explanation {
+    /// Hosts: the selected one, other suitable ones from the tightest on, rejected ones. At most
+    /// [`MAX_CONSIDERED`].
+    pub hosts: Vec<Considered>,
+    /// Number of suitable hosts.
+    pub suitable: usize,
+    /// Number of hosts.
+    pub total: usize,
+    /// Resource by which hosts were compared.
+    pub resource: Resource,
+    /// Error, if no host is selected.
+    pub error: Option<PlacementError>,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let selected = self
+            .hosts
+            .iter()
+            .find(|host| host.verdict == Verdict::Selected);
+        match (selected, self.error) {
+            (Some(host), _) => {
+                let template = if host.has_template {
+                    ", which has the template"
+                } else {
+                    ""
+                };
+                let by = self.resource.name();
+                write!(
+                    f,
+                    "h{}{template}: {} of {} hosts have room, compared by {by}",
+                    host.host.0, self.suitable, self.total
+                )?;
+            }
+            (None, Some(error)) => write!(f, "no host: {error}")?,
+            (None, None) => write!(f, "no host")?,
+        }
+        for host in &self.hosts {
+            if let Verdict::Rejected(rejection) = &host.verdict {
+                write!(f, "; h{}: {rejection}", host.host.0)?;
+            }
+        }
+        if self.total > self.hosts.len() {
+            write!(f, "; {} further hosts", self.total - self.hosts.len())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! State of one host.
+
+use crate::{HostId, HostReport, HostSpec, PlacementRequest, Rejection, Resources, TemplateId};
+
+/// Properties and state of a host.
+#[derive(Debug)]
+pub struct HostEntry {
+    /// Number of the host in the fleet.
+    pub id: HostId,
+    /// Properties.
+    pub spec: HostSpec,
+    /// Class of the host.
+    pub class: usize,
+    /// Latest report. Its templates are sorted.
+    report: HostReport,
+    /// Sum of the open reservations.
+    reserved: Resources,
+}
+
+impl HostEntry {
+    /// Creates the entry of a host without reservations.
+    pub fn new(id: HostId, spec: HostSpec, class: usize, report: HostReport) -> Self {
+        let report = sorted(report);
+        Self {
+            id,
+            spec,
+            class,
+            report,
+            reserved: Resources::default(),
+        }
+    }
+
+    /// Replaces the report. Returns the templates of the former one.
+    pub fn replace_report(&mut self, report: HostReport) -> Vec<TemplateId> {
+        std::mem::replace(&mut self.report, sorted(report)).templates
+    }
+
+    /// Templates on the host, sorted.
+    pub fn templates(&self) -> &[TemplateId] {
+        &self.report.templates
+    }
+
+    /// Returns whether the host has a template.
+    pub fn has_template(&self, template: TemplateId) -> bool {
+        self.report.templates.binary_search(&template).is_ok()
+    }
+
+    /// Returns whether the host is in the orders of its class.
+    pub fn accepts_sandboxes(&self) -> bool {
+        !self.report.is_draining
+    }
+
+    /// Returns the free resources without reserved ones.
+    pub fn free(&self) -> Resources {
+        self.report.free.minus(&self.reserved)
+    }
+
+    /// Reserves resources.
+    pub fn reserve(&mut self, needs: &Resources) {
+        self.reserved = self.reserved.plus(needs);
+    }
+
+    /// Releases reserved resources.
+    pub fn release(&mut self, needs: &Resources) {
+        self.reserved = self.reserved.minus(needs);
+    }
+
+    /// Turns reserved resources into used ones.
+    pub fn confirm(&mut self, needs: &Resources) {
+        self.release(needs);
+        self.report.free = self.report.free.minus(needs);
+    }
+
+    /// Returns the first reason for which the host cannot run the sandbox, apart from the
+    /// properties of its class. `None` if the host can run it.
+    pub fn rejection(&self, request: &PlacementRequest) -> Option<Rejection> {
+        if self.report.is_draining {
+            return Some(Rejection::Draining);
+        }
+        let free = self.free();
+        if let Some(resource) = free.missing(&request.needs) {
+            let (free, needed) = (free.get(resource), request.needs.get(resource));
+            return Some(Rejection::Resource {
+                resource,
+                free,
+                needed,
+            });
+        }
+        if request.needs_store && !self.report.is_store_reachable {
+            return Some(Rejection::StoreUnreachable);
+        }
+        if request.requires_template && request.template.is_some_and(|t| !self.has_template(t)) {
+            return Some(Rejection::TemplateMissing);
+        }
+        request
+            .excluded
+            .contains(&self.id)
+            .then_some(Rejection::Excluded)
+    }
+}
+
+fn sorted(mut report: HostReport) -> HostReport {
+    report.templates.sort_unstable();
+    report.templates.dedup();
+    report
+}

@@ -1,0 +1,180 @@
+//! Best fit with a preference for hosts that have the template.
+
+use super::entry::HostEntry;
+use super::{LOCALITY_PERCENT, ORDERS, PlacementError, Scheduler, amounts};
+use crate::explanation::{Considered, Explanation, MAX_CONSIDERED, Verdict};
+use crate::{HostId, PlacementRequest, Resource, TemplateId};
+
+/// Maximum number of hosts of a template that are all compared. If more hosts have the template, the
+/// same number of the tightest hosts is checked for it instead.
+const MAX_SCANNED: usize = 64;
+
+/// Selected host, before its resources are reserved.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Selection {
+    pub host: HostId,
+    pub has_template: bool,
+}
+
+impl Scheduler {
+    /// Selects the tightest host with room, or a host that has the template and is emptier by at
+    /// most [`LOCALITY_PERCENT`].
+    pub(super) fn select(&self, request: &PlacementRequest) -> Result<Selection, PlacementError> {
+        let order = self.scarce_order();
+        let has_template = |entry: &HostEntry| {
+            request
+                .template
+                .is_some_and(|template| entry.has_template(template))
+        };
+        let Some(tightest) = self.tightest(order, request) else {
+            return Err(self.error(request));
+        };
+        if let Some(template) = request.template.filter(|_| !has_template(tightest)) {
+            let resource = ORDERS[order];
+            let margin =
+                u64::from(tightest.spec.capacity.get(resource)) * u64::from(LOCALITY_PERCENT) / 100;
+            let limit = u64::from(tightest.free().get(resource)) + margin;
+            let local = self.tightest_with(template, order, request);
+            if let Some(local) = local.filter(|e| u64::from(e.free().get(resource)) <= limit) {
+                return Ok(Selection {
+                    host: local.id,
+                    has_template: true,
+                });
+            }
+        }
+        Ok(Selection {
+            host: tightest.id,
+            has_template: has_template(tightest),
+        })
+    }
+
+    /// Returns the index in [`ORDERS`] of the resource with the smallest free part in the fleet.
+    fn scarce_order(&self) -> usize {
+        let part = |order: usize| {
+            u128::from(self.total_free[order]) * u128::from(self.total_capacity[1 - order])
+        };
+        usize::from(part(1) < part(0))
+    }
+
+    /// Returns the tightest suitable host.
+    fn tightest(&self, order: usize, request: &PlacementRequest) -> Option<&HostEntry> {
+        if request.requires_template
+            && let Some(template) = request.template
+        {
+            let hosts = self.templates.get(&template)?;
+            if hosts.len() <= MAX_SCANNED {
+                return self.tightest_with(template, order, request);
+            }
+        }
+        let candidates = self.classes.iter().filter_map(|class| {
+            if class.properties.mismatch(request).is_some() {
+                return None;
+            }
+            let mut hosts = class.orders[order].from(amounts(&request.needs, order));
+            hosts.find_map(|number| {
+                self.hosts[number as usize]
+                    .as_ref()
+                    .filter(|e| e.rejection(request).is_none())
+            })
+        });
+        candidates.min_by_key(|entry| entry.free().get(ORDERS[order]))
+    }
+
+    /// Returns the tightest suitable host that has the template. If the template is on many hosts,
+    /// only the tightest [`MAX_SCANNED`] hosts of each class are considered.
+    fn tightest_with(
+        &self,
+        template: TemplateId,
+        order: usize,
+        request: &PlacementRequest,
+    ) -> Option<&HostEntry> {
+        let resource = ORDERS[order];
+        let suitable = |number: u32| {
+            let entry = self.hosts[number as usize].as_ref()?;
+            let properties = &self.classes[entry.class].properties;
+            let is_suitable = entry.has_template(template)
+                && entry.rejection(request).is_none()
+                && properties.mismatch(request).is_none();
+            is_suitable.then_some(entry)
+        };
+        let amount = |entry: &&HostEntry| entry.free().get(resource);
+        let hosts = self.templates.get(&template)?;
+        if hosts.len() <= MAX_SCANNED {
+            return hosts
+                .iter()
+                .filter_map(|&number| suitable(number))
+                .min_by_key(amount);
+        }
+        let tightest = self.classes.iter().filter_map(|class| {
+            let hosts = class.orders[order].from(amounts(&request.needs, order));
+            hosts.take(MAX_SCANNED).find_map(suitable)
+        });
+        tightest.min_by_key(amount)
+    }
+
+    fn error(&self, request: &PlacementRequest) -> PlacementError {
+        let mut accepting = self
+            .hosts
+            .iter()
+            .flatten()
+            .filter(|e| e.accepts_sandboxes())
+            .peekable();
+        if accepting.peek().is_none() {
+            return PlacementError::NoHosts;
+        }
+        let is_match = |class: &super::Class| class.properties.mismatch(request).is_none();
+        if self.classes.iter().any(is_match) {
+            PlacementError::NoRoom
+        } else {
+            PlacementError::NoMatch
+        }
+    }
+
+    /// Explains which host would be selected, and why the other hosts would not. Compares all
+    /// hosts; reserves nothing.
+    #[must_use]
+    pub fn explain(&self, request: &PlacementRequest) -> Explanation {
+        let selected = self.select(request);
+        let resource = ORDERS[self.scarce_order()];
+        let mut hosts: Vec<Considered> = self
+            .hosts
+            .iter()
+            .flatten()
+            .map(|entry| {
+                let mismatch = self.classes[entry.class].properties.mismatch(request);
+                let verdict = match mismatch.or_else(|| entry.rejection(request)) {
+                    Some(rejection) => Verdict::Rejected(rejection),
+                    None if selected.is_ok_and(|s| s.host == entry.id) => Verdict::Selected,
+                    None => Verdict::Suitable,
+                };
+                let has_template = request.template.is_some_and(|t| entry.has_template(t));
+                Considered {
+                    host: entry.id,
+                    free: entry.free(),
+                    has_template,
+                    verdict,
+                }
+            })
+            .collect();
+        let suitable = hosts
+            .iter()
+            .filter(|host| host.verdict.is_suitable())
+            .count();
+        let total = hosts.len();
+        hosts.sort_by_key(|host| (host.verdict.rank(), host.free.get(resource), host.host));
+        hosts.truncate(MAX_CONSIDERED);
+        Explanation {
+            hosts,
+            suitable,
+            total,
+            resource,
+            error: selected.err(),
+        }
+    }
+
+    /// Returns the resource that is scarcer in the fleet, by which hosts are ordered.
+    #[must_use]
+    pub fn scarce_resource(&self) -> Resource {
+        ORDERS[self.scarce_order()]
+    }
+}
