@@ -1,6 +1,6 @@
 //! Measures snapshots and restores of a real sandbox; prints one line per figure. Requires
-//! `JIFFY_VMM` and `JIFFY_AGENT`. Snapshots are written to a directory in `SNAPSHOT_DIR`, by default
-//! in the data directory of the host.
+//! `JIFFY_VMM` and `JIFFY_AGENT`. Snapshots are written to a directory in `SNAPSHOT_DIR`, by
+//! default in the data directory of the host.
 //!
 //! `snapshot_figures restore|live|pause [ROUNDS]`
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

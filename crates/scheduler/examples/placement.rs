@@ -6,12 +6,12 @@
 //!
 //! - Hosts are unequal: 16 to 128 processors, 2 to 8 GiB of memory for each.
 //! - Sandboxes have heavy-tailed sizes and 0.5 to 8 GiB for each processor, and arrive in bursts.
-//! - Half of the sandboxes use a template that all hosts have, the others one of 64 templates. A host
-//!   has 4 of these at first, fetches missing ones, and caches 8.
+//! - Half of the sandboxes use a template that all hosts have, the others one of 64 templates. A
+//!   host has 4 of these at first, fetches missing ones, and caches 8.
 //!
-//! The fleet is filled to 85 % of its scarcer resource. Bursts of 100 placements are then timed, each
-//! followed by removals. Finally the fleet is filled to 95 %. `stranded_percent` is the part of the
-//! free scarcer resource on hosts without room for the mean sandbox.
+//! The fleet is filled to 85 % of its scarcer resource. Bursts of 100 placements are then timed,
+//! each followed by removals. Finally the fleet is filled to 95 %. `stranded_percent` is the part
+//! of the free scarcer resource on hosts without room for the mean sandbox.
 
 #[path = "../tests/support/mod.rs"]
 mod support;

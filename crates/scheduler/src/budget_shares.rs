@@ -1,8 +1,8 @@
 //! Shares of a budget: parts of an owner's limit that members may use without a request.
 //!
 //! The coordinator hands out shares, whose sum never exceeds the limit. Members can therefore admit
-//! sandboxes without a request to the coordinator, and the limit holds while members and coordinator
-//! cannot reach each other.
+//! sandboxes without a request to the coordinator, and the limit holds while members and
+//! coordinator cannot reach each other.
 
 use std::collections::BTreeMap;
 

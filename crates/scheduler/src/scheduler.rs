@@ -55,8 +55,8 @@ pub enum PlacementError {
 /// Free resources of all hosts, and the selection of a host for a sandbox.
 ///
 /// Hosts with equal properties form a class. Each class orders its hosts by free memory and by free
-/// processor time; a placement uses the order by the resource that is scarcer in the fleet. It takes
-/// less than a microsecond for any number of hosts.
+/// processor time; a placement uses the order by the resource that is scarcer in the fleet. It
+/// takes less than a microsecond for any number of hosts.
 #[derive(Debug, Default)]
 pub struct Scheduler {
     /// Hosts by their number in the indexes. Removed hosts leave a gap for the next one.

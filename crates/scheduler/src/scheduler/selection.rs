@@ -5,8 +5,8 @@ use super::{LOCALITY_PERCENT, ORDERS, PlacementError, Scheduler, amounts};
 use crate::explanation::{Considered, Explanation, MAX_CONSIDERED, Verdict};
 use crate::{HostId, PlacementRequest, Resource, TemplateId};
 
-/// Maximum number of hosts of a template that are all compared. If more hosts have the template, the
-/// same number of the tightest hosts is checked for it instead.
+/// Maximum number of hosts of a template that are all compared. If more hosts have the template,
+/// the same number of the tightest hosts is checked for it instead.
 const MAX_SCANNED: usize = 64;
 
 /// Selected host, before its resources are reserved.
