@@ -49,7 +49,7 @@ fn move_text() -> io::Result<bool> {
     // address of the text leaves the same bytes at the same addresses. No other mapping lies within
     // `length` bytes (`read_only_range`).
     unsafe {
-        // After a failed call, this memory is not used.
+        // Ignore the error: the copy is also correct without huge pages.
         let _ = libc::madvise(copy.cast(), length, libc::MADV_HUGEPAGE);
         ptr::copy_nonoverlapping(old, copy, text.len());
         ptr::write_bytes(copy.add(text.len()), FILLER, length - text.len());

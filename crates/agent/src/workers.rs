@@ -72,13 +72,13 @@ impl CallClass {
 const MAX_WAITING: usize = 1024;
 /// Maximum time that a call waits for a thread.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval at which the caller checks a running call. If the notification of a thread or of a
-/// result is late, the delay is at most this time.
+/// Interval at which the caller checks a running call. It also limits the delay if a wake-up is
+/// missed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which a queued call checks whether a running call became stuck.
 const QUEUE_INTERVAL: Duration = Duration::from_millis(250);
-/// Number of stuck calls on one file system from which on further calls on it fail immediately.
-const MAX_STUCK_PER_PLACE: usize = 2;
+/// Maximum number of stuck calls on one file system. Further calls on it fail immediately.
+const MAX_STUCK_PER_FILE_SYSTEM: usize = 2;
 /// Number of threads that do not exit when idle, so that most calls do not create a thread.
 const MIN_THREADS: usize = 1;
 /// Time after which an idle thread exits.
@@ -192,7 +192,7 @@ impl Workers {
         }
     }
 
-    /// Runs work that may itself fail as [`Self::run`] does.
+    /// Same as [`Self::run`] for work that returns a `Result`.
     pub async fn attempt<T: Send + 'static, E: From<CallError> + Send + 'static>(
         &self,
         class: CallClass,

@@ -36,8 +36,8 @@ pub struct DeploySettings {
     pub sandbox_key: Option<String>,
     /// Replace the function's key for sandboxes with a new key.
     pub renew_sandbox_key: bool,
-    /// BLAKE3 hash of a module of the caller, on this host or in the store, instead of the part
-    /// `module`.
+    /// BLAKE3 hash of a module that the caller has already uploaded to this host or to the store.
+    /// Replaces the form part `module`.
     pub digest: Option<String>,
 }
 

@@ -10,7 +10,9 @@ pub const MAX_NETWORK_ENTRIES: usize = 256;
 pub const MAX_EGRESS_MBPS: u32 = 100_000;
 
 const OCTET: &str = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])";
-/// IPv6 addresses that tests use. The daemon accepts all.
+/// Pattern of IPv6 addresses in the OpenAPI document. It is narrower than the daemon's parser, so
+/// that requests generated from the document contain valid addresses only. The same holds for
+/// [`NAME`].
 const V6: &str = "::1|fd00::(/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))?";
 const NAME: &str =
     "(\\*\\.)?([a-z]([a-z0-9-]{0,30}[a-z0-9])?\\.){0,3}[a-z]([a-z0-9-]{0,30}[a-z0-9])?";

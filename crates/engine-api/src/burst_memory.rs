@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Maximum time between two uses of the same burst.
 const BURST_GAP: Duration = Duration::from_millis(250);
 /// Time for which a burst is remembered.
-const MEMORY: Duration = Duration::from_mins(5);
+const BURST_RETENTION: Duration = Duration::from_mins(5);
 
 /// Recent uses of a stock, and the remembered burst.
 #[derive(Debug)]
@@ -25,8 +25,8 @@ pub struct BurstMemory {
 }
 
 impl BurstMemory {
-    /// Creates a memory for a stock of `usual` objects, and of at most `max` objects after a burst.
-    /// If `usual` is 0, the stock stays empty.
+    /// Creates a record of bursts for a stock of `usual` objects, and of at most `max` objects
+    /// after a burst. If `usual` is 0, the stock stays empty.
     pub fn new(usual: usize, max: usize) -> Self {
         Self {
             usual,
@@ -46,7 +46,7 @@ impl BurstMemory {
             self.missed = 0;
         }
         if let Some(remaining) = remaining {
-            // Without the remembered burst, the stock would have been empty.
+            // More objects are in use than the usual stock has: the larger stock was needed.
             if let Some((size, last)) = &mut self.after_burst
                 && remaining + self.usual < *size
             {
@@ -77,7 +77,7 @@ impl BurstMemory {
     /// Returns the current target size of the stock.
     pub fn target(&self, now: Instant) -> usize {
         match self.after_burst {
-            Some((size, last)) if now < last + MEMORY => size,
+            Some((size, last)) if now < last + BURST_RETENTION => size,
             _ => self.usual,
         }
     }
@@ -85,7 +85,7 @@ impl BurstMemory {
     /// Returns the time until the burst is forgotten. `None` if no burst is remembered.
     pub fn remembered_for(&mut self, now: Instant) -> Option<Duration> {
         let (_, last) = self.after_burst?;
-        let rest = (last + MEMORY).saturating_duration_since(now);
+        let rest = (last + BURST_RETENTION).saturating_duration_since(now);
         if rest.is_zero() {
             self.after_burst = None;
         }
@@ -113,8 +113,8 @@ mod tests {
         assert_eq!(memory.remembered_for(begin), None);
         let last = misses(&mut memory, begin, 8, Duration::from_millis(5));
         assert_eq!(memory.target(last), 10);
-        assert_eq!(memory.remembered_for(last), Some(MEMORY));
-        assert_eq!(memory.target(last + MEMORY), 2);
+        assert_eq!(memory.remembered_for(last), Some(BURST_RETENTION));
+        assert_eq!(memory.target(last + BURST_RETENTION), 2);
         let last = misses(&mut memory, last, 1000, Duration::from_millis(5));
         assert_eq!(memory.target(last), 20);
     }
@@ -137,13 +137,13 @@ mod tests {
     fn a_burst_is_remembered_while_its_stock_is_of_use() {
         let mut memory = BurstMemory::new(2, 20);
         let first = misses(&mut memory, Instant::now(), 8, Duration::from_millis(5));
-        let second = first + MEMORY / 2;
+        let second = first + BURST_RETENTION / 2;
         // This use empties the stock of ten.
         memory.note_use(second, Some(0));
-        assert_eq!(memory.target(first + MEMORY), 10);
+        assert_eq!(memory.target(first + BURST_RETENTION), 10);
         // Eight of ten are left: two would have been enough.
-        memory.note_use(second + MEMORY / 2, Some(8));
-        assert_eq!(memory.target(second + MEMORY), 2);
-        assert_eq!(memory.remembered_for(second + MEMORY), None);
+        memory.note_use(second + BURST_RETENTION / 2, Some(8));
+        assert_eq!(memory.target(second + BURST_RETENTION), 2);
+        assert_eq!(memory.remembered_for(second + BURST_RETENTION), None);
     }
 }

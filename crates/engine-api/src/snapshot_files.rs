@@ -1,4 +1,8 @@
 //! Files of an engine's snapshots.
+//!
+//! A merge combines a snapshot with its ancestors, to keep the lineage short. A fold combines a
+//! removed snapshot with its child, to reclaim disk space. A captured snapshot is one whose memory
+//! is still held by its guest and is written in the background.
 
 use crate::{
     EngineError, ExistingSnapshot, FoldPace, FoldPreparation, FoldResult, ImportedFiles,
@@ -37,11 +41,12 @@ pub trait SnapshotFiles: Send + Sync {
     /// Removes a snapshot's files. A missing snapshot is not an error. Blocks.
     fn remove(&self, id: &str) -> Result<(), EngineError>;
 
-    /// Removes the files of a captured snapshot whose guest is lost. Blocks.
+    /// Removes the files of a captured snapshot after the guest that holds its memory is lost.
+    /// Blocks.
     fn discard_captured(&self, _id: &str) {}
 
-    /// Removes the engine's incomplete files, except snapshots, that no process will complete.
-    /// Returns their number. Called soon after the start and then every minute.
+    /// Removes incomplete files that no process will complete, and returns their number. Incomplete
+    /// snapshots are removed by [`Self::walk`]. Called soon after the start and then every minute.
     fn gc(&self) -> Result<usize, EngineError> {
         Ok(0)
     }
@@ -96,8 +101,8 @@ pub trait SnapshotFiles: Send + Sync {
     }
 
     /// Prepares the fold of the parent ([`Self::parent`]) of snapshot `id` into the snapshot, so
-    /// that the parent can be removed. Rejected if the parent has other children, or if the copy
-    /// would be larger than both the snapshot and `max_copy` bytes. Guests, restores and uploads of
+    /// that the parent can be removed. Rejected if the parent has other children, or if more bytes
+    /// would be copied than the snapshot has and than `max_copy`. Guests, restores and uploads of
     /// both snapshots can continue. Blocks.
     fn prepare_fold(&self, _id: &str, _max_copy: u64, _pace: &mut FoldPace<'_>) -> FoldResult {
         Ok(FoldPreparation::Refused)

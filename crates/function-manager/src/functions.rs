@@ -40,7 +40,8 @@ pub const MAX_UPLOADS: usize = 16;
 /// Maximum number of modules being compiled, at most one per owner. This limits the memory of
 /// compilers.
 const MAX_COMPILERS: usize = 8;
-/// Maximum number of running compilers. The other compilers are stopped and take slots.
+/// Maximum number of running compilers. The other compilers are suspended until one of them is
+/// done.
 const MAX_RUNNING_COMPILERS: usize = 2;
 /// Interval between maintenance passes over the processes.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(500);
@@ -56,8 +57,8 @@ pub struct FunctionHostSettings {
     pub jailed: bool,
     /// Control groups that limit processes. `None` if processes have no control groups.
     pub cgroups: Option<Cgroups>,
-    /// Limits of a process, and the reset of its slots. A process that an earlier daemon started
-    /// with another reset is replaced.
+    /// Limits of a process, and the method by which it clears the memory of an instance before the
+    /// next request. A process that an earlier daemon started with another method is replaced.
     pub limits: TenantLimits,
     /// Limits of a compilation.
     pub compile: CompileLimits,
@@ -198,7 +199,7 @@ impl Functions {
                 tracing::info!(
                     pid = running.process.id(),
                     reset = running.process.reset().word(),
-                    "stopping a function process: the configured reset has changed"
+                    "stopping a function process: the configured method of clearing memory has changed"
                 );
                 owner.end(running, &self.0);
             }

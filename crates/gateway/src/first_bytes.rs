@@ -3,8 +3,8 @@
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 
-/// Length in bytes of the HTTP/2 preface (RFC 9113, 3.4). It is small, because every connection
-/// without received bytes contains such a buffer.
+/// Size of the buffer in bytes: the length of the HTTP/2 preface (RFC 9113, 3.4). Each connection
+/// that has not sent data yet holds such a buffer, so it must be small.
 const MAX_FIRST_BYTES: usize = 24;
 
 /// First bytes of a client.

@@ -124,8 +124,8 @@ impl MicroVm {
         self.end.borrow().clone()
     }
 
-    /// Terminates the sandbox and returns when all of its resources are released. The returned
-    /// reason may precede this call.
+    /// Terminates the sandbox and returns when all of its resources are released. If the sandbox
+    /// had already ended, returns that earlier reason.
     pub async fn stop(self) -> ExitReason {
         self.stop_shared().await
     }

@@ -47,7 +47,7 @@ const API_HOST_TTL_S: u32 = 60;
 /// Maximum size of a parsed UDP question. Real questions have some dozens of bytes.
 const MAX_QUESTION_BYTES: usize = 4096;
 
-/// Sockets at the gateway's address, before the server starts.
+/// Sockets at the address of the slot's default gateway, before the server starts.
 #[derive(Debug)]
 pub(crate) struct DnsSockets {
     udp: net::UdpSocket,
@@ -179,7 +179,8 @@ impl DnsRules {
     }
 
     /// Answers questions for the control plane's name without forwarding them. The answer is the
-    /// gateway's address, from which connections to port 80 are redirected to the proxy.
+    /// address of the slot's default gateway, from which connections to port 80 are redirected to
+    /// the control plane.
     fn answer_api_host(
         &self,
         message: &Message,

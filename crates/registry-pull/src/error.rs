@@ -66,7 +66,7 @@ pub enum PullError {
     Cancelled,
     /// No network slot is available, and the host's owner does not allow the registry.
     #[error(
-        "this host has no network slots for pulls of API keys, and its owner has not allowed {0} with --registry-allow"
+        "this host has no network slots for pulls on behalf of API keys, and its owner has not allowed {0} with --registry-allow"
     )]
     NoNetwork(String),
     /// The pull timed out, or its rate was too low.

@@ -83,8 +83,8 @@ impl std::fmt::Display for Bytes {
 pub struct QuotaRequest {
     /// Maximum amount that the operation may need.
     pub amount: QuotaAmount,
-    /// Minimum of disk space, in bytes. If less than `amount.disk_bytes` but at least this much is
-    /// left, the permit is for the rest.
+    /// Minimum of disk space, in bytes. If the free quota is less than `amount.disk_bytes` but not
+    /// below this value, all of it is reserved.
     pub disk_floor: Option<u64>,
 }
 
@@ -105,7 +105,7 @@ pub struct QuotaRefusal {
 pub enum DiskLimit {
     /// The limit of the owner's key.
     Key,
-    /// The free space of the host's disk without the reservations of guests.
+    /// The free space of the host's disk minus the reservations of guests.
     Host,
 }
 

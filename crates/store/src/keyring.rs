@@ -1,4 +1,5 @@
-//! Master keys of a store, from a file or a command. They wrap the tenants' secrets.
+//! Master keys of a store, from a file or a command. They wrap the tenants' secrets. The locator is
+//! a secret from which object names and the encryption of tenant records are derived.
 //!
 //! ```toml
 //! locator = "64 hexadecimal digits, permanently the same on all hosts"
@@ -134,9 +135,9 @@ impl Keyring {
         open(&self.records, tenant.as_bytes(), record)
     }
 
-    /// Returns whether a record that cannot be decrypted was probably encrypted with these keys.
-    /// Compares the decrypted beginning with `plain`, the known beginning of every record, and
-    /// tolerates damage. This does not authenticate the record.
+    /// Returns whether a record that fails authentication was probably encrypted with these keys.
+    /// Compares its beginning, decrypted without authentication, with `plain`: the beginning of
+    /// every record, with `None` for bytes of unknown value. Tolerates damage.
     pub(crate) fn is_likely_ours(&self, record: &[u8], plain: &[Option<u8>]) -> bool {
         let Some((nonce, sealed)) = record.split_first_chunk() else {
             return false;
@@ -254,7 +255,10 @@ impl Keyring {
         if status.success() && (1..=MAX_WRAPPED_BYTES).contains(&output.len()) {
             Ok(output)
         } else {
-            Err(failed(format!("{status}, {} bytes", output.len())))
+            let size = output.len();
+            Err(failed(format!(
+                "{status}, output of {size} bytes, 1 to {MAX_WRAPPED_BYTES} expected"
+            )))
         }
     }
 }

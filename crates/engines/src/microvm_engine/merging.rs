@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-/// Maximum number of bytes that an early merge may copy. The copy takes some tens of milliseconds
-/// in the page cache.
+/// Maximum number of bytes that an early merge may copy: a merge before the lineage reaches its
+/// maximum length. The copy takes some tens of milliseconds in the page cache.
 const MAX_CHEAP_BYTES: u64 = 64 << 20;
 
 /// Maximum number of manifests that are followed: a damaged manifest may lead to a cycle.
@@ -119,7 +119,7 @@ pub(super) fn growth(lineage: &Lineage, oldest: usize) -> Option<u64> {
 
 /// Returns whether snapshot `id` depends on the files of `ancestor`. Also true if a manifest cannot
 /// be read.
-pub(super) fn lies_on(store: &Store, id: &str, ancestor: &str) -> bool {
+pub(super) fn depends_on(store: &Store, id: &str, ancestor: &str) -> bool {
     let mut id = id.to_owned();
     for _ in 0..MAX_LINEAGE {
         match store.manifest(&id).map(|manifest| manifest.parent) {

@@ -94,7 +94,7 @@ impl SnapshotFiles for MicroVmEngine {
     }
 
     fn depends_on(&self, id: &str, ancestor: &str) -> bool {
-        merging::lies_on(&self.shared.store, id, ancestor)
+        merging::depends_on(&self.shared.store, id, ancestor)
     }
 
     fn parent(&self, id: &str) -> Option<String> {

@@ -5,9 +5,9 @@
 //! import may use a layer of the store only if its registry has proved, during this import, that it
 //! has the bytes of the layer. There are two kinds of proof:
 //!
-//! - The registry served the blob, and the parent computed its digest. If the store has a record
-//!   that a blob with this digest unpacks to the layer, the blob is not unpacked again. Otherwise
-//!   the blob is unpacked, and its diff id is compared.
+//! - The registry served the blob, and the process that started the puller computed its digest. If
+//!   the store has a record that a blob with this digest unpacks to the layer, the blob is not
+//!   unpacked again. Otherwise the blob is unpacked, and its diff id is compared.
 //! - The registry answered `HEAD` for the blob with the right size, and a record states that *this*
 //!   registry and repository once served these bytes to this host over TLS. Without the record, the
 //!   response would prove nothing, since a registry can answer 200 to every request. With the
@@ -26,8 +26,8 @@ use std::io;
 use std::path::Path;
 
 const PROOFS_FILE: &str = "blobs.json";
-/// Maximum number of blobs, and of repositories per blob, that are recorded for a layer. Others are
-/// downloaded again.
+/// Maximum number of recorded blobs and repositories of a layer, together. Blobs without a record
+/// are downloaded again.
 const MAX_PROOFS: usize = 64;
 
 /// Repository that served a blob over TLS.

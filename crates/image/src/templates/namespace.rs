@@ -88,9 +88,10 @@ impl Templates {
         Ok(())
     }
 
-    /// Moves each template without an owner to the owner that `owner_of` returns. Makes templates
-    /// that builds use internally invisible. Borrowed templates are unchanged. The operation is
-    /// idempotent: a template is published under its new name before the old name is removed.
+    /// Moves each template without an owner to the owner that `owner_of` returns. Templates of
+    /// unfinished builds and of imported images become invisible. Borrowed templates are unchanged.
+    /// The operation is idempotent: a template is published under its new name before the old name
+    /// is removed.
     pub fn move_to_owners(
         &self,
         owner_of: &dyn Fn(&str) -> Option<(String, Visibility)>,

@@ -14,7 +14,7 @@ impl SnapshotContext {
         };
         let published = self.try_publish(&mut unpublished);
         if published.is_err() {
-            // No later controller may publish the draft; only this process retries.
+            // Only this process may retry: a daemon that adopts the VM must not find the draft.
             unpublished.draft.remove_on_drop();
             self.unpublished = Some(unpublished);
         }
@@ -23,28 +23,35 @@ impl SnapshotContext {
 
     fn try_publish(
         &mut self,
-        of: &mut UnpublishedSnapshot,
+        unpublished: &mut UnpublishedSnapshot,
     ) -> Result<(Snapshot, SnapshotReport), SaveError> {
-        let manifest = manifest(self, of)?;
-        let overlays = std::slice::from_ref(&of.frozen);
-        let snapshot = of.draft.publish(&manifest, overlays, of.spec.durability)?;
-        self.parent = Some((of.spec.id.clone(), snapshot.hold()?));
-        if let Some(touched) = &of.touched {
-            // Ignore the error: this is a hint. A VMM of an earlier version leaves the file empty.
+        let manifest = manifest(self, unpublished)?;
+        let overlays = std::slice::from_ref(&unpublished.frozen);
+        let snapshot =
+            unpublished
+                .draft
+                .publish(&manifest, overlays, unpublished.spec.durability)?;
+        self.parent = Some((unpublished.spec.id.clone(), snapshot.hold()?));
+        if let Some(touched) = &unpublished.touched {
+            // Ignore the error: the list of touched pages only serves prefetching. VMMs of earlier
+            // versions leave it empty.
             let _ = snapshot.put_touched(touched);
         }
-        Ok((snapshot, of.report.clone()))
+        Ok((snapshot, unpublished.report.clone()))
     }
 }
 
-fn manifest(context: &SnapshotContext, of: &UnpublishedSnapshot) -> Result<Manifest, SaveError> {
+fn manifest(
+    context: &SnapshotContext,
+    unpublished: &UnpublishedSnapshot,
+) -> Result<Manifest, SaveError> {
     let UnpublishedSnapshot {
         draft,
         frozen,
         spec,
         report,
         ..
-    } = of;
+    } = unpublished;
     let size = |file: &File| {
         let failed = |source| SaveError::Host {
             what: "cannot read the size of a layer",

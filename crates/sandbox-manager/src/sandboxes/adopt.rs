@@ -24,10 +24,10 @@ impl Sandboxes {
             let handles: Vec<_> = of_engine.map(|o| o.guest.handle.clone()).collect();
             match engine.end_unadopted(&handles).await {
                 Ok(0) => {}
-                Ok(count) => tracing::info!(count, "stopped orphaned guests"),
+                Ok(count) => tracing::info!(count, "stopped guests without a sandbox"),
                 Err(e) => tracing::error!(
                     engine = engine.name(),
-                    error = %e, "cannot find orphaned guests"
+                    error = %e, "cannot find guests without a sandbox"
                 ),
             }
         }

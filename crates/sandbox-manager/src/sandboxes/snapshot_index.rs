@@ -15,7 +15,8 @@ pub(crate) struct SnapshotIndex {
     records: BTreeMap<SmolStr, Box<Snapshot>>,
     by_parent: IdGroups,
     by_name: IdGroups,
-    /// Only snapshots of templates and of build steps, which alone are looked up by fingerprint.
+    /// Snapshots of templates and of build steps, by the hash of everything that determines their
+    /// content. Other snapshots are not looked up by fingerprint.
     by_fingerprint: IdGroups,
     by_sandbox: IdGroups,
     /// Snapshots that have an owner.
@@ -167,8 +168,8 @@ impl SnapshotIndex {
 }
 
 impl FromIterator<Box<Snapshot>> for SnapshotIndex {
-    /// Builds the index from snapshots with different ids. Reads the records in their order in
-    /// memory, and sorts once, which is faster than separate insertions.
+    /// Builds the index from snapshots with different ids. Reads the records
+    /// sequentially for cache locality, and sorts once, which is faster than separate insertions.
     fn from_iter<T: IntoIterator<Item = Box<Snapshot>>>(records: T) -> Self {
         let records = records.into_iter();
         let mut records: Vec<_> = records.map(|r| (SmolStr::new(&*r.id), r)).collect();

@@ -13,8 +13,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// Files with all authorities: Debian, Ubuntu, Alpine, Arch; Fedora and Red Hat; their older
-/// locations; SUSE; BSD's location, which Alpine also uses.
+/// Files with all authorities: Debian, Ubuntu, Alpine and Arch; Fedora and Red Hat; older versions
+/// of these; SUSE (two files); BSD's location, which Alpine also uses.
 const BUNDLES: [&str; 6] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -23,8 +23,8 @@ const BUNDLES: [&str; 6] = [
     "/var/lib/ca-certificates/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// Directories for additions of an administrator, each with the file whose presence selects it. The
-/// last directory is the fallback.
+/// Each entry has a directory whose presence selects it, the directory for additions of an
+/// administrator, and the file name extension of additions. The last entry always applies.
 const ANCHORS: [(&str, &str, &str); 3] = [
     (
         "/etc/pki/ca-trust",
@@ -155,21 +155,22 @@ pub fn remove(root: &Path, authorities: &[Authority], trace: StoreChanges) {
     for path in trace.links.iter().chain(&trace.anchors) {
         let _ = fs::remove_file(beneath(root, path));
     }
-    let owned = |authority: &&Authority| {
+    // Authorities that the sandbox's administrator has added as well stay.
+    let is_addition = |authority: &&Authority| {
         let anchors = ANCHORS.iter();
         let mut anchors = anchors.map(|(_, directory, _)| beneath(root, Path::new(directory)));
         anchors.any(|directory| directory_contains(&directory, authority))
     };
-    let (owned, foreign): (Vec<_>, Vec<_>) = authorities.iter().partition(owned);
+    let (kept, removed): (Vec<_>, Vec<_>) = authorities.iter().partition(is_addition);
     for bundle in existing_bundles(root) {
         let path = beneath(root, &bundle);
         let Ok(text) = read(&path) else {
             continue;
         };
         let block = trace.written.iter().find(|(written, _)| *written == bundle);
-        let rest = match block.filter(|_| owned.is_empty()) {
+        let rest = match block.filter(|_| kept.is_empty()) {
             Some((_, block)) if text.ends_with(block) => text[..text.len() - block.len()].to_vec(),
-            _ => remove_certificates(&text, &foreign),
+            _ => remove_certificates(&text, &removed),
         };
         if rest.is_empty() && block.is_some() {
             let _ = fs::remove_file(&path);
@@ -178,7 +179,7 @@ pub fn remove(root: &Path, authorities: &[Authority], trace: StoreChanges) {
         }
     }
     remove_dangling_links(root);
-    remove_from_java(root, &foreign);
+    remove_from_java(root, &removed);
     for directory in trace.created_directories.iter().rev() {
         // Ignore the error: a directory with other files is not removed.
         let _ = fs::remove_dir(beneath(root, directory));

@@ -24,6 +24,8 @@ impl MicroVmGuest {
             },
             durability: Durability::PageCache,
             max_bytes,
+            // The pages that a guest has touched since its restore are the working set of the next
+            // restore. They are only known for a restored guest with mapped memory.
             working_set: then == AfterSnapshot::Stop
                 && self.shared.policy.policy == RestorePolicy::Map
                 && self.vm.report().mode != BootMode::Cold,

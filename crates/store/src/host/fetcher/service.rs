@@ -1,4 +1,5 @@
-//! Service for all VMMs that have grants.
+//! Serves missing memory and disk chunks from the remote store to restored VMMs. A grant is a file
+//! that permits one VMM to fetch the layers of its snapshot.
 
 use super::connection::{ServiceEnd, VmmService};
 use super::link::{VmmLink, registered};
@@ -19,7 +20,7 @@ const RECONNECT_DELAY: Duration = Duration::from_millis(100);
 /// Time without grants after which the service returns.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Service of the grants of one directory.
+/// Service for the VMMs that have grants in one directory.
 #[derive(Debug)]
 pub struct FetchService {
     grants: GrantDirectory,
@@ -30,7 +31,7 @@ pub struct FetchService {
 }
 
 impl FetchService {
-    /// Creates the service of `grants` from `remote`.
+    /// Creates a service that fetches the layers of `grants` from `remote`.
     pub fn new(grants: GrantDirectory, remote: Arc<RemoteStore>) -> Self {
         Self {
             grants,

@@ -13,7 +13,8 @@ impl RemoteStore {
         })
     }
 
-    /// Opens the part of a layer. The part stays in the cache while the returned value exists.
+    /// Opens the part of a snapshot (memory or disk) that contains a layer. The part stays in the
+    /// cache while the returned value exists.
     pub(crate) async fn open_part(
         &self,
         tenant: &Arc<Tenant>,
@@ -21,7 +22,7 @@ impl RemoteStore {
     ) -> Result<CachedPart, RemoteError> {
         let snapshot = self.shared.open(tenant, origin.snapshot).await?;
         if snapshot.part_root(origin.part)? != origin.layer {
-            let reason = FormatError::Damaged("it is not the layer of the grant");
+            let reason = FormatError::Damaged("its hash differs from the requested layer");
             return Err(StoreError::Damaged {
                 object: origin.layer.to_string(),
                 reason,
