@@ -66,7 +66,7 @@ fn imports_of_other_names_are_refused() {
     for (module, part) in [
         (
             r#"(module (import "env" "f" (func)))"#,
-            "wasi_snapshot_preview1 only",
+            "only from wasi_snapshot_preview1",
         ),
         (
             r#"(module (import "wasi_snapshot_preview1" "f" (func)))"#,

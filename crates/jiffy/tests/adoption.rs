@@ -135,7 +135,7 @@ fn a_stopped_daemon_leaves_its_sandboxes_running_unless_told_to_end_them() {
     let vmms = test_home.vmms();
     test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     assert!(vmms.iter().all(|&vmm| !alive(vmm)), "{vmms:?}");
-    assert!(cause(&test_home, &id).contains("the daemon was stopped"));
+    assert!(cause(&test_home, &id).contains("the daemon exited"));
     test_home.ok(&["rollback", &id, "kept"]);
 
     // The same without a running daemon.
@@ -222,7 +222,7 @@ fn a_hung_vmm_is_killed_and_reported() {
     }
     assert_eq!(state(&test_home, &id), "broken");
     let report = cause(&test_home, &id);
-    assert!(report.contains("did not answer"), "{report}");
+    assert!(report.contains("did not reply"), "{report}");
     assert!(vmms.iter().all(|&vmm| !alive(vmm)));
 }
 

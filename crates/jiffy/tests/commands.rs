@@ -325,7 +325,7 @@ fn engines_side_by_side(test_home: &TestHome) {
     let unknown = test_home.call(&["create", "--engine", "quemu"]);
     assert_eq!(unknown.code, Some(2));
     assert!(
-        unknown.stderr.contains("`microvm` and `gvisor`"),
+        unknown.stderr.contains("`microvm` or `gvisor`"),
         "{unknown:?}"
     );
     let default = test_home.json(&["create"])["engine"]

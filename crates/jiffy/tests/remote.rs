@@ -156,7 +156,7 @@ fn invalid_keys_are_refused_with_a_sentence() {
         with(&none, &["ls"]),
         &[
             &remote.url,
-            "does not accept the API key",
+            "rejected the API key",
             "jiffy key create",
         ],
     );

@@ -1,6 +1,6 @@
 //! Calls in progress.
 
-use super::{CallClass, CallError, MAX_STUCK_PER_PLACE, Pool, lock, mount_table};
+use super::{CallClass, CallError, MAX_STUCK_PER_FILE_SYSTEM, Pool, lock, mount_table};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -65,11 +65,11 @@ impl Progress {
     /// Too many calls on the file system of `path` are stuck.
     pub fn enter(&self, path: &Path) -> Result<(), CallError> {
         let stuck = self.pool.stuck_paths();
-        if stuck.len() >= MAX_STUCK_PER_PLACE {
+        if stuck.len() >= MAX_STUCK_PER_FILE_SYSTEM {
             let mounts = mount_table::mount_points();
             let place = mount_table::place(&mounts, path);
             let is_here = |other: &&PathBuf| mount_table::place(&mounts, other) == place;
-            if stuck.iter().filter(is_here).count() >= MAX_STUCK_PER_PLACE {
+            if stuck.iter().filter(is_here).count() >= MAX_STUCK_PER_FILE_SYSTEM {
                 return Err(CallError::Unresponsive {
                     path: place.to_path_buf(),
                 });
