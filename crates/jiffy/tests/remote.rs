@@ -154,11 +154,7 @@ fn invalid_keys_are_refused_with_a_sentence() {
     let none = format!("e2b_{}", "0".repeat(40));
     says(
         with(&none, &["ls"]),
-        &[
-            &remote.url,
-            "rejected the API key",
-            "jiffy key create",
-        ],
+        &[&remote.url, "rejected the API key", "jiffy key create"],
     );
     says(with("", &["ls"]), &["JIFFY_API_KEY", "--key-file"]);
     says(with("two words", &["ls"]), &["is not an API key"]);
