@@ -1,5 +1,5 @@
-//! The program `jiffy-agent`: process 1 of a guest, `modprobe` of the guest, or a server for tests
-//! and other engines.
+//! The program `jiffy-agent`: process 1 of a guest, `modprobe` of the guest, or, in tests, a server
+//! that is not process 1.
 
 #![no_main]
 

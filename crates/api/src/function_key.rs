@@ -1,9 +1,10 @@
-//! Keys of functions for sandboxes: authentication of callers inside the host.
+//! Sandbox keys: authentication of functions, and of sandboxes that call back.
 //!
-//! A function can be deployed with such a key. The function then acts as the API key that deployed
-//! it, restricted to that key's sandboxes. A sandbox of that key may invoke the function, but make
-//! no other call. Both secrets are valid only for connections from inside the host. No other key is
-//! valid for these connections.
+//! A function can be deployed with a sandbox key, which has two secrets. With the first, the
+//! function acts as the API key that deployed it, restricted to that key's sandboxes. With the
+//! second, the callback secret, a sandbox of that key may invoke the function and make no other
+//! call. Both are valid only for connections from inside the host. No other key is valid for these
+//! connections.
 
 use crate::app::App;
 use crate::caller::{Caller, key_of_request, unauthenticated};

@@ -128,6 +128,7 @@ fn activity(method: &Method, path: &str) -> Option<&'static str> {
         ("POST", ["sandboxes", _, "promote"]) => Some("removing the sandbox's siblings"),
         ("POST" | "GET", ["snapshots", _, "verify"]) => Some("verifying the snapshot"),
         ("DELETE", ["sandboxes", _]) => Some("removing the sandbox"),
+        // Snapshots are removed by the route of templates, as in E2B's API.
         ("DELETE", ["templates", _]) => Some("removing the snapshot"),
         _ => None,
     }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Prefix of secrets. They have the form of API keys, because other clients require this form, and
-/// values of this form are redacted from forwarded data.
+/// Prefix of secrets. They have the form of API keys, because E2B's client libraries accept no
+/// other form, and values of this form are removed from the headers of forwarded requests.
 const SECRET_PREFIX: &str = "e2b_";
 /// Environment variables with the sandbox key. Client libraries read the API key from them.
 const KEY_VARIABLES: [&str; 2] = ["E2B_API_KEY", "JIFFY_API_KEY"];

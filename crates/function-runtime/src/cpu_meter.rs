@@ -1,8 +1,8 @@
 //! Processor time of a guest, measured over the polls of its future.
 //!
 //! Reading a thread's processor time is a system call, which takes half a microsecond on a virtual
-//! machine. Polls shorter than an epoch are therefore measured with the monotonic clock. The
-//! monotonic clock differs only if another thread used the processor in the meantime.
+//! machine. Polls of at most [`MAX_UNREAD`] are therefore measured with the monotonic clock, which
+//! counts too much only if another thread used the processor in the meantime.
 
 use crate::fault::RequestFault;
 use nix::time::{ClockId, clock_gettime};

@@ -39,7 +39,7 @@ pub enum KernelError {
     OwnModules(#[source] FileError),
     #[error(
         "the kernel modules {sha256} that this snapshot was taken with are not in this data \
-         directory: use the version of jiffy that took it, or make the sandbox anew"
+         directory: use the version of jiffy that took it, or create the sandbox again"
     )]
     NoSuchModules { sha256: String },
     #[error(transparent)]

@@ -5,8 +5,9 @@
 //! `net.netfilter.nf_conntrack_max` applies to each namespace separately. Therefore a sandbox could
 //! fill the host's table, and then no program on the host could open a connection.
 //!
-//! The host counts connections by their incoming device, independently of the slot. The host may
-//! still have an entry that the slot has dropped, for example if a reset was lost.
+//! The host counts its own entries, by incoming device, and does not rely on the table of the
+//! slot's namespace. That table may have dropped an entry that the host still has, for example if a
+//! reset was lost.
 //!
 //! The limit per sandbox depends on the fill level of the table. The kernel counts against three
 //! limits at once and enforces the limits whose chains have rules, so that no count is lost when
@@ -23,7 +24,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Interval between checks of the table. A guest can open a few thousand connections in it.
+/// Interval between checks of the table. A guest can open a few thousand connections in this time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 const MAXIMUM: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -44,8 +45,8 @@ const MIN_CONNECTIONS: u32 = 8;
 pub(crate) struct ConntrackLimits {
     /// Maximum number of connections of one sandbox.
     pub per_sandbox: u32,
-    /// Number of entries of the host's table above which sandboxes get hardly any new ones.
-    /// Defaults to three quarters of the table.
+    /// Number of entries of the host's table that sandboxes may use. The limits per sandbox
+    /// decrease at a half and at three quarters of it. Defaults to three quarters of the table.
     pub total: Option<u32>,
 }
 

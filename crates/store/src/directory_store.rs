@@ -37,8 +37,9 @@ pub(crate) struct DirectoryMissing {
     source: io::Error,
 }
 
-/// Additional check that the directory of a store exists, for a process that sees the directory
-/// under a mount of its own. Set after the store was opened.
+/// Additional check that the directory of a store exists, for a process in a separate mount
+/// namespace. There the directory may remain visible after the host has unmounted the file system.
+/// Set after the store was opened.
 pub type DirectoryCheck = Arc<OnceLock<Box<dyn Fn() -> io::Result<()> + Send + Sync>>>;
 
 struct Directory {

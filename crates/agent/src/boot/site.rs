@@ -1,9 +1,10 @@
 //! Certificate authorities and proxy of the site, that is, of the network in which the sandbox
 //! runs.
 //!
-//! They are installed together with the identity. They are removed when an identity has other
-//! settings, and before the changes of the sandbox become a template. An identity
-//! without such settings has no effect, as has an identity with the same settings after a restore.
+//! An identity replaces the installed settings by its own. An identity without settings only
+//! removes them. An identity with the same settings changes nothing, except that apt's proxy is
+//! configured again. The settings are also removed before the changes of the sandbox become a
+//! template.
 
 mod guest_path;
 mod java_keystore;

@@ -72,12 +72,12 @@ impl App {
         functions.ok_or_else(|| FunctionError::NotInstalled.into())
     }
 
-    /// Finds a function by the name that the caller uses: one of its own, or, for callers that see
-    /// functions of all keys, also by its public name.
+    /// Finds a function by name among the functions of the caller. Callers that see the functions
+    /// of all keys may also use a function's label, which is its name in URLs.
     fn function(&self, caller: &Caller, name: &str) -> Result<Arc<FunctionRecord>, ApiError> {
         let functions = self.functions()?;
         if let Caller::Function(function) = caller {
-            // A function's key may invoke only that function.
+            // A callback secret may invoke only its function.
             return if function.name == name {
                 Ok(functions.find(function.owner.as_deref(), name)?)
             } else {

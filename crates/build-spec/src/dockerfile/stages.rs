@@ -260,8 +260,8 @@ impl<'o> StageParser<'o> {
         let beginning = self.expand_global(line, image)?;
         if beginning.is_empty() || beginning.contains(char::is_whitespace) {
             return Err(line.error(format!(
-                "'{image}' gives '{beginning}', which is no image: give its ARG, before the first \
-                 FROM, a default or a value"
+                "'{image}' expands to '{beginning}', which is not an image name: declare its ARG before \
+                 the first FROM with a default, or pass a value for it"
             )));
         }
         let from = match self.stage_named(&beginning) {

@@ -187,7 +187,7 @@ pub fn image_on_demand(reference: &str) -> String {
     )
 }
 
-/// Returns whether `name` is the name of a template from [`Self::image_on_demand`].
+/// Returns whether `name` is the name of a template from [`image_on_demand`].
 pub fn is_image_on_demand(name: &str) -> bool {
     let rest = name.strip_prefix(ON_DEMAND_PREFIX);
     rest.is_some_and(|rest| is_imported_image(&format!("{IMPORTED_IMAGE_PREFIX}{rest}")))

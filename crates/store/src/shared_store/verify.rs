@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Attempts at verifying a snapshot whose chunks are moved concurrently.
 const VERIFY_ATTEMPTS: usize = 3;
 
-/// Damaged chunk.
+/// Damaged chunk. A frame is the form in which a pack stores a chunk.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct DamagedFrame {
     /// Name of the snapshot's part.
@@ -36,7 +36,7 @@ pub struct DamagedFrame {
 pub struct DamagedSnapshot {
     /// Id of the snapshot on the host that created it.
     pub id: String,
-    /// Root.
+    /// Hash that identifies the snapshot in the store.
     pub root: String,
     /// Its damaged chunks, ascending.
     pub chunks: Vec<DamagedFrame>,
@@ -45,7 +45,7 @@ pub struct DamagedSnapshot {
     pub snapshot: RemoteSnapshot,
 }
 
-/// Damaged manifest, locations or index of a pack.
+/// Damaged object: a manifest, a table of chunk locations, or the index of a pack.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct DamagedObject {
     /// Key.

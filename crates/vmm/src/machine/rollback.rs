@@ -42,7 +42,9 @@ impl RollbackTarget {
         fds: &mut ReceivedFds,
     ) -> Result<Self, VmmError> {
         if machine.lazy.is_some() {
-            return Err(refused("memory of this VM is fetched when it is touched"));
+            return Err(refused(
+                "rollback is not possible while memory of this VM is fetched on demand",
+            ));
         }
         let mut state = read_state(&File::from(fds.take(config.state, "snapshot state")?))?;
         let vcpus = std::mem::take(&mut state.vcpus);
@@ -103,7 +105,7 @@ fn open_disks(
         match opened {
             Some(Ok(layers)) => disks.push((at, layers)),
             Some(Err(e)) => return Err(VmmError::Config(format!("disk {at}: {e}"))),
-            None => return Err(refused("a disk is none")),
+            None => return Err(refused("a device of the snapshot is not a disk")),
         }
     }
     Ok(disks)

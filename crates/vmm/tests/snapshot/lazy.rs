@@ -154,7 +154,7 @@ fn a_guest_that_waits_for_memory_is_paused_and_goes_on() {
     vm.resume();
     // The VMM process cannot be rolled back: another process must replace it.
     let refused = vm.roll_back(&stored.whole).unwrap_err();
-    assert!(refused.contains("fetched when it is touched"), "{refused}");
+    assert!(refused.contains("fetched on demand"), "{refused}");
     stored.store.set_mode(Mode::Answer(Duration::ZERO));
     assert!(answer(check).starts_with("verified"));
     vm.verify();

@@ -20,7 +20,7 @@ enum Need {
     None,
 }
 
-/// Snapshots that were removed from the index.
+/// Result of a collection: removed snapshots, and the effects of their removal.
 #[derive(Default)]
 struct UnneededSnapshots {
     /// Snapshots whose parent serves only as their dependency: the parent's files can be folded
@@ -36,8 +36,9 @@ struct UnneededSnapshots {
 
 impl GarbageCollector {
     /// Removes the unneeded snapshots among `candidates`, and their ancestors that become unneeded.
-    /// The cost depends on the number of removed snapshots only. A removed snapshot whose files
-    /// exactly one other snapshot needs is queued for a fold.
+    /// The cost depends on the number of removed snapshots only. A snapshot that serves only as a
+    /// dependency stays, and its children are queued, so that its files can be folded into a child
+    /// if there is only one.
     pub fn collect(&self, candidates: impl IntoIterator<Item = String>) {
         let change = self.parts.catalog.change();
         let collected = {
