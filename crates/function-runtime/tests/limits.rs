@@ -332,5 +332,5 @@ fn a_disabled_function_is_told_apart_from_a_missing_one() {
     let again = tenant.process.order(&ControlRequest::Remove {
         function: "one".to_owned(),
     });
-    assert!(again.unwrap_err().to_string().contains("no function"));
+    assert!(again.unwrap_err().to_string().contains("does not exist"));
 }

@@ -109,7 +109,7 @@ fn an_invalid_export_is_refused_and_leaves_nothing() {
     assert!(refused(&|e| e[1].0 = "x/x".to_owned()).contains("is missing"));
     assert!(refused(&|e| drop(e.pop())).contains("is missing"));
     assert!(refused(&|e| e.reverse()).contains("template.json is missing"));
-    assert!(refused(&|e| e[0].1 = vec![b' '; 2 << 20]).contains("too long"));
+    assert!(refused(&|e| e[0].1 = vec![b' '; 2 << 20]).contains("too large"));
     assert!(refused(&|e| replace(e, "\"one\"", "\"base\"")).contains("another recipe"));
     assert!(refused(&|e| replace(e, "\"one\"", "\"../one\"")).contains("not a template name"));
     assert!(refused(&|e| replace(e, "\"disk_mib\": 64", "\"disk_mib\": 0")).contains("isk"));
