@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 /// Paths that a function may call, including the paths below them.
 const SANDBOX_PATHS: [&str; 3] = ["/sandboxes", "/v2/sandboxes", "/snapshots"];
-/// Returns whether `path` is one that a function may read: the list of templates, a template, its
-/// tags, or an alias. The files and builds below a template are excluded, because a request for
+/// Returns whether `path` is a path that a function may read: the list of templates, a template,
+/// its tags, or an alias. The files and builds below a template are excluded, because a request for
 /// files creates a permission to upload them.
 fn reads_templates(path: &str) -> bool {
     // The path begins with a slash, so that its first part is empty.

@@ -170,7 +170,7 @@ fn remains_of_a_crash_are_removed_or_avoided() {
         fs::create_dir(path(6)).unwrap();
         fs::write(path(6).join("theirs"), "").unwrap();
         let leases: Vec<SlotLease> = (0..6)
-            // The last slot may be one that is being created in advance.
+            // The last slot may still be under construction.
             .map(|_| {
                 wait_for("a slot", || {
                     runtime.block_on(network.take(NicKind::Tap)).ok()

@@ -184,7 +184,7 @@ pub enum SandboxOperation {
     Rollback,
     /// Pauses a running sandbox.
     Pause,
-    /// Resumes a paused sandbox, or restarts one that was broken by missing memory.
+    /// Resumes a paused sandbox, or restarts a sandbox that was broken by missing memory.
     Resume,
 }
 

@@ -133,7 +133,7 @@ impl Fleet {
         let templates = &mut self.hosts[host].templates;
         templates.push(template.0);
         if templates.len() > CACHED {
-            // The first template is the one that all hosts have.
+            // All hosts have the first template.
             templates.remove(1);
         }
         self.report(host);

@@ -143,9 +143,8 @@ impl Scheduler {
         };
         self.remove_from_orders(number);
         if let Some(entry) = &mut self.hosts[number as usize] {
-            let before = entry.replace_report(report);
-            let after = entry.templates().to_vec();
-            if before != after {
+            if let Some(before) = entry.replace_report(report) {
+                let after = entry.templates().to_vec();
                 self.forget_templates(number, &before);
                 for template in after {
                     self.templates.entry(template).or_default().push(number);

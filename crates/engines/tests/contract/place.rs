@@ -23,7 +23,7 @@ pub const TEMPLATE: &str = "base";
 /// Maximum output of a command in a guest, in bytes.
 const MAX_OUTPUT: usize = 1 << 20;
 
-/// Separate data directory. It links to files of the real one that take long to build.
+/// Separate data directory. Files that take long to build are links to the real data directory.
 pub struct Place {
     dir: TempDir,
     /// Engine under test.

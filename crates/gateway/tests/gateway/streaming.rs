@@ -137,7 +137,7 @@ impl<T> futures_core::Stream for Ready<T> {
 
 #[tokio::test]
 async fn a_client_that_leaves_closes_its_connection_to_the_guest() {
-    // A guest that never responds, and one that never completes its response.
+    // A guest that never responds, and a guest that never completes its response.
     let (_sender, fed) = fed();
     let slot = Arc::new(Mutex::new(Some(fed)));
     let router = Router::new()

@@ -76,7 +76,7 @@ impl SandboxNames {
     }
 }
 
-/// Rejects an invalid name: one that is hard to type, or that looks like an id.
+/// Rejects a name that is hard to type, or that looks like an id.
 fn check(name: &str) -> Result<(), OperationError> {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let is_valid = name.len() <= MAX_SANDBOX_NAME

@@ -35,7 +35,7 @@ impl Sandboxes {
 /// Maximum number of ids in the error for an ambiguous prefix.
 const MAX_CANDIDATES: usize = 100;
 
-/// Returns the key that is `id`, or the only one that begins with it. `candidates` are the keys
+/// Returns the key that is `id`, or the only key that begins with it. `candidates` are the keys
 /// that begin with `id`, in order.
 fn choose<'a>(
     mut candidates: impl Iterator<Item = &'a str>,

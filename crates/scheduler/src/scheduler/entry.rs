@@ -30,9 +30,10 @@ impl HostEntry {
         }
     }
 
-    /// Replaces the report. Returns the templates of the former one.
-    pub fn replace_report(&mut self, report: HostReport) -> Vec<TemplateId> {
-        std::mem::replace(&mut self.report, sorted(report)).templates
+    /// Replaces the report. Returns the templates of the former report if they have changed.
+    pub fn replace_report(&mut self, report: HostReport) -> Option<Vec<TemplateId>> {
+        let before = std::mem::replace(&mut self.report, sorted(report)).templates;
+        (before != self.report.templates).then_some(before)
     }
 
     /// Templates on the host, sorted.

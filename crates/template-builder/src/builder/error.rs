@@ -23,7 +23,7 @@ pub enum BuilderError {
     /// Name of a stock template.
     #[error("`{0}` is the name of a stock template: choose another name")]
     Taken(String),
-    /// Reserved name: an id, or one that builds use internally.
+    /// Reserved name: an id, or a name that builds use internally.
     #[error(
         "`{0}` is reserved: names that look like ids or internal templates are not allowed; choose another name"
     )]

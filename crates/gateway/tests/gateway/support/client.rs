@@ -1,4 +1,4 @@
-//! Clients: an HTTP client, and one that writes raw bytes.
+//! Clients: an HTTP client, and a client that writes raw bytes.
 
 use super::{ID, within};
 use bytes::Bytes;

@@ -24,7 +24,7 @@ pub const DAMAGED: &str = "damaged";
 pub struct FakeEngine(Arc<FakeFiles>);
 
 impl FakeEngine {
-    /// Creates the engines of a host: the default, [`OTHER`], and one that cannot be used.
+    /// Creates the engines of a host: the default, [`OTHER`], and an engine that cannot be used.
     pub fn all(world: &Arc<World>, dir: &Path) -> Engines {
         let writing = Arc::default();
         let engine = |name| -> Arc<dyn Engine> {
