@@ -129,7 +129,7 @@ fn from_takes_values_of_arguments_before_it() {
         all(&given),
         "one from python:3.13-slim\narg TAG=3.13\n- from stage 0"
     );
-    assert!(refused("FROM $NONE").contains("line 1: FROM: '$NONE' gives ''"));
+    assert!(refused("FROM $NONE").contains("line 1: FROM: '$NONE' expands to ''"));
 }
 
 #[test]

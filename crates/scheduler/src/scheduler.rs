@@ -142,13 +142,13 @@ impl Scheduler {
             return false;
         };
         self.remove_from_orders(number);
-        if let Some(entry) = &mut self.hosts[number as usize] {
-            if let Some(before) = entry.replace_report(report) {
-                let after = entry.templates().to_vec();
-                self.forget_templates(number, &before);
-                for template in after {
-                    self.templates.entry(template).or_default().push(number);
-                }
+        if let Some(entry) = &mut self.hosts[number as usize]
+            && let Some(before) = entry.replace_report(report)
+        {
+            let after = entry.templates().to_vec();
+            self.forget_templates(number, &before);
+            for template in after {
+                self.templates.entry(template).or_default().push(number);
             }
         }
         self.insert_into_orders(number);
