@@ -1,5 +1,10 @@
 //! Client of one agent.
 
+pub mod archive;
+pub mod files;
+pub mod metrics;
+pub mod process;
+
 use crate::connection_pool::{ConnectionPool, PooledResponse};
 use crate::error::{ClientError, WireError};
 use crate::frame;

@@ -5,27 +5,24 @@
 //!
 //! A guest is not trusted: all data from it is bounded and checked.
 
-pub mod archive;
 pub mod client;
 pub mod connection_pool;
 pub mod error;
-pub mod files;
 pub mod frame;
 pub mod greeting;
-pub mod metrics;
-pub mod process;
 pub mod request_body;
 pub mod stdin_stream;
 
-pub use archive::{ArchiveOptions, FileChange, FileChanges};
 pub use client::AgentClient;
-pub use connection_pool::{ConnectionPool, PooledResponse};
-pub use error::{ClientError, RpcCode};
-pub use files::{EntryInfo, EntryKind, FileReader, FileWriter};
-pub use greeting::{AssignedGreeting, Greeting, GreetingError};
-pub use metrics::GuestMetrics;
-pub use process::{
+pub use client::archive::{ArchiveOptions, FileChange, FileChanges};
+pub use client::files::{EntryInfo, EntryKind, FileReader, FileWriter};
+pub use client::metrics::GuestMetrics;
+pub use client::process::{
     ExitStatus, Process, ProcessEvent, ProcessInfo, ProcessLimits, ProcessSpec, PtySize,
 };
+pub use client::{archive, files, metrics, process};
+pub use connection_pool::{ConnectionPool, PooledResponse};
+pub use error::{ClientError, RpcCode};
+pub use greeting::{AssignedGreeting, Greeting, GreetingError};
 pub use request_body::RequestBody;
 pub use stdin_stream::StdinStream;

@@ -1,6 +1,6 @@
 //! Processes in a sandbox.
 
-use crate::client::AgentClient;
+use super::AgentClient;
 use crate::error::ClientError;
 use crate::frame::{self, ResponseFrames};
 use crate::request_body::RequestBody;

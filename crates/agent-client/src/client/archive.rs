@@ -1,8 +1,8 @@
 //! Directory trees as tar archives.
 
-use crate::client::{AgentCall, AgentClient};
+use super::files::{FileReader, FileWriter, escape};
+use super::{AgentCall, AgentClient};
 use crate::error::ClientError;
-use crate::files::{FileReader, FileWriter, escape};
 use crate::request_body::RequestBody;
 use hyper::Method;
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,6 @@
 //! Files in a sandbox.
 
-use crate::client::{AgentCall, AgentClient};
+use super::{AgentCall, AgentClient};
 use crate::connection_pool::PooledResponse;
 use crate::error::ClientError;
 use crate::request_body::RequestBody;

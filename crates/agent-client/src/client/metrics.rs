@@ -1,6 +1,6 @@
 //! Resource use of a guest, as measured by the guest's kernel.
 
-use crate::client::{AgentCall, AgentClient};
+use super::{AgentCall, AgentClient};
 use crate::error::ClientError;
 use crate::request_body::RequestBody;
 use hyper::Method;
