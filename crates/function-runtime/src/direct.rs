@@ -147,6 +147,59 @@ impl DirectClient {
             address: HeaderValue::from_str(&address).map_err(io::Error::other)?,
         })
     }
+
+    /// Answers a request of a direct connection in the same way as the gateway.
+    async fn answer<B>(
+        &self,
+        server: &FunctionServer,
+        request: Request<B>,
+    ) -> Response<ResponseBody>
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        let id = server.new_request_id();
+        match self.find_function(server, &request) {
+            Ok(function) => {
+                let (mut head, body) = request.into_parts();
+                rewrite(&mut head, self, &id);
+                let request = Request::from_parts(head, body);
+                let name = self.function.clone();
+                let mut response = server.answer(name, &function, &id, request).await;
+                confine_answer(response.headers_mut(), None, "", false);
+                response
+            }
+            Err(fault) => {
+                let mut response = faulty(&fault);
+                response.headers_mut().insert(REQUEST_ID_HEADER, id);
+                response
+            }
+        }
+    }
+
+    /// Returns the function. Fails if the request names a host other than the connection's, or if
+    /// the function does not permit direct requests.
+    fn find_function<B>(
+        &self,
+        server: &FunctionServer,
+        request: &Request<B>,
+    ) -> Result<Arc<Function>, RequestFault> {
+        let authority = request
+            .uri()
+            .authority()
+            .map(|host| host.as_str().as_bytes());
+        let header = || request.headers().get(HOST).map(HeaderValue::as_bytes);
+        let host = authority.or_else(header).unwrap_or_default();
+        if !host.eq_ignore_ascii_case(self.host.as_bytes()) {
+            return Err(RequestFault::Misdirected);
+        }
+        let function = server.function(&self.function);
+        let function = function.ok_or(RequestFault::NotFound)?;
+        match function.deployment().access {
+            DirectAccess::Public => Ok(function),
+            DirectAccess::Disabled => Err(RequestFault::Disabled),
+            DirectAccess::Hidden => Err(RequestFault::NotFound),
+        }
+    }
 }
 
 /// Serves a connection. When `open` becomes false, the connection ends after the request in flight.
@@ -171,7 +224,7 @@ async fn serve_reporting(
     let in_flight = InFlightRequests::default();
     let service = service_fn(|request| async {
         let in_flight_request = in_flight.enter();
-        let response = server.handle_direct(client, request).await;
+        let response = client.answer(server, request).await;
         Ok::<_, Infallible>(response.map(|body| body.until_sent(&in_flight_request)))
     });
     let stream = WriteTimeout::new(stream, WRITE_TIMEOUT);
@@ -196,59 +249,6 @@ async fn serve_reporting(
         }
     };
     ended.map_err(io::Error::other)
-}
-
-impl FunctionServer {
-    /// Answers a request of a direct connection in the same way as the gateway.
-    async fn handle_direct<B>(
-        &self,
-        client: &DirectClient,
-        request: Request<B>,
-    ) -> Response<ResponseBody>
-    where
-        B: Body<Data = Bytes> + Unpin,
-    {
-        let id = self.new_request_id();
-        match self.find_direct(client, &request) {
-            Ok(function) => {
-                let (mut head, body) = request.into_parts();
-                rewrite(&mut head, client, &id);
-                let request = Request::from_parts(head, body);
-                let name = client.function.clone();
-                let mut response = self.answer(name, &function, &id, request).await;
-                confine_answer(response.headers_mut(), None, "", false);
-                response
-            }
-            Err(fault) => {
-                let mut response = faulty(&fault);
-                response.headers_mut().insert(REQUEST_ID_HEADER, id);
-                response
-            }
-        }
-    }
-
-    fn find_direct<B>(
-        &self,
-        client: &DirectClient,
-        request: &Request<B>,
-    ) -> Result<Arc<Function>, RequestFault> {
-        let authority = request
-            .uri()
-            .authority()
-            .map(|host| host.as_str().as_bytes());
-        let header = || request.headers().get(HOST).map(HeaderValue::as_bytes);
-        let host = authority.or_else(header).unwrap_or_default();
-        if !host.eq_ignore_ascii_case(client.host.as_bytes()) {
-            return Err(RequestFault::Misdirected);
-        }
-        let function = self.function(&client.function);
-        let function = function.ok_or(RequestFault::NotFound)?;
-        match function.deployment().access {
-            DirectAccess::Public => Ok(function),
-            DirectAccess::Disabled => Err(RequestFault::Disabled),
-            DirectAccess::Hidden => Err(RequestFault::NotFound),
-        }
-    }
 }
 
 /// Rewrites the head of a client's request for the guest.
