@@ -237,7 +237,7 @@ impl Import {
                 let Some(image) = fetched else {
                     return Err(ImportError::image("it was not downloaded".to_owned()));
                 };
-                match job.registry(image, on_progress)? {
+                match image.import(&job, on_progress)? {
                     Ok(template) => template,
                     Err(missing) => return Ok(ImportAttempt::Missing(missing)),
                 }

@@ -5,7 +5,6 @@ mod confined_dir;
 mod error;
 mod limits;
 mod merge;
-mod proof;
 mod store;
 mod stream;
 mod unpack;
@@ -14,8 +13,7 @@ pub use error::{EntryProblem, LayerError};
 pub(crate) use jiffy_archive::error::shown;
 pub use limits::UnpackLimits;
 pub(crate) use merge::merge;
-pub(crate) use proof::{BlobProofs, Repository};
-pub(crate) use store::{LayerStore, StoredLayer};
+pub(crate) use store::{BlobProofs, LayerStore, Repository, StoredLayer};
 pub(crate) use stream::LayerStream;
 pub use unpack::{unpack, unpack_image};
 

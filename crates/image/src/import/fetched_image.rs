@@ -128,21 +128,19 @@ impl FetchedImage {
         }
         Ok(())
     }
-}
 
-impl ImportJob<'_> {
-    /// Creates the template of a fetched image. Returns the digests of blobs that must be
-    /// downloaded, if layers are missing.
-    pub(super) fn registry(
-        &self,
-        fetched: &mut FetchedImage,
+    /// Creates the template of the image. Returns the digests of blobs that must be downloaded, if
+    /// layers are missing.
+    pub(super) fn import(
+        &mut self,
+        job: &ImportJob<'_>,
         on_progress: &mut ProgressSink<'_>,
     ) -> Result<Result<Template, Vec<String>>, ImportError> {
         // Another import may have created the template during the download.
-        if let Some(template) = self.up_to_date(&fetched.found)? {
+        if let Some(template) = job.up_to_date(&self.found)? {
             return Ok(Ok(template));
         }
-        let sum: u64 = fetched.layers.iter().map(|l| l.descriptor.size).sum();
+        let sum: u64 = self.layers.iter().map(|l| l.descriptor.size).sum();
         let mut steps = ByteProgress::after(
             Phase::Layers,
             sum,
@@ -151,19 +149,19 @@ impl ImportJob<'_> {
             on_progress,
         );
         let (mut layers, mut missing) = (Vec::new(), Vec::new());
-        let repository: Option<Repository> = fetched.registry.repository();
-        for layer in &fetched.layers {
+        let repository: Option<Repository> = self.registry.repository();
+        for layer in &self.layers {
             let FetchedLayer {
                 descriptor,
                 diff_id,
                 sha256,
             } = layer;
-            let stored = self.layers.get(diff_id);
-            let stored = stored.filter(|_| self.layers.knows(diff_id, sha256));
-            match (stored, fetched.blobs.get(sha256)) {
+            let stored = job.layers.get(diff_id);
+            let stored = stored.filter(|_| job.layers.knows(diff_id, sha256));
+            match (stored, self.blobs.get(sha256)) {
                 (Some(stored), Some(proof)) => {
                     if matches!(proof, BlobProof::Here(_)) {
-                        self.layers.record(diff_id, sha256, repository.as_ref())?;
+                        job.layers.record(diff_id, sha256, repository.as_ref())?;
                     }
                     layers.push(stored);
                 }
@@ -171,8 +169,8 @@ impl ImportJob<'_> {
                     let mut file = &download.file;
                     let rewound = file.seek(SeekFrom::Start(0));
                     rewound.on("read", Path::new(&download.path))?;
-                    let unpacked = self.unpack(file, diff_id, &mut |n| steps.at(n))?;
-                    self.layers.record(diff_id, sha256, repository.as_ref())?;
+                    let unpacked = job.unpack(file, diff_id, &mut |n| steps.at(n))?;
+                    job.layers.record(diff_id, sha256, repository.as_ref())?;
                     layers.push(unpacked);
                 }
                 // The layer was removed after its proof, together with the last template that used
@@ -184,12 +182,12 @@ impl ImportJob<'_> {
         if !missing.is_empty() {
             return Ok(Err(missing));
         }
-        for blob in std::mem::take(&mut fetched.blobs).into_values() {
+        for blob in std::mem::take(&mut self.blobs).into_values() {
             if let BlobProof::Here(download) = blob {
                 download.remove()?;
             }
         }
-        let (from, found) = (fetched.from.clone(), fetched.found.clone());
-        self.finish(from, found, layers, on_progress).map(Ok)
+        let (from, found) = (self.from.clone(), self.found.clone());
+        job.finish(from, found, layers, on_progress).map(Ok)
     }
 }

@@ -1,5 +1,9 @@
 //! Store of unpacked layers. Each layer is stored once, by content.
 
+mod proof;
+
+pub(crate) use proof::{BlobProofs, Repository};
+
 use super::confined::unpack;
 use super::{ByteMeter, LayerError, UnpackLimits, UnpackedLayer};
 use crate::file::{self, FileError, OnPath, UNFINISHED};
@@ -133,11 +137,11 @@ impl LayerStore {
         Ok(())
     }
 
-    pub(super) fn place(&self, diff_id: &str) -> PathBuf {
+    fn place(&self, diff_id: &str) -> PathBuf {
         Self::place_in(&self.directory, diff_id)
     }
 
-    pub(super) fn place_in(layers: &Path, diff_id: &str) -> PathBuf {
+    fn place_in(layers: &Path, diff_id: &str) -> PathBuf {
         layers.join(format!("{PREFIX}{diff_id}"))
     }
 }

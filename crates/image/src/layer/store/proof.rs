@@ -17,7 +17,7 @@
 //! The records of a layer are in the directory of the layer. They are written under the lock of the
 //! layer store, and are removed with the layer.
 
-use super::store::LayerStore;
+use super::LayerStore;
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
 use serde::{Deserialize, Serialize};
