@@ -9,7 +9,6 @@ mod lifecycle;
 mod log;
 mod migrate;
 mod names;
-mod pending_ends;
 mod queue;
 mod reconcile;
 mod records;

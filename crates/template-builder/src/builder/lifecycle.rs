@@ -3,8 +3,7 @@
 use super::failure::BuildFailure;
 use super::job::{BuildJob, BuildOutcome};
 use super::log::{BuildLog, BuildProgress};
-use super::pending_ends::BuildEnd;
-use super::records::{BuildRecord, BuildStatus, FailureReason, LogLevel, TemplateRecord};
+use super::records::{BuildEnd, BuildRecord, BuildStatus, FailureReason, LogLevel, TemplateRecord};
 use super::{Builder, BuilderError, RunningBuild};
 use jiffy_build_spec::spec::{BuildSpec, StageBase};
 use std::sync::Arc;

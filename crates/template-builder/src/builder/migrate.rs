@@ -1,6 +1,5 @@
 //! Migration of data directories that were created before templates in the image store had owners.
 
-use super::records::{BuildRecords, RecordError};
 use super::{Builder, BuilderError, blocking};
 use jiffy_engine_api::is_id;
 use jiffy_image::{TemplateError, Visibility};
@@ -8,18 +7,6 @@ use std::collections::HashMap;
 
 /// Name of the migration in the database.
 const OWNER_NAMESPACES: &str = "namespaces";
-
-impl BuildRecords {
-    fn is_migrated(&self, name: &str) -> Result<bool, RecordError> {
-        let query = "SELECT count(*) FROM migrations WHERE name = ?1";
-        self.with_connection(|c| Ok(c.query_row(query, [name], |row| row.get::<_, i64>(0))? > 0))
-    }
-
-    fn set_migrated(&self, name: &str) -> Result<(), RecordError> {
-        let write = "INSERT OR IGNORE INTO migrations (name) VALUES (?1)";
-        self.with_connection(|c| c.execute(write, [name]).map(drop))
-    }
-}
 
 impl Builder {
     /// Moves every template of the image store to the owner in the database, once. Templates of

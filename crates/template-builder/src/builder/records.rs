@@ -2,15 +2,19 @@
 
 mod builds;
 mod log_lines;
+mod migrations;
+mod pending_ends;
 mod schema;
+mod step_uses;
 mod templates;
 
 pub use builds::{BuildRecord, BuildStatus, FailureReason, WantedSize};
 pub use log_lines::{LogLevel, LogLine, LogPosition, LogQuery, MAX_LOG_LINES};
+pub(super) use pending_ends::BuildEnd;
 pub use templates::TemplateRecord;
 
-use super::pending_ends::PendingEnds;
 use parking_lot::{Mutex, MutexGuard};
+use pending_ends::PendingEnds;
 use rusqlite::Connection;
 use schema::SCHEMA_VERSION;
 use serde::Serialize;
@@ -42,7 +46,7 @@ pub enum RecordError {
 pub struct BuildRecords {
     path: PathBuf,
     connection: Mutex<Connection>,
-    pub(super) pending_ends: PendingEnds,
+    pending_ends: PendingEnds,
 }
 
 impl BuildRecords {
@@ -72,7 +76,7 @@ impl BuildRecords {
             .pragma_update(None, "foreign_keys", true)
             .map_err(failed)?;
         connection
-            .execute_batch(super::step_cache::STEPS_TABLE)
+            .execute_batch(step_uses::STEPS_TABLE)
             .map_err(failed)?;
         Ok(Self {
             path,

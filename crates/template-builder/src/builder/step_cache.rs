@@ -1,22 +1,14 @@
 //! Cache of steps: last use of their snapshots, and removal of unused steps.
 
-use super::records::{BuildRecords, RecordError, from_sql, to_sql};
+use super::records::RecordError;
 use super::{Builder, BuilderError, BuilderInner};
 use jiffy_engine_api::{is_imported_image, now_ms};
 use jiffy_image::{PrunedImages, TemplateManifest};
 use jiffy_sandbox_manager::{START_DELAY, Snapshot};
-use rusqlite::params;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// Last use of each step by a build. Earlier versions of this program ignore the table.
-pub(super) const STEPS_TABLE: &str = "
-    CREATE TABLE IF NOT EXISTS steps (
-        key TEXT PRIMARY KEY,
-        used_ms INTEGER NOT NULL
-    ) STRICT, WITHOUT ROWID;
-";
 /// Interval between removals of unused steps and uploads.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
@@ -39,42 +31,6 @@ pub struct PrunableBuildCache {
     pub upload_bytes: u64,
     /// Templates that were imported from registries for builds.
     pub imports: Vec<String>,
-}
-
-impl BuildRecords {
-    /// Records a use of a step.
-    pub fn touch_step(&self, key: &str, at_ms: u64) -> Result<(), RecordError> {
-        self.with_connection(|c| {
-            let write = "INSERT INTO steps (key, used_ms) VALUES (?1, ?2)
-                ON CONFLICT (key) DO UPDATE SET used_ms = ?2";
-            c.execute(write, params![key, to_sql(at_ms)]).map(drop)
-        })
-    }
-
-    /// Returns the time of the last use of each step, in milliseconds since 1970.
-    fn last_uses(&self) -> Result<HashMap<String, u64>, RecordError> {
-        self.with_connection(|c| {
-            let mut query = c.prepare_cached("SELECT key, used_ms FROM steps")?;
-            let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, from_sql(row.get(1)?)));
-            query.query_map([], row)?.collect()
-        })
-    }
-
-    fn delete_step_use(&self, key: &str) -> Result<(), RecordError> {
-        self.with_connection(|c| {
-            c.execute("DELETE FROM steps WHERE key = ?1", [key])
-                .map(drop)
-        })
-    }
-
-    /// Returns the start of the earliest running build, in milliseconds since 1970.
-    fn building_since(&self) -> Result<Option<u64>, RecordError> {
-        self.with_connection(|c| {
-            let query = "SELECT min(changed_ms) FROM builds WHERE status = 'building'";
-            let first: Option<i64> = c.query_row(query, [], |row| row.get(0))?;
-            Ok(first.map(from_sql))
-        })
-    }
 }
 
 impl BuilderInner {

@@ -1,6 +1,5 @@
 //! Usage of an owner: templates, builds and uploads.
 
-use super::records::{BuildRecords, RecordError};
 use super::{Builder, BuilderError, BuilderInner};
 use jiffy_image::{DiskBudget, Templates, Visibility};
 use jiffy_sandbox_manager::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRefusal, QuotaRequest};
@@ -72,20 +71,6 @@ impl TemplateUsage {
         let images = own.images.iter();
         let charged = images.filter(|(sum, _)| !self.of_host.contains(*sum));
         (own.count, charged.map(|(_, bytes)| *bytes).sum())
-    }
-}
-
-impl BuildRecords {
-    /// Returns the number of waiting and running builds of `caller`.
-    fn unfinished_builds(&self, caller: &str) -> Result<u64, RecordError> {
-        self.with_connection(|c| {
-            let query = "SELECT count(*) FROM builds
-                WHERE caller = ?1 AND status NOT IN ('ready', 'error')";
-            let count: i64 = c
-                .prepare_cached(query)?
-                .query_row([caller], |row| row.get(0))?;
-            Ok(u64::try_from(count).unwrap_or(0))
-        })
     }
 }
 

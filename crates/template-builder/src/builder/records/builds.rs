@@ -209,6 +209,72 @@ impl BuildRecords {
             c.execute(change, params![json(reason), to_sql(now_ms())])
         })
     }
+
+    /// Returns the number of waiting and running builds of `caller`.
+    pub(in crate::builder) fn unfinished_builds(&self, caller: &str) -> Result<u64, RecordError> {
+        self.with_connection(|c| {
+            let query = "SELECT count(*) FROM builds
+                WHERE caller = ?1 AND status NOT IN ('ready', 'error')";
+            let count: i64 = c
+                .prepare_cached(query)?
+                .query_row([caller], |row| row.get(0))?;
+            Ok(u64::try_from(count).unwrap_or(0))
+        })
+    }
+
+    /// Returns the ids of waiting builds that `caller` requested. `None` stands for the host's
+    /// owner.
+    pub(in crate::builder) fn waiting_of(
+        &self,
+        caller: Option<&str>,
+    ) -> Result<Vec<String>, RecordError> {
+        let query = "SELECT id FROM builds WHERE status = 'waiting' AND caller IS ?1";
+        self.with_connection(|c| {
+            let mut query = c.prepare_cached(query)?;
+            query.query_map([caller], |row| row.get(0))?.collect()
+        })
+    }
+
+    /// Returns the ids of waiting builds that were created before `before_ms`.
+    pub(in crate::builder) fn waiting_before(
+        &self,
+        before_ms: u64,
+    ) -> Result<Vec<String>, RecordError> {
+        let query = "SELECT id FROM builds WHERE status = 'waiting' AND created_ms < ?1";
+        self.with_connection(|c| {
+            let mut query = c.prepare_cached(query)?;
+            let ids = query.query_map([to_sql(before_ms)], |row| row.get(0));
+            ids?.collect()
+        })
+    }
+
+    /// Deletes all but the newest failed builds of `caller`, and templates without builds.
+    pub(in crate::builder) fn gc_failed(
+        &self,
+        caller: Option<&str>,
+        keep: usize,
+    ) -> Result<(), RecordError> {
+        let builds = "DELETE FROM builds WHERE id IN (
+            SELECT id FROM builds WHERE status = 'error' AND caller IS ?1
+            ORDER BY changed_ms DESC, rowid DESC LIMIT -1 OFFSET ?2)";
+        let templates = "DELETE FROM templates WHERE id NOT IN (SELECT template FROM builds)";
+        self.with_connection(|c| {
+            let keep = i64::try_from(keep).unwrap_or(i64::MAX);
+            if c.execute(builds, params![caller, keep])? > 0 {
+                c.execute(templates, [])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns the start of the earliest running build, in milliseconds since 1970.
+    pub(in crate::builder) fn building_since(&self) -> Result<Option<u64>, RecordError> {
+        self.with_connection(|c| {
+            let query = "SELECT min(changed_ms) FROM builds WHERE status = 'building'";
+            let first: Option<i64> = c.query_row(query, [], |row| row.get(0))?;
+            Ok(first.map(from_sql))
+        })
+    }
 }
 
 fn build(row: &Row<'_>) -> rusqlite::Result<BuildRecord> {

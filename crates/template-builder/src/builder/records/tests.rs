@@ -195,3 +195,45 @@ fn lines_are_read_in_pages_and_by_level() {
     records.delete_template("t1").unwrap();
     assert_eq!(records.build("b1").unwrap(), None);
 }
+
+#[test]
+fn failed_builds_and_templates_without_builds_are_removed_per_caller() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = BuildRecords::open(dir.path()).unwrap();
+    for n in 0..6_u64 {
+        let owner = Some(if n < 5 { "k1" } else { "k2" }.to_owned());
+        let template = TemplateRecord {
+            id: format!("t{n}"),
+            name: format!("name{n}"),
+            owner: owner.clone(),
+            public: false,
+            created_ms: n,
+        };
+        records.insert_template(&template).unwrap();
+        let build = BuildRecord {
+            id: format!("b{n}"),
+            template: template.id,
+            caller: owner,
+            tags: Vec::new(),
+            size: WantedSize::default(),
+            status: if n == 0 {
+                BuildStatus::Waiting
+            } else {
+                BuildStatus::Error
+            },
+            reason: None,
+            steps: Vec::new(),
+            version: None,
+            created_ms: n,
+            changed_ms: n,
+        };
+        records.insert_build(&build).unwrap();
+    }
+    records.gc_failed(Some("k1"), 2).unwrap();
+    let left = records.templates().unwrap().into_iter().map(|t| t.id);
+    assert_eq!(left.collect::<Vec<_>>(), ["t0", "t3", "t4", "t5"]);
+    assert_eq!(records.waiting_of(Some("k1")).unwrap(), ["b0"]);
+    assert_eq!(records.waiting_of(Some("k2")).unwrap(), [""; 0]);
+    assert_eq!(records.waiting_before(1).unwrap(), ["b0"]);
+    assert_eq!(records.waiting_before(0).unwrap(), [""; 0]);
+}

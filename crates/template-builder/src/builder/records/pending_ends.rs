@@ -1,7 +1,7 @@
 //! Results of builds that are not in the database yet because the disk is full. Readers see them
 //! immediately.
 
-use super::records::{BuildRecord, BuildRecords, BuildStatus, FailureReason, RecordError};
+use super::{BuildRecord, BuildRecords, BuildStatus, FailureReason, RecordError};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Result of a build.
 #[derive(Debug, Clone)]
-pub(super) enum BuildEnd {
+pub(in crate::builder) enum BuildEnd {
     /// Step keys and version of the template.
     Ready(Vec<String>, String),
     Failed(FailureReason),
@@ -48,7 +48,7 @@ impl PendingEnds {
 impl BuildRecords {
     /// Records the result of a build. Readers see it immediately; the database is updated as soon
     /// as it can be written.
-    pub(super) async fn end_build(&self, template: &str, id: &str, end: BuildEnd) {
+    pub(in crate::builder) async fn end_build(&self, template: &str, id: &str, end: BuildEnd) {
         self.pending_ends.lock().insert(id.to_owned(), end.clone());
         let mut pause = FIRST_RETRY_DELAY;
         while let Err(e) = self.write_end(template, id, &end) {
@@ -75,7 +75,7 @@ impl BuildRecords {
 
 #[cfg(test)]
 mod tests {
-    use super::super::records::{TemplateRecord, WantedSize};
+    use super::super::{TemplateRecord, WantedSize};
     use super::*;
 
     #[tokio::test]
