@@ -1,0 +1,393 @@
+//! Coordinator of a shard: registrations, acknowledgements and verdicts.
+//!
+//! All changes of members are made in a draft of the shard's record. Every 3 s the draft replaces
+//! the record (group commit). A change takes effect when the replace is known to have succeeded.
+
+mod budgets;
+mod membership;
+mod placement;
+
+pub use budgets::BudgetExhausted;
+pub use membership::MembershipError;
+pub use placement::{CreateError, CreatePlacement};
+
+use crate::directory::{Directory, RowMessage, RowReceiver};
+use crate::effect::{Effect, TermEnd, WriteOutcome};
+use crate::ids::{Epoch, FleetId, MemberId, Millis, Owner, Term, Version, WriteId};
+use crate::message::{Body, BudgetOwner, MESSAGE_FORMAT, Message};
+use crate::record::{MemberRow, MemberState, ShardRecord};
+use crate::timing::Timing;
+use budgets::Budgets;
+use jiffy_scheduler::{HostReport, Scheduler};
+use std::collections::BTreeMap;
+
+/// Interval at which silent members are searched.
+const JUDGE_INTERVAL_MS: u64 = 500;
+
+/// Replace of the record that has been sent and whose outcome is not known.
+#[derive(Debug)]
+struct InFlight {
+    write: WriteId,
+    record: ShardRecord,
+    first_sent: Millis,
+    /// Time at which the write is repeated. `None` while a call is in progress.
+    repeat_at: Option<Millis>,
+}
+
+/// State of a member at this coordinator.
+#[derive(Debug)]
+struct Peer {
+    /// Receipt of the last heartbeat or registration in this term.
+    heard: Option<Millis>,
+    /// Number of the last heartbeat.
+    last_seq: u64,
+    rows: RowReceiver,
+}
+
+/// Coordinator of a shard for one term.
+#[derive(Debug)]
+pub(crate) struct Coordinator {
+    timing: Timing,
+    id: MemberId,
+    version: Version,
+    committed: ShardRecord,
+    draft: ShardRecord,
+    in_flight: Option<InFlight>,
+    next_write: u64,
+    next_renew: Millis,
+    next_judge: Millis,
+    /// Time of the sending of the last successful replace.
+    renewed: Millis,
+    /// Time before which no verdict is made.
+    grace_ends: Millis,
+    /// Time after which shares are granted although members have not reported theirs.
+    shares_known: Option<Millis>,
+    peers: BTreeMap<MemberId, Peer>,
+    is_mass_silence: bool,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) directory: Directory,
+    budgets: Budgets,
+}
+
+impl Coordinator {
+    /// Creates the coordinator after its takeover was written. `sent` is the time of the first
+    /// sending of the takeover, and `write` the number of the next write.
+    pub fn new(
+        timing: Timing,
+        record: ShardRecord,
+        version: Version,
+        write: WriteId,
+        (sent, now): (Millis, Millis),
+        limits: BTreeMap<BudgetOwner, u64>,
+    ) -> Self {
+        let term = record.term;
+        let live = || record.members.iter().filter(|row| row.state.is_live());
+        let mut scheduler = Scheduler::new();
+        for row in live() {
+            scheduler.add_host(row.id.host(), row.capacity.spec(), report_of(row, None));
+        }
+        let peer = || Peer {
+            heard: None,
+            last_seq: 0,
+            rows: RowReceiver::new(list_number(term)),
+        };
+        Self {
+            timing,
+            id: record.coordinator,
+            version,
+            draft: record.clone(),
+            in_flight: None,
+            next_write: write.0,
+            next_renew: sent.plus(timing.renew),
+            next_judge: now,
+            renewed: sent,
+            grace_ends: now.plus(timing.grace),
+            shares_known: timing.unreported_shares.map(|ms| now.plus(ms)),
+            peers: live().map(|row| (row.id, peer())).collect(),
+            is_mass_silence: false,
+            scheduler,
+            directory: Directory::new(),
+            budgets: Budgets::new(term, limits, live().map(|row| row.id).collect()),
+            committed: record,
+        }
+    }
+
+    /// Returns the term.
+    pub fn term(&self) -> Term {
+        self.committed.term
+    }
+
+    /// Returns the committed record.
+    pub fn record(&self) -> &ShardRecord {
+        &self.committed
+    }
+
+    /// Returns whether heartbeats are acknowledged at present.
+    pub fn has_authority(&self, now: Millis) -> bool {
+        now.since(self.renewed) < self.timing.acknowledge
+    }
+
+    /// Returns the time of the next event that this coordinator must process.
+    pub fn wake_at(&self) -> Millis {
+        let write = match &self.in_flight {
+            Some(in_flight) => in_flight.repeat_at,
+            None => Some(self.next_renew),
+        };
+        [write, Some(self.next_judge), self.shares_known]
+            .into_iter()
+            .flatten()
+            .fold(Millis(u64::MAX), Millis::min)
+    }
+
+    /// Returns the number of the next write.
+    pub fn next_write(&self) -> WriteId {
+        WriteId(self.next_write)
+    }
+
+    /// Processes time: repeats or starts a replace, and decides verdicts.
+    pub fn tick(&mut self, now: Millis, effects: &mut Vec<Effect>) {
+        if self.shares_known.is_some_and(|at| at <= now) {
+            self.shares_known = None;
+            self.budgets.complete();
+        }
+        if self.next_judge <= now {
+            self.next_judge = now.plus(JUDGE_INTERVAL_MS);
+            self.judge(now, effects);
+        }
+        match &mut self.in_flight {
+            Some(in_flight) if in_flight.repeat_at.is_some_and(|at| at <= now) => {
+                in_flight.repeat_at = None;
+                effects.push(Effect::ReplaceShard {
+                    write: in_flight.write,
+                    record: Box::new(in_flight.record.clone()),
+                    expected: self.version.clone(),
+                });
+            }
+            None if self.next_renew <= now => self.replace(now, effects),
+            _ => {}
+        }
+    }
+
+    fn replace(&mut self, now: Millis, effects: &mut Vec<Effect>) {
+        let mut record = self.draft.clone();
+        record.seq = self.committed.seq.saturating_add(1);
+        let write = WriteId(self.next_write);
+        self.next_write += 1;
+        self.next_renew = now.plus(self.timing.renew);
+        effects.push(Effect::ReplaceShard {
+            write,
+            record: Box::new(record.clone()),
+            expected: self.version.clone(),
+        });
+        self.in_flight = Some(InFlight {
+            write,
+            record,
+            first_sent: now,
+            repeat_at: None,
+        });
+    }
+
+    /// Processes the outcome of a replace. Returns the reason if the term has ended.
+    pub fn written(
+        &mut self,
+        now: Millis,
+        write: WriteId,
+        outcome: WriteOutcome<ShardRecord>,
+        effects: &mut Vec<Effect>,
+    ) -> Option<TermEnd> {
+        if self.in_flight.as_ref().is_none_or(|f| f.write != write) {
+            return None;
+        }
+        match outcome {
+            WriteOutcome::Unknown => {
+                if let Some(in_flight) = &mut self.in_flight {
+                    in_flight.repeat_at = Some(now.plus(self.timing.repeat));
+                }
+                None
+            }
+            WriteOutcome::Rejected => {
+                // The record is unchanged: the next replace contains newer changes.
+                self.in_flight = None;
+                self.next_renew = now.plus(self.timing.repeat);
+                None
+            }
+            WriteOutcome::Lost(current) => {
+                let term = current.map(|(record, _)| record.term);
+                Some(TermEnd::Replaced { by: term })
+            }
+            WriteOutcome::Done(version) => {
+                if let Some(in_flight) = self.in_flight.take() {
+                    self.version = version;
+                    self.renewed = in_flight.first_sent;
+                    let former = std::mem::replace(&mut self.committed, in_flight.record);
+                    self.committed_changes(now, &former, effects);
+                }
+                None
+            }
+        }
+    }
+
+    /// Emits the effects of the changes that a replace has committed.
+    fn committed_changes(&mut self, now: Millis, former: &ShardRecord, effects: &mut Vec<Effect>) {
+        let committed = self.committed.clone();
+        for row in &committed.members {
+            let previous = former.row(row.id);
+            if previous == Some(row) {
+                continue;
+            }
+            let ended = previous.filter(|previous| {
+                previous.state.is_live()
+                    && (previous.epoch != row.epoch || row.state == MemberState::Dead)
+            });
+            if let Some(ended) = ended {
+                effects.push(Effect::Verdict(Owner {
+                    member: row.id,
+                    epoch: ended.epoch,
+                }));
+                self.budgets.remove(row.id);
+            }
+            if row.state == MemberState::Left {
+                self.directory.remove_host(row.id);
+                self.budgets.remove(row.id);
+            }
+            if row.state.is_live() {
+                let is_registration = previous.is_none_or(|previous| {
+                    previous.epoch != row.epoch || previous.instance != row.instance
+                });
+                if is_registration {
+                    self.answer_registration(now, row, effects);
+                }
+            } else {
+                self.scheduler.remove_host(row.id.host());
+                if self
+                    .draft
+                    .row(row.id)
+                    .is_none_or(|draft| !draft.state.is_live())
+                {
+                    self.peers.remove(&row.id);
+                }
+            }
+        }
+    }
+
+    fn answer_registration(&mut self, now: Millis, row: &MemberRow, effects: &mut Vec<Effect>) {
+        self.scheduler
+            .add_host(row.id.host(), row.capacity.spec(), report_of(row, None));
+        let list = list_number(self.committed.term);
+        let peer = self.peers.entry(row.id).or_insert_with(|| Peer {
+            heard: None,
+            last_seq: 0,
+            rows: RowReceiver::new(list),
+        });
+        peer.heard = Some(now);
+        peer.last_seq = 0;
+        peer.rows.restart();
+        self.budgets.restart(row.id);
+        self.send_registered(row, effects);
+    }
+
+    fn send_registered(&self, row: &MemberRow, effects: &mut Vec<Effect>) {
+        let body = Body::Registered {
+            instance: row.instance,
+            epoch: row.epoch,
+        };
+        effects.push(self.message(row, body));
+    }
+
+    /// Applies rows of a member to the directory.
+    pub fn receive_rows(
+        &mut self,
+        from: MemberId,
+        epoch: Option<Epoch>,
+        message: &RowMessage,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(row) = self.committed.row(from) else {
+            return;
+        };
+        if Some(row.epoch) != epoch || !row.state.is_live() {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(&from) else {
+            return;
+        };
+        let is_wanted = match peer.rows.receive(from, message, &mut self.directory) {
+            Ok(is_wanted) => is_wanted,
+            Err(error) => {
+                effects.push(Effect::RowsRejected {
+                    member: from,
+                    error,
+                });
+                false
+            }
+        };
+        if is_wanted {
+            let request = peer.rows.request();
+            effects.push(self.message(row, Body::RowsWanted(request)));
+        }
+    }
+
+    /// Changes the limit of an owner's budget.
+    pub fn set_limit(&mut self, owner: &BudgetOwner, limit: Option<u64>) {
+        self.budgets.set_limit(owner, limit);
+    }
+
+    /// Announces the coordinator to all members.
+    pub fn announce(&self, effects: &mut Vec<Effect>) {
+        for row in self
+            .committed
+            .members
+            .iter()
+            .filter(|row| row.id != self.id)
+        {
+            if row.state.is_live() {
+                effects.push(self.message(row, Body::Coordinating));
+            }
+        }
+    }
+
+    fn message(&self, row: &MemberRow, body: Body) -> Effect {
+        Effect::Send {
+            to: row.id,
+            address: Some(row.address.clone()),
+            message: message_of(&self.committed.fleet, self.committed.term, None, body),
+        }
+    }
+}
+
+/// Returns a message of this build's format.
+pub(crate) fn message_of(fleet: &FleetId, term: Term, epoch: Option<Epoch>, body: Body) -> Message {
+    Message {
+        format: MESSAGE_FORMAT,
+        fleet: fleet.clone(),
+        term,
+        epoch,
+        body,
+    }
+}
+
+/// Returns the state of a host for the scheduler. A host without heartbeat has no free resources.
+fn report_of(row: &MemberRow, status: Option<&crate::message::HostStatus>) -> HostReport {
+    let is_draining = row.state != MemberState::Up;
+    match status {
+        None => HostReport {
+            is_draining,
+            ..HostReport::default()
+        },
+        Some(status) => HostReport {
+            free: status.free(),
+            is_draining,
+            is_store_reachable: status.is_store_reachable,
+            templates: status
+                .templates
+                .iter()
+                .map(|&template| jiffy_scheduler::TemplateId(template))
+                .collect(),
+        },
+    }
+}
+
+/// Returns the number of the first list in a term. Lists of different terms have different numbers.
+fn list_number(term: Term) -> u64 {
+    term.0 << 32
+}

@@ -1,0 +1,268 @@
+//! Shares of budgets that a coordinator has granted.
+//!
+//! A grant states the new size of a share, so that a lost or repeated message changes nothing. The
+//! coordinator counts the larger of its grant and the report of the member until the member reports
+//! that it has applied the latest grant.
+
+use crate::ids::{MemberId, Term};
+use crate::message::{
+    BudgetOwner, Grant, GrantNumber, MAX_SHARES_PER_MESSAGE, Recall, ShareReport,
+};
+use jiffy_scheduler::BudgetShares;
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug)]
+struct Budget {
+    shares: BudgetShares,
+    /// Latest grant of each member in this term.
+    grants: BTreeMap<MemberId, GrantNumber>,
+    /// Sandboxes that were placed on a member since its last report, and unused parts of its share.
+    unused: BTreeMap<MemberId, u64>,
+}
+
+/// Budgets of all owners.
+#[derive(Debug)]
+pub(crate) struct Budgets {
+    term: Term,
+    owners: BTreeMap<BudgetOwner, Budget>,
+    /// Limits of owners, also of those without a share.
+    limits: BTreeMap<BudgetOwner, u64>,
+    /// Members whose shares are unknown since the takeover.
+    unreported: BTreeSet<MemberId>,
+    /// Members whose next report contains all of their shares.
+    restarted: BTreeSet<MemberId>,
+    /// Owners whose latest grant a member has not reported as applied.
+    pending: BTreeMap<MemberId, BTreeSet<BudgetOwner>>,
+    /// Amounts that members will be requested to return with the next acknowledgement.
+    recalls: BTreeMap<MemberId, BTreeMap<BudgetOwner, u64>>,
+    next_grant: u64,
+}
+
+impl Budgets {
+    /// Creates the budgets of a new coordinator. No share is granted before all members in
+    /// `unreported` have reported theirs or are dead.
+    pub fn new(
+        term: Term,
+        limits: BTreeMap<BudgetOwner, u64>,
+        unreported: BTreeSet<MemberId>,
+    ) -> Self {
+        Self {
+            term,
+            owners: BTreeMap::new(),
+            limits,
+            unreported,
+            restarted: BTreeSet::new(),
+            pending: BTreeMap::new(),
+            recalls: BTreeMap::new(),
+            next_grant: 1,
+        }
+    }
+
+    /// Permits grants although members have not reported their shares.
+    pub fn complete(&mut self) {
+        self.unreported.clear();
+        self.owners
+            .values_mut()
+            .for_each(|budget| budget.shares.complete());
+    }
+
+    /// Changes the limit of an owner. `None` removes the budget: no share grows.
+    pub fn set_limit(&mut self, owner: &BudgetOwner, limit: Option<u64>) {
+        match limit {
+            Some(limit) => self.limits.insert(owner.clone(), limit),
+            None => self.limits.remove(owner),
+        };
+        if let Some(budget) = self.owners.get_mut(owner) {
+            budget.shares.set_limit(limit.unwrap_or(0));
+        }
+    }
+
+    /// Removes the shares of a member whose sandboxes no longer count.
+    pub fn remove(&mut self, member: MemberId) {
+        for budget in self.owners.values_mut() {
+            budget.shares.remove(member.budget());
+            budget.grants.remove(&member);
+            budget.unused.remove(&member);
+        }
+        self.pending.remove(&member);
+        self.recalls.remove(&member);
+        self.reported(member);
+    }
+
+    /// Forgets the grants of a former process of a member, whose next report is complete.
+    pub fn restart(&mut self, member: MemberId) {
+        for budget in self.owners.values_mut() {
+            budget.grants.remove(&member);
+        }
+        self.pending.remove(&member);
+        self.restarted.insert(member);
+    }
+
+    /// Applies the reports of a heartbeat. Returns grants and recalls for its acknowledgement.
+    ///
+    /// Grants must be sent, because a member whose share has grown here reports the former size
+    /// otherwise. A lost grant is repeated with the next acknowledgement.
+    pub fn report(
+        &mut self,
+        member: MemberId,
+        reports: &[ShareReport],
+        members: u32,
+    ) -> (Vec<Grant>, Vec<Recall>) {
+        if self.restarted.remove(&member) {
+            let reported: BTreeSet<_> = reports.iter().map(|report| &report.owner).collect();
+            for (owner, budget) in &mut self.owners {
+                if !reported.contains(owner) {
+                    budget.shares.remove(member.budget());
+                }
+            }
+        }
+        for report in reports {
+            self.apply(member, report);
+        }
+        self.reported(member);
+        for report in reports {
+            if report.wanted > 0 && self.is_current(member, report) {
+                self.hand_out(&report.owner, member, report.wanted, members);
+            }
+        }
+        let owners = self.pending.get(&member).cloned().unwrap_or_default();
+        let grants = owners
+            .iter()
+            .filter_map(|owner| self.pending(owner, member))
+            .take(MAX_SHARES_PER_MESSAGE)
+            .collect();
+        let recalls = self.recalls.remove(&member).unwrap_or_default();
+        let recalls = recalls
+            .into_iter()
+            .map(|(owner, amount)| Recall { owner, amount })
+            .take(MAX_SHARES_PER_MESSAGE)
+            .collect();
+        (grants, recalls)
+    }
+
+    /// Ensures that a member may run one more sandbox of an owner. Returns the grant that the
+    /// request for the sandbox must contain, `None` if the member's share suffices.
+    ///
+    /// # Errors
+    /// Returns [`BudgetExhausted`] if the limit is reached or unknown shares may reach it.
+    pub fn admit(
+        &mut self,
+        owner: &BudgetOwner,
+        member: MemberId,
+        members: u32,
+    ) -> Result<Option<Grant>, BudgetExhausted> {
+        if !self.limits.contains_key(owner) {
+            return Ok(None);
+        }
+        let unused = |budget: &Budget| budget.unused.get(&member).copied().unwrap_or(0);
+        let budget = self.budget(owner);
+        if unused(budget) == 0 {
+            self.hand_out(owner, member, 1, members);
+        }
+        let budget = self.budget(owner);
+        if unused(budget) == 0 {
+            return Err(BudgetExhausted);
+        }
+        if let Some(unused) = budget.unused.get_mut(&member) {
+            *unused -= 1;
+        }
+        Ok(self.pending(owner, member))
+    }
+
+    fn apply(&mut self, member: MemberId, report: &ShareReport) {
+        let is_current = self.is_current(member, report);
+        if is_current && let Some(pending) = self.pending.get_mut(&member) {
+            pending.remove(&report.owner);
+        }
+        let budget = self.budget(&report.owner);
+        let granted = budget.shares.share(member.budget());
+        if is_current {
+            budget
+                .shares
+                .report(member.budget(), report.share, report.in_use);
+        } else {
+            let share = report.share.max(granted);
+            budget.shares.report(member.budget(), share, report.in_use);
+        }
+        let unused = budget
+            .shares
+            .share(member.budget())
+            .saturating_sub(report.in_use);
+        budget.unused.insert(member, unused);
+    }
+
+    /// Returns whether the member has applied the latest grant.
+    fn is_current(&self, member: MemberId, report: &ShareReport) -> bool {
+        let budget = self.owners.get(&report.owner);
+        let latest = budget.and_then(|budget| budget.grants.get(&member));
+        latest.is_none_or(|&latest| report.grant >= latest)
+    }
+
+    fn hand_out(&mut self, owner: &BudgetOwner, member: MemberId, wanted: u64, members: u32) {
+        let number = GrantNumber {
+            term: self.term,
+            number: self.next_grant,
+        };
+        let budget = self.budget(owner);
+        let granted = budget.shares.hand_out(member.budget(), wanted, members);
+        if granted > 0 {
+            budget.grants.insert(member, number);
+            *budget.unused.entry(member).or_default() += granted;
+        }
+        let recalled = if granted < wanted {
+            budget.shares.recall(wanted - granted)
+        } else {
+            Vec::new()
+        };
+        if granted > 0 {
+            self.next_grant += 1;
+            self.pending
+                .entry(member)
+                .or_default()
+                .insert(owner.clone());
+        }
+        for (other, amount) in recalled {
+            let other = MemberId(other.0);
+            if other != member {
+                let recalls = self.recalls.entry(other).or_default();
+                recalls.insert(owner.clone(), amount);
+            }
+        }
+    }
+
+    /// Returns the latest grant of a member.
+    fn pending(&self, owner: &BudgetOwner, member: MemberId) -> Option<Grant> {
+        let budget = self.owners.get(owner)?;
+        let &number = budget.grants.get(&member)?;
+        Some(Grant {
+            owner: owner.clone(),
+            number,
+            share: budget.shares.share(member.budget()),
+        })
+    }
+
+    fn reported(&mut self, member: MemberId) {
+        if self.unreported.remove(&member) && self.unreported.is_empty() {
+            self.complete();
+        }
+    }
+
+    fn budget(&mut self, owner: &BudgetOwner) -> &mut Budget {
+        let limit = self.limits.get(owner).copied().unwrap_or(0);
+        let is_complete = self.unreported.is_empty();
+        self.owners.entry(owner.clone()).or_insert_with(|| Budget {
+            shares: if is_complete {
+                BudgetShares::new(limit)
+            } else {
+                BudgetShares::of_new_coordinator(limit)
+            },
+            grants: BTreeMap::new(),
+            unused: BTreeMap::new(),
+        })
+    }
+}
+
+/// The budget of an owner is exhausted, or shares of members are not known yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the budget is exhausted, or shares of members are not known yet: retry later")]
+pub struct BudgetExhausted;

@@ -1,0 +1,407 @@
+//! Registrations, heartbeats and verdicts of the members of a shard.
+
+use super::{Coordinator, Peer, list_number, report_of};
+use crate::directory::RowReceiver;
+use crate::effect::Effect;
+use crate::ids::{Epoch, MemberId, Millis};
+use crate::message::{
+    Acknowledgement, Body, Heartbeat, Message, Registration, Rejection, RejectionReason,
+};
+use crate::record::{MAX_MEMBERS, MemberRow, MemberState};
+
+/// Error of an operator's command on a member.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MembershipError {
+    /// The member does not exist.
+    #[error("the fleet has no host {0}: `jiffy fleet nodes` lists all hosts")]
+    Unknown(MemberId),
+    /// The member sends heartbeats.
+    #[error("{member} sent a heartbeat {silent_ms} ms ago: stop its daemon first, or drain it")]
+    Active {
+        /// Member.
+        member: MemberId,
+        /// Time since its last heartbeat.
+        silent_ms: u64,
+    },
+    /// The coordinator has not observed the member for long enough.
+    #[error("the coordinator is new and must wait for heartbeats of {0}: retry in 12 s")]
+    Grace(MemberId),
+    /// The state of the member does not permit the command.
+    #[error("{member} is {state:?}: the command requires another state")]
+    State {
+        /// Member.
+        member: MemberId,
+        /// State.
+        state: MemberState,
+    },
+    /// No other host accepts sandboxes.
+    #[error("{0} is the last host that accepts sandboxes: add a host before the drain")]
+    LastHost(MemberId),
+    /// This member is not the coordinator.
+    #[error("this host is not the coordinator: send the command to {0:?}")]
+    NotCoordinator(Option<MemberId>),
+}
+
+impl Coordinator {
+    /// Processes a registration.
+    pub fn register(
+        &mut self,
+        now: Millis,
+        from: MemberId,
+        message: &Message,
+        registration: &Registration,
+        effects: &mut Vec<Effect>,
+    ) {
+        match self.try_register(now, from, message, registration, effects) {
+            Ok(()) => {
+                if let Some(peer) = self.peers.get_mut(&from) {
+                    peer.heard = Some(now);
+                }
+            }
+            Err(reason) => {
+                let rejection = Rejection {
+                    instance: registration.instance,
+                    seq: 0,
+                    reason,
+                };
+                self.reject(from, registration.address.clone(), rejection, effects);
+            }
+        }
+    }
+
+    fn try_register(
+        &mut self,
+        now: Millis,
+        from: MemberId,
+        message: &Message,
+        registration: &Registration,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), RejectionReason> {
+        if message.term != self.committed.term {
+            return Err(RejectionReason::Term);
+        }
+        let is_former_silent = self.is_silent(now, from);
+        let is_grace = now < self.grace_ends;
+        let is_full = self.draft.members.len() >= MAX_MEMBERS;
+        let Some(row) = self.draft.row(from) else {
+            if is_full {
+                return Err(RejectionReason::Full);
+            }
+            return self.insert(new_row(from, Epoch(1), registration));
+        };
+        let epoch = match row.state {
+            MemberState::Left => return Err(RejectionReason::Left),
+            MemberState::Dead => Epoch(row.epoch.0 + 1),
+            MemberState::Up | MemberState::Draining => {
+                let former = row.instance;
+                if former == registration.instance {
+                    if self.committed.row(from) == Some(row) {
+                        // The answer was lost.
+                        let row = row.clone();
+                        self.send_registered(&row, effects);
+                    }
+                    return Ok(());
+                }
+                if registration.instance.is_restart_of(&former) {
+                    row.epoch
+                } else if former.boot == registration.instance.boot {
+                    return Err(RejectionReason::Superseded);
+                } else if is_grace {
+                    return Err(RejectionReason::Grace);
+                } else if !is_former_silent {
+                    return Err(RejectionReason::Duplicate);
+                } else {
+                    Epoch(row.epoch.0 + 1)
+                }
+            }
+        };
+        let mut row = new_row(from, epoch, registration);
+        if self
+            .draft
+            .row(from)
+            .is_some_and(|old| old.state == MemberState::Draining)
+        {
+            row.state = MemberState::Draining;
+        }
+        self.insert(row)
+    }
+
+    /// Adds a row to the draft, unless the record becomes too large.
+    fn insert(&mut self, row: MemberRow) -> Result<(), RejectionReason> {
+        let id = row.id;
+        let mut draft = self.draft.clone();
+        draft.insert(row);
+        if draft.encode().is_err() {
+            return Err(RejectionReason::Full);
+        }
+        self.draft = draft;
+        let list = list_number(self.committed.term);
+        self.peers.entry(id).or_insert_with(|| Peer {
+            heard: None,
+            last_seq: 0,
+            rows: RowReceiver::new(list),
+        });
+        Ok(())
+    }
+
+    /// Processes a heartbeat.
+    pub fn heartbeat(
+        &mut self,
+        now: Millis,
+        from: MemberId,
+        message: &Message,
+        heartbeat: &Heartbeat,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Err(reason) = self.try_heartbeat(now, from, message, heartbeat, effects) {
+            let address = self.draft.row(from).map(|row| row.address.clone());
+            let rejection = Rejection {
+                instance: heartbeat.instance,
+                seq: heartbeat.seq,
+                reason,
+            };
+            if let Some(address) = address {
+                self.reject(from, address, rejection, effects);
+            }
+        }
+    }
+
+    fn try_heartbeat(
+        &mut self,
+        now: Millis,
+        from: MemberId,
+        message: &Message,
+        heartbeat: &Heartbeat,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), RejectionReason> {
+        if message.term != self.committed.term {
+            return Err(RejectionReason::Term);
+        }
+        let Some(row) = self.committed.row(from) else {
+            return Err(RejectionReason::Unregistered);
+        };
+        if row.state == MemberState::Left {
+            return Err(RejectionReason::Left);
+        }
+        if !row.state.is_live() || Some(row.epoch) != message.epoch {
+            return Err(RejectionReason::EpochEnded);
+        }
+        if row.instance != heartbeat.instance {
+            return Err(if row.instance.is_restart_of(&heartbeat.instance) {
+                RejectionReason::Superseded
+            } else {
+                RejectionReason::Unregistered
+            });
+        }
+        // From the decision on, the verdict may be committed at any time.
+        let is_condemned = self
+            .draft
+            .row(from)
+            .is_none_or(|draft| !draft.state.is_live() || draft.epoch != row.epoch);
+        if is_condemned {
+            return Err(RejectionReason::Condemned);
+        }
+        let Some(peer) = self.peers.get_mut(&from) else {
+            return Err(RejectionReason::Unregistered);
+        };
+        if heartbeat.seq <= peer.last_seq {
+            return Ok(());
+        }
+        peer.heard = Some(now);
+        peer.last_seq = heartbeat.seq;
+        let host = from.host();
+        self.scheduler
+            .report(host, report_of(row, Some(&heartbeat.status)));
+        if !self.has_authority(now) {
+            return Err(RejectionReason::NoAuthority);
+        }
+        let members = self.live_count();
+        let (grants, recalls) = self.budgets.report(from, &heartbeat.shares, members);
+        let rows = self.peers.get(&from).map(|peer| peer.rows.request());
+        if let (Some(rows), Some(row)) = (rows, self.committed.row(from)) {
+            let body = Body::Acknowledged(Acknowledgement {
+                instance: heartbeat.instance,
+                seq: heartbeat.seq,
+                grants,
+                recalls,
+                rows,
+            });
+            effects.push(self.message(row, body));
+        }
+        Ok(())
+    }
+
+    fn reject(
+        &self,
+        to: MemberId,
+        address: String,
+        rejection: Rejection,
+        effects: &mut Vec<Effect>,
+    ) {
+        effects.push(Effect::Send {
+            to,
+            address: Some(address),
+            message: super::message_of(
+                &self.committed.fleet,
+                self.committed.term,
+                None,
+                Body::Rejected(rejection),
+            ),
+        });
+    }
+
+    /// Returns the number of members that are up or draining.
+    pub(super) fn live_count(&self) -> u32 {
+        self.peers.len() as u32
+    }
+
+    /// Returns the time at which a member becomes silent.
+    pub(super) fn silent_at(&self, peer: &Peer) -> Millis {
+        let silent = peer
+            .heard
+            .map_or(self.grace_ends, |heard| heard.plus(self.timing.silence));
+        silent.max(self.grace_ends)
+    }
+
+    fn is_silent(&self, now: Millis, member: MemberId) -> bool {
+        self.peers
+            .get(&member)
+            .is_none_or(|peer| self.silent_at(peer) <= now)
+    }
+
+    /// Decides verdicts on silent members, unless more than half of the members are silent.
+    pub(super) fn judge(&mut self, now: Millis, effects: &mut Vec<Effect>) {
+        let is_live = |row: &&MemberRow| row.state.is_live();
+        // Members that become silent together pass the limit of a verdict at different times.
+        let is_quiet = |row: &&MemberRow| {
+            self.peers.get(&row.id).is_none_or(|peer| {
+                let heard = peer.heard.unwrap_or(Millis(0));
+                now.since(heard) >= self.timing.unacknowledged
+            })
+        };
+        let live: Vec<_> = self.committed.members.iter().filter(is_live).collect();
+        let quiet = live.iter().copied().filter(is_quiet).count();
+        let is_mass_silence = now >= self.grace_ends && quiet * 2 > live.len();
+        if is_mass_silence != self.is_mass_silence {
+            self.is_mass_silence = is_mass_silence;
+            effects.push(Effect::MassSilence {
+                silent: if is_mass_silence { quiet } else { 0 },
+                members: live.len(),
+            });
+        }
+        if is_mass_silence || now < self.grace_ends || !self.has_authority(now) {
+            return;
+        }
+        let silent: Vec<_> = live
+            .iter()
+            .map(|row| row.id)
+            .filter(|&id| id != self.id && self.is_silent(now, id))
+            .collect();
+        for id in silent {
+            self.condemn(id);
+        }
+    }
+
+    /// Decides that the epoch of a member is dead. The decision takes effect with its commit.
+    fn condemn(&mut self, id: MemberId) {
+        let epoch = self.committed.row(id).map(|row| row.epoch);
+        if let Some(row) = self.draft.row_mut(id)
+            && row.state.is_live()
+            && Some(row.epoch) == epoch
+        {
+            row.state = MemberState::Dead;
+        }
+    }
+
+    /// Decides that a silent member is dead, also during mass silence.
+    pub fn confirm_dead(&mut self, now: Millis, id: MemberId) -> Result<(), MembershipError> {
+        let row = self.draft.row(id).ok_or(MembershipError::Unknown(id))?;
+        if !row.state.is_live() {
+            return Err(MembershipError::State {
+                member: id,
+                state: row.state,
+            });
+        }
+        if now < self.grace_ends {
+            return Err(MembershipError::Grace(id));
+        }
+        let heard = self.peers.get(&id).and_then(|peer| peer.heard);
+        if let Some(heard) = heard.filter(|_| !self.is_silent(now, id)) {
+            return Err(MembershipError::Active {
+                member: id,
+                silent_ms: now.since(heard),
+            });
+        }
+        self.condemn(id);
+        Ok(())
+    }
+
+    /// Changes whether a member accepts new sandboxes.
+    pub fn set_draining(&mut self, id: MemberId, drain: bool) -> Result<(), MembershipError> {
+        let others = self
+            .draft
+            .members
+            .iter()
+            .filter(|row| row.state == MemberState::Up && row.id != id)
+            .count();
+        let row = self.draft.row_mut(id).ok_or(MembershipError::Unknown(id))?;
+        match (row.state, drain) {
+            (MemberState::Up, true) if others == 0 => Err(MembershipError::LastHost(id)),
+            (MemberState::Up, true) => {
+                row.state = MemberState::Draining;
+                Ok(())
+            }
+            (MemberState::Draining, false) => {
+                row.state = MemberState::Up;
+                Ok(())
+            }
+            (state, _) => Err(MembershipError::State { member: id, state }),
+        }
+    }
+
+    /// Removes a dead member from the fleet.
+    pub fn remove(&mut self, now: Millis, id: MemberId) -> Result<(), MembershipError> {
+        let heard = self.peers.get(&id).and_then(|peer| peer.heard);
+        let row = self.draft.row_mut(id).ok_or(MembershipError::Unknown(id))?;
+        match row.state {
+            MemberState::Dead => {
+                row.state = MemberState::Left;
+                Ok(())
+            }
+            MemberState::Left => Err(MembershipError::State {
+                member: id,
+                state: row.state,
+            }),
+            MemberState::Up | MemberState::Draining => Err(MembershipError::Active {
+                member: id,
+                silent_ms: heard.map_or(0, |heard| now.since(heard)),
+            }),
+        }
+    }
+
+    /// Processes the departure of a member.
+    pub fn leave(&mut self, from: MemberId, message: &Message) {
+        if message.term != self.committed.term {
+            return;
+        }
+        if let Some(row) = self.draft.row_mut(from)
+            && row.state.is_live()
+            && Some(row.epoch) == message.epoch
+        {
+            row.state = MemberState::Left;
+        }
+    }
+}
+
+fn new_row(id: MemberId, epoch: Epoch, registration: &Registration) -> MemberRow {
+    MemberRow {
+        id,
+        epoch,
+        instance: registration.instance,
+        address: registration.address.clone(),
+        state: MemberState::Up,
+        version: registration.version.clone(),
+        capacity: registration.capacity.clone(),
+        unknown: crate::record::UnknownFields::new(),
+    }
+}

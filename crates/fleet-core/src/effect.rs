@@ -1,0 +1,156 @@
+//! Events that a caller reports, and effects that it executes.
+
+use crate::directory::{DirectoryError, Row, SandboxHash};
+use crate::ids::{Epoch, MemberId, Owner, Term, Version, WriteId};
+use crate::message::{Message, RejectionReason};
+use crate::record::ShardRecord;
+
+/// Outcome of a conditional write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WriteOutcome<R> {
+    /// The record has the written content and this version.
+    Done(Version),
+    /// The record has another version. The record that was read, `None` if it does not exist.
+    Lost(Option<(R, Version)>),
+    /// The write was not sent, or was rejected. It will not arrive later.
+    Rejected,
+    /// The write may still arrive, also if the record is unchanged at present.
+    Unknown,
+}
+
+/// Outcome of a read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReadOutcome<R> {
+    /// The record and its version.
+    Found(R, Version),
+    /// The record does not exist.
+    Missing,
+    /// The record could not be read, or not decoded.
+    Failed,
+}
+
+/// Event for [`crate::Member::handle`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The time of [`crate::Member::wake_at`] has come.
+    Timer,
+    /// A message was received.
+    Message {
+        /// Sender, from its certificate.
+        from: MemberId,
+        /// Message.
+        message: Box<Message>,
+    },
+    /// Answer to [`Effect::ReadShard`].
+    ShardRead(ReadOutcome<ShardRecord>),
+    /// Answer to [`Effect::ReplaceShard`].
+    ShardWritten {
+        /// Number of the write.
+        write: WriteId,
+        /// Outcome.
+        outcome: WriteOutcome<ShardRecord>,
+    },
+    /// Answer to [`Effect::ListRows`].
+    RowsListed {
+        /// Number of the list.
+        list: u64,
+        /// Last hash of the previous page.
+        after: Option<SandboxHash>,
+        /// Rows after `after`, in the order of their hashes.
+        rows: Vec<Row>,
+        /// No row follows.
+        is_last: bool,
+    },
+}
+
+/// Action that the caller of [`crate::Member::handle`] must perform, in the order of the effects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Send a message. It may be lost, delayed or repeated.
+    Send {
+        /// Receiver. May be the sending member itself.
+        to: MemberId,
+        /// Address of the receiver. `None` for an answer on the connection of the request.
+        address: Option<String>,
+        /// Message.
+        message: Message,
+    },
+    /// Read the record of the shard. Exactly one [`Event::ShardRead`] must follow.
+    ReadShard,
+    /// Replace the record of the shard. Exactly one [`Event::ShardWritten`] must follow. The same
+    /// write may be requested again after [`WriteOutcome::Unknown`], and must then be sent with the
+    /// same bytes.
+    ReplaceShard {
+        /// Number of the write.
+        write: WriteId,
+        /// New record.
+        record: Box<ShardRecord>,
+        /// Version that the record must have.
+        expected: Version,
+    },
+    /// List rows of the local sandboxes and report [`Event::RowsListed`].
+    ListRows {
+        /// Number of the list.
+        list: u64,
+        /// Last hash of the previous page.
+        after: Option<SandboxHash>,
+        /// Maximum number of rows.
+        limit: usize,
+    },
+    /// This member is registered. Before it accepts requests, it must compare the heads of all
+    /// sandboxes that it has ([`crate::reconcile`]) if the epoch is new.
+    Registered {
+        /// Epoch.
+        epoch: Epoch,
+    },
+    /// The epoch of this member has ended: it must accept no requests until it is registered.
+    EpochEnded {
+        /// Ended epoch.
+        epoch: Epoch,
+    },
+    /// This member is the coordinator.
+    TermStarted(Term),
+    /// This member is no longer the coordinator.
+    TermEnded {
+        /// Term.
+        term: Term,
+        /// Reason.
+        reason: TermEnd,
+    },
+    /// The verdict on an epoch is committed: act upon it.
+    Verdict(Owner),
+    /// Mass silence has started, changed or ended: no verdicts are made while it lasts.
+    MassSilence {
+        /// Number of silent members. Zero if the mass silence has ended.
+        silent: usize,
+        /// Number of members.
+        members: usize,
+    },
+    /// The coordinator rejects this member.
+    Rejected(RejectionReason),
+    /// Rows of a member were not stored in the directory.
+    RowsRejected {
+        /// Member.
+        member: MemberId,
+        /// Reason.
+        error: DirectoryError,
+    },
+    /// The record of the shard is older than one that was read before. It was probably restored
+    /// from a backup. It is ignored until [`crate::Member::accept_restore`].
+    Regressed {
+        /// Term of the record.
+        term: Term,
+        /// Number of the record.
+        seq: u64,
+    },
+}
+
+/// Reason for the end of a term.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TermEnd {
+    /// The record was replaced by another member. Its term, if known.
+    Replaced {
+        /// Term in the record.
+        by: Option<Term>,
+    },
+}

@@ -1,0 +1,385 @@
+//! Member of a fleet: registration, heartbeats, deadline and takeover.
+
+mod messages;
+mod takeover;
+
+use crate::coordinator::{Coordinator, CreateError, CreatePlacement, MembershipError, message_of};
+use crate::directory::{Directory, RowChange, RowSender};
+use crate::effect::{Effect, Event};
+use crate::ids::{Epoch, FleetId, Instance, MemberId, Millis, Owner, Version};
+use crate::message::{Body, BudgetOwner, Heartbeat, HostStatus, Registration};
+use crate::record::{Capacity, ShardRecord};
+use crate::shares::MemberShares;
+use crate::timing::Timing;
+use jiffy_scheduler::{PlacementRequest, ReservationId};
+use std::collections::{BTreeMap, VecDeque};
+use takeover::Takeover;
+
+/// Maximum number of heartbeats that may be acknowledged.
+const MAX_SENT: usize = 16;
+
+/// Settings of a member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberConfig {
+    /// Fleet.
+    pub fleet: FleetId,
+    /// Number of the member.
+    pub id: MemberId,
+    /// This process.
+    pub instance: Instance,
+    /// Address for messages of other members, as `HOST:PORT`.
+    pub address: String,
+    /// Version of Jiffy.
+    pub version: String,
+    /// Resources and properties of the host.
+    pub capacity: Capacity,
+    /// Times.
+    pub timing: Timing,
+}
+
+/// Record of the shard, as it was read last.
+#[derive(Debug)]
+struct Observed {
+    record: ShardRecord,
+    version: Version,
+    /// Time of the first read that returned this version.
+    since: Millis,
+}
+
+/// State machine of a member, which may also be the coordinator of its shard.
+#[derive(Debug)]
+pub struct Member {
+    config: MemberConfig,
+    epoch: Option<Epoch>,
+    /// Latest epoch of this member that has ended.
+    ended: Option<Epoch>,
+    observed: Option<Observed>,
+    /// Time at which a read was started. `None` while no read is in progress.
+    reading: Option<Millis>,
+    next_read: Millis,
+    next_heartbeat: Millis,
+    heartbeats: u64,
+    /// Numbers and times of heartbeats that were not acknowledged.
+    sent: VecDeque<(u64, Millis)>,
+    deadline: Option<Millis>,
+    acknowledged: Millis,
+    takeover: Option<Takeover>,
+    next_write: u64,
+    coordinator: Option<Box<Coordinator>>,
+    limits: BTreeMap<BudgetOwner, u64>,
+    status: HostStatus,
+    shares: MemberShares,
+    rows: RowSender,
+}
+
+impl Member {
+    /// Creates the state of a member that has just started. The first event must be
+    /// [`Event::Timer`].
+    #[must_use]
+    pub fn new(config: MemberConfig, now: Millis) -> Self {
+        Self {
+            config,
+            epoch: None,
+            ended: None,
+            observed: None,
+            reading: None,
+            next_read: now,
+            next_heartbeat: now,
+            heartbeats: 0,
+            sent: VecDeque::new(),
+            deadline: None,
+            acknowledged: now,
+            takeover: None,
+            next_write: 1,
+            coordinator: None,
+            limits: BTreeMap::new(),
+            status: HostStatus::default(),
+            shares: MemberShares::default(),
+            rows: RowSender::default(),
+        }
+    }
+
+    /// Returns the number of this member.
+    #[must_use]
+    pub fn id(&self) -> MemberId {
+        self.config.id
+    }
+
+    /// Returns this member and its epoch if it may claim, resume and restore stored sandboxes.
+    #[must_use]
+    pub fn authority(&self, now: Millis) -> Option<Owner> {
+        let epoch = self.epoch?;
+        (now < self.deadline?).then_some(Owner {
+            member: self.config.id,
+            epoch,
+        })
+    }
+
+    /// Returns the time at which the authority ends. `None` without an acknowledged heartbeat.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Millis> {
+        self.deadline
+    }
+
+    /// Returns the epoch. `None` if this member is not registered.
+    #[must_use]
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.epoch
+    }
+
+    /// Returns the record of the shard, as this member knows it.
+    #[must_use]
+    pub fn shard(&self) -> Option<&ShardRecord> {
+        match &self.coordinator {
+            Some(coordinator) => Some(coordinator.record()),
+            None => self.observed.as_ref().map(|observed| &observed.record),
+        }
+    }
+
+    /// Returns whether an owner's epoch is dead according to the record that this member knows.
+    /// False if that is not known.
+    #[must_use]
+    pub fn is_dead(&self, owner: Owner) -> bool {
+        self.shard()
+            .and_then(|record| record.row(owner.member))
+            .is_some_and(|row| {
+                row.epoch > owner.epoch || row.epoch == owner.epoch && !row.state.is_live()
+            })
+    }
+
+    /// Returns whether this member is the coordinator. It may have lost its authority.
+    #[must_use]
+    pub fn is_coordinator(&self) -> bool {
+        self.coordinator.is_some()
+    }
+
+    /// Returns the directory if this member is the coordinator.
+    #[must_use]
+    pub fn directory(&self) -> Option<&Directory> {
+        self.coordinator
+            .as_ref()
+            .map(|coordinator| &coordinator.directory)
+    }
+
+    /// Returns the shares of this member.
+    pub fn shares(&mut self) -> &mut MemberShares {
+        &mut self.shares
+    }
+
+    /// Changes the state of the host that the next heartbeats report.
+    pub fn set_status(&mut self, status: HostStatus) {
+        self.status = status;
+    }
+
+    /// Changes the limit of an owner's budget. `None` removes the limit.
+    pub fn set_limit(&mut self, owner: &BudgetOwner, limit: Option<u64>) {
+        match limit {
+            Some(limit) => self.limits.insert(owner.clone(), limit),
+            None => self.limits.remove(owner),
+        };
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.set_limit(owner, limit);
+        }
+    }
+
+    /// Accepts records that are older than those read before, after an operator has restored them.
+    pub fn accept_restore(&mut self) {
+        self.observed = None;
+    }
+
+    /// Returns the time at which [`Event::Timer`] must be reported.
+    #[must_use]
+    pub fn wake_at(&self) -> Millis {
+        let read = match self.reading {
+            Some(_) => Millis(u64::MAX),
+            None => self.next_read.max(self.read_needed_at()),
+        };
+        let takeover = self
+            .takeover
+            .as_ref()
+            .and_then(|takeover| takeover.repeat_at);
+        let coordinator = self.coordinator.as_ref().map(|c| c.wake_at());
+        [Some(read), Some(self.next_heartbeat), takeover, coordinator]
+            .into_iter()
+            .flatten()
+            .fold(Millis(u64::MAX), Millis::min)
+    }
+
+    /// Processes an event and appends the effects. `now` must have been read after the event was
+    /// received.
+    pub fn handle(&mut self, now: Millis, event: Event, effects: &mut Vec<Effect>) {
+        match event {
+            Event::Timer => {}
+            Event::Message { from, message } => self.receive(now, from, &message, effects),
+            Event::ShardRead(outcome) => self.shard_read(now, outcome, effects),
+            Event::ShardWritten { write, outcome } => {
+                self.shard_written(now, write, outcome, effects);
+            }
+            Event::RowsListed {
+                list,
+                after,
+                rows,
+                is_last,
+            } => {
+                if let Some(page) = self.rows.page(list, after, rows, is_last) {
+                    self.send_to_coordinator(Body::Rows(page), effects);
+                }
+            }
+        }
+        self.tick(now, effects);
+    }
+
+    /// Records a change of a local sandbox, and sends it to the coordinator.
+    pub fn change_row(&mut self, change: RowChange, effects: &mut Vec<Effect>) {
+        let message = self.rows.record(change);
+        if self.epoch.is_some() {
+            self.send_to_coordinator(Body::Rows(message), effects);
+        }
+    }
+
+    /// Leaves the fleet.
+    pub fn leave(&mut self, effects: &mut Vec<Effect>) {
+        self.send_to_coordinator(Body::Leave, effects);
+    }
+
+    /// Selects a host for a sandbox.
+    ///
+    /// # Errors
+    /// [`CreateError`] if this member is not the coordinator, or no host may run the sandbox.
+    pub fn place(
+        &mut self,
+        now: Millis,
+        owner: &BudgetOwner,
+        request: &PlacementRequest,
+    ) -> Result<CreatePlacement, CreateError> {
+        match &mut self.coordinator {
+            Some(coordinator) => coordinator.place(now, owner, request),
+            None => Err(CreateError::NoCoordinator),
+        }
+    }
+
+    /// Ends the reservation of a placement, because the host runs the sandbox or has rejected it.
+    pub fn end_placement(&mut self, reservation: ReservationId, is_running: bool) {
+        if let Some(coordinator) = &mut self.coordinator {
+            if is_running {
+                coordinator.scheduler.confirm(reservation);
+            } else {
+                coordinator.scheduler.reject(reservation);
+            }
+        }
+    }
+
+    /// Declares a silent member dead, also during mass silence. Takes effect with the next replace
+    /// of the shard's record.
+    ///
+    /// # Errors
+    /// [`MembershipError`] if the member sends heartbeats, or this member is not the coordinator.
+    pub fn confirm_dead(&mut self, now: Millis, id: MemberId) -> Result<(), MembershipError> {
+        self.coordinator()?.confirm_dead(now, id)
+    }
+
+    /// Starts or ends the drain of a member.
+    ///
+    /// # Errors
+    /// [`MembershipError`] if the state of the member does not permit it.
+    pub fn set_draining(&mut self, id: MemberId, drain: bool) -> Result<(), MembershipError> {
+        self.coordinator()?.set_draining(id, drain)
+    }
+
+    /// Removes a dead member from the fleet.
+    ///
+    /// # Errors
+    /// [`MembershipError`] if the member is not dead.
+    pub fn remove(&mut self, now: Millis, id: MemberId) -> Result<(), MembershipError> {
+        self.coordinator()?.remove(now, id)
+    }
+
+    fn coordinator(&mut self) -> Result<&mut Coordinator, MembershipError> {
+        let id = self.shard().map(|record| record.coordinator);
+        self.coordinator
+            .as_deref_mut()
+            .ok_or(MembershipError::NotCoordinator(id))
+    }
+
+    fn tick(&mut self, now: Millis, effects: &mut Vec<Effect>) {
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.tick(now, effects);
+        }
+        if let Some(takeover) = &mut self.takeover
+            && takeover.repeat_at.is_some_and(|at| at <= now)
+        {
+            takeover.repeat_at = None;
+            effects.push(Effect::ReplaceShard {
+                write: takeover.write,
+                record: Box::new(takeover.record.clone()),
+                expected: takeover.expected.clone(),
+            });
+        }
+        if self.reading.is_none() && self.next_read <= now && self.read_needed_at() <= now {
+            self.reading = Some(now);
+            self.next_read = now.plus(self.config.timing.poll);
+            effects.push(Effect::ReadShard);
+        }
+        if self.next_heartbeat <= now {
+            self.next_heartbeat = now.plus(self.config.timing.heartbeat);
+            self.send_heartbeat(now, effects);
+        }
+    }
+
+    /// Returns the time from which the record of the shard must be observed.
+    fn read_needed_at(&self) -> Millis {
+        match &self.observed {
+            None => Millis(0),
+            Some(_) => self.acknowledged.plus(self.config.timing.unacknowledged),
+        }
+    }
+
+    fn send_heartbeat(&mut self, now: Millis, effects: &mut Vec<Effect>) {
+        let timing = self.config.timing;
+        if self.observed.is_none() && self.coordinator.is_none() {
+            return;
+        }
+        if self.epoch.is_none() {
+            let registration = Registration {
+                instance: self.config.instance,
+                address: self.config.address.clone(),
+                version: self.config.version.clone(),
+                capacity: self.config.capacity.clone(),
+            };
+            self.send_to_coordinator(Body::Register(registration), effects);
+            return;
+        }
+        self.heartbeats += 1;
+        if self.sent.len() == MAX_SENT {
+            self.sent.pop_front();
+        }
+        self.sent.push_back((self.heartbeats, now));
+        self.shares.return_unused(now, timing.unused_share);
+        let heartbeat = Heartbeat {
+            instance: self.config.instance,
+            seq: self.heartbeats,
+            status: self.status.clone(),
+            shares: self.shares.report(now),
+            rows: self.rows.last(),
+        };
+        self.send_to_coordinator(Body::Heartbeat(heartbeat), effects);
+    }
+
+    fn send_to_coordinator(&self, body: Body, effects: &mut Vec<Effect>) {
+        let Some(record) = self.shard() else {
+            return;
+        };
+        let Some(row) = record.row(record.coordinator) else {
+            return;
+        };
+        // A restarted coordinator must take over first.
+        if record.coordinator == self.config.id && self.coordinator.is_none() {
+            return;
+        }
+        effects.push(Effect::Send {
+            to: record.coordinator,
+            address: Some(row.address.clone()),
+            message: message_of(&self.config.fleet, record.term, self.epoch, body),
+        });
+    }
+}

@@ -1,0 +1,204 @@
+//! Messages that a member receives.
+
+use super::Member;
+use crate::coordinator::message_of;
+use crate::directory::{MAX_ROWS_PER_MESSAGE, RowRequest};
+use crate::effect::Effect;
+use crate::ids::{Epoch, Instance, MemberId, Millis};
+use crate::message::{Acknowledgement, Body, Message, Rejection, RejectionReason};
+
+impl Member {
+    pub(super) fn receive(
+        &mut self,
+        now: Millis,
+        from: MemberId,
+        message: &Message,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Err(reason) = message.check(&self.config.fleet) {
+            self.reject(from, message, reason, effects);
+            return;
+        }
+        if self.term().is_none_or(|term| message.term > term) {
+            // A term is only believed if the record contains it.
+            self.acknowledged = self.acknowledged.min(Millis(
+                now.0.saturating_sub(self.config.timing.unacknowledged),
+            ));
+        }
+        match &message.body {
+            Body::Register(_) | Body::Heartbeat(_) | Body::Leave | Body::Rows(_) => {
+                self.receive_request(now, from, message, effects);
+            }
+            _ => {
+                let is_coordinator = self
+                    .shard()
+                    .is_some_and(|r| r.coordinator == from && r.term == message.term);
+                if is_coordinator {
+                    self.receive_answer(now, &message.body, effects);
+                }
+            }
+        }
+    }
+
+    /// Processes a message for the coordinator.
+    fn receive_request(
+        &mut self,
+        now: Millis,
+        from: MemberId,
+        message: &Message,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(coordinator) = &mut self.coordinator else {
+            self.reject(from, message, RejectionReason::NotCoordinator, effects);
+            return;
+        };
+        match &message.body {
+            Body::Register(registration) => {
+                coordinator.register(now, from, message, registration, effects);
+            }
+            Body::Heartbeat(heartbeat) => {
+                coordinator.heartbeat(now, from, message, heartbeat, effects);
+            }
+            Body::Leave => coordinator.leave(from, message),
+            Body::Rows(rows) => coordinator.receive_rows(from, message.epoch, rows, effects),
+            _ => {}
+        }
+    }
+
+    fn reject(
+        &self,
+        to: MemberId,
+        message: &Message,
+        reason: RejectionReason,
+        effects: &mut Vec<Effect>,
+    ) {
+        let (instance, seq) = match &message.body {
+            Body::Register(registration) => (registration.instance, 0),
+            Body::Heartbeat(heartbeat) => (heartbeat.instance, heartbeat.seq),
+            _ => return,
+        };
+        let rejection = Rejection {
+            instance,
+            seq,
+            reason,
+        };
+        let term = self.term().unwrap_or_default();
+        effects.push(Effect::Send {
+            to,
+            address: None,
+            message: message_of(
+                &self.config.fleet,
+                term,
+                self.epoch,
+                Body::Rejected(rejection),
+            ),
+        });
+    }
+
+    /// Processes a message of the coordinator.
+    fn receive_answer(&mut self, now: Millis, body: &Body, effects: &mut Vec<Effect>) {
+        match body {
+            Body::Registered { instance, epoch } => {
+                self.registered(now, *instance, *epoch, effects);
+            }
+            Body::Acknowledged(acknowledgement) => {
+                self.acknowledged(now, acknowledgement, effects);
+            }
+            Body::Rejected(rejection) => self.rejected(rejection, effects),
+            Body::RowsWanted(request) => self.rows_wanted(*request, effects),
+            Body::Coordinating
+            | Body::Register(_)
+            | Body::Heartbeat(_)
+            | Body::Leave
+            | Body::Rows(_) => {}
+        }
+    }
+
+    fn registered(
+        &mut self,
+        now: Millis,
+        instance: Instance,
+        epoch: Epoch,
+        effects: &mut Vec<Effect>,
+    ) {
+        let is_old = self.ended.is_some_and(|ended| epoch <= ended);
+        if instance != self.config.instance || self.epoch.is_some() || is_old {
+            return;
+        }
+        self.epoch = Some(epoch);
+        self.next_heartbeat = now;
+        effects.push(Effect::Registered { epoch });
+    }
+
+    fn acknowledged(
+        &mut self,
+        now: Millis,
+        acknowledgement: &Acknowledgement,
+        effects: &mut Vec<Effect>,
+    ) {
+        if acknowledgement.instance != self.config.instance {
+            return;
+        }
+        let mut sent = self.sent.iter();
+        let Some(position) = sent.position(|&(seq, _)| seq == acknowledgement.seq) else {
+            return;
+        };
+        let Some((_, sent_at)) = self.sent.remove(position) else {
+            return;
+        };
+        let deadline = sent_at.plus(self.config.timing.deadline);
+        self.deadline = self.deadline.max(Some(deadline));
+        self.acknowledged = now;
+        for grant in &acknowledgement.grants {
+            self.shares.apply(now, grant);
+        }
+        for recall in &acknowledgement.recalls {
+            self.shares.recall(recall);
+        }
+        match acknowledgement.rows {
+            // All changes were received.
+            RowRequest::Changes { from } if from > self.rows.last() => {}
+            request => self.rows_wanted(request, effects),
+        }
+    }
+
+    fn rejected(&mut self, rejection: &Rejection, effects: &mut Vec<Effect>) {
+        if rejection.instance != self.config.instance {
+            return;
+        }
+        // Answers to messages of an earlier epoch are ignored.
+        let is_current = match self.epoch {
+            None => rejection.seq == 0,
+            Some(_) => self.sent.iter().any(|&(seq, _)| seq == rejection.seq),
+        };
+        if !is_current {
+            return;
+        }
+        effects.push(Effect::Rejected(rejection.reason));
+        match rejection.reason {
+            RejectionReason::EpochEnded
+            | RejectionReason::Left
+            | RejectionReason::Superseded
+            | RejectionReason::Unregistered => self.end_epoch(effects),
+            _ => {}
+        }
+    }
+
+    fn rows_wanted(&mut self, request: RowRequest, effects: &mut Vec<Effect>) {
+        match request {
+            RowRequest::Changes { from } => {
+                if let Some(message) = self.rows.changes(from) {
+                    self.send_to_coordinator(Body::Rows(message), effects);
+                }
+            }
+            RowRequest::Page { list, after } => {
+                self.rows.start_page(list, after);
+                effects.push(Effect::ListRows {
+                    list,
+                    after,
+                    limit: MAX_ROWS_PER_MESSAGE,
+                });
+            }
+        }
+    }
+}

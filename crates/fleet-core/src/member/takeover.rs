@@ -1,0 +1,238 @@
+//! Observation of the shard's record, and takeover of the coordinator's role.
+
+use super::{Member, Observed};
+use crate::coordinator::Coordinator;
+use crate::effect::{Effect, ReadOutcome, TermEnd, WriteOutcome};
+use crate::ids::{MemberId, Millis, Term, Version, WriteId};
+use crate::record::{MemberRow, MemberState, ShardRecord};
+
+/// Maximum number of candidates that delay a takeover.
+const MAX_RANK: u64 = 20;
+
+/// Takeover whose outcome is not known.
+#[derive(Debug)]
+pub(super) struct Takeover {
+    pub write: WriteId,
+    pub record: ShardRecord,
+    pub expected: Version,
+    pub first_sent: Millis,
+    pub repeat_at: Option<Millis>,
+}
+
+impl Member {
+    pub(super) fn shard_read(
+        &mut self,
+        now: Millis,
+        outcome: ReadOutcome<ShardRecord>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(started) = self.reading.take() else {
+            return;
+        };
+        let ReadOutcome::Found(record, version) = outcome else {
+            return;
+        };
+        if let Some(coordinator) = &self.coordinator {
+            if record.term <= coordinator.term() {
+                return;
+            }
+            self.end_term(
+                TermEnd::Replaced {
+                    by: Some(record.term),
+                },
+                effects,
+            );
+        }
+        self.observe(now, started, record, version, effects);
+        self.consider_takeover(now, effects);
+    }
+
+    /// Stores a record that was read at or after `started`.
+    pub(super) fn observe(
+        &mut self,
+        now: Millis,
+        started: Millis,
+        record: ShardRecord,
+        version: Version,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some(observed) = &self.observed {
+            let known = (observed.record.term, observed.record.seq);
+            if (record.term, record.seq) < known {
+                // A read that started earlier may return an older record.
+                if started > observed.since {
+                    effects.push(Effect::Regressed {
+                        term: record.term,
+                        seq: record.seq,
+                    });
+                }
+                return;
+            }
+            if observed.version == version {
+                return;
+            }
+        }
+        let is_new_term = self.term() != Some(record.term);
+        let row = record.row(self.config.id);
+        let is_ended = self.epoch.is_some_and(|epoch| {
+            row.is_none_or(|row| row.epoch > epoch || row.epoch == epoch && !row.state.is_live())
+        });
+        self.observed = Some(Observed {
+            record,
+            version,
+            since: now,
+        });
+        if is_ended {
+            self.end_epoch(effects);
+        }
+        if is_new_term {
+            self.next_heartbeat = now;
+        }
+    }
+
+    pub(super) fn term(&self) -> Option<Term> {
+        self.shard().map(|record| record.term)
+    }
+
+    pub(super) fn end_epoch(&mut self, effects: &mut Vec<Effect>) {
+        if let Some(epoch) = self.epoch.take() {
+            self.ended = Some(epoch);
+            self.deadline = None;
+            self.sent.clear();
+            self.shares.end_epoch();
+            effects.push(Effect::EpochEnded { epoch });
+        }
+    }
+
+    /// Starts a takeover if the record was unchanged for long enough.
+    fn consider_takeover(&mut self, now: Millis, effects: &mut Vec<Effect>) {
+        let timing = self.config.timing;
+        let Some(observed) = &self.observed else {
+            return;
+        };
+        if self.coordinator.is_some()
+            || self.takeover.is_some()
+            || now.since(self.acknowledged) < timing.unacknowledged
+        {
+            return;
+        }
+        let Some(rank) = rank(&observed.record, self.config.id) else {
+            return;
+        };
+        if now.since(observed.since) < timing.unchanged + rank * timing.rank {
+            return;
+        }
+        let mut record = observed.record.clone();
+        record.term = Term(record.term.0.saturating_add(1));
+        record.seq = record.seq.saturating_add(1);
+        record.coordinator = self.config.id;
+        if let Some(row) = record.row_mut(self.config.id) {
+            // Members must reach the new coordinator, also if it has moved since its registration.
+            row.address.clone_from(&self.config.address);
+        }
+        let takeover = Takeover {
+            write: WriteId(self.next_write),
+            record,
+            expected: observed.version.clone(),
+            first_sent: now,
+            repeat_at: None,
+        };
+        self.next_write += 1;
+        effects.push(Effect::ReplaceShard {
+            write: takeover.write,
+            record: Box::new(takeover.record.clone()),
+            expected: takeover.expected.clone(),
+        });
+        self.takeover = Some(takeover);
+    }
+
+    pub(super) fn shard_written(
+        &mut self,
+        now: Millis,
+        write: WriteId,
+        outcome: WriteOutcome<ShardRecord>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self
+            .takeover
+            .as_ref()
+            .is_some_and(|takeover| takeover.write == write)
+        {
+            self.takeover_written(now, outcome, effects);
+        } else if let Some(coordinator) = &mut self.coordinator {
+            let lost = match &outcome {
+                WriteOutcome::Lost(Some((record, version))) => {
+                    Some((record.clone(), version.clone()))
+                }
+                _ => None,
+            };
+            let Some(end) = coordinator.written(now, write, outcome, effects) else {
+                return;
+            };
+            self.end_term(end, effects);
+            if let Some((record, version)) = lost {
+                self.observe(now, now, record, version, effects);
+            }
+        }
+    }
+
+    fn takeover_written(
+        &mut self,
+        now: Millis,
+        outcome: WriteOutcome<ShardRecord>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(mut takeover) = self.takeover.take() else {
+            return;
+        };
+        match outcome {
+            WriteOutcome::Unknown => {
+                takeover.repeat_at = Some(now.plus(self.config.timing.repeat));
+                self.takeover = Some(takeover);
+            }
+            WriteOutcome::Rejected => {}
+            WriteOutcome::Lost(current) => {
+                if let Some((record, version)) = current {
+                    self.observe(now, now, record, version, effects);
+                }
+            }
+            WriteOutcome::Done(version) => {
+                let term = takeover.record.term;
+                let coordinator = Coordinator::new(
+                    self.config.timing,
+                    takeover.record,
+                    version,
+                    WriteId(self.next_write),
+                    (takeover.first_sent, now),
+                    self.limits.clone(),
+                );
+                effects.push(Effect::TermStarted(term));
+                coordinator.announce(effects);
+                self.coordinator = Some(Box::new(coordinator));
+                self.next_heartbeat = now;
+            }
+        }
+    }
+
+    fn end_term(&mut self, reason: TermEnd, effects: &mut Vec<Effect>) {
+        if let Some(coordinator) = self.coordinator.take() {
+            let term = coordinator.term();
+            self.next_write = coordinator.next_write().0;
+            effects.push(Effect::TermEnded { term, reason });
+        }
+    }
+}
+
+/// Returns the number of candidates that precede a member. `None` if the member must not take over.
+fn rank(record: &ShardRecord, id: MemberId) -> Option<u64> {
+    let row = record.row(id)?;
+    if row.state == MemberState::Left {
+        return None;
+    }
+    let is_candidate =
+        |row: &&MemberRow| row.state.is_live() && row.id != record.coordinator && row.id != id;
+    let candidates = record.members.iter().filter(is_candidate);
+    // A dead member takes over only if no live one does.
+    let preceding = candidates.filter(|other| other.id < id || !row.state.is_live());
+    Some((preceding.count() as u64).min(MAX_RANK))
+}

@@ -1,0 +1,126 @@
+//! Shares of budgets that a member holds.
+
+use crate::ids::Millis;
+use crate::message::{
+    BudgetOwner, Grant, GrantNumber, MAX_SHARES_PER_MESSAGE, Recall, ShareReport,
+};
+use std::collections::BTreeMap;
+
+/// Time after which an owner without a share is forgotten. Its last grant must be known while a
+/// copy of an older grant may arrive.
+const FORGOTTEN_MS: u64 = 600_000;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Held {
+    share: u64,
+    in_use: u64,
+    grant: GrantNumber,
+    wanted: u64,
+    /// Time since which the share was larger than its use.
+    unused_since: Millis,
+}
+
+/// Shares of a member. The member admits sandboxes within its shares without a request.
+#[derive(Debug, Default)]
+pub struct MemberShares {
+    owners: BTreeMap<BudgetOwner, Held>,
+}
+
+impl MemberShares {
+    /// Admits `amount` within the share of an owner. Returns false if the share is too small: the
+    /// missing amount is then requested with the next heartbeat. Also returns false for a new owner
+    /// if a report has the maximum number of owners.
+    pub fn admit(&mut self, now: Millis, owner: &BudgetOwner, amount: u64) -> bool {
+        if self.owners.len() >= MAX_SHARES_PER_MESSAGE && !self.owners.contains_key(owner) {
+            return false;
+        }
+        let held = self.owners.entry(owner.clone()).or_default();
+        let in_use = held.in_use.saturating_add(amount);
+        if in_use > held.share {
+            held.wanted = held.wanted.max(in_use - held.share);
+            return false;
+        }
+        held.in_use = in_use;
+        held.unused_since = now;
+        true
+    }
+
+    /// Counts `amount` that existed before this process started, even beyond the share.
+    pub fn count(&mut self, owner: &BudgetOwner, amount: u64) {
+        let held = self.owners.entry(owner.clone()).or_default();
+        held.in_use = held.in_use.saturating_add(amount);
+        held.share = held.share.max(held.in_use);
+    }
+
+    /// Releases `amount` of an owner.
+    pub fn release(&mut self, now: Millis, owner: &BudgetOwner, amount: u64) {
+        if let Some(held) = self.owners.get_mut(owner) {
+            held.in_use = held.in_use.saturating_sub(amount);
+            held.unused_since = now;
+        }
+    }
+
+    /// Returns the share of an owner and the part in use.
+    #[must_use]
+    pub fn share(&self, owner: &BudgetOwner) -> (u64, u64) {
+        self.owners
+            .get(owner)
+            .map_or((0, 0), |held| (held.share, held.in_use))
+    }
+
+    /// Applies a grant. Returns false if the grant is older than the share.
+    pub fn apply(&mut self, now: Millis, grant: &Grant) -> bool {
+        let held = self.owners.entry(grant.owner.clone()).or_default();
+        if grant.number <= held.grant {
+            return false;
+        }
+        held.grant = grant.number;
+        held.share = grant.share.max(held.in_use);
+        held.wanted = 0;
+        held.unused_since = now;
+        true
+    }
+
+    /// Returns unused parts that the coordinator recalls.
+    pub fn recall(&mut self, recall: &Recall) {
+        if let Some(held) = self.owners.get_mut(&recall.owner) {
+            held.share -= recall.amount.min(held.share - held.in_use);
+        }
+    }
+
+    /// Returns all unused parts of shares that were not used for `unused_ms`.
+    pub fn return_unused(&mut self, now: Millis, unused_ms: u64) {
+        for held in self.owners.values_mut() {
+            if now.since(held.unused_since) >= unused_ms {
+                held.share = held.in_use;
+                held.wanted = 0;
+            }
+        }
+    }
+
+    /// Returns all unused parts: the epoch of the member has ended.
+    pub fn end_epoch(&mut self) {
+        for held in self.owners.values_mut() {
+            held.share = held.in_use;
+            held.wanted = 0;
+        }
+    }
+
+    /// Returns the report for a heartbeat.
+    pub fn report(&mut self, now: Millis) -> Vec<ShareReport> {
+        self.owners.retain(|_, held| {
+            held.share > 0 || held.wanted > 0 || now.since(held.unused_since) < FORGOTTEN_MS
+        });
+        self.owners
+            .iter()
+            .map(|(owner, held)| ShareReport {
+                owner: owner.clone(),
+                share: held.share,
+                in_use: held.in_use,
+                grant: held.grant,
+                wanted: held.wanted,
+            })
+            .take(MAX_SHARES_PER_MESSAGE)
+            .collect()
+    }
+}

@@ -1,0 +1,113 @@
+//! Times of heartbeats, terms and verdicts.
+
+/// Times in milliseconds. [`Timing::PRODUCTION`] is used by all members of a fleet; tests use
+/// other values to show that the checks of the simulator detect unsafe ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// Interval of heartbeats.
+    pub heartbeat: u64,
+    /// Time after the sending of an acknowledged heartbeat at which the authority of the member
+    /// ends.
+    pub deadline: u64,
+    /// Interval at which a coordinator replaces the record of its shard.
+    pub renew: u64,
+    /// Delay before a write of unknown outcome is repeated.
+    pub repeat: u64,
+    /// Time after the sending of its last successful replace during which a coordinator
+    /// acknowledges heartbeats.
+    pub acknowledge: u64,
+    /// Time without a heartbeat after which a coordinator decides that a member is dead.
+    pub silence: u64,
+    /// Time after a takeover during which no verdict is made.
+    pub grace: u64,
+    /// Time without acknowledgement after which a member observes the record of its shard. Also
+    /// the time without a heartbeat after which a member counts towards mass silence.
+    pub unacknowledged: u64,
+    /// Interval at which the record is read then.
+    pub poll: u64,
+    /// Time after which an unchanged record permits a takeover.
+    pub unchanged: u64,
+    /// Additional time for each member that precedes this one as a candidate.
+    pub rank: u64,
+    /// Time after a takeover after which shares are granted although members have not reported
+    /// theirs. `None`: never, because a member that is cut off still uses its share.
+    pub unreported_shares: Option<u64>,
+    /// Time without use after which a member returns a part of its share.
+    pub unused_share: u64,
+    /// Minimum time for which a killed head is retained.
+    pub killed: u64,
+}
+
+impl Timing {
+    /// Times of a fleet.
+    pub const PRODUCTION: Self = Self {
+        heartbeat: 2_000,
+        deadline: 10_000,
+        renew: 3_000,
+        repeat: 500,
+        acknowledge: 9_000,
+        silence: 12_000,
+        grace: 12_000,
+        unacknowledged: 6_000,
+        poll: 2_000,
+        unchanged: 12_000,
+        rank: 500,
+        unreported_shares: None,
+        unused_share: 90_000,
+        killed: 24 * 3_600 * 1_000,
+    };
+
+    /// Returns whether no verdict is possible while an acknowledged heartbeat is valid, for clocks
+    /// that differ by at most 1 %.
+    ///
+    /// A coordinator decides `silence` after the receipt of a heartbeat, whose validity ends
+    /// `deadline` after its sending. The former coordinator acknowledges heartbeats until
+    /// `acknowledge` after the sending of a replace. The observer of a takeover has seen this
+    /// replace for `unchanged`, and decides `grace` later.
+    #[must_use]
+    pub const fn is_safe(&self) -> bool {
+        let deadline = self.deadline + self.deadline / 50;
+        let former = self.acknowledge + self.deadline;
+        deadline < self.silence
+            && former + former / 50 < self.unchanged + self.grace
+            && self.unreported_shares.is_none()
+    }
+}
+
+const _: () = assert!(Timing::PRODUCTION.is_safe());
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self::PRODUCTION
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsafe_times_are_recognised() {
+        let production = Timing::PRODUCTION;
+        for unsafe_timing in [
+            Timing {
+                acknowledge: 18_000,
+                ..production
+            },
+            Timing {
+                grace: 0,
+                ..production
+            },
+            Timing {
+                silence: 8_000,
+                ..production
+            },
+            Timing {
+                unreported_shares: Some(0),
+                ..production
+            },
+        ] {
+            assert!(!unsafe_timing.is_safe(), "{unsafe_timing:?}");
+        }
+    }
+}

@@ -1,0 +1,22 @@
+#![no_main]
+//! Opened but hostile root records: a decoded record assigns each slot to one shard, and is equal
+//! after encoding.
+
+use jiffy_fleet_core::SandboxId;
+use jiffy_fleet_core::record::Root;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(root) = Root::decode(data, None) else {
+        return;
+    };
+    for id in [
+        "aaaaaaaaaaaaaaaaaaaa",
+        "mmaaaaaaaaaaaaaaaaaa",
+        "99aaaaaaaaaaaaaaaaaa",
+    ] {
+        let slot = SandboxId::try_from(id).unwrap().slot();
+        assert!(root.shard_of(slot).is_some());
+    }
+    assert_eq!(Root::decode(&root.encode().unwrap(), None), Ok(root));
+});
