@@ -63,8 +63,12 @@ pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteSto
     }
     let probe = remote.clone();
     tokio::spawn(async move {
-        if let Err(e) = probe.probe().await {
-            tracing::warn!(error = %e, "store is not reachable");
+        match probe.check().await {
+            Ok(()) => {}
+            Err(e) if e.retry_after().is_some() => {
+                tracing::warn!(error = %e, "store is not reachable");
+            }
+            Err(e) => tracing::error!(error = %e, "store is not suitable"),
         }
     });
     if let Some(interval) = options.gc_interval {

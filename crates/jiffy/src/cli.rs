@@ -49,7 +49,9 @@ pub use sandbox::{
 };
 pub use serve::ServeArgs;
 pub use site::SiteArgs;
-pub use store::{StoreCommand, StoreGcArgs, StorePlace, StoreRotateArgs, StoreVerifyArgs};
+pub use store::{
+    StoreCheckArgs, StoreCommand, StoreGcArgs, StorePlace, StoreRotateArgs, StoreVerifyArgs,
+};
 pub use store_args::{StoreArgs, StoreTargetArgs};
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs, TemplateSource};
 

@@ -1,5 +1,6 @@
 //! `jiffy store`.
 
+mod check;
 mod copies;
 mod show;
 
@@ -10,8 +11,8 @@ use jiffy_client::step_bar::StepBar;
 use jiffy_image::Home;
 use jiffy_store::host::{LastStore, RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use jiffy_store::{
-    ChunkUsage, DamagedSnapshot, GcOptions, GcReport, Hash, StoreError, StoreStats, Tenant,
-    TenantKeys, TenantNames, VerifyReport,
+    ChunkUsage, DamagedSnapshot, GcOptions, GcReport, Hash, StoreError, StoreStats, StoreUrl,
+    Tenant, TenantKeys, TenantNames, VerifyReport,
 };
 use serde::Serialize;
 use std::process::ExitCode;
@@ -59,6 +60,7 @@ impl Verified {
 pub fn run(command: &StoreCommand) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(async {
         match command {
+            StoreCommand::Check(args) => check::run(args).await,
             StoreCommand::Gc(args) => gc(args).await,
             StoreCommand::Verify(args) => verify(args).await,
             StoreCommand::Rotate(args) => rotate(args).await,
@@ -67,17 +69,22 @@ pub fn run(command: &StoreCommand) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// Returns the store of the arguments, or the store that a daemon used last.
+fn store_url(url: Option<&StoreUrl>, last: Option<&LastStore>) -> anyhow::Result<StoreUrl> {
+    match (url, last) {
+        (Some(url), _) => Ok(url.clone()),
+        (None, Some(last)) => Ok(last.url.parse()?),
+        (None, None) => anyhow::bail!(
+            "no daemon of this data directory has used a store: specify it with --store URL"
+        ),
+    }
+}
+
 /// Opens the store of the arguments, or the store that a daemon used last.
 fn open(place: &StorePlace) -> anyhow::Result<Arc<RemoteStore>> {
     let home = Home::locate()?;
     let last = LastStore::read(home.path())?;
-    let url = match (&place.store, &last) {
-        (Some(url), _) => url.clone(),
-        (None, Some(last)) => last.url.parse()?,
-        (None, None) => anyhow::bail!(
-            "no daemon of this data directory has used a store: specify it with --store URL"
-        ),
-    };
+    let url = store_url(place.store.as_ref(), last.as_ref())?;
     // The master keys of another store cannot decrypt this store.
     let last = last.filter(|last| last.url == url.to_string());
     let keyring = place.store_keys.clone();

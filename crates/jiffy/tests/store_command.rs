@@ -326,3 +326,38 @@ fn a_bucket_is_collected_verified_repaired_and_measured() {
     fs::create_dir(host.home()).unwrap();
     run(life(&host));
 }
+
+#[jiffy_test(engine = "none")]
+fn check_accepts_a_suitable_server_and_names_the_defect_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(server) = S3Server::start(&dir.path().join("objects")) else {
+        return skip("versitygw is not built");
+    };
+    let host = Host {
+        url: "s3://bucket/prefix".to_owned(),
+        variables: s3::variables(server.address, s3::SECRET),
+        objects: dir.path().join("objects"),
+        dir,
+    };
+    let checked = host.jiffy(&["check", "--store", &host.url, "--json", "--rounds", "3"]);
+    assert!(checked.status.success(), "{checked:?}");
+    let report: Value = serde_json::from_slice(&checked.stdout).unwrap();
+    assert_eq!(
+        (&report["rounds"], &report["writers"]),
+        (&3.into(), &32.into())
+    );
+    assert!(report["replaceP50Ms"].as_f64().unwrap() > 0.0);
+    let left = host.objects.join("bucket/prefix/check");
+    assert!(!left.exists(), "the check leaves objects");
+
+    let text = |output: Output| String::from_utf8(output.stderr).unwrap();
+    let nowhere = host.jiffy(&["check", "--store", "file:///nonexistent/store"]);
+    assert_eq!(nowhere.status.code(), Some(1));
+    assert!(text(nowhere).contains("does not exist"));
+    let etcd = host.jiffy(&["check", "--records", "etcd+http://127.0.0.1:9/x"]);
+    assert_eq!(etcd.status.code(), Some(1));
+    assert!(text(etcd).contains("Connection refused"));
+    let remote = host.jiffy(&["check", "--records", "etcd+http://10.0.0.1:2379"]);
+    assert_eq!(remote.status.code(), Some(2));
+    assert!(text(remote).contains("limited to loopback addresses"));
+}

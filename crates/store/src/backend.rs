@@ -21,6 +21,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::Instant;
 
+pub use conditional::{ObjectVersion, Versioned, Written};
 pub use listing::Listed;
 
 /// Minimum rate of an upload. Slower uploads are aborted.
@@ -73,6 +74,23 @@ impl Default for BackendSettings {
     }
 }
 
+impl BackendSettings {
+    /// Returns the limits of requests for small records that decide who may act: locks and records
+    /// of ownership. A late response is worthless for them.
+    pub fn control() -> Self {
+        Self {
+            concurrency: 64,
+            attempts: 4,
+            request_timeout: Duration::from_secs(2),
+            deadline: Duration::from_secs(6),
+            hedge_after: None,
+            upload_bytes_per_second: None,
+            download_bytes_per_second: None,
+            ..Self::default()
+        }
+    }
+}
+
 /// ETag and version id of an object, as the store returns them.
 type Tags = (Option<String>, Option<String>);
 
@@ -86,7 +104,7 @@ pub struct Backend {
     replacing: Mutex<()>,
     upload: Option<Bandwidth>,
     download: Option<Bandwidth>,
-    counters: Counters,
+    counters: Arc<Counters>,
 }
 
 impl Backend {
@@ -99,8 +117,18 @@ impl Backend {
             replacing: Mutex::default(),
             upload: settings.upload_bytes_per_second.map(Bandwidth::new),
             download: settings.download_bytes_per_second.map(Bandwidth::new),
-            counters: Counters::default(),
+            counters: Arc::default(),
             settings,
+        }
+    }
+
+    /// Returns a client of the same store with limits of its own, so that its requests do not wait
+    /// for requests of this client. The traffic of both is counted together.
+    #[must_use]
+    pub fn with_settings(&self, settings: BackendSettings) -> Self {
+        Self {
+            counters: self.counters.clone(),
+            ..Self::new(self.store.clone(), self.prefix.clone(), settings)
         }
     }
 

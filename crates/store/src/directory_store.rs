@@ -246,6 +246,22 @@ impl ObjectStore for DirectoryStore {
             .boxed()
     }
 
+    /// In ascending order, as S3 servers list objects. The directory is read completely.
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Key>,
+        offset: &Key,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        let (listed, offset) = (self.list(prefix), offset.clone());
+        let sorted = once(async move {
+            let mut objects: Vec<ObjectMeta> = listed.try_collect().await?;
+            objects.retain(|object| object.location > offset);
+            objects.sort_by(|a, b| a.location.cmp(&b.location));
+            Ok::<_, Error>(futures_util::stream::iter(objects.into_iter().map(Ok)))
+        });
+        sorted.try_flatten().boxed()
+    }
+
     async fn list_with_delimiter(&self, prefix: Option<&Key>) -> Result<ListResult> {
         let directory = self.clone().files().await?;
         directory.open()?.list_with_delimiter(prefix).await

@@ -64,6 +64,16 @@ pub enum StoreError {
         /// Timeout.
         limit: Duration,
     },
+    /// A conditional write may have been executed: the store did not confirm or reject it.
+    #[error(
+        "cannot determine whether {object} was written: {reason}; try again when the store is available"
+    )]
+    OutcomeUnknown {
+        /// Key of the object.
+        object: String,
+        /// Last failure.
+        reason: String,
+    },
     /// The store denies the request.
     #[error(
         "the store denied access to {object}: {reason}; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, the policy of the bucket and this host's clock"
@@ -204,7 +214,10 @@ impl StoreError {
     pub fn is_unavailable(&self) -> bool {
         matches!(
             self,
-            Self::Unavailable { .. } | Self::Absent { .. } | Self::Timeout { .. }
+            Self::Unavailable { .. }
+                | Self::Absent { .. }
+                | Self::Timeout { .. }
+                | Self::OutcomeUnknown { .. }
         )
     }
 

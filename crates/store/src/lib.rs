@@ -37,7 +37,7 @@ mod tenant;
 mod traffic;
 mod version_memory;
 
-pub use backend::{Backend, BackendSettings, Listed};
+pub use backend::{Backend, BackendSettings, Listed, ObjectVersion, Versioned, Written};
 pub use cache::{CachedLayer, LayerCache};
 pub use data_keys::{DataKeys, HASH_BYTES, Hash, SEAL_BYTES};
 pub use directory_store::DirectoryCheck;

@@ -15,14 +15,16 @@ pub(crate) mod tenant_records;
 pub(crate) mod usage;
 pub(crate) mod verify;
 
-use crate::Backend;
 use crate::keyring::Keyring;
 use crate::version_memory::VersionMemory;
+use crate::{Backend, BackendSettings};
 
 /// Store with the master keys of its tenants.
 #[derive(Debug)]
 pub struct SharedStore {
     pub(crate) backend: Backend,
+    /// Client for locks and records of ownership, with short timeouts.
+    pub(crate) control: Backend,
     pub(crate) keyring: Keyring,
     pub(crate) versions: VersionMemory,
 }
@@ -31,6 +33,7 @@ impl SharedStore {
     /// Opens the store behind `backend`. Sends no request.
     pub fn new(backend: Backend, keyring: Keyring) -> Self {
         Self {
+            control: backend.with_settings(BackendSettings::control()),
             backend,
             keyring,
             versions: VersionMemory::default(),
@@ -46,5 +49,10 @@ impl SharedStore {
     /// Returns the client of the store.
     pub fn backend(&self) -> &Backend {
         &self.backend
+    }
+
+    /// Returns the client for records of ownership, whose requests do not wait for bulk transfers.
+    pub fn control(&self) -> &Backend {
+        &self.control
     }
 }

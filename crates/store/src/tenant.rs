@@ -6,11 +6,14 @@ use crate::keyring::key_error;
 use crate::shared_store::module_holders::MODULES;
 use crate::shared_store::readers::READERS;
 use crate::shared_store::snapshot_names::NAMES;
-use crate::{Hash, StoreError};
+use crate::{FormatError, Hash, StoreError};
 use std::collections::BTreeMap;
 
 /// Tenant whose keys all hosts have and whose objects all tenants may read: stock templates.
 pub const SHARED_TENANT: &str = "shared";
+
+/// Context of the encryption of records.
+const RECORD_CONTEXT: &[u8] = b"jiffy record";
 
 /// Tenant with its keys.
 #[derive(Debug, Clone)]
@@ -60,6 +63,29 @@ impl Tenant {
                 format!("this host does not have generation {number}; open the store again");
             key_error(&self.name, &reason)
         })
+    }
+
+    /// Encrypts the content of the record `key`. The same content is encrypted differently each
+    /// time.
+    pub fn seal_record(&self, key: &str, content: &[u8]) -> Result<Vec<u8>, StoreError> {
+        let keys = self.current()?;
+        let context = [RECORD_CONTEXT, key.as_bytes()].concat();
+        let sealed = keys
+            .seal(&context, content)
+            .map_err(StoreError::damaged(key))?;
+        Ok([&keys.generation().to_le_bytes()[..], &sealed].concat())
+    }
+
+    /// Decrypts and authenticates the content of the record `key`.
+    pub fn open_record(&self, key: &str, sealed: &[u8]) -> Result<Vec<u8>, StoreError> {
+        let truncated = FormatError::Damaged("it is truncated");
+        let (generation, sealed) = sealed
+            .split_first_chunk()
+            .ok_or_else(|| StoreError::damaged(key)(truncated))?;
+        let keys = self.generation(u32::from_le_bytes(*generation))?;
+        let context = [RECORD_CONTEXT, key.as_bytes()].concat();
+        keys.open(&context, sealed)
+            .map_err(StoreError::damaged(key))
     }
 
     /// Returns the key of one of its objects.

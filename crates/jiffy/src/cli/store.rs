@@ -2,6 +2,7 @@
 
 use crate::units;
 use clap::{Args, Subcommand};
+use jiffy_fleet::EtcdUrl;
 use jiffy_store::StoreUrl;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +10,8 @@ use std::time::Duration;
 /// `jiffy store`.
 #[derive(Debug, Subcommand)]
 pub enum StoreCommand {
+    /// Check that a store or etcd writes conditionally, as several hosts require
+    Check(StoreCheckArgs),
     /// Remove unreferenced data, and rewrite packs with mostly unreferenced chunks
     Gc(StoreGcArgs),
     /// Read all stored data and report damaged chunks
@@ -30,6 +33,46 @@ pub struct StorePlace {
     /// data directory]
     #[arg(long, env = "JIFFY_STORE_KEYS", value_name = "FILE")]
     pub store_keys: Option<PathBuf>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `jiffy store check`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The check writes and removes small objects below check/. \
+                  Exit status 1: the server is unsuitable, or not reachable."
+)]
+pub struct StoreCheckArgs {
+    /// Store [default: the store that a daemon of this data directory used last]. Needs the same
+    /// AWS variables as the daemon
+    #[arg(long, env = "JIFFY_STORE", value_name = "URL")]
+    pub store: Option<StoreUrl>,
+    /// Check etcd instead: etcd://HOST:PORT,HOST:PORT[/PREFIX]
+    #[arg(long, value_name = "URL", conflicts_with = "store")]
+    pub records: Option<EtcdUrl>,
+    /// Certificates of the authorities that sign the certificates of etcd's members
+    #[arg(long, value_name = "FILE", requires = "records")]
+    pub records_ca: Option<PathBuf>,
+    /// Certificate of this client of etcd
+    #[arg(long, value_name = "FILE", requires = "records_key")]
+    pub records_cert: Option<PathBuf>,
+    /// Private key of that certificate
+    #[arg(long, value_name = "FILE", requires = "records_cert")]
+    pub records_key: Option<PathBuf>,
+    /// User of etcd, if its authentication is enabled
+    #[arg(long, value_name = "NAME", requires = "records_password_file")]
+    pub records_user: Option<String>,
+    /// File with the password of that user
+    #[arg(long, value_name = "FILE", requires = "records_user")]
+    pub records_password_file: Option<PathBuf>,
+    /// Number of rounds
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub rounds: u16,
+    /// Number of concurrent writers
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(2..=256))]
+    pub writers: u16,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,

@@ -1,43 +1,91 @@
 //! Conditional writes, which succeed only if no other host has written the object meanwhile.
+//!
+//! A store may execute a write whose response is lost. The content of each write must therefore be
+//! unique (random nonce or random bytes). The writer then recognises its own write when it reads
+//! the object back, and an ETag never returns to an earlier value.
 
 use super::{Backend, Tags};
 use crate::StoreError;
+use crate::data_keys::random;
 use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{
     Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, PutResult, UpdateVersion,
 };
 
-/// Attempts at a conditional replace that is rejected although the object did not change.
-const REPLACE_ATTEMPTS: usize = 3;
-
-/// Object with its version.
-#[derive(Debug)]
-pub(crate) struct Versioned {
-    /// Content.
-    pub bytes: Bytes,
-    /// Version, for [`Backend::replace`].
-    pub version: UpdateVersion,
-}
+/// Attempts at a conditional write that is rejected although the object did not change.
+const WRITE_ATTEMPTS: usize = 3;
 
 /// Object in each store that is used to test conditional writes.
 const CHECKED: &str = "conditions";
+/// Maximum size in bytes of that object.
+const MAX_CHECKED_BYTES: u64 = 64;
+
+/// Version of an object, as the store assigned it. Versions have no order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectVersion(UpdateVersion);
+
+/// Object with its version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Versioned {
+    /// Content.
+    pub bytes: Bytes,
+    /// Version, for [`Backend::replace`].
+    pub version: ObjectVersion,
+}
+
+/// Result of a conditional write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Written {
+    /// The object has the new content, and this version.
+    Done(ObjectVersion),
+    /// Another writer was first. Contains the current object; `None` if it does not exist.
+    Lost(Option<Versioned>),
+}
+
+impl Written {
+    /// Returns the version of a successful write.
+    pub fn done(self) -> Option<ObjectVersion> {
+        match self {
+            Self::Done(version) => Some(version),
+            Self::Lost(_) => None,
+        }
+    }
+}
 
 impl Backend {
     /// Checks that the store implements conditional writes.
     ///
     /// # Errors
     /// [`StoreError::NoConditions`] if it does not.
-    pub(crate) async fn check_conditions(&self) -> Result<(), StoreError> {
-        let content = Bytes::from_static(b"conditions");
-        let is_new = self.create(CHECKED, content.clone()).await?;
-        // A second creation must fail. A store that ignores the condition reports success.
-        if is_new && self.create(CHECKED, content).await? {
-            return Err(StoreError::NoConditions {
-                object: CHECKED.to_owned(),
-            });
+    pub async fn check_conditions(&self) -> Result<(), StoreError> {
+        let ignored = || StoreError::NoConditions {
+            object: CHECKED.to_owned(),
+        };
+        let created = self.create_versioned(CHECKED, content()?, MAX_CHECKED_BYTES);
+        let current = match created.await? {
+            Written::Done(version) => version,
+            Written::Lost(Some(current)) => current.version,
+            // The object existed when it was created, and nothing removes it.
+            Written::Lost(None) => return Err(ignored()),
+        };
+        // The object exists: a second creation must fail.
+        if self.create(CHECKED, content()?).await? {
+            return Err(ignored());
         }
-        Ok(())
+        // Other hosts may check concurrently. Their writes are as good as this host's.
+        let replaced = self.replace(CHECKED, content()?, &current, MAX_CHECKED_BYTES);
+        if let Written::Lost(None) = replaced.await? {
+            return Err(ignored());
+        }
+        // `current` is outdated in any case: a second replace of it must fail.
+        match self
+            .replace(CHECKED, content()?, &current, MAX_CHECKED_BYTES)
+            .await?
+        {
+            Written::Lost(Some(_)) => Ok(()),
+            Written::Done(_) | Written::Lost(None) => Err(ignored()),
+        }
     }
 
     /// Sends one write request.
@@ -70,7 +118,7 @@ impl Backend {
     }
 
     /// Reads an object of at most `limit` bytes with its version; `None` if it does not exist.
-    pub(crate) async fn get_versioned(
+    pub async fn get_versioned(
         &self,
         key: &str,
         limit: u64,
@@ -85,43 +133,96 @@ impl Backend {
         }))
     }
 
-    /// Replaces an object if its version still is `expected`. Returns the new version; `None` if
-    /// another host replaced or removed the object meanwhile.
+    /// Creates an object if it does not exist. `bytes` must be unique. An existing object has at
+    /// most `limit` bytes.
     ///
     /// # Errors
+    /// [`StoreError::OutcomeUnknown`] if the object may have been written.
     /// [`StoreError::NoConditions`] if the store has no versions of objects.
-    pub(crate) async fn replace(
+    pub async fn create_versioned(
         &self,
         key: &str,
         bytes: Bytes,
-        expected: &UpdateVersion,
-    ) -> Result<Option<UpdateVersion>, StoreError> {
-        for _ in 0..REPLACE_ATTEMPTS {
-            let mode = PutMode::Update(expected.clone());
-            match self.write(key, bytes.clone(), mode).await {
-                Ok(put) => return version(key, (put.e_tag, put.version)).map(Some),
-                Err(StoreError::Conflict { .. } | StoreError::Missing { .. }) => {}
-                Err(e) => return Err(e),
+        limit: u64,
+    ) -> Result<Written, StoreError> {
+        self.write_if(key, bytes, None, limit).await
+    }
+
+    /// Replaces an object if its version still is `expected`. `bytes` must be unique. The current
+    /// object has at most `limit` bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::OutcomeUnknown`] if the object may have been replaced.
+    /// [`StoreError::NoConditions`] if the store has no versions of objects.
+    pub async fn replace(
+        &self,
+        key: &str,
+        bytes: Bytes,
+        expected: &ObjectVersion,
+        limit: u64,
+    ) -> Result<Written, StoreError> {
+        self.write_if(key, bytes, Some(expected), limit).await
+    }
+
+    /// Writes an object if its version is `expected`; `None`: if it does not exist.
+    async fn write_if(
+        &self,
+        key: &str,
+        bytes: Bytes,
+        expected: Option<&ObjectVersion>,
+        limit: u64,
+    ) -> Result<Written, StoreError> {
+        let mode = match expected {
+            Some(expected) => PutMode::Update(expected.0.clone()),
+            None => PutMode::Create,
+        };
+        let unknown = |e: StoreError| {
+            if e.is_unavailable() {
+                StoreError::OutcomeUnknown {
+                    object: key.to_owned(),
+                    reason: e.to_string(),
+                }
+            } else {
+                e
             }
-            match self.get_versioned(key, bytes.len() as u64).await {
+        };
+        for _ in 0..WRITE_ATTEMPTS {
+            match self.write(key, bytes.clone(), mode.clone()).await {
+                Ok(put) => return version(key, (put.e_tag, put.version)).map(Written::Done),
+                Err(StoreError::Conflict { .. } | StoreError::Missing { .. }) => {}
+                Err(e) => return Err(unknown(e)),
+            }
+            let current = self.get_versioned(key, limit).await.map_err(unknown)?;
+            match current {
                 // An earlier attempt succeeded, but its response was lost.
-                Ok(Some(current)) if current.bytes == bytes => return Ok(Some(current.version)),
+                Some(current) if current.bytes == bytes => {
+                    return Ok(Written::Done(current.version));
+                }
                 // Concurrent writes may all be rejected, with none of them succeeding.
-                Ok(Some(current)) if current.version == *expected => {}
-                Ok(_) | Err(StoreError::TooLarge { .. }) => return Ok(None),
-                Err(e) => return Err(e),
+                current if current.as_ref().map(|c| &c.version) == expected => {}
+                current => return Ok(Written::Lost(current)),
             }
         }
-        Ok(None)
+        // An unchanged object proves nothing: an earlier attempt may still arrive at the store.
+        Err(StoreError::OutcomeUnknown {
+            object: key.to_owned(),
+            reason: "the store rejects the write although the object did not change".to_owned(),
+        })
     }
 }
 
+/// Returns unique content for a check.
+fn content() -> Result<Bytes, StoreError> {
+    let bytes = random::<32>().map_err(StoreError::damaged(CHECKED))?;
+    Ok(Bytes::copy_from_slice(&bytes))
+}
+
 /// Returns the version of an object from its tags.
-fn version(key: &str, (e_tag, version): Tags) -> Result<UpdateVersion, StoreError> {
+fn version(key: &str, (e_tag, version): Tags) -> Result<ObjectVersion, StoreError> {
     match e_tag.as_deref().map(|tag| tag.trim_matches('"')) {
         None | Some("") => Err(StoreError::NoConditions {
             object: key.to_owned(),
         }),
-        Some(_) => Ok(UpdateVersion { e_tag, version }),
+        Some(_) => Ok(ObjectVersion(UpdateVersion { e_tag, version })),
     }
 }

@@ -46,6 +46,41 @@ impl Backend {
         self.list_some(prefix, 0).await.map(drop)
     }
 
+    /// Lists at most `limit` objects below `prefix` in ascending order, after the key `after`.
+    pub async fn list_page(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<Listed>, StoreError> {
+        let path = self.path(prefix);
+        // No key below the prefix equals the prefix.
+        let after = after.map_or_else(|| path.clone(), |after| self.path(after));
+        let clock = &self.clock(0);
+        self.attempt(prefix, clock, || async {
+            add(&self.counters.lists, 1);
+            // In contrast to `list`, a listing with an offset is in order for all kinds of stores.
+            let mut objects = self.store.list_with_offset(Some(&path), &after);
+            let mut listed: Vec<Listed> = Vec::new();
+            while listed.len() < limit {
+                let Some(meta) = objects.try_next().await? else {
+                    break;
+                };
+                clock.tick(time_of(1, MIN_LISTED_PER_SECOND));
+                if !meta.location.prefix_matches(&path) {
+                    return Err(generic("the listing contains a key outside its prefix"));
+                }
+                let is_next = |last: &Listed| self.path(&last.key) < meta.location;
+                if !listed.last().is_none_or(is_next) {
+                    return Err(generic("the listing is not in ascending order"));
+                }
+                listed.extend(self.listed(&meta));
+            }
+            Ok(listed)
+        })
+        .await
+    }
+
     /// Lists the objects below `prefix`. `None` if there are more than `limit`.
     async fn list_some(
         &self,

@@ -18,6 +18,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::OnceCell;
 
 /// Name of the tenant for objects of the host's owner, which belong to no API key.
 pub const LOCAL_TENANT: &str = "host";
@@ -38,6 +39,8 @@ pub struct RemoteStore {
     module_book: PathBuf,
     made_keys: Option<PathBuf>,
     tenants: Mutex<HashMap<String, OpenTenant>>,
+    /// Set when the store has passed the check of conditional writes.
+    checked: OnceCell<()>,
 }
 
 /// Tenant with unwrapped secrets. Unwrapping may run a command, so tenants are cached.
@@ -101,6 +104,7 @@ impl RemoteStore {
             module_book: dir.join("modules"),
             made_keys: is_new.then_some(keys),
             tenants: Mutex::default(),
+            checked: OnceCell::new(),
         }))
     }
 
@@ -131,11 +135,16 @@ impl RemoteStore {
 
     /// Returns the tenant of `owner`, the id of an API key. Defaults to [`LOCAL_TENANT`]. Creates
     /// the tenant if necessary.
+    ///
+    /// # Errors
+    /// Fails if the store does not implement conditional writes: hosts could then overwrite each
+    /// other's keys and locks.
     pub async fn tenant(&self, owner: Option<&str>) -> Result<Arc<Tenant>, RemoteError> {
         let name = owner.unwrap_or(LOCAL_TENANT);
         if let Some(open) = self.open_tenant(name) {
             return Ok(open);
         }
+        self.check().await?;
         let tenant = self.shared.tenant(name).await?;
         self.cache_tenant(name, &tenant);
         Ok(tenant)
@@ -182,10 +191,12 @@ impl RemoteStore {
         self.shared.backend().traffic()
     }
 
-    /// Sends a request to the store, to detect early that the store is unreachable or denies
-    /// access.
-    pub async fn probe(&self) -> Result<(), RemoteError> {
-        Ok(self.shared.backend().probe("tenants").await?)
+    /// Checks early that the store is reachable, grants access and implements conditional writes.
+    pub async fn check(&self) -> Result<(), RemoteError> {
+        self.checked
+            .get_or_try_init(|| self.shared.control().check_conditions())
+            .await?;
+        Ok(())
     }
 }
 

@@ -4,11 +4,10 @@
 //! Each version has random bytes, because equal content would have an equal ETag. A free lock is an
 //! object of zeroes: removing the object is not conditional and could remove another host's lock.
 
-use crate::StoreError;
 use crate::shared_store::SharedStore;
 use crate::tenant::Tenant;
+use crate::{ObjectVersion, StoreError, Written};
 use bytes::Bytes;
-use object_store::UpdateVersion;
 use parking_lot::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -17,6 +16,11 @@ pub const GC_LOCK_TIME: Duration = Duration::from_secs(3600);
 /// Interval at which the holder renews its lock.
 const RENEWAL_TIME: Duration = Duration::from_secs(GC_LOCK_TIME.as_secs() / 8);
 const LOCK_BYTES: usize = 32;
+const MAX_LOCK_BYTES: u64 = LOCK_BYTES as u64;
+/// Time for which a renewal is repeated while the store is unavailable.
+const RENEWAL_PATIENCE: Duration = Duration::from_secs(90);
+/// Pause before a renewal is repeated.
+const RENEWAL_PAUSE: Duration = Duration::from_millis(500);
 /// Content of a lock that no host holds.
 const FREE: [u8; LOCK_BYTES] = [0; LOCK_BYTES];
 
@@ -33,7 +37,7 @@ pub(crate) struct CollectionLock {
 /// Version of the lock that this process wrote last.
 #[derive(Debug, Clone)]
 struct Held {
-    version: UpdateVersion,
+    version: ObjectVersion,
     /// Time just before the write.
     renewed: Instant,
 }
@@ -60,19 +64,24 @@ impl SharedStore {
         let content = random_content(&key)?;
         let now = self.store_time(tenant).await?;
         let renewed = Instant::now();
-        let version = match self.backend.get_versioned(&key, LOCK_BYTES as u64).await? {
-            None => self.create_lock(&key, content).await?,
+        let version = match self.control.get_versioned(&key, MAX_LOCK_BYTES).await? {
+            None => self
+                .control
+                .create_versioned(&key, content, MAX_LOCK_BYTES)
+                .await?
+                .done(),
             Some(current) => {
-                let held = self.backend.head(&key).await?;
+                let held = self.control.head(&key).await?;
                 let is_recent =
                     held.is_some_and(|held| now - held.modified_ms < super::millis(lock_time));
                 if current.bytes != FREE.as_slice() && is_recent {
                     None
                 } else {
                     // The lock is free, or its holder exited without releasing it.
-                    self.backend
-                        .replace(&key, content, &current.version)
+                    self.control
+                        .replace(&key, content, &current.version, MAX_LOCK_BYTES)
                         .await?
+                        .done()
                 }
             }
         };
@@ -85,21 +94,6 @@ impl SharedStore {
             renewing: tokio::sync::Mutex::default(),
             now,
         })
-    }
-
-    /// Creates the object of the lock. `None` if another host created it first.
-    async fn create_lock(
-        &self,
-        key: &str,
-        content: Bytes,
-    ) -> Result<Option<UpdateVersion>, StoreError> {
-        // Ignore whether the object exists: an earlier attempt may have created it. Compare its
-        // content.
-        self.backend.create(key, content.clone()).await?;
-        let current = self.backend.get_versioned(key, LOCK_BYTES as u64).await?;
-        Ok(current
-            .filter(|current| current.bytes == content)
-            .map(|current| current.version))
     }
 
     /// Fails if another process holds the lock or may soon take it over. Renews the lock when
@@ -120,21 +114,44 @@ impl SharedStore {
             }
             let renewed = Instant::now();
             let content = random_content(&lock.key)?;
-            let replaced = self.backend.replace(&lock.key, content, &held.version);
+            let replaced = self.replace_lock(&lock.key, content, &held.version);
             let version = replaced
                 .await?
+                .done()
                 .ok_or(StoreError::Collecting(GC_LOCK_TIME))?;
             *lock.held() = Held { version, renewed };
         }
         Ok(())
     }
 
+    /// Replaces the lock. Repeats the write while the store is unavailable: the content is unique,
+    /// so that a write that was executed without a response is recognised.
+    async fn replace_lock(
+        &self,
+        key: &str,
+        content: Bytes,
+        expected: &ObjectVersion,
+    ) -> Result<Written, StoreError> {
+        let start = Instant::now();
+        loop {
+            let replaced = self
+                .control
+                .replace(key, content.clone(), expected, MAX_LOCK_BYTES);
+            match replaced.await {
+                Err(e) if e.is_unavailable() && start.elapsed() < RENEWAL_PATIENCE => {
+                    tracing::debug!(error = %e, "repeating the renewal of a collection lock");
+                    tokio::time::sleep(RENEWAL_PAUSE).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
     /// Releases the lock, unless another process has taken it over.
     pub(crate) async fn unlock_collection(&self, lock: &CollectionLock) -> Result<(), StoreError> {
         let version = lock.held().version.clone();
         let free = Bytes::from_static(&FREE);
-        self.backend.replace(&lock.key, free, &version).await?;
-        Ok(())
+        self.replace_lock(&lock.key, free, &version).await.map(drop)
     }
 }
 

@@ -1,0 +1,16 @@
+//! Agreement of several hosts.
+//!
+//! Hosts agree through [`Records`]: small versioned objects that change by conditional writes only,
+//! so that exactly one of several concurrent writers succeeds. The records are in the object store
+//! of the snapshots ([`StoreRecords`]) or in etcd (`EtcdRecords`). [`SealedRecords`] encrypts them,
+//! and detects a store that returned to an older state.
+
+pub mod check;
+pub mod records;
+
+#[cfg(feature = "client")]
+pub use records::{EtcdRecords, EtcdSettings, EtcdUrl};
+pub use records::{
+    MAX_RECORD_BYTES, MemoryRecords, Page, Record, RecordError, RecordKey, Records, SealedRecords,
+    StoreRecords, Version, Versioned, Written,
+};

@@ -1,0 +1,218 @@
+//! Records in the memory of a process, with injected faults, for tests and simulations.
+
+use super::{
+    BackendVersion, MAX_PAGE_KEYS, Page, RecordError, RecordKey, Records, Version, Versioned,
+    Written, check_size,
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+/// Fault of the next requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The request is executed, but its response is lost.
+    LoseAnswer,
+    /// The request is not executed.
+    Unavailable,
+    /// The request is executed after this time, even if its sender has given up.
+    Delay(Duration),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    records: BTreeMap<RecordKey, (u64, Bytes)>,
+    writes: u64,
+    /// Fault, and number of requests that it affects.
+    fault: Option<(Fault, usize)>,
+}
+
+/// Client of records in memory. Clones are clients of the same records.
+#[derive(Debug, Clone)]
+pub struct MemoryRecords {
+    state: Arc<Mutex<State>>,
+    attempt: Duration,
+    call: Duration,
+}
+
+impl Default for MemoryRecords {
+    fn default() -> Self {
+        Self {
+            state: Arc::default(),
+            attempt: super::ATTEMPT_TIMEOUT,
+            call: super::CALL_TIMEOUT,
+        }
+    }
+}
+
+impl MemoryRecords {
+    /// Returns a client of the same records with other timeouts of an attempt and a call.
+    #[must_use]
+    pub fn with_timeouts(&self, attempt: Duration, call: Duration) -> Self {
+        Self {
+            state: self.state.clone(),
+            attempt,
+            call,
+        }
+    }
+
+    /// Injects a fault into the next `requests` requests of all clients.
+    pub fn inject(&self, fault: Fault, requests: usize) {
+        self.state.lock().fault = Some((fault, requests));
+    }
+
+    fn next_fault(&self) -> Option<Fault> {
+        let mut state = self.state.lock();
+        let (fault, requests) = state.fault?;
+        state.fault = (requests > 1).then(|| (fault, requests - 1));
+        Some(fault)
+    }
+
+    /// Sends one request. `None` if no response arrives.
+    async fn send<T: Send + 'static>(
+        &self,
+        request: impl FnOnce(&mut State) -> T + Send + 'static,
+    ) -> Option<T> {
+        match self.next_fault() {
+            None => Some(request(&mut self.state.lock())),
+            Some(Fault::Unavailable) => None,
+            Some(Fault::LoseAnswer) => {
+                request(&mut self.state.lock());
+                None
+            }
+            Some(Fault::Delay(time)) => {
+                let state = self.state.clone();
+                // The request arrives even if the call has ended before.
+                let late = tokio::spawn(async move {
+                    sleep(time).await;
+                    request(&mut state.lock())
+                });
+                timeout(self.attempt, late).await.ok()?.ok()
+            }
+        }
+    }
+
+    /// Sends a request until a response arrives or the call's time is over.
+    async fn call<T: Send + 'static>(
+        &self,
+        request: impl Fn(&mut State) -> T + Clone + Send + 'static,
+    ) -> Option<T> {
+        let deadline = Instant::now() + self.call;
+        while Instant::now() < deadline {
+            if let Some(answer) = self.send(request.clone()).await {
+                return Some(answer);
+            }
+            sleep_until(deadline.min(Instant::now() + self.attempt / 10)).await;
+        }
+        None
+    }
+
+    async fn write(
+        &self,
+        key: &RecordKey,
+        value: Bytes,
+        expected: Option<u64>,
+    ) -> Result<Written, RecordError> {
+        check_size(key, &value)?;
+        let own = key.clone();
+        let written = self.call(move |state| state.write_if(&own, &value, expected));
+        written.await.ok_or_else(|| RecordError::Unknown {
+            record: key.clone(),
+            reason: "no response in time".to_owned(),
+        })
+    }
+}
+
+impl State {
+    fn write_if(&mut self, key: &RecordKey, value: &Bytes, expected: Option<u64>) -> Written {
+        let current = self.records.get(key);
+        match current {
+            // An earlier attempt succeeded, but its response was lost.
+            Some((version, bytes)) if bytes == value => return Written::Done(number(*version)),
+            current if current.map(|(version, _)| *version) == expected => {}
+            current => return Written::Lost(current.map(versioned)),
+        }
+        self.writes += 1;
+        self.records
+            .insert(key.clone(), (self.writes, value.clone()));
+        Written::Done(number(self.writes))
+    }
+}
+
+fn number(write: u64) -> Version {
+    Version(BackendVersion::Write(write))
+}
+
+fn versioned((version, value): &(u64, Bytes)) -> Versioned {
+    Versioned {
+        value: value.clone(),
+        version: number(*version),
+    }
+}
+
+fn unavailable(key: &RecordKey) -> RecordError {
+    RecordError::Unavailable {
+        record: key.clone(),
+        reason: "no response in time".to_owned(),
+    }
+}
+
+#[async_trait]
+impl Records for MemoryRecords {
+    async fn get(&self, key: &RecordKey) -> Result<Option<Versioned>, RecordError> {
+        let own = key.clone();
+        let read = self.call(move |state| state.records.get(&own).map(versioned));
+        read.await.ok_or_else(|| unavailable(key))
+    }
+
+    async fn create(&self, key: &RecordKey, value: Bytes) -> Result<Written, RecordError> {
+        self.write(key, value, None).await
+    }
+
+    async fn replace(
+        &self,
+        key: &RecordKey,
+        value: Bytes,
+        version: &Version,
+    ) -> Result<Written, RecordError> {
+        let BackendVersion::Write(expected) = version.0 else {
+            return Err(super::foreign_version(key));
+        };
+        self.write(key, value, Some(expected)).await
+    }
+
+    async fn list(
+        &self,
+        prefix: &RecordKey,
+        after: Option<&RecordKey>,
+        limit: usize,
+    ) -> Result<Page, RecordError> {
+        let limit = limit.min(MAX_PAGE_KEYS);
+        let (folder, after) = (format!("{prefix}/"), after.cloned());
+        let listed = self.call(move |state| {
+            let start = after.clone().map_or(Bound::Unbounded, Bound::Excluded);
+            let keys = state.records.range((start, Bound::Unbounded));
+            let keys = keys.map(|(key, _)| key);
+            let keys = keys.filter(|key| key.as_str().starts_with(&folder));
+            keys.take(limit).cloned().collect::<Vec<_>>()
+        });
+        let keys = listed.await.ok_or_else(|| unavailable(prefix))?;
+        Ok(Page {
+            more: keys.len() == limit,
+            keys,
+        })
+    }
+
+    async fn purge(&self, key: &RecordKey) -> Result<(), RecordError> {
+        let own = key.clone();
+        let removed = self.call(move |state| {
+            state.records.remove(&own);
+        });
+        removed.await.ok_or_else(|| unavailable(key))
+    }
+}

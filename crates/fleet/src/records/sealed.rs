@@ -1,0 +1,205 @@
+//! Encrypted records that detect a return to an older state.
+
+use super::{MAX_RECORD_BYTES, RecordError, RecordKey, Records, Version, Versioned, Written};
+use bytes::Bytes;
+use jiffy_store::{StoreError, Tenant};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Maximum number of records whose counters are remembered.
+const MAX_REMEMBERED: usize = 65_536;
+
+/// Records whose content is encrypted and authenticated together with the key of the record. Each
+/// write increments a counter in the content, so that an older copy is rejected.
+#[derive(Debug)]
+pub struct SealedRecords {
+    records: Arc<dyn Records>,
+    keys: Arc<Tenant>,
+    /// Highest counter that this process has seen of each record.
+    seen: Mutex<HashMap<RecordKey, u64>>,
+}
+
+/// Record that was read or written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Decrypted content.
+    pub content: Vec<u8>,
+    counter: u64,
+    version: Version,
+}
+
+impl Record {
+    /// Returns the number of writes of the record.
+    pub fn counter(&self) -> u64 {
+        self.counter
+    }
+}
+
+/// Conditional write that was prepared and may be sent several times. At most one of the attempts
+/// changes the record.
+#[derive(Debug, Clone)]
+pub struct PendingWrite {
+    key: RecordKey,
+    value: Bytes,
+    content: Vec<u8>,
+    counter: u64,
+    /// Version that the write replaces. `None` if the record must not exist.
+    expected: Option<Version>,
+}
+
+/// Result of a conditional write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The record has the new content.
+    Done(Record),
+    /// Another writer was first. Contains the current record; `None` if it does not exist.
+    Lost(Option<Record>),
+}
+
+impl SealedRecords {
+    /// Encrypts `records` with the keys of `tenant`.
+    pub fn new(records: Arc<dyn Records>, tenant: Arc<Tenant>) -> Self {
+        Self {
+            records,
+            keys: tenant,
+            seen: Mutex::default(),
+        }
+    }
+
+    /// Returns the encrypted records.
+    pub fn records(&self) -> &Arc<dyn Records> {
+        &self.records
+    }
+
+    /// Reads a record. `None` if it does not exist.
+    pub async fn get(&self, key: &RecordKey) -> Result<Option<Record>, RecordError> {
+        let read = self.records.get(key).await?;
+        self.open(key, read)
+    }
+
+    /// Prepares the creation of a record.
+    pub fn create(&self, key: &RecordKey, content: Vec<u8>) -> Result<PendingWrite, RecordError> {
+        self.prepare(key, content, 1, None)
+    }
+
+    /// Prepares the replacement of `current`, as it was read or written.
+    pub fn replace(
+        &self,
+        key: &RecordKey,
+        content: Vec<u8>,
+        current: &Record,
+    ) -> Result<PendingWrite, RecordError> {
+        let counter = current.counter.checked_add(1);
+        let counter = counter.ok_or_else(|| damaged(key, "its counter is exhausted"))?;
+        self.prepare(key, content, counter, Some(current.version.clone()))
+    }
+
+    fn prepare(
+        &self,
+        key: &RecordKey,
+        content: Vec<u8>,
+        counter: u64,
+        expected: Option<Version>,
+    ) -> Result<PendingWrite, RecordError> {
+        let plain = [&counter.to_le_bytes()[..], &content].concat();
+        let sealed = self.keys.seal_record(key.as_str(), &plain);
+        let value = Bytes::from(sealed.map_err(|e| damaged(key, e))?);
+        super::check_size(key, &value)?;
+        Ok(PendingWrite {
+            key: key.clone(),
+            value,
+            content,
+            counter,
+            expected,
+        })
+    }
+
+    /// Sends a write. After [`RecordError::Unknown`] the caller must send the same write again
+    /// until its outcome is known: the record may already have the new content.
+    pub async fn send(&self, write: &PendingWrite) -> Result<Outcome, RecordError> {
+        let key = &write.key;
+        let written = match &write.expected {
+            Some(version) => self.records.replace(key, write.value.clone(), version),
+            None => self.records.create(key, write.value.clone()),
+        };
+        match written.await? {
+            Written::Done(version) => {
+                self.remember(key, write.counter);
+                Ok(Outcome::Done(Record {
+                    content: write.content.clone(),
+                    counter: write.counter,
+                    version,
+                }))
+            }
+            Written::Lost(current) => self.open(key, current).map(Outcome::Lost),
+        }
+    }
+
+    /// Decrypts a record, and checks that it is not older than one that was seen before.
+    fn open(
+        &self,
+        key: &RecordKey,
+        read: Option<Versioned>,
+    ) -> Result<Option<Record>, RecordError> {
+        let known = self.seen.lock().get(key).copied().unwrap_or(0);
+        let Some(read) = read else {
+            if known > 0 {
+                return Err(regressed(key, 0, known));
+            }
+            return Ok(None);
+        };
+        if read.value.len() > MAX_RECORD_BYTES {
+            return Err(damaged(key, "it is too long"));
+        }
+        let plain = self.keys.open_record(key.as_str(), &read.value);
+        let plain = plain.map_err(|e| match e {
+            StoreError::Damaged { reason, .. } => damaged(key, reason),
+            e => damaged(key, e),
+        })?;
+        let (counter, content) = plain
+            .split_first_chunk()
+            .ok_or_else(|| damaged(key, "it is truncated"))?;
+        let counter = u64::from_le_bytes(*counter);
+        if counter < known {
+            return Err(regressed(key, counter, known));
+        }
+        self.remember(key, counter);
+        Ok(Some(Record {
+            content: content.to_vec(),
+            counter,
+            version: read.version,
+        }))
+    }
+
+    fn remember(&self, key: &RecordKey, counter: u64) {
+        let mut seen = self.seen.lock();
+        // Records of single sandboxes are many. They have revisions of their own, so that only the
+        // first ones are remembered here.
+        if seen.len() < MAX_REMEMBERED || seen.contains_key(key) {
+            let known = seen.entry(key.clone()).or_default();
+            *known = counter.max(*known);
+        }
+    }
+
+    /// Removes a record in a final state.
+    pub async fn purge(&self, key: &RecordKey) -> Result<(), RecordError> {
+        self.records.purge(key).await?;
+        self.seen.lock().remove(key);
+        Ok(())
+    }
+}
+
+fn damaged(key: &RecordKey, reason: impl ToString) -> RecordError {
+    RecordError::Damaged {
+        record: key.clone(),
+        reason: reason.to_string(),
+    }
+}
+
+fn regressed(key: &RecordKey, counter: u64, known: u64) -> RecordError {
+    RecordError::Regressed {
+        record: key.clone(),
+        reason: format!("it was written {counter} times, but {known} writes were seen"),
+    }
+}
