@@ -1,12 +1,14 @@
 //! Store that many hosts share.
 
 pub(crate) mod collection;
+mod known_chunks;
 pub(crate) mod lease;
 pub(crate) mod module_holders;
 pub(crate) mod pack_index;
 pub(crate) mod pull;
 pub(crate) mod push;
 pub(crate) mod readers;
+mod recent_packs;
 pub(crate) mod repair;
 pub(crate) mod snapshot_names;
 mod snapshots;
@@ -16,8 +18,10 @@ pub(crate) mod usage;
 pub(crate) mod verify;
 
 use crate::keyring::Keyring;
+use crate::tenant::Tenant;
 use crate::version_memory::VersionMemory;
 use crate::{Backend, BackendSettings};
+use std::sync::Arc;
 
 /// Store with the master keys of its tenants.
 #[derive(Debug)]
@@ -27,6 +31,8 @@ pub struct SharedStore {
     pub(crate) control: Backend,
     pub(crate) keyring: Keyring,
     pub(crate) versions: VersionMemory,
+    /// Shared tenant and the time at which its record was read.
+    shared: tokio::sync::Mutex<Option<(std::time::Instant, Arc<Tenant>)>>,
 }
 
 impl SharedStore {
@@ -37,6 +43,7 @@ impl SharedStore {
             backend,
             keyring,
             versions: VersionMemory::default(),
+            shared: tokio::sync::Mutex::default(),
         }
     }
 

@@ -15,7 +15,7 @@ pub struct Traffic {
     pub puts: u64,
     /// Requests for size and time of an object.
     pub heads: u64,
-    /// Listings.
+    /// Pages of listings.
     pub lists: u64,
     /// Removals.
     pub deletes: u64,

@@ -9,6 +9,8 @@ use object_store::ObjectMeta;
 
 /// Minimum rate in keys per second of a listing that takes longer than the deadline.
 const MIN_LISTED_PER_SECOND: u64 = 100;
+/// Number of keys in a page of a listing. Each page is a request.
+const PAGE_KEYS: usize = 1000;
 /// Maximum length in bytes of the keys that Jiffy writes, without the store's prefix.
 const MAX_KEY_BYTES: usize = 256;
 
@@ -96,6 +98,9 @@ impl Backend {
             while let Some(meta) = pages.try_next().await? {
                 clock.tick(time_of(1, MIN_LISTED_PER_SECOND));
                 number += 1;
+                if number % PAGE_KEYS == 0 {
+                    add(&self.counters.lists, 1);
+                }
                 if number > limit {
                     return Ok(None);
                 }

@@ -1,23 +1,31 @@
 //! Leases: objects that protect the objects of a push from garbage collection.
 //!
-//! A push first writes `leases/<id>`, which protects all objects written after it. Then it writes
-//! the encrypted list of the keys that it reuses to `leases/<id>.reused`, and only after that reads
-//! the list of condemned objects. The push does not reuse objects that are condemned by then.
-//! Objects condemned later are protected, because a collection reads the lists of the leases before
-//! it removes an object.
+//! A push first writes `leases/<id>`: the encrypted list of the keys that it reuses. The lease
+//! protects these objects and all objects written after it. Only after that the push reads the
+//! list of condemned objects and checks that the reused objects exist. The push does not reuse
+//! objects that are condemned or missing by then: it chooses others and replaces its list. Objects
+//! condemned later are protected, because a collection reads the lists of the leases before it
+//! removes an object.
+//!
+//! Earlier versions of Jiffy wrote a constant to `leases/<id>` and the list to
+//! `leases/<id>.reused`.
 
-use crate::data_keys::{random, to_hex};
+use crate::data_keys::{Hash, random, to_hex};
 use crate::shared_store::SharedStore;
 use crate::tenant::Tenant;
 use crate::{FormatError, StoreError};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Lifetime of a lease, by the clock of the store.
 pub const LEASE_TIME: Duration = Duration::from_secs(24 * 3600);
 const MAX_LIST_BYTES: u64 = 256 << 20;
 const CONTEXT: &[u8] = b"jiffy store list";
+/// Suffix of the lists of earlier versions of Jiffy.
 pub(crate) const REUSED: &str = ".reused";
+/// Content of the leases of earlier versions of Jiffy.
+const WITHOUT_LIST: &[u8] = b"lease";
 
 /// Lease of a push in progress.
 #[derive(Debug)]
@@ -25,32 +33,50 @@ pub(crate) struct Lease {
     pub id: String,
     key: String,
     since: Instant,
+    is_written: AtomicBool,
 }
 
 /// Objects that a collection will remove, with the time of their condemnation (store's clock, ms).
 pub(crate) type Condemned = BTreeMap<String, i64>;
 
 impl SharedStore {
-    pub(crate) async fn take_lease(&self, tenant: &Tenant) -> Result<Lease, StoreError> {
+    /// Creates a lease, which [`Self::protect`] writes. Sends no request.
+    pub(crate) fn new_lease(&self, tenant: &Tenant) -> Result<Lease, StoreError> {
         let id = random::<16>().map_err(StoreError::damaged("lease"))?;
         let id = to_hex(&id);
-        let key = tenant.key(&format!("leases/{id}"));
-        let since = Instant::now();
-        self.backend
-            .put(&key, bytes::Bytes::from_static(b"lease"))
-            .await?;
-        Ok(Lease { id, key, since })
+        Ok(Lease {
+            key: tenant.key(&format!("leases/{id}")),
+            id,
+            since: Instant::now(),
+            is_written: AtomicBool::new(false),
+        })
     }
 
-    /// Adds the keys of reused objects to a lease.
+    /// Writes a lease that protects the objects `keys`. Replaces its former list, after which the
+    /// caller must not have written objects.
     pub(crate) async fn protect(
         &self,
         tenant: &Tenant,
         lease: &Lease,
         keys: &BTreeSet<String>,
     ) -> Result<(), StoreError> {
-        self.write_list(tenant, &format!("{}{REUSED}", lease.key), keys)
-            .await
+        lease.is_written.store(true, Ordering::Relaxed);
+        self.write_list(tenant, &lease.key, keys).await
+    }
+
+    /// Reads the keys that the lease `key` protects. `None` if the lease has ended.
+    pub(crate) async fn leased_keys(
+        &self,
+        tenant: &Tenant,
+        key: &str,
+    ) -> Result<Option<BTreeSet<String>>, StoreError> {
+        match self.backend.get(key, MAX_LIST_BYTES).await {
+            Err(StoreError::Missing { .. }) => Ok(None),
+            Ok(object) if object == WITHOUT_LIST => {
+                self.read_list(tenant, &format!("{key}{REUSED}")).await
+            }
+            object => open_list(tenant, key, &object?).map(Some),
+        }
     }
 
     /// Fails if the lease has expired or may expire soon.
@@ -70,10 +96,11 @@ impl SharedStore {
 
     /// Removes a lease. If the removal fails, the lease expires later.
     pub(crate) async fn end_lease(&self, lease: &Lease) {
-        for key in [format!("{}{REUSED}", lease.key), lease.key.clone()] {
-            if let Err(e) = self.backend.delete(&key).await {
-                tracing::warn!(error = %e, "cannot remove a lease: it remains until it expires");
-            }
+        if !lease.is_written.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(e) = self.backend.delete(&lease.key).await {
+            tracing::warn!(error = %e, "cannot remove a lease: it remains until it expires");
         }
     }
 
@@ -105,18 +132,7 @@ impl SharedStore {
             Err(StoreError::Missing { .. }) => return Ok(None),
             other => other?,
         };
-        let damaged = |reason| StoreError::damaged(key)(FormatError::Damaged(reason));
-        let (generation, sealed) = object
-            .split_first_chunk()
-            .ok_or_else(|| damaged("it is truncated"))?;
-        let keys = tenant.generation(u32::from_le_bytes(*generation))?;
-        let context = [CONTEXT, key.as_bytes()].concat();
-        let text = keys
-            .open(&context, sealed)
-            .map_err(StoreError::damaged(key))?;
-        serde_json::from_slice(&text)
-            .map(Some)
-            .map_err(|_| damaged("it is malformed"))
+        open_list(tenant, key, &object).map(Some)
     }
 
     pub(crate) async fn condemned(&self, tenant: &Tenant) -> Result<Condemned, StoreError> {
@@ -124,14 +140,90 @@ impl SharedStore {
         Ok(condemned.unwrap_or_default())
     }
 
-    /// Returns the keys of objects that a push must not reuse: condemned objects, damaged packs and
-    /// manifests of removed snapshots.
-    pub(crate) async fn lost(&self, tenant: &Tenant) -> Result<HashSet<String>, StoreError> {
-        let mut lost: HashSet<String> = self.condemned(tenant).await?.into_keys().collect();
-        lost.extend(self.distrusted(tenant).await?);
-        for removed in self.backend.list(&tenant.key("removed")).await? {
-            lost.insert(removed.key.replace("/removed/", "/manifests/"));
-        }
-        Ok(lost)
+    /// Returns the keys of objects that a push must not reuse: condemned objects and damaged packs.
+    pub(crate) async fn unusable(&self, tenant: &Tenant) -> Result<HashSet<String>, StoreError> {
+        let mut unusable: HashSet<String> = self.condemned(tenant).await?.into_keys().collect();
+        unusable.extend(self.distrusted(tenant).await?);
+        Ok(unusable)
+    }
+
+    /// Fails if one of the snapshots `roots` was marked for removal or is in `unusable`.
+    pub(crate) async fn check_retained(
+        &self,
+        tenant: &Tenant,
+        roots: impl IntoIterator<Item = Hash>,
+        unusable: &HashSet<String>,
+    ) -> Result<(), StoreError> {
+        let check = async |root: Hash| {
+            let key = tenant.manifest_key(&root);
+            let is_removed = unusable.contains(&key)
+                || self
+                    .backend
+                    .head(&tenant.removed_key(&root))
+                    .await?
+                    .is_some();
+            if is_removed {
+                Err(StoreError::Gone(key))
+            } else {
+                Ok(())
+            }
+        };
+        self.backend.each(roots, check).await
+    }
+}
+
+/// Decrypts and decodes a value that [`SharedStore::write_list`] wrote to `key`.
+fn open_list<T: serde::de::DeserializeOwned>(
+    tenant: &Tenant,
+    key: &str,
+    object: &[u8],
+) -> Result<T, StoreError> {
+    let damaged = |reason| StoreError::damaged(key)(FormatError::Damaged(reason));
+    let (generation, sealed) = object
+        .split_first_chunk()
+        .ok_or_else(|| damaged("it is truncated"))?;
+    let keys = tenant.generation(u32::from_le_bytes(*generation))?;
+    let context = [CONTEXT, key.as_bytes()].concat();
+    let text = keys
+        .open(&context, sealed)
+        .map_err(StoreError::damaged(key))?;
+    serde_json::from_slice(&text).map_err(|_| damaged("it is malformed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Backend, BackendSettings, Keyring};
+    use object_store::memory::InMemory;
+    use std::sync::Arc;
+
+    #[tokio::test]
+    async fn leases_of_this_and_of_earlier_versions_protect_what_they_list() {
+        let key = "1".repeat(64);
+        let keys = format!("locator = \"{key}\"\ncurrent = \"k\"\n[keys]\nk = \"{key}\"\n");
+        let backend = Backend::new(
+            Arc::new(InMemory::new()),
+            object_store::path::Path::default(),
+            BackendSettings::default(),
+        );
+        let store = SharedStore::new(backend, Keyring::parse(&keys).unwrap());
+        let tenant = store.tenant("alice").await.unwrap();
+        let list: BTreeSet<String> = ["a".to_owned(), "b".to_owned()].into();
+        let lease = store.new_lease(&tenant).unwrap();
+        store.end_lease(&lease).await;
+        assert_eq!(store.backend.traffic().deletes, 0);
+        store.protect(&tenant, &lease, &list).await.unwrap();
+        let leased = store.leased_keys(&tenant, &lease.key).await.unwrap();
+        assert_eq!(leased, Some(list.clone()));
+        store.end_lease(&lease).await;
+        let leased = store.leased_keys(&tenant, &lease.key).await.unwrap();
+        assert_eq!(leased, None);
+        let old = tenant.key("leases/old");
+        store.backend.put(&old, WITHOUT_LIST.into()).await.unwrap();
+        assert_eq!(store.leased_keys(&tenant, &old).await.unwrap(), None);
+        let reused = format!("{old}{REUSED}");
+        store.write_list(&tenant, &reused, &list).await.unwrap();
+        let leased = store.leased_keys(&tenant, &old).await.unwrap();
+        assert_eq!(leased, Some(list));
     }
 }

@@ -1,17 +1,23 @@
-//! Push: copies a snapshot of a host to a store. Chunks that the store has are not uploaded, so
-//! that a repeated push continues after an interrupted one.
+//! Push: copies a snapshot of a host to a store. Chunks that the store has in packs of the
+//! snapshot's ancestors, or in the packs that this host wrote last, are not uploaded. The number of
+//! requests does not depend on the tenant's other snapshots.
+
+mod pack_builder;
 
 use crate::data_keys::{DataKeys, Hash};
 use crate::locations::{Location, Locations};
-use crate::manifest::{CHUNK_BYTES, MANIFEST_MAGIC, Scope, SnapshotName, StoredManifest};
-use crate::pack::{Entry, MAX_FRAME_BYTES, MAX_PACK_BYTES, PackId, PackWriter, encode_frame};
+use crate::manifest::{MANIFEST_MAGIC, Scope, SnapshotName, StoredManifest};
+use crate::pack::{MAX_PACK_BYTES, PackId};
 use crate::shared_store::SharedStore;
+use crate::shared_store::known_chunks::{ChunkPlaces, KnownChunks};
 use crate::shared_store::lease::Lease;
-use crate::shared_store::pack_index::PackIndex;
-use crate::source::{ChunkPlace, PartSource, SnapshotSource, in_push_order};
+use crate::shared_store::recent_packs::RecentPacks;
+use crate::source::{ChunkPlace, SnapshotSource, in_push_order};
 use crate::tenant::{SHARED_TENANT, Tenant};
 use crate::{FormatError, StoreError};
 use bytes::Bytes;
+use pack_builder::{BuiltPack, PackBuilder};
+use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
@@ -26,7 +32,7 @@ const MAX_BUILDERS: usize = 4;
 /// Settings of a push.
 #[derive(Debug, Clone)]
 pub struct PushOptions {
-    /// Directory of cached pack indexes.
+    /// Directory with the indexes of the packs that this host wrote last.
     pub index_cache: PathBuf,
     /// Size of a pack in bytes, between 4 and 16 MiB.
     pub pack_bytes: usize,
@@ -76,10 +82,25 @@ pub struct PushReport {
     pub seconds: f64,
 }
 
-struct BuiltPack {
-    id: PackId,
+/// Chunks that a push reuses.
+struct Reuse {
+    chosen: ChunkPlaces,
+    /// Keys of the objects that contain them, and of the manifests of the ancestors.
+    protected: BTreeSet<String>,
+    /// Packs that cannot be reused.
+    lost: HashSet<PackId>,
+}
+
+/// Snapshot whose chunks are in the store.
+struct Commit<'a> {
+    manifest: &'a StoredManifest,
+    root: Hash,
+    /// Encoded manifest.
     object: Bytes,
-    entries: Vec<Entry>,
+    /// Locations of all chunks.
+    chunks: &'a ChunkPlaces,
+    /// Snapshots that the nearest ancestor protects.
+    inherited: &'a HashSet<SnapshotName>,
 }
 
 impl SharedStore {
@@ -98,7 +119,7 @@ impl SharedStore {
         source: &SnapshotSource,
         options: &PushOptions,
     ) -> Result<(SnapshotName, PushReport), StoreError> {
-        let lease = self.take_lease(tenant).await?;
+        let lease = self.new_lease(tenant)?;
         let pushed = tokio::select! {
             pushed = self.push_under(tenant, source, options, &lease) => pushed,
             () = options.cancelled() => Err(StoreError::Source("the push was cancelled".into())),
@@ -141,109 +162,137 @@ impl SharedStore {
             pack_bytes: 0,
             seconds: 0.0,
         };
-        let places = in_push_order(&manifest.parts, &source.working_set);
-        let (mut index, protected) = self
-            .reuse(tenant, keys, &manifest, root, &places, options, lease)
+        let recent = RecentPacks::new(&options.index_cache, tenant, keys);
+        let known = self
+            .known_chunks(tenant, keys, &manifest, root, &recent)
             .await?;
-        if self.is_whole(tenant, keys, root, &index).await? {
+        let reuse = self
+            .reuse(tenant, keys, &manifest, root, &known, lease)
+            .await?;
+        let is_whole = self.is_whole(tenant, root, &known, &reuse.lost).await?;
+        for pack in &reuse.lost {
+            recent.forget(pack);
+        }
+        if is_whole {
             report.existed = true;
         } else {
+            let mut chosen = reuse.chosen;
+            let places = in_push_order(&manifest.parts, &source.working_set);
             self.upload(
                 tenant,
                 keys,
                 source,
                 options,
                 &places,
-                &mut index,
+                &mut chosen,
                 &mut report,
             )
             .await?;
-            self.recheck(&protected, lease).await?;
-            self.commit(tenant, keys, &manifest, root, object.into(), &index)
-                .await?;
+            self.recheck(&reuse.protected, lease).await?;
+            let commit = Commit {
+                manifest: &manifest,
+                root,
+                object: object.into(),
+                chunks: &chosen,
+                inherited: &known.inherited,
+            };
+            self.commit(tenant, keys, commit).await?;
         }
         report.seconds = start.elapsed().as_secs_f64();
         Ok((name, report))
     }
 
-    /// Returns the chunks to reuse and the keys of the objects that contain them. Adds these
-    /// objects to the lease.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "all arguments affect the choice of reused chunks"
-    )]
+    /// Chooses the chunks to reuse, and adds the objects that contain them to the lease.
     async fn reuse(
         &self,
         tenant: &Tenant,
         keys: &DataKeys,
         manifest: &StoredManifest,
         root: Hash,
-        places: &[ChunkPlace],
-        options: &PushOptions,
+        known: &KnownChunks,
         lease: &Lease,
-    ) -> Result<(PackIndex, BTreeSet<String>), StoreError> {
+    ) -> Result<Reuse, StoreError> {
+        let own = manifest.lineage.iter();
+        let ancestors: Vec<Hash> = own
+            .filter(|name| name.scope == Scope::Tenant)
+            .map(|name| name.root)
+            .collect();
+        let pack_key = |pack: &PackId| tenant.pack_key(keys.generation(), pack);
         let mut lost = HashSet::new();
+        // Each repetition excludes a pack of at least one chunk, and each chunk is in few packs.
         loop {
-            let index = self
-                .pack_index(tenant, keys, &options.index_cache, &lost)
-                .await?;
-            let packs: HashSet<PackId> = places
-                .iter()
-                .filter_map(|place| index.chunks.get(&place.hash))
-                .map(|location| location.pack)
-                .collect();
-            let packs = packs
-                .iter()
-                .map(|pack| tenant.pack_key(keys.generation(), pack));
-            let own = manifest
-                .lineage
-                .iter()
-                .filter(|name| name.scope == Scope::Tenant);
-            let ancestors: BTreeSet<String> =
-                own.map(|name| tenant.manifest_key(&name.root)).collect();
-            let reused: BTreeSet<String> = packs.chain(ancestors.iter().cloned()).collect();
+            let chosen = known.choose(&lost);
+            let packs = chosen.packs();
+            let manifests = ancestors.iter().map(|root| tenant.manifest_key(root));
+            let reused: BTreeSet<String> = packs.iter().map(pack_key).chain(manifests).collect();
             let mut protected = reused.clone();
             protected.extend([tenant.manifest_key(&root), tenant.locations_key(&root)]);
             self.protect(tenant, lease, &protected).await?;
             // Must be read after the lease was written: see `lease`.
-            let lost_now = self.lost(tenant).await?;
-            let own = tenant.manifest_key(&root);
-            let removed = ancestors
-                .iter()
-                .chain([&own])
-                .find(|key| lost_now.contains(*key));
-            if let Some(key) = removed {
-                return Err(StoreError::Gone(key.clone()));
+            let unusable = self.unusable(tenant).await?;
+            let retained = ancestors.iter().copied().chain([root]);
+            self.check_retained(tenant, retained, &unusable).await?;
+            let new = self
+                .lost_packs(tenant, keys, &packs, known, &unusable)
+                .await?;
+            if new.is_empty() {
+                let whole = known.own.iter().flat_map(Locations::packs);
+                let others: HashSet<PackId> = whole.filter(|pack| !packs.contains(pack)).collect();
+                lost.extend(
+                    self.lost_packs(tenant, keys, &others, known, &unusable)
+                        .await?,
+                );
+                return Ok(Reuse {
+                    chosen,
+                    protected: reused,
+                    lost,
+                });
             }
-            if reused.iter().all(|key| !lost_now.contains(key)) {
-                return Ok((index, reused));
-            }
-            // Some of the packs are condemned: choose again without them.
-            lost = lost_now;
+            lost.extend(new);
         }
+    }
+
+    /// Returns the packs that are unusable, missing or truncated.
+    async fn lost_packs(
+        &self,
+        tenant: &Tenant,
+        keys: &DataKeys,
+        packs: &HashSet<PackId>,
+        known: &KnownChunks,
+        unusable: &HashSet<String>,
+    ) -> Result<HashSet<PackId>, StoreError> {
+        let lost = Mutex::new(HashSet::new());
+        let check = async |pack: &PackId| {
+            let key = tenant.pack_key(keys.generation(), pack);
+            let required = known.sizes.get(pack).copied().unwrap_or(0);
+            let is_usable = !unusable.contains(&key)
+                && (self.backend.head(&key).await?).is_some_and(|object| object.bytes >= required);
+            if !is_usable {
+                lost.lock().insert(*pack);
+            }
+            Ok(())
+        };
+        self.backend.each(packs, check).await?;
+        Ok(lost.into_inner())
     }
 
     /// Returns true if the store has the snapshot and all of its packs.
     async fn is_whole(
         &self,
         tenant: &Tenant,
-        keys: &DataKeys,
         root: Hash,
-        index: &PackIndex,
+        known: &KnownChunks,
+        lost: &HashSet<PackId>,
     ) -> Result<bool, StoreError> {
-        if self
-            .backend
-            .head(&tenant.manifest_key(&root))
-            .await?
-            .is_none()
-        {
+        let Some(own) = &known.own else {
+            return Ok(false);
+        };
+        if own.packs().any(|pack| lost.contains(&pack)) {
             return Ok(false);
         }
-        match self.locations(tenant, keys, root).await {
-            Ok(locations) => Ok(locations.packs().all(|pack| index.packs.contains(&pack))),
-            Err(StoreError::Missing { .. } | StoreError::Damaged { .. }) => Ok(false),
-            Err(e) => Err(e),
-        }
+        // Must be checked after the lease was written: a collection may have removed the snapshot.
+        let manifest = self.backend.head(&tenant.manifest_key(&root)).await?;
+        Ok(manifest.is_some())
     }
 
     #[expect(
@@ -257,13 +306,13 @@ impl SharedStore {
         source: &SnapshotSource,
         options: &PushOptions,
         places: &[ChunkPlace],
-        index: &mut PackIndex,
+        chosen: &mut ChunkPlaces,
         report: &mut PushReport,
     ) -> Result<(), StoreError> {
         let mut seen = HashSet::new();
         let missing = places
             .iter()
-            .filter(|place| !index.chunks.contains_key(&place.hash));
+            .filter(|place| !chosen.0.contains_key(&place.hash));
         let missing: Vec<ChunkPlace> = missing
             .filter(|place| seen.insert(place.hash))
             .copied()
@@ -294,6 +343,9 @@ impl SharedStore {
             let pack = built?;
             let key = tenant.pack_key(keys.generation(), &pack.id);
             let bytes = pack.object.len() as u64;
+            // Add the pack to the index before writing it, so that the next push finds it if this
+            // one is killed. A push reuses a pack only if it exists.
+            RecentPacks::new(&options.index_cache, tenant, keys).add(&pack.id, &pack.object);
             // An existing pack is this pack: its id is random, so an earlier attempt wrote it.
             self.backend.create(&key, pack.object).await?;
             Ok::<_, StoreError>((pack.id, pack.entries, bytes))
@@ -308,7 +360,7 @@ impl SharedStore {
                 .iter()
                 .map(|entry| u64::from(entry.chunk))
                 .sum::<u64>();
-            index.add(id, &entries);
+            chosen.add(id, &entries);
             std::future::ready(Ok(()))
         })
         .await
@@ -331,13 +383,11 @@ impl SharedStore {
         &self,
         tenant: &Tenant,
         keys: &DataKeys,
-        manifest: &StoredManifest,
-        root: Hash,
-        object: Bytes,
-        index: &PackIndex,
+        commit: Commit<'_>,
     ) -> Result<(), StoreError> {
+        let Commit { manifest, root, .. } = commit;
         let hashes = manifest.parts.iter().flat_map(|part| &part.hashes);
-        let locations = hashes.map(|hash| index.chunks.get(hash).copied());
+        let locations = hashes.map(|hash| commit.chunks.0.get(hash).copied());
         let locations: Option<Vec<Location>> = locations.collect();
         let unplaced = || StoreError::Source("one of its chunks was not written".to_owned());
         let locations = Locations(locations.ok_or_else(unplaced)?);
@@ -348,16 +398,17 @@ impl SharedStore {
         self.backend
             .put(&tenant.locations_key(&root), encoded.into())
             .await?;
-        for ancestor in manifest
-            .lineage
-            .iter()
-            .filter(|name| name.scope == Scope::Shared)
-        {
+        let shared = manifest.lineage.iter();
+        let shared = shared.filter(|name| name.scope == Scope::Shared);
+        // The references of the nearest ancestor protect its ancestors as long as it exists, which
+        // this snapshot ensures.
+        for ancestor in shared.filter(|name| !commit.inherited.contains(name)) {
             // Refer to shared ancestors before the manifest exists, so that they are protected in
             // time.
             self.refer(tenant, &ancestor.root, &root).await?;
         }
         let key = tenant.manifest_key(&root);
+        let object = commit.object;
         if !self.backend.create(&key, object.clone()).await? {
             // Another host pushed the same snapshot. Replace its manifest if that is damaged.
             let existing = self.backend.get(&key, crate::MAX_MANIFEST_BYTES).await?;
@@ -399,73 +450,6 @@ async fn hash_source(
         parts,
         working_set: source.working_set.clone(),
     })
-}
-
-/// Task that reads, compresses and encrypts chunks on a blocking thread.
-struct PackBuilder {
-    tenant: crate::envelope::TenantId,
-    keys: DataKeys,
-    parts: Vec<PartSource>,
-    places: Vec<ChunkPlace>,
-    pack_bytes: usize,
-    sender: mpsc::Sender<Result<BuiltPack, StoreError>>,
-}
-
-impl PackBuilder {
-    fn run(&self) {
-        if let Err(e) = self.build() {
-            let _ = self.sender.blocking_send(Err(e));
-        }
-    }
-
-    fn build(&self) -> Result<(), StoreError> {
-        let begin = || PackWriter::new(&self.keys, self.tenant).map_err(unwritable);
-        let mut writer = begin()?;
-        let mut buffer = vec![0; CHUNK_BYTES as usize];
-        for place in &self.places {
-            let part = self
-                .parts
-                .get(place.part)
-                .ok_or_else(|| StoreError::Source("a part does not exist".into()))?;
-            let bytes = part
-                .file
-                .metadata()
-                .map_err(StoreError::io(part.name.as_ref()))?
-                .len();
-            let chunk = part.read(place.number, bytes, &mut buffer)?;
-            if self.keys.chunk_hash(chunk) != place.hash {
-                return Err(StoreError::Source(format!(
-                    "{} changed during the push",
-                    part.name
-                )));
-            }
-            let frame = encode_frame(&self.keys, &place.hash, chunk).map_err(unwritable)?;
-            writer
-                .push(place.hash, &frame, chunk.len())
-                .map_err(unwritable)?;
-            if writer.len() + MAX_FRAME_BYTES > self.pack_bytes
-                && !self.send(std::mem::replace(&mut writer, begin()?))?
-            {
-                return Ok(());
-            }
-        }
-        if !writer.is_empty() {
-            self.send(writer)?;
-        }
-        Ok(())
-    }
-
-    /// Queues a pack for upload. Returns false if the push has ended.
-    fn send(&self, writer: PackWriter) -> Result<bool, StoreError> {
-        let id = writer.id();
-        let (object, entries) = writer.finish(&self.keys).map_err(unwritable)?;
-        let built = BuiltPack {
-            id,
-            object,
-            entries,
-        };
-        Ok(self.sender.blocking_send(Ok(built)).is_ok())
-    }
 }
 
 /// Maximum duration of a push: a lease is considered expired after half of its lifetime.

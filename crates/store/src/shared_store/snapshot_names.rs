@@ -41,6 +41,19 @@ struct FoundName {
 }
 
 impl SharedStore {
+    /// Names the pushed snapshot `root` with `id`, which no host has used before. Unlike
+    /// [`Self::set_name`], sends one request only.
+    pub async fn set_new_name(
+        &self,
+        tenant: &Tenant,
+        id: &str,
+        root: Hash,
+    ) -> Result<(), StoreError> {
+        let key = format!("{}/{root}", tenant.name_folder(id)?);
+        let content = NameContent::Once(id.to_owned());
+        self.write_list(tenant, &key, &content).await
+    }
+
     /// Names the pushed snapshot `root` with `id`, which may have named another snapshot.
     pub async fn set_name(&self, tenant: &Tenant, id: &str, root: Hash) -> Result<(), StoreError> {
         self.write_name(tenant, id, root, false).await

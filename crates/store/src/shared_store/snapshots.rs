@@ -8,6 +8,10 @@ use crate::shared_store::SharedStore;
 use crate::tenant::{SHARED_TENANT, Tenant};
 use crate::{FormatError, RemoteSnapshot, StoreError};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time after which the record of the shared tenant is read again.
+const SHARED_TIME: Duration = Duration::from_secs(300);
 
 impl SharedStore {
     /// Reads and verifies the manifest of a snapshot of `tenant`, and reads its locations.
@@ -78,26 +82,42 @@ impl SharedStore {
         ancestor: &Hash,
         root: &Hash,
     ) -> Result<(), StoreError> {
-        let shared = self.tenant(SHARED_TENANT).await?;
-        // Write the reference before checking the ancestor: a later collection then finds it.
-        let key = shared.reference_key(ancestor, tenant, root);
-        self.backend
-            .put(&key, bytes::Bytes::from_static(b"needed"))
-            .await?;
-        if self
-            .lost(&shared)
-            .await?
-            .contains(&shared.manifest_key(ancestor))
-            || self
-                .backend
-                .head(&shared.manifest_key(ancestor))
-                .await?
-                .is_none()
-        {
-            Err(StoreError::Gone(shared.manifest_key(ancestor)))
-        } else {
-            Ok(())
+        let refer = async || {
+            let shared = self.shared_tenant().await?;
+            // Write the reference before checking the ancestor: a later collection then finds it.
+            let key = shared.reference_key(ancestor, tenant, root);
+            self.backend
+                .put(&key, bytes::Bytes::from_static(b"needed"))
+                .await?;
+            let unusable = self.unusable(&shared).await?;
+            self.check_retained(&shared, [*ancestor], &unusable).await?;
+            let manifest = shared.manifest_key(ancestor);
+            match self.backend.head(&manifest).await? {
+                Some(_) => Ok(()),
+                None => Err(StoreError::Gone(manifest)),
+            }
+        };
+        match refer().await {
+            // Another host may have rotated the keys of the shared tenant since they were read.
+            Err(StoreError::Key { .. }) => {
+                *self.shared.lock().await = None;
+                refer().await
+            }
+            other => other,
         }
+    }
+
+    /// Returns the shared tenant. Its secrets are read at most once in [`SHARED_TIME`].
+    async fn shared_tenant(&self) -> Result<Arc<Tenant>, StoreError> {
+        let mut shared = self.shared.lock().await;
+        if let Some((opened, tenant)) = &*shared
+            && opened.elapsed() < SHARED_TIME
+        {
+            return Ok(tenant.clone());
+        }
+        let tenant = self.tenant(SHARED_TENANT).await?;
+        *shared = Some((Instant::now(), tenant.clone()));
+        Ok(tenant)
     }
 
     /// Removes the record of [`Self::refer`].
@@ -107,7 +127,7 @@ impl SharedStore {
         ancestor: &Hash,
         root: &Hash,
     ) -> Result<(), StoreError> {
-        let shared = self.tenant(SHARED_TENANT).await?;
+        let shared = self.shared_tenant().await?;
         self.backend
             .delete(&shared.reference_key(ancestor, tenant, root))
             .await

@@ -50,7 +50,7 @@ async fn a_store_that_is_gone_is_told_with_the_object_and_the_attempts() {
     );
     let text = failed.to_string();
     assert!(
-        text.contains("leases/") && text.contains("503") && text.contains("try again"),
+        text.contains("manifests/") && text.contains("503") && text.contains("try again"),
         "{text}"
     );
 }
@@ -340,7 +340,7 @@ async fn a_source_that_changes_during_its_push_is_refused() {
     let source = snapshot(dir.path(), &[1, 2]);
     let file = source.parts[0].file.clone();
     faulty.on(move |op, _| {
-        if op == Op::List {
+        if op == Op::Put {
             file.write_all_at(b"changed", 100).unwrap();
         }
         Fault::None

@@ -12,6 +12,7 @@ mod kills;
 mod local_disk;
 mod modules;
 mod outages;
+mod push_cost;
 mod push_pull;
 mod random_lives;
 mod repack;

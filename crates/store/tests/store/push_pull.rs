@@ -26,15 +26,15 @@ async fn a_push_moves_exactly_the_chunks_that_the_store_lacks() {
     let tenant = store.tenant("alice").await.unwrap();
     let options = PushOptions::new(dir.path().join("index"));
     let seeds: Vec<u64> = (1..=300).collect();
-    store
-        .push(&tenant, &snapshot(dir.path(), &seeds), &options)
-        .await
-        .unwrap();
-    // Another host, without cached indexes: 3 chunks differ, 1 of them occurs twice.
+    let parent = snapshot(dir.path(), &seeds);
+    let (parent, _) = store.push(&tenant, &parent, &options).await.unwrap();
+    // Another host, without an index of the parent's packs: 3 chunks differ, 1 of them occurs
+    // twice.
     let options = PushOptions::new(dir.path().join("index-of-another"));
     let mut changed = seeds.clone();
     (changed[7], changed[8], changed[200], changed[201]) = (1001, 1002, 1003, 1003);
-    let source = snapshot(dir.path(), &changed);
+    let mut source = snapshot(dir.path(), &changed);
+    source.lineage = vec![parent];
     let before = store.backend().traffic();
     let (name, report) = store.push(&tenant, &source, &options).await.unwrap();
     let written = store.backend().traffic().bytes_written - before.bytes_written;

@@ -33,6 +33,8 @@ pub struct PushRequest<'a> {
     pub lineage: Vec<SnapshotName>,
     /// True if the snapshot can be found by its id.
     pub named: bool,
+    /// True if the id may already name a former copy of the snapshot.
+    pub renamed: bool,
     /// Becomes true when the push is cancelled.
     pub cancelled: watch::Receiver<bool>,
 }
@@ -80,8 +82,11 @@ impl RemoteStore {
             ..PushOptions::new(self.index_cache().to_owned())
         };
         let (name, report) = self.shared.push(&tenant, &source, &options).await?;
-        if request.named {
+        if request.named && request.renamed {
             self.shared.set_name(&tenant, &parts.id, name.root).await?;
+        } else if request.named {
+            let naming = self.shared.set_new_name(&tenant, &parts.id, name.root);
+            naming.await?;
         }
         let mut lineage = source.lineage;
         lineage.insert(0, name);

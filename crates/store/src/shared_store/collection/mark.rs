@@ -60,11 +60,8 @@ impl Collector<'_> {
                 leases.count += 1;
             }
         }
-        // Read the list of each lease even if the listing had no list: it may have been written
-        // since.
         for key in starts.keys().filter(|key| !key.ends_with(REUSED)) {
-            let list: Option<BTreeSet<String>> =
-                store.read_list(tenant, &format!("{key}{REUSED}")).await?;
+            let list = store.leased_keys(tenant, key).await?;
             leases.protected.extend(list.unwrap_or_default());
         }
         Ok(leases)

@@ -228,6 +228,7 @@ impl Sandboxes {
                 created_ms: record.created_ms,
                 lineage,
                 named,
+                renamed: revision > 0,
                 cancelled: cancelled.clone(),
             })
             .await?;
