@@ -3,7 +3,7 @@
 //! encoding, and has a successor unless its revision is the maximum.
 
 use jiffy_fleet_core::record::{Head, HeadState};
-use jiffy_fleet_core::{MAX_REVISION, SandboxId};
+use jiffy_fleet_core::{MAX_REVISION, MemberId, SandboxId};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -13,7 +13,7 @@ fuzz_target!(|data: &[u8]| {
     };
     assert!((1..=MAX_REVISION).contains(&head.revision.0));
     assert_eq!(Head::decode(&head.encode().unwrap(), id), Ok(head.clone()));
-    let successor = head.successor(head.state());
+    let successor = head.successor(MemberId(2), head.state());
     assert_eq!(successor.is_none(), head.revision.0 == MAX_REVISION);
     assert!(!matches!(head.state(), HeadState::Running(owner) if owner.epoch.0 == 0));
 });

@@ -9,11 +9,11 @@ mod placement;
 
 pub use budgets::BudgetExhausted;
 pub use membership::MembershipError;
-pub use placement::{CreateError, CreatePlacement};
+pub use placement::{Admission, CreateError, CreatePlacement};
 
 use crate::directory::{Directory, RowMessage, RowReceiver};
 use crate::effect::{Effect, TermEnd, WriteOutcome};
-use crate::ids::{Epoch, FleetId, MemberId, Millis, Owner, Term, Version, WriteId};
+use crate::ids::{Epoch, FleetId, Instance, MemberId, Millis, Owner, Term, Version, WriteId};
 use crate::message::{Body, BudgetOwner, MESSAGE_FORMAT, Message};
 use crate::record::{MemberRow, MemberState, ShardRecord};
 use crate::timing::Timing;
@@ -30,6 +30,8 @@ struct InFlight {
     write: WriteId,
     record: ShardRecord,
     first_sent: Millis,
+    /// An attempt of the write may still arrive.
+    is_uncertain: bool,
     /// Time at which the write is repeated. `None` while a call is in progress.
     repeat_at: Option<Millis>,
 }
@@ -63,6 +65,9 @@ pub(crate) struct Coordinator {
     /// Time after which shares are granted although members have not reported theirs.
     shares_known: Option<Millis>,
     peers: BTreeMap<MemberId, Peer>,
+    /// Process and number of the latest registration of each member in this term.
+    registrations: BTreeMap<MemberId, (Instance, u64)>,
+    answered_registrations: u64,
     is_mass_silence: bool,
     pub(crate) scheduler: Scheduler,
     pub(crate) directory: Directory,
@@ -89,7 +94,7 @@ impl Coordinator {
         let peer = || Peer {
             heard: None,
             last_seq: 0,
-            rows: RowReceiver::new(list_number(term)),
+            rows: RowReceiver::new(list_number(term, 0)),
         };
         Self {
             timing,
@@ -104,6 +109,8 @@ impl Coordinator {
             grace_ends: now.plus(timing.grace),
             shares_known: timing.unreported_shares.map(|ms| now.plus(ms)),
             peers: live().map(|row| (row.id, peer())).collect(),
+            registrations: BTreeMap::new(),
+            answered_registrations: 0,
             is_mass_silence: false,
             scheduler,
             directory: Directory::new(),
@@ -183,6 +190,7 @@ impl Coordinator {
             write,
             record,
             first_sent: now,
+            is_uncertain: false,
             repeat_at: None,
         });
     }
@@ -195,24 +203,22 @@ impl Coordinator {
         outcome: WriteOutcome<ShardRecord>,
         effects: &mut Vec<Effect>,
     ) -> Option<TermEnd> {
-        if self.in_flight.as_ref().is_none_or(|f| f.write != write) {
-            return None;
-        }
+        let in_flight = self.in_flight.as_mut().filter(|f| f.write == write)?;
         match outcome {
-            WriteOutcome::Unknown => {
-                if let Some(in_flight) = &mut self.in_flight {
-                    in_flight.repeat_at = Some(now.plus(self.timing.repeat));
-                }
-                None
-            }
-            WriteOutcome::Rejected => {
+            WriteOutcome::Rejected if !in_flight.is_uncertain => {
                 // The record is unchanged: the next replace contains newer changes.
                 self.in_flight = None;
                 self.next_renew = now.plus(self.timing.repeat);
                 None
             }
+            // The rejection of a repetition does not concern earlier attempts.
+            WriteOutcome::Rejected | WriteOutcome::Unknown => {
+                in_flight.is_uncertain = true;
+                in_flight.repeat_at = Some(now.plus(self.timing.repeat));
+                None
+            }
             WriteOutcome::Lost(current) => {
-                let term = current.map(|(record, _)| record.term);
+                let term = current.map(|current| current.0.term);
                 Some(TermEnd::Replaced { by: term })
             }
             WriteOutcome::Done(version) => {
@@ -273,15 +279,14 @@ impl Coordinator {
     fn answer_registration(&mut self, now: Millis, row: &MemberRow, effects: &mut Vec<Effect>) {
         self.scheduler
             .add_host(row.id.host(), row.capacity.spec(), report_of(row, None));
-        let list = list_number(self.committed.term);
-        let peer = self.peers.entry(row.id).or_insert_with(|| Peer {
-            heard: None,
+        self.answered_registrations += 1;
+        let list = list_number(self.committed.term, self.answered_registrations);
+        let peer = Peer {
+            heard: Some(now),
             last_seq: 0,
             rows: RowReceiver::new(list),
-        });
-        peer.heard = Some(now);
-        peer.last_seq = 0;
-        peer.rows.restart();
+        };
+        self.peers.insert(row.id, peer);
         self.budgets.restart(row.id);
         self.send_registered(row, effects);
     }
@@ -350,7 +355,12 @@ impl Coordinator {
         Effect::Send {
             to: row.id,
             address: Some(row.address.clone()),
-            message: message_of(&self.committed.fleet, self.committed.term, None, body),
+            message: Box::new(message_of(
+                &self.committed.fleet,
+                self.committed.term,
+                None,
+                body,
+            )),
         }
     }
 }
@@ -387,7 +397,8 @@ fn report_of(row: &MemberRow, status: Option<&crate::message::HostStatus>) -> Ho
     }
 }
 
-/// Returns the number of the first list in a term. Lists of different terms have different numbers.
-fn list_number(term: Term) -> u64 {
-    term.0 << 32
+/// Returns the number of the first list of a registration in a term. Lists of different
+/// registrations have different numbers, so that late pages of a former process are ignored.
+fn list_number(term: Term, registration: u64) -> u64 {
+    term.0 << 32 | registration << 16
 }

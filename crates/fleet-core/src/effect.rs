@@ -11,7 +11,7 @@ pub enum WriteOutcome<R> {
     /// The record has the written content and this version.
     Done(Version),
     /// The record has another version. The record that was read, `None` if it does not exist.
-    Lost(Option<(R, Version)>),
+    Lost(Option<Box<(R, Version)>>),
     /// The write was not sent, or was rejected. It will not arrive later.
     Rejected,
     /// The write may still arrive, also if the record is unchanged at present.
@@ -22,7 +22,7 @@ pub enum WriteOutcome<R> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadOutcome<R> {
     /// The record and its version.
-    Found(R, Version),
+    Found(Box<R>, Version),
     /// The record does not exist.
     Missing,
     /// The record could not be read, or not decoded.
@@ -73,7 +73,7 @@ pub enum Effect {
         /// Address of the receiver. `None` for an answer on the connection of the request.
         address: Option<String>,
         /// Message.
-        message: Message,
+        message: Box<Message>,
     },
     /// Read the record of the shard. Exactly one [`Event::ShardRead`] must follow.
     ReadShard,

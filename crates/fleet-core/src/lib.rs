@@ -7,6 +7,7 @@
 mod coordinator;
 mod directory;
 mod effect;
+mod heads;
 mod ids;
 mod member;
 mod message;
@@ -14,12 +15,17 @@ pub mod record;
 mod shares;
 mod timing;
 
-pub use coordinator::{BudgetExhausted, CreateError, CreatePlacement, MembershipError};
+pub use coordinator::{Admission, BudgetExhausted, CreateError, CreatePlacement, MembershipError};
 pub use directory::{
     Directory, DirectoryError, Located, MAX_ROWS_PER_MESSAGE, Row, RowChange, RowMessage,
     RowReceiver, RowRequest, RowSender, RowState, SandboxHash,
 };
 pub use effect::{Effect, Event, ReadOutcome, TermEnd, WriteOutcome};
+pub use heads::{
+    HeadUpdate, HeadWrite, HeldSandbox, Publish, PublishEffect, PublishEvent, PublishInput,
+    Purpose, Reconciliation, Resume, ResumeAnswer, ResumeEffect, ResumeEvent, ResumeInput,
+    UpdateEffect, UpdateEvent, may_purge, reconcile,
+};
 pub use ids::{
     Digest, Epoch, FleetId, IdError, Instance, MAX_REVISION, MemberId, Millis, Owner, Revision,
     SLOTS, SandboxId, ShardId, Slot, Term, Version, WriteId,

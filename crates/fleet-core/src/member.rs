@@ -3,11 +3,13 @@
 mod messages;
 mod takeover;
 
-use crate::coordinator::{Coordinator, CreateError, CreatePlacement, MembershipError, message_of};
+use crate::coordinator::{
+    Admission, Coordinator, CreateError, CreatePlacement, MembershipError, message_of,
+};
 use crate::directory::{Directory, RowChange, RowSender};
 use crate::effect::{Effect, Event};
 use crate::ids::{Epoch, FleetId, Instance, MemberId, Millis, Owner, Version};
-use crate::message::{Body, BudgetOwner, Heartbeat, HostStatus, Registration};
+use crate::message::{Body, BudgetOwner, Heartbeat, HostStatus, Registration, RejectionReason};
 use crate::record::{Capacity, ShardRecord};
 use crate::shares::MemberShares;
 use crate::timing::Timing;
@@ -59,6 +61,7 @@ pub struct Member {
     next_read: Millis,
     next_heartbeat: Millis,
     heartbeats: u64,
+    registrations: u64,
     /// Numbers and times of heartbeats that were not acknowledged.
     sent: VecDeque<(u64, Millis)>,
     deadline: Option<Millis>,
@@ -86,6 +89,7 @@ impl Member {
             next_read: now,
             next_heartbeat: now,
             heartbeats: 0,
+            registrations: 0,
             sent: VecDeque::new(),
             deadline: None,
             acknowledged: now,
@@ -258,6 +262,33 @@ impl Member {
         }
     }
 
+    /// Accepts a placement on this member and applies its grant. The host then checks its own
+    /// admission and [`MemberShares::admit`].
+    ///
+    /// # Errors
+    /// [`RejectionReason`] if the placement was made for another process or epoch of this member,
+    /// or by a former coordinator.
+    pub fn accept_placement(
+        &mut self,
+        now: Millis,
+        admission: &Admission,
+    ) -> Result<(), RejectionReason> {
+        if self.epoch != Some(admission.host.epoch) || admission.host.member != self.config.id {
+            return Err(RejectionReason::EpochEnded);
+        }
+        if admission.instance != self.config.instance {
+            return Err(RejectionReason::Superseded);
+        }
+        // A new coordinator does not count grants of a former one that it does not know.
+        if self.term() != Some(admission.term) {
+            return Err(RejectionReason::Term);
+        }
+        if let Some(grant) = &admission.grant {
+            self.shares.apply(now, grant);
+        }
+        Ok(())
+    }
+
     /// Ends the reservation of a placement, because the host runs the sandbox or has rejected it.
     pub fn end_placement(&mut self, reservation: ReservationId, is_running: bool) {
         if let Some(coordinator) = &mut self.coordinator {
@@ -340,8 +371,10 @@ impl Member {
             return;
         }
         if self.epoch.is_none() {
+            self.registrations += 1;
             let registration = Registration {
                 instance: self.config.instance,
+                number: self.registrations,
                 address: self.config.address.clone(),
                 version: self.config.version.clone(),
                 capacity: self.config.capacity.clone(),
@@ -379,7 +412,12 @@ impl Member {
         effects.push(Effect::Send {
             to: record.coordinator,
             address: Some(row.address.clone()),
-            message: message_of(&self.config.fleet, record.term, self.epoch, body),
+            message: Box::new(message_of(
+                &self.config.fleet,
+                record.term,
+                self.epoch,
+                body,
+            )),
         });
     }
 }

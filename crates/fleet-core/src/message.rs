@@ -72,6 +72,8 @@ pub enum Body {
 pub struct Registration {
     /// Process of the member.
     pub instance: Instance,
+    /// Number of the request of this process. A late copy of an earlier request is ignored.
+    pub number: u64,
     /// Address for messages of other members, as `HOST:PORT`.
     pub address: String,
     /// Version of Jiffy.

@@ -89,7 +89,7 @@ impl MemberShares {
     }
 
     /// Returns all unused parts of shares that were not used for `unused_ms`.
-    pub fn return_unused(&mut self, now: Millis, unused_ms: u64) {
+    pub(crate) fn return_unused(&mut self, now: Millis, unused_ms: u64) {
         for held in self.owners.values_mut() {
             if now.since(held.unused_since) >= unused_ms {
                 held.share = held.in_use;
@@ -98,8 +98,8 @@ impl MemberShares {
         }
     }
 
-    /// Returns all unused parts: the epoch of the member has ended.
-    pub fn end_epoch(&mut self) {
+    /// Returns all unused parts, because the coordinator does not count them in a new epoch.
+    pub(crate) fn return_all_unused(&mut self) {
         for held in self.owners.values_mut() {
             held.share = held.in_use;
             held.wanted = 0;

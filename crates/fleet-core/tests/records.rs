@@ -46,7 +46,7 @@ fn records_are_equal_after_encoding_and_decoding() {
         epoch: Epoch(7),
     });
     for state in [HeadState::Paused, running, HeadState::Killed(killed)] {
-        let head = head().successor(state).unwrap();
+        let head = head().successor(MemberId(2), state).unwrap();
         assert_eq!(head.state(), state);
         assert_eq!(Head::decode(&head.encode().unwrap(), sandbox()), Ok(head));
     }
@@ -146,7 +146,7 @@ fn newer_formats_are_reported_and_unknown_fields_are_preserved() {
         "\"size\":18446744073709551615,\"taken_ms\"",
     );
     let decoded = Head::decode(&later, sandbox()).unwrap();
-    let successor = decoded.successor(HeadState::Paused).unwrap();
+    let successor = decoded.successor(MemberId(2), HeadState::Paused).unwrap();
     let text = String::from_utf8(successor.encode().unwrap()).unwrap();
     assert!(text.contains(r#""later":{"a":[1,"b"]}"#), "{text}");
     assert!(text.contains(r#""size":18446744073709551615"#), "{text}");
@@ -175,7 +175,7 @@ fn numbers_out_of_range_are_rejected() {
     let mut last = head();
     last.revision = Revision(MAX_REVISION);
     assert!(last.encode().is_ok());
-    assert_eq!(last.successor(HeadState::Paused), None);
+    assert_eq!(last.successor(MemberId(2), HeadState::Paused), None);
     for (from, field) in [
         ("\"term\":1", "term"),
         ("\"seq\":1", "seq"),

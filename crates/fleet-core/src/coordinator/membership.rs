@@ -52,8 +52,16 @@ impl Coordinator {
         registration: &Registration,
         effects: &mut Vec<Effect>,
     ) {
+        let latest = self.registrations.get(&from);
+        if latest.is_some_and(|&(instance, number)| {
+            instance == registration.instance && number >= registration.number
+        }) {
+            return;
+        }
         match self.try_register(now, from, message, registration, effects) {
             Ok(()) => {
+                let latest = (registration.instance, registration.number);
+                self.registrations.insert(from, latest);
                 if let Some(peer) = self.peers.get_mut(&from) {
                     peer.heard = Some(now);
                 }
@@ -135,7 +143,7 @@ impl Coordinator {
             return Err(RejectionReason::Full);
         }
         self.draft = draft;
-        let list = list_number(self.committed.term);
+        let list = list_number(self.committed.term, 0);
         self.peers.entry(id).or_insert_with(|| Peer {
             heard: None,
             last_seq: 0,
@@ -241,12 +249,12 @@ impl Coordinator {
         effects.push(Effect::Send {
             to,
             address: Some(address),
-            message: super::message_of(
+            message: Box::new(super::message_of(
                 &self.committed.fleet,
                 self.committed.term,
                 None,
                 Body::Rejected(rejection),
-            ),
+            )),
         });
     }
 

@@ -2,19 +2,31 @@
 
 use super::Coordinator;
 use super::budgets::BudgetExhausted;
-use crate::ids::{MemberId, Millis};
+use crate::ids::{Instance, MemberId, Millis, Owner, Term};
 use crate::message::{BudgetOwner, Grant};
 use jiffy_scheduler::{PlacementError, PlacementRequest, ReservationId};
+use serde::{Deserialize, Serialize};
 
 /// Host for a new sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreatePlacement {
-    /// Host.
-    pub member: MemberId,
     /// Address of the host.
     pub address: String,
     /// Reservation of the sandbox's resources.
     pub reservation: ReservationId,
+    /// Part of the request to the host, for [`crate::Member::accept_placement`].
+    pub admission: Admission,
+}
+
+/// Process that a coordinator has selected, and the grant that it must apply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Admission {
+    /// Term of the coordinator.
+    pub term: Term,
+    /// Host and its epoch.
+    pub host: Owner,
+    /// Process of the host.
+    pub instance: Instance,
     /// Grant that the host must apply before it admits the sandbox.
     pub grant: Option<Grant>,
 }
@@ -54,12 +66,21 @@ impl Coordinator {
                 return Err(error.into());
             }
         };
-        let address = self.committed.row(member).map(|row| row.address.clone());
+        let Some(row) = self.committed.row(member) else {
+            return Err(PlacementError::NoHosts.into());
+        };
         Ok(CreatePlacement {
-            member,
-            address: address.unwrap_or_default(),
+            address: row.address.clone(),
             reservation: placement.reservation,
-            grant,
+            admission: Admission {
+                term: self.committed.term,
+                host: Owner {
+                    member,
+                    epoch: row.epoch,
+                },
+                instance: row.instance,
+                grant,
+            },
         })
     }
 }

@@ -118,8 +118,8 @@ impl RowSender {
         (!changes.is_empty()).then_some(RowMessage::Changes { first, changes })
     }
 
-    /// Returns the message with a page of the list. `None` if the list was not started by this
-    /// process. `rows` are at most [`MAX_ROWS_PER_MESSAGE`] rows after `after`, read after the call
+    /// Returns the message with a page of the list. `None` if another list was started
+    /// since. `rows` are at most [`MAX_ROWS_PER_MESSAGE`] rows after `after`, read after the call
     /// of [`Self::start_page`].
     #[must_use]
     pub fn page(
@@ -141,7 +141,10 @@ impl RowSender {
 
     /// Prepares a page. Must be called before the rows are read.
     pub fn start_page(&mut self, list: u64, after: Option<SandboxHash>) {
-        if after.is_none() {
+        // If this process has not started the list, earlier pages have another `at`, and the
+        // coordinator requests a new list.
+        let is_started = self.list.is_some_and(|(current, _)| current == list);
+        if after.is_none() || !is_started {
             self.list = Some((list, self.last));
         }
     }
@@ -200,7 +203,7 @@ impl RowReceiver {
     }
 
     /// Requests a new list.
-    pub fn restart(&mut self) {
+    fn restart(&mut self) {
         *self = Self::new(self.list + 1);
     }
 

@@ -86,12 +86,12 @@ impl Member {
         effects.push(Effect::Send {
             to,
             address: None,
-            message: message_of(
+            message: Box::new(message_of(
                 &self.config.fleet,
                 term,
                 self.epoch,
                 Body::Rejected(rejection),
-            ),
+            )),
         });
     }
 
@@ -126,6 +126,8 @@ impl Member {
             return;
         }
         self.epoch = Some(epoch);
+        // Sandboxes may have ended since the end of the former epoch.
+        self.shares.return_all_unused();
         self.next_heartbeat = now;
         effects.push(Effect::Registered { epoch });
     }

@@ -16,6 +16,8 @@ pub(super) struct Takeover {
     pub record: ShardRecord,
     pub expected: Version,
     pub first_sent: Millis,
+    /// An attempt of the write may still arrive.
+    pub is_uncertain: bool,
     pub repeat_at: Option<Millis>,
 }
 
@@ -43,7 +45,7 @@ impl Member {
                 effects,
             );
         }
-        self.observe(now, started, record, version, effects);
+        self.observe(now, started, *record, version, effects);
         self.consider_takeover(now, effects);
     }
 
@@ -99,7 +101,7 @@ impl Member {
             self.ended = Some(epoch);
             self.deadline = None;
             self.sent.clear();
-            self.shares.end_epoch();
+            self.shares.return_all_unused();
             effects.push(Effect::EpochEnded { epoch });
         }
     }
@@ -135,6 +137,7 @@ impl Member {
             record,
             expected: observed.version.clone(),
             first_sent: now,
+            is_uncertain: false,
             repeat_at: None,
         };
         self.next_write += 1;
@@ -161,17 +164,15 @@ impl Member {
             self.takeover_written(now, outcome, effects);
         } else if let Some(coordinator) = &mut self.coordinator {
             let lost = match &outcome {
-                WriteOutcome::Lost(Some((record, version))) => {
-                    Some((record.clone(), version.clone()))
-                }
+                WriteOutcome::Lost(Some(current)) => Some(current.clone()),
                 _ => None,
             };
             let Some(end) = coordinator.written(now, write, outcome, effects) else {
                 return;
             };
             self.end_term(end, effects);
-            if let Some((record, version)) = lost {
-                self.observe(now, now, record, version, effects);
+            if let Some((record, version)) = lost.map(|current| *current) {
+                self.observe(now, Millis(0), record, version, effects);
             }
         }
     }
@@ -186,14 +187,16 @@ impl Member {
             return;
         };
         match outcome {
-            WriteOutcome::Unknown => {
+            WriteOutcome::Rejected if !takeover.is_uncertain => {}
+            // The rejection of a repetition does not concern earlier attempts.
+            WriteOutcome::Rejected | WriteOutcome::Unknown => {
+                takeover.is_uncertain = true;
                 takeover.repeat_at = Some(now.plus(self.config.timing.repeat));
                 self.takeover = Some(takeover);
             }
-            WriteOutcome::Rejected => {}
             WriteOutcome::Lost(current) => {
-                if let Some((record, version)) = current {
-                    self.observe(now, now, record, version, effects);
+                if let Some((record, version)) = current.map(|current| *current) {
+                    self.observe(now, Millis(0), record, version, effects);
                 }
             }
             WriteOutcome::Done(version) => {

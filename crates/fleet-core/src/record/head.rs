@@ -109,6 +109,11 @@ pub struct Head {
     owner: Option<Owner>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     killed: Option<KilledAt>,
+    /// Member that created the head and whose journal may not contain this yet. Its return could
+    /// run the sandbox again if a killed head did not exist. `None` after the next change by this
+    /// member.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<MemberId>,
     /// Newest stored snapshot. Required unless the sandbox was killed before it was stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<Snapshot>,
@@ -139,6 +144,7 @@ impl Head {
             state: HeadKind::Paused,
             owner: None,
             killed: None,
+            origin: None,
             snapshot,
             policy: Policy::default(),
             record,
@@ -165,12 +171,13 @@ impl Head {
         self.snapshot.as_ref().map(|snapshot| snapshot.root)
     }
 
-    /// Returns the head that replaces this one with another state. `None` after the maximum
+    /// Returns the head by which member `by` replaces this one. `None` after the maximum
     /// revision.
     #[must_use]
-    pub fn successor(&self, state: HeadState) -> Option<Self> {
+    pub fn successor(&self, by: MemberId, state: HeadState) -> Option<Self> {
         let mut head = self.clone();
         head.revision = self.revision.next()?;
+        head.origin = self.origin.filter(|&origin| origin != by);
         head.set_state(state);
         Some(head)
     }

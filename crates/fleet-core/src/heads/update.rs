@@ -1,0 +1,227 @@
+//! Kill of a sandbox, its confirmation, and adoption by the new epoch of a member.
+
+use super::HeadWrite;
+use super::write::{Known, Writer};
+use crate::effect::{ReadOutcome, WriteOutcome};
+use crate::ids::{Digest, MemberId, Millis, Owner, Revision, SandboxId, Version, WriteId};
+use crate::record::{Head, HeadState, KilledAt};
+use crate::timing::Timing;
+
+/// Purpose of a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Kill the sandbox. A sandbox that runs on another member than `by` and `home` is not killed:
+    /// the request must be forwarded to its owner.
+    Kill {
+        /// This member.
+        by: MemberId,
+        /// Member that has files of the sandbox and cannot be reached. The kill is then recorded
+        /// also if the sandbox was never stored.
+        home: Option<MemberId>,
+        /// Wall clock, in milliseconds since 1970.
+        at_ms: u64,
+    },
+    /// Confirm that this member has removed the files of a killed sandbox.
+    Confirm(MemberId),
+    /// Make the current epoch of this member the owner of a sandbox that it owned before.
+    Adopt(Owner),
+}
+
+/// Event for [`HeadUpdate::handle`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UpdateEvent {
+    /// Answer to [`UpdateEffect::ReadHead`].
+    HeadRead(ReadOutcome<Head>),
+    /// Answer to [`UpdateEffect::WriteHead`].
+    HeadWritten {
+        /// Number of the write.
+        write: WriteId,
+        /// Outcome.
+        outcome: WriteOutcome<Head>,
+    },
+    /// The time of [`HeadUpdate::wake_at`] has come.
+    Timer,
+}
+
+/// Action that the caller must perform, in the order of the effects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UpdateEffect {
+    /// Read the head.
+    ReadHead,
+    /// Write the head.
+    WriteHead(HeadWrite),
+    /// The change is stored.
+    Stored {
+        /// Revision of the head.
+        revision: Revision,
+        /// Head.
+        head: Box<Head>,
+        /// Version of the head.
+        version: Version,
+    },
+    /// The change is not needed, or no longer possible: the current head, `None` if none exists.
+    Unchanged(Option<Box<Head>>),
+    /// Remove this root from the store.
+    Retract(Digest),
+    /// The operation is complete: another operation on the sandbox may start.
+    Finished,
+}
+
+/// Change of a head that is retried until its outcome is known.
+#[derive(Debug)]
+pub struct HeadUpdate {
+    id: SandboxId,
+    purpose: Purpose,
+    writer: Writer,
+    read_at: Option<Millis>,
+}
+
+impl HeadUpdate {
+    /// Starts a change by a read of the head.
+    #[must_use]
+    pub fn new(id: SandboxId, purpose: Purpose) -> (Self, UpdateEffect) {
+        let update = Self {
+            id,
+            purpose,
+            writer: Writer::default(),
+            read_at: None,
+        };
+        (update, UpdateEffect::ReadHead)
+    }
+
+    /// Returns the time at which [`UpdateEvent::Timer`] must be reported.
+    #[must_use]
+    pub fn wake_at(&self) -> Option<Millis> {
+        self.writer.wake_at().or(self.read_at)
+    }
+
+    /// Processes an event and appends the effects.
+    pub fn handle(&mut self, now: Millis, event: UpdateEvent, effects: &mut Vec<UpdateEffect>) {
+        match event {
+            UpdateEvent::HeadRead(ReadOutcome::Found(head, version)) => {
+                self.change(Some((*head, version)), effects);
+            }
+            UpdateEvent::HeadRead(ReadOutcome::Missing) => self.change(None, effects),
+            UpdateEvent::HeadRead(ReadOutcome::Failed) => self.read_later(now),
+            UpdateEvent::HeadWritten { write, outcome } => {
+                match self.writer.outcome(now, write, outcome) {
+                    Some(Known::Done(head, version)) => self.done(head, version, effects),
+                    Some(Known::Lost(current)) => {
+                        self.change(current.map(|current| *current), effects)
+                    }
+                    Some(Known::Rejected(_)) => self.read_later(now),
+                    Some(Known::Unknown) | None => {}
+                }
+            }
+            UpdateEvent::Timer => {
+                let due = self.writer.due(now);
+                effects.extend(due.map(UpdateEffect::WriteHead));
+                if self.read_at.take_if(|at| *at <= now).is_some() {
+                    effects.push(UpdateEffect::ReadHead);
+                }
+            }
+        }
+    }
+
+    fn read_later(&mut self, now: Millis) {
+        self.read_at = Some(now.plus(Timing::PRODUCTION.repeat));
+    }
+
+    /// Writes the successor of a head, or ends the operation.
+    fn change(&mut self, current: Option<(Head, Version)>, effects: &mut Vec<UpdateEffect>) {
+        let (head, version) = match current {
+            Some((head, version)) => (self.successor(&head).ok_or(head), Some(version)),
+            None => match self.purpose {
+                Purpose::Kill {
+                    home: Some(home),
+                    at_ms,
+                    ..
+                } => {
+                    let killed = HeadState::Killed(KilledAt {
+                        at_ms,
+                        home: Some(home),
+                    });
+                    (Ok(Head::new(self.id, killed, None, None)), None)
+                }
+                _ => {
+                    effects.extend([UpdateEffect::Unchanged(None), UpdateEffect::Finished]);
+                    return;
+                }
+            },
+        };
+        match head {
+            Ok(successor) => {
+                let write = self.writer.start(successor, version);
+                effects.push(UpdateEffect::WriteHead(write));
+            }
+            Err(head) => {
+                effects.push(UpdateEffect::Unchanged(Some(Box::new(head))));
+                effects.push(UpdateEffect::Finished);
+            }
+        }
+    }
+
+    /// Returns the changed head. `None` if the change is not needed or not possible.
+    fn successor(&self, head: &Head) -> Option<Head> {
+        match (self.purpose, head.state()) {
+            (Purpose::Kill { by, home, .. }, HeadState::Running(owner))
+                if owner.member != by && Some(owner.member) != home =>
+            {
+                None
+            }
+            (Purpose::Kill { by, home, at_ms }, HeadState::Paused | HeadState::Running(_)) => {
+                let origin = head.origin.filter(|&origin| origin != by);
+                let home = home.or(origin);
+                head.successor(by, HeadState::Killed(KilledAt { at_ms, home }))
+            }
+            (Purpose::Confirm(me), HeadState::Killed(killed)) if killed.home == Some(me) => {
+                let confirmed = KilledAt {
+                    home: head.origin.filter(|&origin| origin != me),
+                    ..killed
+                };
+                head.successor(me, HeadState::Killed(confirmed))
+            }
+            (Purpose::Adopt(me), HeadState::Running(owner))
+                if owner.member == me.member && owner.epoch < me.epoch =>
+            {
+                head.successor(me.member, HeadState::Running(me))
+            }
+            _ => None,
+        }
+    }
+
+    fn done(&self, head: Box<Head>, version: Version, effects: &mut Vec<UpdateEffect>) {
+        let root = match self.purpose {
+            Purpose::Kill { .. } => head.root(),
+            Purpose::Confirm(_) | Purpose::Adopt(_) => None,
+        };
+        effects.push(UpdateEffect::Stored {
+            revision: head.revision,
+            head,
+            version,
+        });
+        effects.extend(root.map(UpdateEffect::Retract));
+        effects.push(UpdateEffect::Finished);
+    }
+}
+
+/// Returns whether the head of a killed sandbox may be removed. `now_ms` is the wall clock in
+/// milliseconds since 1970, and `is_removed` returns whether a member has left the fleet.
+///
+/// A home that has not confirmed the kill would run the sandbox again after its return, if the head
+/// did not exist.
+#[must_use]
+pub fn may_purge(
+    head: &Head,
+    now_ms: u64,
+    timing: &Timing,
+    is_removed: &dyn Fn(MemberId) -> bool,
+) -> bool {
+    match head.state() {
+        HeadState::Killed(killed) => {
+            now_ms.saturating_sub(killed.at_ms) >= timing.killed
+                && killed.home.is_none_or(is_removed)
+        }
+        HeadState::Paused | HeadState::Running(_) => false,
+    }
+}

@@ -1,0 +1,61 @@
+//! Mutants: unsafe times, and executors that perform effects in a wrong order.
+
+use jiffy_fleet_core::Timing;
+
+/// Deviation from the production code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    None,
+    /// A coordinator acknowledges heartbeats for 18 s after its last replace.
+    CoordinatorLimit,
+    /// Verdicts directly after a takeover.
+    NoGrace,
+    /// Verdicts 8 s after the last heartbeat.
+    EarlyVerdict,
+    /// A heartbeat is acknowledged although the verdict on its sender is being committed.
+    AcknowledgeCondemned,
+    /// The guest receives its identity when it is restored.
+    IdentityBeforeClaim,
+    /// The head is written while the manifest is being uploaded.
+    HeadBeforeManifest,
+    /// The former root is retracted while the head is being written.
+    RetractBeforeHead,
+    /// Shares are granted directly after a takeover.
+    SharesDuringGrace,
+    /// A write without an answer has failed if the record is unchanged.
+    UnchangedIsFailed,
+    /// A killed head is removed although its home has not confirmed the kill.
+    PurgeBeforeReturn,
+}
+
+impl Mutation {
+    pub const ALL: [Self; 10] = [
+        Self::CoordinatorLimit,
+        Self::NoGrace,
+        Self::EarlyVerdict,
+        Self::AcknowledgeCondemned,
+        Self::IdentityBeforeClaim,
+        Self::HeadBeforeManifest,
+        Self::RetractBeforeHead,
+        Self::SharesDuringGrace,
+        Self::UnchangedIsFailed,
+        Self::PurgeBeforeReturn,
+    ];
+
+    /// Returns the times of the members. Killed heads are retained for 20 s instead of 24 h.
+    pub fn timing(self) -> Timing {
+        let mut timing = Timing {
+            killed: 20_000,
+            unused_share: 20_000,
+            ..Timing::PRODUCTION
+        };
+        match self {
+            Self::CoordinatorLimit => timing.acknowledge = 18_000,
+            Self::NoGrace => timing.grace = 0,
+            Self::EarlyVerdict => timing.silence = 8_000,
+            Self::SharesDuringGrace => timing.unreported_shares = Some(0),
+            _ => {}
+        }
+        timing
+    }
+}
