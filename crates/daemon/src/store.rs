@@ -64,7 +64,7 @@ pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteSto
     let probe = remote.clone();
     tokio::spawn(async move {
         match probe.check().await {
-            Ok(()) => {}
+            Ok(()) => probe.prepare().await,
             Err(e) if e.retry_after().is_some() => {
                 tracing::warn!(error = %e, "store is not reachable");
             }

@@ -34,7 +34,8 @@ pub struct StoreCopy {
     pub place: StorePlace,
     /// Root of the copy.
     pub root: String,
-    /// True if another host pushed the copy and this host fetched it.
+    /// True if another host removes the copy: that host pushed it and this host fetched it, or the
+    /// sandbox has moved to that host.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fetched: bool,
 }
@@ -98,6 +99,19 @@ impl StoreCopies {
         own.map(move |copy| StoreRetraction::new(&copy.place, id, Some(&copy.root), content))
     }
 
+    /// Changes whether this host removes the copies at the end of the snapshot's life. A host
+    /// adopts the copies when a sandbox moves to it, even if another host pushed them. The former
+    /// host of the sandbox gives the copies up. Returns whether a copy changed.
+    pub fn set_adopted(&mut self, adopted: bool) -> bool {
+        let others = self.copies.iter_mut();
+        let mut changed = false;
+        for copy in others.filter(|copy| copy.fetched == adopted) {
+            copy.fetched = !adopted;
+            changed = true;
+        }
+        changed
+    }
+
     /// Returns the removals of all copies of snapshot `id`, which was removed from this host.
     pub(crate) fn all_retractions(&self, id: &str) -> impl Iterator<Item = StoreRetraction> {
         let unfinished = self.uploading.iter();
@@ -128,6 +142,19 @@ mod tests {
             store: "file:///s".into(),
             tenant: tenant.into(),
         }
+    }
+
+    #[test]
+    fn copies_of_a_sandbox_that_moved_are_removed_by_its_new_host_only() {
+        let mut store = StoreCopies::default();
+        store.add(place("a"), "root".into());
+        let retracted = |store: &StoreCopies| store.all_retractions("s").count();
+        assert_eq!(retracted(&store), 1);
+        assert!(store.set_adopted(false) && !store.set_adopted(false));
+        assert_eq!(retracted(&store), 0);
+        assert_eq!(store.root(&place("a")), Some("root"));
+        assert!(store.set_adopted(true) && !store.set_adopted(true));
+        assert_eq!(retracted(&store), 1);
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod manifest;
 pub mod pack;
 mod remote;
 mod request_error;
+mod resume_bundle;
 mod s3;
 mod shared_store;
 mod source;
@@ -51,12 +52,17 @@ pub use manifest::{
     StoredManifest,
 };
 pub use remote::RemoteSnapshot;
+pub use resume_bundle::{
+    BundledChunk, BundledSnapshot, MAX_BUNDLED_BYTES, MAX_BUNDLED_CHUNKS, MAX_BUNDLED_DOCUMENTS,
+    ResumeBundle,
+};
 pub use shared_store::SharedStore;
 pub use shared_store::collection::{GC_LOCK_TIME, GcOptions, GcReport, OnProgress};
 pub use shared_store::pull::{CachedPart, PullReport, Selection};
 pub use shared_store::push::{MAX_PUSH_TIME, PushOptions, PushReport};
 pub use shared_store::readers::READER_TIME;
 pub use shared_store::repair::ChunkCopies;
+pub use shared_store::resume::WrittenChunks;
 pub use shared_store::tenant_names::TenantNames;
 pub use shared_store::tenant_records::TenantKeys;
 pub use shared_store::usage::{ChunkUsage, StoreStats};

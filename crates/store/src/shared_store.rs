@@ -10,6 +10,7 @@ pub(crate) mod push;
 pub(crate) mod readers;
 mod recent_packs;
 pub(crate) mod repair;
+pub(crate) mod resume;
 pub(crate) mod snapshot_names;
 mod snapshots;
 pub(crate) mod tenant_names;

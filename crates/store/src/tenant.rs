@@ -9,6 +9,8 @@ use crate::shared_store::snapshot_names::NAMES;
 use crate::{FormatError, Hash, StoreError};
 use std::collections::BTreeMap;
 
+/// Folder of a tenant's resume bundles.
+pub(crate) const BUNDLES: &str = "resume";
 /// Tenant whose keys all hosts have and whose objects all tenants may read: stock templates.
 pub const SHARED_TENANT: &str = "shared";
 
@@ -99,6 +101,10 @@ impl Tenant {
 
     pub(crate) fn locations_key(&self, root: &Hash) -> String {
         self.key(&format!("locations/{root}"))
+    }
+
+    pub(crate) fn bundle_key(&self, root: &Hash) -> String {
+        self.key(&format!("{BUNDLES}/{root}"))
     }
 
     pub(crate) fn removed_key(&self, root: &Hash) -> String {

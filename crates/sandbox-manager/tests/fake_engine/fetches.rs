@@ -265,3 +265,31 @@ async fn a_sleeper_whose_files_were_lost_wakes_from_the_store() {
     let sandbox = other_host.create(from(&snapshot, None)).await.unwrap();
     assert!(memory(&other, sandbox.id()).ends_with("asleep"));
 }
+
+#[tokio::test]
+async fn the_copies_of_a_sandbox_that_moved_are_removed_by_its_new_host() {
+    let (bench, store) = (Bench::new(), TestStore::new());
+    let host = bench.open_with(store.options("one", None)).await;
+    let id = create_id(&host).await;
+    let paused = host.pause(&id).await.unwrap();
+    let snapshot = paused.snapshot().unwrap().to_owned();
+    stored(&host, &snapshot).await;
+    let other = Bench::new();
+    let other_host = other.open_with(store.options("two", None)).await;
+    let moved = other_host.create(from(&snapshot, None)).await.unwrap();
+    host.snapshots().set_copies_adopted(&snapshot, false);
+    other_host.snapshots().set_copies_adopted(&snapshot, true);
+    let names = store.objects("names").len();
+    assert_eq!(names, 1);
+    for (host, id) in [(&host, id.as_str()), (&other_host, moved.id())] {
+        assert_eq!(store.objects("names").len(), 1);
+        host.remove(id).await.unwrap();
+        until("the snapshot to be removed from the host", || {
+            host.snapshots().like(&snapshot).is_empty()
+                && figure(host, "jiffy_store_removals_pending") == 0.0
+        })
+        .await;
+    }
+    assert!(store.objects("names").is_empty());
+    assert!(!store.objects("removed").is_empty());
+}

@@ -4,14 +4,19 @@ mod layers;
 pub(crate) mod pull;
 pub(crate) mod push;
 pub(crate) mod readers;
+mod recent_finds;
+#[cfg(test)]
+mod resume_tests;
+mod retract;
 pub(crate) mod template_files;
 
 use crate::host::{LastStore, RemoteError, RemoteSettings, key_file};
 use crate::{
-    BackendSettings, DirectoryCheck, Keyring, LayerCache, SharedStore, Tenant, Traffic,
-    VersionMemory,
+    BackendSettings, DirectoryCheck, Keyring, LayerCache, SHARED_TENANT, SharedStore, Tenant,
+    Traffic, VersionMemory,
 };
 use parking_lot::{Mutex, MutexGuard};
+use recent_finds::RecentFinds;
 use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -41,6 +46,7 @@ pub struct RemoteStore {
     tenants: Mutex<HashMap<String, OpenTenant>>,
     /// Set when the store has passed the check of conditional writes.
     checked: OnceCell<()>,
+    recent_finds: RecentFinds,
 }
 
 /// Tenant with unwrapped secrets. Unwrapping may run a command, so tenants are cached.
@@ -104,6 +110,7 @@ impl RemoteStore {
             module_book: dir.join("modules"),
             made_keys: is_new.then_some(keys),
             tenants: Mutex::default(),
+            recent_finds: RecentFinds::default(),
             checked: OnceCell::new(),
         }))
     }
@@ -128,7 +135,7 @@ impl RemoteStore {
         self.made_keys.as_deref()
     }
 
-    /// Returns the directory of cached pack indexes.
+    /// Returns the directory with the indexes of the packs that this host wrote last.
     pub fn index_cache(&self) -> &Path {
         &self.index_cache
     }
@@ -162,6 +169,16 @@ impl RemoteStore {
         Ok(tenant)
     }
 
+    /// Like [`Self::find_tenant`], but the secrets may be old: another host may have added newer
+    /// ones. The caller must handle [`StoreError::Key`](crate::StoreError::Key).
+    async fn find_cached_tenant(&self, name: &str) -> Result<Option<Arc<Tenant>>, RemoteError> {
+        let cached = self.tenants().get(name).map(|open| open.tenant.clone());
+        match cached {
+            Some(tenant) => Ok(Some(tenant)),
+            None => self.find_tenant(name).await,
+        }
+    }
+
     /// Returns tenant `name` if its secrets were unwrapped recently.
     fn open_tenant(&self, name: &str) -> Option<Arc<Tenant>> {
         let tenants = self.tenants();
@@ -189,6 +206,20 @@ impl RemoteStore {
     /// Returns the numbers of requests and bytes since the start.
     pub fn traffic(&self) -> Traffic {
         self.shared.backend().traffic()
+    }
+
+    /// Opens the tenants of the host's owner and of stock templates, so that the first resume does
+    /// not wait for that. Ignores errors, which the resume reports.
+    pub async fn prepare(&self) {
+        let (own, shared) = tokio::join!(
+            self.find_tenant(LOCAL_TENANT),
+            self.find_tenant(SHARED_TENANT)
+        );
+        for opened in [own, shared] {
+            if let Err(e) = opened {
+                tracing::debug!(error = %e, "cannot open a tenant of the store yet");
+            }
+        }
     }
 
     /// Checks early that the store is reachable, grants access and implements conditional writes.

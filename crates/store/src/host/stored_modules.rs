@@ -185,6 +185,7 @@ impl StoredModules {
             parent: None,
             shared: false,
             remote: shared.open(&tenant, root).await?,
+            written: Arc::default(),
         };
         let damaged = |reason| RemoteError::Damaged {
             id: id(digest),

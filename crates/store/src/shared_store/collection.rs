@@ -16,7 +16,7 @@ use crate::manifest::Scope;
 use crate::shared_store::SharedStore;
 use crate::shared_store::lease::{Condemned, LEASE_TIME};
 use crate::shared_store::readers::READER_TIME;
-use crate::tenant::{SHARED_TENANT, Tenant};
+use crate::tenant::{BUNDLES, SHARED_TENANT, Tenant};
 use crate::{Listed, StoreError};
 use lock::CollectionLock;
 use serde::Serialize;
@@ -25,7 +25,7 @@ use std::time::Duration;
 pub use lock::GC_LOCK_TIME;
 
 /// Kinds of objects that are collected.
-const COLLECTED: [&str; 3] = ["manifests", "locations", "packs"];
+const COLLECTED: [&str; 4] = ["manifests", "locations", "packs", BUNDLES];
 /// Object whose modification time is the time of the last collection.
 const LAST: &str = "gc/last";
 

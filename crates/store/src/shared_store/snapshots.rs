@@ -20,12 +20,18 @@ impl SharedStore {
         tenant: &Arc<Tenant>,
         root: Hash,
     ) -> Result<RemoteSnapshot, StoreError> {
-        let (keys, manifest) = self.manifest(tenant, root).await?;
-        let locations = self.locations(tenant, &keys, root).await?;
+        let key = tenant.locations_key(&root);
+        let (manifest, locations) = tokio::join!(
+            self.manifest(tenant, root),
+            self.backend.get(&key, MAX_LOCATIONS_BYTES)
+        );
+        let (keys, manifest) = manifest?;
+        let locations = Locations::decode(&locations?, &keys, root);
+        let locations = locations.map_err(StoreError::damaged(&key))?;
         let stored: usize = manifest.parts.iter().map(|part| part.hashes.len()).sum();
         if locations.0.len() != stored {
             let reason = FormatError::Damaged("their number does not match the manifest");
-            return Err(StoreError::damaged(&tenant.locations_key(&root))(reason));
+            return Err(StoreError::damaged(&key)(reason));
         }
         Ok(RemoteSnapshot {
             root,
@@ -108,7 +114,7 @@ impl SharedStore {
     }
 
     /// Returns the shared tenant. Its secrets are read at most once in [`SHARED_TIME`].
-    async fn shared_tenant(&self) -> Result<Arc<Tenant>, StoreError> {
+    pub(crate) async fn shared_tenant(&self) -> Result<Arc<Tenant>, StoreError> {
         let mut shared = self.shared.lock().await;
         if let Some((opened, tenant)) = &*shared
             && opened.elapsed() < SHARED_TIME

@@ -16,6 +16,7 @@ mod push_cost;
 mod push_pull;
 mod random_lives;
 mod repack;
+mod resume;
 mod stragglers;
 mod tenants;
 mod verify;

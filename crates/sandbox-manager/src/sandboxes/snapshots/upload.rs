@@ -268,6 +268,24 @@ impl Snapshots<'_> {
         }
     }
 
+    /// Changes whether this host removes the copies in the store of snapshot `id`, which a sandbox
+    /// was paused with, and of the earlier pauses that it is based on. The caller must have
+    /// committed the move of the sandbox to this host (`adopted`) or to another one.
+    pub fn set_copies_adopted(self, id: &str, adopted: bool) {
+        let mut next = Some(id.to_owned());
+        while let Some(id) = next {
+            let Some(record) = self.0.catalog.get(&id) else {
+                return;
+            };
+            if record.purpose == SnapshotPurpose::Pause {
+                self.0.catalog.update(&id, |now| {
+                    now.store.set_adopted(adopted);
+                });
+            }
+            next = record.parent;
+        }
+    }
+
     /// Fails if this host has no store.
     pub fn expect_store(self) -> Result<(), OperationError> {
         match self.0.uploads.remote {

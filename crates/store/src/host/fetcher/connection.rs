@@ -126,11 +126,12 @@ impl VmmService {
 
     /// Opens all layers in advance, so that the first request does not wait for that.
     async fn open_all(&self) {
-        for layer in self.layers.values() {
+        let opening = self.layers.values().map(async |layer| {
             if let Err(e) = self.parts.open(&layer.slot, &layer.origin).await {
                 tracing::warn!(error = %e, "cannot open a layer of a guest: retried on its first request");
             }
-        }
+        });
+        futures_util::future::join_all(opening).await;
     }
 
     /// Fetches all layers completely, topmost layer first. Retries without limit.

@@ -4,8 +4,9 @@
 use crate::host::{LOCAL_TENANT, LayerOrigin, RemoteError, RemoteStore};
 use crate::{
     CachedLayer, DataKeys, EngineKind, Layer, LayerKind, PullReport, RemoteSnapshot, RunKind,
-    SHARED_TENANT, Scope, Selection, StoreError, Tenant,
+    SHARED_TENANT, Scope, Selection, StoreError, Tenant, WrittenChunks,
 };
+use futures_util::future::{Either, FutureExt, select};
 use futures_util::{StreamExt, TryStreamExt};
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -35,6 +36,8 @@ pub struct FoundSnapshot {
     pub shared: bool,
     /// Content in the store.
     pub remote: RemoteSnapshot,
+    /// Chunks that were just verified and written to the cache.
+    pub(crate) written: Arc<WrittenChunks>,
 }
 
 /// Pulled file of a snapshot. It stays in the cache while this value exists.
@@ -62,6 +65,21 @@ impl FoundSnapshot {
             EngineKind::Microvm => "microvm",
             EngineKind::Gvisor => "gvisor",
         }
+    }
+
+    /// Returns the number of chunks of a selection that were just verified and written.
+    fn written_of(&self, part: usize, selection: Selection<'_>) -> u64 {
+        let count = match selection {
+            Selection::Chunks(chunks) => {
+                let chunks = chunks.iter();
+                let written = chunks.filter(|&&chunk| self.written.contains(&(part, chunk)));
+                written.count()
+            }
+            Selection::All | Selection::WorkingSet => {
+                self.written.iter().filter(|(of, _)| *of == part).count()
+            }
+        };
+        count as u64
     }
 
     /// Returns an upper bound of its bytes on disk.
@@ -162,54 +180,82 @@ impl RemoteStore {
         name: &str,
         id: &str,
     ) -> Result<Option<Vec<FoundSnapshot>>, RemoteError> {
-        let Some(tenant) = self.find_tenant(name).await? else {
+        if let Some(found) = self.recent_finds.get(name, id) {
+            return Ok(Some(found));
+        }
+        let (tenant, shared) = tokio::join!(
+            self.find_cached_tenant(name),
+            self.find_cached_tenant(SHARED_TENANT)
+        );
+        let Some(tenant) = tenant? else {
             return Ok(None);
         };
         let Some(root) = self.shared.named(&tenant, id).await? else {
             return Ok(None);
         };
-        let newest = self.shared.open(&tenant, root).await?;
+        // The snapshot may have no shared ancestor.
+        let shared = shared.ok().flatten();
+        let reading = self
+            .shared
+            .resume_bundle(&tenant, shared.as_ref(), root, &self.cache);
+        let opening = self.shared.open(&tenant, root);
+        let (reading, opening) = (std::pin::pin!(reading), std::pin::pin!(opening));
+        // Few snapshots have no bundle. These are opened without a delay.
+        let (bundle, opening) = match select(reading, opening).await {
+            Either::Left((bundle, opening)) => (bundle, opening.left_future()),
+            Either::Right((opened, reading)) => {
+                (reading.await, std::future::ready(opened).right_future())
+            }
+        };
+        let bundled = bundle.unwrap_or_else(|e| {
+            tracing::warn!(id, error = %e, "cannot read a resume bundle");
+            None
+        });
+        let is_bundled = bundled.is_some();
+        let lineage = match bundled {
+            Some(lineage) => lineage,
+            None => {
+                let lineage = self.open_ancestors(&tenant, opening.await?).await?;
+                let lineage = lineage.into_iter();
+                lineage.map(|found| (found, WrittenChunks::new())).collect()
+            }
+        };
+        let snapshots = with_ids(id, lineage);
+        check_lineage(id, &snapshots)?;
+        if is_bundled {
+            self.recent_finds.add(name, id, &snapshots);
+        }
+        Ok(Some(snapshots))
+    }
+
+    /// Opens the ancestors of `newest`. Returns all snapshots, nearest first.
+    async fn open_ancestors(
+        &self,
+        tenant: &Arc<Tenant>,
+        newest: RemoteSnapshot,
+    ) -> Result<Vec<RemoteSnapshot>, RemoteError> {
         let names = newest.manifest.lineage.clone();
         let shared = if names.iter().any(|name| name.scope == Scope::Shared) {
             self.find_tenant(SHARED_TENANT).await?
         } else {
             None
         };
+        let id = newest.manifest.attributes.id.clone();
         let of = |scope: Scope| -> Option<&Arc<Tenant>> {
             match scope {
-                Scope::Tenant => Some(&tenant),
+                Scope::Tenant => Some(tenant),
                 Scope::Shared => shared.as_ref(),
             }
         };
-        let of = &of;
-        let opening = names.clone().into_iter().map(|name| async move {
+        let (of, id) = (&of, &id);
+        let opening = names.into_iter().map(|name| async move {
             let tenant = of(name.scope).ok_or_else(|| damaged(id, "has no such ancestor"))?;
             Ok::<_, RemoteError>(self.shared.open(tenant, name.root).await?)
         });
         let opening = futures_util::stream::iter(opening);
         let ancestors: Vec<RemoteSnapshot> =
             opening.buffered(MANIFESTS_AT_ONCE).try_collect().await?;
-        let scopes = names.iter().map(|name| name.scope == Scope::Shared);
-        let mut snapshots = vec![FoundSnapshot {
-            id: id.to_owned(),
-            parent: None,
-            shared: false,
-            remote: newest,
-        }];
-        for (remote, shared) in ancestors.into_iter().zip(scopes) {
-            let parent = remote.manifest.attributes.id.clone();
-            if let Some(child) = snapshots.last_mut() {
-                child.parent = Some(parent.clone());
-            }
-            snapshots.push(FoundSnapshot {
-                id: parent,
-                parent: None,
-                shared,
-                remote,
-            });
-        }
-        check_lineage(id, &snapshots)?;
-        Ok(Some(snapshots))
+        Ok([newest].into_iter().chain(ancestors).collect())
     }
 
     /// Reads part `name`, a document of at most [`MAX_DOCUMENT_BYTES`]. `None` if the snapshot has
@@ -305,7 +351,9 @@ impl RemoteStore {
                 layer,
                 origin: origin.clone(),
             };
-            if report.fetched == report.chunks {
+            // Chunks that were just fetched are verified.
+            let verified = report.fetched + snapshot.written_of(number, selection);
+            if verified == report.chunks {
                 return Ok((file, report));
             }
             let (keys, checked) = (remote.keys().clone(), file.clone());
@@ -330,6 +378,34 @@ impl RemoteStore {
             self.cache.forget(&root)?;
         }
     }
+}
+
+/// Adds the ids to a snapshot and its ancestors, nearest first.
+fn with_ids(id: &str, lineage: Vec<(RemoteSnapshot, WrittenChunks)>) -> Vec<FoundSnapshot> {
+    let names = lineage
+        .first()
+        .map(|(newest, _)| newest.manifest.lineage.clone());
+    let scopes = names.into_iter().flatten().map(|name| name.scope);
+    let scopes: Vec<Scope> = [Scope::Tenant].into_iter().chain(scopes).collect();
+    let mut snapshots: Vec<FoundSnapshot> = Vec::new();
+    for ((remote, written), scope) in lineage.into_iter().zip(scopes) {
+        let id = match snapshots.last_mut() {
+            None => id.to_owned(),
+            Some(child) => {
+                let id = remote.manifest.attributes.id.clone();
+                child.parent = Some(id.clone());
+                id
+            }
+        };
+        snapshots.push(FoundSnapshot {
+            id,
+            parent: None,
+            shared: scope == Scope::Shared,
+            remote,
+            written: Arc::new(written),
+        });
+    }
+    snapshots
 }
 
 /// Checks that the lineages of all ancestors agree and that no id occurs twice.

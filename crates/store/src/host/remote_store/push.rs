@@ -1,10 +1,10 @@
-//! Push: copies snapshots of this host to the store, and removes them from it.
+//! Push: copies snapshots of this host to the store.
 
 use crate::host::remote_store::pull::RECORD_PART;
 use crate::host::{RemoteError, RemoteStore};
 use crate::{
     Attributes, CHUNK_BYTES, EngineKind, Hash, LayerKind, PartSource, PushOptions, PushReport,
-    SHARED_TENANT, Scope, SnapshotName, SnapshotSource, StoreError,
+    SHARED_TENANT, Scope, SnapshotName, SnapshotSource, StoreError, Tenant,
 };
 use jiffy_engine_api::{GVISOR, PART_CHUNK_BYTES, SnapshotFile, SnapshotFileKind, SnapshotParts};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::watch;
 
 const _: () = assert!(PART_CHUNK_BYTES == CHUNK_BYTES as u64);
@@ -33,6 +34,8 @@ pub struct PushRequest<'a> {
     pub lineage: Vec<SnapshotName>,
     /// True if the snapshot can be found by its id.
     pub named: bool,
+    /// True if another host is likely to resume the snapshot. A resume bundle is then written.
+    pub resumable: bool,
     /// True if the id may already name a former copy of the snapshot.
     pub renamed: bool,
     /// Becomes true when the push is cancelled.
@@ -78,7 +81,7 @@ impl RemoteStore {
             working_set: parts.working_set.clone(),
         };
         let options = PushOptions {
-            cancelled: Some(request.cancelled),
+            cancelled: Some(request.cancelled.clone()),
             ..PushOptions::new(self.index_cache().to_owned())
         };
         let (name, report) = self.shared.push(&tenant, &source, &options).await?;
@@ -88,6 +91,10 @@ impl RemoteStore {
             let naming = self.shared.set_new_name(&tenant, &parts.id, name.root);
             naming.await?;
         }
+        let is_microvm = source.engine == EngineKind::Microvm;
+        if request.resumable && is_microvm && !*request.cancelled.borrow() {
+            self.write_bundle(&tenant, &parts.id, name.root).await;
+        }
         let mut lineage = source.lineage;
         lineage.insert(0, name);
         Ok(Pushed {
@@ -95,6 +102,19 @@ impl RemoteStore {
             root: name.root.to_string(),
             report,
         })
+    }
+
+    /// Writes the resume bundle of a pushed snapshot. Only logs a failure: a resume without the
+    /// bundle sends more requests.
+    async fn write_bundle(&self, tenant: &Arc<Tenant>, id: &str, root: Hash) {
+        let start = Instant::now();
+        match self.shared.write_resume_bundle(tenant, root).await {
+            Ok(bytes) => {
+                let seconds = start.elapsed().as_secs_f64();
+                tracing::debug!(id, bytes, seconds, "wrote a resume bundle");
+            }
+            Err(e) => tracing::warn!(id, error = %e, "cannot write a resume bundle"),
+        }
     }
 
     /// Returns the lineage for children of the pushed snapshot `root` of `tenant`, nearest first:
@@ -124,28 +144,6 @@ impl RemoteStore {
             root: name.root,
         });
         Ok(Some([own].into_iter().chain(below).collect()))
-    }
-
-    /// Removes snapshot `id` of `tenant`. Removes its name if the name refers to `root` or `root`
-    /// is `None`, and its content if `content` is true. Content that another snapshot is based on
-    /// remains until that snapshot is removed. Succeeds if the snapshot does not exist.
-    pub async fn retract(
-        &self,
-        tenant: &str,
-        id: &str,
-        root: Option<&str>,
-        content: bool,
-    ) -> Result<(), RemoteError> {
-        let tenant = self.tenant(Some(tenant)).await?;
-        let wanted: Option<Hash> = root.and_then(|root| root.parse().ok());
-        let named = self.shared.named(&tenant, id).await?;
-        if named.is_some() && (wanted.is_none() || named == wanted) {
-            self.shared.remove_name(&tenant, id).await?;
-        }
-        match wanted.or(named).filter(|_| content) {
-            Some(root) => Ok(self.shared.remove(&tenant, root).await?),
-            None => Ok(()),
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use super::{Collector, root_of};
 use crate::data_keys::Hash;
 use crate::manifest::Scope;
 use crate::shared_store::lease::{LEASE_TIME, REUSED};
-use crate::tenant::SHARED_TENANT;
+use crate::tenant::{BUNDLES, SHARED_TENANT};
 use crate::{Listed, StoreError};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -90,6 +90,7 @@ impl Collector<'_> {
                 .filter(|key| key.starts_with(&prefix))
                 .filter_map(|key| root_of(key)),
         );
+        let resumable: HashSet<Hash> = needed.iter().copied().collect();
         let marked = Mutex::new(Marked {
             live: protected.clone(),
             readers: readers.len() as u64,
@@ -113,7 +114,25 @@ impl Collector<'_> {
             self.store.backend.each(wave, mark).await?;
             needed = ancestors.into_inner();
         }
-        Ok(marked.into_inner())
+        let mut marked = marked.into_inner();
+        self.mark_bundles(objects, &resumable, &mut marked);
+        Ok(marked)
+    }
+
+    /// Marks the resume bundles of the snapshots `resumable`. Bundles of their ancestors are not
+    /// needed.
+    fn mark_bundles(&self, objects: &[Listed], resumable: &HashSet<Hash>, marked: &mut Marked) {
+        let prefix = self.tenant.key(&format!("{BUNDLES}/"));
+        let bundles = objects
+            .iter()
+            .filter(|object| object.key.starts_with(&prefix));
+        for bundle in bundles {
+            let root = root_of(&bundle.key).filter(|root| resumable.contains(root));
+            let manifest = root.map(|root| self.tenant.manifest_key(&root));
+            if manifest.is_some_and(|manifest| marked.live.contains(&manifest)) {
+                marked.live.insert(bundle.key.clone());
+            }
+        }
     }
 
     /// Returns the roots of snapshots that are needed independently of the tenant's other

@@ -181,7 +181,7 @@ impl SharedStore {
         Ok(report)
     }
 
-    /// Fetches chunks. Retries once from the new locations if a pack was removed, and once after
+    /// Fetches chunks. Retries once if the chunks have new locations, and once after
     /// evicting unused layers if the file system is full.
     async fn fill_numbers(
         &self,
@@ -195,9 +195,12 @@ impl SharedStore {
         part.make_place(bytes(&missing), urgent)?;
         loop {
             match self.share(part, missing.clone(), urgent, report).await {
-                Err(StoreError::Missing { object }) if !moved => {
+                // The chunks were moved, or a repair replaced a damaged pack.
+                Err(failed @ (StoreError::Missing { .. } | StoreError::Damaged { .. }))
+                    if !moved =>
+                {
                     moved = true;
-                    self.reload_locations(part, object).await?;
+                    self.reload_locations(part, failed).await?;
                 }
                 Err(full @ StoreError::DiskFull { .. }) if !freed => {
                     freed = true;
@@ -212,12 +215,17 @@ impl SharedStore {
         }
     }
 
-    /// Reads the locations of a snapshot again, because `object` no longer exists.
-    async fn reload_locations(&self, part: &CachedPart, object: String) -> Result<(), StoreError> {
+    /// Reads the locations of a snapshot again after a read from a pack `failed`. Returns that
+    /// error if the locations have not changed.
+    async fn reload_locations(
+        &self,
+        part: &CachedPart,
+        failed: StoreError,
+    ) -> Result<(), StoreError> {
         let before = &part.source().snapshot;
         let now = self.open(&before.tenant, before.root).await?;
         if now.locations == before.locations {
-            return Err(StoreError::Missing { object });
+            return Err(failed);
         }
         let now = Source {
             wanted: now.wanted(part.number),

@@ -7,6 +7,7 @@ use crate::sandboxes::snapshot_catalog::SnapshotPin;
 use crate::sandboxes::{OperationError, Sandboxes};
 use crate::snapshot::Snapshot;
 use crate::store_copies::{StoreCopies, StorePlace, StoreRetraction};
+use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::SnapshotParts;
 use jiffy_store::host::{LOCAL_TENANT, PushRequest, Pushed, RemoteError, RemoteStore};
 use jiffy_store::{MAX_LINEAGE, SHARED_TENANT};
@@ -228,6 +229,7 @@ impl Sandboxes {
                 created_ms: record.created_ms,
                 lineage,
                 named,
+                resumable: record.purpose == SnapshotPurpose::Pause,
                 renamed: revision > 0,
                 cancelled: cancelled.clone(),
             })
