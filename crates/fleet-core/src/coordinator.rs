@@ -1,7 +1,8 @@
 //! Coordinator of a shard: registrations, acknowledgements and verdicts.
 //!
-//! All changes of members are made in a draft of the shard's record. Every 3 s the draft replaces
-//! the record (group commit). A change takes effect when the replace is known to have succeeded.
+//! All changes of members are made in a draft of the shard's record. The draft replaces the record
+//! every 3 s, and 0.5 s after the last replace if it contains a registration or verdict (group
+//! commit). A change takes effect when the replace is known to have succeeded.
 
 mod budgets;
 mod membership;
@@ -54,10 +55,14 @@ pub(crate) struct Coordinator {
     version: Version,
     committed: ShardRecord,
     draft: ShardRecord,
+    /// Size of each row of the draft in the encoded record.
+    row_bytes: BTreeMap<MemberId, usize>,
     in_flight: Option<InFlight>,
     next_write: u64,
     next_renew: Millis,
     next_judge: Millis,
+    /// Time of the sending of the last replace.
+    replaced: Millis,
     /// Time of the sending of the last successful replace.
     renewed: Millis,
     /// Time before which no verdict is made.
@@ -100,11 +105,17 @@ impl Coordinator {
             timing,
             id: record.coordinator,
             version,
+            row_bytes: record
+                .members
+                .iter()
+                .map(|row| (row.id, row.encoded_bytes()))
+                .collect(),
             draft: record.clone(),
             in_flight: None,
             next_write: write.0,
             next_renew: sent.plus(timing.renew),
             next_judge: now,
+            replaced: sent,
             renewed: sent,
             grace_ends: now.plus(timing.grace),
             shares_known: timing.unreported_shares.map(|ms| now.plus(ms)),
@@ -127,6 +138,11 @@ impl Coordinator {
     /// Returns the committed record.
     pub fn record(&self) -> &ShardRecord {
         &self.committed
+    }
+
+    /// Returns whether the directory contains the rows of all live members.
+    pub fn is_directory_complete(&self) -> bool {
+        self.peers.values().all(|peer| peer.rows.is_complete())
     }
 
     /// Returns whether heartbeats are acknowledged at present.
@@ -175,12 +191,19 @@ impl Coordinator {
         }
     }
 
+    /// Returns the time of the next replace that contains an urgent change.
+    fn soon(&self) -> Millis {
+        let earliest = self.replaced.plus(self.timing.repeat);
+        self.next_renew.min(earliest)
+    }
+
     fn replace(&mut self, now: Millis, effects: &mut Vec<Effect>) {
         let mut record = self.draft.clone();
         record.seq = self.committed.seq.saturating_add(1);
         let write = WriteId(self.next_write);
         self.next_write += 1;
         self.next_renew = now.plus(self.timing.renew);
+        self.replaced = now;
         effects.push(Effect::ReplaceShard {
             write,
             record: Box::new(record.clone()),

@@ -160,8 +160,9 @@ impl Directory {
         })
     }
 
-    /// Stores a row that a host reports. A report with a lower revision than the current one is
-    /// ignored: the sandbox has moved.
+    /// Stores a row that a host reports. A report is ignored if its revision is lower than the
+    /// current one, or equal to the revision of another host: the sandbox has moved. A host can
+    /// therefore not report sandboxes of another host that were never stored.
     ///
     /// # Errors
     /// [`DirectoryError`] if the row cannot be stored. The directory is unchanged then.
@@ -174,11 +175,13 @@ impl Directory {
         let table = &mut self.tables[table_of(high)];
         let meta = Meta::new(row.state, number, row.revision.0);
         match table.get(high, low) {
+            // Each move increments the revision.
+            Some(current) if current.host() != number && current.revision() >= meta.revision() => {
+                return Ok(());
+            }
             Some(current) if current.revision() > meta.revision() => {
                 // An older report of the same host is part of a list that is being replayed.
-                if current.host() == number {
-                    table.put(high, low, current.with_mark(true));
-                }
+                table.put(high, low, current.with_mark(true));
                 return Ok(());
             }
             Some(current) => self.hosts[usize::from(current.host())].rows -= 1,

@@ -100,7 +100,7 @@ impl Millis {
 }
 
 /// Version of a stored record: opaque bytes of the store, which are only compared for equality.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version(pub Box<[u8]>);
 
 /// Member and epoch that own a running sandbox.

@@ -1,8 +1,46 @@
 //! Decisions of a fleet of hosts.
 //!
-//! The crate performs no I/O, starts no threads and reads no clock: events are arguments, and
-//! effects are results. A caller executes the effects. The same code therefore runs in a daemon and
-//! in a simulation.
+//! The crate performs no I/O, starts no threads, reads no clock and uses no random numbers: events
+//! are arguments, and effects are results. A caller executes the effects. The same code therefore
+//! runs in a daemon and in the simulator (`tests/simulator`).
+//!
+//! # Members
+//! [`Member`] is the state machine of a process: registration, heartbeats, deadline, observation of
+//! the shard's record and takeover. It contains the coordinator of the shard while this member has
+//! that role. The order of calls is:
+//!
+//! 1. [`Member::new`] at the start of the daemon. Then [`Member::set_limit`] for each owner with a
+//!    limit, and [`MemberShares::count`] for each sandbox that exists.
+//! 2. [`Member::handle`] with [`Event::Timer`] at once, and when the time of [`Member::wake_at`]
+//!    has come. Call `wake_at` again after each event.
+//! 3. [`Member::handle`] with each message and each answer. Read the clock (`CLOCK_BOOTTIME`) after
+//!    the event was received, never before.
+//! 4. Execute the effects in their order. [`Effect::Send`] to the own id is an event of this
+//!    member. A write that is requested again has the same [`WriteId`] and must be sent with the
+//!    same bytes, so that the record shows whose write it contains.
+//! 5. After [`Effect::Registered`], call [`reconcile`] for all sandboxes of the host, unless the
+//!    daemon has done so in this epoch. Accept requests afterwards, until [`Effect::EpochEnded`].
+//! 6. [`Member::authority`] before each claim, resume of a stored sandbox and restore.
+//! 7. [`Member::change_row`] after each create, pause, resume, move and kill.
+//!    [`Member::set_status`] when the state of the host changes.
+//! 8. Creates: [`Member::place`] on the coordinator, [`Member::accept_placement`] and
+//!    [`MemberShares::admit`] on the selected host, then [`Member::end_placement`] on the
+//!    coordinator. Without a coordinator, [`MemberShares::admit`] on the own host only.
+//!
+//! # Heads
+//! The head of a stored sandbox is a record with its owner. Each operation on it is a state machine
+//! of its own, and the caller executes at most one per sandbox at a time, until it is finished:
+//!
+//! - [`Resume`]: start the restore and the claim at the same time. Give the guest its identity only
+//!   for [`ResumeEffect::AssignIdentity`].
+//! - [`Publish`]: upload the snapshot, write the head, then retract the former root.
+//! - [`HeadUpdate`]: kill, confirmation of a kill, adoption after a return. Journal a kill first.
+//!
+//! Killed heads are removed only if [`may_purge`] permits it. If the home of a killed head is live,
+//! request it to remove its copy and to execute [`Purpose::Confirm`].
+//!
+//! # Times
+//! [`Timing`] explains why no verdict is possible while an acknowledged heartbeat is valid.
 
 mod coordinator;
 mod directory;

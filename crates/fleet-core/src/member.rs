@@ -44,8 +44,8 @@ pub struct MemberConfig {
 struct Observed {
     record: ShardRecord,
     version: Version,
-    /// Time of the first read that returned this version.
-    since: Millis,
+    /// Time of the read.
+    read_at: Millis,
 }
 
 /// State machine of a member, which may also be the coordinator of its shard.
@@ -56,6 +56,9 @@ pub struct Member {
     /// Latest epoch of this member that has ended.
     ended: Option<Epoch>,
     observed: Option<Observed>,
+    /// Newest version of the record, from a read or an acknowledgement, and the time of its first
+    /// receipt.
+    newest: Option<(Version, Millis)>,
     /// Time at which a read was started. `None` while no read is in progress.
     reading: Option<Millis>,
     next_read: Millis,
@@ -85,6 +88,7 @@ impl Member {
             epoch: None,
             ended: None,
             observed: None,
+            newest: None,
             reading: None,
             next_read: now,
             next_heartbeat: now,
@@ -165,6 +169,14 @@ impl Member {
             .map(|coordinator| &coordinator.directory)
     }
 
+    /// Returns whether this member is the coordinator and has the rows of all live members. Until
+    /// then, a sandbox that the directory does not contain may exist.
+    #[must_use]
+    pub fn is_directory_complete(&self) -> bool {
+        let coordinator = self.coordinator.as_ref();
+        coordinator.is_some_and(|coordinator| coordinator.is_directory_complete())
+    }
+
     /// Returns the shares of this member.
     pub fn shares(&mut self) -> &mut MemberShares {
         &mut self.shares
@@ -189,6 +201,7 @@ impl Member {
     /// Accepts records that are older than those read before, after an operator has restored them.
     pub fn accept_restore(&mut self) {
         self.observed = None;
+        self.newest = None;
     }
 
     /// Returns the time at which [`Event::Timer`] must be reported.
@@ -361,7 +374,7 @@ impl Member {
     fn read_needed_at(&self) -> Millis {
         match &self.observed {
             None => Millis(0),
-            Some(_) => self.acknowledged.plus(self.config.timing.unacknowledged),
+            Some(_) => self.acknowledged.plus(self.config.timing.observe),
         }
     }
 

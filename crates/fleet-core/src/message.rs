@@ -1,7 +1,7 @@
 //! Messages between members.
 
 use crate::directory::{MAX_ROWS_PER_MESSAGE, RowMessage, RowRequest};
-use crate::ids::{Epoch, FleetId, Instance, Term};
+use crate::ids::{Epoch, FleetId, Instance, Term, Version};
 use crate::record::{Capacity, MAX_ADDRESS_BYTES};
 use jiffy_scheduler::Resources;
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,8 @@ pub const MAX_MESSAGE_BYTES: usize = 2 << 20;
 pub const MAX_SHARES_PER_MESSAGE: usize = 4_000;
 /// Maximum number of templates in a heartbeat.
 pub const MAX_TEMPLATES: usize = 4_000;
+/// Maximum length of the version of a record.
+const MAX_VERSION_BYTES: usize = 128;
 /// Maximum length of a software version and of an owner's id.
 const MAX_NAME_BYTES: usize = 63;
 
@@ -181,6 +183,8 @@ pub struct Acknowledgement {
     pub recalls: Vec<Recall>,
     /// Rows that the coordinator needs next.
     pub rows: RowRequest,
+    /// Version of the shard's record after the last replace of the coordinator.
+    pub record: Version,
 }
 
 /// Rejection of a registration or heartbeat.
@@ -325,7 +329,8 @@ impl Body {
                     && heartbeat.shares.iter().all(|share| is_owner(&share.owner))
             }
             Self::Acknowledged(acknowledgement) => {
-                acknowledgement.grants.len() <= MAX_SHARES_PER_MESSAGE
+                acknowledgement.record.0.len() <= MAX_VERSION_BYTES
+                    && acknowledgement.grants.len() <= MAX_SHARES_PER_MESSAGE
                     && acknowledgement.recalls.len() <= MAX_SHARES_PER_MESSAGE
                     && acknowledgement
                         .grants

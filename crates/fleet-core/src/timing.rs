@@ -20,8 +20,10 @@ pub struct Timing {
     pub silence: u64,
     /// Time after a takeover during which no verdict is made.
     pub grace: u64,
-    /// Time without acknowledgement after which a member observes the record of its shard. Also
-    /// the time without a heartbeat after which a member counts towards mass silence.
+    /// Time without acknowledgement after which a member observes the record of its shard.
+    pub observe: u64,
+    /// Minimum time without acknowledgement before a takeover. Also the time without a heartbeat
+    /// after which a member counts towards mass silence.
     pub unacknowledged: u64,
     /// Interval at which the record is read then.
     pub poll: u64,
@@ -34,7 +36,8 @@ pub struct Timing {
     pub unreported_shares: Option<u64>,
     /// Time without use after which a member returns a part of its share.
     pub unused_share: u64,
-    /// Minimum time for which a killed head is retained.
+    /// Minimum time for which a killed head is retained. It must exceed the delay of a late write:
+    /// the creation of a head that arrives after the removal would succeed.
     pub killed: u64,
 }
 
@@ -48,6 +51,7 @@ impl Timing {
         acknowledge: 9_000,
         silence: 12_000,
         grace: 12_000,
+        observe: 3_000,
         unacknowledged: 6_000,
         poll: 2_000,
         unchanged: 12_000,

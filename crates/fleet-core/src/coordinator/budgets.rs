@@ -111,7 +111,8 @@ impl Budgets {
         if self.restarted.remove(&member) {
             let reported: BTreeSet<_> = reports.iter().map(|report| &report.owner).collect();
             for (owner, budget) in &mut self.owners {
-                if !reported.contains(owner) {
+                // The member may not have received a grant since its registration yet.
+                if !reported.contains(owner) && !budget.grants.contains_key(&member) {
                     budget.shares.remove(member.budget());
                 }
             }

@@ -7,7 +7,10 @@ use crate::ids::{Epoch, MemberId, Millis};
 use crate::message::{
     Acknowledgement, Body, Heartbeat, Message, Registration, Rejection, RejectionReason,
 };
-use crate::record::{MAX_MEMBERS, MemberRow, MemberState};
+use crate::record::{MAX_MEMBERS, MAX_SHARD_BYTES, MemberRow, MemberState};
+
+/// Maximum size of all rows. The rest of the record needs less than 64 KiB.
+const MAX_ROWS_BYTES: usize = MAX_SHARD_BYTES - (64 << 10);
 
 /// Error of an operator's command on a member.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -99,6 +102,10 @@ impl Coordinator {
         };
         let epoch = match row.state {
             MemberState::Left => return Err(RejectionReason::Left),
+            // A late request of a process that was restarted since.
+            MemberState::Dead if row.instance.is_restart_of(&registration.instance) => {
+                return Err(RejectionReason::Superseded);
+            }
             MemberState::Dead => Epoch(row.epoch.0 + 1),
             MemberState::Up | MemberState::Draining => {
                 let former = row.instance;
@@ -136,13 +143,15 @@ impl Coordinator {
 
     /// Adds a row to the draft, unless the record becomes too large.
     fn insert(&mut self, row: MemberRow) -> Result<(), RejectionReason> {
-        let id = row.id;
-        let mut draft = self.draft.clone();
-        draft.insert(row);
-        if draft.encode().is_err() {
+        let (id, bytes) = (row.id, row.encoded_bytes());
+        let others = self.row_bytes.iter().filter(|&(&other, _)| other != id);
+        let total = others.fold(bytes, |sum, (_, bytes)| sum + bytes);
+        if total > MAX_ROWS_BYTES {
             return Err(RejectionReason::Full);
         }
-        self.draft = draft;
+        self.row_bytes.insert(id, bytes);
+        self.draft.insert(row);
+        self.next_renew = self.soon();
         let list = list_number(self.committed.term, 0);
         self.peers.entry(id).or_insert_with(|| Peer {
             heard: None,
@@ -233,6 +242,7 @@ impl Coordinator {
                 grants,
                 recalls,
                 rows,
+                record: self.version.clone(),
             });
             effects.push(self.message(row, body));
         }
@@ -318,6 +328,7 @@ impl Coordinator {
             && Some(row.epoch) == epoch
         {
             row.state = MemberState::Dead;
+            self.next_renew = self.soon();
         }
     }
 

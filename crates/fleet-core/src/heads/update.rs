@@ -18,8 +18,6 @@ pub enum Purpose {
         /// Member that has files of the sandbox and cannot be reached. The kill is then recorded
         /// also if the sandbox was never stored.
         home: Option<MemberId>,
-        /// Wall clock, in milliseconds since 1970.
-        at_ms: u64,
     },
     /// Confirm that this member has removed the files of a killed sandbox.
     Confirm(MemberId),
@@ -74,6 +72,8 @@ pub struct HeadUpdate {
     purpose: Purpose,
     writer: Writer,
     read_at: Option<Millis>,
+    /// Wall clock at the last event.
+    wall_ms: u64,
 }
 
 impl HeadUpdate {
@@ -85,6 +85,7 @@ impl HeadUpdate {
             purpose,
             writer: Writer::default(),
             read_at: None,
+            wall_ms: 0,
         };
         (update, UpdateEffect::ReadHead)
     }
@@ -95,8 +96,16 @@ impl HeadUpdate {
         self.writer.wake_at().or(self.read_at)
     }
 
-    /// Processes an event and appends the effects.
-    pub fn handle(&mut self, now: Millis, event: UpdateEvent, effects: &mut Vec<UpdateEffect>) {
+    /// Processes an event and appends the effects. `wall_ms` is the wall clock in milliseconds
+    /// since 1970.
+    pub fn handle(
+        &mut self,
+        now: Millis,
+        wall_ms: u64,
+        event: UpdateEvent,
+        effects: &mut Vec<UpdateEffect>,
+    ) {
+        self.wall_ms = wall_ms;
         match event {
             UpdateEvent::HeadRead(ReadOutcome::Found(head, version)) => {
                 self.change(Some((*head, version)), effects);
@@ -133,12 +142,10 @@ impl HeadUpdate {
             Some((head, version)) => (self.successor(&head).ok_or(head), Some(version)),
             None => match self.purpose {
                 Purpose::Kill {
-                    home: Some(home),
-                    at_ms,
-                    ..
+                    home: Some(home), ..
                 } => {
                     let killed = HeadState::Killed(KilledAt {
-                        at_ms,
+                        at_ms: self.wall_ms,
                         home: Some(home),
                     });
                     (Ok(Head::new(self.id, killed, None, None)), None)
@@ -169,7 +176,8 @@ impl HeadUpdate {
             {
                 None
             }
-            (Purpose::Kill { by, home, at_ms }, HeadState::Paused | HeadState::Running(_)) => {
+            (Purpose::Kill { by, home }, HeadState::Paused | HeadState::Running(_)) => {
+                let at_ms = self.wall_ms;
                 let origin = head.origin.filter(|&origin| origin != by);
                 let home = home.or(origin);
                 head.successor(by, HeadState::Killed(KilledAt { at_ms, home }))

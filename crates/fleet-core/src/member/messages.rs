@@ -21,9 +21,9 @@ impl Member {
         }
         if self.term().is_none_or(|term| message.term > term) {
             // A term is only believed if the record contains it.
-            self.acknowledged = self.acknowledged.min(Millis(
-                now.0.saturating_sub(self.config.timing.unacknowledged),
-            ));
+            self.acknowledged = self
+                .acknowledged
+                .min(Millis(now.0.saturating_sub(self.config.timing.observe)));
         }
         match &message.body {
             Body::Register(_) | Body::Heartbeat(_) | Body::Leave | Body::Rows(_) => {
@@ -151,6 +151,7 @@ impl Member {
         let deadline = sent_at.plus(self.config.timing.deadline);
         self.deadline = self.deadline.max(Some(deadline));
         self.acknowledged = now;
+        self.newest_version(now, &acknowledgement.record);
         for grant in &acknowledgement.grants {
             self.shares.apply(now, grant);
         }

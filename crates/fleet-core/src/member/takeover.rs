@@ -62,7 +62,7 @@ impl Member {
             let known = (observed.record.term, observed.record.seq);
             if (record.term, record.seq) < known {
                 // A read that started earlier may return an older record.
-                if started > observed.since {
+                if started > observed.read_at {
                     effects.push(Effect::Regressed {
                         term: record.term,
                         seq: record.seq,
@@ -70,9 +70,14 @@ impl Member {
                 }
                 return;
             }
-            if observed.version == version {
-                return;
-            }
+        }
+        self.newest_version(now, &version);
+        if self
+            .observed
+            .as_ref()
+            .is_some_and(|observed| observed.version == version)
+        {
+            return;
         }
         let is_new_term = self.term() != Some(record.term);
         let row = record.row(self.config.id);
@@ -82,13 +87,27 @@ impl Member {
         self.observed = Some(Observed {
             record,
             version,
-            since: now,
+            read_at: now,
         });
         if is_ended {
             self.end_epoch(effects);
         }
         if is_new_term {
             self.next_heartbeat = now;
+        }
+    }
+
+    /// Records that the record has this version.
+    ///
+    /// The replace that wrote the version was sent before its first receipt here. A takeover may
+    /// therefore count from this receipt, and not only from a read.
+    pub(super) fn newest_version(&mut self, now: Millis, version: &Version) {
+        if self
+            .newest
+            .as_ref()
+            .is_none_or(|(newest, _)| newest != version)
+        {
+            self.newest = Some((version.clone(), now));
         }
     }
 
@@ -112,16 +131,25 @@ impl Member {
         let Some(observed) = &self.observed else {
             return;
         };
-        if self.coordinator.is_some()
-            || self.takeover.is_some()
-            || now.since(self.acknowledged) < timing.unacknowledged
-        {
+        if self.coordinator.is_some() || self.takeover.is_some() {
             return;
         }
+        // A newer version was acknowledged, but has not been read yet.
+        let newest = self
+            .newest
+            .as_ref()
+            .filter(|(version, _)| *version == observed.version);
+        let Some(&(_, since)) = newest else {
+            return;
+        };
         let Some(rank) = rank(&observed.record, self.config.id) else {
             return;
         };
-        if now.since(observed.since) < timing.unchanged + rank * timing.rank {
+        let due = since
+            .plus(timing.unchanged + rank * timing.rank)
+            .max(self.acknowledged.plus(timing.unacknowledged));
+        if now < due {
+            self.next_read = self.next_read.min(due);
             return;
         }
         let mut record = observed.record.clone();

@@ -136,6 +136,13 @@ pub struct MemberRow {
     pub unknown: UnknownFields,
 }
 
+impl MemberRow {
+    /// Returns the size of the row in an encoded record, with a separator.
+    pub(crate) fn encoded_bytes(&self) -> usize {
+        serde_json::to_vec(self).map_or(MAX_SHARD_BYTES, |bytes| bytes.len() + 1)
+    }
+}
+
 /// Record `fleet/shards/<n>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardRecord {

@@ -67,7 +67,10 @@ impl World {
         let shard = self.store.shard();
         let mut sum = 0;
         for entry in &mut self.hosts {
-            if shard.row(entry.id).is_none_or(|row| !row.state.is_live()) {
+            let row = shard.row(entry.id).filter(|row| row.state.is_live());
+            let epoch = entry.member.as_ref().and_then(|member| member.epoch());
+            // Shares of an epoch that has ended are not counted.
+            if row.is_none_or(|row| epoch.is_some_and(|epoch| epoch != row.epoch)) {
                 continue;
             }
             let running = entry

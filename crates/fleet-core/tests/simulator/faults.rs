@@ -39,7 +39,7 @@ impl World {
             }
             4 | 5 => {
                 self.lose_power(host);
-                let delay = self.between(2_000, 80_000);
+                let delay = self.between(2_000, 130_000);
                 self.after(delay, Action::Start { host });
             }
             6 => self.outages[host] = end,
@@ -73,7 +73,7 @@ impl World {
             }
             12 => {
                 // Isolated for longer than a killed head is retained.
-                let end = self.now + self.between(40_000, 90_000);
+                let end = self.now + self.between(90_000, 150_000);
                 for other in 0..self.hosts.len() {
                     self.cut(host, other, end);
                     self.cut(other, host, end);

@@ -10,7 +10,7 @@ use jiffy_fleet_core::record::ShardRecord;
 use jiffy_fleet_core::{
     Acknowledgement, Admission, Body, Effect, Epoch, Event, HostStatus, Instance, Member,
     MemberConfig, MemberId, Message, Millis, Owner, RejectionReason, RowRequest, SandboxId,
-    ShardId,
+    ShardId, Version,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -392,6 +392,7 @@ impl World {
                 grants: Vec::new(),
                 recalls: Vec::new(),
                 rows: RowRequest::Changes { from: u64::MAX },
+                record: Version(Box::default()),
             });
         }
     }

@@ -42,10 +42,10 @@ impl Mutation {
         Self::PurgeBeforeReturn,
     ];
 
-    /// Returns the times of the members. Killed heads are retained for 20 s instead of 24 h.
+    /// Returns the times of the members. Killed heads are retained for 90 s instead of 24 h.
     pub fn timing(self) -> Timing {
         let mut timing = Timing {
-            killed: 20_000,
+            killed: 90_000,
             unused_share: 20_000,
             ..Timing::PRODUCTION
         };

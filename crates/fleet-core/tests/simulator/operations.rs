@@ -361,7 +361,7 @@ impl World {
         let entry = &mut self.hosts[host];
         let now = entry.clock(self.now);
         if let Some(Operation::Update { machine, .. }) = entry.operations.get_mut(&id) {
-            machine.handle(now, event, &mut effects);
+            machine.handle(now, self.now, event, &mut effects);
         }
         for effect in effects {
             self.trace(host, &(id, &effect));

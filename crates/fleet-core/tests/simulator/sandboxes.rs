@@ -315,8 +315,7 @@ impl World {
             held.local = Local::Killing;
             self.hold(host, id, held);
         }
-        let at_ms = self.now;
         let by = self.hosts[host].id;
-        self.update(host, id, Purpose::Kill { by, home, at_ms });
+        self.update(host, id, Purpose::Kill { by, home });
     }
 }

@@ -1,0 +1,334 @@
+//! Members and coordinators without faults of the network: times of the protocol, and rejections.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::match_bool,
+    reason = "a panic is a failed test"
+)]
+
+#[path = "support/fleet.rs"]
+mod fleet;
+#[path = "support/samples.rs"]
+mod samples;
+
+use fleet::Fleet;
+use jiffy_fleet_core::record::MemberState;
+use jiffy_fleet_core::{
+    Body, Effect, Epoch, Event, MAX_MESSAGE_BYTES, Member, MemberId, MembershipError, Message,
+    MessageError, Millis, Owner, RejectionReason, Term,
+};
+
+const H1: MemberId = MemberId(1);
+const H2: MemberId = MemberId(2);
+const H3: MemberId = MemberId(3);
+
+#[test]
+fn authority_ends_10_s_after_the_last_acknowledged_heartbeat() {
+    let mut fleet = Fleet::new(3);
+    fleet.has_store = false;
+    let ended = fleet.wait(20_000, |fleet| fleet.authority(H2).is_none());
+    // The coordinator acknowledges for 9 s after its last replace.
+    assert!((14_000..=19_100).contains(&ended), "{ended}");
+    fleet.advance(300_000);
+    // Without the store nothing is decided, and everything continues afterwards.
+    let is_rejection = |effect: &Effect| *effect == Effect::Rejected(RejectionReason::NoAuthority);
+    assert!(
+        fleet
+            .reported
+            .iter()
+            .all(|(_, _, effect)| is_rejection(effect))
+    );
+    fleet.has_store = true;
+    let returned = fleet.wait(5_000, |fleet| fleet.authority(H2).is_some());
+    println!("authority ended after {ended} ms, returned after {returned} ms");
+    assert_eq!(fleet.record.term, Term(2));
+}
+
+#[test]
+fn a_silent_member_is_dead_within_15_s_and_returns_with_a_new_epoch() {
+    let mut fleet = Fleet::new(3);
+    let lost = if fleet.coordinator() == H2 { H3 } else { H2 };
+    fleet.silent.insert(lost);
+    let dead = fleet.wait(15_000, |fleet| fleet.state(lost).0 == MemberState::Dead);
+    assert!(dead >= 10_000, "{dead}");
+    assert!(fleet.authority(lost).is_none());
+    let verdict = Effect::Verdict(Owner {
+        member: lost,
+        epoch: Epoch(1),
+    });
+    assert!(
+        fleet
+            .reported
+            .iter()
+            .any(|(_, _, effect)| *effect == verdict)
+    );
+    fleet.silent.remove(&lost);
+    let returned = fleet.wait(15_000, |fleet| fleet.authority(lost).is_some());
+    println!("verdict after {dead} ms, return after {returned} ms");
+    assert_eq!(fleet.state(lost), (MemberState::Up, 2));
+}
+
+#[test]
+fn a_lost_coordinator_is_replaced_within_20_s_and_dead_within_30_s() {
+    for offset in (0..3_000).step_by(300) {
+        let mut fleet = Fleet::new(3);
+        fleet.advance(offset);
+        let lost = fleet.coordinator();
+        let term = fleet.record.term;
+        fleet.silent.insert(lost);
+        let takeover = fleet.wait(20_000, |fleet| fleet.record.term > term);
+        let dead = takeover + fleet.wait(20_000, |fleet| fleet.state(lost).0 == MemberState::Dead);
+        println!("offset {offset}: takeover after {takeover} ms, verdict after {dead} ms");
+        assert!(
+            takeover >= 12_000 - 3_000 && dead <= 30_000,
+            "{takeover} {dead}"
+        );
+        // The former coordinator returns as a member.
+        fleet.silent.remove(&lost);
+        fleet.wait(20_000, |fleet| fleet.authority(lost).is_some());
+        assert!(!fleet.members[&lost].is_coordinator());
+    }
+}
+
+#[test]
+fn mass_silence_permits_no_verdict_until_an_operator_confirms_it() {
+    let mut fleet = Fleet::new(5);
+    let coordinator = fleet.coordinator();
+    let others: Vec<_> = fleet
+        .members
+        .keys()
+        .copied()
+        .filter(|id| *id != coordinator)
+        .collect();
+    let (present, lost) = (others[0], &others[1..]);
+    fleet.advance(20_000);
+    fleet.silent.extend(&others);
+    fleet.advance(120_000);
+    assert!(
+        others
+            .iter()
+            .all(|&id| fleet.state(id).0 == MemberState::Up)
+    );
+    let silence = fleet
+        .reported
+        .iter()
+        .find_map(|(_, _, effect)| match effect {
+            Effect::MassSilence { silent, members } => Some((*silent, *members)),
+            _ => None,
+        });
+    assert_eq!(silence, Some((4, 5)));
+    fleet.silent.remove(&present);
+    fleet.advance(5_000);
+    let now = Millis(fleet.now);
+    let error = fleet.member(coordinator).confirm_dead(now, present);
+    assert!(
+        matches!(error, Err(MembershipError::Active { .. })),
+        "{error:?}"
+    );
+    fleet
+        .member(coordinator)
+        .confirm_dead(now, lost[0])
+        .unwrap();
+    fleet.advance(5_000);
+    assert_eq!(fleet.state(lost[0]).0, MemberState::Dead);
+    let error = fleet.member(present).confirm_dead(now, lost[1]);
+    assert!(matches!(
+        error,
+        Err(MembershipError::NotCoordinator(Some(_)))
+    ));
+}
+
+#[test]
+fn members_that_fall_silent_together_are_not_condemned_one_by_one() {
+    let mut fleet = Fleet::new(5);
+    let coordinator = fleet.coordinator();
+    let others: Vec<_> = fleet
+        .members
+        .keys()
+        .copied()
+        .filter(|id| *id != coordinator)
+        .collect();
+    // Their heartbeats end at different times within 2 s.
+    for &id in &others[..3] {
+        fleet.silent.insert(id);
+        fleet.advance(600);
+    }
+    fleet.advance(60_000);
+    assert!(
+        others
+            .iter()
+            .all(|&id| fleet.state(id).0 == MemberState::Up)
+    );
+}
+
+#[test]
+fn a_restarted_daemon_keeps_its_epoch_and_a_rebooted_host_receives_a_new_one() {
+    let mut fleet = Fleet::new(3);
+    let id = if fleet.coordinator() == H2 { H3 } else { H2 };
+    fleet.start(id, id.0 as u8);
+    let restarted = fleet.wait(10_000, |fleet| fleet.authority(id).is_some());
+    assert_eq!(fleet.state(id), (MemberState::Up, 1));
+    fleet.start(id, 99);
+    let rebooted = fleet.wait(30_000, |fleet| fleet.authority(id).is_some());
+    assert_eq!(fleet.state(id), (MemberState::Up, 2));
+    println!("restart: {restarted} ms, reboot: {rebooted} ms");
+}
+
+#[test]
+fn a_copied_data_directory_is_rejected_while_the_first_host_is_active() {
+    let mut fleet = Fleet::new(3);
+    let coordinator = fleet.coordinator();
+    let id = if coordinator == H2 { H3 } else { H2 };
+    let first = fleet.members.remove(&id).unwrap();
+    // Both send for a while: the copy is rejected.
+    fleet.start(id, 99);
+    let copy = fleet.members.remove(&id).unwrap();
+    let mut hosts = [first, copy];
+    for _ in 0..300 {
+        for index in [0, 1] {
+            let host = std::mem::replace(&mut hosts[index], idle_member());
+            fleet.members.insert(id, host);
+            fleet.advance(100);
+            hosts[index] = fleet.members.remove(&id).unwrap();
+        }
+    }
+    assert!(fleet.rejections(id).contains(&RejectionReason::Duplicate));
+    assert!(hosts[1].epoch().is_none());
+    // After the end of the first host, the copy is registered in a new epoch.
+    let [_, copy] = hosts;
+    fleet.members.insert(id, copy);
+    fleet.wait(40_000, |fleet| fleet.authority(id).is_some());
+    assert_eq!(fleet.state(id).1, 2);
+}
+
+/// Returns a member that takes the place of another one.
+fn idle_member() -> Member {
+    let mut fleet = Fleet::empty(1);
+    fleet.start(H1, 1);
+    fleet.members.remove(&H1).unwrap()
+}
+
+#[test]
+fn drain_leave_and_remove_require_the_right_state() {
+    let mut fleet = Fleet::new(2);
+    let coordinator = fleet.coordinator();
+    let other = if coordinator == H1 { H2 } else { H1 };
+    let now = Millis(fleet.now);
+    let member = fleet.member(coordinator);
+    member.set_draining(other, true).unwrap();
+    let error = member.set_draining(coordinator, true).unwrap_err();
+    assert_eq!(error, MembershipError::LastHost(coordinator));
+    let error = member.set_draining(other, true).unwrap_err();
+    assert!(matches!(error, MembershipError::State { .. }), "{error}");
+    let error = member.remove(now, other).unwrap_err();
+    assert!(matches!(error, MembershipError::Active { .. }), "{error}");
+    let error = member.set_draining(MemberId(9), true).unwrap_err();
+    assert_eq!(error, MembershipError::Unknown(MemberId(9)));
+    fleet.advance(4_000);
+    assert_eq!(fleet.state(other).0, MemberState::Draining);
+    let mut effects = Vec::new();
+    fleet.member(other).leave(&mut effects);
+    for effect in effects {
+        if let Effect::Send { to, message, .. } = effect {
+            fleet.event(
+                to,
+                Event::Message {
+                    from: other,
+                    message,
+                },
+            );
+        }
+    }
+    fleet.advance(4_000);
+    assert_eq!(fleet.state(other).0, MemberState::Left);
+    fleet.advance(20_000);
+    assert!(fleet.authority(other).is_none());
+    assert!(fleet.rejections(other).contains(&RejectionReason::Left));
+}
+
+#[test]
+fn messages_with_unknown_values_are_rejected_with_the_reason() {
+    let mut fleet = Fleet::new(3);
+    let coordinator = fleet.coordinator();
+    let other = if coordinator == H2 { H3 } else { H2 };
+    let heartbeat = heartbeat_of(&mut fleet, other);
+    let answer = |fleet: &mut Fleet, from: MemberId, message: Message| {
+        let now = Millis(fleet.now);
+        let mut effects = Vec::new();
+        let event = Event::Message {
+            from,
+            message: Box::new(message),
+        };
+        fleet.member(coordinator).handle(now, event, &mut effects);
+        effects.into_iter().find_map(|effect| match effect {
+            Effect::Send { message, .. } => match message.body {
+                Body::Rejected(rejection) => Some(rejection.reason),
+                _ => None,
+            },
+            _ => None,
+        })
+    };
+    let mut foreign = heartbeat.clone();
+    foreign.fleet = "zzzz".to_owned().try_into().unwrap();
+    assert_eq!(
+        answer(&mut fleet, other, foreign),
+        Some(RejectionReason::ForeignFleet)
+    );
+    let mut newer = heartbeat.clone();
+    newer.format = 2;
+    assert_eq!(
+        answer(&mut fleet, other, newer),
+        Some(RejectionReason::Format)
+    );
+    let mut former = heartbeat.clone();
+    former.term = Term(1);
+    assert_eq!(
+        answer(&mut fleet, other, former),
+        Some(RejectionReason::Term)
+    );
+    let mut ended = heartbeat.clone();
+    ended.epoch = Some(Epoch(7));
+    assert_eq!(
+        answer(&mut fleet, other, ended),
+        Some(RejectionReason::EpochEnded)
+    );
+    let mut large = heartbeat.clone();
+    if let Body::Heartbeat(heartbeat) = &mut large.body {
+        heartbeat.status.templates = vec![1; 5_000];
+    }
+    assert_eq!(
+        answer(&mut fleet, other, large),
+        Some(RejectionReason::Invalid)
+    );
+    // A heartbeat in the name of another member is of another process.
+    assert_eq!(
+        answer(&mut fleet, coordinator, heartbeat),
+        Some(RejectionReason::Unregistered)
+    );
+    assert!(matches!(
+        Message::decode(&vec![b'a'; MAX_MESSAGE_BYTES + 1]),
+        Err(MessageError::TooLarge(_))
+    ));
+    assert!(matches!(
+        Message::decode(b"{}"),
+        Err(MessageError::Malformed(_))
+    ));
+}
+
+/// Returns the next heartbeat of a member.
+fn heartbeat_of(fleet: &mut Fleet, id: MemberId) -> Message {
+    for _ in 0..100 {
+        fleet.now += 100;
+        let now = Millis(fleet.now);
+        let mut effects = Vec::new();
+        fleet.member(id).handle(now, Event::Timer, &mut effects);
+        for effect in effects {
+            if let Effect::Send { message, .. } = effect
+                && matches!(message.body, Body::Heartbeat(_))
+            {
+                return *message;
+            }
+        }
+    }
+    panic!("no heartbeat");
+}
