@@ -191,6 +191,12 @@ impl From<OperationError> for ApiError {
                 let message = format!("sandbox `{id}` does not exist: {message}");
                 Self::not_found("sandbox_not_found", message)
             }
+            (O::Head(_), ErrorKind::Unknown) => Self::not_found("sandbox_not_found", message),
+            (O::Head(_), ErrorKind::Busy) => {
+                let wait = error.retry_after().unwrap_or_default();
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                Self::new(status, STORE_UNAVAILABLE, message).after(wait.as_secs().max(1))
+            }
             (O::NameTaken { .. }, _) => Self::conflict("name_taken", message),
             (O::NoEngine { .. }, _) => {
                 let status = StatusCode::BAD_REQUEST;

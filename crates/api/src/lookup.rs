@@ -32,6 +32,24 @@ pub(crate) enum Liveness {
     IncludingBroken,
 }
 
+/// Sandbox that can be resumed.
+#[derive(Debug)]
+pub(crate) enum Resumable {
+    /// This host has the sandbox.
+    Here(Sandbox),
+    /// Another host stored the sandbox.
+    Stored(Sandbox),
+}
+
+impl Resumable {
+    /// Returns the sandbox.
+    pub(crate) fn record(&self) -> &Sandbox {
+        match self {
+            Self::Here(record) | Self::Stored(record) => record,
+        }
+    }
+}
+
 /// Template or snapshot from which a sandbox is created.
 #[derive(Debug)]
 pub(crate) enum Origin {
@@ -77,6 +95,17 @@ impl App {
             return Err(unknown());
         }
         if_visible(record, caller, required).ok_or_else(unknown)?
+    }
+
+    /// Finds a sandbox that the caller may resume: on this host, or in the store.
+    pub(crate) async fn resumable(&self, caller: &Caller, id: &str) -> Result<Resumable, ApiError> {
+        let missing = match self.sandbox(caller, id, Liveness::Resumable) {
+            Ok(record) => return Ok(Resumable::Here(record)),
+            Err(e) if e.error_code == "sandbox_not_found" && !caller.is_read_only() => e,
+            Err(e) => return Err(e),
+        };
+        let stored = self.sandboxes.stored_sandbox(caller.owner_scope(), id);
+        stored.await?.map(Resumable::Stored).ok_or(missing)
     }
 
     /// Finds a sandbox by name: the caller's own, or the only visible sandbox of other owners.

@@ -116,6 +116,8 @@ pub struct StoreOptions {
     pub timeout: Duration,
     /// Interval between garbage collections of the store. `None` disables them on this host.
     pub gc_interval: Option<Duration>,
+    /// True if other hosts of the store may resume paused sandboxes of this host.
+    pub share_sandboxes: bool,
 }
 
 /// Share of the file system of the data directory.

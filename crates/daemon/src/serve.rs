@@ -84,7 +84,12 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let lazy = lazy
         .map(|(shared, remote)| store::lazy(shared, remote, &home))
         .transpose()?;
+    let heads = match (&options.store, &remote) {
+        (Some(shared), Some(remote)) => store::heads(shared, remote, &home)?,
+        _ => None,
+    };
     let host_options = HostOptions {
+        heads,
         warm: options.warm_pool,
         limits: options.limits,
         site: options.site.clone(),

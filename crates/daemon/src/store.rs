@@ -3,10 +3,12 @@
 use crate::{DiskShare, StoreOptions};
 use anyhow::Context;
 use jiffy_engines::LazyStore;
+use jiffy_fleet::Heads;
+use jiffy_fleet_core::{Epoch, MemberId, Owner};
 use jiffy_image::Home;
 use jiffy_store::host::{FetcherProcess, LastStore, RemoteSettings, RemoteStore};
 use jiffy_store::{GcOptions, StoreError};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,6 +77,58 @@ pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteSto
         tokio::spawn(collect_periodically(remote.clone(), interval));
     }
     Ok(remote)
+}
+
+/// Returns the records by which hosts decide who runs a stored sandbox. `None` if this host does
+/// not share its sandboxes.
+pub fn heads(
+    options: &StoreOptions,
+    remote: &Arc<RemoteStore>,
+    home: &Home,
+) -> anyhow::Result<Option<Heads>> {
+    if !options.share_sandboxes {
+        return Ok(None);
+    }
+    let member = host_number(&home.path().join("store/host-number"))?;
+    tracing::info!(host = %member, "sharing stored sandboxes with the other hosts of the store");
+    let owner = Owner {
+        member,
+        epoch: Epoch(1),
+    };
+    Ok(Some(Heads::new(remote.clone(), owner)))
+}
+
+/// Returns the number of this host, which is random and permanent.
+fn host_number(path: &Path) -> anyhow::Result<MemberId> {
+    let read = || std::fs::read_to_string(path);
+    let text = match read() {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let number = u32::from_le_bytes(random()?).max(1);
+            // Written completely or not at all: another number would make this host a stranger to
+            // the sandboxes that it runs.
+            let temporary = path.with_extension("new");
+            std::fs::write(&temporary, format!("{number}\n"))
+                .and_then(|()| std::fs::File::open(&temporary)?.sync_all())
+                .and_then(|()| std::fs::rename(&temporary, path))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            format!("{number}")
+        }
+        read => read.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    let number = text.trim().parse().ok().filter(|number| *number > 0);
+    let number = number.with_context(|| {
+        format!(
+            "{} does not contain the number of this host",
+            path.display()
+        )
+    })?;
+    Ok(MemberId(number))
+}
+
+fn random() -> anyhow::Result<[u8; 4]> {
+    let mut bytes = [0; 4];
+    getrandom::fill(&mut bytes).context("no random bytes")?;
+    Ok(bytes)
 }
 
 /// Collects garbage in the store whenever no host has done so for `interval`.

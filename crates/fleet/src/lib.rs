@@ -4,10 +4,14 @@
 //! so that exactly one of several concurrent writers succeeds. The records are in the object store
 //! of the snapshots ([`StoreRecords`]) or in etcd (`EtcdRecords`). [`SealedRecords`] encrypts them,
 //! and detects a store that returned to an older state.
+//!
+//! [`Heads`] decides which host may run a sandbox that is stored.
 
 pub mod check;
+mod heads;
 pub mod records;
 
+pub use heads::{Claim, HeadError, Heads, Publication, StoredSandbox};
 #[cfg(feature = "client")]
 pub use records::{EtcdRecords, EtcdSettings, EtcdUrl};
 pub use records::{

@@ -311,3 +311,57 @@ fn a_fetch_that_is_killed_or_has_no_room_leaves_nothing_and_works_later() {
     assert_sound(&here, &id);
     here.ok(&["serve", "--stop", "--kill-sandboxes"]);
 }
+
+#[jiffy_test]
+fn a_paused_sandbox_is_resumed_on_another_host_of_the_bucket_and_runs_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(server) = S3Server::start(&dir.path().join("objects")) else {
+        return skip("versitygw is not built: run scripts/test-servers");
+    };
+    let (there, here) = (TestHome::new(), TestHome::new());
+    let bucket = Bucket {
+        proxy: S3Proxy::new(server.address),
+        server,
+        keys: there.dir.path().join("store/keys.toml"),
+        snapshot: String::new(),
+        _dir: dir,
+    };
+    let share = ["--share-sandboxes"];
+    bucket.serve(&there, s3::SECRET, &share);
+    bucket.serve(&here, s3::SECRET, &share);
+    let id = there.ok(&["create", "--name", "mover", "--timeout", "2h"]);
+    there.sh(&id, BEGIN);
+    there.ok(&["pause", &id, "--durable"]);
+    let error = failure(&here, &["resume", "abcdefghijkmnpqrstuv"]);
+    assert!(error.contains("does not exist"), "{error}");
+
+    here.ok(&["resume", &id]);
+    assert_sound(&here, &id);
+    let shown = here.ok(&["inspect", &id]);
+    assert!(shown.contains("mover"), "{shown}");
+    let error = failure(&there, &["resume", &id]);
+    assert!(error.contains("runs on host"), "{error}");
+    assert!(!there.ok(&["ls"]).contains("mover"));
+
+    // Back again, with the changes of the other host.
+    here.sh(&id, "echo moved > ~/moved");
+    here.ok(&["pause", &id, "--durable"]);
+    there.ok(&["resume", &id]);
+    assert_eq!(there.sh(&id, "cat ~/moved").trim(), "moved");
+    assert_sound(&there, &id);
+    there.ok(&["kill", &id]);
+    wait_for("the head of the killed sandbox", || {
+        let error = failure(&here, &["resume", &id]);
+        error.contains("was killed").then_some(())
+    });
+    for home in [&there, &here] {
+        home.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    }
+}
+
+/// Runs a command that must fail, and returns its message.
+fn failure(home: &TestHome, arguments: &[&str]) -> String {
+    let done = home.call(arguments);
+    assert_eq!(done.code, Some(1), "{arguments:?}: {done:?}");
+    done.stderr
+}

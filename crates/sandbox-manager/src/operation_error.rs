@@ -5,11 +5,15 @@ use crate::quota::{Bytes, QuotaRefusal};
 use crate::startup::StartupError;
 use jiffy_api_types::{MAX_SANDBOX_NAME, SandboxState};
 use jiffy_engine_api::{EngineError, IdentityError, SizeError};
+use jiffy_fleet::HeadError;
 use jiffy_store::host::RemoteError;
 use std::time::Duration;
 
 /// Time after which a client may check again whether a snapshot is in the store.
 const STORE_RETRY: Duration = Duration::from_secs(30);
+
+/// Time after which a claim may succeed whose outcome was unknown.
+const HEAD_RETRY: Duration = Duration::from_secs(5);
 
 /// Class of an error, which determines its HTTP status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,6 +202,13 @@ pub enum OperationError {
         /// Error of the store.
         source: RemoteError,
     },
+    /// The record that decides which host runs a stored sandbox prevents the operation, or cannot
+    /// be read.
+    #[error(transparent)]
+    Head(#[from] HeadError),
+    /// A copy cannot be removed from the store.
+    #[error(transparent)]
+    Retraction(RemoteError),
     /// The start command of the template did not become ready.
     #[error("cannot start template `{template}`: {source}")]
     Startup {
@@ -283,9 +294,20 @@ impl OperationError {
         move |source| Self::Engine { operation, source }
     }
 
+    /// Converts the error of a removal from the store.
+    pub(crate) fn retraction(source: RemoteError) -> Self {
+        Self::Retraction(source)
+    }
+
     /// Returns whether the request, rather than the host, is at fault.
     pub fn is_refusal(&self) -> bool {
         !matches!(self.kind(), ErrorKind::Busy | ErrorKind::Failed)
+    }
+
+    /// Returns whether the store has a newer pause of the sandbox than this host had. This host has
+    /// forgotten the sandbox, which can be resumed from the store.
+    pub fn is_newer(&self) -> bool {
+        matches!(self, Self::Head(HeadError::Newer { .. }))
     }
 
     /// Returns the class of the error.
@@ -312,6 +334,9 @@ impl OperationError {
                 ..
             } => ErrorKind::Conflict,
             Self::Store { source, .. } if source.retry_after().is_some() => ErrorKind::Busy,
+            Self::Head(HeadError::Killed { .. }) => ErrorKind::Unknown,
+            Self::Head(e) if e.is_moved() => ErrorKind::Conflict,
+            Self::Head(e) if e.is_temporary() => ErrorKind::Busy,
             Self::Store { source, .. } if source.is_damage() => ErrorKind::Conflict,
             Self::TooLarge { .. } => ErrorKind::TooLarge,
             Self::Busy { .. } | Self::NotStored { .. } => ErrorKind::Busy,
@@ -320,6 +345,8 @@ impl OperationError {
             Self::Identity(_)
             | Self::Engine { .. }
             | Self::Store { .. }
+            | Self::Head(_)
+            | Self::Retraction(_)
             | Self::Startup { .. }
             | Self::Journal(_)
             | Self::Lost(_) => ErrorKind::Failed,
@@ -331,6 +358,7 @@ impl OperationError {
         match self {
             Self::Busy { retry_after, .. } => Some(*retry_after),
             Self::NotStored { .. } => Some(STORE_RETRY),
+            Self::Head(e) if e.is_temporary() => Some(HEAD_RETRY),
             Self::Store { source, .. } => source.retry_after(),
             _ => None,
         }

@@ -33,6 +33,7 @@ mod restart;
 mod resume_options;
 mod rollback;
 mod sandbox_index;
+mod shared;
 mod snapshot_catalog;
 mod snapshot_engine;
 mod snapshot_index;
@@ -68,6 +69,7 @@ use entry_indexes::EntryIndexes;
 use gc::{GarbageCollector, GcParts};
 use jiffy_api_types::SandboxState;
 use jiffy_engine_api::{EngineDescription, Engines, Guest, SandboxSize, steps};
+use jiffy_fleet::Heads;
 use jiffy_proto::agent::SiteSettings;
 use observe::FigureSources;
 use operations::{Operations, detached};
@@ -113,6 +115,11 @@ struct SandboxesInner {
     /// Merges the files of removed snapshots into the files of their children.
     folder: Arc<SnapshotFolder>,
     captures: Captures,
+    /// Records by which hosts decide who runs a stored sandbox. `None` if sandboxes stay on their
+    /// host.
+    heads: Option<Arc<Heads>>,
+    /// Held while a sandbox of another host is registered.
+    adopting: Mutex<()>,
     /// Uploads of snapshots to the store.
     uploads: Arc<Uploads>,
     /// Quotas of owners. `None` if there are none.
@@ -216,6 +223,8 @@ impl Sandboxes {
             upkeep,
             folder,
             captures: Captures::default(),
+            heads: options.heads.map(Arc::new),
+            adopting: Mutex::default(),
             uploads,
             quota: Mutex::default(),
             site: options.site,
@@ -229,6 +238,7 @@ impl Sandboxes {
         this.spawn_sampling(options.sample);
         this.spawn_gc(options.gc_interval, options.lock);
         this.start_uploads();
+        this.publish_earlier_pauses();
         snapshot_upkeep::begin(
             Arc::downgrade(&this.0),
             upkeep_queue,

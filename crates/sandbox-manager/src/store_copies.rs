@@ -53,6 +53,9 @@ pub struct StoreRetraction {
     pub root: Option<String>,
     /// True if the content is removed, false if only the name is.
     pub content: bool,
+    /// True if `id` is a killed sandbox, whose head is marked instead.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub head: bool,
 }
 
 impl StoreCopies {
@@ -129,6 +132,15 @@ impl StoreRetraction {
             id: id.to_owned(),
             root: root.map(str::to_owned),
             content,
+            head: false,
+        }
+    }
+
+    /// Creates the change of the head of the killed sandbox `id` of the tenant at `place`.
+    pub(crate) fn of_head(place: &StorePlace, id: &str) -> Self {
+        Self {
+            head: true,
+            ..Self::new(place, id, None, false)
         }
     }
 }

@@ -140,6 +140,16 @@ impl Tenant {
         Ok(self.key(&format!("{MODULES}/{name}")))
     }
 
+    /// Returns the key of the record that decides about the sandbox `id`. `slot` is the first part
+    /// of the id, by which the records are listed.
+    pub fn head_key(&self, slot: u16, id: &str) -> Result<String, StoreError> {
+        // Ids of snapshots contain no spaces.
+        let name = self
+            .oldest()?
+            .hash(HashOf::Name, format!("head {id}").as_bytes());
+        Ok(self.key(&format!("heads/{slot:04}/{name}")))
+    }
+
     pub(crate) fn reader_key(&self, root: &Hash, host: &str) -> String {
         self.key(&format!("{READERS}/{root}/{host}"))
     }

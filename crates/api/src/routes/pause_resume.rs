@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::body::{Optional, Required};
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::lookup::Liveness;
+use crate::lookup::{Liveness, Resumable};
 use crate::query::Query;
 use axum::Json;
 use axum::extract::{Path, State};
@@ -29,10 +29,13 @@ impl App {
     async fn ensure_running(
         &self,
         caller: &Caller,
-        record: &Sandbox,
+        sandbox: &Resumable,
         time: ResumeTimeout,
     ) -> Result<(Sandbox, bool), ApiError> {
-        if let Some(now) = self.sandboxes.timeouts().renew(record.id(), time).await? {
+        let record = sandbox.record();
+        if matches!(sandbox, Resumable::Here(_))
+            && let Some(now) = self.sandboxes.timeouts().renew(record.id(), time).await?
+        {
             return Ok((now, false));
         }
         // Only a sandbox that is not running needs quota. Another request may resume it meanwhile.
@@ -43,7 +46,29 @@ impl App {
                 None => return Err(refusal),
             },
         };
-        Ok(self.sandboxes.ensure_running_for(record.id(), time).await?)
+        self.adopt(sandbox);
+        match self.sandboxes.ensure_running_for(record.id(), time).await {
+            // Another host has stored a newer pause since.
+            Err(e) if e.is_newer() => {
+                self.adopt_newer(caller, record.id()).await?;
+                Ok(self.sandboxes.ensure_running_for(record.id(), time).await?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// Registers the newer pause of a sandbox, which this host had paused before another host did.
+    async fn adopt_newer(&self, caller: &Caller, id: &str) -> Result<(), ApiError> {
+        let stored = self.resumable(caller, id).await?;
+        self.adopt(&stored);
+        Ok(())
+    }
+
+    /// Registers a sandbox of another host, so that it can be resumed here.
+    fn adopt(&self, sandbox: &Resumable) {
+        if let Resumable::Stored(record) = sandbox {
+            self.sandboxes.adopt_stored(record);
+        }
     }
 
     /// Returns the timeout that a resume sets if the caller requested `timeout`.
@@ -122,10 +147,10 @@ async fn resume_or_extend(
     body: &ConnectSandbox,
 ) -> Result<(Sandbox, bool), ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
-    let record = app.sandbox(caller, id, Liveness::Resumable)?;
+    let sandbox = app.resumable(caller, id).await?;
     reject_cold_start(body.memory)?;
-    let time = app.resume_timeout(&record, timeout);
-    app.ensure_running(caller, &record, time).await
+    let time = app.resume_timeout(sandbox.record(), timeout);
+    app.ensure_running(caller, &sandbox, time).await
 }
 
 /// `POST /sandboxes/{id}/resume`: used by older clients; 409 if the sandbox is running. A sandbox
@@ -137,7 +162,8 @@ pub(super) async fn resume(
     Optional(body): Optional<ResumeSandbox>,
 ) -> Result<Response, ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
-    let record = app.sandbox(&caller, &id, Liveness::Resumable)?;
+    let sandbox = app.resumable(&caller, &id).await?;
+    let record = sandbox.record();
     reject_cold_start(body.memory)?;
     let already_running = || {
         let message = format!("sandbox {} is already running", record.id());
@@ -147,7 +173,7 @@ pub(super) async fn resume(
         return Err(already_running());
     }
     let options = ResumeOptions {
-        time: app.resume_timeout(&record, timeout),
+        time: app.resume_timeout(record, timeout),
         on_timeout: body.auto_pause.map(|pause| {
             if pause {
                 OnTimeout::Pause
@@ -157,7 +183,13 @@ pub(super) async fn resume(
         }),
     };
     let _permit = app.quota.reserve_restart(&caller, record.size()).await?;
-    let now = match app.sandboxes.resume_with(record.id(), options).await {
+    app.adopt(&sandbox);
+    let mut resumed = app.sandboxes.resume_with(record.id(), options).await;
+    if matches!(&resumed, Err(e) if e.is_newer()) {
+        app.adopt_newer(&caller, record.id()).await?;
+        resumed = app.sandboxes.resume_with(record.id(), options).await;
+    }
+    let now = match resumed {
         Ok(now) => now,
         Err(e) => {
             let now = app.sandboxes.find(record.id()).map(|r| r.state().clone());

@@ -30,6 +30,8 @@ struct State {
     writes: u64,
     /// Fault, and number of requests that it affects.
     fault: Option<(Fault, usize)>,
+    /// Fault of all writes.
+    write_fault: Option<Fault>,
 }
 
 /// Client of records in memory. Clones are clients of the same records.
@@ -66,8 +68,22 @@ impl MemoryRecords {
         self.state.lock().fault = Some((fault, requests));
     }
 
-    fn next_fault(&self) -> Option<Fault> {
+    /// Injects a fault into all writes of all clients.
+    pub fn inject_writes(&self, fault: Fault) {
+        self.state.lock().write_fault = Some(fault);
+    }
+
+    /// Ends all faults.
+    pub fn heal(&self) {
         let mut state = self.state.lock();
+        (state.fault, state.write_fault) = (None, None);
+    }
+
+    fn next_fault(&self, is_write: bool) -> Option<Fault> {
+        let mut state = self.state.lock();
+        if is_write && state.write_fault.is_some() {
+            return state.write_fault;
+        }
         let (fault, requests) = state.fault?;
         state.fault = (requests > 1).then(|| (fault, requests - 1));
         Some(fault)
@@ -77,8 +93,9 @@ impl MemoryRecords {
     async fn send<T: Send + 'static>(
         &self,
         request: impl FnOnce(&mut State) -> T + Send + 'static,
+        is_write: bool,
     ) -> Option<T> {
-        match self.next_fault() {
+        match self.next_fault(is_write) {
             None => Some(request(&mut self.state.lock())),
             Some(Fault::Unavailable) => None,
             Some(Fault::LoseAnswer) => {
@@ -101,10 +118,11 @@ impl MemoryRecords {
     async fn call<T: Send + 'static>(
         &self,
         request: impl Fn(&mut State) -> T + Clone + Send + 'static,
+        is_write: bool,
     ) -> Option<T> {
         let deadline = Instant::now() + self.call;
         while Instant::now() < deadline {
-            if let Some(answer) = self.send(request.clone()).await {
+            if let Some(answer) = self.send(request.clone(), is_write).await {
                 return Some(answer);
             }
             sleep_until(deadline.min(Instant::now() + self.attempt / 10)).await;
@@ -120,7 +138,7 @@ impl MemoryRecords {
     ) -> Result<Written, RecordError> {
         check_size(key, &value)?;
         let own = key.clone();
-        let written = self.call(move |state| state.write_if(&own, &value, expected));
+        let written = self.call(move |state| state.write_if(&own, &value, expected), true);
         written.await.ok_or_else(|| RecordError::Unknown {
             record: key.clone(),
             reason: "no response in time".to_owned(),
@@ -166,7 +184,7 @@ fn unavailable(key: &RecordKey) -> RecordError {
 impl Records for MemoryRecords {
     async fn get(&self, key: &RecordKey) -> Result<Option<Versioned>, RecordError> {
         let own = key.clone();
-        let read = self.call(move |state| state.records.get(&own).map(versioned));
+        let read = self.call(move |state| state.records.get(&own).map(versioned), false);
         read.await.ok_or_else(|| unavailable(key))
     }
 
@@ -194,13 +212,16 @@ impl Records for MemoryRecords {
     ) -> Result<Page, RecordError> {
         let limit = limit.min(MAX_PAGE_KEYS);
         let (folder, after) = (format!("{prefix}/"), after.cloned());
-        let listed = self.call(move |state| {
-            let start = after.clone().map_or(Bound::Unbounded, Bound::Excluded);
-            let keys = state.records.range((start, Bound::Unbounded));
-            let keys = keys.map(|(key, _)| key);
-            let keys = keys.filter(|key| key.as_str().starts_with(&folder));
-            keys.take(limit).cloned().collect::<Vec<_>>()
-        });
+        let listed = self.call(
+            move |state| {
+                let start = after.clone().map_or(Bound::Unbounded, Bound::Excluded);
+                let keys = state.records.range((start, Bound::Unbounded));
+                let keys = keys.map(|(key, _)| key);
+                let keys = keys.filter(|key| key.as_str().starts_with(&folder));
+                keys.take(limit).cloned().collect::<Vec<_>>()
+            },
+            false,
+        );
         let keys = listed.await.ok_or_else(|| unavailable(prefix))?;
         Ok(Page {
             more: keys.len() == limit,
@@ -210,9 +231,12 @@ impl Records for MemoryRecords {
 
     async fn purge(&self, key: &RecordKey) -> Result<(), RecordError> {
         let own = key.clone();
-        let removed = self.call(move |state| {
-            state.records.remove(&own);
-        });
+        let removed = self.call(
+            move |state| {
+                state.records.remove(&own);
+            },
+            true,
+        );
         removed.await.ok_or_else(|| unavailable(key))
     }
 }

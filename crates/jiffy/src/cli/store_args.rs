@@ -38,6 +38,10 @@ pub struct StoreArgs {
     /// Interval between garbage collections of the store across all hosts. 0: never on this host
     #[arg(long, value_name = "TIME", default_value = "1d", value_parser = units::duration_or_zero)]
     pub store_gc_interval: Duration,
+    /// Let other hosts of the store resume paused sandboxes of this host, and resume theirs here.
+    /// A resume of a stored sandbox then requires the store
+    #[arg(long, env = "JIFFY_SHARE_SANDBOXES", requires = "store")]
+    pub share_sandboxes: bool,
 }
 
 impl StoreArgs {
@@ -49,6 +53,7 @@ impl StoreArgs {
             cache_mib: self.cache_size,
             upload_mib_per_second: self.store_upload_limit,
             timeout: Duration::from_secs(self.store_timeout.max(1)),
+            share_sandboxes: self.share_sandboxes,
             gc_interval: Some(self.store_gc_interval).filter(|time| !time.is_zero()),
         })
     }

@@ -175,6 +175,7 @@ fn a_removal_from_a_store_is_known_until_it_is_done() {
         id: id.into(),
         root: None,
         content: true,
+        head: false,
     };
     let journal = Journal::open(&file).unwrap();
     for id in ["a", "b", "a"] {

@@ -2,6 +2,7 @@
 
 use super::entry::SandboxEntry;
 use super::resume_options::RestoreReason;
+use super::shared::PendingClaim;
 use super::timeout::deadline_in;
 use super::{OperationError, Sandboxes};
 use crate::admission::Reservation;
@@ -73,6 +74,8 @@ pub(super) struct GuestOrigin {
     pub snapshot: Option<String>,
     /// Reason for restoring the guest of an existing sandbox. `None` for a new sandbox.
     pub restore_reason: Option<RestoreReason>,
+    /// Claim of a stored sandbox, which must succeed before the guest receives its identity.
+    pub claim: Option<PendingClaim>,
 }
 
 impl Sandboxes {
@@ -284,6 +287,12 @@ impl Sandboxes {
         restore_reason: RestoreReason,
     ) -> Result<Sandbox, OperationError> {
         let mode = BootMode::Snapshot;
+        // Another host must not start the sandbox meanwhile. A running guest holds the claim
+        // already.
+        let claim = match entry.guest() {
+            Some(_) => None,
+            None => self.begin_claim(entry),
+        };
         // The files may be in the store only.
         let owner = entry.record().settings.owner;
         let step = steps::begin("find_snapshot");
@@ -300,6 +309,7 @@ impl Sandboxes {
                     let origin = snapshots.origin(snapshot, mode, &identity).await?;
                     let origin = GuestOrigin {
                         restore_reason: Some(restore_reason),
+                        claim,
                         ..origin
                     };
                     self.install(entry, requested_at, origin).await
@@ -313,6 +323,13 @@ impl Sandboxes {
         if result.is_err() && entry.guest().is_none() {
             entry.set_reservation(None);
         }
+        if let Err(OperationError::Head(e)) = &result
+            && e.is_moved()
+            && !entry.is_adopted()
+        {
+            self.forget_moved(entry);
+        }
+        self.end_adoption(entry, &result);
         result
     }
 
@@ -350,6 +367,10 @@ impl Sandboxes {
         let sandbox_identity = self.identity_of(before, rewound);
         let id = &sandbox_identity.id;
         let failed = || OperationError::engine(format!("start sandbox {id}"));
+        let claim = match origin.claim {
+            Some(pending) => pending.wait().await?,
+            None => None,
+        };
         let guest = origin.unassigned.assign_identity(&sandbox_identity).await;
         let guest = guest.map_err(failed())?;
         if origin.mode == BootMode::Cold {
@@ -401,6 +422,9 @@ impl Sandboxes {
             return Err(e.into());
         }
         drop(step);
+        if let Some(claim) = claim {
+            claim.retain();
+        }
         let before = entry.replace_guest(Some(guest.clone()));
         entry.set_record(record.clone());
         self.watch(entry, &guest);

@@ -30,6 +30,10 @@ pub(crate) struct SandboxEntry {
     id: SmolStr,
     record: Mutex<Box<Sandbox>>,
     indexes: Arc<EntryIndexes>,
+    /// True if the store may have a head of the sandbox.
+    may_be_stored: AtomicBool,
+    /// True if another host stored the sandbox, and its first resume here has not succeeded yet.
+    adopted: AtomicBool,
     /// Created at the first use: most sandboxes of a large host are paused and unused.
     activity: OnceLock<Box<Activity>>,
 }
@@ -85,15 +89,20 @@ impl SandboxEntry {
     pub fn new(record: Sandbox, indexes: Arc<EntryIndexes>) -> Self {
         let id = SmolStr::new(&*record.id);
         indexes.add(&id, &record);
-        Self::indexed(id, Box::new(record), indexes)
+        let entry = Self::indexed(id, Box::new(record), indexes);
+        entry.may_be_stored.store(false, Ordering::Relaxed);
+        entry
     }
 
-    /// Creates an entry that is already in the indexes.
+    /// Creates an entry of the journal, which is already in the indexes. An earlier daemon may have
+    /// stored its sandbox.
     pub fn indexed(id: SmolStr, record: Box<Sandbox>, indexes: Arc<EntryIndexes>) -> Self {
         Self {
             id,
             record: Mutex::new(record),
             indexes,
+            may_be_stored: AtomicBool::new(true),
+            adopted: AtomicBool::new(false),
             activity: OnceLock::new(),
         }
     }
@@ -105,6 +114,24 @@ impl SandboxEntry {
     /// Lock of the operation that changes the sandbox.
     pub fn op_lock(&self) -> &tokio::sync::Mutex<()> {
         &self.activity().op_lock
+    }
+
+    /// Returns whether the store may have a head of the sandbox.
+    pub fn may_be_stored(&self) -> bool {
+        self.may_be_stored.load(Ordering::SeqCst)
+    }
+
+    pub fn set_may_be_stored(&self) {
+        self.may_be_stored.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns whether another host stored the sandbox and this host has not resumed it yet.
+    pub fn is_adopted(&self) -> bool {
+        self.adopted.load(Ordering::SeqCst)
+    }
+
+    pub fn set_adopted(&self, adopted: bool) {
+        self.adopted.store(adopted, Ordering::SeqCst);
     }
 
     /// Resource usage over time.

@@ -1,6 +1,7 @@
 //! Options of a host.
 
 use crate::admission::{HostLimits, HostReader};
+use jiffy_fleet::Heads;
 use jiffy_proto::agent::SiteSettings;
 use jiffy_store::host::RemoteStore;
 use std::sync::Arc;
@@ -25,6 +26,9 @@ pub struct HostOptions {
     pub site: SiteSettings,
     /// Store in which hosts share snapshots. `None` if they stay on this host.
     pub remote: Option<Arc<RemoteStore>>,
+    /// Records by which several hosts share sandboxes in the store. `None` if each sandbox stays
+    /// on its host.
+    pub heads: Option<Heads>,
     /// Returns whether all tenants of the store share the snapshots of a template.
     pub is_stock: fn(&str) -> bool,
     /// Lock of the data directory: garbage collection stops if it is no longer in place. `None` if
@@ -43,6 +47,7 @@ impl Default for HostOptions {
             reader: None,
             site: SiteSettings::default(),
             remote: None,
+            heads: None,
             is_stock: |_| false,
             lock: None,
         }

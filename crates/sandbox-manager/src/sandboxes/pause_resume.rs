@@ -125,7 +125,14 @@ impl Sandboxes {
         let requested_at = Instant::now();
         let record = entry.record();
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
-        entry.set_reservation(Some(self.admit(record.size)?));
+        match self.admit(record.size) {
+            Ok(reservation) => entry.set_reservation(Some(reservation)),
+            Err(e) => {
+                let refused = Err(e);
+                self.end_adoption(entry, &refused);
+                return refused;
+            }
+        }
         self.restore_existing(
             entry,
             requested_at,

@@ -18,6 +18,7 @@ impl Sandboxes {
     pub async fn kill(&self, id: &str) -> Result<Sandbox, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("kill", &entry.id(), async move {
+            this.expect_not_moved(&entry).await?;
             entry.set_ending(true);
             // The guest is halted before `op_lock` is taken, so that an operation that waits for
             // this guest fails at once.
@@ -57,6 +58,7 @@ impl Sandboxes {
             // The create failed or the record was removed, so the journal has no record.
             entry.set_record(record.clone());
         }
+        self.mark_killed(entry, &record);
         self.0.gc.collect(record.snapshot.clone());
         if let Some(id) = &record.snapshot {
             self.snapshots().cancel_unused(id);

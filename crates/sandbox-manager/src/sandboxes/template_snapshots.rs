@@ -132,6 +132,7 @@ impl TemplateSnapshots<'_> {
                 mode: BootMode::WarmPool,
                 snapshot: Some(snapshot),
                 restore_reason: None,
+                claim: None,
             });
         }
         match self.snapshot(engine, template, size, &fingerprint).await {
@@ -157,6 +158,7 @@ impl TemplateSnapshots<'_> {
                 mode: BootMode::Cold,
                 snapshot: None,
                 restore_reason: None,
+                claim: None,
             }),
             Err(e) => Err(e),
         }

@@ -20,5 +20,6 @@ mod recovery;
 mod removal;
 mod repair;
 mod rollback_in_place;
+mod shared;
 mod uploads;
 mod warm_pool;

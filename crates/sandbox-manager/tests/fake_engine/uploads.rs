@@ -3,6 +3,8 @@
 use crate::fake;
 
 use fake::{Bench, Dice, base, create_id, snapshot_id, until};
+use jiffy_fleet::Heads;
+use jiffy_fleet_core::{Epoch, MemberId, Owner};
 use jiffy_sandbox_manager::{
     HostOptions, OperationError, SandboxSettings, Sandboxes, Snapshot, StoreState,
 };
@@ -33,6 +35,20 @@ impl TestStore {
     pub fn options(&self, host: &str, limit: Option<u64>) -> HostOptions {
         HostOptions {
             remote: Some(open(&self.dir, host, limit)),
+            ..HostOptions::default()
+        }
+    }
+
+    /// Returns options of host `number`, which shares its stored sandboxes with other hosts.
+    pub fn sharing_options(&self, number: u32) -> HostOptions {
+        let remote = open(&self.dir, &format!("host{number}"), None);
+        let owner = Owner {
+            member: MemberId(number),
+            epoch: Epoch(1),
+        };
+        HostOptions {
+            heads: Some(Heads::new(remote.clone(), owner)),
+            remote: Some(remote),
             ..HostOptions::default()
         }
     }

@@ -158,7 +158,7 @@ impl RemoteStore {
     }
 
     /// Returns tenant `name`, or `None` if it does not exist in the store.
-    pub(crate) async fn find_tenant(&self, name: &str) -> Result<Option<Arc<Tenant>>, RemoteError> {
+    pub async fn find_tenant(&self, name: &str) -> Result<Option<Arc<Tenant>>, RemoteError> {
         if let Some(open) = self.open_tenant(name) {
             return Ok(Some(open));
         }

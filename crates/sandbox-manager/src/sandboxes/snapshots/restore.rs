@@ -39,6 +39,7 @@ impl Snapshots<'_> {
             mode,
             snapshot: Some(id.to_owned()),
             restore_reason: None,
+            claim: None,
         })
     }
 }

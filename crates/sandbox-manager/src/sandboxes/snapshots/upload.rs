@@ -15,7 +15,7 @@ use crate::journal::JournalChange;
 use crate::metrics::CurrentFigures;
 use crate::sandboxes::{OperationError, Sandboxes, SandboxesInner, Snapshots};
 use crate::snapshot::Snapshot;
-use crate::store_copies::StorePlace;
+use crate::store_copies::{StorePlace, StoreRetraction};
 use jiffy_api_types::{SandboxState, SnapshotPurpose, StoreState};
 use jiffy_store::SHARED_TENANT;
 use jiffy_store::host::{LOCAL_TENANT, RemoteStore};
@@ -136,7 +136,11 @@ async fn serve(
         for (id, cancelled) in due {
             let (this, remote) = (this.clone(), remote.clone());
             tokio::spawn(async move {
-                let uploaded = this.upload(&remote, &id, &cancelled).await;
+                let uploaded = match this.upload(&remote, &id, &cancelled).await {
+                    // The manifest is stored: other hosts may know the pause now.
+                    Ok(()) => this.publish_pause(&id).await.map_err(UploadError::from),
+                    failed => failed,
+                };
                 let end = match uploaded {
                     Ok(()) => {
                         let counters = &this.0.uploads.counters;
@@ -177,8 +181,12 @@ async fn retract(
             None => IDLE_TIME,
             Some(copy) => {
                 let root = copy.root.as_deref();
-                let removal = remote.retract(&copy.tenant, &copy.id, root, copy.content);
-                let removed = removal.await;
+                let removed = if copy.head {
+                    kill_head(&inner, &copy).await
+                } else {
+                    let removal = remote.retract(&copy.tenant, &copy.id, root, copy.content);
+                    removal.await.map_err(OperationError::retraction)
+                };
                 let Some(this) = inner.upgrade().map(Sandboxes) else {
                     return;
                 };
@@ -203,6 +211,20 @@ async fn retract(
     }
 }
 
+/// Marks the head of a killed sandbox.
+async fn kill_head(
+    inner: &Weak<SandboxesInner>,
+    copy: &StoreRetraction,
+) -> Result<(), OperationError> {
+    let heads = inner.upgrade().and_then(|inner| inner.heads.clone());
+    let owner = Some(copy.tenant.as_str());
+    match heads {
+        Some(heads) => Ok(heads.kill(owner, &copy.id).await?),
+        // The daemon was restarted without heads: no host resumes the sandbox.
+        None => Ok(()),
+    }
+}
+
 impl Snapshots<'_> {
     /// Returns the place of a snapshot's copy in the store. `None` if there is no store.
     fn place(self, record: &Snapshot) -> Option<StorePlace> {
@@ -221,9 +243,12 @@ impl Snapshots<'_> {
     /// Returns the state of a snapshot in the shared store. `None` if there is no store.
     pub fn store_state(self, record: &Snapshot) -> Option<StoreState> {
         let place = self.place(record)?;
-        Some(if record.store.root(&place).is_some() {
+        let is_queued = self.0.uploads.is_queued(&record.id);
+        let is_stored = record.store.root(&place).is_some();
+        // With heads, a pause is stored when its head is written.
+        Some(if is_stored && !(is_queued && self.0.heads.is_some()) {
             StoreState::Stored
-        } else if self.0.uploads.is_queued(&record.id) {
+        } else if is_queued {
             StoreState::Uploading
         } else {
             StoreState::Local
@@ -251,7 +276,7 @@ impl Snapshots<'_> {
             return;
         };
         let names = record.store.retractions(id, false).collect();
-        Sandboxes(self.0.clone()).retract(names);
+        Sandboxes(self.0.clone()).retract_copies(names);
     }
 
     /// Cancels the upload of the snapshot of a paused sandbox if it has no other user.

@@ -271,17 +271,17 @@ impl Sandboxes {
             |content| StoreRetraction::new(place, &link.parts.id, Some(root.as_str()), content);
         match now {
             Some(_) if !is_current => {
-                self.retract(vec![retraction(true)]);
+                self.retract_copies(vec![retraction(true)]);
                 Err(UploadError::Changed)
             }
             // The snapshot was removed meanwhile, but its descendants need its content.
             Some(now) if named && !is_named(&now) => {
-                self.retract(vec![retraction(false)]);
+                self.retract_copies(vec![retraction(false)]);
                 Ok(())
             }
             Some(_) => Ok(()),
             None => {
-                self.retract(vec![retraction(true)]);
+                self.retract_copies(vec![retraction(true)]);
                 Err(UploadError::Removed)
             }
         }
@@ -294,11 +294,11 @@ impl Sandboxes {
         self.0
             .catalog
             .update(id, |now| copies = now.store.discard_copies(id));
-        self.retract(copies);
+        self.retract_copies(copies);
     }
 
     /// Removes copies from the store, in the background.
-    pub(super) fn retract(&self, copies: Vec<StoreRetraction>) {
+    pub(in crate::sandboxes) fn retract_copies(&self, copies: Vec<StoreRetraction>) {
         let changes = copies.iter().cloned().map(JournalChange::Retraction);
         let changes: Vec<_> = changes.collect();
         self.0.journal.commit_write_behind(&changes);

@@ -1,0 +1,87 @@
+//! Errors of heads.
+
+use crate::RecordError;
+use jiffy_store::host::RemoteError;
+use std::fmt::Display;
+
+/// Failure of an operation on the head of a sandbox.
+#[derive(Debug, thiserror::Error)]
+pub enum HeadError {
+    /// The sandbox runs on another host.
+    #[error("sandbox {sandbox} runs on host {host}: use it there, or pause it there first")]
+    Elsewhere {
+        /// Sandbox.
+        sandbox: String,
+        /// Host.
+        host: String,
+    },
+    /// The sandbox was killed.
+    #[error("sandbox {sandbox} was killed")]
+    Killed {
+        /// Sandbox.
+        sandbox: String,
+    },
+    /// Another host has resumed and paused the sandbox since this host paused it.
+    #[error("sandbox {sandbox} has a newer state in the store than on this host")]
+    Newer {
+        /// Sandbox.
+        sandbox: String,
+    },
+    /// The record could not be read or written.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// The keys of the tenant could not be read.
+    #[error(transparent)]
+    Store(RemoteError),
+    /// The head is invalid.
+    #[error("the head of sandbox {sandbox} is damaged: {reason}")]
+    Damaged {
+        /// Sandbox.
+        sandbox: String,
+        /// Defect.
+        reason: String,
+    },
+    /// Other hosts changed the head at each attempt.
+    #[error("other hosts change sandbox {sandbox} concurrently; try again")]
+    Contended {
+        /// Sandbox.
+        sandbox: String,
+    },
+}
+
+impl HeadError {
+    /// Returns whether another host has taken over the sandbox or killed it.
+    pub fn is_moved(&self) -> bool {
+        matches!(
+            self,
+            Self::Elsewhere { .. } | Self::Killed { .. } | Self::Newer { .. }
+        )
+    }
+
+    /// Returns whether the same call may succeed later.
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Self::Record(e) => e.is_temporary(),
+            Self::Store(e) => e.retry_after().is_some(),
+            Self::Contended { .. } => true,
+            _ => false,
+        }
+    }
+
+    pub(super) fn store(e: RemoteError) -> Self {
+        Self::Store(e)
+    }
+
+    pub(super) fn damaged(sandbox: &str) -> impl Fn(&dyn Display) -> Self + '_ {
+        |reason| Self::Damaged {
+            sandbox: sandbox.to_owned(),
+            reason: reason.to_string(),
+        }
+    }
+
+    pub(super) fn contended(sandbox: &str) -> Self {
+        Self::Contended {
+            sandbox: sandbox.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Heads: of several hosts exactly one runs a stored sandbox, also with faults of the records.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use jiffy_fleet::records::Fault;
+use jiffy_fleet::{HeadError, Heads, MemoryRecords, Publication, RecordError};
+use jiffy_fleet_core::{Epoch, MemberId, Owner};
+use jiffy_store::host::{RemoteSettings, RemoteStore, STORE_TIMEOUT};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const ID: &str = "abcdefghijkmnpqrstuv";
+const ROOT: &str = "1111111111111111111111111111111111111111111111111111111111111111";
+const OTHER_ROOT: &str = "2222222222222222222222222222222222222222222222222222222222222222";
+/// Limits of an attempt and of a call.
+const SHORT: Duration = Duration::from_millis(40);
+
+struct Fleet {
+    records: MemoryRecords,
+    remote: Arc<RemoteStore>,
+    _dir: tempfile::TempDir,
+}
+
+fn remote(dir: &Path) -> Arc<RemoteStore> {
+    let settings = RemoteSettings {
+        url: format!("file://{}/bucket", dir.display()).parse().unwrap(),
+        keyring: None,
+        home: dir.join("home"),
+        cache_bytes: 1 << 20,
+        upload_bytes_per_second: None,
+        timeout: STORE_TIMEOUT,
+    };
+    RemoteStore::open(&settings).unwrap()
+}
+
+impl Fleet {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self {
+            records: MemoryRecords::default().with_timeouts(SHORT, SHORT),
+            remote: remote(dir.path()),
+            _dir: dir,
+        }
+    }
+
+    fn host(&self, number: u32) -> Heads {
+        let owner = Owner {
+            member: MemberId(number),
+            epoch: Epoch(1),
+        };
+        Heads::with_records(self.remote.clone(), Arc::new(self.records.clone()), owner)
+    }
+}
+
+fn pause<'a>(snapshot: &'a str, root: &'a str) -> Publication<'a> {
+    Publication {
+        sandbox: ID,
+        snapshot,
+        root,
+        taken_ms: 1,
+        record: "record".to_owned(),
+    }
+}
+
+async fn claim(host: &Heads, snapshot: &str) -> Result<(), HeadError> {
+    let claim = host.claim(None, ID, snapshot).await?;
+    claim.unwrap().retain();
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pause_is_claimed_by_one_host_and_published_by_its_owner_only() {
+    let fleet = Fleet::new();
+    let (one, two) = (fleet.host(1), fleet.host(2));
+    assert!(one.claim(None, ID, "s1").await.unwrap().is_none());
+    assert!(one.stored(None, ID).await.unwrap().is_none());
+    one.publish(None, &pause("s1", ROOT)).await.unwrap();
+    // A repeated publication changes nothing.
+    one.publish(None, &pause("s1", ROOT)).await.unwrap();
+    let stored = two.stored(None, ID).await.unwrap().unwrap();
+    assert_eq!((&*stored.snapshot, &*stored.record), ("s1", "record"));
+    claim(&two, "s1").await.unwrap();
+    // A host that claimed a sandbox claims it again after a restart.
+    claim(&two, "s1").await.unwrap();
+    for moved in [
+        claim(&one, "s1").await,
+        one.publish(None, &pause("s1", ROOT)).await,
+        one.stored(None, ID).await.map(drop),
+    ] {
+        assert!(
+            matches!(moved, Err(HeadError::Elsewhere { .. })),
+            "{moved:?}"
+        );
+    }
+    two.publish(None, &pause("s2", OTHER_ROOT)).await.unwrap();
+    for moved in [
+        claim(&one, "s1").await,
+        one.publish(None, &pause("s1", ROOT)).await,
+    ] {
+        assert!(matches!(moved, Err(HeadError::Newer { .. })), "{moved:?}");
+    }
+    claim(&one, "s2").await.unwrap();
+    two.kill(None, ID).await.unwrap();
+    let stays = two.stored(None, ID).await;
+    assert!(
+        matches!(stays, Err(HeadError::Elsewhere { .. })),
+        "{stays:?}"
+    );
+    one.kill(None, ID).await.unwrap();
+    one.kill(None, ID).await.unwrap();
+    for killed in [
+        claim(&one, "s2").await,
+        two.publish(None, &pause("s2", OTHER_ROOT)).await,
+    ] {
+        assert!(
+            matches!(killed, Err(HeadError::Killed { .. })),
+            "{killed:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_concurrent_claims_one_succeeds() {
+    let fleet = Fleet::new();
+    for round in 0..20 {
+        let snapshot = format!("s{round}");
+        let root = format!("{round:064x}");
+        let home = fleet.host(1);
+        match home.publish(None, &pause(&snapshot, &root)).await {
+            Ok(()) => {}
+            // Another host owns the sandbox since the last round.
+            Err(HeadError::Elsewhere { host, .. }) => {
+                let owner = fleet.host(host.trim_start_matches('h').parse().unwrap());
+                owner.publish(None, &pause(&snapshot, &root)).await.unwrap();
+            }
+            Err(e) => panic!("{e}"),
+        }
+        let claims = (1..=16).map(|number| {
+            let (host, snapshot) = (fleet.host(number), snapshot.clone());
+            tokio::spawn(async move { claim(&host, &snapshot).await })
+        });
+        let mut winners = 0;
+        for ended in claims.collect::<Vec<_>>() {
+            match ended.await.unwrap() {
+                Ok(()) => winners += 1,
+                Err(e) => assert!(e.is_moved() || e.is_temporary(), "{e}"),
+            }
+        }
+        assert_eq!(winners, 1, "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn a_claim_with_an_unknown_outcome_leaves_the_sandbox_to_any_host() {
+    let fleet = Fleet::new();
+    let (one, two) = (fleet.host(1), fleet.host(2));
+    one.publish(None, &pause("s1", ROOT)).await.unwrap();
+    for fault in [Fault::LoseAnswer, Fault::Unavailable] {
+        // The head can be read, and all attempts at the write fail.
+        fleet.records.inject_writes(fault);
+        let claimed = one.claim(None, ID, "s1").await;
+        let error = claimed.unwrap_err();
+        assert!(
+            matches!(error, HeadError::Record(RecordError::Unknown { .. })),
+            "{fault:?}: {error}"
+        );
+        assert!(error.is_temporary());
+        fleet.records.heal();
+        // The outcome is settled in the background, and the sandbox is released.
+        let start = std::time::Instant::now();
+        while let Err(e) = claim(&two, "s1").await {
+            assert!(start.elapsed() < Duration::from_secs(30), "{fault:?}: {e}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        two.release(None, ID).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_claim_releases_the_sandbox() {
+    let fleet = Fleet::new();
+    let (one, two) = (fleet.host(1), fleet.host(2));
+    one.publish(None, &pause("s1", ROOT)).await.unwrap();
+    drop(one.claim(None, ID, "s1").await.unwrap().unwrap());
+    let start = std::time::Instant::now();
+    while let Err(e) = claim(&two, "s1").await {
+        assert!(start.elapsed() < Duration::from_secs(30), "{e}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn malformed_ids_and_records_of_other_owners_are_not_found() {
+    let fleet = Fleet::new();
+    let one = fleet.host(1);
+    one.publish(Some("key1"), &pause("s1", ROOT)).await.unwrap();
+    assert!(one.stored(Some("key2"), ID).await.unwrap().is_none());
+    assert!(one.stored(None, ID).await.unwrap().is_none());
+    for id in ["", "x", "../../etc", "abcdefghijkmnpqrstu1"] {
+        let result = one.stored(Some("key1"), id).await;
+        assert!(matches!(result, Err(HeadError::Damaged { .. })), "{id}");
+    }
+    let long = Publication {
+        record: "x".repeat(70_000),
+        ..pause("s1", ROOT)
+    };
+    let rejected = fleet.host(1).publish(Some("key3"), &long).await;
+    assert!(
+        matches!(rejected, Err(HeadError::Damaged { .. })),
+        "{rejected:?}"
+    );
+}

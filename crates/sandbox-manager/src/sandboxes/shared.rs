@@ -1,0 +1,287 @@
+//! Sandboxes that any host of a store can resume.
+//!
+//! The head of a sandbox in the store decides which host may run it ([`Heads`]). This host
+//! publishes the head when the snapshot of a pause is stored, claims it before a resumed guest
+//! receives its identity, and marks it when the sandbox is killed. Sandboxes whose pauses were
+//! never stored have no head, and cause no request.
+//!
+//! All functions that change a sandbox hold its `op_lock`: an upload that ends while the sandbox is
+//! resumed then sees that it is no longer paused, and publishes nothing.
+
+use super::entry::SandboxEntry;
+use super::{OperationError, Sandboxes};
+use crate::journal::JournalChange;
+use crate::records::SandboxRecord;
+use crate::sandbox::Sandbox;
+use crate::store_copies::{StorePlace, StoreRetraction};
+use jiffy_api_types::{SandboxState, SnapshotPurpose};
+use jiffy_engine_api::{is_id, steps};
+use jiffy_fleet::{Claim, HeadError, Publication};
+use jiffy_store::SHARED_TENANT;
+use jiffy_store::host::LOCAL_TENANT;
+use std::sync::Arc;
+use tokio::task::JoinHandle;
+
+/// Claim that runs during the restore of a guest.
+pub(super) struct PendingClaim(JoinHandle<Result<Option<Claim>, HeadError>>);
+
+impl PendingClaim {
+    /// Waits for the claim. The guest must not receive its identity before. If this value or the
+    /// result is dropped, the sandbox is released.
+    pub(super) async fn wait(self) -> Result<Option<Claim>, OperationError> {
+        let _step = steps::begin("claim");
+        let claimed = self.0.await;
+        let claimed = claimed.map_err(|e| OperationError::Lost(e.to_string()))?;
+        Ok(claimed?)
+    }
+}
+
+impl Sandboxes {
+    /// Starts the claim of a sandbox that is about to run again. `None` if no other host can know
+    /// the sandbox. The caller must hold `op_lock`.
+    pub(super) fn begin_claim(&self, entry: &SandboxEntry) -> Option<PendingClaim> {
+        let heads = self.0.heads.clone().filter(|_| entry.may_be_stored())?;
+        let record = entry.record();
+        Some(PendingClaim(tokio::spawn(async move {
+            let owner = record.settings.owner.as_deref();
+            let snapshot = record.snapshot.as_deref().unwrap_or_default();
+            heads.claim(owner, &record.id, snapshot).await
+        })))
+    }
+
+    /// Publishes the pause whose snapshot `id` has reached the store. Does nothing if the sandbox
+    /// is no longer paused in this snapshot.
+    pub(super) async fn publish_pause(&self, id: &str) -> Result<(), OperationError> {
+        let Some(heads) = self.0.heads.clone() else {
+            return Ok(());
+        };
+        let Some(snapshot) = self.0.catalog.get(id) else {
+            return Ok(());
+        };
+        let entry = self.0.entries.lock().get(&*snapshot.sandbox).cloned();
+        let Some(entry) = entry.filter(|_| snapshot.purpose == SnapshotPurpose::Pause) else {
+            return Ok(());
+        };
+        let _op_guard = entry.op_lock().lock().await;
+        let record = entry.record();
+        let is_paused = record.state == SandboxState::Paused;
+        let place = self.place_of(&record);
+        let root = snapshot.store.root(&place);
+        let Some(root) = root.filter(|_| is_paused && record.snapshot.as_deref() == Some(id))
+        else {
+            return Ok(());
+        };
+        let text = serde_json::to_string(&SandboxRecord::from(&record));
+        let text = text.map_err(|e| OperationError::Lost(e.to_string()))?;
+        // Set before the head exists: a later resume must then claim it.
+        entry.set_may_be_stored();
+        let pause = Publication {
+            sandbox: &record.id,
+            snapshot: id,
+            root,
+            taken_ms: snapshot.created_ms,
+            record: text,
+        };
+        let owner = record.settings.owner.as_deref();
+        match heads.publish(owner, &pause).await {
+            Err(e) if e.is_moved() => {
+                self.forget_moved(&entry);
+                Ok(())
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// Publishes the stored pauses of an earlier daemon that may not have been published, and
+    /// releases sandboxes that it claimed without starting them.
+    pub(super) fn publish_earlier_pauses(&self) {
+        if self.0.heads.is_none() {
+            return;
+        }
+        let weak = self.downgrade();
+        let paused = self.list().into_iter();
+        let paused = paused.filter(|sandbox| sandbox.state == SandboxState::Paused);
+        let snapshots: Vec<String> = paused.filter_map(|sandbox| sandbox.snapshot).collect();
+        tokio::spawn(async move {
+            for id in snapshots {
+                let Some(this) = weak.upgrade() else {
+                    return;
+                };
+                if let Err(e) = this.publish_pause(&id).await {
+                    tracing::warn!(id, error = %e, "cannot publish a stored pause");
+                }
+            }
+        });
+    }
+
+    /// Returns the sandbox `id` of `owner` as another host stored it, in the state paused. `None`
+    /// if the store does not know the sandbox.
+    ///
+    /// # Errors
+    /// [`OperationError::Head`] if the sandbox runs on another host, or was killed.
+    pub async fn stored_sandbox(
+        &self,
+        owner: Option<&str>,
+        id: &str,
+    ) -> Result<Option<Sandbox>, OperationError> {
+        let Some(heads) = self.0.heads.clone().filter(|_| is_id(id)) else {
+            return Ok(None);
+        };
+        let Some(stored) = heads.stored(owner, id).await? else {
+            return Ok(None);
+        };
+        let damaged = |reason: String| HeadError::Damaged {
+            sandbox: id.to_owned(),
+            reason,
+        };
+        let parsed = serde_json::from_str::<SandboxRecord>(&stored.record);
+        let record = parsed.map_err(|e| damaged(e.to_string()))?;
+        let record = Box::<Sandbox>::try_from(record).map_err(|e| damaged(e.to_owned()))?;
+        record.size.check()?;
+        let is_own = record.id == id && record.settings.owner.as_deref() == owner;
+        if !is_own || !is_id(&stored.snapshot) {
+            return Err(damaged("its record belongs to another sandbox".to_owned()).into());
+        }
+        Ok(Some(Sandbox {
+            state: SandboxState::Paused,
+            snapshot: Some(stored.snapshot),
+            deadline_ms: None,
+            ..*record
+        }))
+    }
+
+    /// Registers a sandbox that [`Self::stored_sandbox`] returned, so that it can be resumed here.
+    /// If the resume fails, the sandbox is forgotten again. Does nothing if this host has the
+    /// sandbox.
+    pub fn adopt_stored(&self, record: &Sandbox) {
+        let (mut record, id) = (record.clone(), record.id.clone());
+        // Held until the entry is registered: a second entry would remove the first from the
+        // indexes when it is dropped.
+        let _adopting = self.0.adopting.lock();
+        if self.0.heads.is_none() || self.find(&id).is_some() {
+            return;
+        }
+        if let Some(name) = record.name.take() {
+            let names = &self.0.indexes.names;
+            match names.claim(&record.settings.owner, &name, &id) {
+                Ok(()) => record.name = Some(name),
+                Err(e) => tracing::warn!(id, error = %e, "resuming a sandbox without its name"),
+            }
+        }
+        let entry = SandboxEntry::new(record, self.0.indexes.clone());
+        entry.set_may_be_stored();
+        entry.set_adopted(true);
+        self.0
+            .entries
+            .lock()
+            .insert(entry.shared_id().clone(), Arc::new(entry));
+    }
+
+    /// Ends the adoption of a sandbox after its resume. The caller must hold `op_lock`.
+    pub(super) fn end_adoption(
+        &self,
+        entry: &SandboxEntry,
+        resumed: &Result<Sandbox, OperationError>,
+    ) {
+        if !entry.is_adopted() {
+            return;
+        }
+        match resumed {
+            Ok(record) => {
+                entry.set_adopted(false);
+                // This host removes the copies in the store when it needs them no longer.
+                self.set_fetched(record.snapshot.as_deref(), false);
+            }
+            Err(_) => {
+                let snapshot = entry.record().snapshot;
+                self.0.entries.lock().remove(entry.shared_id());
+                self.0.gc.collect(snapshot);
+            }
+        }
+    }
+
+    /// Removes a sandbox from this host that another host has taken over. Its copies in the store
+    /// remain. The caller must hold `op_lock`.
+    pub(super) fn forget_moved(&self, entry: &SandboxEntry) {
+        let record = entry.record();
+        tracing::info!(id = record.id, "another host has taken over a sandbox");
+        self.set_fetched(record.snapshot.as_deref(), true);
+        let change = JournalChange::NoSandbox(record.id.clone());
+        self.0.journal.commit_write_behind(&[change]);
+        self.0.entries.lock().remove(entry.shared_id());
+        self.0.gc.collect(record.snapshot);
+    }
+
+    /// Records whether another host is responsible for the copies of a snapshot of a pause and of
+    /// the ancestors that only this snapshot needs.
+    fn set_fetched(&self, snapshot: Option<&str>, fetched: bool) {
+        let mut next = snapshot.map(str::to_owned);
+        while let Some(id) = next.take() {
+            let children = self.0.catalog.read().children(&id).count();
+            let record = self.0.catalog.get(&id);
+            let is_private = |record: &crate::snapshot::Snapshot| {
+                record.purpose == SnapshotPurpose::Pause && !record.retained && children <= 1
+            };
+            let Some(record) = record.filter(is_private) else {
+                return;
+            };
+            self.0.catalog.update(&id, |record| {
+                let copies = record.store.copies.iter_mut();
+                for copy in copies.filter(|copy| copy.place.tenant != SHARED_TENANT) {
+                    copy.fetched = fetched;
+                }
+            });
+            next = record.parent;
+        }
+    }
+
+    /// Marks the head of a killed sandbox, in the background and also after a restart.
+    pub(super) fn mark_killed(&self, entry: &SandboxEntry, record: &Sandbox) {
+        if self.0.heads.is_none() || !entry.may_be_stored() {
+            return;
+        }
+        let place = self.place_of(record);
+        self.retract_copies(vec![StoreRetraction::of_head(&place, &record.id)]);
+    }
+
+    /// Fails if a paused sandbox has moved to another host, and forgets it.
+    pub(super) async fn expect_not_moved(
+        &self,
+        entry: &SandboxEntry,
+    ) -> Result<(), OperationError> {
+        let Some(heads) = self.0.heads.clone().filter(|_| entry.may_be_stored()) else {
+            return Ok(());
+        };
+        // A kill does not wait for an operation in flight, which holds the lock.
+        let Ok(_op_guard) = entry.op_lock().try_lock() else {
+            return Ok(());
+        };
+        let record = entry.record();
+        if record.state != SandboxState::Paused {
+            return Ok(());
+        }
+        let stored = heads.stored(record.settings.owner.as_deref(), &record.id);
+        match stored.await {
+            Err(e) if e.is_moved() => {
+                self.forget_moved(entry);
+                Err(e.into())
+            }
+            // Without the store the sandbox is killed here, and its head is marked later.
+            _ => Ok(()),
+        }
+    }
+
+    fn place_of(&self, record: &Sandbox) -> StorePlace {
+        let remote = self.0.uploads.remote.as_ref();
+        StorePlace {
+            store: remote
+                .map(|remote| remote.url().to_owned())
+                .unwrap_or_default(),
+            tenant: record
+                .settings
+                .owner
+                .clone()
+                .unwrap_or_else(|| LOCAL_TENANT.to_owned()),
+        }
+    }
+}

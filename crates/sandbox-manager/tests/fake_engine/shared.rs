@@ -1,0 +1,260 @@
+//! Sandboxes that any host of a store can resume.
+
+use crate::fake;
+use crate::uploads::{TestStore, stored};
+
+use fake::{Bench, base};
+use jiffy_sandbox_manager::{
+    CreateSpec, ErrorKind, OperationError, Sandbox, SandboxSettings, SandboxState, Sandboxes,
+};
+use std::collections::BTreeMap;
+
+/// Host with its guests.
+struct Host {
+    bench: Bench,
+    sandboxes: Sandboxes,
+}
+
+impl Host {
+    async fn start(store: &TestStore, number: u32) -> Self {
+        let bench = Bench::new();
+        let sandboxes = bench.open_with(store.sharing_options(number)).await;
+        Self { bench, sandboxes }
+    }
+
+    /// Creates a sandbox of `owner` with `text` in its memory.
+    async fn create(&self, owner: Option<&str>, text: &str) -> Sandbox {
+        let spec = CreateSpec {
+            name: Some("worker".to_owned()),
+            settings: SandboxSettings {
+                owner: owner.map(str::to_owned),
+                secure: true,
+                metadata: BTreeMap::from([("team".to_owned(), "blue".to_owned())]),
+                timeout_s: Some(3600),
+                ..SandboxSettings::default()
+            },
+            ..base()
+        };
+        let sandbox = self.sandboxes.create(spec).await.unwrap();
+        self.bench.world.write(sandbox.id(), text);
+        sandbox
+    }
+
+    /// Pauses a sandbox, and waits until other hosts can resume it.
+    async fn pause_durably(&self, id: &str) {
+        let paused = self.sandboxes.pause(id).await.unwrap();
+        stored(&self.sandboxes, paused.snapshot().unwrap()).await;
+    }
+
+    /// Resumes a sandbox of another host here.
+    async fn take_over(&self, owner: Option<&str>, id: &str) -> Result<Sandbox, OperationError> {
+        let stored = self.sandboxes.stored_sandbox(owner, id).await?;
+        let stored = stored.unwrap_or_else(|| panic!("the store does not know {id}"));
+        self.sandboxes.adopt_stored(&stored);
+        self.sandboxes.resume(id).await
+    }
+
+    /// Reads a sandbox in the store repeatedly, at most 30 s, until the result matches.
+    async fn stored_until(
+        &self,
+        id: &str,
+        matches: impl Fn(&Result<Option<Sandbox>, OperationError>) -> bool,
+    ) -> Result<Option<Sandbox>, OperationError> {
+        for _ in 0..600 {
+            let stored = self.sandboxes.stored_sandbox(None, id).await;
+            if matches(&stored) {
+                return stored;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        panic!("the store does not change");
+    }
+
+    fn memory(&self, id: &str) -> String {
+        self.bench.world.body(id).memory.lock().unwrap().clone()
+    }
+
+    fn state(&self, id: &str) -> Option<SandboxState> {
+        self.sandboxes
+            .find(id)
+            .map(|sandbox| sandbox.state().clone())
+    }
+}
+
+#[tokio::test]
+async fn a_stored_sandbox_is_resumed_on_another_host_as_the_same_sandbox() {
+    let store = TestStore::new();
+    let (one, two) = (Host::start(&store, 1).await, Host::start(&store, 2).await);
+    for owner in [None, Some("key1")] {
+        let created = one.create(owner, "kept").await;
+        let id = created.id();
+        one.pause_durably(id).await;
+        let resumed = two.take_over(owner, id).await.unwrap();
+        assert_eq!(*resumed.state(), SandboxState::Running);
+        assert!(two.memory(id).ends_with("kept"));
+        let identity = |sandbox: &Sandbox| {
+            (
+                sandbox.id().to_owned(),
+                sandbox.name().map(str::to_owned),
+                sandbox.agent_token().map(str::to_owned),
+                sandbox.settings().metadata.clone(),
+                sandbox.settings().owner.clone(),
+                sandbox.created_ms(),
+            )
+        };
+        assert_eq!(identity(&resumed), identity(&created));
+        // The first host learns of the move with its next operation, and forgets the sandbox.
+        let error = one.sandboxes.resume(id).await.unwrap_err();
+        assert!(error.to_string().contains("runs on host h2"), "{error}");
+        assert_eq!((error.kind(), one.state(id)), (ErrorKind::Conflict, None));
+        two.sandboxes.remove(id).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn of_many_hosts_that_resume_one_sandbox_exactly_one_runs_it() {
+    let store = TestStore::new();
+    let mut hosts = Vec::new();
+    for number in 1..=5 {
+        hosts.push(Host::start(&store, number).await);
+    }
+    let id = hosts[0].create(None, "once").await.id().to_owned();
+    for _ in 0..4 {
+        let home = hosts
+            .iter()
+            .position(|host| host.state(&id) == Some(SandboxState::Running));
+        hosts[home.unwrap()].pause_durably(&id).await;
+        let resumes = hosts.iter().map(|host| async {
+            if host.state(&id).is_some() {
+                return host.sandboxes.resume(&id).await;
+            }
+            host.take_over(None, &id).await
+        });
+        let results = futures_util::future::join_all(resumes).await;
+        let winners = results.iter().filter(|result| result.is_ok()).count();
+        assert_eq!(winners, 1, "{results:?}");
+        let running = hosts
+            .iter()
+            .filter(|host| host.state(&id) == Some(SandboxState::Running));
+        assert_eq!(running.count(), 1);
+        for error in results.iter().filter_map(|result| result.as_ref().err()) {
+            assert!(
+                matches!(error.kind(), ErrorKind::Conflict | ErrorKind::Busy),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_returns_to_a_host_has_its_newest_state_there() {
+    let store = TestStore::new();
+    let (one, two) = (Host::start(&store, 1).await, Host::start(&store, 2).await);
+    let id = one.create(None, "first ").await.id().to_owned();
+    one.pause_durably(&id).await;
+    two.take_over(None, &id).await.unwrap();
+    two.bench.world.write(&id, "second ");
+    two.pause_durably(&id).await;
+    // The first host still has the older pause.
+    let error = one.sandboxes.resume(&id).await.unwrap_err();
+    assert!(error.to_string().contains("newer state"), "{error}");
+    assert_eq!(one.state(&id), None);
+    one.take_over(None, &id).await.unwrap();
+    assert!(one.memory(&id).contains("second "), "{}", one.memory(&id));
+    let error = two.sandboxes.kill(&id).await.unwrap_err();
+    assert!(error.to_string().contains("runs on host h1"), "{error}");
+    assert_eq!(one.state(&id), Some(SandboxState::Running));
+}
+
+#[tokio::test]
+async fn a_sandbox_that_was_never_stored_is_resumed_without_the_store() {
+    let store = TestStore::new();
+    let one = Host::start(&store, 1).await;
+    let id = one.create(None, "local").await.id().to_owned();
+    store.make_unreachable();
+    one.sandboxes.pause(&id).await.unwrap();
+    one.sandboxes.resume(&id).await.unwrap();
+    assert_eq!(one.state(&id), Some(SandboxState::Running));
+    one.sandboxes.kill(&id).await.unwrap();
+    store.make_reachable();
+    assert!(store.objects("heads").is_empty());
+}
+
+#[tokio::test]
+async fn a_stored_sandbox_is_not_resumed_while_the_store_is_away() {
+    let store = TestStore::new();
+    let one = Host::start(&store, 1).await;
+    let id = one.create(None, "stored").await.id().to_owned();
+    one.pause_durably(&id).await;
+    assert_eq!(store.objects("heads").len(), 1);
+    store.make_unreachable();
+    let error = one.sandboxes.resume(&id).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert_eq!(one.state(&id), Some(SandboxState::Paused));
+    store.make_reachable();
+    one.sandboxes.resume(&id).await.unwrap();
+    assert!(one.memory(&id).ends_with("stored"));
+}
+
+#[tokio::test]
+async fn a_killed_sandbox_is_resumed_by_no_host() {
+    let store = TestStore::new();
+    let (one, two) = (Host::start(&store, 1).await, Host::start(&store, 2).await);
+    for is_running in [false, true] {
+        let id = one.create(None, "killed").await.id().to_owned();
+        one.pause_durably(&id).await;
+        if is_running {
+            one.sandboxes.resume(&id).await.unwrap();
+        }
+        // The kill is acknowledged without the store, and recorded in it later.
+        store.make_unreachable();
+        one.sandboxes.remove(&id).await.unwrap();
+        store.make_reachable();
+        // A running sandbox is on its host until the head is marked.
+        two.stored_until(&id, |stored| {
+            stored
+                .as_ref()
+                .is_err_and(|e| e.to_string().contains("was killed"))
+        })
+        .await
+        .unwrap_err();
+        assert_eq!(two.state(&id), None);
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_exits_after_a_claim_lets_others_resume_the_sandbox() {
+    let store = TestStore::new();
+    let (one, two) = (Host::start(&store, 1).await, Host::start(&store, 2).await);
+    let id = one.create(None, "released").await.id().to_owned();
+    one.pause_durably(&id).await;
+    // A restore that fails after its claim releases the sandbox.
+    one.bench.world.fail("restore");
+    one.sandboxes.resume(&id).await.unwrap_err();
+    two.stored_until(&id, |stored| stored.is_ok())
+        .await
+        .unwrap();
+    two.take_over(None, &id).await.unwrap();
+    assert!(two.memory(&id).ends_with("released"));
+}
+
+#[tokio::test]
+async fn other_owners_and_unknown_ids_find_no_sandbox() {
+    let store = TestStore::new();
+    let (one, two) = (Host::start(&store, 1).await, Host::start(&store, 2).await);
+    let id = one.create(Some("key1"), "secret").await.id().to_owned();
+    one.pause_durably(&id).await;
+    for owner in [None, Some("key2")] {
+        let found = two.sandboxes.stored_sandbox(owner, &id).await.unwrap();
+        assert!(found.is_none(), "{owner:?}");
+    }
+    for id in ["", "worker", "abcdefghijkmnpqrstuv", "../heads"] {
+        let found = two
+            .sandboxes
+            .stored_sandbox(Some("key1"), id)
+            .await
+            .unwrap();
+        assert!(found.is_none(), "{id}");
+    }
+    assert!(two.sandboxes.list().is_empty());
+}
