@@ -1,8 +1,8 @@
 //! Heads: one record per sandbox that was ever stored. It decides which host may run the sandbox.
 //!
 //! A head changes by conditional replaces only. A host publishes the head when the snapshot of a
-//! pause is in the store. It claims the head before a resumed guest receives its identity, and marks
-//! it when the sandbox is killed. Of two hosts that claim one head, exactly one succeeds.
+//! pause is in the store. It claims the head before a resumed guest receives its identity, and
+//! marks it when the sandbox is killed. Of two hosts that claim one head, exactly one succeeds.
 //!
 //! The outcome of a write may be unknown. The host then drops the guest, and repeats the same write
 //! in the background until the outcome is known. If the host turns out to own the sandbox, it

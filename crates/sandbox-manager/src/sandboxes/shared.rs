@@ -17,7 +17,6 @@ use crate::store_copies::{StorePlace, StoreRetraction};
 use jiffy_api_types::{SandboxState, SnapshotPurpose};
 use jiffy_engine_api::{is_id, steps};
 use jiffy_fleet::{Claim, HeadError, Publication};
-use jiffy_store::SHARED_TENANT;
 use jiffy_store::host::LOCAL_TENANT;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
@@ -190,7 +189,8 @@ impl Sandboxes {
             Ok(record) => {
                 entry.set_adopted(false);
                 // This host removes the copies in the store when it needs them no longer.
-                self.set_fetched(record.snapshot.as_deref(), false);
+                let snapshot = record.snapshot.as_deref().unwrap_or_default();
+                self.snapshots().set_copies_adopted(snapshot, true);
             }
             Err(_) => {
                 let snapshot = entry.record().snapshot;
@@ -205,34 +205,12 @@ impl Sandboxes {
     pub(super) fn forget_moved(&self, entry: &SandboxEntry) {
         let record = entry.record();
         tracing::info!(id = record.id, "another host has taken over a sandbox");
-        self.set_fetched(record.snapshot.as_deref(), true);
+        let snapshot = record.snapshot.as_deref().unwrap_or_default();
+        self.snapshots().set_copies_adopted(snapshot, false);
         let change = JournalChange::NoSandbox(record.id.clone());
         self.0.journal.commit_write_behind(&[change]);
         self.0.entries.lock().remove(entry.shared_id());
         self.0.gc.collect(record.snapshot);
-    }
-
-    /// Records whether another host is responsible for the copies of a snapshot of a pause and of
-    /// the ancestors that only this snapshot needs.
-    fn set_fetched(&self, snapshot: Option<&str>, fetched: bool) {
-        let mut next = snapshot.map(str::to_owned);
-        while let Some(id) = next.take() {
-            let children = self.0.catalog.read().children(&id).count();
-            let record = self.0.catalog.get(&id);
-            let is_private = |record: &crate::snapshot::Snapshot| {
-                record.purpose == SnapshotPurpose::Pause && !record.retained && children <= 1
-            };
-            let Some(record) = record.filter(is_private) else {
-                return;
-            };
-            self.0.catalog.update(&id, |record| {
-                let copies = record.store.copies.iter_mut();
-                for copy in copies.filter(|copy| copy.place.tenant != SHARED_TENANT) {
-                    copy.fetched = fetched;
-                }
-            });
-            next = record.parent;
-        }
     }
 
     /// Marks the head of a killed sandbox, in the background and also after a restart.
