@@ -62,6 +62,7 @@ pub struct Publication<'a> {
 
 /// Head with the place of its record.
 struct Place {
+    host: Owner,
     key: RecordKey,
     id: SandboxId,
     records: Arc<SealedRecords>,
@@ -134,6 +135,7 @@ impl Heads {
         let key = tenant.head_key(id.slot().number(), sandbox);
         let key = key.map_err(|e| HeadError::damaged(sandbox)(&e))?;
         Ok(Place {
+            host: self.host,
             key: key.parse()?,
             id,
             records: Arc::new(SealedRecords::new(self.records.clone(), tenant)),
@@ -202,12 +204,13 @@ impl Heads {
         for _ in 0..ATTEMPTS {
             let write = match place.read().await? {
                 None => {
-                    let head = Head::new(
+                    let mut head = Head::new(
                         place.id,
                         HeadState::Paused,
                         Some(snapshot.clone()),
                         Some(record.clone()),
                     );
+                    head.origin = Some(self.host.member);
                     place.create(&head)?
                 }
                 Some(current) => {
@@ -347,7 +350,7 @@ impl Place {
     }
 
     fn successor(&self, head: &Head, state: HeadState) -> Result<Head, HeadError> {
-        head.successor(state)
+        head.successor(self.host.member, state)
             .ok_or_else(|| HeadError::damaged(&self.id.to_string())(&"its revisions are exhausted"))
     }
 
