@@ -1,6 +1,7 @@
 //! Store that many hosts share.
 
 pub(crate) mod collection;
+pub(crate) mod condemned;
 mod known_chunks;
 pub(crate) mod lease;
 pub(crate) mod module_holders;

@@ -9,16 +9,19 @@
 
 mod lock;
 mod mark;
+mod objects;
 mod repack;
 
+use crate::StoreError;
 use crate::data_keys::Hash;
 use crate::manifest::Scope;
 use crate::shared_store::SharedStore;
-use crate::shared_store::lease::{Condemned, LEASE_TIME};
+use crate::shared_store::condemned::{Condemned, ReadCondemned};
+use crate::shared_store::lease::LEASE_TIME;
 use crate::shared_store::readers::READER_TIME;
 use crate::tenant::{BUNDLES, SHARED_TENANT, Tenant};
-use crate::{Listed, StoreError};
 use lock::CollectionLock;
+use objects::StoredObjects;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -96,6 +99,12 @@ struct Collector<'a> {
     lock: Option<CollectionLock>,
     now: i64,
     progress: OnProgress<'a>,
+}
+
+/// Object that a collection removes.
+struct Doomed {
+    key: String,
+    bytes: u64,
 }
 
 impl SharedStore {
@@ -179,58 +188,68 @@ impl Collector<'_> {
         }
     }
 
-    async fn write_condemned(&self, condemned: &Condemned) -> Result<(), StoreError> {
+    /// Replaces the list `before`.
+    async fn write_condemned(
+        &self,
+        before: &mut ReadCondemned,
+        condemned: &Condemned,
+    ) -> Result<(), StoreError> {
         let Some(lock) = &self.lock else {
             return Ok(());
         };
         self.store.check_lock(lock).await?;
-        let key = self.tenant.key("gc/condemned");
-        self.store.write_list(self.tenant, &key, condemned).await
+        let writing = self.store.write_condemned(self.tenant, before, condemned);
+        writing.await
     }
 
     async fn run(&self) -> Result<GcReport, StoreError> {
         let (store, tenant) = (self.store, self.tenant);
         // Objects that are condemned by this collection are removed by a later one at the earliest.
-        let before = store.condemned(tenant).await?;
+        let mut before = store.condemned(tenant).await?;
         // List leases before manifests: a push that ends in between is then seen as a lease, a
         // manifest or both.
         let leases = self.leases().await?;
-        let mut objects = Vec::new();
+        let mut objects = StoredObjects::default();
         for kind in COLLECTED {
-            objects.extend(store.backend.list(&tenant.key(kind)).await?);
+            objects.add(tenant, store.backend.list(&tenant.key(kind)).await?);
         }
-        let marked = self.mark(&objects, &leases.protected).await?;
+        objects.sort();
+        let marked = self.mark(&mut objects, &leases.protected).await?;
         let young = leases
             .oldest
             .unwrap_or(self.now)
             .min(self.now - millis(self.options.grace));
         let (mut condemned, mut doomed) = (Condemned::new(), Vec::new());
         let mut condemned_bytes = 0;
-        for object in &objects {
-            if marked.live.contains(&object.key) || object.modified_ms >= young {
+        for object in objects.iter() {
+            if object.is_live || object.modified_ms >= young {
                 continue;
             }
-            let since = before.get(&object.key).copied();
-            condemned.insert(object.key.clone(), since.unwrap_or(self.now));
+            let key = object.name.key(tenant);
+            let since = before.all.get(&key).copied();
+            condemned.insert(key.clone(), since.unwrap_or(self.now));
             condemned_bytes += object.bytes;
             // Removable: condemned by an earlier collection, and every push has had time to notice.
             let grace = millis(self.options.grace);
             if since.is_some_and(|since| self.now - since >= grace && since < self.now) {
-                doomed.push(object);
+                doomed.push(Doomed {
+                    key,
+                    bytes: object.bytes,
+                });
             }
         }
         // An object stays in the list until it is removed.
-        self.write_condemned(&condemned).await?;
+        self.write_condemned(&mut before, &condemned).await?;
         self.sweep(&doomed).await?;
         let removed_bytes = doomed.iter().map(|object| object.bytes).sum();
         for object in &doomed {
             condemned.remove(&object.key);
         }
         if !doomed.is_empty() {
-            self.write_condemned(&condemned).await?;
+            self.write_condemned(&mut before, &condemned).await?;
         }
         let mut report = GcReport {
-            live: marked.live.len() as u64,
+            live: objects.live(),
             condemned: condemned.len() as u64,
             condemned_bytes: condemned_bytes - removed_bytes,
             removed: doomed.len() as u64,
@@ -244,7 +263,7 @@ impl Collector<'_> {
             &marked,
             &leases,
             young,
-            &mut condemned,
+            (&mut before, &mut condemned),
             &mut report,
         )
         .await?;
@@ -256,13 +275,13 @@ impl Collector<'_> {
     }
 
     /// Removes objects. Manifests come first, so that no manifest refers to a removed object.
-    async fn sweep(&self, doomed: &[&Listed]) -> Result<(), StoreError> {
+    async fn sweep(&self, doomed: &[Doomed]) -> Result<(), StoreError> {
         let (store, tenant) = (self.store, self.tenant);
         let Some(lock) = &self.lock else {
             return Ok(());
         };
         let prefix = tenant.key("manifests/");
-        let (manifests, others): (Vec<&Listed>, Vec<&Listed>) = doomed
+        let (manifests, others): (Vec<&Doomed>, Vec<&Doomed>) = doomed
             .iter()
             .partition(|object| object.key.starts_with(&prefix));
         for object in manifests {
@@ -284,7 +303,7 @@ impl Collector<'_> {
             store.backend.delete(&tenant.removed_key(&root)).await?;
         }
         let (total, removed) = (others.len() as u64, std::sync::atomic::AtomicU64::new(0));
-        let remove = async |object: &Listed| {
+        let remove = async |object: &Doomed| {
             store.check_lock(lock).await?;
             store.backend.delete(&object.key).await?;
             let removed = removed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -14,7 +14,7 @@ use crate::data_keys::{Hash, random, to_hex};
 use crate::shared_store::SharedStore;
 use crate::tenant::Tenant;
 use crate::{FormatError, StoreError};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -35,9 +35,6 @@ pub(crate) struct Lease {
     since: Instant,
     is_written: AtomicBool,
 }
-
-/// Objects that a collection will remove, with the time of their condemnation (store's clock, ms).
-pub(crate) type Condemned = BTreeMap<String, i64>;
 
 impl SharedStore {
     /// Creates a lease, which [`Self::protect`] writes. Sends no request.
@@ -135,14 +132,14 @@ impl SharedStore {
         open_list(tenant, key, &object).map(Some)
     }
 
-    pub(crate) async fn condemned(&self, tenant: &Tenant) -> Result<Condemned, StoreError> {
-        let condemned = self.read_list(tenant, &tenant.key("gc/condemned")).await?;
-        Ok(condemned.unwrap_or_default())
-    }
-
-    /// Returns the keys of objects that a push must not reuse: condemned objects and damaged packs.
-    pub(crate) async fn unusable(&self, tenant: &Tenant) -> Result<HashSet<String>, StoreError> {
-        let mut unusable: HashSet<String> = self.condemned(tenant).await?.into_keys().collect();
+    /// Returns the keys among `keys` that a push must not reuse: condemned objects and damaged
+    /// packs.
+    pub(crate) async fn unusable(
+        &self,
+        tenant: &Tenant,
+        keys: &BTreeSet<String>,
+    ) -> Result<HashSet<String>, StoreError> {
+        let mut unusable = self.condemned_among(tenant, keys).await?;
         unusable.extend(self.distrusted(tenant).await?);
         Ok(unusable)
     }

@@ -33,8 +33,9 @@ impl SharedStore {
         // Check after registering: a collection that condemns the content later finds the holder
         // before it removes an object.
         let manifest = tenant.manifest_key(&root);
-        let is_condemned = self.condemned(tenant).await?.contains_key(&manifest);
-        if is_condemned || self.backend.head(&manifest).await?.is_none() {
+        let wanted = [manifest.clone()].into();
+        let condemned = self.condemned_among(tenant, &wanted).await?;
+        if !condemned.is_empty() || self.backend.head(&manifest).await?.is_none() {
             self.backend.delete(&key).await?;
             return Err(StoreError::Gone(manifest));
         }

@@ -229,7 +229,7 @@ impl SharedStore {
             protected.extend([tenant.manifest_key(&root), tenant.locations_key(&root)]);
             self.protect(tenant, lease, &protected).await?;
             // Must be read after the lease was written: see `lease`.
-            let unusable = self.unusable(tenant).await?;
+            let unusable = self.unusable(tenant, &protected).await?;
             let retained = ancestors.iter().copied().chain([root]);
             self.check_retained(tenant, retained, &unusable).await?;
             let new = self
@@ -238,10 +238,12 @@ impl SharedStore {
             if new.is_empty() {
                 let whole = known.own.iter().flat_map(Locations::packs);
                 let others: HashSet<PackId> = whole.filter(|pack| !packs.contains(pack)).collect();
-                lost.extend(
-                    self.lost_packs(tenant, keys, &others, known, &unusable)
-                        .await?,
-                );
+                if !others.is_empty() {
+                    let keys_of_others = others.iter().map(pack_key).collect();
+                    let unusable = self.unusable(tenant, &keys_of_others).await?;
+                    let checking = self.lost_packs(tenant, keys, &others, known, &unusable);
+                    lost.extend(checking.await?);
+                }
                 return Ok(Reuse {
                     chosen,
                     protected: reused,

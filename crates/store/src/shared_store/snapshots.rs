@@ -95,9 +95,9 @@ impl SharedStore {
             self.backend
                 .put(&key, bytes::Bytes::from_static(b"needed"))
                 .await?;
-            let unusable = self.unusable(&shared).await?;
-            self.check_retained(&shared, [*ancestor], &unusable).await?;
             let manifest = shared.manifest_key(ancestor);
+            let unusable = self.unusable(&shared, &[manifest.clone()].into()).await?;
+            self.check_retained(&shared, [*ancestor], &unusable).await?;
             match self.backend.head(&manifest).await? {
                 Some(_) => Ok(()),
                 None => Err(StoreError::Gone(manifest)),

@@ -103,7 +103,7 @@ impl SharedStore {
             pack_bytes: bytes(&packs),
             manifest_bytes: bytes(&manifests) + bytes(&locations),
             leases: leases.len() as u64,
-            condemned: self.condemned(tenant).await?.len() as u64,
+            condemned: self.condemned(tenant).await?.all.len() as u64,
         })
     }
 

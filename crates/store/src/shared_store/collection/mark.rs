@@ -1,13 +1,15 @@
 //! Mark phase: finds the objects that a tenant needs and the live part of its packs.
 
+use super::objects::{ObjectName, StoredObjects, number};
 use super::{Collector, root_of};
+use crate::StoreError;
 use crate::data_keys::Hash;
 use crate::manifest::Scope;
+use crate::pack::PackId;
 use crate::shared_store::lease::{LEASE_TIME, REUSED};
-use crate::tenant::{BUNDLES, SHARED_TENANT};
-use crate::{Listed, StoreError};
+use crate::tenant::SHARED_TENANT;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Leases of a tenant.
 #[derive(Debug, Default)]
@@ -20,22 +22,43 @@ pub(super) struct Leases {
     pub count: u64,
 }
 
+/// Maximum number of snapshots whose marking is prepared at once.
+const MARKED_AT_ONCE: usize = 1024;
+
 /// Live part of a pack.
 #[derive(Debug, Default)]
 pub(super) struct PackUse {
-    /// Lengths of the live frames by their offsets.
-    pub frames: HashMap<u32, u32>,
-    /// Snapshots that use it.
-    pub roots: BTreeSet<Hash>,
+    /// Offsets and lengths of the live frames, in ascending order.
+    frames: Vec<(u32, u32)>,
+    /// Indexes in [`Marked::roots`] of the snapshots that use it.
+    pub roots: Vec<u32>,
+}
+
+impl PackUse {
+    /// Returns the number of live bytes.
+    pub fn bytes(&self) -> u64 {
+        self.frames
+            .iter()
+            .map(|(_, length)| u64::from(*length))
+            .sum()
+    }
+
+    fn add(&mut self, frames: Vec<(u32, u32)>, root: u32) {
+        self.frames.extend(frames);
+        self.frames.sort_unstable();
+        self.frames.dedup_by_key(|(offset, _)| *offset);
+        self.frames.shrink_to_fit();
+        self.roots.push(root);
+    }
 }
 
 /// Objects in use.
 #[derive(Debug, Default)]
 pub(super) struct Marked {
-    /// Keys of the objects.
-    pub live: HashSet<String>,
-    /// Live parts of packs by the packs' keys.
-    pub packs: BTreeMap<String, PackUse>,
+    /// Snapshots in use.
+    pub roots: Vec<Hash>,
+    /// Live parts of packs by generation and id.
+    pub packs: BTreeMap<(u32, PackId), PackUse>,
     /// Number of readers.
     pub readers: u64,
 }
@@ -71,73 +94,61 @@ impl Collector<'_> {
     /// host holds, snapshots that leases protect, and the ancestors of all of these.
     pub(super) async fn mark(
         &self,
-        objects: &[Listed],
+        objects: &mut StoredObjects,
         protected: &HashSet<String>,
     ) -> Result<Marked, StoreError> {
-        let prefix = self.tenant.key("manifests/");
-        let manifests = objects
-            .iter()
-            .filter(|object| object.key.starts_with(&prefix));
-        let roots: BTreeSet<Hash> = manifests
-            .filter_map(|object| root_of(&object.key))
-            .collect();
-        let mut needed = self.needed_roots(&roots).await?;
+        let total = objects.roots().count() as u64;
+        let mut needed = self.needed_roots(objects).await?;
         let readers = self.readers().await?;
         needed.extend(&readers);
-        needed.extend(
-            protected
-                .iter()
-                .filter(|key| key.starts_with(&prefix))
-                .filter_map(|key| root_of(key)),
-        );
+        for key in protected {
+            let Some(name) = ObjectName::parse(self.tenant, key) else {
+                continue;
+            };
+            if let ObjectName::Manifest(root) = name {
+                needed.push(root);
+            }
+            objects.mark(name);
+        }
         let resumable: HashSet<Hash> = needed.iter().copied().collect();
-        let marked = Mutex::new(Marked {
-            live: protected.clone(),
+        let marked = Marked {
             readers: readers.len() as u64,
             ..Marked::default()
-        });
+        };
+        let marking = Mutex::new((objects, marked));
         let mut seen = HashSet::new();
         // Traverse the lineages breadth-first. `seen` prevents repeated visits.
         while !needed.is_empty() {
-            let wave: Vec<Hash> = std::mem::take(&mut needed)
-                .into_iter()
-                .filter(|root| roots.contains(root) && seen.insert(*root))
-                .collect();
-            self.report("snapshots", seen.len() as u64, roots.len() as u64);
+            let wave: Vec<Hash> = {
+                let marking = marking.lock();
+                let all = std::mem::take(&mut needed).into_iter();
+                let listed = all.filter(|root| {
+                    marking.0.get(&ObjectName::Manifest(*root)).is_some() && seen.insert(*root)
+                });
+                listed.collect()
+            };
             let ancestors = Mutex::new(Vec::new());
             let mark = async |root| {
-                let lineage = self.mark_snapshot(root, &marked).await?;
+                let lineage = self.mark_snapshot(root, &marking).await?;
                 let mut ancestors = ancestors.lock();
                 ancestors.extend(lineage);
                 Ok(())
             };
-            self.store.backend.each(wave, mark).await?;
+            for roots in wave.chunks(MARKED_AT_ONCE) {
+                self.store.backend.each(roots.iter().copied(), mark).await?;
+                self.report("snapshots", marking.lock().1.roots.len() as u64, total);
+            }
             needed = ancestors.into_inner();
         }
-        let mut marked = marked.into_inner();
-        self.mark_bundles(objects, &resumable, &mut marked);
+        let (objects, marked) = marking.into_inner();
+        // Ancestors are not resumed: their bundles are not needed.
+        objects.mark_bundles(&resumable);
         Ok(marked)
-    }
-
-    /// Marks the resume bundles of the snapshots `resumable`. Bundles of their ancestors are not
-    /// needed.
-    fn mark_bundles(&self, objects: &[Listed], resumable: &HashSet<Hash>, marked: &mut Marked) {
-        let prefix = self.tenant.key(&format!("{BUNDLES}/"));
-        let bundles = objects
-            .iter()
-            .filter(|object| object.key.starts_with(&prefix));
-        for bundle in bundles {
-            let root = root_of(&bundle.key).filter(|root| resumable.contains(root));
-            let manifest = root.map(|root| self.tenant.manifest_key(&root));
-            if manifest.is_some_and(|manifest| marked.live.contains(&manifest)) {
-                marked.live.insert(bundle.key.clone());
-            }
-        }
     }
 
     /// Returns the roots of snapshots that are needed independently of the tenant's other
     /// snapshots.
-    async fn needed_roots(&self, roots: &BTreeSet<Hash>) -> Result<Vec<Hash>, StoreError> {
+    async fn needed_roots(&self, objects: &StoredObjects) -> Result<Vec<Hash>, StoreError> {
         let (store, tenant) = (self.store, self.tenant);
         let removed = store.backend.list(&tenant.key("removed")).await?;
         let removed: HashSet<Hash> = removed
@@ -151,11 +162,12 @@ impl Collector<'_> {
             parts.next()?.parse::<Hash>().ok()
         });
         // Remove markers that an interrupted collection left after it had removed the snapshot.
-        for root in removed.iter().filter(|root| !roots.contains(root)) {
+        let is_listed = |root: &Hash| objects.get(&ObjectName::Manifest(*root)).is_some();
+        for root in removed.iter().filter(|root| !is_listed(root)) {
             self.delete(&tenant.removed_key(root)).await?;
         }
-        let retained = roots.iter().filter(|root| !removed.contains(root));
-        let mut needed: Vec<Hash> = retained.copied().collect();
+        let retained = objects.roots().filter(|root| !removed.contains(root));
+        let mut needed: Vec<Hash> = retained.collect();
         needed.extend(referenced);
         needed.extend(store.named_roots(tenant).await?);
         needed.extend(store.held_modules(tenant).await?);
@@ -177,7 +189,7 @@ impl Collector<'_> {
     async fn mark_snapshot(
         &self,
         root: Hash,
-        marked: &Mutex<Marked>,
+        marking: &Mutex<(&mut StoredObjects, Marked)>,
     ) -> Result<Vec<Hash>, StoreError> {
         let tenant = self.tenant;
         // An unreadable snapshot stops the collection: the objects that it needs are unknown.
@@ -186,21 +198,21 @@ impl Collector<'_> {
         let own = tenant.name() == SHARED_TENANT;
         let lineage = manifest.lineage.iter();
         let ancestors = lineage.filter(|name| own || name.scope == Scope::Tenant);
-        let mut marked = marked.lock();
-        marked
-            .live
-            .extend([tenant.manifest_key(&root), tenant.locations_key(&root)]);
-        let mut by_pack: HashMap<_, HashMap<u32, u32>> = HashMap::new();
+        let mut by_pack: HashMap<PackId, Vec<(u32, u32)>> = HashMap::new();
         for location in &locations.0 {
             let frames = by_pack.entry(location.pack).or_default();
-            frames.insert(location.offset, location.length);
+            frames.push((location.offset, location.length));
         }
+        let mut marking = marking.lock();
+        let (objects, marked) = &mut *marking;
+        let number = number(marked.roots.len())?;
+        marked.roots.push(root);
+        objects.mark(ObjectName::Manifest(root));
+        objects.mark(ObjectName::Locations(root));
         for (pack, frames) in by_pack {
-            let key = tenant.pack_key(keys.generation(), &pack);
-            marked.live.insert(key.clone());
-            let used = marked.packs.entry(key).or_default();
-            used.frames.extend(frames);
-            used.roots.insert(root);
+            objects.mark(ObjectName::Pack(keys.generation(), pack));
+            let used = marked.packs.entry((keys.generation(), pack)).or_default();
+            used.add(frames, number);
         }
         Ok(ancestors.map(|name| name.root).collect())
     }

@@ -6,25 +6,33 @@
 //! that already does so has a lease that lists the pack and protects it.
 
 use super::mark::{Leases, Marked, PackUse};
+use super::objects::{ObjectName, StoredObjects};
 use super::{Collector, GcReport};
+use crate::StoreError;
 use crate::data_keys::{DataKeys, Hash};
 use crate::fetch_plan::{ChunkRequest, PlannedRange, plan};
 use crate::locations::Location;
 use crate::pack::{MAX_FRAME_BYTES, PackId, PackWriter, decode_frame};
-use crate::shared_store::lease::Condemned;
-use crate::shared_store::pack_index::pack_id;
+use crate::shared_store::condemned::{Condemned, ReadCondemned};
 use crate::shared_store::repair::{REPAIR_PACK_BYTES, full};
-use crate::{Listed, StoreError};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Pack whose chunks are to move.
 struct Candidate<'a> {
-    key: &'a str,
+    key: String,
     generation: u32,
     id: PackId,
     bytes: u64,
     live: u64,
     used: &'a PackUse,
+}
+
+impl Candidate<'_> {
+    /// Returns the roots of the snapshots that use the pack.
+    fn roots(&self, marked: &Marked) -> impl Iterator<Item = Hash> {
+        let roots = self.used.roots.iter();
+        roots.filter_map(|&number| marked.roots.get(number as usize).copied())
+    }
 }
 
 /// Result of moving chunks.
@@ -42,11 +50,11 @@ impl Collector<'_> {
     /// Moves chunks out of packs that are worth repacking, and condemns those packs.
     pub(super) async fn repack(
         &self,
-        objects: &[Listed],
+        objects: &StoredObjects,
         marked: &Marked,
         leases: &Leases,
         young: i64,
-        condemned: &mut Condemned,
+        (before, condemned): (&mut ReadCondemned, &mut Condemned),
         report: &mut GcReport,
     ) -> Result<(), StoreError> {
         let distrusted = self.distrusted_packs(objects).await?;
@@ -61,31 +69,33 @@ impl Collector<'_> {
                 HashSet::new()
             } else {
                 let keys = self.tenant.generation(*generation)?;
-                let moved = self.move_chunks(keys, packs).await?;
+                let moved = self.move_chunks(keys, packs, marked).await?;
                 report.rewritten_bytes += moved.written;
                 moved.retained
             };
             for pack in packs.iter().filter(|pack| !retained.contains(&pack.id)) {
-                condemned.insert(pack.key.to_owned(), self.now);
+                condemned.insert(pack.key.clone(), self.now);
                 report.repacked += 1;
                 report.repacked_bytes += pack.bytes;
             }
         }
         match report.repacked {
             0 => Ok(()),
-            _ => self.write_condemned(condemned).await,
+            _ => self.write_condemned(before, condemned).await,
         }
     }
 
     /// Returns the existing packs with known damage.
-    async fn distrusted_packs(&self, objects: &[Listed]) -> Result<BTreeSet<String>, StoreError> {
+    async fn distrusted_packs(
+        &self,
+        objects: &StoredObjects,
+    ) -> Result<BTreeSet<String>, StoreError> {
         let all = self.store.distrusted(self.tenant).await?;
-        let existing: HashSet<&String> = objects.iter().map(|object| &object.key).collect();
-        let remaining: BTreeSet<String> = all
-            .iter()
-            .filter(|key| existing.contains(key))
-            .cloned()
-            .collect();
+        let exists = |key: &str| {
+            let name = ObjectName::parse(self.tenant, key);
+            name.is_some_and(|name| objects.get(&name).is_some())
+        };
+        let remaining: BTreeSet<String> = all.iter().filter(|key| exists(key)).cloned().collect();
         if remaining != all && !self.options.dry_run {
             self.store.write_distrusted(self.tenant, &remaining).await?;
         }
@@ -95,39 +105,39 @@ impl Collector<'_> {
     /// Returns the packs worth repacking, those with the smallest live part first.
     fn candidates<'a>(
         &self,
-        objects: &[Listed],
+        objects: &StoredObjects,
         marked: &'a Marked,
         leases: &Leases,
         young: i64,
         distrusted: &BTreeSet<String>,
     ) -> Vec<Candidate<'a>> {
-        let listed: HashMap<&str, &Listed> = objects
-            .iter()
-            .map(|object| (object.key.as_str(), object))
-            .collect();
+        let object =
+            |&(generation, id): &(u32, PackId)| objects.get(&ObjectName::Pack(generation, id));
         // If a pack of a snapshot is missing, do not change its locations: a push will restore the
         // pack.
         let missing = marked
             .packs
             .iter()
-            .filter(|(key, _)| !listed.contains_key(key.as_str()));
-        let broken: BTreeSet<Hash> = missing.flat_map(|(_, used)| &used.roots).copied().collect();
+            .filter(|(name, _)| object(name).is_none());
+        let broken: HashSet<u32> = missing.flat_map(|(_, used)| &used.roots).copied().collect();
         let mut candidates: Vec<Candidate<'a>> = Vec::new();
-        for (key, used) in &marked.packs {
-            let Some(object) = listed.get(key.as_str()) else {
+        for (name, used) in &marked.packs {
+            let Some(object) = object(name) else {
                 continue;
             };
-            let mut parts = key.rsplit('/').skip(1);
-            let generation = parts.next().and_then(|number| number.parse().ok());
-            let (Some(id), Some(generation)) = (pack_id(key), generation) else {
-                continue;
-            };
-            let live = used.frames.values().map(|&length| u64::from(length)).sum();
+            let (generation, id) = *name;
+            let live = used.bytes();
             let percent = u64::from(self.options.repack_percent);
-            let is_worth_it = live * 100 < object.bytes * percent || distrusted.contains(key);
+            let is_empty_enough = live * 100 < object.bytes * percent;
+            if !is_empty_enough && distrusted.is_empty() {
+                continue;
+            }
+            let key = self.tenant.pack_key(generation, &id);
+            let is_worth_it = is_empty_enough || distrusted.contains(&key);
             // A push in progress may refer to young and protected packs.
-            let is_free = object.modified_ms < young && !leases.protected.contains(key);
-            if is_worth_it && is_free && used.roots.is_disjoint(&broken) {
+            let is_free = object.modified_ms < young && !leases.protected.contains(&key);
+            let is_whole = used.roots.iter().all(|root| !broken.contains(root));
+            if is_worth_it && is_free && is_whole {
                 candidates.push(Candidate {
                     key,
                     generation,
@@ -152,11 +162,10 @@ impl Collector<'_> {
         &self,
         keys: &DataKeys,
         packs: &[Candidate<'_>],
+        marked: &Marked,
     ) -> Result<Moved, StoreError> {
-        let mut roots: BTreeSet<Hash> = BTreeSet::new();
-        for pack in packs {
-            roots.extend(&pack.used.roots);
-        }
+        let roots = packs.iter().flat_map(|pack| pack.roots(marked));
+        let roots: BTreeSet<Hash> = roots.collect();
         let ids: HashSet<PackId> = packs.iter().map(|pack| pack.id).collect();
         let frames = self.frames(&roots, &ids).await?;
         let mut moved = Moved::default();
@@ -166,7 +175,8 @@ impl Collector<'_> {
             // A push in progress may overwrite the locations of this snapshot.
             let protected = self.leases().await?.protected;
             if protected.contains(&self.tenant.locations_key(&root)) {
-                let users = packs.iter().filter(|pack| pack.used.roots.contains(&root));
+                let users = packs.iter();
+                let users = users.filter(|pack| pack.roots(marked).any(|user| user == root));
                 moved.retained.extend(users.map(|pack| pack.id));
                 continue;
             }
