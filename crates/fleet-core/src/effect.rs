@@ -119,7 +119,7 @@ pub enum Effect {
     },
     /// The verdict on an epoch is committed: act upon it.
     Verdict(Owner),
-    /// Mass silence has started, changed or ended: no verdicts are made while it lasts.
+    /// Mass silence has started or ended: no verdicts are made while it lasts.
     MassSilence {
         /// Number of silent members. Zero if the mass silence has ended.
         silent: usize,

@@ -19,7 +19,8 @@
 //!    member. A write that is requested again has the same [`WriteId`] and must be sent with the
 //!    same bytes, so that the record shows whose write it contains.
 //! 5. After [`Effect::Registered`], call [`reconcile`] for all sandboxes of the host, unless the
-//!    daemon has done so in this epoch. Accept requests afterwards, until [`Effect::EpochEnded`].
+//!    daemon has done so in this epoch. Read the head of a sandbox after a [`HeadUpdate`] of a
+//!    former epoch is finished. Accept requests afterwards, until [`Effect::EpochEnded`].
 //! 6. [`Member::authority`] before each claim, resume of a stored sandbox and restore.
 //! 7. [`Member::change_row`] after each create, pause, resume, move and kill.
 //!    [`Member::set_status`] when the state of the host changes.

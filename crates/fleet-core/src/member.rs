@@ -254,7 +254,8 @@ impl Member {
         }
     }
 
-    /// Leaves the fleet.
+    /// Requests to leave the fleet. The message may be lost: repeat the call until
+    /// [`Effect::EpochEnded`].
     pub fn leave(&mut self, effects: &mut Vec<Effect>) {
         self.send_to_coordinator(Body::Leave, effects);
     }
@@ -388,6 +389,7 @@ impl Member {
             let registration = Registration {
                 instance: self.config.instance,
                 number: self.registrations,
+                ended: self.ended,
                 address: self.config.address.clone(),
                 version: self.config.version.clone(),
                 capacity: self.config.capacity.clone(),

@@ -76,6 +76,9 @@ pub struct Registration {
     pub instance: Instance,
     /// Number of the request of this process. A late copy of an earlier request is ignored.
     pub number: u64,
+    /// Latest epoch of the member that this process knows to have ended. A new epoch is given only
+    /// to a process that knows the end of the former one.
+    pub ended: Option<Epoch>,
     /// Address for messages of other members, as `HOST:PORT`.
     pub address: String,
     /// Version of Jiffy.
@@ -194,6 +197,8 @@ pub struct Rejection {
     pub instance: Instance,
     /// Number of the rejected heartbeat. Zero for a registration.
     pub seq: u64,
+    /// Epoch of the member that has ended, for [`RejectionReason::EpochEnded`].
+    pub ended: Option<Epoch>,
     /// Reason.
     pub reason: RejectionReason,
 }

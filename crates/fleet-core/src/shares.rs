@@ -16,7 +16,7 @@ struct Held {
     in_use: u64,
     grant: GrantNumber,
     wanted: u64,
-    /// Time since which the share was larger than its use.
+    /// Time of the last request or release of a sandbox.
     unused_since: Millis,
 }
 
@@ -35,13 +35,13 @@ impl MemberShares {
             return false;
         }
         let held = self.owners.entry(owner.clone()).or_default();
+        held.unused_since = now;
         let in_use = held.in_use.saturating_add(amount);
         if in_use > held.share {
             held.wanted = held.wanted.max(in_use - held.share);
             return false;
         }
         held.in_use = in_use;
-        held.unused_since = now;
         true
     }
 

@@ -70,9 +70,12 @@ impl Coordinator {
                 }
             }
             Err(reason) => {
+                let row = self.draft.row(from);
+                let ended = row.filter(|_| reason == RejectionReason::EpochEnded);
                 let rejection = Rejection {
                     instance: registration.instance,
                     seq: 0,
+                    ended: ended.map(|row| row.epoch),
                     reason,
                 };
                 self.reject(from, registration.address.clone(), rejection, effects);
@@ -130,6 +133,9 @@ impl Coordinator {
                 }
             }
         };
+        if epoch > row.epoch && registration.ended < Some(row.epoch) {
+            return Err(RejectionReason::EpochEnded);
+        }
         let mut row = new_row(from, epoch, registration);
         if self
             .draft
@@ -175,6 +181,7 @@ impl Coordinator {
             let rejection = Rejection {
                 instance: heartbeat.instance,
                 seq: heartbeat.seq,
+                ended: None,
                 reason,
             };
             if let Some(address) = address {

@@ -80,6 +80,7 @@ impl Member {
         let rejection = Rejection {
             instance,
             seq,
+            ended: None,
             reason,
         };
         let term = self.term().unwrap_or_default();
@@ -104,7 +105,7 @@ impl Member {
             Body::Acknowledged(acknowledgement) => {
                 self.acknowledged(now, acknowledgement, effects);
             }
-            Body::Rejected(rejection) => self.rejected(rejection, effects),
+            Body::Rejected(rejection) => self.rejected(now, rejection, effects),
             Body::RowsWanted(request) => self.rows_wanted(*request, effects),
             Body::Coordinating
             | Body::Register(_)
@@ -165,7 +166,7 @@ impl Member {
         }
     }
 
-    fn rejected(&mut self, rejection: &Rejection, effects: &mut Vec<Effect>) {
+    fn rejected(&mut self, now: Millis, rejection: &Rejection, effects: &mut Vec<Effect>) {
         if rejection.instance != self.config.instance {
             return;
         }
@@ -175,6 +176,12 @@ impl Member {
             Some(_) => self.sent.iter().any(|&(seq, _)| seq == rejection.seq),
         };
         if !is_current {
+            return;
+        }
+        if self.epoch.is_none() && rejection.ended > self.ended {
+            // The answer to an earlier registration was lost, or this process has been restarted.
+            self.ended = rejection.ended;
+            self.next_heartbeat = now;
             return;
         }
         effects.push(Effect::Rejected(rejection.reason));

@@ -257,6 +257,12 @@ impl World {
                 return self.call(host, target, Key::Head(id), Request::Read);
             }
         };
+        // A change of a former epoch may still be written: the head is read again after it.
+        let operation = self.hosts[host].operations.get(&id);
+        if matches!(operation, Some(Operation::Update { .. })) {
+            let target = Target::Reconcile { id, epoch };
+            return self.call(host, target, Key::Head(id), Request::Read);
+        }
         self.hosts[host].reconciling.remove(&id);
         if let Some(held) = self.hosts[host].held.get(&id).cloned() {
             let local = HeldSandbox {

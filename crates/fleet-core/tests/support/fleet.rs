@@ -1,4 +1,5 @@
 //! Fleet whose messages and records arrive at once.
+#![allow(dead_code, reason = "each test program uses a part of the fleet")]
 
 use crate::samples;
 use jiffy_fleet_core::record::{MemberState, ShardRecord};

@@ -1,7 +1,9 @@
 //! Valid records for tests.
-
-// Each test program uses a part of the samples.
-#![allow(dead_code, clippy::unwrap_used)]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test program uses a part of the samples"
+)]
 
 use jiffy_fleet_core::record::{
     Capacity, Head, HeadState, HostLabel, MemberRow, MemberState, ObjectRecords, Root,
