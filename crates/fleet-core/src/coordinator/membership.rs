@@ -112,15 +112,22 @@ impl Coordinator {
             MemberState::Dead => Epoch(row.epoch.0 + 1),
             MemberState::Up | MemberState::Draining => {
                 let former = row.instance;
-                if former == registration.instance {
+                let is_given_up = registration.ended >= Some(row.epoch);
+                let is_same =
+                    former == registration.instance || registration.instance.is_restart_of(&former);
+                if is_same && is_given_up && is_grace {
+                    return Err(RejectionReason::Grace);
+                } else if is_same && is_given_up {
+                    // The verdict of a former coordinator was reported, but not committed.
+                    Epoch(row.epoch.0 + 1)
+                } else if former == registration.instance {
                     if self.committed.row(from) == Some(row) {
                         // The answer was lost.
                         let row = row.clone();
                         self.send_registered(&row, effects);
                     }
                     return Ok(());
-                }
-                if registration.instance.is_restart_of(&former) {
+                } else if is_same {
                     row.epoch
                 } else if former.boot == registration.instance.boot {
                     return Err(RejectionReason::Superseded);
