@@ -1,5 +1,5 @@
-//! Root image of the guest agent for engines without an initial ramdisk: the agent and mount
-//! points.
+//! Root image of the guest agent, for engines that boot without an initial ramdisk. The image
+//! contains the agent and mount points.
 
 use crate::erofs::{ImageRoot, write};
 use crate::file::{OnPath, create};
@@ -72,6 +72,7 @@ impl<'a> AgentRoot<'a> {
             directory.join(format!(".new-{name}")),
         );
         let (root, image) = (work.join("root"), work.join("image"));
+        // Ignore the error: usually there is no directory of an interrupted attempt.
         let _ = fs::remove_dir_all(&work);
         let made = self.fill(&root).and_then(|()| {
             set_times(&root).on("set the times of", &root)?;
@@ -79,6 +80,7 @@ impl<'a> AgentRoot<'a> {
             fs::rename(&image, &path).on("rename", &image)?;
             Ok(())
         });
+        // Ignore the error: the next attempt removes the directory.
         let _ = fs::remove_dir_all(&work);
         made.map(|()| path)
     }

@@ -1,4 +1,5 @@
-//! Host programs that build images.
+//! Runs host programs that build images (`mkfs.erofs`, `mmdebstrap`, shell scripts), optionally
+//! confined.
 
 use crate::deadline::Deadline;
 use crate::jail::{self, system_calls};
@@ -61,12 +62,12 @@ struct Jail {
     view: FsView,
     /// Capabilities of the program.
     capabilities: CapabilitySet,
-    /// File that is given to the user of the program.
+    /// File that the program writes. Its owner is changed to the user of the program.
     output: CString,
     filter: SyscallFilter,
 }
 
-/// Read-only overlay that is mounted for one program only.
+/// Read-only overlay that is mounted in the private mount namespace of one program.
 struct OverlayMount {
     /// Working directory during the mount. The mount options use names relative to it, since all
     /// options together must fit into one page.
@@ -186,6 +187,8 @@ impl Tool {
         self.command
             .stdout(input.try_clone().map_err(failed)?)
             .stderr(input);
+        // The closure runs in the child process, which shares the descriptor numbers of this
+        // process.
         let lock = lock.map(|lock| lock.as_fd().as_raw_fd());
         let (private_mounts, overlay) = (self.private_mounts, self.overlay.take());
         let jail = self.jail.take();
@@ -193,6 +196,8 @@ impl Tool {
         // descriptor stays open because the caller's borrow of the lock outlives the spawn.
         unsafe {
             self.command.pre_exec(move || {
+                // The signal refers to the thread that forks. That thread waits for the program
+                // below, so it exits earlier only if the whole process dies.
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) < 0 {
                     return Err(io::Error::last_os_error());
                 }
@@ -201,10 +206,13 @@ impl Tool {
                 } else if private_mounts {
                     detach_mounts()?;
                 }
+                // The overlay is mounted before the jail is entered, since the jail's filter
+                // forbids `mount`.
                 if let Some(overlay) = &overlay {
                     overlay.mount()?;
                 }
                 if let Some(fd) = lock
+                    // Clears close-on-exec: the program inherits the lock.
                     && libc::fcntl(fd, libc::F_SETFD, 0) < 0
                 {
                     return Err(io::Error::last_os_error());
@@ -222,17 +230,22 @@ impl Tool {
             }
             _ => CommandError::Run { program, source },
         })?;
-        // The command also holds the write end of the pipe, and the output would never end.
+        // `self.command` also holds the write end of the pipe. While it is open, the output would
+        // never end.
         drop(self.command);
         let watch = self
             .deadline
             .map(|timeout| Deadline::start(&child, timeout))
             .transpose();
         if watch.is_err() {
+            // Without a deadline the program could run forever. Killing it ends the output below.
             let _ = child.kill();
         }
+        // The child is reaped in any case, before an error of the output is returned.
         let tail = read_lines(output, on_line).map_err(failed);
         let status = child.wait().map_err(failed)?;
+        // The deadline is dropped after the program was reaped; its pidfd never refers to another
+        // process.
         drop(watch.map_err(failed)?);
         let tail = tail?;
         if status.success() {
@@ -300,6 +313,7 @@ fn read_lines(output: impl Read, on_line: &mut dyn FnMut(&str)) -> io::Result<Ve
     let mut tail = VecDeque::new();
     for chunk in BufReader::new(output).split(b'\n') {
         let chunk = chunk?;
+        // Programs may print names of files that are not UTF-8.
         for line in String::from_utf8_lossy(&chunk)
             .split('\r')
             .map(str::trim_end)

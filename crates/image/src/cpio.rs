@@ -1,4 +1,5 @@
-//! Archives in cpio's "newc" format (Documentation/driver-api/early-userspace/buffer-format.rst).
+//! Writer of cpio archives in the "newc" format, which the kernel unpacks as initial ramdisk
+//! (Documentation/driver-api/early-userspace/buffer-format.rst).
 
 /// Type bits of a mode.
 const DIRECTORY: u32 = 0o040_000;
@@ -32,9 +33,11 @@ impl Archive {
     }
 
     fn entry(&mut self, name: &str, mode: u32, (major, minor): (u32, u32), content: &[u8]) {
+        // The number of the entry serves as inode number: equal numbers would mean hard links.
         self.entries += 1;
         self.bytes.extend_from_slice(b"070701");
         let links = if mode & DIRECTORY != 0 { 2 } else { 1 };
+        // The size of the name includes its terminating zero byte.
         let name_size = name.len() + 1;
         // inode, mode, uid, gid, links, mtime, size, device (2), special device (2), name size,
         // checksum (unused)
@@ -48,6 +51,7 @@ impl Archive {
         }
         self.bytes.extend_from_slice(name.as_bytes());
         self.bytes.push(0);
+        // Name and content are each padded to a multiple of four bytes.
         self.pad();
         self.bytes.extend_from_slice(content);
         self.pad();

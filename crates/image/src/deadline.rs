@@ -1,4 +1,4 @@
-//! Deadlines of processes.
+//! Kills child processes that exceed their time limit.
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::io;
@@ -35,9 +35,10 @@ impl Deadline {
 
 impl Drop for Deadline {
     fn drop(&mut self) {
+        // Closing the channel ends the wait of the thread.
         drop(self.cancel.take());
         if let Some(thread) = self.thread.take() {
-            // The closed channel makes the thread exit.
+            // Ignore the error: the thread cannot panic, and its result is not needed.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,5 @@
-//! Blank disks. The writable part of a sandbox's file system is on such a disk.
+//! Blank disks: formatted, empty file systems. A sandbox stores all its changes in such a disk. The
+//! blank disk itself is shared and read-only; the changes are in a private overlay file.
 
 use crate::command::{CommandError, Tool};
 use crate::file::{FileError, OnPath, create};

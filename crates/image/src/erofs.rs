@@ -1,4 +1,4 @@
-//! EROFS images of root file systems.
+//! Writes root file systems as EROFS images with `mkfs.erofs`, and reads such images.
 
 mod layer;
 mod long_name;
@@ -36,7 +36,7 @@ pub(crate) enum ImageRoot {
     },
 }
 
-/// Writes `root` as an EROFS image.
+/// Writes `root` as an EROFS image. The options have these reasons:
 ///
 /// - not compressed: the image has 1.6 times the size of an lz4 image, and a read takes half the
 ///   time (figures in `docs/templates.md`);
@@ -96,18 +96,22 @@ fn make(
         ImageRoot::Marked(_) => READ_MARKS_CAPABILITIES,
         ImageRoot::Directory(_) | ImageRoot::Layers { .. } => READ_CAPABILITIES,
     };
+    // Root creates the file, because the program sees no directory in which it could create one.
     let file = File::create(image).map_err(failed)?;
     // The view of the program is mounted on this directory, which itself stays empty.
     let stage = tempfile::tempdir().map_err(failed)?;
     confine(&mut mkfs, stage.path(), &tree, capabilities, image).map_err(failed)?;
     let result = mkfs.run(lock, &mut |_| ());
-    // The file belonged to the program's user until now.
+    // The program's user owned the file while the program ran. The owner is restored even after a
+    // failure.
     fchown(&file, Some(0), Some(0)).map_err(failed)?;
     result
 }
 
-/// Capabilities for reading files of all owners and the marks of overlayfs.
+/// Capability for reading the files of all owners.
 const READ_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
+/// Reading attributes of the `trusted` namespace, such as overlayfs's marks, requires
+/// CAP_SYS_ADMIN.
 const READ_MARKS_CAPABILITIES: CapabilitySet = READ_CAPABILITIES.union(CapabilitySet::SYS_ADMIN);
 /// Timeout for writing the largest image.
 const MKFS_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -135,6 +139,7 @@ fn link(layers: &[PathBuf], work: &Path, at: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for (i, layer) in layers.iter().enumerate().rev() {
         let name = i.to_string();
+        // All options of a mount must fit into one page, so the layers have short names.
         symlink(layer, work.join(&name))?;
         names.push(name);
     }

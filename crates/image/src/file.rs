@@ -1,4 +1,4 @@
-//! Atomic creation of files, and errors with the path of the file.
+//! Atomic creation of files, and I/O errors with the action and path that failed.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};

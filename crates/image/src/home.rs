@@ -1,4 +1,4 @@
-//! The data directory.
+//! The data directory of Jiffy, in which all files of sandboxes are stored.
 
 use crate::file::{FileError, OnPath};
 use crate::lock::Lock;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// ```text
 /// <home>/
 ///   kernel/vmlinux-<sha12>          guest kernel, unpacked and verified once
-///   kernel/modules-<sha12>.erofs    its modules; those of earlier kernels stay for their snapshots
+///   kernel/modules-<sha12>.erofs    its modules; earlier modules stay for their snapshots
 ///   images/sha256-<digest>.erofs    read-only images, shared by the templates that name them
 ///   templates/[<key>~]<name>[@<tag>]/template.json  manifest: images, owner, recipe hash, ...
 ///   versions/<sha256>.json          manifest of each version of a template that is in use
@@ -21,13 +21,13 @@ use std::path::{Path, PathBuf};
 ///   blobs/sha256-<digest>           downloads of images
 ///   disks/ext4-<MiB>.img            blank disk, sparse, read-only base of copy-on-write disks
 ///   initrd/<sha12>.cpio             initial ramdisk per agent binary; .erofs: the same for gVisor
-///   cache/apt/                      Debian packages, kept between template builds
+///   cache/apt/                      Debian packages, reused by later template builds
 ///   run/                            unlinked files of running sandboxes, the daemon's socket
 ///   run/vmm/                        control sockets of the sandboxes that outlive their daemon
 ///   run/gvisor/                     gVisor sandboxes: configuration, console, state
-///   snapshots/, gvisor/             snapshots of either engine
+///   snapshots/, gvisor/             snapshots, one directory per engine
 ///   functions/<owner digest>/       an owner's functions: records, modules, sockets
-///   locks/                          one file for each thing that one process builds at a time
+///   locks/                          lock files, for example one per template
 /// ```
 ///
 /// A file `<x>.stamp` records the verified checksum and identity of `<x>`. A file whose name starts
@@ -52,6 +52,7 @@ pub enum HomeError {
     File(#[from] FileError),
 }
 
+/// Directories that [`Home::at`] creates. Other crates create the remaining directories.
 const DIRECTORIES: [&str; 11] = [
     "kernel",
     "images",
@@ -70,7 +71,7 @@ impl Home {
     /// Opens the data directory of this user, and creates it if missing: `$JIFFY_HOME`, else
     /// `/var/lib/jiffy` for root, else `$XDG_DATA_HOME/jiffy`, else `~/.local/share/jiffy`.
     pub fn locate() -> Result<Self, HomeError> {
-        Self::at(place(
+        Self::at(default_path(
             |name| env::var_os(name).filter(|v| !v.is_empty()),
             uid(),
         )?)
@@ -90,6 +91,7 @@ impl Home {
             .on("create", &root)?;
         let metadata = fs::metadata(&root).on("examine", &root)?;
         let (owner, uid) = (metadata.uid(), uid());
+        // Another user could read secrets of the guests, or replace their files.
         if owner != uid {
             return Err(HomeError::Foreign {
                 path: root,
@@ -98,7 +100,8 @@ impl Home {
             });
         }
         if metadata.mode() & 0o077 != 0 {
-            fs::set_permissions(&root, Permissions::from_mode(0o700)).on("protect", &root)?;
+            fs::set_permissions(&root, Permissions::from_mode(0o700))
+                .on("set the mode of", &root)?;
         }
         for name in DIRECTORIES {
             let path = root.join(name);
@@ -108,9 +111,11 @@ impl Home {
                 .create(&path)
                 .on("create", &path)?;
             let mode = fs::metadata(&path).on("examine", &path)?.mode();
+            // Group and others may pass through a directory (x), but not list or write it. Confined
+            // processes need this to reach their files.
             if mode & 0o066 != 0 {
                 let closed = Permissions::from_mode(mode & 0o7711);
-                fs::set_permissions(&path, closed).on("protect", &path)?;
+                fs::set_permissions(&path, closed).on("set the mode of", &path)?;
             }
         }
         Ok(Self { root })
@@ -188,13 +193,15 @@ fn uid() -> u32 {
     nix::unistd::Uid::effective().as_raw()
 }
 
-fn place(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> Result<PathBuf, HomeError> {
+/// Returns the default path of the data directory. `var` reads an environment variable.
+fn default_path(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> Result<PathBuf, HomeError> {
     if let Some(home) = var("JIFFY_HOME") {
         return Ok(home.into());
     }
     if uid == 0 {
         return Ok("/var/lib/jiffy".into());
     }
+    // The XDG specification requires that relative paths are ignored.
     let data = var("XDG_DATA_HOME")
         .map(PathBuf::from)
         .filter(|p| p.is_absolute());
@@ -208,7 +215,7 @@ mod tests {
     use super::*;
 
     fn place_of(uid: u32, vars: &[(&str, &str)]) -> Result<PathBuf, HomeError> {
-        place(
+        default_path(
             |name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()),
             uid,
         )

@@ -1,9 +1,12 @@
-//! Store of images. Each image is stored once, under its digest.
+//! Store of images, `<home>/images`. Each image is stored once, under its digest, and shared by all
+//! templates that refer to it.
 //!
-//! Every user of an image holds a shared lock on its open file. Child processes inherit the lock.
-//! It ends when the last process closes the file, for example a VMM that outlives the daemon.
-//! Locked images are not removed. A process that adds an image holds [`ImageStore::share`] until
-//! the image is referenced.
+//! Three rules prevent the removal of an image that is in use:
+//! - Every user of an image holds a shared lock on its open file. Child processes inherit the lock.
+//!   The lock is released when the last process closes the file, for example a VMM that outlives
+//!   the daemon.
+//! - The garbage collector removes only images that it can lock exclusively.
+//! - A process that adds an image holds [`ImageStore::share`] until a manifest refers to the image.
 
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
@@ -109,9 +112,12 @@ impl ImageStore {
         let existing = check(Some(&sum.sha256), Some(sum.size)).open(&path);
         // A damaged image is replaced.
         if !matches!(existing, Ok(Some(_))) {
+            // The stamp belongs to the damaged image. Ignore the error: usually there is no stamp.
             let _ = fs::remove_file(stamp_path(&path));
             fs::rename(file, &path).on("create", &path)?;
             file::sync_dir(&self.home.images())?;
+            // The stamp is written last: a crash before this only means that the image is verified
+            // again.
             check(None, None).record_measured(&path, measured)?;
         }
         Ok(sum)
@@ -125,7 +131,7 @@ impl ImageStore {
         }
         // Resolves symbolic links into a borrowed data directory.
         let old = old.canonicalize().on("find", old)?;
-        // A dangling link is replaced.
+        // Ignore the error: usually there is no link yet. A dangling link is replaced.
         for (from, to) in [(stamp_path(&old), stamp_path(&path)), (old, path)] {
             let _ = fs::remove_file(&to);
             match symlink(&from, &to) {
@@ -145,10 +151,13 @@ impl ImageStore {
         let found = old.canonicalize();
         let ours = matches!((found, home), (Ok(found), Ok(home)) if found.starts_with(&home));
         if !ours || fs::symlink_metadata(&path).is_ok_and(|m| m.is_file()) {
+            // Root of the data directory is resolved as well, since its path may contain symbolic
+            // links.
             return Ok(());
         }
+        // Ignore the error: there may be no stamp, or it is a link of `adopt`.
         let _ = fs::remove_file(stamp_path(&path));
-        fs::rename(old, &path).on("keep", &path)?;
+        fs::rename(old, &path).on("move", &path)?;
         file::sync_dir(&self.home.images())
     }
 
@@ -160,6 +169,7 @@ impl ImageStore {
         for entry in fs::read_dir(&directory).on("list", &directory)? {
             let path = entry.on("list", &directory)?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
+            // The exclusive lock ensures that no build is running, so the file was left by a crash.
             if name.starts_with(file::UNFINISHED) {
                 remove_tree(&path)?;
                 continue;
@@ -186,10 +196,12 @@ impl ImageStore {
                         sha256,
                         size: metadata.len(),
                     },
+                    // The removal of a link frees no space.
                     bytes: if is_file { metadata.blocks() * 512 } else { 0 },
                     path,
                     _lock: opened,
                 }),
+                // Another process holds a shared lock: the image is in use.
                 Err(_) => in_use.push(sha256),
             }
         }
@@ -200,6 +212,8 @@ impl ImageStore {
 impl UnusedImage {
     /// Removes the image and its stamp.
     pub(crate) fn remove(&self) -> Result<(), FileError> {
+        // Ignore the error: the image may have no stamp. The stamp is removed first, since an image
+        // without a stamp is only verified again.
         let _ = fs::remove_file(stamp_path(&self.path));
         fs::remove_file(&self.path).on("remove", &self.path)
     }

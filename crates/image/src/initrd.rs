@@ -1,4 +1,4 @@
-//! Initial ramdisk with the guest agent.
+//! Initial ramdisk of microVMs: a cpio archive with the guest agent as `/init`.
 
 use crate::cpio::Archive;
 use crate::erofs::WriteImageError;
@@ -41,6 +41,7 @@ impl<'a> Initrd<'a> {
         if !agent.starts_with(b"\x7fELF") {
             return Err(InitrdError::NotAProgram);
         }
+        // The size field of the format has 32 bits.
         if u32::try_from(agent.len()).is_err() {
             return Err(InitrdError::TooLarge { size: agent.len() });
         }

@@ -1,8 +1,8 @@
 //! Confinement of the processes that read untrusted files on the host: `mkfs.erofs` and the
 //! unpacker of layers.
 //!
-//! Each process is started by root, and runs as a separate unprivileged user with few capabilities.
-//! Its mount, network, IPC and UTS namespaces contain only its own files.
+//! Root starts each process. The process then runs as a separate unprivileged user with few
+//! capabilities, in its own mount, network, IPC and UTS namespaces, and sees only its own files.
 
 pub(crate) mod system_calls;
 
@@ -14,6 +14,7 @@ use std::io;
 
 /// Maximum number of tasks of the process's user. The user has no other processes.
 const MAX_TASKS: u64 = 64;
+/// Maximum number of open files.
 const MAX_FILES: u64 = 1024;
 
 /// Returns whether processes are confined. Processes of the host's root are confined unless
@@ -26,6 +27,7 @@ pub(crate) fn is_on() -> bool {
 /// prevents that the process gains others. The process is killed when its parent exits. Makes
 /// system calls only and does not allocate, since it runs between fork and exec.
 pub(crate) fn drop_privileges(capabilities: CapabilitySet) -> io::Result<()> {
+    // No core dumps: they could contain data of the guest's owner.
     set_limits(&[
         (Resource::RLIMIT_CORE, 0),
         (Resource::RLIMIT_NPROC, MAX_TASKS),

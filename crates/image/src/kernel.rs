@@ -1,4 +1,5 @@
-//! Guest kernel and its modules.
+//! Guest kernel and its modules. They are embedded in this program and unpacked into the data
+//! directory on first use. The user can specify another kernel instead.
 
 use crate::file::{FileError, OnPath, create};
 use crate::home::Home;
@@ -94,9 +95,11 @@ impl Package {
                 .sums
                 .lines()
                 .filter_map(|line| line.split_once(char::is_whitespace));
+            // `sha256sum` marks binary mode by an asterisk in front of the name.
             let found = lines.find(|(_, file)| file.trim_start_matches([' ', '*']) == name);
             found
                 .map(|(sum, _)| sum.to_owned())
+                // 64 hexadecimal digits are a SHA-256.
                 .filter(|sum| sum.len() == 64)
         };
         let damaged = |detail: String| KernelError::Packed {
@@ -149,10 +152,13 @@ impl Packed {
             what,
             detail: format!("expected sha256 {expected}, found {found}"),
         };
+        // `plain` is a checksum, so the name is never empty.
         let name = self.package.file_name(&self.plain).unwrap_or_default();
         let path = home.kernel().join(&name);
         let check = self.package.check(&self.plain);
         check.open_or_make(&path, home, "kernel", || {
+            // The frame is checked before the decoder reads it: a damaged program is reported as
+            // such.
             let found = sum_of(compressed);
             if found != self.compressed {
                 return Err(damaged(&self.compressed, found));
@@ -162,6 +168,8 @@ impl Packed {
                     inner: file,
                     hasher: Sha256::new(),
                 };
+                // The checksum is computed while the file is written. An error removes the
+                // unfinished file.
                 zstd::stream::copy_decode(compressed, &mut output).on("write", &path)?;
                 match hex(output.hasher) {
                     found if found == self.plain => Ok(()),
@@ -223,6 +231,7 @@ impl Kernel {
     pub fn modules_named(&self, sha256: &str, home: &Home) -> Result<VerifiedFile, KernelError> {
         match &self.0 {
             KernelSource::BuiltIn { modules, .. } if modules.plain == sha256 => {
+                // Unpacks the file if this data directory does not contain it yet.
                 return modules.open(home);
             }
             KernelSource::Own { .. } => {
@@ -236,6 +245,7 @@ impl Kernel {
             sha256: sha256.chars().take(64).collect(),
         };
         let name = MODULES.file_name(sha256).ok_or_else(missing)?;
+        // The file name contains 12 digits only, so `open` verifies the whole checksum.
         let path = home.kernel().join(name);
         MODULES.check(sha256).open(&path)?.ok_or_else(missing)
     }
@@ -256,6 +266,7 @@ fn own(path: &PathBuf) -> Result<VerifiedFile, FileError> {
     })
 }
 
+/// Writer that computes the checksum of all written bytes.
 struct Hashing<W> {
     inner: W,
     hasher: Sha256,

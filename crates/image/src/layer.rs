@@ -1,4 +1,5 @@
-//! Layers of images: untrusted archives. They are unpacked into directories that no path can leave.
+//! Layers of container images. A layer is an untrusted archive. It is unpacked into a directory
+//! that no path in the archive can leave.
 
 pub(crate) mod confined;
 mod confined_dir;

@@ -1,12 +1,12 @@
-//! Advisory locks between threads and processes.
+//! Advisory file locks (`flock`) between threads and processes.
 
 use crate::file::{FileError, OnPath};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-/// A lock. It is held until it is dropped in this process and in every child process that inherited
-/// its descriptor.
+/// A lock. It is held until all descriptors of the lock file are closed: the descriptor in this
+/// process and the descriptors that child processes inherited.
 ///
 /// The lock file is never removed: otherwise two holders could lock different files of the same
 /// name.
@@ -17,6 +17,7 @@ impl Lock {
     /// Acquires the lock at `path`. Calls `wait` once if the lock is held.
     pub(crate) fn take(path: &Path, wait: impl FnOnce()) -> Result<Self, FileError> {
         let file = open(path)?;
+        // The first attempt does not block, so that `wait` is called only if there is a wait.
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {

@@ -1,4 +1,8 @@
-//! Store of templates: bootable images with defaults.
+//! Templates of a data directory: bootable images with defaults, each under a name and a tag.
+//!
+//! A template is a directory with a manifest. The manifest names the images by digest; the images
+//! themselves are in the [`ImageStore`]. Every change replaces the whole directory atomically under
+//! the lock of the template, so reading a manifest needs no lock.
 
 use crate::file::{FileError, OnPath, UNFINISHED};
 use crate::home::Home;
@@ -63,6 +67,7 @@ impl Templates {
     ) -> Result<Option<TemplateManifest>, TemplateError> {
         let directory = self.directory(reference);
         if !directory.is_dir() {
+            // Only a shortcut: the directory may be removed between this check and `load`.
             return Ok(None);
         }
         match self.load(reference) {
@@ -85,6 +90,7 @@ impl Templates {
     /// Opens and verifies a template.
     pub fn get(&self, name: &str) -> Result<Template, TemplateError> {
         let images = ImageStore::new(&self.home);
+        // No image may be removed between reading the manifest and opening the images.
         let _shared = images.share()?;
         let manifest = self.manifest(name)?;
         version::store(&self.home, &manifest)?;
@@ -114,21 +120,24 @@ impl Templates {
         let path = version::path(&self.home, digest);
         if path.exists() {
             let manifest = TemplateManifest::read(&path)?;
-            // The content of a version must match its file name.
+            // The file may have been changed by hand: its content must match the digest in its
+            // name.
             return (manifest.version() == digest)
                 .then_some(manifest)
                 .ok_or_else(missing);
         }
-        let is_it = |m: &TemplateManifest| m.version() == digest || version::is_of_image(m, digest);
+        let is_requested =
+            |m: &TemplateManifest| m.version() == digest || version::is_of_image(m, digest);
         if let Ok(current) = self.manifest(name)
-            && is_it(&current)
+            && is_requested(&current)
         {
+            // From now on the version stays available if the template is replaced.
             version::store(&self.home, &current)?;
             return Ok(current);
         }
         let mut versions = version::all(&self.home)?.into_iter().map(|(_, m)| m);
         versions
-            .find(|m| m.name == name && is_it(m))
+            .find(|m| m.name == name && is_requested(m))
             .ok_or_else(missing)
     }
 
@@ -156,6 +165,7 @@ impl Templates {
             return Err(TemplateError::Reserved { name });
         }
         let lock = self.lock(&to, &mut |_| ())?;
+        // Lock order: the template first, then the images.
         let _shared = ImageStore::new(&self.home).share()?;
         let mut manifest = self.manifest(from)?;
         manifest.rename(&to);
@@ -170,6 +180,7 @@ impl Templates {
     pub fn remove(&self, name: &str) -> Result<(), TemplateError> {
         let reference = Reference::parse(name)?;
         let _lock = self.lock(&reference, &mut |_| ())?;
+        // The directory is renamed before it is removed, so that no reader sees a part of it.
         let (directory, doomed) = (self.directory(&reference), self.unfinished(&reference));
         remove_tree(&doomed)?;
         if let Ok(manifest) = self.load(&reference) {
@@ -180,6 +191,7 @@ impl Templates {
             renamed => renamed.on("remove", &directory)?,
         }
         remove_tree(&doomed)?;
+        // Images that only this template used can be removed now.
         self.gc_unused()?;
         Ok(())
     }
@@ -218,12 +230,13 @@ impl Templates {
     }
 
     pub(crate) fn unknown(&self, reference: &Reference) -> TemplateError {
-        let names = match self.references() {
-            Ok(names) => names,
+        let references = match self.references() {
+            Ok(references) => references,
             Err(e) => return e.into(),
         };
-        // The list contains templates of the same owner, without internal templates.
-        let shown = names
+        // Names of other owners must not be revealed, and internal templates are of no use to the
+        // caller.
+        let shown = references
             .iter()
             .filter(|r| r.owner() == reference.owner() && !is_reserved(r.name()));
         let mut names: Vec<String> = shown.map(Reference::to_string).collect();

@@ -1,8 +1,9 @@
-//! Files whose content is verified once in full, and recognized cheaply afterwards.
+//! Verifies the content of a file once in full, and recognises the unchanged file cheaply
+//! afterwards.
 //!
-//! After a full check, a stamp in the same directory records the checksum, size, inode and time
-//! stamps of the file. The time stamps change with the content. As long as they match, the file is
-//! unchanged. Otherwise it is checked again.
+//! After a full check, a stamp (`FILE.stamp`) records the checksum, size, inode and time stamps of
+//! the file. Every change of the content also changes the time stamps. While they match the stamp,
+//! the file is unchanged. Otherwise the file is checked again.
 
 use crate::Home;
 use crate::file::{FileError, OnPath, write};
@@ -142,6 +143,7 @@ impl FileCheck<'_> {
             return Ok(verified);
         }
         let _lock = home.lock(lock, || ())?;
+        // Another process may have created the file while this process waited for the lock.
         if let Some(verified) = self.open(path)? {
             return Ok(verified);
         }
@@ -161,6 +163,7 @@ impl FileCheck<'_> {
             .on("examine", path)
             .map_err(|e| self.failed(e))?;
         if let Some(expected) = self.size.filter(|s| *s != metadata.len()) {
+            // The size is compared first, since this needs no reading of the file.
             let (path, found, remedy) = (path.to_owned(), metadata.len(), self.remedy.to_owned());
             return Err(VerifyError::Size {
                 what: self.what,
@@ -178,6 +181,7 @@ impl FileCheck<'_> {
         else {
             return Ok(None);
         };
+        // The stamp also contains the checksum, so a stamp of other content does not match.
         if stamp == Some(FileStamp::of(&metadata, expected.clone())) {
             return Ok(Some(VerifiedFile {
                 file,
@@ -186,7 +190,7 @@ impl FileCheck<'_> {
                 size: metadata.len(),
             }));
         }
-        self.full(file, path, Some(expected)).map(Some)
+        self.verify_fully(file, path, Some(expected)).map(Some)
     }
 
     /// Computes the checksum of a file before it is renamed to its final name.
@@ -218,6 +222,7 @@ impl FileCheck<'_> {
             changed_ns: stamp.changed_ns,
             ..measured.stamp
         };
+        // Any other difference means that the file was changed between the checksum and the rename.
         if stamp != as_measured {
             return Err(VerifyError::Unstable {
                 what: self.what,
@@ -232,10 +237,11 @@ impl FileCheck<'_> {
         let file = File::open(path)
             .on("open", path)
             .map_err(|e| self.failed(e))?;
-        self.full(file, path, self.sha256.map(str::to_owned))
+        self.verify_fully(file, path, self.sha256.map(str::to_owned))
     }
 
-    fn full(
+    /// Computes the checksum, compares it with `expected` if given, and records the stamp.
+    fn verify_fully(
         &self,
         file: File,
         path: &Path,
@@ -267,6 +273,7 @@ impl FileCheck<'_> {
             .on("examine", path)
             .map_err(|e| self.failed(e))?;
         let stamp = FileStamp::of(&after, found);
+        // The file was changed while it was read, so the checksum may belong to neither content.
         if stamp != FileStamp::of(&before, stamp.sha256.clone()) {
             return Err(VerifyError::Unstable {
                 what: self.what,
@@ -303,6 +310,7 @@ impl FileCheck<'_> {
 /// Waits until the clock has left the tick of the file's last change. A later change in the same
 /// tick would have equal time stamps, and the stamp would be valid for unverified content.
 fn wait_for_next_tick(metadata: &fs::Metadata) {
+    // At least the longest tick of the kernel's coarse clock (10 ms at HZ=100).
     const TICK: Duration = Duration::from_millis(20);
     let age = metadata
         .modified()
@@ -356,6 +364,7 @@ fn sparse_sum(file: &File) -> io::Result<String> {
     let mut offset = 0;
     // Holes can be found only by seeking. The file offset is restored afterwards.
     while let Some(data) = next_data(file, offset)? {
+        // Data regions start at block boundaries of the file system, which may be smaller.
         offset = data - data % BLOCK as u64;
         let n = file.read_at(&mut buffer, offset)?;
         for (i, block) in buffer[..n].chunks(BLOCK).enumerate() {
@@ -364,6 +373,7 @@ fn sparse_sum(file: &File) -> io::Result<String> {
                 hasher.update(block);
             }
         }
+        // A concurrent truncation can end the file early.
         if n == 0 {
             break;
         }

@@ -43,6 +43,7 @@ pub(crate) fn all(home: &Home) -> Result<Vec<(PathBuf, TemplateManifest)>, Templ
     for entry in fs::read_dir(&directory).on("list", &directory)? {
         let path = entry.on("list", &directory)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
+        // Names that start with a dot belong to files that are being written.
         if !name.starts_with('.') && name.ends_with(SUFFIX) {
             let manifest = TemplateManifest::read(&path)?;
             found.push((path, manifest));

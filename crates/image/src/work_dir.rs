@@ -1,4 +1,4 @@
-//! Working directories.
+//! Working directories of builds, and the safe removal of directory trees.
 
 use crate::file::{FileError, OnPath};
 use std::fs::{self, DirBuilder};
@@ -29,13 +29,14 @@ impl Drop for WorkDir {
     }
 }
 
-/// Removes a directory tree. Returns an error if a file system is mounted in it, since its files
-/// would be removed as well.
+/// Removes a directory tree. Returns an error if a file system is mounted in it, because the
+/// removal would delete the files of that file system as well.
 pub(crate) fn remove_tree(path: &Path) -> Result<(), FileError> {
     let mounts =
         fs::read_to_string("/proc/self/mountinfo").on("read", Path::new("/proc/self/mountinfo"))?;
     let mounted = mounts
         .lines()
+        // The fifth field of a line is the mount point (proc_pid_mountinfo(5)).
         .filter_map(|line| line.split(' ').nth(4))
         .find(|point| Path::new(point).starts_with(path));
     if let Some(point) = mounted {

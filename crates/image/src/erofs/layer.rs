@@ -1,4 +1,5 @@
-//! Conversion of an image back to the layer that it was built from: an archive with OCI whiteouts.
+//! Converts an EROFS image back to the layer from which it was built: a tar archive with OCI
+//! whiteouts.
 
 use super::read::{ErofsImage, ImageError, Inode};
 use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveError, ArchiveWriter};
@@ -48,7 +49,7 @@ pub(crate) fn write_layer(image: &File, out: impl Write) -> Result<(), LayerOfIm
 struct LayerConverter<'a, W> {
     image: ErofsImage<'a>,
     writer: ArchiveWriter<W>,
-    /// First name of each file with hard links.
+    /// First path of each file with several hard links, by inode number.
     named: HashMap<u64, Vec<u8>>,
     buffer: Vec<u8>,
 }
@@ -64,6 +65,7 @@ impl<W: Write> LayerConverter<'_, W> {
         path: Vec<u8>,
         depth: usize,
     ) -> Result<(), LayerOfImageError> {
+        // Bounds the recursion: a hostile image may contain a directory in itself.
         if depth > MAX_DEPTH {
             return Err(ImageError::Damaged("its directories are nested too deeply").into());
         }
@@ -73,12 +75,14 @@ impl<W: Write> LayerConverter<'_, W> {
             .xattrs
             .iter()
             .any(|(name, value)| name == OPAQUE && value == b"y");
+        // The root has an entry as well, so that its attributes are preserved.
         if path.is_empty() {
             entry.path = b"./".to_vec();
         }
         self.writer.add(&entry, b"")?;
+        // Overlayfs's mark on a directory becomes an OCI entry for an opaque directory.
         if opaque {
-            self.mark(&shown, b".wh..opq")?;
+            self.whiteout(&shown, b".wh..opq")?;
         }
         let mut offset = 0;
         while offset < inode.size {
@@ -91,25 +95,28 @@ impl<W: Write> LayerConverter<'_, W> {
                 };
                 match kind(&found) {
                     FileType::Directory => self.directory(&found, path, depth + 1)?,
-                    _ => self.other(&found, path)?,
+                    _ => self.non_directory(&found, path)?,
                 }
             }
+            // Names never cross a block, so each block is read separately.
             offset += self.image.block();
         }
         Ok(())
     }
 
-    fn other(&mut self, inode: &Inode, path: Vec<u8>) -> Result<(), LayerOfImageError> {
+    /// Writes an entry for a file that is not a directory.
+    fn non_directory(&mut self, inode: &Inode, path: Vec<u8>) -> Result<(), LayerOfImageError> {
         let kind = match kind(inode) {
             FileType::RegularFile => ArchiveEntryKind::File,
             FileType::Symlink => ArchiveEntryKind::Symlink,
             FileType::Fifo => ArchiveEntryKind::Fifo,
+            // A character device 0/0 is overlayfs's whiteout.
             FileType::CharacterDevice if inode.word == 0 => {
                 let name = path
                     .iter()
                     .rposition(|b| *b == b'/')
                     .map_or(0, |slash| slash + 1);
-                return self.mark(&path[..name], &path[name..]);
+                return self.whiteout(&path[..name], &path[name..]);
             }
             // Devices and sockets are not part of layers.
             _ => return Ok(()),
@@ -142,9 +149,9 @@ impl<W: Write> LayerConverter<'_, W> {
         Ok(self.writer.end()?)
     }
 
-    /// Writes a whiteout for `name` in the directory `above`: `.wh.` is put in front of the name.
-    /// `above` ends with a slash unless it is the root.
-    fn mark(&mut self, above: &[u8], name: &[u8]) -> Result<(), LayerOfImageError> {
+    /// Writes the whiteout of `name` in the directory `above`: an empty file `.wh.NAME`. `above`
+    /// ends with a slash unless it is the root.
+    fn whiteout(&mut self, above: &[u8], name: &[u8]) -> Result<(), LayerOfImageError> {
         let above = if above == b"/" { b"" } else { above };
         let path = [above, b".wh.", name].concat();
         Ok(self

@@ -1,7 +1,8 @@
-//! File names that `mkfs.erofs` cannot store.
+//! Search for file names that `mkfs.erofs` cannot store.
 //!
-//! EROFS stores names of 255 bytes, but `mkfs.erofs` 1.5 cuts off the last byte of such a name. It
-//! then fails without naming the file, or stores another file of the shorter name instead.
+//! The EROFS format allows names of 255 bytes, but `mkfs.erofs` 1.5 cuts off the last byte of such
+//! a name. The program then fails without naming the file or, if a file with the shortened name
+//! exists, stores the wrong file.
 
 use super::ImageRoot;
 use crate::command::CommandError;
@@ -38,6 +39,7 @@ pub enum WriteImageError {
 pub(super) fn find(root: &ImageRoot) -> Option<WriteImageError> {
     match root {
         ImageRoot::Directory(path) | ImageRoot::Marked(path) => find_below(path, &[]),
+        // The uppermost layer first: a file that an upper layer deletes is not in the image.
         ImageRoot::Layers { layers, .. } => (0..layers.len())
             .rev()
             .find_map(|n| find_below(&layers[n], &layers[n + 1..])),

@@ -1,4 +1,4 @@
-//! System calls of confined processes.
+//! System call filters of the confined processes.
 
 use jiffy_confinement::{AllowedCalls, DeniedCalls, SyscallFilter};
 use std::io;
@@ -124,12 +124,13 @@ const UNPACKER_CALLS: &[libc::c_long] = &[
     libc::SYS_writev,
 ];
 
-/// Filter of the unpacker.
+/// Returns the filter of the unpacker process.
 pub(crate) fn unpacker() -> io::Result<SyscallFilter> {
     AllowedCalls::or_kill(UNPACKER_CALLS).compile()
 }
 
 /// Returns the filter for a host program. The program may start threads but no processes.
+// A denied call returns an error instead of killing the program, which may only probe for it.
 pub(crate) fn program() -> io::Result<SyscallFilter> {
     let mut denied = DeniedCalls::new(DENIED_TO_PROGRAMS);
     denied.deny_processes()?;

@@ -1,11 +1,16 @@
-//! Unpacking in a confined process, since archives are not trusted. The process sees only the
-//! directory that it fills.
+//! Unpacks archives in a separate confined process, because archives are not trusted. The process
+//! sees only the directory that it fills.
 //!
-//! The process runs this program with [`UNPACK_ARGUMENT`] (see [`set_unpacker_program`]). It reads
-//! the archive from standard input. It writes to standard output, in this order:
-//! - a line before each [`REPORT_BYTES`] that it unpacks;
-//! - an [`UnpackOutcome`] as one line;
-//! - the directories that need overlayfs's mark, which only the parent may set.
+//! The process runs this program with [`UNPACK_ARGUMENT`] (see [`set_unpacker_program`]). The
+//! parent sends the archive to standard input of the process. The process writes to standard
+//! output, in this order:
+//! - a line with the number of unpacked bytes, before each [`REPORT_BYTES`] that it unpacks;
+//! - an [`UnpackOutcome`] as one line of JSON;
+//! - the names of the directories that need overlayfs's opaque mark. Only the parent may set the
+//!   mark, since the process has no `CAP_SYS_ADMIN`.
+//!
+//! The parent treats this output as untrusted, since a hostile archive may have taken over the
+//! process.
 
 use super::confined_dir::{ConfinedDir, LayerPath};
 use super::unpack::{
@@ -34,7 +39,8 @@ use std::time::Duration;
 
 /// First argument of the unpacker process. The second argument is a [`UnpackTask`].
 pub const UNPACK_ARGUMENT: &str = "--as-unpacker";
-/// Time after the time limit at which the parent kills an unpacker.
+/// Time between the unpacker's own time limit and the kill by the parent. The process usually
+/// reports its own timeout, with a better message.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// Maximum length of the line with the outcome, in bytes.
 const MAX_OUTCOME_BYTES: u64 = 1 << 20;
@@ -69,7 +75,7 @@ struct UnpackTask {
     is_image: bool,
 }
 
-/// Result of the process.
+/// Result of unpacking, as the process reports it.
 #[derive(Debug, Serialize, Deserialize)]
 enum UnpackOutcome {
     Done(UnpackedLayer),
@@ -78,7 +84,8 @@ enum UnpackOutcome {
     Failed(String),
 }
 
-/// Unpacks as [`super::unpack`] does. Calls `meter` before bytes are written.
+/// Unpacks as [`super::unpack`] does, in a confined process if a program is set. Calls `meter`
+/// before bytes are written.
 pub(crate) fn unpack(
     packed: impl Read,
     into: &Path,
@@ -157,6 +164,7 @@ impl UnpackerProcess {
             .stdin(image.map_or_else(Stdio::piped, Stdio::from))
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
+        // The process decides by the same variable whether to confine itself (`jail::is_on`).
         if let Some(word) = std::env::var_os("JIFFY_JAIL") {
             command.env("JIFFY_JAIL", word);
         }
@@ -165,6 +173,7 @@ impl UnpackerProcess {
             command.pre_exec(end_with_parent);
         }
         let mut child = command.spawn().map_err(failed)?;
+        // From here on, every error path must kill and reap the child.
         match Deadline::start(&child, limits.time.saturating_add(GRACE_PERIOD)) {
             Ok(watch) => Ok(Self {
                 child,
@@ -197,6 +206,8 @@ impl UnpackerProcess {
         let input = self.child.stdin.take();
         // The process is not reaped before the reader thread has exited, so its pid is not reused.
         let process = Pid::from_child(&self.child);
+        // Input and output are served by two threads. With one thread, both processes could block
+        // on a full pipe.
         let (fed, read) = thread::scope(|scope| {
             let reader = scope.spawn(move || {
                 let read = read_output(output, &limits, meter);
@@ -206,7 +217,7 @@ impl UnpackerProcess {
                 }
                 read
             });
-            (feed(input, packed, on_bytes), reader.join())
+            (send_archive(input, packed, on_bytes), reader.join())
         });
         let read = read.map_err(|_| {
             failed(io::Error::other(
@@ -216,6 +227,8 @@ impl UnpackerProcess {
         let (line, marks) = match (read, fed) {
             // The process was killed, and writing to it failed as a consequence.
             (Err(budget @ LayerError::Budget { .. }), _) => return Err(budget),
+            // An error of the archive's source (for example a download) is the cause of any other
+            // error.
             (_, Err(e)) => return Err(LayerError::read(e)),
             (read, Ok(())) => read?,
         };
@@ -226,11 +239,12 @@ impl UnpackerProcess {
             )));
         }
         let outcome = serde_json::from_slice(&line);
+        // A process that panicked has written no outcome.
         match outcome
             .map_err(|_| LayerError::Process(format!("it exited without a result ({status})")))?
         {
             UnpackOutcome::Done(unpacked) => {
-                mark(into, &marks, &limits)?;
+                set_opaque_marks(into, &marks, &limits)?;
                 Ok(unpacked)
             }
             UnpackOutcome::Truncated => Err(LayerError::Truncated),
@@ -244,7 +258,7 @@ impl UnpackerProcess {
 
 /// Writes the archive to the process until the process stops reading. Returns only errors of
 /// reading the archive.
-fn feed(
+fn send_archive(
     input: Option<ChildStdin>,
     mut packed: impl Read,
     on_bytes: &mut dyn FnMut(u64),
@@ -278,6 +292,7 @@ fn read_output(
 ) -> Result<(Vec<u8>, Vec<u8>), LayerError> {
     let failed = |e: io::Error| LayerError::Process(e.to_string());
     let mut output = BufReader::new(output);
+    // Number of bytes in the last report.
     let mut reported = 0;
     loop {
         let mut line = Vec::new();
@@ -287,6 +302,7 @@ fn read_output(
             .map_err(failed)?;
         let Some(report) = line.strip_prefix(REPORT_MARK) else {
             let mut marks = Vec::new();
+            // `limits.names` also bounds the names that the process itself remembers.
             let mut rest = output.take(limits.names);
             rest.read_to_end(&mut marks).map_err(failed)?;
             return Ok((line, marks));
@@ -307,7 +323,7 @@ fn read_output(
 
 /// Sets overlayfs's mark on directories in `into`. The process supplies their names, which are not
 /// trusted.
-fn mark(into: &Path, names: &[u8], limits: &UnpackLimits) -> Result<(), LayerError> {
+fn set_opaque_marks(into: &Path, names: &[u8], limits: &UnpackLimits) -> Result<(), LayerError> {
     if names.is_empty() {
         return Ok(());
     }
@@ -316,6 +332,8 @@ fn mark(into: &Path, names: &[u8], limits: &UnpackLimits) -> Result<(), LayerErr
         ConfinedDir::open(into).map_err(|e| failed(into.as_os_str().as_encoded_bytes(), e))?;
     for name in names.split(|b| *b == 0).filter(|name| !name.is_empty()) {
         let inside = LayerPath::of(name, limits).map_err(|p| LayerError::entry(name, p))?;
+        // The descriptor is opened below `into` and follows no symbolic link, so that a hostile
+        // name cannot mark a directory elsewhere on the host.
         place
             .open_directory(inside.bytes())
             .and_then(|fd| fsetxattr(fd, OVERLAY_OPAQUE, b"y", XattrFlags::empty()))
@@ -327,11 +345,11 @@ fn mark(into: &Path, names: &[u8], limits: &UnpackLimits) -> Result<(), LayerErr
 /// Main function of the unpacker process: confines itself and unpacks.
 pub fn unpacker() -> ExitCode {
     let mut marks = Vec::new();
-    let outcome = match work(&mut marks) {
+    let outcome = match run_task(&mut marks) {
         Ok(unpacked) => UnpackOutcome::Done(unpacked),
         Err(LayerError::Truncated) => UnpackOutcome::Truncated,
         Err(LayerError::DiskFull { entry }) => UnpackOutcome::DiskFull { entry },
-        Err(error) => UnpackOutcome::Failed(chain(&error)),
+        Err(error) => UnpackOutcome::Failed(with_sources(&error)),
     };
     // Closing standard input gives the parent an error instead of blocking it. SAFETY: this process
     // has stopped reading standard input.
@@ -348,7 +366,8 @@ pub fn unpacker() -> ExitCode {
     }
 }
 
-fn chain(error: &LayerError) -> String {
+/// Returns the message of an error with all its causes, as one line.
+fn with_sources(error: &LayerError) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -358,11 +377,13 @@ fn chain(error: &LayerError) -> String {
     text
 }
 
-fn work(marks: &mut Vec<Vec<u8>>) -> Result<UnpackedLayer, LayerError> {
+/// Reads the task from the arguments, confines the process and unpacks.
+fn run_task(marks: &mut Vec<Vec<u8>>) -> Result<UnpackedLayer, LayerError> {
     let task = std::env::args().nth(2).unwrap_or_default();
     let failed = |e: io::Error| LayerError::Process(format!("confining it: {e}"));
     let task: UnpackTask = serde_json::from_str(&task).map_err(|e| failed(e.into()))?;
     // SAFETY: no value in this process owns a descriptor above standard error yet.
+    // An inherited descriptor could give access to files outside the directory.
     unsafe { close_descriptors(3) }.map_err(failed)?;
     let place = confine(&task.into, &task.limits).map_err(failed)?;
     let marks = OverlayMarks::Collect(marks);
@@ -394,6 +415,7 @@ fn confine(into: &Path, limits: &UnpackLimits) -> io::Result<PathBuf> {
     set_limit(Resource::RLIMIT_DATA, memory)?;
     set_limit(Resource::RLIMIT_FSIZE, limits.bytes)?;
     let mut place = into.to_owned();
+    // Without a jail, only the limits and the system call filter apply.
     if jail::is_on() {
         let view = FsView::of(into)?;
         detach()?;
@@ -401,6 +423,7 @@ fn confine(into: &Path, limits: &UnpackLimits) -> io::Result<PathBuf> {
         jail::drop_privileges(UNPACKER_CAPABILITIES)?;
         place = PathBuf::from("/");
     }
+    // The filter is applied last, since it forbids the system calls above.
     filter.apply()?;
     Ok(place)
 }

@@ -1,8 +1,8 @@
-//! Directory that no path can leave.
+//! A directory that no path can leave.
 //!
-//! The parent of every entry is opened relative to the directory's descriptor by `openat2`, which
-//! follows no symbolic link and never leaves the directory. Each entry is then created in its
-//! parent by a single name.
+//! The parent of every entry is opened with `openat2`, relative to the directory's descriptor.
+//! `openat2` follows no symbolic link and never leaves the directory. The entry is then created by
+//! its last path component, relative to the opened parent.
 
 use super::limits::UnpackLimits;
 use super::{EntryProblem, LayerError};
@@ -35,6 +35,7 @@ impl LayerPath {
         }
         let joined = names.join(&b'/');
         let long = joined.len() > limits.path || names.len() > limits.depth;
+        // 255 bytes is the maximum length of a file name on Linux (`NAME_MAX`).
         if long || names.iter().any(|name| name.len() > 255) {
             return Err(EntryProblem::Path);
         }
@@ -58,7 +59,7 @@ impl LayerPath {
     }
 }
 
-/// The directory.
+/// The directory of [`ConfinedDir::open`], which no path of an archive can leave.
 pub(super) struct ConfinedDir {
     root: OwnedFd,
     /// Parent of the last entry. It is cached, since archives list entries by directory.
@@ -102,12 +103,14 @@ impl ConfinedDir {
         path: &'p LayerPath,
     ) -> Result<(BorrowedFd<'_>, &'p [u8]), LayerError> {
         let (parent, name) = path.split();
+        // The cached descriptor stays valid: entries never replace or remove a directory.
         if self.last.as_ref().is_none_or(|(known, _)| known != parent) {
             let fd = match self.directory(parent) {
                 Err(Errno::NOENT) => self.make_directories(parent),
                 opened => opened,
             };
             let fd = fd.map_err(|errno| match errno {
+                // `RESOLVE_NO_SYMLINKS` reports a symbolic link in the path as ELOOP.
                 Errno::LOOP | Errno::NOTDIR => {
                     LayerError::entry(path.bytes(), EntryProblem::Through)
                 }
@@ -121,6 +124,7 @@ impl ConfinedDir {
         }
     }
 
+    /// Creates the missing directories of `path`, one component after the other.
     fn make_directories(&mut self, path: &[u8]) -> Result<OwnedFd, Errno> {
         let mut ends = (0..path.len())
             .filter(|i| path[*i] == b'/')

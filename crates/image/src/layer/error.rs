@@ -84,6 +84,7 @@ impl LayerError {
     pub(crate) fn read(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => Self::Truncated,
+            // `io::Error` is only the transport of an error through `Read` implementations.
             _ if error.get_ref().is_some_and(|e| e.is::<Self>()) => {
                 match error.into_inner().map(|e| e.downcast::<Self>()) {
                     Some(Ok(own)) => *own,
@@ -104,6 +105,7 @@ impl LayerError {
     pub(super) fn write(action: &'static str, path: &[u8], errno: rustix::io::Errno) -> Self {
         use rustix::io::Errno;
         let entry = shown(path);
+        // For an attribute, ENOSPC means that the inode has no space for it. The disk is not full.
         if matches!(errno, Errno::NOSPC | Errno::DQUOT) && action != "set an attribute of" {
             return Self::DiskFull { entry };
         }

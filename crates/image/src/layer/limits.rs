@@ -1,4 +1,4 @@
-//! Limits of unpacking a layer.
+//! Limits for unpacking an untrusted layer, and counters that enforce them.
 
 use super::LayerError;
 use serde::{Deserialize, Serialize};
@@ -48,7 +48,7 @@ impl Default for UnpackLimits {
     }
 }
 
-/// Remaining allowance of one layer.
+/// Counters of one unpacking: the part of each limit that is still free.
 pub(super) struct UnpackBudget {
     pub limits: UnpackLimits,
     bytes: u64,
@@ -93,6 +93,8 @@ impl UnpackBudget {
     }
 
     pub(super) fn in_time(&self) -> Result<(), LayerError> {
+        // The deadline is checked per entry and per block of content, so a slow sender of bytes
+        // cannot bypass it.
         if Instant::now() > self.deadline {
             let seconds = self.limits.time.as_secs();
             return Err(too_much("time", format!("{seconds} s")));

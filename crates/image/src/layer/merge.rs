@@ -1,9 +1,11 @@
-//! Merging of an upper unpacked layer into a lower layer. The result has the same meaning as both
-//! layers on top of each other. Whiteouts of the upper layer delete files of the lower layer, and
-//! are retained for the layers below both.
+//! Merges an upper unpacked layer into the lower layer below it. The result has the same meaning as
+//! both layers on top of each other.
 //!
-//! Both directories were filled by [`super::unpack`] and are private. Their symbolic links are not
-//! trusted and never followed.
+//! Whiteouts of the upper layer delete files of the lower layer. They are also retained, since they
+//! hide files of the layers below both.
+//!
+//! Both directories were filled by [`super::unpack`] and no other process can change them. Their
+//! symbolic links are not trusted and never followed.
 
 use super::confined_dir::ConfinedDir;
 use super::unpack::OVERLAY_OPAQUE;
@@ -34,20 +36,28 @@ const DIRECTORY: OFlags = OFlags::RDONLY
 /// Merges the directory `from` into the directory `onto`. Both have the path `path`.
 fn directory(from: &OwnedFd, onto: &OwnedFd, path: &mut Vec<u8>) -> Result<(), LayerError> {
     let length = path.len();
+    // The names were read completely before the first rename, which would disturb `readdir`.
     for name in names(from).map_err(|errno| LayerError::write("list", path, errno))? {
         if length > 0 {
             path.push(b'/');
         }
         path.extend_from_slice(&name);
-        one(from, onto, &name, path)?;
+        merge_entry(from, onto, &name, path)?;
         path.truncate(length);
     }
-    // The times are set last, since changes in the directory modify them.
-    like(from, onto).map_err(|errno| LayerError::write("own", path, errno))
+    // The times are set last, since renames into the directory modify them.
+    copy_attributes(from, onto)
+        .map_err(|errno| LayerError::write("set the attributes of", path, errno))
 }
 
-fn one(from: &OwnedFd, onto: &OwnedFd, name: &[u8], path: &mut Vec<u8>) -> Result<(), LayerError> {
-    let failed = |path: &[u8], errno| LayerError::write("put together", path, errno);
+/// Moves the entry `name` of `from` into `onto`, where it replaces an entry of the same name.
+fn merge_entry(
+    from: &OwnedFd,
+    onto: &OwnedFd,
+    name: &[u8],
+    path: &mut Vec<u8>,
+) -> Result<(), LayerError> {
+    let failed = |path: &[u8], errno| LayerError::write("merge", path, errno);
     let kind = |parent: &OwnedFd| ConfinedDir::kind(parent.as_fd(), name);
     let upper = kind(from).map_err(|e| failed(path, e))?;
     let lower = kind(onto).map_err(|e| failed(path, e))?;
@@ -60,11 +70,15 @@ fn one(from: &OwnedFd, onto: &OwnedFd, name: &[u8], path: &mut Vec<u8>) -> Resul
                 let below = open(onto).map_err(|e| failed(path, e))?;
                 return directory(&above, &below, path);
             }
+            // An opaque directory hides the lower directory completely, so nothing is merged.
             remove_tree(onto, name, path)?;
         }
+        // `renameat` cannot replace a directory with another type of file.
         Some(FileType::Directory) => remove_tree(onto, name, path)?,
         Some(_) if is_directory => {
             // The removed file hid all layers below both, so the directory becomes opaque.
+            // Setting the mark changes the change time only; the modification time is set again
+            // because it is part of the image.
             let mark = |parent: &OwnedFd| {
                 let fd = fs::openat(parent, name, DIRECTORY, Mode::empty())?;
                 let found = fs::fstat(&fd)?;
@@ -74,7 +88,7 @@ fn one(from: &OwnedFd, onto: &OwnedFd, name: &[u8], path: &mut Vec<u8>) -> Resul
             mark(from).map_err(|e| failed(path, e))?;
             fs::unlinkat(onto, name, AtFlags::empty()).map_err(|e| failed(path, e))?;
         }
-        // The rename below replaces the file.
+        // `renameat` below replaces a file, and whiteouts of the lower layer, atomically.
         _ => {}
     }
     fs::renameat(from, name, onto, name).map_err(|e| failed(path, e))
@@ -95,6 +109,7 @@ fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
 fn is_opaque(directory: &OwnedFd) -> Result<bool, Errno> {
     match fs::fgetxattr(directory, OVERLAY_OPAQUE, &mut [0_u8; 8][..]) {
         Ok(_) => Ok(true),
+        // NOTSUP: the file system stores no extended attributes, so no mark can exist.
         Err(Errno::NODATA | Errno::NOTSUP) => Ok(false),
         Err(e) => Err(e),
     }
@@ -103,6 +118,8 @@ fn is_opaque(directory: &OwnedFd) -> Result<bool, Errno> {
 fn remove_tree(parent: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(), LayerError> {
     use std::os::unix::ffi::OsStrExt;
     let name = std::ffi::OsStr::from_bytes(name);
+    // `remove_dir_all` takes a path. The path through the descriptor cannot be redirected by a
+    // symbolic link in the layer.
     let place = Path::new("/proc/self/fd")
         .join(parent.as_raw_fd().to_string())
         .join(name);
@@ -114,7 +131,7 @@ fn remove_tree(parent: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(), LayerEr
 }
 
 /// Copies owner, mode, attributes and times from `from`, except the opaque mark.
-fn like(from: &OwnedFd, onto: &OwnedFd) -> Result<(), Errno> {
+fn copy_attributes(from: &OwnedFd, onto: &OwnedFd) -> Result<(), Errno> {
     for name in attributes(onto)? {
         fs::fremovexattr(onto, name.as_slice())?;
     }
@@ -123,6 +140,8 @@ fn like(from: &OwnedFd, onto: &OwnedFd) -> Result<(), Errno> {
     let group = fs::Gid::from_raw(found.st_gid);
     fs::fchown(onto, Some(owner), Some(group))?;
     fs::fchmod(onto, Mode::from_raw_mode(found.st_mode))?;
+    // 64 KiB is the maximum size of an extended attribute (`XATTR_SIZE_MAX`) and of the list of
+    // names (`XATTR_LIST_MAX`), so the calls never fail with ERANGE.
     let mut value = vec![0; 64 << 10];
     for name in attributes(from)? {
         let length = fs::fgetxattr(from, name.as_slice(), &mut value[..])?;

@@ -1,4 +1,5 @@
-//! Store of unpacked layers. Each layer is stored once, by content.
+//! Store of unpacked layers, `<home>/layers`. Each layer is stored once, under the digest of its
+//! content, and shared by all imports.
 
 mod proof;
 
@@ -20,15 +21,16 @@ const RECORD_FILE: &str = "layer.json";
 const LOCK: &str = "layers";
 const PREFIX: &str = "sha256-";
 
-/// `<home>/layers`: `sha256-<diff id>/` contains `root` and `layer.json`. Holds the lock of the
-/// store: no layer is removed while this value exists.
+/// The layers in `<home>/layers`. The directory `sha256-<diff id>/` contains the files in `root`,
+/// and `layer.json`. Holds the lock of the store: no other process adds or removes a layer while
+/// this value exists.
 pub(crate) struct LayerStore {
     directory: PathBuf,
     /// Held until drop.
     _lock: Lock,
 }
 
-/// An unpacked layer.
+/// A complete layer of the store.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredLayer {
     pub unpacked: UnpackedLayer,
@@ -82,7 +84,8 @@ impl LayerStore {
         Ok(self.commit(new)?)
     }
 
-    /// Unpacks an archive for inspection. The files are removed on drop.
+    /// Unpacks an archive whose diff id is not known in advance. The files are removed on drop
+    /// unless [`Self::commit`] is called.
     pub(crate) fn unpack_pending(
         &self,
         packed: impl Read,
@@ -90,7 +93,9 @@ impl LayerStore {
         meter: ByteMeter<'_>,
         on_bytes: &mut dyn FnMut(u64),
     ) -> Result<PendingLayer, LayerError> {
+        // The lock of the store allows only one unpacking at a time, so one name suffices.
         let work = self.directory.join(format!("{UNFINISHED}layer"));
+        // A killed process may have left files.
         remove_tree(&work)?;
         let make = |path: &Path, mode| DirBuilder::new().mode(mode).create(path).on("create", path);
         make(&work, 0o700)?;
@@ -107,11 +112,14 @@ impl LayerStore {
     /// Moves an unpacked archive into the store.
     pub(crate) fn commit(&self, new: PendingLayer) -> Result<StoredLayer, FileError> {
         let place = self.place(&new.unpacked.diff_id);
+        // The layer may have been added by an earlier archive of the same import.
         if let Some(layer) = self.get(&new.unpacked.diff_id) {
             return Ok(layer);
         }
         // A directory without `layer.json` was left by a crash.
         remove_tree(&place)?;
+        // The files were flushed by `unpack`. The record comes next and the rename last, so that a
+        // layer with a record is always complete.
         let record = serde_json::to_vec(&new.unpacked)
             .map_err(io::Error::other)
             .on("write", &new.work)?;
@@ -130,6 +138,7 @@ impl LayerStore {
             let path = entry.on("list", &self.directory)?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let is_named = |id: &str| named.iter().any(|n| n == id);
+            // This also removes unfinished layers, whose names lack the prefix.
             if name.strip_prefix(PREFIX).is_none_or(|id| !is_named(id)) {
                 remove_tree(&path)?;
             }
@@ -155,8 +164,8 @@ pub(crate) struct PendingLayer {
 
 impl Drop for PendingLayer {
     fn drop(&mut self) {
-        // Ignore the error: the next import removes the remains. After [`LayerStore::commit`] there
-        // are none.
+        // Ignore the error: the next import removes the remains. After `commit`, the directory has
+        // another name and the call has no effect.
         let _ = remove_tree(&self.work);
     }
 }

@@ -1,4 +1,4 @@
-//! Decompression of layers, with counters and a checksum.
+//! Decompresses layers, counts their bytes and computes their checksum.
 
 use super::limits::{UnpackLimits, too_much};
 use super::{EntryProblem, LayerError};
@@ -59,9 +59,12 @@ impl<'a> LayerStream<'a> {
         let count = Rc::new(Cell::new(0));
         let counted = CountingReader(packed, Rc::clone(&count));
         let mut buffered = BufReader::with_capacity(BUFFER_BYTES, counted);
+        // Does not consume the bytes: the decoder below reads them again.
         let start = buffered.fill_buf().map_err(LayerError::read)?;
         let inner: Box<dyn Read + 'a> = match Compression::of(start)? {
             Compression::None => Box::new(buffered),
+            // Some packers write several gzip members, or several zstd frames, in a row. Both
+            // decoders continue with the next one.
             Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(buffered)),
             Compression::Zstd => Box::new(
                 zstd::stream::read::Decoder::with_buffer(buffered).map_err(LayerError::read)?,
@@ -84,6 +87,7 @@ impl<'a> LayerStream<'a> {
         if self.unpacked > self.max_bytes {
             return Err(too_much("bytes", format!("{} MiB", self.max_bytes >> 20)));
         }
+        // The decoder may have read packed bytes ahead, so the check is slightly too lenient.
         let fair = self.packed.get().saturating_mul(self.ratio);
         if self.unpacked > UnpackLimits::RATIO_SLACK && self.unpacked > fair {
             let limit = format!("{} bytes per compressed byte", self.ratio);
@@ -108,6 +112,8 @@ impl<'a> LayerStream<'a> {
 impl Read for LayerStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buffer)?;
+        // The checksum covers the uncompressed bytes, since a diff id does (OCI image
+        // specification).
         self.hasher.update(&buffer[..n]);
         self.unpacked += n as u64;
         self.check().map_err(io::Error::other)?;

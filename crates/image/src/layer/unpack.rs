@@ -1,4 +1,4 @@
-//! Unpacking of a layer's entries into files.
+//! Unpacks the entries of an untrusted layer archive into a directory of the host.
 //!
 //! Whiteouts become the marks of overlayfs: a character device 0/0 for a name,
 //! `trusted.overlay.opaque` on a directory. Other devices are skipped, since guests have their own
@@ -94,18 +94,19 @@ pub(super) fn unpack_with(
     };
     let root = unpacker.place.open_directory(b"");
     root.and_then(|fd| fs::fchmod(fd, Mode::from_raw_mode(0o755)))
-        .map_err(|e| LayerError::write("protect", b"/", e))?;
+        // The umask of the process must not influence the image, so the mode is set explicitly.
+        .map_err(|e| LayerError::write("set the mode of", b"/", e))?;
     while let Some(entry) = unpacker.next()? {
         unpacker.report(&entry, sinks)?;
-        unpacker.take(&entry)?;
-        unpacker.note_implied()?;
+        unpacker.unpack_entry(&entry)?;
+        unpacker.record_implied_directories()?;
         (sinks.on_bytes)(unpacker.archive.input().packed());
     }
     unpacker.finish()
 }
 
-/// Unpacks an untrusted image of a template into the empty directory `into`. The result equals the
-/// layer that the image was built from.
+/// Unpacks the untrusted EROFS image of a template into the empty directory `into`. The result
+/// equals the layer from which the image was built.
 pub fn unpack_image(image: &File, into: &Path, limits: UnpackLimits) -> Result<(), LayerError> {
     unpack_image_with(image, into, limits, OverlayMarks::Set)
 }
@@ -120,7 +121,8 @@ pub(super) fn unpack_image_with(
     let (written, unpacked) = thread::scope(|scope| {
         let written =
             scope.spawn(|| write_layer(image, BufWriter::with_capacity(BUFFER_BYTES, writer)));
-        // The reader is dropped with this call, so that the writer thread never blocks.
+        // `unpack_with` drops the reader when it returns. If it failed, the writer thread then gets
+        // EPIPE instead of blocking on a full pipe.
         let mut sinks = UnpackSinks {
             on_bytes: &mut |_| (),
             on_unpacked: &mut |_| Ok(()),
@@ -128,6 +130,8 @@ pub(super) fn unpack_image_with(
         let unpacked = unpack_with(reader, into, limits, &mut sinks, marks);
         (written.join(), unpacked)
     });
+    // A damaged image also ends the archive early, so its error is the cause and is reported first.
+    // A write error is only the consequence of a failed `unpack_with`.
     if let Ok(Err(damaged @ LayerOfImageError::Image(_))) = written {
         return Err(damaged.into());
     }
@@ -142,8 +146,8 @@ struct Unpacker<'a> {
     archive: ArchiveReader<LayerStream<'a>>,
     budget: UnpackBudget,
     place: ConfinedDir,
-    /// Directories and their times, which are set last, since entries in a directory change its
-    /// times.
+    /// Directories with their modification times. The times are set last, because creating an entry
+    /// in a directory changes the times of the directory.
     directories: Vec<(Vec<u8>, (i64, u32))>,
     done: UnpackedLayer,
     buffer: Vec<u8>,
@@ -171,7 +175,7 @@ impl Unpacker<'_> {
         (to.on_unpacked)(bytes)
     }
 
-    fn take(&mut self, entry: &ArchiveEntry) -> Result<(), LayerError> {
+    fn unpack_entry(&mut self, entry: &ArchiveEntry) -> Result<(), LayerError> {
         let path = LayerPath::of(&entry.path, &self.budget.limits)
             .map_err(|problem| LayerError::entry(&entry.path, problem))?;
         self.done.entries += 1;
@@ -184,6 +188,7 @@ impl Unpacker<'_> {
                 )),
             };
         }
+        // Whiteouts are recognised by name. The type of the entry does not matter.
         let name = path.split().1;
         if name == OPAQUE {
             return self.opaque(&path);
@@ -209,8 +214,9 @@ impl Unpacker<'_> {
         }
     }
 
-    /// Records a fixed time for directories without an entry, so that the image is reproducible.
-    fn note_implied(&mut self) -> Result<(), LayerError> {
+    /// Records the fixed time [`EPOCH`] for parent directories without an entry in the archive, so
+    /// that the image is reproducible.
+    fn record_implied_directories(&mut self) -> Result<(), LayerError> {
         for path in std::mem::take(&mut self.place.implied) {
             self.budget.name(&path)?;
             self.directories.push((path, (EPOCH.cast_signed(), 0)));
@@ -218,7 +224,9 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    /// Removes the file that an earlier entry created under this name. A directory is an error.
+    /// Removes the file that an earlier entry created under this name. The file is unlinked and not
+    /// overwritten, because it may have other hard links. Returns an error if the name is a
+    /// directory.
     fn remove_earlier(&mut self, path: &LayerPath) -> Result<(), LayerError> {
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("replace", path.bytes(), errno);
@@ -239,11 +247,13 @@ impl Unpacker<'_> {
         match ConfinedDir::kind(parent, name).map_err(failed)? {
             Some(FileType::Directory) => return self.set_directory_attributes(entry, path),
             Some(found) => {
+                // Device entries are skipped, so a character device is a whiteout of this layer.
                 deleted = found == FileType::CharacterDevice;
                 fs::unlinkat(parent, name, AtFlags::empty()).map_err(failed)?;
             }
             None => {}
         }
+        // Only root has access until `set_directory_attributes` sets the mode of the entry.
         fs::mkdirat(parent, name, Mode::from_raw_mode(0o700)).map_err(failed)?;
         if deleted {
             // The contents of the directory in lower layers stay deleted.
@@ -273,17 +283,20 @@ impl Unpacker<'_> {
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let created = fs::openat(parent, name, flags, Mode::from_raw_mode(0o600));
         let fd = created.map_err(|errno| LayerError::write("create", path.bytes(), errno))?;
+        // Holes between the runs are not written, so the file stays sparse.
         for run in &entry.runs {
             self.write(fd.as_fd(), run.offset, run.length, path)?;
         }
+        // A hole at the end is not covered by any run: extend the file to its full size.
         if entry.runs.last().map_or(0, |run| run.offset + run.length) < entry.size {
             let longer = fs::ftruncate(&fd, entry.size);
             longer.map_err(|errno| LayerError::write("write", path.bytes(), errno))?;
         }
+        // Cannot overflow: the budget limits the sum of all sizes.
         self.done.bytes += entry.size;
         set_attributes(fd.as_fd(), entry, path)?;
         let dated = fs::futimens(&fd, &times(entry.mtime));
-        dated.map_err(|errno| LayerError::write("date", path.bytes(), errno))
+        dated.map_err(|errno| LayerError::write("set the times of", path.bytes(), errno))
     }
 
     fn write(
@@ -296,8 +309,8 @@ impl Unpacker<'_> {
         let failed = |errno| LayerError::write("write", path.bytes(), errno);
         while length > 0 {
             self.budget.in_time()?;
-            let most = usize::try_from(length).map_or(BUFFER_BYTES, |l| l.min(BUFFER_BYTES));
-            let n = self.archive.read_content(&mut self.buffer[..most])?;
+            let chunk_bytes = usize::try_from(length).map_or(BUFFER_BYTES, |l| l.min(BUFFER_BYTES));
+            let n = self.archive.read_content(&mut self.buffer[..chunk_bytes])?;
             let mut bytes = &self.buffer[..n];
             if bytes.is_empty() {
                 return Err(LayerError::Truncated);
@@ -321,7 +334,7 @@ impl Unpacker<'_> {
         let failed = |errno| LayerError::write("create", path.bytes(), errno);
         // The target is only stored. It is not followed on this host.
         fs::symlinkat(entry.link.as_slice(), parent, name).map_err(failed)?;
-        self.owned_and_dated(entry, path)
+        self.set_owner_and_times(entry, path)
     }
 
     fn hard_link(&mut self, entry: &ArchiveEntry, path: &LayerPath) -> Result<(), LayerError> {
@@ -350,18 +363,19 @@ impl Unpacker<'_> {
         let mode = Mode::from_raw_mode(entry.mode & 0o777);
         let failed = |errno| LayerError::write("create", path.bytes(), errno);
         fs::mknodat(parent, name, FileType::Fifo, mode, 0).map_err(failed)?;
+        // `mknodat` applies the umask, so the mode is set again.
         fs::chmodat(parent, name, mode, AtFlags::empty()).map_err(failed)?;
-        self.owned_and_dated(entry, path)
+        self.set_owner_and_times(entry, path)
     }
 
-    /// Sets the owner and time of a file that cannot be opened.
-    fn owned_and_dated(
+    /// Sets the owner and times of a symbolic link or FIFO, which cannot be opened.
+    fn set_owner_and_times(
         &mut self,
         entry: &ArchiveEntry,
         path: &LayerPath,
     ) -> Result<(), LayerError> {
         let (parent, name) = self.place.parent(path)?;
-        let failed = |errno| LayerError::write("own", path.bytes(), errno);
+        let failed = |errno| LayerError::write("set the owner of", path.bytes(), errno);
         let (uid, gid) = owner(entry);
         let flags = AtFlags::SYMLINK_NOFOLLOW;
         fs::chownat(parent, name, uid, gid, flags).map_err(failed)?;
@@ -414,15 +428,17 @@ impl Unpacker<'_> {
     }
 
     fn finish(mut self) -> Result<UnpackedLayer, LayerError> {
-        // If an archive has several entries for a directory, the last entry applies. Children
-        // precede parents, so that a child does not change the time of its parent.
+        // If an archive has several entries for a directory, the last entry applies. Otherwise the
+        // order does not matter, since these changes do not affect the times of the parents.
         for (path, mtime) in &self.directories {
             let dated =
                 (self.place.open_directory(path)).and_then(|fd| fs::futimens(fd, &times(*mtime)));
-            dated.map_err(|errno| LayerError::write("date", path, errno))?;
+            dated.map_err(|errno| LayerError::write("set the times of", path, errno))?;
         }
         self.done.end_mark = self.archive.has_end_mark();
+        // Reads the stream to its end, so that the checksum covers the padding after the end mark.
         self.done.diff_id = self.archive.into_input().finish()?;
+        // The layer is complete on disk before the caller records that it exists.
         let synced = self.place.sync();
         synced.map_err(|errno| LayerError::write("flush", b"/", errno))?;
         Ok(self.done)
@@ -436,8 +452,8 @@ fn owner(entry: &ArchiveEntry) -> (Option<Uid>, Option<Gid>) {
     )
 }
 
-/// Sets owner, mode, attributes and time. The owner is set first, since that clears mode bits and
-/// capabilities.
+/// Sets owner, mode and extended attributes. The owner is set first, because a change of owner
+/// clears set-user-id bits and capabilities.
 fn set_attributes(
     fd: BorrowedFd<'_>,
     entry: &ArchiveEntry,
@@ -445,8 +461,8 @@ fn set_attributes(
 ) -> Result<(), LayerError> {
     let failed = |action| move |errno: Errno| LayerError::write(action, path.bytes(), errno);
     let (uid, gid) = owner(entry);
-    fs::fchown(fd, uid, gid).map_err(failed("own"))?;
-    fs::fchmod(fd, Mode::from_raw_mode(entry.mode)).map_err(failed("protect"))?;
+    fs::fchown(fd, uid, gid).map_err(failed("set the owner of"))?;
+    fs::fchmod(fd, Mode::from_raw_mode(entry.mode)).map_err(failed("set the mode of"))?;
     for (name, value) in entry
         .xattrs
         .iter()

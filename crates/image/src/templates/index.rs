@@ -1,4 +1,4 @@
-//! Index of templates in memory, for lists of a part of the templates.
+//! Index of templates in memory, so that listing a few templates does not read all manifests.
 //!
 //! The names are read again after a change of their directory. The manifest of a listed template is
 //! read again if its inode or change time differs.
@@ -15,8 +15,8 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Resolution of a directory's time stamp. Later changes within this time may have the same time
-/// stamp.
+/// Assumed resolution of a directory's modification time. Changes within this time may have equal
+/// modification times.
 const TIMESTAMP_GRANULARITY: Duration = Duration::from_secs(1);
 
 /// Part of a manifest that lists contain.
@@ -46,26 +46,27 @@ impl TemplateSummary {
     }
 }
 
-/// Inode and change time of a manifest.
+/// Inode and change time (seconds, nanoseconds) of a manifest.
 type Stamp = (u64, i64, i64);
 
-/// Summary of a template, if it has been read.
+/// Summary of a template, if its manifest has been read.
 #[derive(Debug, Clone, Default)]
 struct IndexEntry {
-    /// Number of the reading of the directory at which the summary was last checked.
+    /// Value of [`Names::reading`] when the summary was last compared with the manifest.
     reading: u64,
     summary: Option<(Stamp, Arc<TemplateSummary>)>,
 }
 
-/// Names and summaries of the templates of one data directory.
+/// Names and summaries of the templates of one data directory. The lock is never held during I/O or
+/// while a callback runs.
 #[derive(Debug, Default)]
 pub(crate) struct TemplateIndex(Mutex<Names>);
 
 #[derive(Debug, Default)]
 struct Names {
-    /// Change time of the directory, and the time at which it was read.
+    /// Modification time of the directory, and the time at which it was read.
     seen: Option<(SystemTime, SystemTime)>,
-    /// Number of times that the directory was read.
+    /// Number of times that the directory was read. A higher number makes all summaries unverified.
     reading: u64,
     entries: BTreeMap<Reference, IndexEntry>,
 }
@@ -74,6 +75,7 @@ impl Names {
     fn is_current(&self, changed: Option<SystemTime>) -> bool {
         match (self.seen, changed) {
             (Some((stamp, read)), Some(changed)) => {
+                // A change just after the reading may have the same time stamp and would be missed.
                 let since = read.duration_since(stamp).unwrap_or_default();
                 stamp == changed && since >= TIMESTAMP_GRANULARITY
             }
@@ -98,6 +100,8 @@ impl Templates {
         };
         loop {
             let (reference, entry) = {
+                // The lock is released for each template: `each` may take long, and other walks
+                // continue.
                 let names = self.index.0.lock();
                 let mut from = names.entries.range((next, Bound::Unbounded));
                 match from.next() {
@@ -120,6 +124,7 @@ impl Templates {
 
     /// Reads the names if they may have changed. Returns the number of the last reading.
     fn refresh_names(&self) -> Result<u64, FileError> {
+        // The time is read before the names, so a change during the reading is noticed later.
         let (changed, now) = (self.changed(), SystemTime::now());
         {
             let names = self.index.0.lock();
@@ -129,6 +134,7 @@ impl Templates {
         }
         let references = self.references()?;
         let mut names = self.index.0.lock();
+        // Summaries of existing templates are retained. They are verified when they are listed.
         let mut before = std::mem::take(&mut names.entries);
         let entries = references.into_iter().map(|reference| {
             let entry = before.remove(&reference).unwrap_or_default();
@@ -154,6 +160,8 @@ impl Templates {
             .on("examine", &path);
         let found = match (stamp, before) {
             (Ok(stamp), Some((of, summary))) if of == stamp => Some((stamp, summary)),
+            // The manifest is read after its stamp, so a new manifest may get an old stamp, and is
+            // read again, but an old manifest never gets a new stamp.
             (stamp, _) => match self.look_up(reference)? {
                 Some(manifest) => {
                     let summary = TemplateSummary::of(reference, &manifest);
@@ -163,6 +171,8 @@ impl Templates {
             },
         };
         let mut names = self.index.0.lock();
+        // A concurrent `refresh_names` may have removed the entry; then the template no longer
+        // exists.
         if let Some(entry) = names.entries.get_mut(reference) {
             let summary = found.clone();
             *entry = IndexEntry { reading, summary };

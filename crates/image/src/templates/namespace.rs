@@ -1,4 +1,4 @@
-//! Owners and visibility of templates.
+//! Owners and visibility of templates, their tags, and the removal of internal templates.
 
 use crate::file::{FileError, OnPath};
 use crate::images::ImageStore;
@@ -42,6 +42,8 @@ impl Templates {
             all.iter().filter(same).find_map(of)
         });
         visibility.filter(|v| *v != Visibility::Internal)
+        // Internal templates are created by Jiffy itself. Their visibility is not passed on to a
+        // template of a user.
     }
 
     /// Returns all tags of the template `name` (`[owner/]name`). A tag in `name` is ignored.
@@ -55,6 +57,7 @@ impl Templates {
     /// Makes the template `name` (`[owner/]name`) with all its tags public or private.
     pub fn set_visibility(&self, name: &str, visibility: Visibility) -> Result<(), TemplateError> {
         let reference = Reference::parse(name)?;
+        // Stock templates are always public.
         if reference.is_stock() {
             return Err(TemplateError::Stock {
                 name: reference.without_tag(),
@@ -81,6 +84,7 @@ impl Templates {
         let before = self.load(reference)?;
         let mut manifest = before.clone();
         change(&mut manifest);
+        // An unchanged template retains its modification time, so indexes stay valid.
         if manifest != before {
             let work = WorkDir::create(self.unfinished(reference))?;
             self.publish(&manifest, &work, &lock)?;
@@ -119,6 +123,7 @@ impl Templates {
                 None if is_unfinished_build(from.name()) || is_imported_image(from.name()) => {
                     self.change(&from, |m| m.visibility = Visibility::Internal)?;
                 }
+                // The template belongs to the owner of the host and is not moved.
                 None => {}
             }
         }
@@ -177,6 +182,7 @@ impl Templates {
             return Ok(removed);
         }
         for reference in self.references_with(part)? {
+            // Unreadable templates are skipped: a user may still repair or remove them.
             let internal = self
                 .load(&reference)
                 .is_ok_and(|m| m.visibility == Visibility::Internal && is_selected(&reference, &m));
@@ -196,6 +202,8 @@ impl Templates {
         visibility: Visibility,
     ) -> Result<(), TemplateError> {
         let lock = self.lock(to, &mut |()| ())?;
+        // The shared lock must be released before `remove`, whose garbage collection needs the
+        // exclusive lock.
         {
             let _shared = ImageStore::new(&self.home).share()?;
             // Snapshots of the template refer to its version.
@@ -205,6 +213,8 @@ impl Templates {
             let work = WorkDir::create(self.unfinished(to))?;
             self.publish(&manifest, &work, &lock)?;
         }
+        // After a crash at this point both names exist. The next call publishes again and removes
+        // the old name.
         self.remove(&from.to_string())
     }
 }

@@ -1,4 +1,5 @@
-//! Removal of images and versions that no template, snapshot or running sandbox refers to.
+//! Garbage collection: removes images, versions and layers to which no template, snapshot or
+//! running sandbox refers.
 
 use crate::file::OnPath;
 use crate::home::Home;
@@ -13,7 +14,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Maximum size of a snapshot's manifest in bytes.
+/// Maximum number of bytes that are read of a snapshot's manifest.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
 /// Retention time of interrupted downloads in seconds.
@@ -67,6 +68,7 @@ impl Templates {
     /// the layer store.
     pub(crate) fn gc_layers(&self, layers: &LayerStore) -> Result<(), TemplateError> {
         let manifests = self.list()?;
+        // The layer store is locked, so no import can add a layer that is not yet in a manifest.
         let origins = manifests.into_iter().filter_map(|m| m.origin);
         let named: Vec<String> = origins.flat_map(|o| o.layers).collect();
         layers.retain(&named)?;
@@ -76,6 +78,7 @@ impl Templates {
                 .metadata()
                 .and_then(|m| m.modified())
                 .map(|m| m.elapsed());
+            // A clock that was set back makes `elapsed` fail; the file is removed later.
             if matches!(age, Ok(Ok(age)) if age.as_secs() > DOWNLOAD_RETENTION_S) {
                 fs::remove_file(&path).on("remove", &path)?;
             }
@@ -83,7 +86,9 @@ impl Templates {
         Ok(())
     }
 
-    /// With `rehearsal`, no file is removed, and the templates in `rehearsal` count as removed.
+    /// Returns `None` if pruning is not possible now: another process holds the lock and `wait` is
+    /// false, or the images are borrowed. With `rehearsal`, no file is removed, and the templates
+    /// in `rehearsal` count as removed.
     fn prune_when(
         &self,
         wait: bool,
@@ -97,8 +102,8 @@ impl Templates {
         let Some(_exclusive) = images.exclusive(wait)? else {
             return Ok(None);
         };
-        // The images are classified first: a sandbox that is being paused writes its snapshot
-        // before it releases its images.
+        // The order matters: a sandbox that is being paused writes its snapshot before it releases
+        // its images. If the snapshots were read first, both could be missed.
         let (unused, in_use) = images.classify()?;
         let mut templates = self.list()?;
         templates.retain(|m| !rehearsal.unwrap_or_default().contains(&m.reference()));
@@ -111,6 +116,7 @@ impl Templates {
             let by_snapshot = |n: &String| *n == version || is_of_image(m, n);
             current.contains(&version)
                 || named.iter().any(by_snapshot)
+                // A running sandbox may have been started from this version.
                 || m.images.iter().all(|i| in_use.contains(&i.sha256))
         };
         let mut pruned = PrunedImages::default();
@@ -129,6 +135,8 @@ impl Templates {
                     .push(format!("{name}@{}", manifest.version()));
             }
         }
+        // Versions are removed before images, so that no stored version refers to a missing image
+        // after a crash.
         for image in unused
             .iter()
             .filter(|i| !referenced.contains(&i.sum.sha256))

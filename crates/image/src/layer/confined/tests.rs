@@ -135,11 +135,11 @@ fn marks_reported_by_the_unpacker_stay_in_its_directory() {
     let limits = UnpackLimits::default();
     for hostile in ["../outside", "a/../../outside", "link", "link/x", "missing"] {
         assert!(
-            mark(&inside, hostile.as_bytes(), &limits).is_err(),
+            set_opaque_marks(&inside, hostile.as_bytes(), &limits).is_err(),
             "{hostile}"
         );
     }
-    mark(&inside, b"a\0a/b", &limits).unwrap();
+    set_opaque_marks(&inside, b"a\0a/b", &limits).unwrap();
     let marked = |path: &Path| {
         let mut value = [0; 8];
         let file = File::open(path).unwrap();

@@ -56,6 +56,7 @@ impl BlobProofs {
     }
 
     fn read(place: &Path) -> Self {
+        // A missing or damaged file means that there are no proofs: the blob is downloaded again.
         let text = fs::read(place.join(PROOFS_FILE)).ok();
         let proofs = text.and_then(|text| serde_json::from_slice(&text).ok());
         proofs.unwrap_or_default()
@@ -74,6 +75,7 @@ impl BlobProofs {
 
     fn add(&mut self, sha256: &str, by: Option<&Repository>) -> bool {
         let count: usize = self.0.iter().map(|b| 1 + b.served_by.len()).sum();
+        // One call adds at most a blob and a repository.
         if count + 2 > MAX_PROOFS {
             return false;
         }
@@ -120,6 +122,7 @@ impl LayerStore {
         }
         let text = serde_json::to_vec(&proofs)
             .map_err(io::Error::other)
+            // Not crash-critical: without the record, the blob is downloaded again.
             .on("write", &place)?;
         file::write(&place, PROOFS_FILE, &text).map(drop)
     }
