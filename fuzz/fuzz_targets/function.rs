@@ -15,7 +15,7 @@ static ENGINE: LazyLock<Engine> = LazyLock::new(|| engine::compiling().expect("a
 
 fuzz_target!(|data: &[u8]| {
     if let Ok((header, code)) = artifact::parse(data) {
-        assert_eq!(artifact::seal(&header, code), data);
+        assert_eq!(artifact::encode(&header, code), data);
     }
     if data.len() > MAX_MODULE_BYTES {
         return;

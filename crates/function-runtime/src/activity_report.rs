@@ -52,6 +52,7 @@ impl<F: FnMut(bool) -> bool + Unpin> ActivityReport<F> {
                 if (self.report)(is_busy) {
                     self.reported_busy = is_busy
                 } else {
+                    // The socket's buffer is full: retry after `SETTLE_TIME`.
                     self.differs_since = Some(now)
                 }
                 continue;

@@ -61,7 +61,7 @@ pub fn owner_digest(owner: &str) -> Digest {
 
 /// Prepends the header to machine code.
 #[must_use]
-pub fn seal(header: &ArtifactHeader, code: &[u8]) -> Vec<u8> {
+pub fn encode(header: &ArtifactHeader, code: &[u8]) -> Vec<u8> {
     let mut file = Vec::with_capacity(HEADER_BYTES + code.len());
     file.extend_from_slice(MAGIC);
     file.push(match header.world {
@@ -121,13 +121,14 @@ pub fn parse(file: &[u8]) -> Result<(ArtifactHeader, &[u8]), ArtifactError> {
     Ok((header, code))
 }
 
-/// Checks that this process may load the file, and returns its world and machine code.
+/// Checks that this process may load the file, and returns its header and machine code.
 pub fn check<'a>(
     file: &'a [u8],
     digest: &Digest,
     engine: &Digest,
     owner: &Digest,
 ) -> Result<(ArtifactHeader, &'a [u8]), ArtifactError> {
+    // First, so that the parser never reads bytes that the daemon did not record.
     if blake3::hash(file) != *digest {
         return Err(ArtifactError::Digest);
     }
@@ -157,31 +158,31 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_file_is_what_was_sealed() {
-        let file = seal(&HEADER, b"code");
+    fn parse_returns_the_encoded_header_and_code() {
+        let file = encode(&HEADER, b"code");
         assert_eq!(parse(&file).unwrap(), (HEADER, &b"code"[..]));
         assert!(check(&file, &digest(&file), &[1; 32], &[2; 32]).is_ok());
     }
 
     #[test]
-    fn a_file_with_any_bit_flipped_or_byte_cut_is_refused() {
-        let file = seal(&HEADER, b"code");
-        let known = digest(&file);
+    fn changed_and_truncated_files_are_rejected() {
+        let file = encode(&HEADER, b"code");
+        let recorded = digest(&file);
         for at in 0..file.len() {
             let mut forged = file.clone();
             forged[at] ^= 0x10;
-            let refused = check(&forged, &known, &[1; 32], &[2; 32]).unwrap_err();
-            assert_eq!(refused, ArtifactError::Digest);
+            let error = check(&forged, &recorded, &[1; 32], &[2; 32]).unwrap_err();
+            assert_eq!(error, ArtifactError::Digest);
             assert!(parse(&file[..at]).is_err());
         }
     }
 
     #[test]
-    fn a_file_of_another_engine_or_owner_is_refused() {
-        let file = seal(&HEADER, b"code");
-        let known = digest(&file);
-        let refused = |engine, owner| check(&file, &known, &engine, &owner).unwrap_err();
-        assert_eq!(refused([9; 32], [2; 32]), ArtifactError::Engine);
-        assert_eq!(refused([1; 32], [9; 32]), ArtifactError::Owner);
+    fn files_of_another_engine_or_owner_are_rejected() {
+        let file = encode(&HEADER, b"code");
+        let recorded = digest(&file);
+        let error = |engine, owner| check(&file, &recorded, &engine, &owner).unwrap_err();
+        assert_eq!(error([9; 32], [2; 32]), ArtifactError::Engine);
+        assert_eq!(error([1; 32], [9; 32]), ArtifactError::Owner);
     }
 }

@@ -1,4 +1,4 @@
-//! Compilation of a module in a dedicated process.
+//! Compilation of a module, in a confined process for each compilation.
 
 use crate::artifact::{self, ArtifactHeader};
 use crate::jail::{self, ProcessLimits};
@@ -28,6 +28,7 @@ pub enum CompileError {
     Read(#[from] std::io::Error),
 }
 
+/// Converts an error of Wasmtime, truncated to 2,000 characters.
 fn invalid(error: wasmtime::Error) -> CompileError {
     CompileError::Invalid(format!("{error:#}").chars().take(2000).collect())
 }
@@ -59,6 +60,7 @@ pub fn prepare(jailed: bool, limits: &CompileLimits) -> std::io::Result<Engine> 
 /// Reads a module and enforces the size limit.
 pub fn read(source: impl Read) -> Result<Vec<u8>, CompileError> {
     let mut module = Vec::new();
+    // One byte more than the maximum, so that a larger module is noticed.
     source.take(MAX_MODULE_BYTES + 1).read_to_end(&mut module)?;
     match u64::try_from(module.len()) {
         Ok(length) if length <= MAX_MODULE_BYTES => Ok(module),
@@ -66,6 +68,8 @@ pub fn read(source: impl Read) -> Result<Vec<u8>, CompileError> {
     }
 }
 
+/// Compiles a component. Its core modules are merged first if possible, which makes instances
+/// cheaper.
 fn compile_component(compiler: &Engine, component: &[u8]) -> wasmtime::Result<Component> {
     let limits = Limits {
         memories: engine::MAX_MODULE_MEMORIES,
@@ -89,6 +93,7 @@ pub fn compile(engine: &Engine, module: &[u8], owner: &str) -> Result<Vec<u8>, C
             let merged = merge_data_segments(module);
             let module = Module::from_binary(engine, &merged).map_err(invalid)?;
             world::check_core(&module)?;
+            // Linking detects unknown imports. The result is not used.
             core_world::prepare(&module).map_err(invalid)?;
             module.serialize().map_err(invalid)?
         }
@@ -106,5 +111,5 @@ pub fn compile(engine: &Engine, module: &[u8], owner: &str) -> Result<Vec<u8>, C
         owner: artifact::owner_digest(owner),
         module: *blake3::hash(module).as_bytes(),
     };
-    Ok(artifact::seal(&header, &symbol_table::strip(code)))
+    Ok(artifact::encode(&header, &symbol_table::strip(code)))
 }

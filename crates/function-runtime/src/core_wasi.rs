@@ -1,6 +1,6 @@
-//! Imports of modules of `jiffy-core/1`: clocks, random numbers, sleep and output to the function's
-//! log. They use the names and types of WASI preview 1, which compilers of other languages emit.
-//! Modules have no arguments, environment, files or sockets.
+//! Host functions of modules of `jiffy-core/1`: clocks, random numbers, sleep and output to the
+//! function's log. They have the names and types of WASI preview 1, which the compilers of many
+//! languages emit. Modules have no arguments, environment, files or sockets.
 
 use crate::logs::RequestLog;
 use crate::memory_limiter::MemoryLimiter;
@@ -16,13 +16,14 @@ const MAX_RANDOM_BYTES: u32 = 64 << 10;
 const MAX_BUFFERS: u32 = 1024;
 /// Maximum number of events per `poll_oneoff`.
 const MAX_SUBSCRIPTIONS: u32 = 16;
-/// Monotonic time at the start of this process. It is later than the time at which any module was
-/// snapshotted.
+/// Monotonic time at the start of this process. A module can be a snapshot of an initialised
+/// program, which remembers the monotonic time of the snapshot. The time must not go back.
 const MONOTONIC_START: Duration = Duration::from_secs(3600);
 /// Length of a subscription and of an event in bytes.
 const SUBSCRIPTION_BYTES: usize = 48;
 const EVENT_BYTES: usize = 32;
 
+// Error numbers of WASI preview 1.
 const SUCCESS: i32 = 0;
 const BAD_DESCRIPTOR: i32 = 8;
 const FAULT: i32 = 21;
@@ -37,7 +38,7 @@ pub(crate) struct CoreState {
     pub(crate) stack: GuestStack,
 }
 
-/// Stack on which a guest runs. It determines the action at the end of an epoch.
+/// Stack on which a guest runs. It determines what happens at the end of an epoch.
 #[derive(Debug)]
 pub(crate) enum GuestStack {
     /// A fiber: the guest yields.
@@ -46,7 +47,7 @@ pub(crate) enum GuestStack {
     Try,
     /// The worker's own stack: the guest may continue for [`MAX_BUSY_TIME`].
     Busy {
-        /// Processor time of the thread at the end of the first epoch.
+        /// Processor time of the thread at the end of the first epoch. `None` before.
         since: Option<Duration>,
     },
 }
@@ -63,7 +64,7 @@ impl CoreState {
 
 type CoreCaller<'a> = Caller<'a, CoreState>;
 
-/// Name of the import that can wait.
+/// Name of the import that waits.
 const POLL: &str = "poll_oneoff";
 
 /// Returns whether the module imports a function that waits. Such a module must run on a fiber.
@@ -71,9 +72,9 @@ pub(crate) fn may_wait(module: &Module) -> bool {
     module.imports().any(|import| import.name() == POLL)
 }
 
-/// Links the imports of a module. Unsupported imports return `EBADF` to the guest.
+/// Links the imports of a module. Unsupported functions of WASI return `EBADF` to the guest.
 pub(crate) fn link(module: &Module, linker: &mut Linker<CoreState>) -> wasmtime::Result<()> {
-    let served = [
+    let implemented = [
         "args_sizes_get",
         "args_get",
         "environ_sizes_get",
@@ -89,11 +90,13 @@ pub(crate) fn link(module: &Module, linker: &mut Linker<CoreState>) -> wasmtime:
     linker.allow_shadowing(true);
     for import in module.imports() {
         let ExternType::Func(kind) = import.ty() else {
+            // Other kinds of imports stay unlinked, and the module is rejected.
             continue;
         };
+        // Only a function that returns an error number can report that it is unsupported.
         let results: Vec<_> = kind.results().collect();
         let is_errno = matches!(results.as_slice(), [ValType::I32]);
-        if import.module() == WASI_MODULE && is_errno && !served.contains(&import.name()) {
+        if import.module() == WASI_MODULE && is_errno && !implemented.contains(&import.name()) {
             linker.func_new(WASI_MODULE, import.name(), kind, |_, _, results| {
                 results.fill(Val::I32(BAD_DESCRIPTOR));
                 Ok(())
@@ -103,6 +106,7 @@ pub(crate) fn link(module: &Module, linker: &mut Linker<CoreState>) -> wasmtime:
     for name in ["args_sizes_get", "environ_sizes_get"] {
         linker.func_wrap(WASI_MODULE, name, no_strings)?;
     }
+    // Both lists are empty, so that no byte is written.
     for name in ["args_get", "environ_get"] {
         linker.func_wrap(WASI_MODULE, name, |_: u32, _: u32| SUCCESS)?;
     }
@@ -134,6 +138,7 @@ fn put(caller: &mut CoreCaller<'_>, at: u32, bytes: &[u8]) -> wasmtime::Result<i
     Ok(written.map_or(FAULT, |()| SUCCESS))
 }
 
+/// Reports an empty list of strings: 0 entries and 0 bytes.
 fn no_strings(mut caller: CoreCaller<'_>, count: u32, bytes: u32) -> wasmtime::Result<i32> {
     match put(&mut caller, count, &[0; 4])? {
         SUCCESS => put(&mut caller, bytes, &[0; 4]),
@@ -141,6 +146,7 @@ fn no_strings(mut caller: CoreCaller<'_>, count: u32, bytes: u32) -> wasmtime::R
     }
 }
 
+/// Terminates the guest. A guest that exits returns no response.
 fn exit(code: i32) -> wasmtime::Result<()> {
     Err(wasmtime::Error::msg(format!(
         "the module exited with status {code}"
@@ -186,11 +192,13 @@ fn random(mut caller: CoreCaller<'_>, at: u32, length: u32) -> wasmtime::Result<
     Ok(SUCCESS)
 }
 
+/// Returns the range of addresses. `None` if its end overflows.
 fn range(at: u32, length: u32) -> Option<std::ops::Range<usize>> {
     let at = usize::try_from(at).ok()?;
     Some(at..at.checked_add(usize::try_from(length).ok()?)?)
 }
 
+/// Returns the 32-bit number at an address. `None` if the number is out of bounds.
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..)?.first_chunk()?;
     Some(u32::from_le_bytes(*bytes))
@@ -216,6 +224,7 @@ fn write(
     let data = memory.data(&caller);
     let mut total = 0u32;
     for index in 0..count {
+        // A buffer is described by 8 bytes: address and length.
         let head = usize::try_from(buffers)?.saturating_add(usize::try_from(index)? * 8);
         let buffer = word(data, head).zip(word(data, head.saturating_add(4)));
         let Some(bytes) =
@@ -223,6 +232,7 @@ fn write(
         else {
             return Ok(FAULT);
         };
+        // No log exists while a version is validated.
         if let Some(log) = &caller.data().log {
             log.write(stream, bytes.0);
         }
@@ -239,8 +249,12 @@ struct Subscription {
     wait: Option<Duration>,
 }
 
+/// Decodes a subscription of WASI preview 1. The user data is at offset 0, the kind at 8. A clock
+/// has its number at 16, the timeout in nanoseconds at 24 and flags at 40. `None` if the
+/// subscription is not valid.
 fn subscription(bytes: &[u8]) -> Option<Subscription> {
     let user_data = *bytes.first_chunk()?;
+    // Kind 0 is a clock. The other kinds refer to descriptors.
     let kind = *bytes.get(8)?;
     if kind != 0 {
         return Some(Subscription {
@@ -251,6 +265,7 @@ fn subscription(bytes: &[u8]) -> Option<Subscription> {
     }
     let timeout = u64::from_le_bytes(*bytes.get(24..)?.first_chunk()?);
     let timeout = Duration::from_nanos(timeout);
+    // The lowest flag selects a point in time instead of a duration.
     let is_absolute = bytes.get(40)? & 1 == 1;
     let wait = if is_absolute {
         timeout.saturating_sub(now(word(bytes, 16)?)?)
@@ -281,18 +296,22 @@ async fn poll(
     let Some(bytes) = range(from, length).and_then(|range| memory.data(&caller).get(range)) else {
         return Ok(FAULT);
     };
+    // The subscriptions are decoded before the sleep: the guest's memory is not borrowed meanwhile.
     let all = bytes.chunks_exact(SUBSCRIPTION_BYTES).map(subscription);
     let Some(all) = all.collect::<Option<Vec<_>>>() else {
         return Ok(INVALID);
     };
+    // A descriptor is due at once.
     let first = all.iter().map(|one| one.wait.unwrap_or_default()).min();
     let first = first.unwrap_or_default();
+    // The time limit of the request drops this future, and thereby ends a longer sleep.
     tokio::time::sleep(first).await;
     let due = all
         .iter()
         .filter(|one| one.wait.unwrap_or_default() <= first);
     let mut events = Vec::new();
     for one in due {
+        // An event has the user data at offset 0, the error number at 8 and the kind at 10.
         let mut event = [0; EVENT_BYTES];
         if let (Some(user_data), Some(tail)) = (event.get_mut(..8), one.user_data.get(..)) {
             user_data.copy_from_slice(tail);

@@ -1,7 +1,11 @@
-//! World `jiffy-core/1`: a request and a response are one message each in the guest's memory.
+//! World `jiffy-core/1`, the interface of core modules: the host writes a request to the guest's
+//! memory as one message, and reads the response from this memory as one message.
 //!
 //! The lines of a message end in LF: `METHOD PATH` or a status, then `name: value` for each header,
 //! then an empty line and the body.
+//!
+//! A guest runs on a *fiber*, a stack of its own on which it can yield to other requests. Short
+//! requests run without a fiber, on the stack of their worker thread.
 
 use crate::core_wasi::{self, CoreState, GuestStack};
 use crate::cpu_meter::{BusyTooLong, MAX_BUSY_TIME, thread_cpu};
@@ -31,8 +35,8 @@ const SERVER_HEADERS: [&str; 6] = [
     "upgrade",
 ];
 
-/// Number of following requests that start directly on a fiber after a request did not complete on
-/// its worker's own stack.
+/// After a request exceeded its time on the worker's own stack, this number of following requests
+/// start on a fiber directly.
 const FIBER_REQUESTS: u32 = 256;
 /// Number of epoch ends after which an attempt on a worker's own stack is aborted.
 const TRY_EPOCHS: u64 = 2;
@@ -43,7 +47,7 @@ pub(crate) struct CoreFunction {
     memory: ModuleExport,
     /// Exports in the order of [`CORE_FUNCTIONS`].
     functions: [ModuleExport; 3],
-    /// True if the module imports functions that wait.
+    /// True if the module imports a function that waits.
     may_wait: bool,
     /// True if the module imports nothing. Its effects can then be discarded and the request
     /// repeated.
@@ -52,7 +56,8 @@ pub(crate) struct CoreFunction {
     fiber_requests: AtomicU32,
 }
 
-/// The attempt on the worker's own stack exceeded its time limit: the request restarts on a fiber.
+/// Error: the attempt on the worker's own stack exceeded its time limit. The request restarts on a
+/// fiber.
 #[derive(Debug, thiserror::Error)]
 #[error("the guest needs a fiber")]
 struct FiberNeeded;
@@ -60,7 +65,7 @@ struct FiberNeeded;
 /// Response of a guest, or the reason for its absence.
 type Answer = Result<Response<Bytes>, RequestFault>;
 
-/// Resolves exports in advance.
+/// Links the imports of a module, and resolves its exports in advance.
 pub(crate) fn prepare(module: &Module) -> wasmtime::Result<CoreFunction> {
     let export = |name| {
         let index = module.get_export_index(name);
@@ -81,13 +86,14 @@ pub(crate) fn prepare(module: &Module) -> wasmtime::Result<CoreFunction> {
     })
 }
 
+/// Returns an error for an export that [`prepare`] has found and the instance lacks.
 fn missing(what: &str) -> wasmtime::Error {
     wasmtime::Error::msg(format!("{what} is not exported"))
 }
 
 impl CoreFunction {
     /// Creates an instance and discards it.
-    pub(crate) async fn prove(
+    pub(crate) async fn instantiate_once(
         &self,
         engine: &Engine,
         limiter: MemoryLimiter,
@@ -114,6 +120,7 @@ impl CoreFunction {
         if self.is_pure && !self.expects_fiber() {
             match self.try_call(engine, state(), message, max_response) {
                 Err(error) if error.is::<FiberNeeded>() => {
+                    // Concurrent requests may overwrite the number, which only affects their speed.
                     self.fiber_requests.store(FIBER_REQUESTS, Ordering::Relaxed);
                 }
                 ended => return ended,
@@ -123,12 +130,14 @@ impl CoreFunction {
             .await
     }
 
+    /// Returns whether the request should start on a fiber, and counts the request.
     fn expects_fiber(&self) -> bool {
-        let one_less = |left: u32| left.checked_sub(1);
+        let decrement = |remaining: u32| remaining.checked_sub(1);
+        // The load avoids a write to memory that all workers share in the usual case.
         self.fiber_requests.load(Ordering::Relaxed) > 0
             && self
                 .fiber_requests
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, decrement)
                 .is_ok()
     }
 
@@ -153,6 +162,7 @@ impl CoreFunction {
         calls.response(&store, at, length, max_response)
     }
 
+    /// Runs the guest on a fiber, where it can yield and wait.
     async fn call_on_fiber(
         &self,
         engine: &Engine,
@@ -179,6 +189,7 @@ impl CoreFunction {
         calls.response(&store, at, length, max_response)
     }
 
+    /// Returns the exports of an instance.
     fn calls(
         &self,
         store: &mut Store<CoreState>,
@@ -228,10 +239,12 @@ impl GuestCalls {
         length: u32,
         max_response: u64,
     ) -> wasmtime::Result<Answer> {
+        // The exact limit of the body is checked when the length of the head is known.
         if u64::from(length) > max_response.saturating_add(MAX_HEAD_BYTES as u64) {
             return Ok(Err(RequestFault::ResponseTooLarge));
         }
         let at = usize::try_from(at)?;
+        // The guest chooses address and length: their sum may overflow or leave the memory.
         let end = at.checked_add(usize::try_from(length)?);
         let message = end.and_then(|end| self.memory.data(store).get(at..end));
         let message = message.ok_or_else(|| {
@@ -253,6 +266,7 @@ fn busy<T>(
     done
 }
 
+/// Creates the store of one request, which ends with the request.
 fn store(engine: &Engine, state: CoreState) -> Store<CoreState> {
     let mut store = Store::new(engine, state);
     store.limiter(|state| &mut state.limiter);
@@ -261,12 +275,14 @@ fn store(engine: &Engine, state: CoreState) -> Store<CoreState> {
     store
 }
 
-/// Makes a guest yield. A guest that cannot yield continues until its time limit.
+/// Called when a guest reaches the end of an epoch. A guest on a fiber yields. A guest on the
+/// worker's own stack cannot yield: it continues until its time limit, or is aborted.
 fn epoch_ended(mut store: StoreContextMut<'_, CoreState>) -> wasmtime::Result<UpdateDeadline> {
     match &mut store.data_mut().stack {
         GuestStack::Fiber => Ok(UpdateDeadline::Yield(1)),
         GuestStack::Try => Err(FiberNeeded.into()),
         GuestStack::Busy { since } => {
+            // The clock is first read here, since most calls complete within an epoch.
             let now = thread_cpu();
             let since = *since.get_or_insert(now);
             if now.saturating_sub(since) > MAX_BUSY_TIME {
@@ -307,6 +323,7 @@ fn parse_response(message: &[u8], max_body: u64) -> Answer {
     let mut headers = HeaderMap::new();
     loop {
         let rest = message.get(at..).unwrap_or_default();
+        // The head must end within the limit, counted from the start of the message.
         let window = rest
             .get(..MAX_HEAD_BYTES.saturating_sub(at))
             .unwrap_or(rest);
@@ -316,6 +333,7 @@ fn parse_response(message: &[u8], max_body: u64) -> Answer {
         at += end + 1;
         if status.is_none() {
             let code = StatusCode::from_bytes(line).map_err(|_| bad("its status"))?;
+            // A 1xx status would announce another response.
             if code.is_informational() {
                 return Err(bad("its status"));
             }
@@ -328,6 +346,7 @@ fn parse_response(message: &[u8], max_body: u64) -> Answer {
             let name = HeaderName::from_bytes(name).map_err(|_| bad("a header's name"))?;
             let value = value.get(1..).unwrap_or_default().trim_ascii();
             let value = HeaderValue::from_bytes(value).map_err(|_| bad("a header's value"))?;
+            // Checked before the insertion, because repeated names also count.
             if headers.len() >= MAX_HEADERS {
                 return Err(bad("too many headers"));
             }
@@ -355,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_is_a_status_headers_and_a_body() {
+    fn parse_response_accepts_status_headers_and_body() {
         let response = parsed("201\nx: a b\nx:c\nContent-Length: 7\n\nbody\n").unwrap();
         assert_eq!(response.status(), 201);
         let values: Vec<_> = response.headers().get_all("x").iter().collect();
@@ -365,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_response_is_a_fault() {
+    fn malformed_response_is_rejected() {
         for message in [
             "",
             "\n",

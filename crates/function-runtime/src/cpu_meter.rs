@@ -1,4 +1,4 @@
-//! Processor time of a guest, measured over the polls of its future.
+//! Processor time of a guest, summed over the polls of its future.
 //!
 //! Reading a thread's processor time is a system call, which takes half a microsecond on a virtual
 //! machine. Polls of at most [`MAX_UNREAD`] are therefore measured with the monotonic clock, which
@@ -48,6 +48,7 @@ impl RequestUsage {
 
     /// Returns the fault that the client receives for a failure of the guest.
     pub(crate) fn fault(&self, error: &wasmtime::Error) -> RequestFault {
+        // Other requests occupy the resources: the client may retry.
         if error
             .downcast_ref::<wasmtime::PoolConcurrencyLimitError>()
             .is_some()
@@ -58,6 +59,7 @@ impl RequestUsage {
         if error.downcast_ref::<BusyTooLong>().is_some() {
             return RequestFault::Cpu;
         }
+        // Error texts can contain long names from the module.
         let detail = format!("{error:#}").chars().take(2000).collect();
         if self.growth_refused.load(Ordering::Relaxed) {
             RequestFault::Memory(detail)
@@ -144,6 +146,7 @@ impl<F: Future<Output = Result<T, RequestFault>>, T> Future for MeteredGuest<'_,
         let spent = u64::try_from(start.spent().as_nanos()).unwrap_or(u64::MAX);
         self.usage.cpu_ns.fetch_add(spent, Ordering::Relaxed);
         match polled {
+            // A guest that has completed keeps its response, even beyond the limit.
             Poll::Pending if self.usage.cpu() > self.limit => {
                 self.usage.ended_early.store(true, Ordering::Release);
                 Poll::Ready(Err(RequestFault::Cpu))
@@ -158,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_of_waiting_is_not_processor_time_and_time_of_work_is() {
+    fn waiting_is_not_processor_time_and_computing_is() {
         let start = PollStart::now();
         std::thread::sleep(Duration::from_millis(50));
         assert!(start.spent() < Duration::from_millis(25));

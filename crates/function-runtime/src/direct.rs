@@ -1,12 +1,13 @@
-//! Direct connections of clients. The daemon hands over a connection before reading its first
-//! request.
+//! Direct connections. The daemon accepts the TCP connection of a client, determines the function
+//! from the first request without consuming it, and passes the socket to this process. The process
+//! then serves all requests of the connection; they bypass the gateway.
 
 use crate::activity_report::ActivityReport;
 use crate::fault::RequestFault;
 use crate::function::Function;
 use crate::guest_body::ResponseBody;
 use crate::head_timeout::{HeadTimeout, InFlightRequests};
-use crate::server::{FunctionServer, REQUEST_ID_HEADER, faulty};
+use crate::server::{FunctionServer, REQUEST_ID_HEADER, fault_response};
 use crate::write_timeout::WriteTimeout;
 use bytes::Bytes;
 use hyper::body::Body;
@@ -43,12 +44,12 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// Socket on which the daemon hands over connections.
+/// Socket on which the daemon passes connections to this process.
 pub(crate) struct DirectLink {
     socket: AsyncFd<Channel>,
     server: FunctionServer,
     permits: Arc<Semaphore>,
-    /// Receivers are notified when the daemon disconnects.
+    /// True until the daemon disconnects. Its receivers then close their connections.
     open: watch::Sender<bool>,
 }
 
@@ -81,6 +82,7 @@ pub(crate) fn attach(
 impl DirectLink {
     /// Accepts connections until the daemon disconnects.
     async fn serve(self: Arc<Self>) {
+        // A message with a connection carries its socket as a file descriptor.
         while let Ok((connection, mut files)) = self.receive().await {
             let link = self.clone();
             let (permit, file) = (self.permits.clone().try_acquire_owned(), files.pop());
@@ -91,9 +93,10 @@ impl DirectLink {
                     // The connection was closed or failed: no further action is necessary.
                     let _ = link.connection(connection, file).await;
                 }
-                link.tell_closed(id).await;
+                link.report_closed(id).await;
             });
         }
+        // Connections end after their request in flight.
         self.open.send_replace(false);
     }
 
@@ -102,13 +105,16 @@ impl DirectLink {
             let ready = self.socket.readable().await;
             let mut ready = ready.map_err(|_| ChannelError::Closed)?;
             match self.socket.get_ref().recv() {
+                // The channel is non-blocking: `EAGAIN` means that no message has arrived.
                 Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
                 received => return received,
             }
         }
     }
 
-    async fn tell_closed(&self, id: u64) {
+    /// Reports the end of a connection. Waits if the socket's buffer is full: the daemon counts
+    /// open connections, and must receive the report.
+    async fn report_closed(&self, id: u64) {
         while let Ok(mut ready) = self.socket.writable().await {
             let sent = self.socket.get_ref().send(&DirectClosed { id }, &[]);
             match sent {
@@ -125,8 +131,9 @@ impl DirectLink {
     }
 
     async fn connection(&self, connection: DirectConnection, file: OwnedFd) -> io::Result<()> {
+        // Subscribed before the connection is served, so that no change is missed.
         let open = self.open.subscribe();
-        // The standard library uses a system call that the seccomp filter denies.
+        // The methods of the standard library use `ioctl`, which the seccomp filter denies.
         fcntl(&file, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let stream = TcpStream::from_std(StdTcpStream::from(file))?;
         let client = DirectClient::new(&stream, connection.function, &connection.host)?;
@@ -169,7 +176,7 @@ impl DirectClient {
                 response
             }
             Err(fault) => {
-                let mut response = faulty(&fault);
+                let mut response = fault_response(&fault);
                 response.headers_mut().insert(REQUEST_ID_HEADER, id);
                 response
             }
@@ -184,6 +191,8 @@ impl DirectClient {
         request: &Request<B>,
     ) -> Result<Arc<Function>, RequestFault> {
         let authority = request
+            // A request in absolute form (`GET http://host/path`) names the host in its URI, which
+            // takes precedence over the header.
             .uri()
             .authority()
             .map(|host| host.as_str().as_bytes());
@@ -212,8 +221,8 @@ pub async fn serve(
     serve_reporting(server, stream, client, open, |_| true).await
 }
 
-/// Like [`serve`], but calls `report` when the connection becomes idle or busy, until `report`
-/// returns true.
+/// Like [`serve`], but calls `report` with true when the connection becomes busy and with false
+/// when it becomes idle. Retries a report for which `report` returned false.
 async fn serve_reporting(
     server: &FunctionServer,
     stream: TcpStream,
@@ -227,6 +236,7 @@ async fn serve_reporting(
         let response = client.answer(server, request).await;
         Ok::<_, Infallible>(response.map(|body| body.until_sent(&in_flight_request)))
     });
+    // The outer wrapper limits the time of reads, the inner one the time of writes.
     let stream = WriteTimeout::new(stream, WRITE_TIMEOUT);
     let stream = HeadTimeout::new(stream, HEAD_TIMEOUT, in_flight.clone());
     let mut report = ActivityReport::new(in_flight.clone(), report);
@@ -253,6 +263,7 @@ async fn serve_reporting(
 
 /// Rewrites the head of a client's request for the guest.
 fn rewrite(head: &mut Parts, client: &DirectClient, id: &HeaderValue) {
+    // A guest receives the path only, also if the client sent an absolute URI.
     if head.uri.authority().is_some() && head.method != Method::CONNECT {
         let path = head.uri.path_and_query().cloned();
         head.uri = path.map(Uri::from).unwrap_or_default();

@@ -1,5 +1,6 @@
-//! Outgoing connections of guests. The broker, a thread of the daemon, establishes them outside
-//! this process. Requests are denied without a broker, and for functions without allowed hosts.
+//! Outgoing connections of guests. This process cannot create sockets: the *broker*, a thread of
+//! the daemon, connects to a host and passes the connected socket. Requests are denied without a
+//! broker, and for functions without allowed hosts.
 
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{EgressFailure, EgressRequest, EgressResponse};
@@ -15,10 +16,12 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
+/// Socket of the connection, or the reason for its absence.
 type Answer = Result<OwnedFd, EgressFailure>;
+/// Requests without an answer, by id.
 type Waiting = Mutex<HashMap<u64, oneshot::Sender<Answer>>>;
 
-/// Connection to the broker of this process. `None` inside if no broker is attached.
+/// Connection to the broker of this process. `None` if no broker is attached.
 #[derive(Debug, Default)]
 pub(crate) struct Egress(RwLock<Option<Arc<BrokerLink>>>);
 
@@ -31,7 +34,7 @@ struct BrokerLink {
 }
 
 impl Egress {
-    /// Replaces the broker by the one at `socket`. Must be called inside a runtime.
+    /// Uses the broker at the other end of `socket` from now on. Must be called inside a runtime.
     pub(crate) fn attach(self: &Arc<Self>, socket: OwnedFd) -> io::Result<()> {
         let flags = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK);
         nix::fcntl::fcntl(&socket, flags)?;
@@ -46,6 +49,7 @@ impl Egress {
         let egress = self.clone();
         tokio::spawn(async move {
             link.pass_answers().await;
+            // A restarted daemon may have attached another broker in the meantime.
             egress.detach(&link);
         });
         Ok(())
@@ -78,8 +82,9 @@ impl Egress {
             port,
             tls,
         };
-        let socket = link.ask(&request).await?;
+        let socket = link.request_connection(&request).await?;
         // The broker has made the socket non-blocking.
+        // The registration fails if the process has too many connections.
         UnixStream::from_std(StdUnixStream::from(socket)).map_err(|_| EgressFailure::TooMany)
     }
 }
@@ -99,7 +104,8 @@ impl BrokerLink {
         self.waiting.lock()
     }
 
-    async fn ask(&self, request: &EgressRequest) -> Answer {
+    async fn request_connection(&self, request: &EgressRequest) -> Answer {
+        // The entry must exist before the broker can answer.
         let (sender, receiver) = oneshot::channel();
         self.waiting().insert(request.id, sender);
         let _waiting = WaitingConnection(&self.waiting, request.id);
@@ -139,6 +145,7 @@ impl BrokerLink {
                 }
             }
         }
+        // Dropping the senders fails all waiting requests.
         self.waiting().clear();
     }
 }

@@ -1,4 +1,5 @@
-//! Wasmtime engines: one compiles modules, the other runs compiled modules.
+//! The two Wasmtime engines: one compiles modules, in the compiler's process; the other runs
+//! compiled modules, in a tenant's process.
 
 use crate::artifact::Digest;
 #[cfg(feature = "fast-reset")]
@@ -34,9 +35,11 @@ const CODE_REVISION: u8 = 2;
 fn common() -> Config {
     let mut config = Config::new();
     config
+        // Inserts checks of the epoch into machine code. A guest yields at these checks.
         .epoch_interruption(true)
         .max_wasm_stack(GUEST_STACK_BYTES)
         .async_stack_size(FIBER_STACK_BYTES)
+        // The first write to a page copies it from the module's image. Other pages stay shared.
         .memory_init_cow(true)
         // Only debuggers and offsets in backtraces use these tables. Each function would have a
         // copy.
@@ -53,15 +56,15 @@ pub fn compiling() -> wasmtime::Result<Engine> {
     Engine::new(&common())
 }
 
-/// Resets that this build supports.
+/// Methods of resetting a slot that this build supports.
 pub const RESETS: &[SlotReset] = if cfg!(feature = "fast-reset") {
     &[SlotReset::Strict, SlotReset::Fast]
 } else {
     &[SlotReset::Strict]
 };
 
-/// Creates the engine that runs requests in a pool of slots. The engine maps the pool, and must be
-/// created before the process is confined.
+/// Creates the engine that runs requests. The engine maps the pool of slots (address space that
+/// requests use one after the other), and must be created before the process is confined.
 ///
 /// # Errors
 ///
@@ -93,6 +96,7 @@ pub fn running_with(limits: &TenantLimits, memset_bytes: usize) -> wasmtime::Res
 fn pool(limits: &TenantLimits) -> PoolingAllocationConfig {
     let slots = limits.slots.max(1);
     let mut pool = PoolingAllocationConfig::new();
+    // A component may have several core instances, memories and tables per request.
     pool.total_core_instances(slots.saturating_mul(8))
         .total_component_instances(slots)
         .total_memories(slots.saturating_mul(MEMORIES_PER_SLOT))
@@ -112,17 +116,20 @@ fn pool(limits: &TenantLimits) -> PoolingAllocationConfig {
 fn pooled(pool: PoolingAllocationConfig) -> wasmtime::Result<Engine> {
     let mut config = common();
     config
+        // All code was compiled by another process and checked before it was loaded.
         .enable_compiler(false)
         .allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
     Engine::new(&config)
 }
 
-/// Hasher that stores its complete input.
+/// Passes the input of a `Hash` implementation to BLAKE3, because a hash of 64 bits is too short
+/// for a fingerprint.
 #[derive(Default)]
 struct DigestHasher(blake3::Hasher);
 
 impl Hasher for DigestHasher {
     fn finish(&self) -> u64 {
+        // Not used: the digest is read from the inner hasher.
         0
     }
 
@@ -131,9 +138,9 @@ impl Hasher for DigestHasher {
     }
 }
 
-/// Returns the fingerprint of all inputs of machine code: version, processor and settings. The
-/// engine must come from [`compiling`]: the settings of a compiler count, and the engine of
-/// [`running`] has no compiler.
+/// Returns the fingerprint of everything that determines the machine code of a module: version of
+/// Wasmtime, processor and settings. `compiling` must come from [`compiling`], because the settings
+/// of the compiler are included; the engine of [`running`] has no compiler.
 #[must_use]
 pub fn fingerprint(compiling: &Engine) -> Digest {
     let mut hasher = DigestHasher::default();
@@ -147,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_running_engine_loads_what_the_other_compiled() {
+    fn the_running_engine_loads_code_of_the_compiling_engine() {
         let limits = TenantLimits {
             slots: 1,
             ..TenantLimits::default()

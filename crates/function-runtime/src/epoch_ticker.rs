@@ -1,5 +1,5 @@
-//! Thread that increments the epoch, at which running guests yield. The thread sleeps while no
-//! guest runs.
+//! Thread that increments the engine's epoch at regular intervals. Guests yield when the epoch
+//! changes. The thread sleeps while no guest runs.
 
 use std::io;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct EpochTicker {
     thread: Thread,
 }
 
-/// Running guest.
+/// Counts a guest as running until this value is dropped.
 #[derive(Debug)]
 pub struct RunningGuest(Arc<TickerState>);
 
@@ -34,8 +34,8 @@ impl EpochTicker {
     /// Starts the thread.
     pub fn start(engine: &Engine) -> io::Result<Self> {
         let state = Arc::new(TickerState::default());
-        let (own, engine) = (state.clone(), engine.clone());
-        let tick = move || tick(&own, &engine);
+        let (thread_state, engine) = (state.clone(), engine.clone());
+        let tick = move || tick(&thread_state, &engine);
         let thread = thread::Builder::new()
             .name("epochs".to_owned())
             .spawn(tick)?;
@@ -45,9 +45,11 @@ impl EpochTicker {
         })
     }
 
-    /// Counts a running guest, and wakes the thread if it sleeps.
+    /// Counts a guest as running until the returned value is dropped. Wakes the thread if it
+    /// sleeps.
     #[must_use]
     pub fn enter(&self) -> RunningGuest {
+        // `SeqCst`, like in `tick`: either this load sees `sleeping`, or the thread sees the guest.
         self.state.guests.fetch_add(1, Ordering::SeqCst);
         if self.state.sleeping.load(Ordering::SeqCst) {
             self.thread.unpark();
@@ -76,6 +78,7 @@ fn tick(state: &TickerState, engine: &Engine) {
             // This load sees a guest that entered earlier. A guest that enters later unparks the
             // thread.
             while state.guests.load(Ordering::SeqCst) == 0 {
+                // `park` may return without a reason, hence the loop.
                 thread::park();
             }
             state.sleeping.store(false, Ordering::SeqCst);

@@ -1,4 +1,6 @@
-//! Reset `fast`: restores the pages that a request wrote and retains them in the slot.
+//! Reset `fast`: after a request, restores the pages that the request wrote, and retains them in
+//! the slot instead of releasing them to the kernel. A slot is memory that requests use one after
+//! the other.
 //!
 //! Wasmtime finds the written pages with the ioctl `PAGEMAP_SCAN`. Wasmtime 48 has two defects
 //! here: its mask misses pages that are swapped out or migrated during the scan, and its result has
@@ -34,6 +36,7 @@ pub(crate) fn engine(
     pool.linear_memory_keep_resident(usize::try_from(MAX_KEPT_BYTES).unwrap_or(usize::MAX))
         .table_keep_resident(TABLE_BYTES)
         .pagemap_scan(Enabled::Yes);
+    // Before the engine maps memory, which could consist of huge pages.
     retained_pages::enable();
     // Wasmtime checks that the kernel supports page scans while it creates the engine.
     let scans_before = page_scan::count();

@@ -118,12 +118,14 @@ impl RequestFault {
             message: &message,
             error_code: self.error_code(),
         };
+        // Numbers and strings are always serialisable: the default is never used.
         let body = serde_json::to_vec(&body).unwrap_or_default();
         let mut answer = Response::new(Bytes::from(body));
         *answer.status_mut() = status;
         let headers = answer.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        // Capacity becomes free when requests in flight complete.
         if matches!(self, Self::Busy | Self::HostBusy) {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }

@@ -34,7 +34,8 @@ impl Version {
     }
 }
 
-/// Settings that a request reads together. They are replaced as a whole.
+/// Version and settings of a function at one moment. A change replaces the whole value, so that
+/// each request sees values that belong together.
 #[derive(Clone)]
 pub(crate) struct Deployment {
     pub version: Arc<Version>,
@@ -42,7 +43,9 @@ pub(crate) struct Deployment {
     pub enabled: bool,
     /// Access of direct requests.
     pub access: DirectAccess,
+    /// One permit per concurrent request.
     permits: Arc<Semaphore>,
+    /// Number of requests that wait for a permit, shared by all deployments of the function.
     waiting: Arc<AtomicU32>,
 }
 
@@ -87,6 +90,7 @@ impl Function {
             .clone()
     }
 
+    /// Replaces the deployment by a changed copy.
     fn change(&self, change: impl FnOnce(&mut Deployment)) {
         let mut current = self
             .deployment
@@ -126,6 +130,8 @@ impl Function {
 
 fn replace_settings(deployment: &mut Deployment, settings: LoadSettings) {
     if settings.limits.concurrency != deployment.settings.limits.concurrency {
+        // Requests in flight hold permits of the old semaphore. Until they complete, the function
+        // may run more requests than the new limit.
         deployment.permits = permits(&settings.limits);
     }
     deployment.settings = Arc::new(settings);
@@ -142,11 +148,17 @@ impl Drop for WaitingRequest<'_> {
 
 impl Deployment {
     /// Waits for a permit to run.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestFault::Busy`] if the queue is full, or if no permit is released in time.
     pub(crate) async fn admit(&self) -> Result<OwnedSemaphorePermit, RequestFault> {
         match self.permits.clone().try_acquire_owned() {
             Ok(permit) => return Ok(permit),
             Err(TryAcquireError::NoPermits | TryAcquireError::Closed) => {}
         }
+        // Counted before the check, so that concurrent requests cannot exceed the queue. The
+        // counter protects no other data: `Relaxed` suffices.
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
         let _waiting = WaitingRequest(&self.waiting);
         if before >= self.settings.limits.queue {
@@ -154,6 +166,7 @@ impl Deployment {
         }
         let wait = Duration::from_millis(self.settings.limits.queue_ms.into());
         let permit = tokio::time::timeout(wait, self.permits.clone().acquire_owned()).await;
+        // The semaphore is never closed: an error means that the time has elapsed.
         permit.ok().and_then(Result::ok).ok_or(RequestFault::Busy)
     }
 }

@@ -13,7 +13,8 @@ use std::task::{Context, Poll, ready};
 use tokio::task::JoinHandle;
 use wasmtime_wasi_http::p2::body::HyperOutgoingBody;
 
-/// Body of a response. An error resets the connection.
+/// Body of a response. An error resets the connection, so that the client notices an incomplete
+/// body.
 pub struct ResponseBody {
     content: Content,
     /// Request that counts as in flight until the body is dropped.
@@ -159,6 +160,7 @@ impl Body for GuestBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+            // The body ends because the guest's store was dropped, and is incomplete.
             None if self.usage.ended_early.load(Ordering::Acquire) => {
                 let error = io::Error::other("the guest exited before the end of its response");
                 return Poll::Ready(Some(Err(error)));
@@ -169,6 +171,7 @@ impl Body for GuestBody {
         let frame = frame.map_err(|error| io::Error::other(format!("{error:?}")));
         if let Some(data) = frame.as_ref().ok().and_then(Frame::data_ref) {
             let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
+            // The head was already sent: only a reset of the connection can report this.
             let Some(left) = self.left.checked_sub(length) else {
                 return Poll::Ready(Some(Err(io::Error::other("the response is too large"))));
             };

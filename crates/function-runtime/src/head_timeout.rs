@@ -1,5 +1,5 @@
-//! Connections with a timeout for the head of a request. The timeout starts with the connection and
-//! again after each response.
+//! Connections with a timeout for the head of a request. The timeout starts when the connection
+//! starts, and again after each response.
 //!
 //! Each connection has one timer. The timer is not reset for each request: an earlier deadline
 //! would have to wake the runtime, which costs a system call.
@@ -82,6 +82,7 @@ impl<S> HeadTimeout<S> {
 
     /// Polls the deadline if the connection waits for a head.
     fn poll_deadline(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // Another timeout limits the body and the response of a request in flight.
         if !self.in_flight.is_idle() {
             return Poll::Pending;
         }
@@ -106,6 +107,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for HeadTimeout<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        // Bytes that have arrived are read even after the deadline.
         match Pin::new(&mut self.stream).poll_read(context, buffer) {
             Poll::Pending => self.poll_deadline(context),
             read => read,
@@ -153,7 +155,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_millis(200);
 
     #[tokio::test]
-    async fn a_head_that_trickles_is_cut_off_and_a_request_in_flight_is_not() {
+    async fn the_timeout_applies_to_a_slow_head_but_not_to_a_request_in_flight() {
         let (mut client, server) = duplex(64);
         let in_flight = InFlightRequests::default();
         let mut server = HeadTimeout::new(server, LIMIT, in_flight.clone());

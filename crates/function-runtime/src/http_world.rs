@@ -1,6 +1,6 @@
-//! World `wasi:http/proxy@0.2`: a component that exports the handler of wasi:http. The component
-//! has clocks, random numbers, the environment of its deployment and output to the function's log,
-//! but no files or sockets.
+//! World `wasi:http/proxy@0.2`, the interface of components: the component exports the handler of
+//! wasi:http. It has clocks, random numbers, the environment of its deployment and output to the
+//! function's log, but no files or sockets.
 
 use crate::cpu_meter::RequestUsage;
 use crate::logs::RequestLog;
@@ -28,7 +28,7 @@ use wasmtime_wasi_http::{
     Error, RequestOptions, WasiBody, WasiHttpCtx, WasiHttpCtxView, WasiHttpHooks, WasiHttpView,
 };
 
-/// Maximum number of resources that a guest holds at once.
+/// Maximum number of resources (handles of wasi) that a guest holds at once.
 const MAX_HANDLES: usize = 256;
 /// Maximum size of the fields of a head in bytes.
 const MAX_FIELDS_BYTES: usize = 64 << 10;
@@ -66,6 +66,7 @@ impl HttpState {
     ) -> Self {
         let mut wasi = WasiCtx::builder();
         wasi.max_random_size(MAX_RANDOM_BYTES)
+            // Guests reach other hosts only by requests through the broker.
             .allow_tcp(false)
             .allow_udp(false)
             .allow_ip_name_lookup(false);
@@ -115,7 +116,8 @@ impl WasiHttpView for HttpState {
     }
 }
 
-/// Outgoing requests. They fail with `HTTP-request-denied` if the function has no allowed hosts.
+/// Sender of a guest's outgoing requests. Requests fail with `HTTP-request-denied` if the function
+/// has no allowed hosts.
 struct OutgoingHooks(Option<OutgoingRequests>);
 
 impl WasiHttpHooks for OutgoingHooks {
@@ -194,6 +196,7 @@ impl wasmtime_wasi::p2::OutputStream for LogOutput {
     }
 
     fn check_write(&mut self) -> wasmtime_wasi::p2::StreamResult<usize> {
+        // Always ready: `RequestLog` discards the output beyond its limit.
         Ok(64 << 10)
     }
 }
@@ -217,6 +220,7 @@ pub(crate) fn prepare(
 
 fn store(engine: &Engine, state: HttpState) -> Store<HttpState> {
     let mut store = Store::new(engine, state);
+    // The limiter counts memory and tables; the fuel limits copies between guest and host.
     store.limiter(|state| &mut state.limiter);
     store.set_hostcall_fuel(MAX_CALL_BYTES);
     // The current epoch may end at any time. Almost all guests complete within a full epoch.
@@ -227,7 +231,7 @@ fn store(engine: &Engine, state: HttpState) -> Store<HttpState> {
 
 impl HttpFunction {
     /// Creates an instance and discards it.
-    pub(crate) async fn prove(
+    pub(crate) async fn instantiate_once(
         &self,
         engine: &Engine,
         limiter: MemoryLimiter,
@@ -257,6 +261,7 @@ impl HttpFunction {
         let proxy = self.0.instantiate_async(&mut store).await?;
         let handler = proxy.wasi_http_incoming_handler();
         let ended = handler.call_handle(&mut store, request, response).await;
+        // Set while `store` still exists: dropping the store ends the response body.
         if ended.is_err() {
             usage.ended_early.store(true, Ordering::Release);
         }

@@ -1,5 +1,6 @@
 //! Confinement of a tenant's process and of compilers: empty namespaces, no files, no network, a
-//! separate user, no privileges. Seccomp follows ([`crate::serve`], [`crate::compile`]).
+//! separate user, no privileges. The caller enforces a seccomp filter afterwards ([`crate::serve`],
+//! [`crate::compile`]).
 
 use jiffy_confinement::{self as confinement, CapabilitySet};
 use nix::sched::{CloneFlags, unshare};
@@ -17,7 +18,8 @@ pub struct ProcessLimits {
     /// True if the process is killed when the thread that started it exits. A server exits with its
     /// control socket instead, because the thread may exit long before the daemon.
     pub ends_with_starter: bool,
-    /// Maximum address space in bytes. `None` for a process whose pool reserves terabytes of it.
+    /// Maximum address space in bytes. `None` for a server, whose pool of slots reserves terabytes
+    /// of address space.
     pub address_space: Option<u64>,
     /// Maximum length in bytes of written files, including files in memory.
     pub file_bytes: u64,
@@ -26,6 +28,7 @@ pub struct ProcessLimits {
 /// Confines this process, which must have one thread only. Without root, only the restrictions that
 /// an unprivileged process can apply to itself take effect.
 pub fn confine(limits: &ProcessLimits) -> io::Result<()> {
+    // If memory is short, the kernel should kill this process rather than the daemon.
     confinement::prefer_for_oom_kill();
     if Uid::effective().is_root() {
         confinement::leave_host(jiffy_rootless::is_host_root())?;

@@ -1,5 +1,5 @@
-//! Functions: WebAssembly modules that answer HTTP requests. Each request runs in an instance of
-//! its own, which is discarded afterwards.
+//! Runtime of functions: WebAssembly modules that answer HTTP requests. Each request runs in an
+//! instance of its own, which is discarded afterwards.
 //!
 //! Each tenant has one process, `jiffy-functions serve`, which is the binary of this crate.
 //! docs/functions.md describes the ABI of modules, limits and responses; docs/design-functions.md

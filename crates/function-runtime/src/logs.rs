@@ -1,4 +1,5 @@
-//! Output and failures of a function, in a ring buffer of bounded size.
+//! Log of a function: output of its guests and failures of its requests, in a ring buffer of
+//! bounded size. The daemon reads new entries by sequence number.
 
 use hyper::header::HeaderValue;
 use jiffy_proto::function::{LogEntry, LogStream};
@@ -18,7 +19,9 @@ const MAX_REQUEST_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Default)]
 struct LogRing {
+    /// Sequence number of the next entry.
     next: u64,
+    /// Bytes of all entries, including their overhead.
     bytes: usize,
     entries: VecDeque<LogEntry>,
 }
@@ -33,6 +36,7 @@ impl FunctionLog {
         let cut = text.get(..MAX_TEXT_BYTES).unwrap_or(text);
         let text = String::from_utf8_lossy(cut).into_owned();
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        // A clock before 1970 yields the time 0.
         let unix_ms = since.map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(0));
         let mut ring = self.0.lock();
         let sequence = ring.next;
@@ -78,7 +82,8 @@ impl FunctionLog {
 pub(crate) struct RequestLog {
     log: Arc<FunctionLog>,
     request_id: HeaderValue,
-    left: Mutex<usize>,
+    /// Number of output bytes that the request may still log.
+    remaining: Mutex<usize>,
 }
 
 impl RequestLog {
@@ -86,7 +91,7 @@ impl RequestLog {
         Self {
             log,
             request_id,
-            left: Mutex::new(MAX_REQUEST_BYTES),
+            remaining: Mutex::new(MAX_REQUEST_BYTES),
         }
     }
 
@@ -97,9 +102,9 @@ impl RequestLog {
     /// Appends output until the request has reached its limit.
     pub(crate) fn write(&self, stream: LogStream, output: &[u8]) {
         let allowed = {
-            let mut left = self.left.lock();
-            let allowed = output.len().min(*left);
-            *left -= allowed;
+            let mut remaining = self.remaining.lock();
+            let allowed = output.len().min(*remaining);
+            *remaining -= allowed;
             allowed
         };
         let output = output.get(..allowed).unwrap_or_default();
@@ -120,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_is_bounded_and_its_entries_stay_numbered() {
+    fn a_log_is_bounded_and_its_sequence_numbers_continue() {
         let log = Arc::new(FunctionLog::default());
         for _ in 0..1000 {
             let request = RequestLog::new(log.clone(), HeaderValue::from_static("r"));

@@ -1,7 +1,8 @@
-//! `jiffy-functions`: the process of a tenant's functions, and the compiler. Jiffy starts both.
+//! `jiffy-functions`: the process that runs a tenant's functions (`serve`), and the compiler of
+//! modules (`compile`). The daemon starts both.
 
 use clap::{Args, Parser, Subcommand};
-use jiffy_function_runtime::compile::{self, CompileError};
+use jiffy_function_runtime::compile;
 use jiffy_function_runtime::serve::{self, ServeSettings};
 use jiffy_proto::function::{CompileLimits, SlotReset, TenantLimits};
 use std::io::{self, Write};
@@ -72,15 +73,16 @@ struct ServeArgs {
 }
 
 fn main() -> ExitCode {
+    // A panic of one thread must not leave a process with the other threads.
     jiffy_proto::panic::abort_at_panics();
-    let done = match Cli::parse().command {
+    let result = match Cli::parse().command {
         Command::Compile(args) => run_compiler(&args),
         Command::Serve(args) => run_server(args),
     };
-    match done {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            // The reader may have closed its end.
+            // The daemon may have closed the other end of standard error.
             let _ = writeln!(io::stderr(), "{message}");
             ExitCode::FAILURE
         }
@@ -98,8 +100,10 @@ fn run_compiler(args: &CompileArgs) -> Result<(), String> {
     let prepared = compile::prepare(!args.no_jail, &limits).map_err(failed)?;
     let module = compile::read(io::stdin().lock()).map_err(|e| e.to_string())?;
     let file = compile::compile(&prepared, &module, &args.owner).map_err(|e| e.to_string())?;
-    let written = io::stdout().lock().write_all(&file);
-    written.map_err(|e| CompileError::Read(e).to_string())
+    let mut output = io::stdout().lock();
+    output
+        .write_all(&file)
+        .map_err(|e| format!("cannot write the compiled module: {e}"))
 }
 
 fn run_server(args: ServeArgs) -> Result<(), String> {

@@ -33,10 +33,12 @@ impl MemoryBudget {
         self.used.load(Ordering::Relaxed)
     }
 
-    fn take(&self, bytes: u64) -> bool {
-        let taken = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit);
+    /// Reserves `bytes`. Returns false if the budget is exhausted.
+    fn reserve(&self, bytes: u64) -> bool {
+        // The counter protects no other data, so that `Relaxed` suffices.
+        let increased = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit);
         self.used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken)
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, increased)
             .is_ok()
     }
 }
@@ -51,11 +53,11 @@ impl MemoryReservation {
 
     /// Reserves `bytes`. Returns false, without reserving anything, if the budget is exhausted.
     pub(crate) fn grow(&mut self, bytes: u64) -> bool {
-        let taken = self.budget.take(bytes);
-        if taken {
+        let is_reserved = self.budget.reserve(bytes);
+        if is_reserved {
             self.bytes += bytes;
         }
-        taken
+        is_reserved
     }
 }
 
@@ -71,7 +73,9 @@ pub(crate) struct MemoryLimiter {
     usage: Arc<RequestUsage>,
     reservation: MemoryReservation,
     limit: u64,
+    /// Bytes of linear memory granted so far.
     granted: u64,
+    /// Table elements granted so far.
     elements: usize,
 }
 
@@ -87,7 +91,8 @@ impl MemoryLimiter {
         }
     }
 
-    fn refuse(&self) -> bool {
+    /// Records that a growth was denied, and returns false.
+    fn deny(&self) -> bool {
         self.usage.growth_refused.store(true, Ordering::Relaxed);
         false
     }
@@ -102,17 +107,17 @@ impl ResourceLimiter for MemoryLimiter {
     ) -> wasmtime::Result<bool> {
         let more = u64::try_from(desired.saturating_sub(current)).unwrap_or(u64::MAX);
         if self.granted.saturating_add(more) > self.limit {
-            return Ok(self.refuse());
+            return Ok(self.deny());
         }
         if maximum.is_some_and(|maximum| desired > maximum) {
-            // The module itself declares this limit.
+            // Not a denial by the host: the module itself declares this maximum.
             return Ok(false);
         }
         if !self.reservation.grow(more) {
             self.usage
                 .tenant_memory_short
                 .store(true, Ordering::Relaxed);
-            return Ok(self.refuse());
+            return Ok(self.deny());
         }
         self.granted += more;
         Ok(true)
@@ -128,7 +133,7 @@ impl ResourceLimiter for MemoryLimiter {
             .elements
             .saturating_add(desired.saturating_sub(current));
         if elements > MAX_TABLE_ELEMENTS {
-            return Ok(self.refuse());
+            return Ok(self.deny());
         }
         if maximum.is_some_and(|maximum| desired > maximum) {
             return Ok(false);
@@ -137,6 +142,7 @@ impl ResourceLimiter for MemoryLimiter {
         Ok(true)
     }
 
+    // Wasmtime checks these numbers when a store creates an instance, a table or a memory.
     fn instances(&self) -> usize {
         usize::try_from(MAX_CORE_INSTANCES).unwrap_or(usize::MAX)
     }

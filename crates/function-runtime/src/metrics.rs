@@ -7,13 +7,15 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Metrics of one function.
+/// Metrics of one function. The counters are independent of each other, so that `Relaxed` accesses
+/// suffice.
 #[derive(Debug, Default)]
 pub struct FunctionMetrics {
     requests: AtomicU64,
     running: AtomicU64,
     cpu_us: AtomicU64,
     latency_us: AtomicU64,
+    /// Numbers of responses by latency. The last bucket has no upper bound.
     buckets: [AtomicU64; LATENCY_BUCKETS_US.len() + 1],
     faults: Mutex<BTreeMap<&'static str, u64>>,
 }
@@ -30,7 +32,7 @@ impl FunctionMetrics {
     }
 
     /// Counts a request whose response has a head.
-    pub(crate) fn answered(&self, latency: Duration) {
+    pub(crate) fn record_response(&self, latency: Duration) {
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.latency_us.fetch_add(us, Ordering::Relaxed);
@@ -41,13 +43,13 @@ impl FunctionMetrics {
     }
 
     /// Counts a failure.
-    pub(crate) fn failed(&self, fault: &RequestFault) {
+    pub(crate) fn record_fault(&self, fault: &RequestFault) {
         let mut faults = self.faults.lock();
         *faults.entry(fault.error_code()).or_default() += 1;
     }
 
     /// Adds processor time.
-    pub(crate) fn spent(&self, cpu: Duration) {
+    pub(crate) fn record_cpu(&self, cpu: Duration) {
         let us = u64::try_from(cpu.as_micros()).unwrap_or(u64::MAX);
         self.cpu_us.fetch_add(us, Ordering::Relaxed);
     }

@@ -1,5 +1,6 @@
-//! Outgoing requests of wasi:http: HTTP/1.1, one request per connection of the broker. Guests
-//! follow redirects themselves, and each redirect is subject to the same list of hosts.
+//! Outgoing requests of components (wasi:http): HTTP/1.1, with a new connection for each request,
+//! which the broker opens ([`crate::egress`]). Guests follow redirects themselves, and each
+//! redirect is checked against the same list of hosts.
 
 use crate::egress::Egress;
 use bytes::Bytes;
@@ -17,8 +18,8 @@ use std::time::Duration;
 use tokio::time::{Sleep, timeout};
 use wasmtime_wasi_http::{Error, RequestOptions, WasiBody};
 
-/// Maximum time for the head of a response, and between parts of its body. The guest may request
-/// less. The time limit of the incoming request applies in addition.
+/// Maximum time for the head of a response, and between parts of its body. The guest may choose a
+/// shorter time. The time limit of the incoming request applies in addition.
 const MAX_WAIT: Duration = jiffy_proto::function::MAX_REQUEST_TIME;
 /// Maximum length of a response's head in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -51,6 +52,7 @@ impl OutgoingRequests {
     }
 }
 
+/// Converts a failure of the broker to an error of wasi:http.
 fn failed(failure: EgressFailure) -> Error {
     match failure {
         EgressFailure::Denied => Error::HttpRequestDenied,
@@ -94,6 +96,7 @@ fn port(authority: &Authority) -> Result<Option<u16>, Error> {
     port.map(Some).ok_or(Error::HttpRequestUriInvalid)
 }
 
+/// Connects, sends the request and returns the response, with a task that drives the connection.
 async fn exchange(
     egress: &Egress,
     function: &str,
@@ -126,10 +129,13 @@ async fn exchange(
         .uri()
         .path_and_query()
         .map_or("/", |path| path.as_str());
+    // The connection leads to one host: the request line contains only the path.
     *request.uri_mut() = path.parse().map_err(|_| Error::HttpRequestUriInvalid)?;
+    // The driver reads and writes the connection, and must run while the response is awaited.
     let mut driver = tokio::spawn(driver);
     let response = tokio::select! {
         biased;
+        // First, because the driver also ends after a complete response.
         sent = timeout(wait(first), sender.send_request(request)) => {
             sent.map_err(|_| Error::ConnectionReadTimeout)?
         }
@@ -151,6 +157,7 @@ async fn exchange(
     Ok((response?.map(body), io))
 }
 
+/// Task that is stopped when this value is dropped.
 struct AbortOnDrop(tokio::task::JoinHandle<hyper::Result<()>>);
 
 impl Drop for AbortOnDrop {
@@ -187,6 +194,7 @@ impl Body for ResponseParts {
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match Pin::new(&mut self.incoming).poll_frame(context) {
             Poll::Ready(frame) => {
+                // Progress restarts the timeout.
                 let next = tokio::time::Instant::now() + self.wait;
                 self.timer.as_mut().reset(next);
                 Poll::Ready(frame.map(|frame| frame.map_err(Error::from)))

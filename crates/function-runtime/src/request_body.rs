@@ -19,6 +19,7 @@ pub(crate) async fn read(
         return Ok(Bytes::new());
     }
     let too_large = |length: u64| length > limits.request_bytes;
+    // The lower bound is the `content-length`, if the request has one.
     if too_large(body.size_hint().lower()) {
         return Err(RequestFault::RequestTooLarge);
     }
@@ -45,6 +46,7 @@ async fn collect(
         if more.saturating_add(u64::try_from(read.len()).unwrap_or(u64::MAX)) > max {
             return Err(RequestFault::RequestTooLarge);
         }
+        // Memory is reserved for the bytes that arrived, not for the announced length.
         if !reservation.grow(more) {
             return Err(RequestFault::HostBusy);
         }

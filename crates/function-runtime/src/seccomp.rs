@@ -63,7 +63,7 @@ const SERVER: &[libc::c_long] = &[
     libc::SYS_writev,
 ];
 
-/// Confines all threads of a server. The server cannot start further threads.
+/// Confines all threads of a server. The server cannot start further threads afterwards.
 pub(crate) fn confine_server(reset: SlotReset) -> io::Result<()> {
     let mut calls = AllowedCalls::new(&[COMMON, SERVER].concat());
     calls.allow_thread_names()?;
@@ -78,7 +78,8 @@ pub(crate) fn confine_server(reset: SlotReset) -> io::Result<()> {
     calls.enforce_on_all_threads()
 }
 
-/// Confines a compiler, which must have one thread only. It may start threads.
+/// Confines a compiler, which must have one thread only at this point. The compiler may start
+/// threads afterwards.
 pub(crate) fn confine_compiler() -> io::Result<()> {
     let mut calls = AllowedCalls::new(&[COMMON, &[libc::SYS_pread64]].concat());
     calls.allow_thread_names()?;

@@ -22,12 +22,13 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::Semaphore;
 
-/// Maximum length of a memory image in bytes. A module addresses at most 4 GiB.
+/// Maximum length in bytes of a file that the process writes. Wasmtime stores the initial content
+/// of a memory in a `memfd`; a 32-bit memory has at most 4 GiB.
 const MAX_IMAGE_BYTES: u64 = 8 << 30;
-/// Number of descriptors in addition to connections.
+/// Maximum number of open descriptors in addition to the connections of clients.
 const OTHER_DESCRIPTORS: u64 = 1024;
-/// Timeout for the connection of the daemon that started the process. A daemon killed before it
-/// recorded the process leaves an orphaned process that no other daemon can find.
+/// Time within which the daemon that started the process must connect. If that daemon is killed
+/// before it has recorded the process, no other daemon can find the process.
 const STARTER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum size of the log entries in one answer, in bytes.
 const MAX_LOG_ANSWER_BYTES: usize = 48 << 10;
@@ -49,7 +50,7 @@ pub struct ServeSettings {
 
 /// Serves until no daemon has been connected to the control socket for the grace period. A
 /// restarted daemon thus finds the process unchanged. Must be called before the process creates
-/// another thread, with both listeners at their descriptors.
+/// another thread, with the sockets at [`CONTROL_FD`] and [`LISTENER_FD`].
 pub fn serve(settings: &ServeSettings) -> io::Result<()> {
     // SAFETY: nothing in this process owns a descriptor above the listener yet.
     unsafe { jiffy_confinement::close_descriptors(LISTENER_FD.cast_unsigned() + 1) }?;
@@ -59,11 +60,13 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
         (control, OwnedFd::from_raw_fd(LISTENER_FD))
     };
     let listener = UnixListener::from(listener);
+    // tokio requires a non-blocking listener.
     listener.set_nonblocking(true)?;
     // The engine maps the pool and reads files in /proc, which the jail forbids.
     let engine = engine::running(&settings.limits).map_err(io::Error::other)?;
     if settings.jailed {
         jail::confine(&ProcessLimits {
+            // The limit applies to the gateway's connections and to direct connections separately.
             descriptors: u64::from(settings.limits.connections) * 2 + OTHER_DESCRIPTORS,
             cpu_s: None,
             ends_with_starter: false,
@@ -80,6 +83,7 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
         .enable_io()
         .enable_time()
         .build()?;
+    // All threads exist from here on: the seccomp filter denies `clone`.
     let ticker = EpochTicker::start(&engine)?;
     let tenant = Tenant::new(&settings.owner, settings.limits, engine).map_err(io::Error::other)?;
     let tenant = Arc::new(tenant);
@@ -88,23 +92,25 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
         seccomp::confine_server(settings.limits.reset)?;
     }
     let listener = {
-        let _inside = runtime.enter();
+        // Registers the listener with this runtime.
+        let _context = runtime.enter();
         tokio::net::UnixListener::from_std(listener)?
     };
     let connections = usize::try_from(settings.limits.connections).unwrap_or(1);
     runtime.spawn(server.clone().listen(listener));
-    let orders = Orders {
+    let handler = ControlHandler {
         tenant,
         server,
         direct: Arc::new(Semaphore::new(connections)),
         ticker,
         runtime: runtime.handle().clone(),
     };
+    // The grace period applies after the first daemon has connected.
     let mut timeout = settings.grace.min(STARTER_TIMEOUT);
     while let Some(channel) = next_daemon(&control, timeout)? {
         timeout = settings.grace;
         // The daemon disconnected or sent an invalid message. Another daemon may connect.
-        let _ = orders.answer(&channel);
+        let _ = handler.serve(&channel);
     }
     Ok(())
 }
@@ -123,8 +129,8 @@ fn next_daemon(listener: &OwnedFd, timeout: Duration) -> io::Result<Option<Chann
     })))
 }
 
-/// Control messages, answered one at a time on the main thread.
-struct Orders {
+/// Handler of the daemon's control messages. Handles one message at a time on the main thread.
+struct ControlHandler {
     tenant: Arc<Tenant>,
     server: FunctionServer,
     /// Permits for direct connections. Their number equals the limit for the gateway's connections.
@@ -133,26 +139,28 @@ struct Orders {
     runtime: Handle,
 }
 
-impl Orders {
-    fn answer(&self, control: &Channel) -> Result<(), ChannelError> {
+impl ControlHandler {
+    /// Announces the engine's fingerprint, then handles messages until the daemon disconnects or
+    /// sends an invalid message.
+    fn serve(&self, control: &Channel) -> Result<(), ChannelError> {
         let engine = hex(self.tenant.fingerprint());
         control.send(&ControlResponse::Ready { engine }, &[])?;
         loop {
-            let (order, files) = control.recv::<ControlRequest>()?;
-            let answer = self.carry_out(order, files);
-            let answer = answer.unwrap_or_else(|message| ControlResponse::Refused { message });
-            control.send(&answer, &[])?;
+            let (request, files) = control.recv::<ControlRequest>()?;
+            let response = self.handle(request, files);
+            let response = response.unwrap_or_else(|message| ControlResponse::Refused { message });
+            control.send(&response, &[])?;
         }
     }
 
-    fn carry_out(
+    fn handle(
         &self,
-        order: ControlRequest,
+        request: ControlRequest,
         mut files: Vec<OwnedFd>,
     ) -> Result<ControlResponse, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let tenant = &self.tenant;
-        let done = match order {
+        let result = match request {
             ControlRequest::Load {
                 function,
                 digest,
@@ -160,20 +168,22 @@ impl Orders {
             } => {
                 let file = files.pop().ok_or("the message has no file")?;
                 let file = read_artifact(File::from(file)).map_err(|e| text(&e))?;
-                let digest = digest_of(&digest).ok_or("the digest is not 64 hexadecimal digits")?;
+                let digest =
+                    parse_digest(&digest).ok_or("the digest is not 64 hexadecimal digits")?;
                 let load = tenant.load(&self.ticker, &function, &file, &digest, settings);
+                // The main thread is not a worker of the runtime, so that it may block.
                 let world = self.runtime.block_on(load).map_err(|e| text(&e))?;
                 return Ok(ControlResponse::Loaded { world });
             }
             ControlRequest::Egress => {
                 let socket = files.pop().ok_or("the message has no socket")?;
-                let _inside = self.runtime.enter();
+                let _context = self.runtime.enter();
                 tenant.egress().attach(socket).map_err(|e| text(&e))?;
                 return Ok(ControlResponse::Done);
             }
             ControlRequest::Direct => {
                 let socket = files.pop().ok_or("the message has no socket")?;
-                let _inside = self.runtime.enter();
+                let _context = self.runtime.enter();
                 direct::attach(&self.server, &self.direct, socket).map_err(|e| text(&e))?;
                 return Ok(ControlResponse::Done);
             }
@@ -192,12 +202,15 @@ impl Orders {
             ControlRequest::Enable { function, enabled } => tenant.enable(&function, enabled),
             ControlRequest::Remove { function } => tenant.remove(&function),
         };
-        done.map(|()| ControlResponse::Done).map_err(|e| text(&e))
+        result.map(|()| ControlResponse::Done).map_err(|e| text(&e))
     }
 }
 
+/// Reads a compiled module into private memory: the file of the daemon could change after the check
+/// of its digest.
 fn read_artifact(file: File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
+    // One byte more than the maximum, so that a larger file is noticed.
     file.take(MAX_ARTIFACT_BYTES + 1).read_to_end(&mut bytes)?;
     match u64::try_from(bytes.len()) {
         Ok(length) if length <= MAX_ARTIFACT_BYTES => Ok(bytes),
@@ -211,7 +224,7 @@ pub fn hex(digest: &Digest) -> String {
     blake3::Hash::from_bytes(*digest).to_hex().to_string()
 }
 
-fn digest_of(digits: &str) -> Option<Digest> {
+fn parse_digest(digits: &str) -> Option<Digest> {
     if digits.len() == DIGEST_BYTES * 2 {
         blake3::Hash::from_hex(digits)
             .ok()

@@ -1,4 +1,5 @@
-//! HTTP server: accepts connections, dispatches requests to functions and runs their guests.
+//! HTTP server of a tenant's process: accepts the gateway's connections, selects the function of
+//! each request, applies its limits and runs a guest (an instance of the function's module).
 
 use crate::core_wasi::CoreState;
 use crate::cpu_meter::{MeteredGuest, RequestUsage};
@@ -36,7 +37,8 @@ use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// An odd multiplier maps different request numbers to different values.
+/// Multiplier for request ids. Multiplication by an odd number modulo 2^64 maps different request
+/// numbers to different values.
 const ID_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Header with the name of the function. The gateway overwrites the value of a client.
 pub const FUNCTION_HEADER: HeaderName =
@@ -63,8 +65,11 @@ pub struct FunctionServer(Arc<ServerState>);
 struct ServerState {
     tenant: Arc<Tenant>,
     ticker: EpochTicker,
+    /// Permits for connections of the gateway.
     connections: Arc<Semaphore>,
     next_id: AtomicU64,
+    /// Random values of this process. The first distinguishes its ids from the ids of other
+    /// processes.
     id_keys: [u64; 2],
 }
 
@@ -78,14 +83,16 @@ impl FunctionServer {
             ticker,
             connections: Arc::new(Semaphore::new(connections)),
             next_id: AtomicU64::new(0),
-            // Each `RandomState` has its own keys.
+            // The standard library has no other random numbers: each `RandomState` has its own
+            // keys.
             id_keys: [(); 2].map(|()| RandomState::new().hash_one(0u8)),
         }))
     }
 
-    /// Accepts connections forever.
+    /// Accepts connections of the gateway until the process exits.
     pub async fn listen(self, listener: UnixListener) {
         loop {
+            // The permit precedes the accept: further connections wait in the kernel's queue.
             let Ok(permit) = self.0.connections.clone().acquire_owned().await else {
                 return;
             };
@@ -97,12 +104,13 @@ impl FunctionServer {
                         drop(permit);
                     });
                 }
+                // For example, no descriptor is free.
                 Err(_) => tokio::time::sleep(ACCEPT_RETRY_DELAY).await,
             }
         }
     }
 
-    /// Serves one connection.
+    /// Serves one connection of the gateway.
     pub async fn connection(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let in_flight = InFlightRequests::default();
         let service = service_fn(|request| async {
@@ -119,7 +127,7 @@ impl FunctionServer {
             .await;
     }
 
-    /// Answers a request.
+    /// Answers a request of the gateway, which names the function in [`FUNCTION_HEADER`].
     pub async fn handle<B>(&self, request: Request<B>) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes> + Unpin,
@@ -130,7 +138,7 @@ impl FunctionServer {
             .and_then(|name| name.to_str().ok());
         let name = name.unwrap_or_default().to_owned();
         let Some(function) = self.0.tenant.function(&name) else {
-            return faulty(&RequestFault::NotFound);
+            return fault_response(&RequestFault::NotFound);
         };
         let id = self.request_id(&request);
         self.answer(name, &function, &id, request).await
@@ -140,7 +148,7 @@ impl FunctionServer {
         self.0.tenant.function(name)
     }
 
-    /// Answers a request to a function.
+    /// Answers a request to a function. A failure becomes an error response.
     pub(crate) async fn answer<B>(
         &self,
         name: String,
@@ -155,8 +163,8 @@ impl FunctionServer {
         let mut response = match self.run(name, function, request, &log).await {
             Ok(response) => response,
             Err(fault) => {
-                record(function, &log, &fault);
-                faulty(&fault)
+                record_fault(function, &log, &fault);
+                fault_response(&fault)
             }
         };
         let headers = response.headers_mut();
@@ -164,6 +172,7 @@ impl FunctionServer {
         response
     }
 
+    /// Returns the id in the request's header if the id is usable, otherwise a new id.
     fn request_id<B>(&self, request: &Request<B>) -> HeaderValue {
         match request.headers().get(REQUEST_ID_HEADER) {
             Some(id) if (1..=MAX_REQUEST_ID_BYTES).contains(&id.len()) && id.to_str().is_ok() => {
@@ -173,15 +182,19 @@ impl FunctionServer {
         }
     }
 
-    /// Returns a new id of 128 bits. Processes generate different ids; the order reveals nothing.
+    /// Returns a new id of 128 bits. The first half is random and constant for the process. The
+    /// second half differs between the requests of the process, and does not show their number.
     pub(crate) fn new_request_id(&self) -> HeaderValue {
+        // The counter only has to return different numbers, so that `Relaxed` suffices.
         let number = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let mixed = number.wrapping_mul(ID_MULTIPLIER) ^ self.0.id_keys[1];
         let id = (u128::from(self.0.id_keys[0]) << 64) | u128::from(mixed);
         let id = HeaderValue::from_maybe_shared(Bytes::from(format!("{id:032x}")));
+        // Hexadecimal digits are always a valid value: the default is never used.
         id.unwrap_or(HeaderValue::from_static("unnamed"))
     }
 
+    /// Checks the head, reads the body, waits for a permit and a slot, and runs a guest.
     async fn run(
         &self,
         name: String,
@@ -203,10 +216,13 @@ impl FunctionServer {
         if head.uri.authority().is_none() && !head.headers.contains_key(HOST) {
             return Err(RequestFault::BadRequest("the request has no host"));
         }
+        // The header is addressed to this process and not to the guest.
         head.headers.remove(FUNCTION_HEADER);
         let mut reservation = MemoryReservation::empty(self.0.tenant.budget());
+        // The body precedes permit and slot: a slow client occupies neither.
         let body = request_body::read(body, &deployment.settings.limits, &mut reservation).await?;
         let permit = deployment.admit().await?;
+        // Only a function's own limit has a queue. Without a free slot, the request fails at once.
         let slot = self
             .0
             .tenant
@@ -226,25 +242,29 @@ impl FunctionServer {
             _permits: [permit, slot],
             _reservation: reservation,
         };
+        // The measured latency excludes the waits for the body and the permit.
         let admitted = Instant::now();
         let response = match &guest.deployment.version.code {
             VersionCode::Core(_) => guest.run_core(head, body).await,
             VersionCode::Http(_) => guest.run_http(head, body).await,
         };
-        function.metrics.answered(admitted.elapsed());
+        function.metrics.record_response(admitted.elapsed());
         response
     }
 }
 
-fn record(function: &Function, log: &RequestLog, fault: &RequestFault) {
-    function.metrics.failed(fault);
+/// Counts a failure, and writes it to the function's log with the details that the client does not
+/// receive.
+fn record_fault(function: &Function, log: &RequestLog, fault: &RequestFault) {
+    function.metrics.record_fault(fault);
     match fault.detail() {
         Some(detail) => log.fault(&format!("{}: {detail}", fault.error_code())),
         None => log.fault(fault.error_code()),
     }
 }
 
-pub(crate) fn faulty(fault: &RequestFault) -> Response<ResponseBody> {
+/// Returns the error response of a fault.
+pub(crate) fn fault_response(fault: &RequestFault) -> Response<ResponseBody> {
     fault.answer().map(ResponseBody::from)
 }
 
@@ -258,13 +278,16 @@ struct GuestRequest {
     log: Arc<RequestLog>,
     /// Deadline of the request.
     deadline: Instant,
+    /// Permits of the function and of the tenant's slot.
     _permits: [OwnedSemaphorePermit; 2],
+    /// Memory of the request's body.
     _reservation: MemoryReservation,
 }
 
 impl Drop for GuestRequest {
     fn drop(&mut self) {
-        self.function.metrics.spent(self.usage.cpu());
+        // Also counts requests whose client disconnected: their future is dropped.
+        self.function.metrics.record_cpu(self.usage.cpu());
     }
 }
 
@@ -274,7 +297,7 @@ impl GuestRequest {
         MemoryLimiter::new(self.server.0.tenant.budget(), self.usage.clone(), bytes)
     }
 
-    /// Returns the outgoing requests. `None` if the function has no allowed hosts.
+    /// Returns the sender of outgoing requests. `None` if the function has no allowed hosts.
     fn outgoing(&self) -> Option<OutgoingRequests> {
         let is_allowed = !self.deployment.settings.allow.is_empty();
         is_allowed.then(|| OutgoingRequests {
@@ -284,12 +307,13 @@ impl GuestRequest {
         })
     }
 
-    /// Runs a guest within the time limits. The future is pinned by the caller, since it occupies
-    /// several KiB.
-    async fn limited<T, F>(&self, guest: Pin<&mut F>) -> Result<T, RequestFault>
+    /// Runs a guest within its limits of processor time and of total time. The caller pins the
+    /// future, so that its several KiB are not moved.
+    async fn run_limited<T, F>(&self, guest: Pin<&mut F>) -> Result<T, RequestFault>
     where
         F: Future<Output = wasmtime::Result<Result<T, RequestFault>>>,
     {
+        // The guest yields at the end of an epoch only while the ticker counts it as running.
         let _ticking = self.server.0.ticker.enter();
         let _running = self.function.metrics.enter();
         #[cfg(feature = "fast-reset")]
@@ -298,7 +322,7 @@ impl GuestRequest {
         let guest = pin!(guest);
         let limit = self.deployment.settings.limits.cpu_time();
         let mut guest = MeteredGuest::new(guest, &self.usage, limit);
-        // Almost all guests complete before the cost of a timer pays off.
+        // Set when the guest first waits: almost all guests complete in their first poll.
         let mut timer = pin!(None::<Sleep>);
         poll_fn(|context| {
             if let Poll::Ready(ended) = Pin::new(&mut guest).poll(context) {
@@ -310,6 +334,7 @@ impl GuestRequest {
             if let Some(timer) = timer.as_mut().as_pin_mut() {
                 ready!(timer.poll(context));
             }
+            // Set before the caller drops the guest's store (see `RequestUsage::ended_early`).
             self.usage.ended_early.store(true, Ordering::Release);
             Poll::Ready(Err(RequestFault::Timeout))
         })
@@ -322,25 +347,29 @@ impl GuestRequest {
         body: Bytes,
     ) -> Result<Response<ResponseBody>, RequestFault> {
         let VersionCode::Core(code) = &self.deployment.version.code else {
+            // Not reachable: `run` has matched the world.
             return Err(RequestFault::Trap(
                 "the version is of another world".to_owned(),
             ));
         };
         let message = core_world::request_message(&head, &body);
+        // The message contains a copy of the body.
         drop(body);
         let max = self.deployment.settings.limits.response_bytes;
         let engine = self.server.0.tenant.engine();
+        // Called a second time if the request restarts on a fiber.
         let state = || {
             self.usage.reset_attempt();
             CoreState::new(self.limiter(), Some(self.log.clone()))
         };
         let guest = pin!(code.call(engine, state, &message, max));
-        let response = self.limited(guest).await?;
+        let response = self.run_limited(guest).await?;
         Ok(response.map(ResponseBody::from))
     }
 
-    /// Runs the guest. A guest that does not complete at once continues in a task while its
-    /// response is sent. A client that does not read the response thus cannot delay the time limit.
+    /// Runs the guest until its response has a head. A guest that is still running continues in a
+    /// task of its own, so that a client that does not read the response cannot delay the time
+    /// limit.
     async fn run_http(
         self,
         head: Parts,
@@ -368,16 +397,18 @@ impl GuestRequest {
                     .await
                     .map(Ok)
             };
-            let ended = self.limited(pin!(guest)).await;
+            // `answer` records the faults that occur before the head is sent.
+            let ended = self.run_limited(pin!(guest)).await;
             if let Err(fault) = &ended
                 && sent.load(Ordering::Acquire)
             {
-                record(&self.function, &self.log, fault);
+                record_fault(&self.function, &self.log, fault);
             }
             ended
         });
-        let begun = poll_fn(|context| Poll::Ready(guest.as_mut().poll(context))).await;
-        let task = match begun {
+        // A guest that completes in this poll needs no task.
+        let polled = poll_fn(|context| Poll::Ready(guest.as_mut().poll(context))).await;
+        let task = match polled {
             Poll::Ready(ended) => GuestTask::Ended(ended),
             Poll::Pending => GuestTask::Running(tokio::spawn(guest)),
         };
@@ -392,6 +423,7 @@ impl GuestRequest {
                     "the guest returned the error {code:?}"
                 )));
             }
+            // The guest dropped the sender without a response.
             Err(_) => return Err(task.fault().await),
         };
         if response.status().is_informational() {
@@ -401,6 +433,7 @@ impl GuestRequest {
                 "the response has the status {status}"
             )));
         }
+        // From here on, the guest's task records its own faults.
         head_sent.store(true, Ordering::Release);
         let (head, body) = response.into_parts();
         let body = GuestBody::new(body, max, usage, task)?;

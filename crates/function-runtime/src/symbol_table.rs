@@ -1,5 +1,5 @@
-//! Removes the symbol table from machine code. Only profilers read the table, but each loaded
-//! function has a copy of it, a tenth of its memory.
+//! Removes the symbol table from compiled machine code, an ELF file in the format of Wasmtime. Only
+//! profilers read the table, but each loaded function has a copy of it, a tenth of its memory.
 
 /// Offsets in the header of a 64-bit ELF file.
 const SECTIONS_AT: usize = 0x28;
@@ -21,11 +21,13 @@ pub(crate) fn strip(code: Vec<u8>) -> Vec<u8> {
     stripped(&code).unwrap_or(code)
 }
 
+/// Reads a little-endian number of `length` bytes.
 fn number(bytes: &[u8], at: usize, length: usize) -> Option<u64> {
     let bytes = bytes.get(at..at.checked_add(length)?)?;
     Some(bytes.iter().rev().fold(0, |n, b| (n << 8) | u64::from(*b)))
 }
 
+/// Writes a little-endian number of `length` bytes.
 fn set(bytes: &mut [u8], at: usize, length: usize, number: usize) -> Option<()> {
     let number = u64::try_from(number).ok()?.to_le_bytes();
     bytes
@@ -38,7 +40,10 @@ fn size(bytes: &[u8], at: usize, length: usize) -> Option<usize> {
     usize::try_from(number(bytes, at, length)?).ok()
 }
 
+/// Returns the file without the sections of symbols and of their names. `None` if the file has an
+/// unknown structure.
 fn stripped(code: &[u8]) -> Option<Vec<u8>> {
+    // 64-bit little-endian ELF without segments, whose offsets would also have to change.
     let is_known = code.starts_with(b"\x7fELF\x02\x01")
         && size(code, SECTION_BYTES_AT, 2)? == SECTION_HEAD_BYTES
         && size(code, SEGMENTS_NUMBER, 2)? == 0;
@@ -68,17 +73,21 @@ fn stripped(code: &[u8]) -> Option<Vec<u8>> {
         }
         let mut head = head.to_vec();
         let (from, length) = (size(&head, OFFSET, 8)?, size(&head, LENGTH, 8)?);
+        // The names of sections follow the symbols and move to their place.
         if index == names {
             set(&mut head, OFFSET, 8, written.len())?;
             written.extend_from_slice(code.get(from..from.checked_add(length)?)?);
         } else if from.checked_add(length)? > end || number(&head, LINK, 4)? != 0 {
+            // A section behind the removed parts, or with a reference to another section.
             return None;
         }
         kept.extend_from_slice(&head);
     }
+    // Section headers are aligned to 8 bytes.
     written.resize(written.len().next_multiple_of(8), 0);
     let sections_at = written.len();
     let number_kept = kept.len() / SECTION_HEAD_BYTES;
+    // Sections are referred to by index: count the removed sections before the names.
     let before = removed.iter().filter(|index| **index < names).count();
     written.extend_from_slice(&kept);
     set(&mut written, SECTIONS_AT, 8, sections_at)?;
@@ -114,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn code_of_an_unknown_form_stays_as_it_is() {
+    fn code_in_an_unknown_format_is_unchanged() {
         let engine = engine::compiling().unwrap();
         let binary = wat::parse_str("(module (func))").unwrap();
         let code = Module::new(&engine, binary).unwrap().serialize().unwrap();

@@ -1,4 +1,5 @@
-//! Functions of one tenant, and the engine that runs them.
+//! Functions of one tenant by name, the engine that runs them, and the resources that all of them
+//! share.
 
 use crate::artifact::{self, ArtifactError, Digest};
 use crate::cpu_meter::{MeteredGuest, RequestUsage};
@@ -25,9 +26,9 @@ use wasmtime::{Engine, Module};
 /// Maximum length of a function's name in bytes.
 const MAX_NAME_BYTES: usize = 64;
 /// Timeout of the instantiation that validates a version.
-const PROOF_TIMEOUT: Duration = Duration::from_secs(15);
-/// Processor time limit of this instantiation: start functions may build tables.
-const PROOF_CPU: Duration = Duration::from_millis(500);
+const VALIDATION_TIMEOUT: Duration = Duration::from_secs(15);
+/// Processor time limit of that instantiation, in which start functions run.
+const VALIDATION_CPU_TIME: Duration = Duration::from_millis(500);
 
 /// Error: a version or setting is rejected.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +61,7 @@ pub enum DeployError {
     },
 }
 
+/// Returns a function that converts an error of Wasmtime, truncated to 2,000 characters.
 fn failed(what: &'static str) -> impl Fn(wasmtime::Error) -> DeployError {
     move |error| DeployError::Load {
         what,
@@ -74,8 +76,10 @@ pub struct Tenant {
     http_linker: Linker<HttpState>,
     fingerprint: Digest,
     owner: Digest,
+    // The poisoning of this lock is ignored: the process aborts at a panic.
     functions: RwLock<HashMap<String, Arc<Function>>>,
     budget: Arc<MemoryBudget>,
+    /// One permit per concurrent request of all functions.
     slots: Arc<Semaphore>,
     egress: Arc<Egress>,
     limits: TenantLimits,
@@ -144,8 +148,8 @@ impl Tenant {
             .ok_or_else(|| DeployError::NotFound(name.to_owned()))
     }
 
-    /// Loads a compiled file, validates it by an instantiation, and makes it the active version. If
-    /// this fails, the previous version remains active.
+    /// Loads a compiled file, validates it by an instantiation, and activates its version. If this
+    /// fails, the previous version remains active.
     pub async fn load(
         &self,
         ticker: &EpochTicker,
@@ -164,13 +168,15 @@ impl Tenant {
             digest: *digest,
             code: self.deserialize(header.world, code)?,
         };
-        self.prove(ticker, &version, &settings).await?;
+        // Validated without the lock: requests must not wait for an instantiation.
+        self.validate(ticker, &version, &settings).await?;
         let mut functions = self
             .functions
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         match functions.get(name) {
             Some(function) => function.swap(version, settings),
+            // New versions of existing functions are always accepted.
             None if functions.len() >= MAX_FUNCTIONS => return Err(DeployError::TooMany),
             None => {
                 let function = Arc::new(Function::new(version, settings));
@@ -206,7 +212,8 @@ impl Tenant {
         }
     }
 
-    async fn prove(
+    /// Instantiates a version within the limits of a request, and discards the instance.
+    async fn validate(
         &self,
         ticker: &EpochTicker,
         version: &Version,
@@ -215,29 +222,35 @@ impl Tenant {
         let usage = Arc::new(RequestUsage::default());
         let limiter =
             MemoryLimiter::new(&self.budget, usage.clone(), settings.limits.memory_bytes());
+        // Without ticks, a start function that loops would never yield.
         let _running = ticker.enter();
-        let proof = async {
-            let proved = match &version.code {
-                VersionCode::Core(function) => function.prove(&self.engine, limiter).await,
+        let instantiation = async {
+            let result = match &version.code {
+                VersionCode::Core(function) => {
+                    function.instantiate_once(&self.engine, limiter).await
+                }
                 VersionCode::Http(function) => {
-                    function.prove(&self.engine, limiter, settings).await
+                    function
+                        .instantiate_once(&self.engine, limiter, settings)
+                        .await
                 }
             };
-            Ok(proved)
+            Ok(result)
         };
-        let proof = pin!(proof);
-        let proof = MeteredGuest::new(proof, &usage, PROOF_CPU);
-        let unproved = |reason: &str| DeployError::Load {
+        let instantiation = pin!(instantiation);
+        let instantiation = MeteredGuest::new(instantiation, &usage, VALIDATION_CPU_TIME);
+        let rejected = |reason: &str| DeployError::Load {
             what: "instantiated",
             reason: reason.to_owned(),
         };
-        match tokio::time::timeout(PROOF_TIMEOUT, proof).await {
-            Ok(Ok(proved)) => proved.map_err(failed("instantiated")),
-            Ok(Err(RequestFault::Cpu)) => Err(unproved(
+        // Outermost: the timeout; then the processor time; then the instantiation.
+        match tokio::time::timeout(VALIDATION_TIMEOUT, instantiation).await {
+            Ok(Ok(result)) => result.map_err(failed("instantiated")),
+            Ok(Err(RequestFault::Cpu)) => Err(rejected(
                 "its start function exceeded the processor time limit",
             )),
-            Ok(Err(fault)) => Err(unproved(&fault.to_string())),
-            Err(_) => Err(unproved("its start function timed out")),
+            Ok(Err(fault)) => Err(rejected(&fault.to_string())),
+            Err(_) => Err(rejected("its start function timed out")),
         }
     }
 

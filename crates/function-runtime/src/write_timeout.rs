@@ -12,8 +12,8 @@ use tokio::time::{Sleep, sleep};
 pub(crate) struct WriteTimeout<S> {
     stream: S,
     limit: Duration,
-    /// Deadline of the pending write.
-    waiting: Option<Pin<Box<Sleep>>>,
+    /// Deadline of the pending write. `None` if no write is pending.
+    deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> WriteTimeout<S> {
@@ -21,22 +21,23 @@ impl<S> WriteTimeout<S> {
         Self {
             stream,
             limit,
-            waiting: None,
+            deadline: None,
         }
     }
 
-    fn watch<T>(
+    /// Fails a pending write whose deadline has passed. Progress clears the deadline.
+    fn apply_deadline<T>(
         &mut self,
         context: &mut Context<'_>,
         polled: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if polled.is_ready() {
-            self.waiting = None;
+            self.deadline = None;
             return polled;
         }
         let limit = self.limit;
-        let end = self.waiting.get_or_insert_with(|| Box::pin(sleep(limit)));
-        ready!(end.as_mut().poll(context));
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(limit)));
+        ready!(deadline.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
@@ -58,7 +59,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.watch(context, polled)
+        self.apply_deadline(context, polled)
     }
 
     fn poll_write_vectored(
@@ -67,7 +68,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
-        self.watch(context, polled)
+        self.apply_deadline(context, polled)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -76,11 +77,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_flush(context);
-        self.watch(context, polled)
+        self.apply_deadline(context, polled)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.watch(context, polled)
+        self.apply_deadline(context, polled)
     }
 }

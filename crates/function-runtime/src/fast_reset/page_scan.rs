@@ -69,6 +69,7 @@ unsafe extern "C" fn __wrap_ioctl(
                 c_ulong::from(marker),
             )
         };
+        // A result of `ioctl` fits into an `int`.
         c_int::try_from(result).unwrap_or(-1)
     };
     if request != PAGEMAP_SCAN {
@@ -79,6 +80,7 @@ unsafe extern "C" fn __wrap_ioctl(
     let scan = unsafe { argument.cast::<PageScan>().as_mut() };
     let Some(scan) = scan.and_then(|scan| correct(scan).then_some(scan)) else {
         // SAFETY: this is the address of the thread's own errno.
+        // Wasmtime then resets the slot like the method `strict`.
         unsafe { *libc::__errno_location() = libc::EINVAL };
         return -1;
     };
@@ -106,7 +108,7 @@ mod tests {
     };
 
     #[test]
-    fn the_known_scan_is_corrected_and_another_is_refused() {
+    fn known_scan_is_corrected_and_others_are_rejected() {
         let mut scan = KNOWN;
         assert!(correct(&mut scan));
         assert_eq!(scan.category_mask & PRESENT, 0);

@@ -1,4 +1,5 @@
-//! Pages that stay in a slot between requests, determined without a page scan.
+//! Set of pages that a slot retains between requests. The module remembers the set, so that most
+//! resets need no page scan by the kernel.
 //!
 //! A scan returns each page that the process has a copy of, since a request may have written any of
 //! them, and the reset retains these pages. This set grows only by page faults: a write to an
@@ -52,6 +53,7 @@ struct LastScan {
 
 /// Last scans by first address of a memory.
 static LAST_SCANS: Mutex<BTreeMap<u64, LastScan>> = Mutex::new(BTreeMap::new());
+// Set once before the engine exists, so that `Relaxed` accesses suffice.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 /// Number of scans that were answered without the kernel.
 static REUSED_SCANS: AtomicU64 = AtomicU64::new(0);
@@ -162,6 +164,7 @@ pub(crate) fn scan(scan: &mut PageScan, call_kernel: impl FnOnce(&mut PageScan) 
     }
     RESULT.with_borrow_mut(|buffer| {
         buffer.resize(MAX_REGIONS, Region::default());
+        // Kernel and Wasmtime access the buffer through this address.
         scan.vec = buffer.as_mut_ptr().expose_provenance() as u64;
         scan.vec_len = MAX_REGIONS as u64;
         reuse_last_scan(scan, buffer).unwrap_or_else(|| scan_and_record(scan, buffer, call_kernel))
@@ -193,6 +196,7 @@ fn reuse_last_scan(scan: &mut PageScan, buffer: &mut [Region]) -> Option<c_int> 
     buffer
         .get_mut(..last.regions.len())?
         .copy_from_slice(&last.regions);
+    // The value after a scan that reached its end.
     scan.walk_end = scan.end;
     REUSED_SCANS.fetch_add(1, Ordering::Relaxed);
     c_int::try_from(last.regions.len()).ok()
@@ -265,10 +269,10 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn no_mark_stays_where_the_kernel_is_not_asked() {
+    async fn reused_scans_leave_no_data_of_earlier_requests() {
         // One slot per task: requests are rejected if there are fewer. All threads share the slots.
         let engine = engine(4);
-        assert!(ENABLED.load(Ordering::Relaxed), "huge pages cannot be off");
+        assert!(ENABLED.load(Ordering::Relaxed), "cannot disable huge pages");
         let binary = wat::parse_str(MARKER).unwrap();
         let code = Module::new(&engine::compiling().unwrap(), binary).unwrap();
         let code = code.serialize().unwrap();
@@ -305,7 +309,7 @@ mod tests {
     }
 
     /// Creates two instances, each with a memory, and writes to a page of one of them. Returns the
-    /// pages that were not of zeros before the write.
+    /// pages that did not consist of zeros before the write.
     fn write_page(engine: &Engine, module: &Module, memory: usize, page: usize) -> Vec<usize> {
         let mut store = Store::new(engine, ());
         let memories = [(); 2].map(|()| {
@@ -326,10 +330,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fault_in_one_of_two_memories_or_before_a_wait_is_one_of_the_request() {
+    async fn page_faults_in_any_memory_and_before_a_wait_are_noticed() {
         // Room for the two memories of a request, and no others.
         let engine = engine(1);
-        assert!(ENABLED.load(Ordering::Relaxed), "huge pages cannot be off");
+        assert!(ENABLED.load(Ordering::Relaxed), "cannot disable huge pages");
         let binary = wat::parse_str(r#"(module (memory (export "memory") 4))"#).unwrap();
         let code = Module::new(&engine::compiling().unwrap(), binary).unwrap();
         let code = code.serialize().unwrap();
