@@ -1,4 +1,5 @@
-//! Sources of Debian packages: the mirror and proxy of a Debian host, else the public archive.
+//! Sources of Debian packages for builds: the mirror and proxy that a Debian host uses, else the
+//! public archive.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ pub(crate) fn build_sources(suite: &str) -> Vec<String> {
         .filter(|source| source.is_debian() && source.suites.iter().any(|s| is_suite_of(s, suite)))
         .flat_map(|source| source.for_release(suite))
         .collect();
+    // A source with updates only is not sufficient.
     if found
         .iter()
         .any(|line| line.split(' ').nth(2) == Some(suite))
@@ -39,7 +41,7 @@ pub(crate) fn public_sources(suite: &str) -> Vec<String> {
     ]
 }
 
-/// Transport options of the host's apt as apt.conf(5) lines, such as a proxy.
+/// Transport options of the host's apt, such as a proxy, as apt.conf(5) lines.
 pub(crate) fn host_options() -> Vec<String> {
     let dump = Command::new("apt-config")
         .arg("dump")
@@ -54,6 +56,8 @@ pub(crate) fn host_options() -> Vec<String> {
         .collect()
 }
 
+/// Returns whether a line of `apt-config dump` concerns connections or dates. Other options could
+/// run programs or weaken the verification of packages.
 fn is_transport_option(line: &str) -> bool {
     let Some((key, value)) = line.split_once(' ') else {
         return false;
@@ -94,6 +98,7 @@ fn source_files(apt: &Path) -> Vec<PathBuf> {
     files
 }
 
+/// A source of packages. Several suites and URIs can share an entry.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct AptSource {
     uris: Vec<String>,
@@ -115,6 +120,7 @@ impl AptSource {
             && self.uris.iter().any(|uri| is_archive(uri))
     }
 
+    /// Returns the source as one-line entries for a release.
     fn for_release(&self, suite: &str) -> Vec<String> {
         let suites: Vec<&String> = self
             .suites
@@ -133,6 +139,7 @@ fn is_archive(uri: &str) -> bool {
         && (path.ends_with("/debian") || path.ends_with("/debian-security"))
 }
 
+/// Returns whether `candidate` is the release itself, its updates or its security fixes.
 fn is_suite_of(candidate: &str, suite: &str) -> bool {
     let rest = candidate.strip_prefix(suite);
     rest.is_some_and(|rest| ["", "-updates", "-security"].contains(&rest))
@@ -142,7 +149,7 @@ fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// One-line format: `deb [option=value ...] uri suite component...`.
+/// Parses the one-line format: `deb [option=value ...] uri suite component...`.
 fn lines(text: &str) -> Vec<AptSource> {
     let entries = text
         .lines()
@@ -170,7 +177,7 @@ fn lines(text: &str) -> Vec<AptSource> {
         .collect()
 }
 
-/// deb822 format: stanzas of `Field: value`, continued by indented lines.
+/// Parses the deb822 format: stanzas of `Field: value`, continued by indented lines.
 fn stanzas(text: &str) -> Vec<AptSource> {
     let without_comments: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let stanzas = without_comments.split(|line| line.trim().is_empty());

@@ -1,5 +1,5 @@
-//! Builder of templates from recipes. A build is atomic, and an unchanged recipe is built only
-//! once.
+//! Builds templates from recipes. A build publishes its template atomically, and an unchanged
+//! recipe is built only once.
 
 use crate::command::CommandError;
 use crate::erofs::{ImageRoot, WriteImageError};
@@ -56,8 +56,8 @@ impl From<RootfsError> for BuildError {
     }
 }
 
-/// Creates the directory with the content of the image. Tests replace it, since they have no
-/// network.
+/// Function that creates the directory with the content of the image. Tests replace it, since they
+/// have no network.
 type MakeRoot<'a> =
     &'a mut dyn FnMut(&BuildSite<'_>, &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, BuildError>;
 
@@ -72,6 +72,7 @@ pub fn build_if_needed(
     if let Some(template) = up_to_date(templates, recipe)? {
         return Ok(template);
     }
+    // If an exported stock template is available, its import replaces the slower build.
     if let Some(template) = import_stock(templates, recipe, on_progress)? {
         return Ok(template);
     }
@@ -136,6 +137,7 @@ fn build_with(
     let lock = templates.lock(&reference, &mut |()| {
         on_progress(Progress::Phase(Phase::Waiting))
     })?;
+    // Another process may have built the template while this process waited for the lock.
     if let Some(template) = up_to_date(templates, recipe)? {
         return Ok(template);
     }
@@ -155,9 +157,11 @@ fn build_with(
     };
     let root = make_root(&site, on_progress)?;
     on_progress(Progress::Percent(85));
+    // Held until the manifest refers to the image.
     let shared = ImageStore::new(home).share()?;
     let root = ImageRoot::Marked(root);
     let image = write_image::<BuildError>(home, &root, recipe.hash(), &work, &lock, on_progress)?;
+    // Stock templates are public. Other templates keep the visibility of the replaced template.
     let stock = reference.is_stock().then_some(Visibility::Public);
     let plan = ManifestFields {
         reference: &reference,
@@ -175,6 +179,7 @@ fn build_with(
     };
     templates.publish(&plan.manifest(), &work, &lock)?;
     let template = templates.get(name)?;
+    // `prune_if_idle` needs the exclusive lock.
     drop(shared);
     templates.prune_if_idle();
     on_progress(Progress::Percent(100));

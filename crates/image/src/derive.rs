@@ -1,4 +1,4 @@
-//! Templates derived from another template and a layer of changes.
+//! Derives a template from another template and a layer of changes, as the template builder does.
 
 use crate::erofs::ImageRoot;
 use crate::file::OnPath;
@@ -63,8 +63,10 @@ impl DerivedTemplate<'_> {
         let lock = templates.lock(&reference, &mut |()| {
             on_progress(Progress::Phase(Phase::Waiting))
         })?;
+        // Lock order: the template first, then the images.
         let store = ImageStore::new(&templates.home);
         let shared = store.share()?;
+        // Fails early if an image of the base is missing or damaged.
         for sum in &self.base.images {
             store.open(sum)?;
         }
@@ -101,6 +103,8 @@ impl DerivedTemplate<'_> {
                 root = self.merge_images(&store, &images, &root, &work)?;
                 images.truncate(1);
             }
+            // The UUID of the image depends only on its content, so that an equal build gives an
+            // equal image.
             let id = sum_of(format!("{images:?} {}", unpacked.diff_id).as_bytes());
             let root = ImageRoot::Marked(root);
             let image =
@@ -127,6 +131,7 @@ impl DerivedTemplate<'_> {
         };
         templates.publish(&plan.manifest(), &work, &lock)?;
         let template = templates.get(&reference.to_string())?;
+        // `prune_if_idle` needs the exclusive lock.
         drop(shared);
         templates.prune_if_idle();
         on_progress(Progress::Percent(100));
@@ -139,8 +144,8 @@ impl DerivedTemplate<'_> {
         Ok(reference)
     }
 
-    /// Merges `layer` and all `images` except the lowest into one directory. On the lowest image,
-    /// this directory has the same meaning as the separate layers.
+    /// Merges `layer` and all `images` except the lowest into one directory. An image of this
+    /// directory has the same meaning on the lowest image as the separate layers.
     fn merge_images(
         &self,
         store: &ImageStore,
@@ -148,28 +153,29 @@ impl DerivedTemplate<'_> {
         layer: &Path,
         work: &WorkDir,
     ) -> Result<PathBuf, ImportError> {
-        let whole = work.0.join("together");
+        let merged = work.0.join("merged");
         for (n, sum) in images.iter().enumerate().skip(1) {
-            let first = !whole.exists();
+            // The first image is unpacked directly into the target directory.
+            let first = !merged.exists();
             let root = if first {
-                whole.clone()
+                merged.clone()
             } else {
                 work.0.join(format!("image-{n}"))
             };
             fs::create_dir(&root).on("create", &root)?;
             let image = store.open(sum)?;
             let unpacked = unpack_image(&image.file, &root, self.limits);
-            let put = unpacked.and_then(|()| if first { Ok(()) } else { merge(&root, &whole) });
+            let put = unpacked.and_then(|()| if first { Ok(()) } else { merge(&root, &merged) });
             put.map_err(|source| ImportError::Layer {
                 what: format!("image sha256 {} of template `{}`", sum.sha256, self.name),
                 source,
             })?;
         }
-        merge(layer, &whole).map_err(|source| ImportError::Layer {
+        merge(layer, &merged).map_err(|source| ImportError::Layer {
             what: format!("the layer of changes for template `{}`", self.name),
             source,
         })?;
-        Ok(whole)
+        Ok(merged)
     }
 }
 

@@ -1,4 +1,8 @@
-//! Import of existing images as templates: from a registry, an archive or a directory.
+//! Imports existing images as templates: from a registry, an archive or a directory.
+//!
+//! An import from a registry first downloads all layers without a lock ([`FetchedImage`]). Then
+//! [`ImportJob`] unpacks the layers and writes the image, under the lock of the template and the
+//! lock of the layer store.
 
 mod bounded;
 mod byte_progress;
@@ -32,7 +36,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Version of the importer in the hash of an import: raise it when its results change.
+/// Version of the importer, a part of the hash of an import. It must be raised if an import of the
+/// same image gives another result.
 const IMPORTER_VERSION: u32 = 1;
 
 /// Maximum number of attempts if other processes remove layers during the import.
@@ -91,6 +96,7 @@ pub enum RegistryAccess {
     },
 }
 
+// Written by hand, so that passwords do not appear in logs.
 impl fmt::Debug for RegistryAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -138,9 +144,11 @@ impl FoundImage {
 /// Receiver of progress.
 type ProgressSink<'a> = dyn FnMut(Progress<'_>) + 'a;
 
-/// The template, or the digests of blobs whose layers are no longer in the store.
+/// Result of one attempt under locks.
 enum ImportAttempt {
-    Made(Box<Template>),
+    /// The template was created or is up to date.
+    Done(Box<Template>),
+    /// Digests of blobs whose layers are no longer in the store.
     Missing(Vec<String>),
 }
 
@@ -174,7 +182,7 @@ impl Import {
             _ => None,
         };
         for _ in 0..MAX_ATTEMPTS {
-            let attempt = self.once(
+            let attempt = self.attempt(
                 templates,
                 home,
                 &reference,
@@ -183,15 +191,16 @@ impl Import {
                 on_progress,
             );
             if let Err(ImportError::Budget { .. }) = &attempt {
-                // Layers that exceed the quota are removed from the disk.
+                // The layers unpacked so far may exceed the quota: remove layers that no template
+                // uses.
                 templates.gc_unused()?;
             }
             match attempt? {
-                ImportAttempt::Made(template) => {
+                ImportAttempt::Done(template) => {
                     templates.prune_if_idle();
                     return Ok(*template);
                 }
-                // Downloads run without locks.
+                // The locks are released here, since a download may take long.
                 ImportAttempt::Missing(blobs) => {
                     if let Some(image) = &mut fetched {
                         image.download(home, &blobs, on_progress)?;
@@ -203,8 +212,9 @@ impl Import {
         Err(ImportError::image(problem.to_owned()))
     }
 
-    /// Creates the template. Acquires the lock of the template and the lock of the layer store.
-    fn once(
+    /// Makes one attempt to create the template. Acquires the lock of the template first, and then
+    /// the lock of the layer store.
+    fn attempt(
         &self,
         templates: &Templates,
         home: &Home,
@@ -217,6 +227,7 @@ impl Import {
             on_progress(Progress::Phase(Phase::Waiting))
         })?;
         let layers = LayerStore::open(home, || on_progress(Progress::Phase(Phase::Waiting)))?;
+        // The import may have waited long for the locks.
         self.check_cancelled()?;
         let work = WorkDir::create(templates.unfinished(reference))?;
         let job = ImportJob {
@@ -243,8 +254,9 @@ impl Import {
                 }
             }
         };
+        // The lock of the layer store is still held, as this function requires.
         job.gc_layers()?;
-        Ok(ImportAttempt::Made(Box::new(template)))
+        Ok(ImportAttempt::Done(Box::new(template)))
     }
 }
 
@@ -299,6 +311,7 @@ impl Import {
             return Err(ImportError::Choice("the start command is empty".to_owned()));
         }
         let probe = self.ready.as_ref().map(Readiness::probe);
+        // The readiness check is parsed only to reject an invalid one before the download.
         (probe.and_then(Result::err)).map_or(Ok(reference), |e| Err(ImportError::Choice(e)))
     }
 

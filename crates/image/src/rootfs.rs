@@ -1,4 +1,4 @@
-//! Root file systems of Debian packages.
+//! Installs Debian packages into a new root file system, with mmdebstrap.
 
 use crate::apt;
 use crate::command::{CommandError, Tool};
@@ -23,7 +23,8 @@ pub(crate) struct BuildSite<'a> {
 const RESTORE_CACHE: &str = r#"mkdir -p "$1/var/cache/apt/archives/partial"
 for deb in "$JIFFY_CACHE"/*.deb; do [ ! -e "$deb" ] || ln "$deb" "$1/var/cache/apt/archives/"; done"#;
 
-/// Shell script that replaces the cache with the packages of this build.
+/// Shell script that replaces the cache with the packages of this build. The rename is the last
+/// step: a killed build leaves a complete cache, or none.
 const KEEP_CACHE: &str = r#"rm -rf "$JIFFY_CACHE.new" && mkdir -p "$JIFFY_CACHE.new"
 ln "$1"/var/cache/apt/archives/*.deb "$JIFFY_CACHE.new/"
 rm -rf "$JIFFY_CACHE" && mv "$JIFFY_CACHE.new" "$JIFFY_CACHE""#;
@@ -45,6 +46,7 @@ pub(crate) fn bootstrap(
 ) -> Result<PathBuf, RootfsError> {
     let spec = &recipe.spec;
     let root = site.work.join("root");
+    // Files that are newer than the marker were created by this build (`normalize_times`).
     let marker = site.work.join("started");
     fs::write(&marker, "").on("create", &marker)?;
 
@@ -60,6 +62,7 @@ pub(crate) fn bootstrap(
         "--variant=minbase",
         "--format=directory",
         "--verbose",
+        // The cache needs the downloaded packages, which mmdebstrap would delete early.
         "--skip=essential/unlink",
     ]);
     mmdebstrap.arg(format!("--include={}", spec.packages.join(",")));
@@ -117,7 +120,7 @@ pub(crate) fn write_files(recipe: &Recipe, work: &Path) -> Result<Option<PathBuf
     };
     let path = work.join("customize");
     fs::write(&path, script).on("write", &path)?;
-    fs::set_permissions(&path, Permissions::from_mode(0o700)).on("protect", &path)?;
+    fs::set_permissions(&path, Permissions::from_mode(0o700)).on("set the mode of", &path)?;
     Ok(Some(path))
 }
 
@@ -161,6 +164,7 @@ impl InstallProgress {
         } else if line.starts_with("Unpacking ") || line.starts_with("Setting up ") {
             self.steps += 1;
         }
+        // Each package takes two steps: unpacking and configuring.
         let done = |share: u32| {
             (share * self.steps)
                 .checked_div(2 * self.packages)

@@ -1,5 +1,5 @@
-//! Layer that a recipe adds to the root file system of another template. It consists of packages
-//! and the changes of the recipe's script.
+//! Creates the layer that a recipe adds to the root file system of another template. The layer
+//! consists of additional packages and the changes of the recipe's script.
 
 use crate::apt;
 use crate::command::Tool;
@@ -33,8 +33,8 @@ pub(crate) fn build(
     fs::write(&marker, "").on("create", &marker)?;
     let upper = site.work.join("upper");
     fs::create_dir(&upper).on("create", &upper)?;
-    // The directory becomes the root directory of the layer, with this mode.
-    fs::set_permissions(&upper, fs::Permissions::from_mode(0o755)).on("protect", &upper)?;
+    // The directory becomes the root of the layer. The umask must not influence its mode.
+    fs::set_permissions(&upper, fs::Permissions::from_mode(0o755)).on("set the mode of", &upper)?;
     install(recipe, below, site, on_progress)?;
     remove_overlay_xattrs(&upper)?;
     normalize_times(&upper, &marker, site.lock)?;
@@ -95,6 +95,7 @@ fn remove_overlay_xattrs(path: &Path) -> Result<(), RootfsError> {
     let n = rustix::fs::llistxattr(path, &mut names[..])
         .map_err(std::io::Error::from)
         .on("read the attributes of", path)?;
+    // The list contains zero-terminated names.
     for name in names[..n].split(|&b| b == 0) {
         let name = String::from_utf8_lossy(name);
         if name.starts_with(OVERLAY_XATTR_PREFIX) && name != OPAQUE {
@@ -104,7 +105,7 @@ fn remove_overlay_xattrs(path: &Path) -> Result<(), RootfsError> {
                 .on("remove an attribute of", path)?;
         }
     }
-    let kind = fs::symlink_metadata(path).on("look at", path)?;
+    let kind = fs::symlink_metadata(path).on("examine", path)?;
     if kind.is_dir() {
         for entry in fs::read_dir(path).on("list", path)? {
             remove_overlay_xattrs(&entry.on("list", path)?.path())?;

@@ -1,4 +1,4 @@
-//! Export of templates to a file, and import from a file.
+//! Exports templates to files, and imports them from files, from a network or from a shared store.
 //!
 //! The file is a tar archive, compressed with zstd: `template.json`, then the images in order,
 //! lowest first. Files are not trusted: their size is bounded, every image must have the digest in
@@ -29,6 +29,7 @@ const ZSTD_LEVEL: i32 = 3;
 /// Offset and value of the magic number in an EROFS super block (linux/fs/erofs/erofs_fs.h).
 const EROFS_MAGIC: (u64, [u8; 4]) = (1024, 0xe0f5_e1e2_u32.to_le_bytes());
 
+/// Returns the name of an image's entry in the archive.
 fn entry_name(sum: &ImageSum) -> String {
     format!("sha256-{}.erofs", sum.sha256)
 }
@@ -71,6 +72,7 @@ fn write_archive(
     };
     let mut archive = Builder::new(zstd::Encoder::new(to, ZSTD_LEVEL)?);
     archive.append_data(&mut header(text.len() as u64), MANIFEST, &text[..])?;
+    // An empty template would divide by zero.
     let (all, mut done) = (manifest.size().max(1), 0);
     for (sum, image) in manifest.images.iter().zip(&template.images) {
         let content = FileAt {
@@ -84,8 +86,8 @@ fn write_archive(
     archive.into_inner()?.finish()?.flush()
 }
 
-/// Adds the images of a template from another host. If `published`, also publishes the template
-/// under its name. Otherwise stores only its version.
+/// Adds the images of a template from another host. Publishes the template under its name if
+/// `published` is true. Otherwise stores only its version, for snapshots that refer to it.
 fn import_images<R: Read>(
     templates: &Templates,
     mut manifest: TemplateManifest,
@@ -108,6 +110,7 @@ fn import_images<R: Read>(
         return Err(ImportError::image(problem));
     }
     manifest.visibility = templates.visibility(reference, visibility);
+    // Lists show when the template became available on this host.
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     manifest.created = now.unwrap_or_default().as_secs();
 
@@ -125,6 +128,7 @@ fn import_images<R: Read>(
         done += sum.size;
         on_progress(percent(done, all));
     }
+    // An error leaves unreferenced images. Garbage collection removes them.
     (images.confirm)()?;
     if published {
         templates.publish(&manifest, &work, &lock)?
@@ -179,19 +183,21 @@ impl FileImport {
         // Raw entries, because exports have no extended headers. Extended headers of another file
         // would be read into memory.
         let mut entries = archive.entries().map_err(unreadable_io)?.raw(true);
-        let mut manifest = first(entries.next())?;
+        let mut manifest = read_manifest(entries.next())?;
         let own_name = || manifest.reference();
         let name = self.name.clone().unwrap_or_else(own_name);
         let (reference, visibility) = match Reference::parse(&name)? {
+            // A stock template is public even if the caller requests another visibility.
             stock if stock.is_stock() => (stock, Some(Visibility::Public)),
             _ => (check_name(&name, self.visibility)?, self.visibility),
         };
         trust.check_recipe(&reference, &manifest)?;
+        // The owner in the file is a key of another host.
         manifest.owner = None;
         manifest.rename(&reference);
         let images = Images {
             limit: limits.bytes,
-            open: |sum: &ImageSum| next(entries.next(), &entry_name(sum), Some(sum.size)),
+            open: |sum: &ImageSum| expect_entry(entries.next(), &entry_name(sum), Some(sum.size)),
             confirm: || {
                 let digest = || file.finish(limits.bytes).map_err(unreadable_io);
                 trust.check_digest(&reference, digest)
@@ -211,6 +217,7 @@ impl FileImport {
             templates.prune_if_idle();
             return Err(error);
         }
+        // Opens and verifies the published images.
         let template = templates.get(&name)?;
         templates.prune_if_idle();
         Ok(template)
@@ -224,6 +231,7 @@ fn import_image(
     sum: &ImageSum,
     mut entry: impl Read,
 ) -> Result<(), ImportError> {
+    // An image that exists is not read. `Archive` skips its entry.
     if store.open(sum).is_ok() {
         return Ok(());
     }
@@ -244,6 +252,7 @@ fn import_image(
         file.write_all(&buffer[..n]).on("write", &path)?;
     }
     file.sync_all().on("flush", &path)?;
+    // A cheap check with a clear message. The digest is verified below.
     let mut magic = [0; 4];
     let read = file.read_exact_at(&mut magic, EROFS_MAGIC.0);
     if read.is_err() || magic != EROFS_MAGIC.1 {
@@ -258,11 +267,12 @@ fn import_image(
     })
 }
 
-type Next<'a, R> = Option<io::Result<Entry<'a, R>>>;
+/// Next entry of an archive, or `None` at its end.
+type NextEntry<'a, R> = Option<io::Result<Entry<'a, R>>>;
 
 /// Returns the next entry, which must have this name and size.
-fn next<'a, R: Read>(
-    entry: Next<'a, R>,
+fn expect_entry<'a, R: Read>(
+    entry: NextEntry<'a, R>,
     name: &str,
     size: Option<u64>,
 ) -> Result<Entry<'a, R>, ImportError> {
@@ -276,8 +286,9 @@ fn next<'a, R: Read>(
     as_named.then_some(entry).ok_or_else(missing)
 }
 
-fn first<R: Read>(entry: Next<'_, R>) -> Result<TemplateManifest, ImportError> {
-    let entry = next(entry, MANIFEST, None)?;
+/// Reads the manifest, which must be the first entry.
+fn read_manifest<R: Read>(entry: NextEntry<'_, R>) -> Result<TemplateManifest, ImportError> {
+    let entry = expect_entry(entry, MANIFEST, None)?;
     if entry.size() > MAX_MANIFEST_BYTES {
         return Err(ImportError::image(format!("its {MANIFEST} is too large")));
     }

@@ -1,5 +1,5 @@
-//! Bounded lists and maps in untrusted documents. A document of a few MiB can contain more than a
-//! million entries, which need many times its size in memory.
+//! Bounded lists and maps in untrusted JSON documents. A document of a few MiB can contain more
+//! than a million entries, which would need many times its size in memory.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeMap;
@@ -9,7 +9,9 @@ use std::marker::PhantomData;
 /// Maximum number of entries.
 const MAX_ENTRIES: usize = 4096;
 
+/// List of at most [`MAX_ENTRIES`] entries. The limit applies while the list is read.
 struct BoundedList<T>(Vec<T>);
+/// Map of at most [`MAX_ENTRIES`] entries. The limit applies while the map is read.
 struct BoundedMap<T>(BTreeMap<String, T>);
 
 fn too_many<E: Error>() -> E {

@@ -1,20 +1,24 @@
-//! Progress of an import.
+//! Converts processed bytes of an import to percentages.
 
 use super::ProgressSink;
 use crate::progress::{Phase, Progress};
 
-/// Converter from bytes to percentages.
+/// Progress of one part of an import, in percent of the whole import.
 pub(super) struct ByteProgress<'a, 'b> {
     on_progress: &'a mut ProgressSink<'b>,
+    /// Bytes of this part.
     total: u64,
-    /// Percentages at the start and at the end of this part.
+    /// Percentage at the start of this part.
     from: u64,
+    /// Percentage points of this part.
     share: u64,
+    /// Bytes of the files that are complete.
     before: u64,
     reported_percent: u64,
 }
 
 impl<'a, 'b> ByteProgress<'a, 'b> {
+    /// Returns the progress of a part that ends at `share` percent.
     pub(super) fn new(
         phase: Phase,
         total: u64,
@@ -45,6 +49,7 @@ impl<'a, 'b> ByteProgress<'a, 'b> {
 
     /// Sets the number of bytes of the current file that were processed.
     pub(super) fn at(&mut self, bytes: u64) {
+        // 128 bits: the product of a file size and a percentage may exceed 64 bits.
         let done = u128::from(self.before.saturating_add(bytes)) * u128::from(self.share);
         let percent = done.checked_div(u128::from(self.total)).unwrap_or(0);
         let percent = self.from + u64::try_from(percent).unwrap_or(0).min(self.share);

@@ -1,4 +1,4 @@
-//! Credentials for registries, from the environment or Docker's configuration.
+//! Credentials for registries, from the environment or from Docker's configuration.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -56,19 +56,20 @@ pub(super) fn find(registry: &str) -> Option<Credentials> {
     let docker = docker.or_else(|| var("HOME").map(|home| PathBuf::from(home).join(".docker")));
     let text = docker.and_then(|d| std::fs::read(d.join("config.json")).ok());
     let config: Option<DockerConfig> = text.and_then(|t| serde_json::from_slice(&t).ok());
-    let found = config.and_then(|config| config.credentials(registry, &ask_helper));
+    let found = config.and_then(|config| config.credentials(registry, &run_helper));
     found.map(|(user, password)| Credentials { user, password })
 }
 
 impl DockerConfig {
-    fn credentials(&self, registry: &str, ask: &HelperFn) -> Option<UserPassword> {
+    fn credentials(&self, registry: &str, run_helper: &HelperFn) -> Option<UserPassword> {
         let hub = ["docker.io", "index.docker.io", "registry-1.docker.io"].contains(&registry);
         let key = if hub { DOCKER_HUB } else { registry };
         if let Some(helper) = self.helpers.get(key).or(self.store.as_ref())
-            && let Some(found) = ask(helper, key)
+            && let Some(found) = run_helper(helper, key)
         {
             return Some(found);
         }
+        // The key is a host name, or a URL in older configurations.
         let named = |url: &str| {
             let host = url
                 .trim_start_matches("https://")
@@ -87,8 +88,9 @@ impl DockerConfig {
 }
 
 /// Runs `docker-credential-<helper> get`, which reads the name of the registry and prints JSON.
-fn ask_helper(helper: &str, registry: &str) -> Option<UserPassword> {
+fn run_helper(helper: &str, registry: &str) -> Option<UserPassword> {
     use std::io::Write;
+    // The name becomes a part of a program name.
     if helper.is_empty() || helper.contains('/') {
         return None;
     }
@@ -99,8 +101,8 @@ fn ask_helper(helper: &str, registry: &str) -> Option<UserPassword> {
         .stderr(Stdio::null())
         .spawn()
         .ok()?;
-    // A helper may print its response without reading its input. Dropping the pipe closes the
-    // input.
+    // Ignore the error: a helper may print its response without reading its input. Dropping the
+    // pipe closes the input.
     drop(
         child
             .stdin

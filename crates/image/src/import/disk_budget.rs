@@ -33,7 +33,7 @@ impl DiskBudget {
 impl fmt::Debug for DiskBudget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.0.is_some() {
-            "asked"
+            "limited"
         } else {
             "unlimited"
         };

@@ -1,5 +1,5 @@
-//! Documents of an image: index, manifest, configuration (OCI image specification 1.1, and Docker's
-//! equivalents).
+//! JSON documents of an image: index, manifest and configuration (OCI image specification 1.1, and
+//! Docker's equivalents). All documents are untrusted.
 
 use super::{ImportError, bounded};
 use crate::layer::shown;
@@ -33,7 +33,7 @@ pub(super) struct Platform {
     pub os: String,
 }
 
-/// An index or a manifest. Which of them it is follows from the fields that are set.
+/// An index or a manifest. An index has `manifests`, a manifest has `config` and `layers`.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Document {
     #[serde(default, deserialize_with = "bounded::list")]
@@ -83,7 +83,8 @@ pub(super) fn parse<T: DeserializeOwned>(what: &str, text: &[u8]) -> Result<T, I
     serde_json::from_slice(text).map_err(|e| ImportError::image(format!("its {what}: {e}")))
 }
 
-/// Hexadecimal digits of a `sha256:` digest; validated, since they become file names.
+/// Returns the hexadecimal digits of a `sha256:` digest. They are validated, because they become
+/// file names.
 pub(super) fn sha256(digest: &str) -> Result<&str, ImportError> {
     let is_hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
     let digits = digest.strip_prefix("sha256:");
@@ -93,15 +94,16 @@ pub(super) fn sha256(digest: &str) -> Result<&str, ImportError> {
 }
 
 impl Document {
-    /// Descriptor of the linux/amd64 manifest in an index.
-    pub(super) fn ours(&self) -> Result<&Descriptor, ImportError> {
-        let is_ours = |d: &&Descriptor| {
+    /// Returns the descriptor of the linux/amd64 manifest in an index.
+    pub(super) fn linux_amd64(&self) -> Result<&Descriptor, ImportError> {
+        let is_linux_amd64 = |d: &&Descriptor| {
             let platform = d.platform.as_ref();
             platform.is_some_and(|p| p.os == "linux" && p.architecture == "amd64")
         };
-        if let Some(found) = self.manifests.iter().find(is_ours) {
+        if let Some(found) = self.manifests.iter().find(is_linux_amd64) {
             return Ok(found);
         }
+        // Indexes list attestations with the platform `unknown/unknown`.
         let platforms = self.manifests.iter().filter_map(|d| d.platform.as_ref());
         let platforms = platforms.filter(|p| p.os != "unknown");
         let mut found: Vec<String> = platforms
@@ -128,6 +130,7 @@ impl ImageConfig {
                 found: shown(found.as_bytes()),
             });
         }
+        // Each diff id belongs to the layer at the same position.
         let ids = &self.rootfs.diff_ids;
         if ids.len() != layers {
             let problem = format!("it lists {} diff ids, but has {layers} layers", ids.len());
@@ -144,6 +147,7 @@ impl ImageConfig {
 impl RunConfig {
     /// Returns the environment. If a variable occurs twice, the last value applies.
     pub(super) fn environment(&self) -> Result<BTreeMap<String, String>, ImportError> {
+        // Docker allows a variable without a value.
         let list = self.env.as_deref().unwrap_or_default();
         if list.iter().map(String::len).sum::<usize>() > MAX_ENV_BYTES {
             let problem = format!("its environment is larger than {} KiB", MAX_ENV_BYTES >> 10);
@@ -152,6 +156,7 @@ impl RunConfig {
         let pairs = list
             .iter()
             .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        // An empty name or a zero byte is not valid in the environment of a process.
         let usable =
             |name: &str, value: &str| !name.is_empty() && !format!("{name}{value}").contains('\0');
         Ok(pairs
@@ -246,7 +251,7 @@ mod tests {
             br#"{"manifests":[{"digest":"x","platform":{"os":"linux","architecture":"arm64"}},
             {"digest":"y","platform":{"os":"unknown","architecture":"unknown"}}]}"#;
         let index: Document = parse("index", index).unwrap();
-        let message = index.ours().unwrap_err().to_string();
+        let message = index.linux_amd64().unwrap_err().to_string();
         assert!(
             message.contains("linux/arm64") && !message.contains("unknown"),
             "{message}"

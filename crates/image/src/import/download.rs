@@ -1,4 +1,4 @@
-//! Files of layers during their download.
+//! Files to which layers are downloaded.
 
 use super::ImportError;
 use crate::file::{FileError, OnPath};
@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 /// File for the download of a layer. No other import writes to it.
 ///
-/// For the host's owner, the file has a name, and an interrupted download is resumed. One import at
-/// a time holds the lock of the file. Concurrent imports and all imports of keys use unnamed files.
-/// These are removed with the import, so a key's partial download is never resumed or trusted.
+/// For the host's owner, the file has a name, so that an interrupted download can be resumed. One
+/// import at a time holds the lock of the file. Concurrent imports, and all imports by API keys,
+/// use unnamed files. An unnamed file is removed with the import, so a partial download of a key is
+/// never resumed or trusted.
 pub(super) struct Download {
     pub file: File,
     /// Path of the file. For an unnamed file, the path of its directory.
@@ -27,6 +28,8 @@ impl Download {
             .read(true)
             .write(true)
             .mode(0o600)
+            // The kernel removes an unnamed file when its last descriptor is closed, even after a
+            // crash.
             .custom_flags(libc::O_TMPFILE)
             .open(blobs);
         Ok(Self {
@@ -52,7 +55,8 @@ impl Download {
                 Err(TryLockError::WouldBlock) => return Ok(None),
                 Err(TryLockError::Error(e)) => return Err(e).on("lock", path),
             }
-            // The previous holder of the lock may have removed the file.
+            // The previous holder of the lock may have removed the file after this process opened
+            // it. The lock would then protect a file that no other import sees.
             if file.metadata().on("examine", path)?.nlink() > 0 {
                 return Ok(Some(Self {
                     file,
@@ -63,9 +67,10 @@ impl Download {
         }
     }
 
-    /// Removes the file after its layer was unpacked or found to be invalid.
+    /// Removes the file after its layer was unpacked, or if its content is wrong.
     pub(super) fn remove(self) -> Result<(), ImportError> {
         if self.named {
+            // The lock is still held, so no other import writes to the file.
             fs::remove_file(&self.path).on("remove", &self.path)?;
         }
         Ok(())

@@ -125,6 +125,7 @@ impl ImportError {
 
     /// Returns the error of unpacking `what`.
     pub(crate) fn layer(what: String, source: LayerError) -> Self {
+        // The message states the owner's quota, so the name of the layer adds nothing.
         match source {
             LayerError::Budget { message } => Self::Budget { message },
             source => Self::Layer { what, source },

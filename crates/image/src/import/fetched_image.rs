@@ -1,4 +1,5 @@
-//! Images of registries. They are downloaded before any lock is taken.
+//! Images of registries that are downloaded, but not unpacked yet. The download runs before any
+//! lock is taken.
 
 use super::byte_progress::ByteProgress;
 use super::download::Download;
@@ -20,10 +21,11 @@ use std::path::Path;
 /// Share of downloading and unpacking in the whole progress, in percent.
 const FETCH_PERCENT: u64 = 85;
 
-/// Image for all layers of which there is a proof ([`crate::layer::BlobProofs`]). The layers are
+/// Image of a registry with a proof for each layer ([`crate::layer::BlobProofs`]). The layers are
 /// not unpacked yet.
 pub(super) struct FetchedImage {
     registry: RegistryImage,
+    /// Complete reference of the image.
     from: String,
     found: FoundImage,
     layers: Vec<FetchedLayer>,
@@ -39,9 +41,10 @@ struct FetchedLayer {
 
 /// Proof that the registry has the bytes of a blob.
 enum BlobProof {
-    Here(Download),
-    /// Confirmed by the registry, which served these bytes to this host in the past.
-    Proved,
+    /// The blob was downloaded.
+    Downloaded(Download),
+    /// The registry confirmed the blob, and served these bytes to this host in the past.
+    Confirmed,
 }
 
 /// A fetched image, or the existing template of an equal image.
@@ -65,10 +68,11 @@ impl FetchedImage {
         }
         let sum = (descriptors.iter()).fold(0_u64, |sum, l| sum.saturating_add(l.size));
         if sum > import.limits.bytes {
-            let most = import.limits.bytes >> 20;
-            let problem = format!("its layers have {} MiB, more than {most}", sum >> 20);
+            let max_mib = import.limits.bytes >> 20;
+            let problem = format!("its layers have {} MiB, more than {max_mib}", sum >> 20);
             return Err(ImportError::image(problem));
         }
+        // The packed size is a lower bound of the disk space that the layers need.
         import.disk.need(sum)?;
         let layers = descriptors.into_iter().zip(&found.diff_ids);
         let layers = layers.map(|(descriptor, diff_id)| {
@@ -90,7 +94,8 @@ impl FetchedImage {
         Ok(FetchOutcome::Fetched(Box::new(fetched)))
     }
 
-    /// Obtains proofs of all layers that have none. The blobs in `anew` are downloaded in any case.
+    /// Obtains a proof for each layer without one. The blobs in `anew` are downloaded even if there
+    /// is a proof.
     pub(super) fn download(
         &mut self,
         home: &Home,
@@ -98,7 +103,7 @@ impl FetchedImage {
         on_progress: &mut ProgressSink<'_>,
     ) -> Result<(), ImportError> {
         let sum: u64 = self.layers.iter().map(|l| l.descriptor.size).sum();
-        // The budget is checked before the download, since a full disk affects other users.
+        // The free space is checked before the download, because a full disk affects other users.
         let blobs = home.blobs();
         let disk = rustix::fs::statvfs(&blobs)
             .map_err(std::io::Error::from)
@@ -117,10 +122,14 @@ impl FetchedImage {
             if again || !self.blobs.contains_key(sha256) {
                 let proved = !again && self.registry.proves(descriptor, diff_id, home)?;
                 let blob = if proved {
-                    BlobProof::Proved
+                    BlobProof::Confirmed
                 } else {
                     let mut on_bytes = |n| steps.at(n);
-                    BlobProof::Here(self.registry.download(descriptor, home, &mut on_bytes)?)
+                    BlobProof::Downloaded(self.registry.download(
+                        descriptor,
+                        home,
+                        &mut on_bytes,
+                    )?)
                 };
                 self.blobs.insert(sha256.clone(), blob);
             }
@@ -129,8 +138,8 @@ impl FetchedImage {
         Ok(())
     }
 
-    /// Creates the template of the image. Returns the digests of blobs that must be downloaded, if
-    /// layers are missing.
+    /// Creates the template of the image. The inner error contains the digests of blobs that must
+    /// be downloaded, because their layers are missing.
     pub(super) fn import(
         &mut self,
         job: &ImportJob<'_>,
@@ -157,15 +166,17 @@ impl FetchedImage {
                 sha256,
             } = layer;
             let stored = job.layers.get(diff_id);
+            // A layer that was unpacked from another blob is not used: this registry proved only
+            // its own blob.
             let stored = stored.filter(|_| job.layers.knows(diff_id, sha256));
             match (stored, self.blobs.get(sha256)) {
                 (Some(stored), Some(proof)) => {
-                    if matches!(proof, BlobProof::Here(_)) {
+                    if matches!(proof, BlobProof::Downloaded(_)) {
                         job.layers.record(diff_id, sha256, repository.as_ref())?;
                     }
                     layers.push(stored);
                 }
-                (None, Some(BlobProof::Here(download))) => {
+                (None, Some(BlobProof::Downloaded(download))) => {
                     let mut file = &download.file;
                     let rewound = file.seek(SeekFrom::Start(0));
                     rewound.on("read", Path::new(&download.path))?;
@@ -173,8 +184,8 @@ impl FetchedImage {
                     job.layers.record(diff_id, sha256, repository.as_ref())?;
                     layers.push(unpacked);
                 }
-                // The layer was removed after its proof, together with the last template that used
-                // it.
+                // The store no longer has the layer: it was removed after its proof, together with
+                // the last template that used it.
                 (None, _) | (_, None) => missing.push(sha256.clone()),
             }
             steps.done(descriptor.size);
@@ -183,11 +194,11 @@ impl FetchedImage {
             return Ok(Err(missing));
         }
         for blob in std::mem::take(&mut self.blobs).into_values() {
-            if let BlobProof::Here(download) = blob {
+            if let BlobProof::Downloaded(download) = blob {
                 download.remove()?;
             }
         }
         let (from, found) = (self.from.clone(), self.found.clone());
-        job.finish(from, found, layers, on_progress).map(Ok)
+        job.write_layers(from, found, layers, on_progress).map(Ok)
     }
 }

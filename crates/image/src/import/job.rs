@@ -1,4 +1,4 @@
-//! Execution of an import: layers, image and manifest.
+//! Executes an import under locks: unpacks layers, writes the image and publishes the manifest.
 
 use super::byte_progress::ByteProgress;
 use super::document::RunConfig;
@@ -19,7 +19,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// A running import.
+/// A running import. It holds the lock of the template and the lock of the layer store.
 pub(super) struct ImportJob<'a> {
     pub(super) import: &'a Import,
     pub(super) reference: &'a Reference,
@@ -27,7 +27,7 @@ pub(super) struct ImportJob<'a> {
     pub(super) home: &'a Home,
     pub(super) work: &'a WorkDir,
     pub(super) layers: LayerStore,
-    /// Lock of the template. Programs that write to the template inherit the lock.
+    /// Lock of the template. Host programs that write the image inherit the lock.
     pub(super) lock: &'a Lock,
     pub(super) began: Instant,
     /// Bytes of the layers that this import has unpacked.
@@ -35,6 +35,7 @@ pub(super) struct ImportJob<'a> {
 }
 
 impl ImportJob<'_> {
+    /// Imports an archive: an image layout, or a root file system.
     pub(super) fn archive(
         &self,
         path: &Path,
@@ -61,9 +62,11 @@ impl ImportJob<'_> {
             .map_err(|source| ImportError::layer(path.display().to_string(), source))?;
         self.count(&pending.unpacked)?;
         if ImageLayout::open(&pending.root)?.is_some() {
-            // The layout is moved, so that its layers can be unpacked next to it.
+            // The layout is moved out of the layer store, whose working directory is then free for
+            // the layers.
             let layout = self.work.0.join("layout");
             fs::rename(&pending.root, &layout).on("create", &layout)?;
+            // Removes the empty working directory of the layer store.
             drop(pending);
             let layout = ImageLayout::open(&layout)?
                 .ok_or_else(|| ImportError::image("its unpacked files were removed".to_owned()))?;
@@ -79,9 +82,10 @@ impl ImportJob<'_> {
         if let Some(template) = self.up_to_date(&found)? {
             return Ok(template);
         }
-        self.finish(from, found, vec![layer], on_progress)
+        self.write_layers(from, found, vec![layer], on_progress)
     }
 
+    /// Imports a directory: an image layout, or a root file system.
     pub(super) fn directory(
         &self,
         path: &Path,
@@ -100,6 +104,7 @@ impl ImportJob<'_> {
         self.write(from, found, &ImageRoot::Directory(path), on_progress)
     }
 
+    /// Imports the image in a layout.
     pub(super) fn layout(
         &self,
         layout: &ImageLayout,
@@ -115,12 +120,14 @@ impl ImportJob<'_> {
         for (name, diff_id) in names.iter().zip(&found.diff_ids) {
             unpacked.push(match self.layers.get(diff_id) {
                 Some(layer) => layer,
+                // A stored layer with this diff id has the same content.
                 None => self.unpack(&layout.file(name)?, diff_id, &mut |_| ())?,
             });
         }
-        self.finish(from, found, unpacked, on_progress)
+        self.write_layers(from, found, unpacked, on_progress)
     }
 
+    /// Unpacks a layer into the store. Its diff id is verified.
     pub(super) fn unpack(
         &self,
         packed: &File,
@@ -142,15 +149,15 @@ impl ImportJob<'_> {
         move |bytes| disk.reserve(before.saturating_add(bytes))
     }
 
-    /// Adds the bytes of an unpacked layer.
+    /// Adds the bytes of an unpacked layer to the owner's reservation.
     fn count(&self, layer: &UnpackedLayer) -> Result<(), ImportError> {
         let bytes = self.unpacked_bytes.get().saturating_add(layer.bytes);
         self.unpacked_bytes.set(bytes);
         self.import.disk.need(bytes)
     }
 
-    /// Merges the layers into an image.
-    pub(super) fn finish(
+    /// Combines the layers into one image.
+    pub(super) fn write_layers(
         &self,
         from: String,
         found: FoundImage,
@@ -180,6 +187,7 @@ impl ImportJob<'_> {
         self.write(from, found, &root, on_progress)
     }
 
+    /// Writes the image of `root` and publishes the template.
     pub(super) fn write(
         &self,
         from: String,
@@ -191,6 +199,7 @@ impl ImportJob<'_> {
         let startup = self.import.startup(&found.run)?;
         let hash = self.import.hash(&found)?;
         on_progress(Progress::Percent(85));
+        // Held until the manifest refers to the image.
         let _shared = ImageStore::new(self.home).share()?;
         let image =
             write_image::<ImportError>(self.home, root, &hash, self.work, self.lock, on_progress)?;
@@ -209,6 +218,7 @@ impl ImportJob<'_> {
             startup,
             origin: Some(origin(from, found)),
         };
+        // The last point at which an import can be cancelled without a trace.
         self.import.check_cancelled()?;
         self.templates
             .publish(&plan.manifest(), self.work, self.lock)?;

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 /// Maximum depth of nested indexes.
 const MAX_INDEXES: usize = 4;
 
-/// Directory of an image. Its files may be symbolic links to each other (older `docker save`), but
-/// not to files outside.
+/// Directory of an image. Its files may be symbolic links to each other, as in archives of older
+/// versions of `docker save`. Links to files outside of the directory are not followed.
 pub(super) struct ImageLayout {
     path: PathBuf,
     directory: OwnedFd,
@@ -41,9 +41,9 @@ impl ImageLayout {
             path: path.to_owned(),
             directory: directory.map_err(io::Error::from).on("open", path)?,
         };
-        let is_one =
+        let is_image =
             layout.has("oci-layout") && layout.has("index.json") || layout.has("manifest.json");
-        Ok(is_one.then_some(layout))
+        Ok(is_image.then_some(layout))
     }
 
     fn has(&self, name: &str) -> bool {
@@ -52,7 +52,9 @@ impl ImageLayout {
 
     /// Opens a regular file by its path in the layout.
     pub(super) fn file(&self, name: &str) -> Result<File, ImportError> {
+        // NONBLOCK: opening a FIFO must not block.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        // IN_ROOT resolves absolute links and `..` inside the directory.
         let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let opened = openat2(&self.directory, name, flags, Mode::empty(), inside);
         let path = self.path.join(name);
@@ -101,6 +103,7 @@ impl ImageLayout {
 
     fn oci_image(&self) -> Result<(FoundImage, Vec<String>), ImportError> {
         let mut document: Document = parse("index.json", &self.read("index.json")?)?;
+        // An index may refer to other indexes, for example one per platform.
         let mut manifest_sha256 = None;
         for _ in 0..MAX_INDEXES {
             if document.config.is_some() {
@@ -112,7 +115,7 @@ impl ImageLayout {
                 [first, .., last] if first.platform.is_none() && last.platform.is_none() => {
                     return Err(several(document.manifests.iter().map(name_of)));
                 }
-                _ => document.ours()?,
+                _ => document.linux_amd64()?,
             };
             manifest_sha256 = Some(sha256(&next.digest)?.to_owned());
             document = parse("manifest", &self.document(next)?)?;
@@ -137,6 +140,8 @@ impl ImageLayout {
             let tags = images.iter().flat_map(|i| i.repo_tags.iter().flatten());
             return Err(several(tags.cloned()));
         };
+        // This format has no digest of the configuration. The layers are verified by their diff
+        // ids.
         let config: ImageConfig = parse("configuration", &self.read(&image.config)?)?;
         let found = FoundImage::new(config, None, image.layers.len())?;
         Ok((found, image.layers.clone()))

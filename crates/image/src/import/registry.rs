@@ -1,5 +1,5 @@
-//! Images in registries, requested through a puller process. The puller is not trusted: this module
-//! verifies the digests of documents and layers.
+//! Images in registries. A confined puller process sends the requests. The process is not trusted:
+//! this module verifies the digests of all documents and layers.
 
 use super::document::{Descriptor, Document, ImageConfig, MAX_DOCUMENT_BYTES, parse, sha256};
 use super::download::Download;
@@ -83,13 +83,13 @@ impl RegistryImage {
 
     /// Returns the configuration and the layers of the image. Their digests are verified.
     pub(super) fn image(&mut self) -> Result<(FoundImage, Vec<Descriptor>), ImportError> {
-        let asked = self.reference.digest().map(str::to_owned);
-        let (mut text, mut digest) = self.manifest(asked)?;
+        let requested = self.reference.digest().map(str::to_owned);
+        let (mut text, mut digest) = self.manifest(requested)?;
         let mut document: Document = parse("manifest", &text)?;
         if document.config.is_none() && !document.manifests.is_empty() {
-            let ours = document.ours()?.digest.clone();
-            sha256(&ours)?;
-            (text, digest) = self.manifest(Some(ours))?;
+            let selected = document.linux_amd64()?.digest.clone();
+            sha256(&selected)?;
+            (text, digest) = self.manifest(Some(selected))?;
             document = parse("manifest", &text)?;
         }
         let config = document.config.as_ref().ok_or_else(|| {
@@ -117,6 +117,7 @@ impl RegistryImage {
         Ok((text, found))
     }
 
+    /// Downloads and verifies a small document.
     fn document(&mut self, descriptor: &Descriptor) -> Result<Vec<u8>, ImportError> {
         let expected = sha256(&descriptor.digest)?;
         let text = self
@@ -131,7 +132,8 @@ impl RegistryImage {
         Ok(text)
     }
 
-    /// Returns whether the registry proves, without sending the layer, that it has the layer. The
+    /// Returns whether the registry confirms, without sending the layer, that it has the layer.
+    /// This is a proof only if this repository has served the layer before ([`BlobProofs`]). The
     /// layer is then in the store.
     pub(super) fn proves(
         &mut self,
@@ -162,6 +164,7 @@ impl RegistryImage {
         let mut resumes = 0;
         loop {
             let have = file.metadata().on("examine", path)?.len();
+            // The file cannot be the beginning of this layer.
             if have > layer.size {
                 file.set_len(0).on("shorten", path)?;
                 continue;
@@ -172,6 +175,8 @@ impl RegistryImage {
             let mut at = have;
             let mut sink = |bytes: &[u8]| {
                 file.write_all_at(bytes, at)?;
+                // Counted here, since an interrupted download returns an error without the number
+                // of bytes.
                 at += bytes.len() as u64;
                 on_bytes(at);
                 Ok(())
@@ -186,13 +191,14 @@ impl RegistryImage {
                     PullFault::Broken(_) | PullFault::Unreachable(_)
                 ))
             );
+            // Requiring progress ensures that a registry cannot cause endless attempts.
             if (broken || (read.is_ok() && at < layer.size)) && resumes < MAX_RESUMES && at > have {
                 resumes += 1;
                 continue;
             }
             match read {
                 Ok(()) if at == layer.size => break,
-                // The registry has no more bytes.
+                // The registry has no more bytes: the descriptor states a wrong size.
                 Ok(()) | Err(PullError::Fault(PullFault::Status(416, _))) => {
                     return Err(RegistryError::Truncated {
                         digest: layer.digest.clone(),
@@ -207,7 +213,7 @@ impl RegistryImage {
         }
         let found = sum(file).on("read", path)?;
         if found != expected {
-            // The content is wrong, and the download must not be resumed.
+            // The content is wrong, so a later import must not resume this file.
             download.remove()?;
             let what = format!("layer sha256:{expected}");
             return Err(ImportError::Digest { what, found });
@@ -234,8 +240,9 @@ fn not_written(error: io::Error, download: &Download) -> ImportError {
     }
 }
 
-/// Converts an error of the puller. Keys must not learn about the host's network: closed, filtered
-/// and refused ports, other protocols and certificate errors give the same message.
+/// Converts an error of the puller. An API key must not learn about the host's network. A key
+/// therefore receives the same message for closed, filtered and refused ports, other protocols and
+/// certificate errors.
 fn failed(reference: &Reference, by_key: bool, what: &str, error: PullError) -> ImportError {
     let (registry, image) = (reference.resolve_registry().to_owned(), reference.whole());
     let unreachable = |reason: String| {

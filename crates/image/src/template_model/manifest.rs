@@ -1,4 +1,4 @@
-//! Manifest of a template.
+//! Manifest of a template, `template.json`: name, owner, images, defaults and startup settings.
 
 use super::error::TemplateError;
 use super::reference::{DEFAULT_TAG, Reference};
@@ -195,9 +195,9 @@ impl TemplateManifest {
     /// in lower-case hexadecimal. Templates whose sandboxes are equal have equal versions. A
     /// snapshot is bound to the version of its template.
     pub fn version(&self) -> String {
-        let said = serde_json::to_vec(&(&self.images, &self.defaults, &self.startup));
+        let text = serde_json::to_vec(&(&self.images, &self.defaults, &self.startup));
         // Serialization of strings and numbers cannot fail.
-        sum_of(&said.unwrap_or_default())
+        sum_of(&text.unwrap_or_default())
     }
 
     /// Returns the name as `[owner/]name[:tag]`.
@@ -238,6 +238,7 @@ impl TemplateManifest {
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let mut value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
         let format = value.get("format").and_then(Value::as_u64);
+        // Format 1 has one image in the field `image`.
         if format == Some(1) {
             let image = value.get_mut("image").map(Value::take).unwrap_or_default();
             value["images"] = Value::Array(vec![image]);
@@ -264,6 +265,7 @@ impl TemplateManifest {
         if !self.images.iter().all(sound) {
             return Err("the checksum of an image is invalid".to_owned());
         }
+        // Name, owner and tag become parts of a directory's name.
         Reference::parse(&self.reference()).map_err(|e| e.to_string())?;
         Ok(())
     }

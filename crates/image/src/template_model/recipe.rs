@@ -1,4 +1,4 @@
-//! Recipes of templates.
+//! Recipes, from which templates are built.
 
 use super::manifest::Defaults;
 use super::name::{MAX_TEMPLATE_NAME, is_template_name};
@@ -137,6 +137,7 @@ impl Recipe {
                 problem,
             });
         }
+        // Only a stock template can be the base, so recursion ends after the stock recipes.
         let from = spec.from.as_deref().map(Self::built_in).transpose()?;
         let from = from.map(Box::new);
         let customize = spec.customize.as_deref().map(&read).transpose()?;
@@ -145,6 +146,7 @@ impl Recipe {
             .iter()
             .map(|name| Ok((name.clone(), read(name)?)));
         let files = files.collect::<Result<Vec<_>, FileError>>()?;
+        // The zero bytes separate the parts, so that moving text between them changes the hash.
         let mut whole = format!(
             "{BUILDER_VERSION}\0{text}\0{}",
             customize.as_deref().unwrap_or_default()
@@ -202,6 +204,7 @@ impl RecipeSpec {
     /// Returns a description of a problem with the recipe, if any. Packages, paths and the release
     /// become arguments of programs, so their characters are restricted.
     fn problem(&self) -> Option<String> {
+        // Text that starts with a dash would be read as an option.
         let plain = |text: &str, more: &str| {
             text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '/')
                 && text

@@ -1,4 +1,4 @@
-//! Names of templates.
+//! Names of templates (`[owner/]name[:tag]`), and their form in file names.
 
 use super::error::TemplateError;
 use super::name::{is_tag, is_template_name};
@@ -55,6 +55,7 @@ impl Reference {
 
     /// Parses the name of a directory that [`Self::file_name`] returned.
     pub(crate) fn of_file(name: &str) -> Option<Self> {
+        // Only one file name per template is accepted, so that a template has one lock.
         Self::split(name, OWNER_IN_FILES, TAG_IN_FILES).filter(|found| found.file_name() == name)
     }
 
@@ -160,12 +161,14 @@ pub fn unfinished_build(id: &str) -> String {
 /// Returns the name of the template of the registry image `reference`, imported for `owner`.
 pub fn imported_image(owner: Option<&str>, reference: &str) -> String {
     let last = reference.rsplit('/').next().unwrap_or_default();
+    // The name stays recognisable. The digest makes it unique.
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
     let last: String = last
         .chars()
         .map(|c| if fits(c) { c } else { '-' })
         .take(40)
         .collect();
+    // A key must not receive a template that another key imported.
     let about = match owner {
         Some(owner) => format!("{owner}\0{reference}"),
         None => reference.to_owned(),

@@ -1,4 +1,4 @@
-//! Download of an exported template.
+//! Downloads an exported template from an `https` URL through the puller process.
 
 use crate::file::OnPath;
 use crate::import::ImportError;
@@ -55,6 +55,7 @@ pub(super) fn download_from(
     let program = pull.registries.program;
     let mut puller = Puller::start(program, target, gate, &cancel).map_err(failed)?;
     let directory = templates.home.blobs();
+    // The file has no name, so the kernel removes it when the import is finished or crashes.
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -74,6 +75,7 @@ pub(super) fn download_from(
         };
         match puller.file(&mut deadlines, &address.target, before, limit, &mut write) {
             Ok(()) => break,
+            // A download is resumed only after progress, so a server cannot cause endless attempts.
             Err(PullError::Fault(PullFault::Broken(_)))
                 if length > before && resumes < MAX_RESUMES => {}
             Err(e) => return Err(failed(e)),

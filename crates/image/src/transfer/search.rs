@@ -1,4 +1,5 @@
-//! Search for exported stock templates, which make a build unnecessary.
+//! Search for the exported file of a stock template. The import of the file makes a build
+//! unnecessary.
 
 use super::{FileImport, FileTrust, KnownDigests, download_template, unreadable_io};
 use crate::import::ImportError;
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 /// Maximum number of parts of a template file.
 const MAX_PARTS: u32 = 9;
-/// Environment variable with the path or the `https` URL of a directory.
+/// Environment variable with the path or the `https` URL of a directory with template files.
 const VARIABLE: &str = "JIFFY_TEMPLATES";
 
 /// Error of importing the file of a stock template.
@@ -39,6 +40,7 @@ enum Place {
 
 /// Returns the locations of the file of template `name`, in the order of the search.
 fn places(name: &str, variable: Option<OsString>, installed: Option<PathBuf>) -> Vec<Place> {
+    // `.tpl` is the extension of exported templates.
     let file = format!("{name}.tpl");
     let from_variable = variable.filter(|v| !v.is_empty()).map(|value| {
         match value.to_str().filter(|text| text.contains("://")) {
@@ -57,6 +59,7 @@ pub(crate) fn import_stock(
     recipe: &Recipe,
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Option<Template>, UnusableFile> {
+    // A recipe of the user may have the name of a stock template.
     let is_stock = Recipe::built_in(recipe.name()).is_ok_and(|own| own.hash() == recipe.hash());
     if !is_stock {
         return Ok(None);
@@ -99,14 +102,15 @@ fn import_first(
             },
             ..FileImport::default()
         };
+        // A damaged file is an error. A build instead would hide the damage and take minutes.
         let imported = import.run(templates, file, on_progress);
         return imported.map(Some).map_err(|e| unusable(origin, e));
     }
     Ok(None)
 }
 
-/// Opens a file, or its parts `FILE.1`, `FILE.2`, ... as one: package indexes limit the size of a
-/// file. Returns `None` if neither exists.
+/// Opens a file, or its parts `FILE.1`, `FILE.2`, ... as one file. The parts exist because package
+/// indexes limit the size of a file. Returns `None` if neither exists.
 fn open_file_or_parts(path: &Path) -> io::Result<Option<Box<dyn Read>>> {
     if let Some(file) = open_if_exists(path)? {
         return Ok(Some(Box::new(file)));

@@ -1,4 +1,4 @@
-//! Templates in a store that several hosts share. The manifest and the images are files in the
+//! Templates in a store that several hosts share. The manifest and each image are one file of the
 //! store.
 
 use super::{ImageSum, Images, MAX_MANIFEST_BYTES, entry_name, import_images};
@@ -30,6 +30,7 @@ impl TemplateFiles {
     /// Opens the files of a template.
     pub fn open(templates: &Templates, name: &str) -> Result<Self, TemplateError> {
         let template = templates.get(name)?;
+        // The owner is an API key of this host.
         let about = TemplateManifest {
             owner: None,
             ..template.manifest.clone()
@@ -38,10 +39,11 @@ impl TemplateFiles {
         Ok(Self { manifest, template })
     }
 
-    /// Imports a template. `open` opens a file of the store by name. A stock template is not
-    /// replaced if this host has another recipe for it. In this case only the imported version is
-    /// stored, for snapshots. Returns the manifest, and whether the name refers to the imported
-    /// version.
+    /// Imports a template. `open` opens a file of the store by name. Returns the manifest, and
+    /// whether the name refers to the imported version.
+    ///
+    /// A stock template is not replaced if this host has another recipe for it. In this case only
+    /// the imported version is stored, for snapshots.
     pub fn import(
         templates: &Templates,
         manifest: &[u8],
@@ -66,6 +68,7 @@ impl TemplateFiles {
         } else {
             (check_name(&name, visibility)?, visibility, true)
         };
+        // All files are opened first, so that a missing file is found before any image is copied.
         let mut files = Vec::new();
         for sum in &parsed.images {
             let name = entry_name(sum);
@@ -87,6 +90,7 @@ impl TemplateFiles {
                     .ok_or_else(|| ImportError::image("an image is missing".to_owned()));
                 file.map(|file| FromStart { file, offset: 0 })
             },
+            // No further check is needed: each image is verified by its digest.
             confirm: || Ok(()),
         };
         let imported = parsed.clone();

@@ -66,6 +66,7 @@ impl KnownDigests {
 }
 
 /// Returns whether only root and the effective user can change the content of the file.
+// The open file is examined, so that another file cannot take its place afterwards.
 fn is_protected(file: &File) -> io::Result<bool> {
     let metadata = file.metadata()?;
     let uid = nix::unistd::Uid::effective().as_raw();
@@ -120,6 +121,7 @@ impl FileTrust {
         digest: impl FnOnce() -> Result<String, ImportError>,
     ) -> Result<(), ImportError> {
         if let Some(expected) = self.sha256.as_deref().and_then(parse_digest) {
+            // The caller vouches for the digest, so no list is needed.
             let digest = digest()?;
             return if digest == expected {
                 Ok(())
@@ -132,6 +134,7 @@ impl FileTrust {
         }
         let needs_trust = reference.is_stock() && !self.force;
         if !needs_trust && !self.must_be_known {
+            // Hashing the rest of a large file is avoided if the digest does not matter.
             return Ok(());
         }
         let digest = digest()?;
@@ -168,6 +171,8 @@ impl<R: Read> HashedReader<R> {
     /// already and the end of the archive. Returns the SHA-256 of the whole file in lower-case
     /// hexadecimal.
     pub(super) fn finish(&mut self, limit: u64) -> io::Result<String> {
+        // One more byte than allowed distinguishes a file of exactly `limit` bytes from a longer
+        // one.
         let mut rest = self.clone().take(limit.saturating_add(1));
         if io::copy(&mut rest, &mut io::sink())? > limit {
             return Err(io::Error::other(format!(
