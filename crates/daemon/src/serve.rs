@@ -196,7 +196,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let _ = server_task.await;
     sandboxes.finish(SHUTDOWN_TIMEOUT).await;
     if !request.kill_sandboxes {
-        functions.leave().await;
+        functions.detach_all().await;
         let running = sandboxes.figures().running_guests();
         tracing::info!(
             running,

@@ -6,6 +6,7 @@ use crate::function_error::FunctionError;
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, FunctionError> + Send + 'static,
 ) -> Result<T, FunctionError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|e| Err(FunctionError::Unavailable(e.to_string())))
+    let joined = tokio::task::spawn_blocking(work).await;
+    // The task panicked or the runtime shuts down.
+    joined.unwrap_or_else(|e| Err(FunctionError::Unavailable(e.to_string())))
 }

@@ -1,5 +1,5 @@
-//! Slots for running compilers. They limit the number of compilers that run at once, and each
-//! compiler yields its slot to the next waiting compiler after a time slice.
+//! Slots for running compilers. A compiler runs only while it has a slot; after a time slice, it
+//! yields the slot to the next waiting compiler.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -40,6 +40,7 @@ impl CompileSlots {
         let ticket = queue.next_ticket;
         queue.next_ticket += 1;
         queue.waiting.push_back(ticket);
+        // A woken thread continues only if it is the oldest one that waits.
         while queue.taken >= self.count || queue.waiting.front() != Some(&ticket) {
             self.changed.wait(&mut queue);
         }

@@ -1,4 +1,5 @@
-//! Compilation of modules, each in its own process.
+//! Compilation of a module by a process of its own, `jiffy-functions compile`: starts the process,
+//! passes the module, receives the machine code and enforces time limits.
 
 use crate::compile_slots::{CompileSlot, CompileSlots};
 use crate::deploy_step::{DeployStep, reached};
@@ -44,6 +45,7 @@ struct CompilerProcess<'a> {
     slots: &'a CompileSlots,
     /// `None` while the process is stopped.
     slot: Option<CompileSlot<'a>>,
+    /// Time at which the process yields its slot, if another compiler waits.
     slice_end: Instant,
     /// Time at which the compilation times out. Time without a slot does not count.
     deadline: Instant,
@@ -67,7 +69,9 @@ pub fn compile(
     quota: &DeployQuota,
     slots: &CompileSlots,
 ) -> Result<String, ProcessError> {
+    // The file must not exist: an earlier attempt has removed its file.
     let mut file = File::options().write(true).create_new(true).open(target)?;
+    // Messages go to a file, because a pipe that is not read would block the compiler.
     let messages = tempfile::tempfile()?;
     let limits = &settings.limits;
     let mut command = Command::new(settings.program);
@@ -86,6 +90,7 @@ pub fn compile(
     let slot = slots.take();
     let started = Instant::now();
     let mut process = CompilerProcess {
+        // Inherits no environment and no descriptor except standard input, output and error.
         child: command.spawn()?,
         slots,
         slot: Some(slot),
@@ -126,11 +131,13 @@ impl<'a> CompilerProcess<'a> {
             let bytes = buffer.get(..count).unwrap_or_default();
             let length = u64::try_from(count).unwrap_or(u64::MAX);
             written = written.saturating_add(length);
+            // Also limits a compiler that was taken over by a malicious module.
             if written > MAX_ARTIFACT_BYTES {
                 let max_mib = MAX_ARTIFACT_BYTES >> 20;
                 let message = format!("the compiled module is larger than {max_mib} MiB");
                 return Err(ProcessError::Compile(message));
             }
+            // Reserved before the write, so that an owner never exceeds the quota.
             quota.grow(length).map_err(ProcessError::QuotaExceeded)?;
             hasher.update(bytes);
             file.write_all(bytes)?;
@@ -160,17 +167,19 @@ impl<'a> CompilerProcess<'a> {
         if now < self.slice_end || !self.slots.has_waiters() {
             return Ok(());
         }
-        // An exited compiler has not been waited for yet, so its process id is not reused.
+        // The process id is not reused, because an exited compiler has not been waited for yet.
         let signal = |child: &Child, signal| {
             let id = i32::try_from(child.id()).map_err(io::Error::other)?;
             kill(Pid::from_raw(id), signal).map_err(io::Error::from)
         };
         signal(&self.child, Signal::SIGSTOP)?;
+        // The slot must be free before the process waits for its next slot.
         self.slot = None;
         self.slot = Some(self.slots.take());
         signal(&self.child, Signal::SIGCONT)?;
         let started = Instant::now();
         self.slice_end = started + TIME_SLICE;
+        // The time without a slot does not count.
         self.deadline += started.saturating_duration_since(now);
         Ok(())
     }
@@ -186,6 +195,8 @@ fn is_readable(output: &ChildStdout) -> io::Result<bool> {
     }
 }
 
+/// Returns the compiler's message, or the reason for its absence. Only a process that a signal
+/// killed has no status code: the kernel enforces the limits of memory and time by signals.
 fn message(mut file: File, status: ExitStatus) -> String {
     use std::io::Seek;
     let mut text = Vec::new();

@@ -1,4 +1,4 @@
-//! Steps of a deployment. Tests kill a process before each step.
+//! Steps of a deployment, at which tests interrupt a process to check crash safety.
 
 use std::sync::OnceLock;
 
@@ -53,9 +53,11 @@ static OBSERVER: OnceLock<fn(DeployStep)> = OnceLock::new();
 
 /// Calls `observer` before each following step. For tests; later calls have no effect.
 pub fn observe(observer: fn(DeployStep)) {
+    // Fails if an observer is already set.
     let _ = OBSERVER.set(observer);
 }
 
+/// Calls the observer of the tests, if any, before `step` is executed.
 pub(crate) fn reached(step: DeployStep) {
     if let Some(observer) = OBSERVER.get() {
         observer(step);

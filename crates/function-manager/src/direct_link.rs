@@ -1,4 +1,5 @@
-//! Link over which a tenant's process receives client connections that it serves directly.
+//! Link over which a tenant's process receives client connections that the process then serves
+//! without the daemon.
 
 use crate::function_error::FunctionError;
 use crate::function_state::FunctionState;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::task::AbortHandle;
 
-/// Timeout for the process to accept a connection.
+/// Timeout for passing a connection to the process.
 const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Resources that an open connection occupies.
@@ -41,12 +42,14 @@ pub(crate) struct DirectLink {
     socket: Arc<AsyncFd<Channel>>,
     open: OpenConnections,
     next: AtomicU64,
-    listening: AbortHandle,
+    /// Task that handles the reports of the process.
+    events: AbortHandle,
 }
 
 /// Connection that the process serves.
 pub(crate) struct OpenConnection {
     state: Arc<FunctionState>,
+    /// Prevents the process from being stopped as idle.
     _in_use: CountedUse,
     permit: BoxConnectionPermit,
 }
@@ -87,12 +90,12 @@ impl DirectLink {
         // SAFETY: a channel owns its descriptor, and keeps the descriptor open until it is dropped.
         let socket = Arc::new(unsafe { AsyncFd::register(daemon_end) }?);
         let open = OpenConnections::default();
-        let listening = tokio::spawn(process_events(socket.clone(), open.clone()));
+        let events = tokio::spawn(process_events(socket.clone(), open.clone()));
         let link = Self {
             socket,
             open,
             next: AtomicU64::new(0),
-            listening: listening.abort_handle(),
+            events: events.abort_handle(),
         };
         Ok((link, process_end))
     }
@@ -121,12 +124,13 @@ impl DirectLink {
         };
         // Inserted first, because the process may report the closed connection at any time.
         self.open.lock().insert(id, connection);
-        let passed = tokio::time::timeout(HAND_OVER_TIMEOUT, self.pass(&message, stream)).await;
-        if let Ok(Ok(())) = passed {
+        let result = tokio::time::timeout(HAND_OVER_TIMEOUT, self.pass(&message, stream)).await;
+        if let Ok(Ok(())) = result {
             return Ok(());
         }
-        let refused = self.open.lock().remove(&id);
-        drop(refused);
+        // Dropped without the lock: see `DirectLink::drop`.
+        let rejected = self.open.lock().remove(&id);
+        drop(rejected);
         let message = "the process does not accept the connection".to_owned();
         Err(FunctionError::Unavailable(message))
     }
@@ -145,15 +149,15 @@ impl DirectLink {
 
 impl Drop for DirectLink {
     fn drop(&mut self) {
-        self.listening.abort();
-        // Dropped after the lock is released, because dropping connections ends uses of the
-        // process.
+        self.events.abort();
+        // Dropped after the lock is released: dropping a connection ends a use of the process,
+        // which may run other code.
         let open = std::mem::take(&mut *self.open.lock());
         drop(open);
     }
 }
 
-/// Processes events of closed and idle connections until the process disconnects.
+/// Handles reports of closed, idle and busy connections until the process disconnects.
 async fn process_events(socket: Arc<AsyncFd<Channel>>, open: OpenConnections) {
     while let Ok(mut ready) = socket.readable().await {
         match socket.get_ref().recv::<DirectEvent>() {
@@ -170,6 +174,7 @@ async fn process_events(socket: Arc<AsyncFd<Channel>>, open: OpenConnections) {
             Err(_) => break,
         }
     }
+    // The process has exited: its connections are closed.
     let all = std::mem::take(&mut *open.lock());
     drop(all);
 }

@@ -1,13 +1,14 @@
-//! Broker of a tenant's outgoing connections.
+//! Broker of a tenant's outgoing connections, one thread per tenant.
 //!
-//! A tenant's process has no network. It requests connections from the broker, a thread of the
-//! daemon. The broker checks the function's list of hosts, which the process cannot change. It
-//! resolves the name, checks the addresses, connects and performs the TLS handshake. It then
-//! returns one end of a pair of Unix sockets, and copies data between the other end and the host
-//! within limits.
+//! A tenant's process has no network. It requests a connection by host and port from the broker, a
+//! thread of the daemon. The broker checks the function's list of hosts, which the process cannot
+//! change. It resolves the name, checks the addresses, connects and performs the TLS handshake. It
+//! then passes one end of a pair of Unix sockets to the process, and copies data between the other
+//! end and the host within limits.
 //!
-//! A function deployed with a sandbox key also reaches the control plane under a reserved name. The
-//! broker passes the other end of the pair to the control plane, which verifies the key.
+//! A function deployed with a sandbox key also reaches the control plane under a reserved name. For
+//! such a connection, the broker passes the other end of the pair to the control plane, which
+//! verifies the key.
 
 mod allow_list;
 mod destination;
@@ -38,7 +39,7 @@ const MAX_CONNECTIONS: usize = 64;
 /// Number of threads that resolve names for a tenant.
 const LOOKUP_THREADS: usize = 4;
 
-/// Settings by the operator.
+/// Egress settings of the operator.
 #[derive(Debug, Clone, Default)]
 pub struct EgressSettings {
     /// True if functions have no egress, regardless of their lists.
@@ -66,6 +67,7 @@ impl NameOverrides for BTreeMap<String, Vec<IpAddr>> {
 /// Broker of one tenant. Dropping this value stops the broker and closes its connections.
 #[derive(Debug)]
 pub struct EgressBroker {
+    /// Allowed hosts by function.
     lists: Arc<RwLock<HashMap<String, AllowList>>>,
     /// Dropping this sender stops the broker's runtime.
     _stop: tokio::sync::oneshot::Sender<()>,
@@ -79,13 +81,14 @@ impl EgressBroker {
         let destinations = Destinations::new(settings).map_err(io::Error::other)?;
         let connector = Connector::new(destinations).map_err(io::Error::other)?;
         let lists: Arc<RwLock<HashMap<String, AllowList>>> = Arc::default();
+        // Lookups block a thread each. The limit also bounds the lookups that hang.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads(LOOKUP_THREADS)
             .enable_all()
             .build()?;
         set_nonblocking(&broker_end)?;
         let socket = {
-            let _inside = runtime.enter();
+            let _context = runtime.enter();
             // SAFETY: a channel owns its descriptor, and keeps the descriptor open until it is
             // dropped.
             Arc::new(unsafe { AsyncFd::register(broker_end) }?)
@@ -106,7 +109,7 @@ impl EgressBroker {
                     _ = &mut stopped => {}
                 }
             });
-            // Pending lookups end by themselves.
+            // A pending lookup cannot be cancelled. Its thread exits when the lookup completes.
             runtime.shutdown_background();
         })?;
         Ok((Self { lists, _stop: stop }, process_end))
@@ -124,7 +127,7 @@ impl EgressBroker {
     }
 
     /// Removes a function.
-    pub fn forget(&self, function: &str) {
+    pub fn remove(&self, function: &str) {
         self.lists.write().remove(function);
     }
 }
@@ -157,6 +160,7 @@ impl Broker {
     /// Serves until the process closes its end or sends an invalid request.
     async fn serve(self) {
         while let Ok(request) = self.receive().await {
+            // Taken for rejected requests as well, and released at once.
             let permit = self.permits.clone().try_acquire_owned();
             let failure = match (self.route(&request), permit) {
                 (None, _) => EgressFailure::Denied,
@@ -168,6 +172,7 @@ impl Broker {
                 }
                 (Some(EgressRoute::Host), Ok(permit)) => {
                     let (connector, socket) = (self.connector.clone(), self.socket.clone());
+                    // A task of its own: a slow host must not delay the next requests.
                     tokio::spawn(async move {
                         let (relay, connection) = match connector.relay(&request).await {
                             Ok((relay, process_end)) => (Some(relay), Ok(process_end)),
@@ -187,10 +192,12 @@ impl Broker {
         }
     }
 
+    /// Returns the route of a request. `None` if the function's list does not allow the request.
     fn route(&self, request: &EgressRequest) -> Option<EgressRoute> {
         let lists = self.lists.read();
         let list = lists.get(&request.function)?;
         if is_api_host(&request.host) {
+            // The gateway serves the reserved name by plain HTTP only.
             let is_served = request.port == API_PORT && !request.tls;
             let origin = list.origin().filter(|_| is_served);
             return origin.cloned().map(EgressRoute::ControlPlane);

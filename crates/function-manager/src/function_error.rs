@@ -101,10 +101,11 @@ impl From<DigestError> for FunctionError {
 impl From<ProcessError> for FunctionError {
     fn from(error: ProcessError) -> Self {
         match error {
+            // Both messages are about the module, and are meant for its author.
             ProcessError::Refused(message) | ProcessError::Compile(message) => {
                 Self::Module(message)
             }
-            ProcessError::QuotaExceeded(refusal) => Self::QuotaExceeded(refusal),
+            ProcessError::QuotaExceeded(error) => Self::QuotaExceeded(error),
             ProcessError::Start(_) | ProcessError::Control(_) => {
                 Self::Unavailable(error.to_string())
             }

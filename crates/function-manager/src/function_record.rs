@@ -1,9 +1,10 @@
-//! Record of a function on disk.
+//! Record of a function on disk: settings and versions. A deployment is committed by replacing this
+//! record.
 
 use crate::egress::AllowList;
 use crate::function_error::FunctionError;
 use crate::owner::is_name;
-use crate::sandbox_key::{SandboxKey, is_given};
+use crate::sandbox_key::{SandboxKey, is_set_by_key};
 use crate::schedule::Schedule;
 use jiffy_proto::function::{ControlRequest, DirectAccess, LoadSettings, World};
 use jiffy_proto::internal::{InternalOrigin, is_api_host};
@@ -39,7 +40,8 @@ pub struct FunctionRecord {
     pub versions: Vec<VersionRecord>,
     /// Number of the next version.
     pub next_version: u64,
-    /// Number of changes so far.
+    /// Number of changes by deployments and rollbacks so far. A process that has loaded another
+    /// revision loads the function again.
     pub revision: u64,
     /// Time of the first deployment in milliseconds since 1970.
     pub created_ms: u64,
@@ -104,8 +106,8 @@ impl FunctionRecord {
         Some(key.origin(self.owner.as_deref(), &self.name))
     }
 
-    /// Returns the order that sets whether the function answers direct requests.
-    pub(crate) fn publish_order(&self) -> ControlRequest {
+    /// Returns the control request that sets whether the function answers direct requests.
+    pub(crate) fn publish_request(&self) -> ControlRequest {
         ControlRequest::Publish {
             function: self.name.clone(),
             access: match (self.public, self.enabled) {
@@ -131,6 +133,7 @@ impl FunctionRecord {
         let before = self.versions.iter().map(|v| v.number);
         let before = before.filter(|n| *n < self.answering).max();
         let number = version.or(before);
+        // Names a version that does not exist, for the error message.
         let number = number.unwrap_or_else(|| self.answering.saturating_sub(1));
         if self.find(number).is_none() {
             let available: Vec<_> = self.versions.iter().map(|v| v.number.to_string()).collect();
@@ -194,14 +197,16 @@ impl DeployChanges {
             }
             record.schedule = Some(schedule.clone()).filter(|s| !s.is_empty());
         }
+        // Each deployment states its sandbox key: without one, the previous key is removed.
         if self.sandbox_key.is_some() {
-            check_given(&record.settings.env)?;
+            check_key_variables(&record.settings.env)?;
         }
         record.sandbox_key.clone_from(&self.sandbox_key);
         Ok(())
     }
 }
 
+/// Checks names, values and total size of an environment.
 fn check_env(env: &std::collections::BTreeMap<String, String>) -> Result<(), FunctionError> {
     let bad = |name: &str| name.is_empty() || name.contains(['=', '\0']);
     if let Some((name, _)) = env.iter().find(|(n, v)| bad(n) || v.contains('\0')) {
@@ -211,6 +216,7 @@ fn check_env(env: &std::collections::BTreeMap<String, String>) -> Result<(), Fun
         );
         return Err(FunctionError::Setting(message));
     }
+    // The size in the control message is the size as JSON.
     let bytes = serde_json::to_vec(env).map_or(usize::MAX, |text| text.len());
     if bytes <= MAX_ENV_BYTES {
         Ok(())
@@ -222,8 +228,10 @@ fn check_env(env: &std::collections::BTreeMap<String, String>) -> Result<(), Fun
 }
 
 /// Rejects variables that a sandbox key sets.
-fn check_given(env: &std::collections::BTreeMap<String, String>) -> Result<(), FunctionError> {
-    match env.keys().find(|name| is_given(name)) {
+fn check_key_variables(
+    env: &std::collections::BTreeMap<String, String>,
+) -> Result<(), FunctionError> {
+    match env.keys().find(|name| is_set_by_key(name)) {
         None => Ok(()),
         Some(name) => Err(FunctionError::Setting(format!(
             "`{name}` is set by the sandbox key: remove it from the environment"
@@ -231,6 +239,7 @@ fn check_given(env: &std::collections::BTreeMap<String, String>) -> Result<(), F
     }
 }
 
+/// Checks a list of allowed hosts.
 fn check_hosts(hosts: &[String]) -> Result<(), FunctionError> {
     let name = |host: &String| host.split(':').next().unwrap_or_default().to_owned();
     if let Some(host) = hosts.iter().find(|host| is_api_host(&name(host))) {
@@ -291,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn five_versions_are_kept_and_can_answer_again() {
+    fn five_versions_are_retained_and_can_be_rolled_back_to() {
         let mut record = new_record(None, "hello", 0).unwrap();
         for _ in 0..7 {
             record.push(version());
@@ -301,12 +310,12 @@ mod tests {
         record.roll_back(None).unwrap();
         assert_eq!(record.answering, 6);
         record.roll_back(Some(3)).unwrap();
-        let refused = record.roll_back(None).unwrap_err().to_string();
+        let error = record.roll_back(None).unwrap_err().to_string();
         assert!(
-            refused.contains(
+            error.contains(
                 "version 2 of function `hello` no longer exists; available versions: 3, 4, 5, 6, 7"
             ),
-            "{refused}"
+            "{error}"
         );
         assert!(record.roll_back(Some(8)).is_err());
         record.push(version());
@@ -314,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_bounded() {
+    fn settings_outside_their_bounds_are_rejected() {
         let mut record = new_record(None, "hello", 0).unwrap();
         let env = |name: &str, value: &str| DeployChanges {
             env: Some([(name.to_owned(), value.to_owned())].into()),
@@ -364,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_for_sandboxes_is_handed_in_at_each_deployment() {
+    fn each_deployment_states_its_sandbox_key() {
         let mut record = new_record(Some("k1"), "agent", 0).unwrap();
         let scope = SandboxKeyScope::Create;
         let with_key = DeployChanges {
@@ -382,8 +391,8 @@ mod tests {
             ..DeployChanges::default()
         };
         env.apply(&mut record).unwrap();
-        let refused = with_key.apply(&mut record).unwrap_err().to_string();
-        assert!(refused.contains("E2B_API_KEY"), "{refused}");
+        let error = with_key.apply(&mut record).unwrap_err().to_string();
+        assert!(error.contains("E2B_API_KEY"), "{error}");
         for host in ["api.jiffy.internal", "API.jiffy.internal.:8080"] {
             let allow = DeployChanges {
                 allow: Some(vec![host.to_owned()]),

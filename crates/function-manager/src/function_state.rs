@@ -1,4 +1,5 @@
-//! State of a function in the daemon's memory: its record, log and metrics.
+//! State of a function in the daemon's memory: its record, and its log and metrics, which are read
+//! from the tenant's process.
 
 use crate::function_record::FunctionRecord;
 use crate::log_buffer::LogBuffer;
@@ -10,7 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Function.
+/// State of one function.
 #[derive(Debug)]
 pub(crate) struct FunctionState {
     record: RwLock<Arc<FunctionRecord>>,
@@ -54,9 +55,11 @@ impl FunctionState {
         self.record.read().clone()
     }
 
+    /// Replaces the record, and returns it.
     pub(crate) fn replace(&self, record: FunctionRecord) -> Arc<FunctionRecord> {
         {
             let mut schedule = self.schedule.lock();
+            // An unchanged schedule keeps its status and the time of its next call.
             if schedule.as_ref().map(Schedule::expression) != record.schedule.as_deref() {
                 *schedule = parse(&record);
             }
@@ -70,7 +73,7 @@ impl FunctionState {
     pub(crate) fn start_scheduled(&self, now: Timestamp) -> bool {
         let is_enabled = self.record().enabled;
         let mut schedule = self.schedule.lock();
-        is_enabled && schedule.as_mut().is_some_and(|s| s.begin(now))
+        is_enabled && schedule.as_mut().is_some_and(|s| s.start_if_due(now))
     }
 
     /// Returns the sum of the metrics of all processes.
@@ -90,40 +93,41 @@ impl FunctionState {
     }
 
     /// Reads log and metrics from the process. Blocks.
-    pub(crate) fn pull(&self, process: &TenantProcess) {
+    pub(crate) fn read_from_process(&self, process: &TenantProcess) {
+        // Cleared first: a request that starts during the read sets the flag again.
         self.ran.store(false, Ordering::Release);
         let function = self.record().name.clone();
-        let order = ControlRequest::Metrics {
+        let request = ControlRequest::Metrics {
             function: function.clone(),
         };
-        // The process rejects the order if it never loaded the function.
-        let Ok(ControlResponse::Metrics { metrics }) = process.order(&order) else {
+        // The process rejects the request if it never loaded the function.
+        let Ok(ControlResponse::Metrics { metrics }) = process.execute(&request) else {
             return;
         };
         self.counts.lock().current = metrics;
         loop {
-            // Held during the order, so that concurrent reads do not append entries twice.
+            // Held during the request, so that concurrent reads do not append entries twice.
             let mut log = self.log.lock();
-            let order = ControlRequest::Logs {
+            let request = ControlRequest::Logs {
                 function: function.clone(),
                 sequence: log.process_next(),
             };
-            match process.order(&order) {
+            match process.execute(&request) {
                 Ok(ControlResponse::Logs { entries }) if !entries.is_empty() => log.append(entries),
                 _ => return,
             }
         }
     }
 
-    /// Handles the exit of the process.
-    pub(crate) fn end_process(&self) {
+    /// Adds the metrics of the exited process to the past, and expects the log of the next process.
+    pub(crate) fn record_process_exit(&self) {
         self.ran.store(false, Ordering::Release);
-        self.log.lock().end_process();
+        self.log.lock().record_process_exit();
         let mut counts = self.counts.lock();
-        let ended = std::mem::take(&mut counts.current);
+        let exited = std::mem::take(&mut counts.current);
         counts.past.add(&MetricsSnapshot {
             running: 0,
-            ..ended
+            ..exited
         });
     }
 }

@@ -1,4 +1,5 @@
-//! Files of one owner's functions.
+//! Files of one owner's functions. The order of writes makes a deployment crash-safe: a record
+//! replaces its predecessor only after its module and machine code are on storage.
 //!
 //! ```text
 //! <owner digest>/
@@ -19,7 +20,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// Extension of a compiled module that is being written.
+/// Extension of a compiled module while its compiler writes it.
 pub(crate) const UNFINISHED: &str = "new";
 
 /// Files of one owner's functions. Calls block.
@@ -50,12 +51,14 @@ impl FunctionStore {
         Ok(())
     }
 
-    /// Reads all records. Unreadable files are logged and skipped.
+    /// Reads all records. Unreadable files are logged and skipped, so that one damaged record does
+    /// not affect other functions.
     pub(crate) fn records(&self) -> Vec<FunctionRecord> {
         let entries = fs::read_dir(self.directory.join("records"));
         let entries = entries.into_iter().flatten().flatten();
         let records = entries.filter_map(|entry| {
             let path = entry.path();
+            // Other files are temporary files of interrupted commits.
             if path.extension() != Some(OsStr::new("json")) {
                 return None;
             }
@@ -96,12 +99,12 @@ impl FunctionStore {
     /// Removes a record.
     pub(crate) fn remove(&self, name: &str) -> Result<(), FunctionError> {
         let path = self.record_path(name);
-        let removed = match fs::remove_file(&path) {
+        let result = match fs::remove_file(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             // The removal must be durable before garbage collection removes modules of the record.
-            removed => removed.and_then(|()| sync_directory_of(&path)),
+            result => result.and_then(|()| sync_directory_of(&path)),
         };
-        removed.map_err(FunctionError::file(&path))
+        result.map_err(FunctionError::file(&path))
     }
 
     /// Moves a received module to its final path. The module is durable before a record references
@@ -127,6 +130,7 @@ impl FunctionStore {
             let file = File::open(unfinished)?;
             file.sync_all()?;
             reached(DeployStep::StoreArtifact);
+            // The renamed file is complete and synced. Only the rename itself must still be synced.
             fs::rename(unfinished, path)?;
             sync_directory_of(path)?;
             Ok(file.metadata()?.len())
@@ -152,7 +156,8 @@ impl FunctionStore {
         let compiled = self.directory.join("compiled");
         for entry in fs::read_dir(&compiled).into_iter().flatten().flatten() {
             if entry.file_name() != OsStr::new(engine) {
-                // Modules of another engine are compiled again on demand.
+                // A failure only leaves unused files. Modules of another engine are compiled again
+                // on demand.
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
@@ -185,9 +190,11 @@ impl FunctionStore {
                 }
             }
         }
+        // Temporary files of interrupted commits.
         let records = fs::read_dir(self.directory.join("records"));
         for entry in records.into_iter().flatten().flatten() {
             if entry.path().extension() != Some(OsStr::new("json")) {
+                // The next garbage collection retries.
                 let _ = fs::remove_file(entry.path());
             }
         }

@@ -1,4 +1,5 @@
-//! Functions of a host.
+//! Functions of a host: their owners, and the processes, compilers and modules that owners share.
+//! The submodules implement the operations.
 
 mod deployment;
 mod direct;
@@ -74,16 +75,20 @@ pub struct FunctionHostSettings {
 #[derive(Debug, Clone)]
 pub struct Functions(Arc<Shared>);
 
+/// State shared by all clones of [`Functions`] and their tasks.
 #[derive(Debug)]
 struct Shared {
     settings: FunctionHostSettings,
     owners: RwLock<Owners>,
+    /// Permits for modules that are being compiled.
     compilers: Semaphore,
+    /// Slots of the compilers that run at the moment.
     compile_slots: CompileSlots,
     /// Shared store of modules. Unset if modules remain on this host.
     store: OnceLock<ModuleStore>,
 }
 
+/// Owners by API key and by the tag in public names.
 #[derive(Debug, Default)]
 struct Owners {
     by_key: HashMap<Option<String>, Arc<Owner>>,
@@ -98,12 +103,13 @@ struct Owner {
     store: FunctionStore,
     functions: RwLock<HashMap<String, Arc<FunctionState>>>,
     running: RwLock<Option<Arc<RunningProcess>>>,
-    /// Held while the process is started or stopped.
+    /// Held while the process is started or stopped. May be taken while `changing` is held.
     starting: tokio::sync::Mutex<StartBackoff>,
     /// Held while a function is changed.
     changing: tokio::sync::Mutex<()>,
     /// Held while a module is compiled, so that compilers of one owner do not delay other owners.
     compiling: tokio::sync::Mutex<()>,
+    /// Permits for uploads of modules ([`MAX_UPLOADS`]).
     uploads: Arc<Semaphore>,
 }
 
@@ -131,6 +137,7 @@ impl Owner {
         self.functions.read().values().cloned().collect()
     }
 
+    /// Removes files that no record references. `is_start` states that no compiler is writing yet.
     fn gc(&self, is_start: bool) {
         let records: Vec<_> = self.states().iter().map(|state| state.record()).collect();
         self.store
@@ -150,12 +157,13 @@ impl Functions {
             compile_slots: CompileSlots::new(MAX_RUNNING_COMPILERS),
             store: OnceLock::new(),
         }));
-        // Remove modules of interrupted deployments.
+        // Remove modules of interrupted deployments. The directory usually does not exist.
         let _ = fs::remove_dir_all(functions.0.settings.directory.join(UPLOADS));
         let directories = fs::read_dir(&functions.0.settings.directory);
         for entry in directories.into_iter().flatten().flatten() {
             functions.open_owner(entry.path());
         }
+        // A weak reference: the task must not keep the functions alive.
         tokio::spawn(maintain(Arc::downgrade(&functions.0)));
         functions
     }
@@ -168,12 +176,14 @@ impl Functions {
             process
         });
         let Some(first) = records.first() else {
-            // The first deployment was interrupted.
+            // The first deployment was interrupted before it committed a record.
             drop(process);
             store.remove_all();
             return;
         };
         let key = first.owner.clone();
+        // A directory that was copied or renamed must not be used: an owner would receive the
+        // process and machine code of another owner.
         if store.directory().file_name() != Some(owner::directory_name(key.as_deref()).as_ref()) {
             tracing::error!(
                 directory = %store.directory().display(),
@@ -201,7 +211,7 @@ impl Functions {
                     reset = running.process.reset().word(),
                     "stopping a function process: the configured method of clearing memory has changed"
                 );
-                owner.end(running, &self.0);
+                owner.stop(running, &self.0);
             }
         }
         self.0.owners.write().add(Arc::new(owner));
@@ -219,6 +229,7 @@ impl Functions {
         owner.ok_or_else(|| FunctionError::NotFound(name.to_owned()))
     }
 
+    /// Returns an owner, who is added if unknown.
     fn owner(&self, key: Option<&str>) -> Result<Arc<Owner>, FunctionError> {
         let mut owners = self.0.owners.write();
         if let Some(owner) = owners.by_key.get(&key.map(str::to_owned)) {
@@ -274,6 +285,7 @@ impl Functions {
         };
         let records: Vec<_> = owner.states().iter().map(|state| state.record()).collect();
         let versions = records.iter().flat_map(|record| &record.versions);
+        // Versions with the same module share its files.
         let modules: HashMap<&str, u64> = versions
             .map(|v| (v.module.as_str(), v.bytes.saturating_add(v.artifact.bytes)))
             .collect();
@@ -289,6 +301,7 @@ impl Functions {
         owner.map_or(0, |owner| owner.functions.read().len())
     }
 
+    /// Creates and returns the directory of uploads.
     fn uploads(&self) -> Result<PathBuf, FunctionError> {
         let path = self.0.settings.directory.join(UPLOADS);
         DirBuilder::new()

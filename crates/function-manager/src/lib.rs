@@ -1,5 +1,5 @@
-//! Functions of a host: modules and versions on disk, one process per tenant that runs them, and
-//! requests to this process.
+//! Functions of a host, on the daemon's side: modules and versions on disk, one process per owner
+//! that runs them, and requests to this process.
 //!
 //! The process is the program `jiffy-functions` (crates/function-runtime), which links Wasmtime;
 //! this crate does not. docs/design-functions.md explains the design.

@@ -1,4 +1,4 @@
-//! Log of a function in the daemon: entries of all its processes in one sequence.
+//! Log of a function in the daemon: combines the entries of all its processes into one sequence.
 
 use jiffy_engine_api::now_ms;
 use jiffy_proto::function::{LogEntry, LogStream};
@@ -20,6 +20,7 @@ pub(crate) struct LogBuffer {
     process_next: u64,
 }
 
+/// Returns the bytes that an entry counts for.
 fn cost(entry: &LogEntry) -> usize {
     entry.text.len() + entry.request_id.len() + ENTRY_OVERHEAD_BYTES
 }
@@ -70,8 +71,8 @@ impl LogBuffer {
         }
     }
 
-    /// Handles the exit of the process: the next process counts from 0.
-    pub(crate) fn end_process(&mut self) {
+    /// Handles the exit of the process: the sequence numbers of the next process start at 0.
+    pub(crate) fn record_process_exit(&mut self) {
         self.process_next = 0;
     }
 
@@ -99,11 +100,11 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_several_processes_are_one_sequence_without_repeats() {
+    fn entries_of_several_processes_form_one_sequence_without_duplicates() {
         let mut log = LogBuffer::default();
         log.append(vec![entry(0, "a"), entry(1, "b")]);
         log.append(vec![entry(1, "b"), entry(2, "c")]);
-        log.end_process();
+        log.record_process_exit();
         log.append(vec![entry(0, "d")]);
         let text: String = log.read(1).iter().map(|e| e.text.as_str()).collect();
         assert_eq!((text.as_str(), log.next()), ("bcd", 4));

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_that_of_its_text_and_nothing_else_is_one() {
+    fn valid_digests_are_parsed_and_other_texts_are_rejected() {
         let digest = ModuleDigest::from(blake3::hash(b"module"));
         for text in [digest.to_string(), digest.digits()] {
             assert_eq!(text.parse::<ModuleDigest>().unwrap(), digest);

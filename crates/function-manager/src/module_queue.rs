@@ -1,4 +1,5 @@
-//! Queue of owners whose modules in the store may differ from the modules of their functions.
+//! Queue of the owners whose modules must be synchronised with the shared store. Failed attempts
+//! are repeated with increasing delays.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -8,6 +9,7 @@ use tokio::time::Instant;
 
 /// Maximum number of owners that are processed at once.
 const MAX_RUNNING: usize = 4;
+/// Delay after the first failure, doubled for each further failure.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 /// Maximum delay between two attempts.
 const MAX_DELAY: Duration = Duration::from_secs(60);
@@ -15,16 +17,18 @@ const MAX_DELAY: Duration = Duration::from_secs(60);
 /// Owner of modules: the id of an API key. `None` for the operator.
 type Key = Option<String>;
 
-/// Owners to synchronise.
+/// Owners to synchronise. An owner is removed when all its modules are synchronised.
 #[derive(Debug, Default)]
 pub(crate) struct ModuleQueue {
-    work: Mutex<HashMap<Key, Work>>,
+    work: Mutex<HashMap<Key, SyncState>>,
     /// Notified of each change.
     pub changed: Notify,
 }
 
+/// Pending or running synchronisation of one owner.
 #[derive(Debug)]
-struct Work {
+struct SyncState {
+    /// Time of the next attempt.
     due: Instant,
     /// Number of consecutive failed attempts.
     failures: u32,
@@ -41,22 +45,24 @@ fn delay(failures: u32) -> Duration {
 }
 
 impl ModuleQueue {
-    /// Queues an owner for an immediate attempt. After a failure, its next attempt keeps its time.
+    /// Queues an owner for an immediate attempt. After a failure, the time of the next attempt does
+    /// not change.
     pub(crate) fn add(&self, key: Key) {
         let mut work = self.work.lock();
-        let entry = work.entry(key).or_insert_with(|| Work {
+        let entry = work.entry(key).or_insert_with(|| SyncState {
             due: Instant::now(),
             failures: 0,
             is_running: false,
             is_stale: false,
         });
+        // The running attempt may have missed the change.
         entry.is_stale = entry.is_running;
         drop(work);
         self.changed.notify_one();
     }
 
     /// Starts the attempts that are due, up to [`MAX_RUNNING`] at once. Returns their owners.
-    pub(crate) fn begin(&self) -> Vec<Key> {
+    pub(crate) fn start_due(&self) -> Vec<Key> {
         let now = Instant::now();
         let mut work = self.work.lock();
         let running = work.values().filter(|work| work.is_running).count();
@@ -72,7 +78,7 @@ impl ModuleQueue {
     }
 
     /// Completes an attempt. Returns whether it is the first of consecutive failures.
-    pub(crate) fn end(&self, key: &Key, is_done: bool) -> bool {
+    pub(crate) fn complete(&self, key: &Key, is_done: bool) -> bool {
         let mut work = self.work.lock();
         let Some(entry) = work.get_mut(key) else {
             return false;
@@ -80,6 +86,8 @@ impl ModuleQueue {
         entry.is_running = false;
         let is_first = !is_done && entry.failures == 0;
         match (is_done, std::mem::take(&mut entry.is_stale)) {
+            // Changed during the attempt: `due` is in the past, so that the next attempt starts at
+            // once.
             (true, false) => drop(work.remove(key)),
             (true, true) => entry.failures = 0,
             (false, _) => {
@@ -91,7 +99,7 @@ impl ModuleQueue {
         is_first
     }
 
-    /// Waits until the queue changes or an attempt is due.
+    /// Waits until the queue changes or an attempt is due. May return too early.
     pub(crate) async fn wait(&self) {
         let next = {
             let work = self.work.lock();
@@ -121,19 +129,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_owner_that_fails_is_tried_later_and_later_and_holds_up_no_other() {
+    async fn delays_grow_after_failures_and_do_not_affect_other_owners() {
         let queue = ModuleQueue::default();
         queue.add(key("bad"));
         let mut before = Duration::ZERO;
         for attempt in 0..12 {
-            assert_eq!(queue.begin(), [key("bad")]);
-            assert_eq!(queue.end(&key("bad"), false), attempt == 0);
+            assert_eq!(queue.start_due(), [key("bad")]);
+            assert_eq!(queue.complete(&key("bad"), false), attempt == 0);
             // A change does not shorten the delay.
             queue.add(key("bad"));
-            assert!(queue.begin().is_empty());
+            assert!(queue.start_due().is_empty());
             queue.add(key("good"));
-            assert_eq!(queue.begin(), [key("good")]);
-            queue.end(&key("good"), true);
+            assert_eq!(queue.start_due(), [key("good")]);
+            queue.complete(&key("good"), true);
             let start = Instant::now();
             while queue.work.lock()[&key("bad")].due > Instant::now() {
                 queue.wait().await;
@@ -143,25 +151,25 @@ mod tests {
             before = waited;
         }
         assert!(before >= MAX_DELAY);
-        queue.begin();
-        queue.end(&key("bad"), true);
+        queue.start_due();
+        queue.complete(&key("bad"), true);
         assert!(queue.work.lock().is_empty());
     }
 
     #[tokio::test]
-    async fn what_changes_during_an_attempt_is_looked_at_again_and_few_run_at_once() {
+    async fn changes_during_an_attempt_cause_another_and_attempts_are_bounded() {
         let queue = ModuleQueue::default();
         for number in 0..10 {
             queue.add(key(&number.to_string()));
         }
-        let started = queue.begin();
-        assert_eq!((started.len(), queue.begin().len()), (MAX_RUNNING, 0));
+        let started = queue.start_due();
+        assert_eq!((started.len(), queue.start_due().len()), (MAX_RUNNING, 0));
         queue.add(started[0].clone());
-        queue.end(&started[0], true);
-        queue.end(&started[1], true);
+        queue.complete(&started[0], true);
+        queue.complete(&started[1], true);
         let work = queue.work.lock();
         assert!(work.contains_key(&started[0]) && !work.contains_key(&started[1]));
         drop(work);
-        assert_eq!(queue.begin().len(), 2);
+        assert_eq!(queue.start_due().len(), 2);
     }
 }

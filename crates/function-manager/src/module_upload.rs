@@ -52,6 +52,7 @@ impl ModuleUpload {
         self.quota
             .grow(length)
             .map_err(FunctionError::QuotaExceeded)?;
+        // `World::detect` needs the first 8 bytes.
         if self.head.len() < 8 {
             self.head.extend(bytes.iter().take(8 - self.head.len()));
         }

@@ -1,4 +1,5 @@
-//! Owners of functions: an API key, or the operator.
+//! Owners of functions (an API key or the operator), their directories, and the public names of
+//! functions.
 
 /// Number of hexadecimal digits of the digest that names an owner's directory.
 const DIGEST_DIGITS: usize = 32;
@@ -19,8 +20,10 @@ pub fn process_owner(key: Option<&str>) -> String {
     }
 }
 
+/// Returns the first `count` digits of an owner's digest.
 fn digits(key: Option<&str>, count: usize) -> String {
     let owner = process_owner(key);
+    // The context string separates these digests from other uses of the hash.
     let digest = blake3::derive_key("jiffy functions 2026 owner of functions", owner.as_bytes());
     let digest = blake3::Hash::from_bytes(digest).to_hex();
     digest.as_str().chars().take(count).collect()
@@ -67,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_public_name_names_one_function_of_one_owner() {
+    fn public_names_are_unique_per_function_and_owner() {
         let mine = label(Some("k1"), "my-app");
         assert_ne!(mine, label(Some("k2"), "my-app"));
         assert_ne!(mine, label(None, "my-app"));
@@ -88,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_parts_of_labels_and_of_paths() {
+    fn names_are_valid_in_labels_and_paths() {
         assert!(is_name("a") && is_name("a-1") && is_name(&"a".repeat(48)));
         for bad in [
             "",

@@ -1,4 +1,5 @@
-//! Check for the kernel's page scans, which the reset `fast` of functions requires.
+//! Check whether the host's kernel supports page scans, which the reset `fast` of functions
+//! requires.
 
 use jiffy_proto::function::SlotReset;
 use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
@@ -48,14 +49,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_without_page_scans_is_told_with_what_to_do() {
+    fn the_error_for_a_kernel_without_page_scans_names_the_remedies() {
         // A kernel that does not know the request returns the same error.
         let old = scan(Path::new("/dev/null")).unwrap_err();
         assert_eq!(old.raw_os_error(), Some(libc::ENOTTY));
-        let refused = PageScanUnavailable(old).to_string();
+        let error = PageScanUnavailable(old).to_string();
         assert!(
-            refused.contains("Linux 6.7") && refused.contains("--functions-reset strict"),
-            "{refused}"
+            error.contains("Linux 6.7") && error.contains("--functions-reset strict"),
+            "{error}"
         );
         assert!(scan(Path::new("/proc/self/no-pagemap")).is_err());
         check_reset(SlotReset::Strict).unwrap();

@@ -1,4 +1,4 @@
-//! Connections to the socket of a process.
+//! Pool of HTTP connections to the socket of a tenant's process.
 
 use crate::request_body::{BoxError, RequestBody};
 use hyper::body::{Body, Incoming};
@@ -15,7 +15,7 @@ const LIMITS: PoolLimits = PoolLimits {
     // The process closes a connection after 60 s.
     idle_time: Duration::from_secs(30),
     check_interval: Duration::from_secs(5),
-    // A process accepts far more connections at once.
+    // The limit of connections that a process accepts is far higher.
     idle_per_key: 256,
     idle: 256,
 };
@@ -24,7 +24,7 @@ type Connection = PooledConnection<(), RequestBody, ()>;
 /// Body of a response.
 pub(crate) type ConnectionBody = PooledBody<(), RequestBody, ()>;
 
-/// Connections to the socket of a process.
+/// Connections to the socket of a process, reused by consecutive requests.
 #[derive(Debug)]
 pub(crate) struct ProcessConnections {
     socket: PathBuf,
@@ -37,17 +37,18 @@ impl ProcessConnections {
         Arc::new(Self { socket, pool })
     }
 
-    /// Sends a request and waits, without limit, for the head of the response. If an idle
-    /// connection slots out to be closed before the request is sent, a new connection is used.
+    /// Sends a request and waits, without limit, for the head of the response. If the process
+    /// closed an idle connection before the request was sent on it, another connection is used.
     pub(crate) async fn send(
         &self,
         mut request: Request<RequestBody>,
     ) -> Result<Response<ConnectionBody>, BoxError> {
-        let whole = request.body().is_end_stream();
+        let has_no_body = request.body().is_end_stream();
         while let Some(mut pooled) = self.pool.take(&(), Duration::MAX) {
-            match pooled.connection.send(request, whole).await {
+            match pooled.connection.send(request, has_no_body).await {
                 Ok(response) => return Ok(self.body(response, pooled)),
                 Err(mut error) => match error.take_message() {
+                    // No byte of the request was sent, so that it can be repeated.
                     Some(unsent) => request = unsent,
                     None => return Err(error.into_error().into()),
                 },
@@ -57,7 +58,7 @@ impl ProcessConnections {
         let handshake = Builder::new().handshake(TokioIo::new(stream)).await?;
         let connection = UpstreamConnection::new(handshake);
         let mut pooled = PooledConnection::new(connection, (), self.pool.epoch(), ());
-        match pooled.connection.send(request, whole).await {
+        match pooled.connection.send(request, has_no_body).await {
             Ok(response) => Ok(self.body(response, pooled)),
             Err(error) => Err(error.into_error().into()),
         }

@@ -1,4 +1,4 @@
-//! File that identifies a tenant's process for the next daemon.
+//! Record of a tenant's process on disk, by which the next daemon finds and identifies the process.
 
 use crate::deploy_step::{DeployStep, reached};
 use jiffy_engine_api::ProcessInstance;
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_read_as_it_was_written_and_former_versions_had_the_strict_reset() {
+    fn a_record_is_read_as_written_and_defaults_to_the_reset_strict() {
         let directory = tempfile::tempdir().unwrap();
         let record = ProcessRecord {
             instance: ProcessInstance::of(std::process::id()).unwrap(),

@@ -1,4 +1,4 @@
-//! Body of a function's response. It holds the resources of the request until its end.
+//! Body of a function's response. The process counts as in use until the body is dropped.
 
 use crate::process_connections::ConnectionBody;
 use crate::running_process::ProcessUse;

@@ -1,4 +1,5 @@
-//! Running process of an owner: its requests in flight, loaded versions and connections.
+//! Running process of an owner, as used by requests: counts uses, and manages loaded versions and
+//! connections.
 
 use crate::direct_link::DirectLink;
 use crate::function_error::FunctionError;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Running process.
+/// Running process with its connections and loaded functions.
 #[derive(Debug)]
 pub(crate) struct RunningProcess {
     pub process: Arc<TenantProcess>,
@@ -44,10 +45,11 @@ impl RunningProcess {
 
     /// Returns the link for direct connections, which is created on first use.
     pub(crate) async fn direct(self: &Arc<Self>) -> Result<Arc<DirectLink>, FunctionError> {
+        // The usual case needs no lock that waits.
         if let Some(link) = &*self.direct.lock() {
             return Ok(link.clone());
         }
-        // Only one task creates the link.
+        // Only one task creates the link. Checked again, because another task may have created it.
         let _loading = self.loading.lock().await;
         if let Some(link) = &*self.direct.lock() {
             return Ok(link.clone());
@@ -73,6 +75,7 @@ impl RunningProcess {
 
     /// Closes direct connections, each after the request in flight.
     pub(crate) fn close_direct(&self) {
+        // Dropped without the lock. Uses that still hold the link close it when they end.
         let link = self.direct.lock().take();
         drop(link);
     }
@@ -91,6 +94,7 @@ impl RunningProcess {
     /// Waits for the exit of the process, at most for `limit`. The kernel closes the connections of
     /// a killed process before it reports the exit.
     pub(crate) async fn wait_for_end(&self, limit: Duration) {
+        // Without a pidfd, the caller retries at once.
         let Ok(pidfd) = self.process.pidfd() else {
             return;
         };
@@ -99,6 +103,7 @@ impl RunningProcess {
         else {
             return;
         };
+        // The caller retries in either case.
         let _ = tokio::time::timeout(limit, pidfd.readable()).await;
     }
 
@@ -114,7 +119,7 @@ impl RunningProcess {
 
     /// Returns whether the process has exited or is about to stop.
     pub(crate) fn is_over(&self) -> bool {
-        self.uses.is_closed() || self.process.has_ended()
+        self.uses.is_closed() || self.process.has_exited()
     }
 }
 

@@ -1,4 +1,5 @@
-//! Sandbox keys: access of a function to sandboxes, granted with its deployment.
+//! Sandbox keys: credentials that a deployment grants to a function, so that the function can use
+//! sandboxes.
 
 use jiffy_engine_api::{IdentityError, new_token};
 use jiffy_proto::internal::{API_HOST, InternalOrigin};
@@ -103,7 +104,7 @@ impl SandboxKey {
 }
 
 /// Returns whether a sandbox key sets this environment variable.
-pub(crate) fn is_given(variable: &str) -> bool {
+pub(crate) fn is_set_by_key(variable: &str) -> bool {
     KEY_VARIABLES.contains(&variable)
         || URL_VARIABLES.contains(&variable)
         || [CALLBACK_KEY_VARIABLE, CALLBACK_URL_VARIABLE].contains(&variable)
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_the_functions_environment_and_in_no_output() {
+    fn secrets_are_in_the_environment_and_not_in_debug_output() {
         let key = SandboxKey::new("k1".to_owned(), false, SandboxKeyScope::Create).unwrap();
         let env = key.env("agent");
         assert_eq!(env["E2B_API_KEY"], key.secret);
@@ -123,7 +124,7 @@ mod tests {
             env["JIFFY_CALLBACK_URL"],
             "http://api.jiffy.internal/functions/agent/invoke/"
         );
-        assert!(env.keys().all(|variable| is_given(variable)));
+        assert!(env.keys().all(|variable| is_set_by_key(variable)));
         let shown = format!("{key:?}");
         assert!(
             !shown.contains(&key.secret) && !shown.contains(&key.callback),

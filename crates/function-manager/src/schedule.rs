@@ -1,4 +1,4 @@
-//! Schedules of functions in cron notation.
+//! Schedules of functions in cron notation: decides when a call is due, and counts skipped calls.
 
 use crate::function_error::FunctionError;
 use cronexpr::{Crontab, FallbackTimezoneOption, MakeTimestamp, ParseOptions};
@@ -14,6 +14,7 @@ const MAX_LATENESS: SignedDuration = SignedDuration::from_secs(30);
 pub(crate) struct Schedule {
     expression: String,
     crontab: Crontab,
+    /// Time of the next call. `None` if the schedule does not match any longer.
     next: Option<Timestamp>,
     is_running: bool,
     status: ScheduleStatus,
@@ -34,7 +35,7 @@ pub struct ScheduleStatus {
     pub skipped: u64,
 }
 
-fn refused(expression: &str, reason: impl std::fmt::Display) -> FunctionError {
+fn invalid(expression: &str, reason: impl std::fmt::Display) -> FunctionError {
     let expression = expression.escape_debug();
     FunctionError::Setting(format!(
         "`{expression}` is not a valid schedule (`minute hour day month weekday`): {reason}"
@@ -51,13 +52,13 @@ impl Schedule {
     pub(crate) fn parse(expression: &str, now: Timestamp) -> Result<Self, FunctionError> {
         if expression.len() > MAX_EXPRESSION_BYTES {
             let reason = format!("it is longer than {MAX_EXPRESSION_BYTES} bytes");
-            return Err(refused("...", reason));
+            return Err(invalid("...", reason));
         }
         let mut options = ParseOptions::default();
         options.fallback_timezone_option = FallbackTimezoneOption::UTC;
         let crontab = cronexpr::parse_crontab_with(expression, options)
-            .map_err(|e| refused(expression, e))?;
-        let never = || refused(expression, "the schedule never matches");
+            .map_err(|e| invalid(expression, e))?;
+        let never = || invalid(expression, "the schedule never matches");
         let next = next_after(&crontab, now).ok_or_else(never)?;
         Ok(Self {
             expression: expression.to_owned(),
@@ -79,12 +80,13 @@ impl Schedule {
         }
     }
 
-    /// Returns whether to make a call now. If true, the caller must call [`Self::ended`]
+    /// Returns whether to make a call now. If true, the caller must call [`Self::record_end`]
     /// afterwards.
-    pub(crate) fn begin(&mut self, now: Timestamp) -> bool {
+    pub(crate) fn start_if_due(&mut self, now: Timestamp) -> bool {
         let Some(due) = self.next.filter(|due| *due <= now) else {
             return false;
         };
+        // Computed first, so that a skipped call is not retried.
         self.next = next_after(&self.crontab, now);
         if now.duration_since(due) > MAX_LATENESS {
             self.status.missed += 1;
@@ -100,7 +102,7 @@ impl Schedule {
     }
 
     /// Records the end of a call.
-    pub(crate) fn ended(&mut self, status: Option<u16>) {
+    pub(crate) fn record_end(&mut self, status: Option<u16>) {
         self.is_running = false;
         self.status.last_status = status;
     }
@@ -115,17 +117,20 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_made_once_at_its_time_unless_it_is_late_or_the_one_before_runs() {
+    fn a_due_call_starts_once_unless_it_is_late_or_the_previous_call_runs() {
         let mut schedule = Schedule::parse("*/5 * * * *", at("2026-01-01T00:01:00Z")).unwrap();
-        assert!(!schedule.begin(at("2026-01-01T00:04:59Z")));
-        assert!(schedule.begin(at("2026-01-01T00:05:00.2Z")));
-        assert!(!schedule.begin(at("2026-01-01T00:05:01Z")));
-        assert!(!schedule.begin(at("2026-01-01T00:10:00Z")), "it runs");
-        schedule.ended(Some(200));
+        assert!(!schedule.start_if_due(at("2026-01-01T00:04:59Z")));
+        assert!(schedule.start_if_due(at("2026-01-01T00:05:00.2Z")));
+        assert!(!schedule.start_if_due(at("2026-01-01T00:05:01Z")));
+        assert!(
+            !schedule.start_if_due(at("2026-01-01T00:10:00Z")),
+            "it runs"
+        );
+        schedule.record_end(Some(200));
         // Suspended for an hour.
-        assert!(!schedule.begin(at("2026-01-01T01:12:00Z")));
-        assert!(schedule.begin(at("2026-01-01T01:15:00Z")));
-        schedule.ended(None);
+        assert!(!schedule.start_if_due(at("2026-01-01T01:12:00Z")));
+        assert!(schedule.start_if_due(at("2026-01-01T01:15:00Z")));
+        schedule.record_end(None);
         let status = schedule.status();
         assert_eq!(
             (status.skipped, status.missed, status.last_status),
@@ -136,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_are_bounded_and_times_that_never_come_are_refused() {
+    fn invalid_and_never_matching_expressions_are_rejected() {
         let now = at("2026-01-01T00:00:00Z");
         for bad in [
             "",
@@ -146,8 +151,8 @@ mod tests {
             "0 0 31 2 *",
             &"* ".repeat(300),
         ] {
-            let refused = Schedule::parse(bad, now);
-            assert!(matches!(refused, Err(FunctionError::Setting(_))), "{bad}");
+            let result = Schedule::parse(bad, now);
+            assert!(matches!(result, Err(FunctionError::Setting(_))), "{bad}");
         }
         let zoned = Schedule::parse("0 9 * * MON Europe/Berlin", now).unwrap();
         let next = at("2026-01-05T08:00:00Z").as_millisecond();

@@ -1,4 +1,5 @@
-//! Delays between starts of a process that exits repeatedly.
+//! Delays between the starts of a process that exits repeatedly, so that a crashing process does
+//! not occupy the host.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +13,15 @@ const MAX_DELAY: Duration = Duration::from_secs(30);
 /// Delay before the next start of a process, by the number of consecutive failed starts.
 #[derive(Debug, Default)]
 pub(crate) struct StartBackoff {
+    /// Number of consecutive starts after which the process exited early.
     failures: u32,
+    /// Earliest time of the next start. `None` before the first exit.
     not_before: Option<Instant>,
 }
 
 impl StartBackoff {
     /// Records that a process exited after `life`.
-    pub(crate) fn ended(&mut self, life: Duration) {
+    pub(crate) fn record_exit(&mut self, life: Duration) {
         if life >= STABLE_LIFE {
             self.failures = 0;
         }
@@ -44,18 +47,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_restart_is_at_once_and_further_ones_are_later_and_later() {
+    fn the_first_restart_has_no_delay_and_later_delays_grow() {
         let mut backoff = StartBackoff::default();
-        backoff.ended(Duration::from_secs(1));
+        backoff.record_exit(Duration::from_secs(1));
         assert_eq!(backoff.wait(), Duration::ZERO);
         let mut before = Duration::ZERO;
         for _ in 0..30 {
-            backoff.ended(Duration::ZERO);
+            backoff.record_exit(Duration::ZERO);
             assert!(backoff.wait() >= before.min(MAX_DELAY - FIRST_DELAY));
             before = backoff.wait();
         }
         assert!(before <= MAX_DELAY && before > MAX_DELAY / 2);
-        backoff.ended(STABLE_LIFE);
+        backoff.record_exit(STABLE_LIFE);
         assert_eq!(backoff.wait(), Duration::ZERO);
     }
 }

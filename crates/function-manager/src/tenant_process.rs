@@ -1,4 +1,5 @@
-//! Daemon's side of a tenant's process.
+//! Daemon's side of a tenant's process `jiffy-functions serve`: starts, adopts and kills the
+//! process, and exchanges control messages with it.
 
 use crate::egress::{AllowList, EgressBroker, EgressSettings};
 use crate::process_record::ProcessRecord;
@@ -30,7 +31,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Timeout for the start of a process, and for its answer to an order, in seconds.
+/// Timeout for the start of a process, and for its response to a request, in seconds.
 const ANSWER_TIMEOUT_S: i64 = 30;
 /// Timeout for the exit of a killed process, in milliseconds.
 const END_TIMEOUT_MS: u16 = 5000;
@@ -48,7 +49,7 @@ pub enum ProcessError {
     /// The process does not answer.
     #[error("the process of functions does not answer: {0}")]
     Control(#[from] ChannelError),
-    /// The process rejected an order.
+    /// The process rejected a request.
     #[error("{0}")]
     Refused(String),
     /// The module was not compiled. The module's author receives the message.
@@ -75,7 +76,7 @@ pub struct ProcessSettings<'a> {
 }
 
 /// Process of a tenant. Dropping this value kills the process, unless it was detached for the next
-/// daemon. Calls block until the process has answered; orders are executed one at a time.
+/// daemon. Calls block until the process has responded; requests are executed one at a time.
 #[derive(Debug)]
 pub struct TenantProcess {
     record: ProcessRecord,
@@ -154,19 +155,21 @@ impl TenantProcess {
 
     /// Returns whether the process has exited.
     #[must_use]
-    pub fn has_ended(&self) -> bool {
-        self.ends_within(PollTimeout::ZERO)
+    pub fn has_exited(&self) -> bool {
+        self.exits_within(PollTimeout::ZERO)
     }
 
-    fn ends_within(&self, timeout: PollTimeout) -> bool {
+    /// Waits for the exit of the process. Returns whether it has exited.
+    fn exits_within(&self, timeout: PollTimeout) -> bool {
         let mut watched = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        // An error counts as an exit: a failed poll must not block a stop.
         poll(&mut watched, timeout) != Ok(0)
     }
 
     /// Kills the process, and waits until it has exited.
-    pub fn end(&self) {
+    pub fn kill_and_wait(&self) {
         self.kill();
-        self.ends_within(PollTimeout::from(END_TIMEOUT_MS));
+        self.exits_within(PollTimeout::from(END_TIMEOUT_MS));
     }
 
     /// Detaches the process for the next daemon: dropping this value no longer kills the process.
@@ -174,10 +177,10 @@ impl TenantProcess {
         self.is_detached.store(true, Ordering::Release);
     }
 
-    /// Executes an order.
-    pub fn order(&self, order: &ControlRequest) -> Result<ControlResponse, ProcessError> {
-        let answer = self.send(order, None)?;
-        if let ControlRequest::Remove { function } = order {
+    /// Executes a control request. A removed function loses its allowed hosts.
+    pub fn execute(&self, request: &ControlRequest) -> Result<ControlResponse, ProcessError> {
+        let answer = self.send(request, None)?;
+        if let ControlRequest::Remove { function } = request {
             self.set_allowed(function, AllowList::default())?;
         }
         Ok(answer)
@@ -209,21 +212,21 @@ impl TenantProcess {
             settings.allow.push(API_HOST.to_owned());
         }
         let list = list.with_origin(origin);
-        let former = self.allowed(function);
+        let previous = self.allowed(function);
         // During the change, neither the previous version nor the next version is denied a host of
         // its own.
-        self.set_allowed(function, former.and(&list))?;
-        let order = ControlRequest::Load {
+        self.set_allowed(function, previous.union(&list))?;
+        let request = ControlRequest::Load {
             function: function.to_owned(),
             digest: digest.to_owned(),
             settings,
         };
-        let loaded = match self.send(&order, Some(file.as_fd())) {
+        let loaded = match self.send(&request, Some(file.as_fd())) {
             Ok(ControlResponse::Loaded { world }) => Ok(world),
             Ok(other) => Err(unexpected(&other)),
             Err(error) => Err(error),
         };
-        self.set_allowed(function, if loaded.is_ok() { list } else { former })?;
+        self.set_allowed(function, if loaded.is_ok() { list } else { previous })?;
         loaded
     }
 
@@ -251,6 +254,7 @@ impl TenantProcess {
     }
 
     fn set_allowed(&self, function: &str, list: AllowList) -> Result<(), ProcessError> {
+        // The control plane is not egress of the operator's setting: the sandbox key grants it.
         let list = if self.egress_settings.is_off {
             list.without_hosts()
         } else {
@@ -262,12 +266,13 @@ impl TenantProcess {
             None if list.is_empty() => return Ok(()),
             none => {
                 let (broker, socket) = EgressBroker::start(self.egress_settings.clone())?;
+                // Attached first: the process rejects connections without a broker.
                 self.send(&ControlRequest::Egress, Some(socket.as_fd()))?;
                 none.insert(broker)
             }
         };
         if list.is_empty() {
-            broker.forget(function)
+            broker.remove(function)
         } else {
             broker.allow(function, list)
         }
@@ -276,14 +281,15 @@ impl TenantProcess {
 
     fn send(
         &self,
-        order: &ControlRequest,
+        request: &ControlRequest,
         file: Option<BorrowedFd<'_>>,
     ) -> Result<ControlResponse, ProcessError> {
         let files: Vec<_> = file.into_iter().collect();
+        // Held until the response: the process handles one request at a time.
         let control = self.control.lock();
-        let answered = control.send(order, &files).and_then(|()| control.recv());
+        let answered = control.send(request, &files).and_then(|()| control.recv());
         if answered.is_err() {
-            // A late answer would be mistaken for the answer to the next order.
+            // A late response would be mistaken for the response to the next request.
             self.kill();
         }
         match answered?.0 {
@@ -308,7 +314,7 @@ impl Drop for TenantProcess {
             // The killed process exits now.
             let _ = child.wait();
         }
-        // The record may belong to another process by now.
+        // Another process of the same directory may have replaced the record.
         if ProcessRecord::read(&self.directory).is_some_and(|record| record == self.record) {
             remove_files(&self.directory);
         }
@@ -342,6 +348,7 @@ impl Drop for UnreadyChild {
     }
 }
 
+/// Starts the program with both listeners at the descriptors that it expects.
 fn spawn(
     settings: &ProcessSettings<'_>,
     http: OwnedFd,
@@ -384,12 +391,14 @@ fn spawn(
     Ok(child)
 }
 
+/// Creates the listening control socket in `directory`.
 fn listen_for_control(directory: &Path) -> io::Result<OwnedFd> {
     let listener = control_socket()?;
     bind(
         listener.as_raw_fd(),
         &UnixAddr::new(&directory.join(CONTROL_SOCKET))?,
     )?;
+    // One daemon connects at a time.
     listen(&listener, Backlog::new(1)?)?;
     Ok(listener)
 }
@@ -424,9 +433,12 @@ fn connect_control(directory: &Path) -> Result<(Channel, String), ProcessError> 
     }
 }
 
+/// Connects to the recorded process. `None` if it has exited, or was killed because it does not
+/// answer.
 fn adopt(directory: &Path) -> Option<TenantProcess> {
     let record = ProcessRecord::read(directory)?;
     let pid = record.instance.pid;
+    // Opened before the check: the process id may be reused at any time.
     let pidfd = open_pidfd(pid).ok()?;
     // A pidfd always refers to the same process. If the instance matches now, the pidfd refers to
     // the recorded process.
@@ -453,6 +465,7 @@ fn adopt(directory: &Path) -> Option<TenantProcess> {
     }
 }
 
+/// Removes record and sockets of a process from `directory`.
 fn remove_files(directory: &Path) {
     ProcessRecord::remove(directory);
     for name in [HTTP_SOCKET, CONTROL_SOCKET] {

@@ -1,4 +1,5 @@
-//! Number of uses of a process. A process in use is not stopped as idle.
+//! Number of uses of a process: requests in flight and direct connections. A process in use is not
+//! stopped as idle.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ const CLOSED: u64 = 1 << 63;
 /// Number of requests and direct connections of a process, and the time of the last one.
 #[derive(Debug)]
 pub(crate) struct UseCount {
+    /// Number of uses, and the bit [`CLOSED`].
     in_flight: AtomicU64,
     last_used: Mutex<Instant>,
 }
@@ -26,6 +28,7 @@ impl UseCount {
 
     /// Counts a use. `None` if further uses are rejected.
     pub(crate) fn enter(self: &Arc<Self>) -> Option<CountedUse> {
+        // Counting and the check of `CLOSED` are one atomic step: no use starts after the close.
         let open = |count: u64| (count & CLOSED == 0).then(|| count + 1);
         let counted = self
             .in_flight
@@ -60,6 +63,7 @@ pub(crate) struct CountedUse(Arc<UseCount>);
 
 impl Drop for CountedUse {
     fn drop(&mut self) {
+        // Set before the count decreases: an idle process always has its time of last use.
         *self.0.last_used.lock() = Instant::now();
         self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
     }

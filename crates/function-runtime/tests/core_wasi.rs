@@ -147,7 +147,7 @@ fn imports_that_are_called_without_end_are_ended_and_output_is_bounded() {
     };
     let function = "endless".to_owned();
     let order = ControlRequest::Limit { function, limits };
-    tenant.process.order(&order).unwrap();
+    tenant.process.execute(&order).unwrap();
     let answer = client.get("endless", "/w");
     assert_eq!(answer.fault(), (504, "function_timeout".to_owned()));
 }

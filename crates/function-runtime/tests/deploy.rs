@@ -270,7 +270,7 @@ fn a_process_is_taken_over_by_the_next_daemon_and_ends_without_one() {
     assert_eq!(get().text(), "first");
     let adopted = TenantProcess::adopt(directory.path()).unwrap();
     assert_eq!(adopted.id(), id);
-    let refused = adopted.order(&ControlRequest::Remove {
+    let refused = adopted.execute(&ControlRequest::Remove {
         function: "two".to_owned(),
     });
     assert!(matches!(refused, Err(ProcessError::Refused(_))));
@@ -278,7 +278,7 @@ fn a_process_is_taken_over_by_the_next_daemon_and_ends_without_one() {
     // A killed process is not adopted.
     adopted.kill();
     let start = Instant::now();
-    while !adopted.has_ended() {
+    while !adopted.has_exited() {
         assert!(
             start.elapsed() < Duration::from_secs(10),
             "the process is still running"

@@ -342,7 +342,7 @@ async fn direct_connections_end_with_the_process_and_with_the_daemon_and_come_ba
 
     // A detached process closes its connections, and serves connections of the next daemon.
     let (_, id) = host.functions.process_ids()[0];
-    host.functions.leave().await;
+    host.functions.detach_all().await;
     assert_eq!(host.connections(), 0);
     let deadline = Instant::now() + Duration::from_secs(20);
     // The request in flight is answered.

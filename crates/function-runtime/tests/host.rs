@@ -298,7 +298,7 @@ async fn a_process_and_what_it_counted_outlive_the_daemon() {
     deploy(&functions, "first").await;
     assert_eq!(get(&functions).await, "first");
     let id = process(&functions);
-    functions.leave().await;
+    functions.detach_all().await;
     drop(functions);
     // Files of an interrupted deployment.
     let owner = std::fs::read_dir(directory.path()).unwrap().flatten();
@@ -314,7 +314,7 @@ async fn a_process_and_what_it_counted_outlive_the_daemon() {
     deploy(&functions, "second").await;
     assert_eq!(get(&functions).await, "second");
     // A killed daemon leaves the process as well. A process that exits meanwhile is started again.
-    functions.leave().await;
+    functions.detach_all().await;
     drop(functions);
     kill(Pid::from_raw(id as i32), Signal::SIGKILL).unwrap();
     let functions = open(directory.path());
@@ -338,7 +338,7 @@ async fn a_process_of_another_reset_is_replaced_and_what_it_counted_stays() {
     deployed.unwrap();
     assert_eq!(get(&functions).await, "clean");
     let strict = process(&functions);
-    functions.leave().await;
+    functions.detach_all().await;
     drop(functions);
 
     let functions = open(SlotReset::Fast);
@@ -354,13 +354,13 @@ async fn a_process_of_another_reset_is_replaced_and_what_it_counted_stays() {
     let words = String::from_utf8(words).unwrap();
     assert!(words.contains("--reset\0fast\0"), "{words:?}");
     assert_eq!(functions.metrics(KEY, NAME).await.unwrap().requests, 4);
-    functions.leave().await;
+    functions.detach_all().await;
     drop(functions);
 
     let functions = open(SlotReset::Fast);
     assert_eq!(process(&functions), fast);
     assert_eq!(get(&functions).await, "clean");
-    functions.leave().await;
+    functions.detach_all().await;
     drop(functions);
     let functions = open(SlotReset::Strict);
     assert_eq!(get(&functions).await, "clean");

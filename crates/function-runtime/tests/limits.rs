@@ -201,7 +201,7 @@ fn requests_beyond_the_queue_are_told_to_come_back() {
         function: "probe".to_owned(),
         limits: wall,
     };
-    tenant.process.order(&order).unwrap();
+    tenant.process.execute(&order).unwrap();
     let start = Instant::now();
     assert_eq!(
         tenant.connect().get("probe", "/spin").fault(),
@@ -309,7 +309,7 @@ fn a_disabled_function_is_told_apart_from_a_missing_one() {
             function: "one".to_owned(),
             enabled,
         };
-        tenant.process.order(&order).unwrap()
+        tenant.process.execute(&order).unwrap()
     };
     let mut client = tenant.connect();
     enable(false);
@@ -321,7 +321,7 @@ fn a_disabled_function_is_told_apart_from_a_missing_one() {
     assert_eq!(client.get("one", "/").text(), "hello");
     tenant
         .process
-        .order(&ControlRequest::Remove {
+        .execute(&ControlRequest::Remove {
             function: "one".to_owned(),
         })
         .unwrap();
@@ -329,7 +329,7 @@ fn a_disabled_function_is_told_apart_from_a_missing_one() {
         client.get("one", "/").fault(),
         fault(404, "function_not_found")
     );
-    let again = tenant.process.order(&ControlRequest::Remove {
+    let again = tenant.process.execute(&ControlRequest::Remove {
         function: "one".to_owned(),
     });
     assert!(again.unwrap_err().to_string().contains("does not exist"));

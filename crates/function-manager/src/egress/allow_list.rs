@@ -1,4 +1,4 @@
-//! Hosts that a function may reach.
+//! List of the hosts that a function may reach.
 
 use jiffy_proto::internal::{InternalOrigin, is_api_host};
 use std::net::IpAddr;
@@ -23,11 +23,12 @@ pub enum AllowListError {
     TooMany,
 }
 
+/// Host of one entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AllowedHost {
     Name(String),
-    /// Subdomains. The value starts with a dot.
-    Below(String),
+    /// All subdomains of a name. The value starts with a dot.
+    Subdomains(String),
     Address(IpAddr),
 }
 
@@ -46,6 +47,7 @@ impl AllowList {
             return Err(AllowListError::TooMany);
         }
         let parsed = entries.iter().map(|text| {
+            // The entry may be long or contain control characters.
             let shown = || {
                 text.chars()
                     .take(300)
@@ -99,7 +101,7 @@ impl AllowList {
             let is_host = match (allowed, address) {
                 (AllowedHost::Address(allowed), Some(address)) => *allowed == address,
                 (AllowedHost::Name(allowed), None) => *allowed == name,
-                (AllowedHost::Below(suffix), None) => {
+                (AllowedHost::Subdomains(suffix), None) => {
                     name.len() > suffix.len() && name.ends_with(suffix.as_str())
                 }
                 _ => false,
@@ -108,9 +110,9 @@ impl AllowList {
         })
     }
 
-    /// Returns the union of both lists.
+    /// Returns the union of both lists. The origin of `other` takes precedence.
     #[must_use]
-    pub(crate) fn and(&self, other: &Self) -> Self {
+    pub(crate) fn union(&self, other: &Self) -> Self {
         Self {
             hosts: [self.hosts.as_slice(), other.hosts.as_slice()].concat(),
             origin: other.origin.as_ref().or(self.origin.as_ref()).cloned(),
@@ -124,7 +126,9 @@ impl AllowList {
     }
 }
 
+/// Parses an entry into a host and an optional port.
 fn entry(text: &str) -> Option<(AllowedHost, Option<u16>)> {
+    // First, because the colons of an IPv6 address are not separators of a port.
     if let Ok(address) = text.parse() {
         return Some((AllowedHost::Address(address), None));
     }
@@ -139,7 +143,7 @@ fn entry(text: &str) -> Option<(AllowedHost, Option<u16>)> {
     }
     let host = host.to_ascii_lowercase();
     match host.strip_prefix("*.") {
-        Some(name) if is_name(name) => Some((AllowedHost::Below(format!(".{name}")), port)),
+        Some(name) if is_name(name) => Some((AllowedHost::Subdomains(format!(".{name}")), port)),
         None if is_name(&host) => Some((AllowedHost::Name(host), port)),
         _ => None,
     }
@@ -206,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_control_plane_is_no_host_of_a_list() {
+    fn a_list_never_contains_the_control_plane() {
         let list = list(&["api.jiffy.internal", "*.internal", "*.jiffy.internal:3000"]).unwrap();
         assert!(list.contains("other.jiffy.internal", 80));
         for host in [
@@ -224,17 +228,17 @@ mod tests {
         };
         let list = AllowList::default().with_origin(Some(origin.clone()));
         assert!(!list.is_empty() && !list.contains("api.jiffy.internal", 80));
-        // Neither the previous version nor the next version is denied during the change.
+        // During the change from one version to the next, neither loses its access.
         for both in [
-            list.and(&AllowList::default()),
-            AllowList::default().and(&list),
+            list.union(&AllowList::default()),
+            AllowList::default().union(&list),
         ] {
             assert_eq!(both.origin(), Some(&origin));
         }
     }
 
     #[test]
-    fn what_is_no_host_is_refused() {
+    fn invalid_hosts_are_rejected() {
         for bad in [
             "",
             "*",

@@ -1,5 +1,5 @@
-//! Addresses of a host. A name is resolved once, the addresses are checked, and only then connected
-//! to.
+//! Addresses of a host. A name is resolved once, and its addresses are checked. The connection uses
+//! a checked address, so that a second lookup cannot return another one.
 
 use super::EgressSettings;
 use super::allow_list::is_name;
@@ -27,6 +27,7 @@ pub(super) struct Destinations {
 
 impl Destinations {
     pub(super) fn new(settings: EgressSettings) -> Result<Self, jiffy_network::RulesError> {
+        // The same rules and address ranges apply to the networks of sandboxes.
         let reach = HostReachability {
             granted: settings.granted.clone(),
             ipv6: true,
@@ -39,8 +40,8 @@ impl Destinations {
         Ok(Self { policy, settings })
     }
 
-    /// Returns whether functions may reach `address`: a public or granted address. An address of
-    /// this host must be granted.
+    /// Returns whether functions may reach `address`: a public address, or an address that the
+    /// operator granted. The addresses of this host (`own`) must always be granted.
     fn permits(&self, address: IpAddr, own: &[IpAddr]) -> bool {
         let granted = self.settings.granted.iter();
         let is_granted = granted.clone().any(|net| net.contains(&address));
@@ -52,6 +53,7 @@ impl Destinations {
         let addresses = self.resolve(host, port).await?;
         // A mapped address reaches the same host as its IPv4 address.
         let addresses = addresses.into_iter().map(|address| address.to_canonical());
+        // Read for each connection, because the addresses of interfaces change.
         let own = own_addresses();
         let permitted = addresses.filter(|address| self.permits(*address, &own));
         let mut failure = EgressFailure::ProhibitedAddress;
@@ -67,6 +69,7 @@ impl Destinations {
     }
 
     async fn resolve(&self, host: &str, port: u16) -> Result<Vec<IpAddr>, EgressFailure> {
+        // The check of the address follows in `connect`, as for a resolved name.
         if let Ok(address) = host.parse() {
             return Ok(vec![address]);
         }
@@ -114,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn only_public_addresses_of_others_are_permitted() {
+    fn only_public_addresses_of_other_hosts_are_permitted() {
         for address in ["1.1.1.1", "2600::1", "::ffff:1.1.1.1"] {
             assert!(permits(&[], address), "{address}");
         }

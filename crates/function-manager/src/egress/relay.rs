@@ -28,7 +28,7 @@ const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 
-/// Establishes connections.
+/// Connects to hosts on behalf of a process.
 pub(super) struct Connector {
     destinations: Destinations,
     tls: TlsConnector,
@@ -42,6 +42,7 @@ impl Connector {
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
         let builder = builder.with_safe_default_protocol_versions()?;
         let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+        // The process speaks HTTP/1.1 only.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self {
             destinations,
@@ -68,7 +69,8 @@ impl Connector {
     async fn connect(&self, request: &EgressRequest) -> Result<Box<dyn Connection>, EgressFailure> {
         let stream = self.destinations.connect(&request.host, request.port);
         let stream = stream.await?;
-        // Requests are small and wait for their responses.
+        // Without this setting, a small request could wait for the confirmation of an earlier
+        // packet. A failure only costs time.
         let _ = stream.set_nodelay(true);
         if !request.tls {
             return Ok(Box::new(stream));
@@ -101,8 +103,8 @@ impl Relay {
         let (host_read, host_write) = tokio::io::split(self.host);
         let (our_read, our_write) = self.broker_end.into_split();
         let both = async {
-            // An HTTP/1 client does not close its half of the connection before the response is
-            // complete.
+            // The first side that closes ends both directions: an HTTP/1 client does not close its
+            // half before the response is complete.
             tokio::select! {
                 () = copy(host_read, our_write) => {}
                 () = copy(our_read, host_write) => {}
@@ -119,5 +121,6 @@ async fn copy(from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
     let mut from = tokio::io::BufReader::with_capacity(BUFFER_BYTES, from);
     // A broken connection is handled like a closed connection.
     let _ = tokio::io::copy_buf(&mut from, &mut to).await;
+    // Fails if the other side is already closed.
     let _ = to.shutdown().await;
 }

@@ -1,4 +1,4 @@
-//! Deployment, rollback and removal.
+//! Deployment, rollback, change and removal of functions.
 
 use super::{Functions, Owner};
 use crate::blocking::blocking;
@@ -58,6 +58,7 @@ impl Functions {
         new_record(key, name, 0)?;
         let (functions, owner) = (self.clone(), self.owner(key)?);
         let name = name.to_owned();
+        // A task of its own: a client that disconnects does not interrupt the deployment.
         let task = tokio::spawn(async move {
             let _changing = owner.changing.lock().await;
             let deployed = functions.deploy_to(&owner, &name, &changes, module).await;
@@ -65,13 +66,14 @@ impl Functions {
                 let digest = record.version().map(|version| version.module.as_str());
                 functions.enqueue_sync(owner.key.as_deref(), digest);
             }
-            functions.tidy(&owner).await;
+            functions.collect_garbage(&owner).await;
             deployed
         });
-        let done = task.await;
-        done.unwrap_or_else(|e| Err(FunctionError::Unavailable(e.to_string())))
+        let result = task.await;
+        result.unwrap_or_else(|e| Err(FunctionError::Unavailable(e.to_string())))
     }
 
+    /// Stores, compiles, loads and commits a version. The caller must hold the lock `changing`.
     async fn deploy_to(
         &self,
         owner: &Arc<Owner>,
@@ -80,8 +82,8 @@ impl Functions {
         module: ModuleUpload,
     ) -> Result<Arc<FunctionRecord>, FunctionError> {
         let now = now_ms();
-        let former = owner.function(name).ok();
-        let mut record = match &former {
+        let previous = owner.function(name).ok();
+        let mut record = match &previous {
             Some(state) => FunctionRecord::clone(&state.record()),
             None if owner.functions.read().len() >= MAX_FUNCTIONS => {
                 return Err(FunctionError::TooMany);
@@ -101,6 +103,7 @@ impl Functions {
         // Held until the record accounts for the files.
         let quota = module.quota.clone();
         {
+            // The module is on storage before a record refers to it.
             let (owner, digest) = (owner.clone(), digest.clone());
             blocking(move || {
                 owner.store.create()?;
@@ -109,21 +112,23 @@ impl Functions {
             .await?;
         }
         let in_use = self.process(owner).await?;
-        let known = owner.states().into_iter().find_map(|state| {
+        // A module that was already compiled for the process's engine is not compiled again.
+        let existing = owner.states().into_iter().find_map(|state| {
             let record = state.record();
             let mut versions = record.versions.iter();
             let same = versions.find(|v| v.module == digest);
             same.map(|v| v.artifact.clone())
         });
         let engine = in_use.0.process.engine();
-        let known = known.filter(|artifact| {
+        let existing = existing.filter(|artifact| {
             artifact.engine == engine && owner.store.artifact(engine, &digest).exists()
         });
-        let artifact = match known {
+        let artifact = match existing {
             Some(artifact) => artifact,
             None => self.compile(owner, &in_use.0, &digest, &quota).await?,
         };
         record.push(VersionRecord {
+            // `push` assigns the number.
             number: 0,
             module: digest,
             bytes,
@@ -132,14 +137,14 @@ impl Functions {
             created_ms: now,
         });
         record.updated_ms = now;
-        self.replace(owner, former, record).await
+        self.replace(owner, previous, record).await
     }
 
     /// Loads the active version of a changed record, then commits the record.
     async fn replace(
         &self,
         owner: &Arc<Owner>,
-        former: Option<Arc<FunctionState>>,
+        previous: Option<Arc<FunctionState>>,
         mut record: FunctionRecord,
     ) -> Result<Arc<FunctionRecord>, FunctionError> {
         record.revision += 1;
@@ -147,6 +152,7 @@ impl Functions {
         let in_use = self.process(owner).await?;
         // Requests that require a load wait until the active version is decided.
         let _loading = in_use.0.loading.lock().await;
+        // Loaded first: a version that cannot be loaded must not be committed.
         self.load(owner, &in_use.0, &record).await?;
         let committed = {
             let (owner, record) = (owner.clone(), record.clone());
@@ -155,18 +161,22 @@ impl Functions {
         if let Err(e) = committed {
             // Reload the version of the committed record. If this fails, the next request retries.
             in_use.0.loaded.lock().remove(&name);
-            let undone = match former {
-                Some(former) => self.load(owner, &in_use.0, &former.record()).await.is_ok(),
+            let is_restored = match previous {
+                Some(previous) => self
+                    .load(owner, &in_use.0, &previous.record())
+                    .await
+                    .is_ok(),
                 None => false,
             };
-            if !undone {
+            if !is_restored {
                 let process = in_use.0.process.clone();
                 let remove = ControlRequest::Remove { function: name };
-                let _ = blocking(move || Ok(process.order(&remove).is_ok())).await;
+                // A process that does not answer has been killed.
+                let _ = blocking(move || Ok(process.execute(&remove).is_ok())).await;
             }
             return Err(e);
         }
-        Ok(match former {
+        Ok(match previous {
             Some(state) => state.replace(record),
             None => {
                 let state = Arc::new(FunctionState::new(record));
@@ -190,6 +200,7 @@ impl Functions {
         change(&mut record);
         record.updated_ms = now_ms();
         let (store, written) = (owner.clone(), record.clone());
+        // The record decides: if the daemon exits now, the next one publishes the new value.
         blocking(move || store.store.commit(&written)).await?;
         let Some(running) = owner
             .running
@@ -203,9 +214,9 @@ impl Functions {
         let _loading = running.loading.lock().await;
         let record = state.replace(record);
         if running.loaded.lock().contains_key(name) {
-            let (process, publish) = (running.process.clone(), record.publish_order());
+            let (process, publish) = (running.process.clone(), record.publish_request());
             // A process that does not answer has been killed.
-            let _ = blocking(move || Ok(process.order(&publish).is_ok())).await;
+            let _ = blocking(move || Ok(process.execute(&publish).is_ok())).await;
         }
         Ok(record)
     }
@@ -243,6 +254,7 @@ impl Functions {
         let _changing = owner.changing.lock().await;
         owner.function(name)?;
         let (removing, function) = (owner.clone(), name.to_owned());
+        // Removed on disk first: a function without a record cannot return after a restart.
         blocking(move || removing.store.remove(&function)).await?;
         owner.functions.write().remove(name);
         let running = owner.running.read().clone();
@@ -251,10 +263,10 @@ impl Functions {
             let remove = ControlRequest::Remove {
                 function: name.to_owned(),
             };
-            // A process that has not loaded the function rejects the order.
-            let _ = blocking(move || Ok(running.process.order(&remove).is_ok())).await;
+            // A process that has not loaded the function rejects the request.
+            let _ = blocking(move || Ok(running.process.execute(&remove).is_ok())).await;
         }
-        self.tidy(&owner).await;
+        self.collect_garbage(&owner).await;
         Ok(())
     }
 
@@ -270,16 +282,18 @@ impl Functions {
 
     /// Removes unreferenced files. If the owner has no functions, stops the process and removes all
     /// files. The caller must hold the lock `changing`.
-    async fn tidy(&self, owner: &Arc<Owner>) {
+    async fn collect_garbage(&self, owner: &Arc<Owner>) {
         let key = owner.key.clone();
         if owner.functions.read().is_empty() {
+            // Requests must not start another process while the directory is removed.
             let _starting = owner.starting.lock().await;
             let running = owner.running.read().clone();
             let (owner, functions) = (owner.clone(), self.clone());
+            // The closure returns no error; the task fails only at shutdown.
             let _ = blocking(move || {
                 if let Some(running) = running {
                     running.close();
-                    owner.retire(running, &functions.0);
+                    owner.remove_process(running, &functions.0);
                 }
                 owner.store.remove_all();
                 Ok(())
@@ -293,6 +307,7 @@ impl Functions {
             })
             .await;
         }
+        // Releases modules in the store that no version references any longer.
         self.enqueue_sync(key.as_deref(), None);
     }
 }

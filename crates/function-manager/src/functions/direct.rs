@@ -7,9 +7,9 @@ use crate::function_record::FunctionRecord;
 use std::os::fd::OwnedFd;
 
 impl Functions {
-    /// Hands over a client connection to the process of a function. Starts the process and loads
-    /// the function if necessary. No byte may have been read from `stream`. `host` is the host of
-    /// the first request. `permit` is dropped when the connection is closed.
+    /// Passes a client connection to the process of a function. Starts the process and loads the
+    /// function if necessary. No byte may have been read from `stream`. `host` is the host of the
+    /// first request. `permit` is dropped when the connection is closed.
     pub async fn hand_over(
         &self,
         record: &FunctionRecord,

@@ -1,4 +1,5 @@
-//! Requests to functions.
+//! Requests to functions: passed to the owner's process, and repeated if the process exits in the
+//! meantime.
 
 use super::{Functions, Owner};
 use crate::function_error::FunctionError;
@@ -37,6 +38,7 @@ impl Functions {
         let (head, body) = request.into_parts();
         let (body, exceeded) = limited(body, max);
         let mut request = Request::from_parts(head, body);
+        // The announced length alone exceeds the limit: do not start a process.
         if exceeded.load(Ordering::Acquire) {
             return Err(too_large(
                 &owner,
@@ -44,6 +46,7 @@ impl Functions {
                 request.headers().get(REQUEST_ID_HEADER),
             ));
         }
+        // A copy has no body, and an idempotent request may reach a function twice.
         let repeatable = request.body().is_end_stream() && request.method().is_idempotent();
         let id = request.headers().get(REQUEST_ID_HEADER).cloned();
         let mut attempt = 1;
@@ -54,6 +57,7 @@ impl Functions {
                 Ok(response) => {
                     return Ok(response.map(|body| FunctionBody::new(body, in_use)));
                 }
+                // The limited body failed, which is not a failure of the process.
                 Err(_) if exceeded.load(Ordering::Acquire) => {
                     return Err(too_large(&owner, record, id.as_ref()));
                 }
@@ -66,6 +70,7 @@ impl Functions {
                     };
                     request = again.ok_or_else(failed)?;
                     attempt += 1;
+                    // The next attempt must not be sent to the process that is exiting.
                     in_use.0.wait_for_end(MAX_END_DELAY).await;
                 }
             }
@@ -82,6 +87,7 @@ fn too_large(owner: &Owner, record: &FunctionRecord, id: Option<&HeaderValue>) -
     FunctionError::RequestTooLarge
 }
 
+/// Rewrites a request for the process: path only, HTTP/1.1, and the name of the function.
 fn prepare(request: &mut Request<RequestBody>, name: &str) -> Result<(), FunctionError> {
     let bad = |e: &dyn std::fmt::Display| FunctionError::Setting(e.to_string());
     let path = request.uri().path_and_query().cloned();

@@ -1,5 +1,5 @@
-//! Loading of versions into processes. Versions are compiled again for the engine of a process if
-//! necessary.
+//! Loading of versions into an owner's process. A version is compiled again if its machine code is
+//! for another engine.
 
 use super::{Functions, Owner};
 use crate::blocking::blocking;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Functions {
-    /// Returns the process of an owner, with the active version of a function loaded.
+    /// Returns a use of an owner's process in which the active version of a function is loaded.
     pub(super) async fn loaded(
         &self,
         owner: &Arc<Owner>,
@@ -25,11 +25,13 @@ impl Functions {
         let in_use = self.process(owner).await?;
         let state = owner.function(name)?;
         state.ran.store(true, Ordering::Release);
+        // The usual case needs no lock that waits.
         let is_loaded = |revision| in_use.0.loaded.lock().get(name) == Some(&revision);
         if is_loaded(state.record().revision) {
             return Ok(in_use);
         }
         let loading = in_use.0.loading.lock().await;
+        // Another request may have loaded the function while this one waited for the lock.
         let record = state.record();
         if !is_loaded(record.revision) {
             let loaded = self.load(owner, &in_use.0, &record).await;
@@ -62,8 +64,9 @@ impl Functions {
             artifact = self
                 .compile(owner, running, &version.module, &DeployQuota::default())
                 .await?;
-            let noted = record_artifact(owner.clone(), version.module, artifact.clone());
-            tokio::spawn(noted);
+            // In the background, because the lock `changing` may be held by the caller.
+            let recording = record_artifact(owner.clone(), version.module, artifact.clone());
+            tokio::spawn(recording);
         }
         let (running, record) = (running.clone(), record.clone());
         blocking(move || {
@@ -75,7 +78,8 @@ impl Functions {
                 .process
                 .load_as(name, &file, digest, settings, record.origin())?;
             reached(DeployStep::Publish);
-            running.process.order(&record.publish_order())?;
+            running.process.execute(&record.publish_request())?;
+            // Recorded last: a function counts as loaded only with its access.
             running.loaded.lock().insert(name.clone(), record.revision);
             Ok(())
         })
@@ -91,6 +95,7 @@ impl Functions {
         quota: &DeployQuota,
     ) -> Result<Artifact, FunctionError> {
         let unavailable = |e: tokio::sync::AcquireError| FunctionError::Unavailable(e.to_string());
+        // In this order: a waiting owner holds its own lock, but no permit of other owners.
         let _compiling = owner.compiling.lock().await;
         let _permit = self.0.compilers.acquire().await.map_err(unavailable)?;
         let engine = running.process.engine().to_owned();
@@ -103,6 +108,7 @@ impl Functions {
             let program = program.ok_or(FunctionError::NotInstalled)?;
             let file = File::open(&source).map_err(FunctionError::file(&source))?;
             let unfinished = target.with_extension(UNFINISHED);
+            // Left by an interrupted compilation. The compiler creates the file.
             let _ = fs::remove_file(&unfinished);
             let settings = CompilerSettings {
                 program,
@@ -110,9 +116,9 @@ impl Functions {
                 limits: shared.settings.compile,
                 jailed: shared.settings.jailed,
             };
-            let done =
+            let result =
                 compiler::compile(&settings, file, &unfinished, &quota, &shared.compile_slots);
-            let done = done.map_err(FunctionError::from).and_then(|digest| {
+            let result = result.map_err(FunctionError::from).and_then(|digest| {
                 let bytes = FunctionStore::store_artifact(&unfinished, &target)?;
                 Ok(Artifact {
                     engine,
@@ -120,10 +126,11 @@ impl Functions {
                     bytes,
                 })
             });
-            if done.is_err() {
+            if result.is_err() {
+                // Garbage collection removes the file otherwise.
                 let _ = fs::remove_file(&unfinished);
             }
-            done
+            result
         })
         .await
     }
@@ -136,12 +143,12 @@ async fn record_artifact(owner: Arc<Owner>, module: String, artifact: Artifact) 
     for state in owner.states() {
         let mut record = FunctionRecord::clone(&state.record());
         let versions = record.versions.iter_mut();
-        let mut noted = false;
+        let mut is_changed = false;
         for version in versions.filter(|v| v.module == module && v.artifact != artifact) {
             version.artifact = artifact.clone();
-            noted = true;
+            is_changed = true;
         }
-        if !noted {
+        if !is_changed {
             continue;
         }
         let (store, written) = (owner.clone(), record.clone());

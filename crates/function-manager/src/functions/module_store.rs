@@ -102,6 +102,7 @@ impl Functions {
     pub(super) fn enqueue_sync(&self, key: Option<&str>, deployed: Option<&str>) {
         if let Some(store) = self.0.store.get() {
             if let Some(digest) = deployed {
+                // Marked as missing, so that the next synchronisation uploads the module again.
                 store.modules.doubt(key, digest);
             }
             store.queue.add(key.map(str::to_owned));
@@ -131,7 +132,7 @@ impl Functions {
         let unknown = || FunctionError::NoModule(digest);
         let store = self.0.store.get().ok_or_else(unknown)?;
         let fetching = store.modules.fetch(key, &digits, MAX_MODULE_BYTES);
-        let file = fetching.await.map_err(|e| refusal(digest, e))?;
+        let file = fetching.await.map_err(|e| fetch_error(digest, e))?;
         LocatedModule::new(digest, file.ok_or_else(unknown)?)
     }
 
@@ -144,6 +145,7 @@ impl Functions {
     ) -> Result<ModuleUpload, FunctionError> {
         let upload = self.upload_of(key, quota).await?;
         let LocatedModule { digest, file, .. } = module;
+        // The digest of the copy is checked, because the located file may change meanwhile.
         let upload = blocking(move || copy(&file, upload)).await?;
         if upload.digest() == digest {
             Ok(upload)
@@ -158,13 +160,15 @@ impl Functions {
         let owner = self.existing_owner(key, "").ok();
         let needed = || owner.as_ref().map(|owner| owner.needed_modules());
         let mut failure = None;
-        let mut held = store.modules.digests(key);
+        // Release first, which frees space for the uploads.
+        let mut stored = store.modules.digests(key);
         if let Some(needed) = needed() {
-            held.retain(|digest| !needed.contains(digest));
+            stored.retain(|digest| !needed.contains(digest));
         }
-        for digest in held {
+        for digest in stored {
             // Marked first: a concurrent deployment then does not rely on the stored copy.
             store.modules.doubt(key, &digest);
+            // Checked again after the mark: a deployment may have added the module since.
             if needed().is_none_or(|needed| !needed.contains(&digest)) {
                 retain_first(&mut failure, store.modules.release(key, &digest).await)?;
             }
@@ -190,8 +194,8 @@ impl Functions {
                     continue;
                 }
             };
-            let stored = store.modules.store(key, &digest, file).await;
-            retain_first(&mut failure, stored.map(drop))?;
+            let result = store.modules.store(key, &digest, file).await;
+            retain_first(&mut failure, result.map(drop))?;
         }
         failure.map_or(Ok(()), Err)
     }
@@ -201,9 +205,9 @@ impl Functions {
 /// Returns a failure of the whole store at once, because the remaining modules would fail as well.
 fn retain_first(
     failure: &mut Option<RemoteError>,
-    done: Result<(), RemoteError>,
+    result: Result<(), RemoteError>,
 ) -> Result<(), RemoteError> {
-    match done {
+    match result {
         Err(e) if e.retry_after().is_some() => return Err(e),
         Err(e) => drop(failure.get_or_insert(e)),
         Ok(()) => {}
@@ -235,7 +239,7 @@ fn copy(file: &File, mut to: ModuleUpload) -> Result<ModuleUpload, FunctionError
 }
 
 /// Maps a failure of the store to the error for the owner. The details are only logged.
-fn refusal(digest: ModuleDigest, error: RemoteError) -> FunctionError {
+fn fetch_error(digest: ModuleDigest, error: RemoteError) -> FunctionError {
     tracing::warn!(%digest, %error, "cannot fetch a module");
     match error.retry_after() {
         Some(after) => FunctionError::StoreUnavailable(after),
@@ -255,12 +259,12 @@ async fn run_sync(shared: Weak<Shared>) {
         let Some(queue) = functions.0.store.get().map(|store| store.queue.clone()) else {
             return;
         };
-        for key in queue.begin() {
+        for key in queue.start_due() {
             let functions = functions.clone();
             running.spawn(async move {
                 if let Some(store) = functions.0.store.get() {
                     let synced = functions.sync_owner(store, key.as_deref()).await;
-                    let is_first = store.queue.end(&key, synced.is_ok());
+                    let is_first = store.queue.complete(&key, synced.is_ok());
                     if let Err(e) = synced.as_ref()
                         && is_first
                     {
@@ -271,7 +275,9 @@ async fn run_sync(shared: Weak<Shared>) {
                 }
             });
         }
+        // Reap completed attempts, so that the set does not grow.
         while running.try_join_next().is_some() {}
+        // Do not keep the functions alive while waiting.
         drop(functions);
         queue.wait().await;
     }

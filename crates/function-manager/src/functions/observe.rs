@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Functions {
-    /// Returns a function after its log and metrics were read from the process.
-    async fn pulled(
+    /// Returns a function after reading its log and metrics from the process, if the process runs.
+    async fn refreshed(
         &self,
         key: Option<&str>,
         name: &str,
@@ -23,9 +23,9 @@ impl Functions {
         let state = owner.function(name)?;
         let running = owner.running.read().clone();
         if let Some(in_use) = running.and_then(|running| running.if_running()) {
-            let pulled = state.clone();
+            let read = state.clone();
             blocking(move || {
-                pulled.pull(&in_use.process);
+                read.read_from_process(&in_use.process);
                 Ok(())
             })
             .await?;
@@ -44,7 +44,7 @@ impl Functions {
     ) -> Result<(Vec<LogEntry>, u64), FunctionError> {
         let deadline = Instant::now() + wait;
         loop {
-            let state = self.pulled(key, name).await?;
+            let state = self.refreshed(key, name).await?;
             let (entries, next) = {
                 let log = state.log.lock();
                 (log.read(after), log.next())
@@ -63,7 +63,7 @@ impl Functions {
         key: Option<&str>,
         name: &str,
     ) -> Result<MetricsSnapshot, FunctionError> {
-        Ok(self.pulled(key, name).await?.metrics())
+        Ok(self.refreshed(key, name).await?.metrics())
     }
 
     /// Returns the metrics of all functions, at most one second old.

@@ -1,4 +1,5 @@
-//! Processes of owners: started on demand, restarted after an exit, and stopped when idle.
+//! Processes of owners. A process is started on demand, restarted after an exit, and stopped when
+//! idle.
 
 use super::{Functions, Owner, Shared};
 use crate::blocking::blocking;
@@ -16,7 +17,7 @@ use std::time::Duration;
 /// Memory limit of a process without its guests, in bytes. It covers the runtime and compiled
 /// modules.
 const MEMORY_OVERHEAD_BYTES: u64 = 1 << 30;
-/// Maximum number of threads and processes.
+/// Maximum number of threads and processes in the control group of a process.
 const MAX_TASKS: u64 = 256;
 /// Maximum time for which a request waits for the next start.
 const MAX_START_WAIT: Duration = Duration::from_secs(1);
@@ -27,33 +28,34 @@ impl Owner {
     }
 
     /// Reads the log and metrics of a process, and stops it. Blocks until the process has exited.
-    pub(super) fn end(&self, running: Arc<RunningProcess>, shared: &Shared) {
+    pub(super) fn stop(&self, running: Arc<RunningProcess>, shared: &Shared) {
         running.close();
-        pull(&self.states(), &running);
-        self.retire(running, shared);
+        read_from_process(&self.states(), &running);
+        self.remove_process(running, shared);
     }
 
     /// Removes a closed process and kills it. Blocks until the process has exited.
-    pub(super) fn retire(&self, running: Arc<RunningProcess>, shared: &Shared) {
+    pub(super) fn remove_process(&self, running: Arc<RunningProcess>, shared: &Shared) {
         let id = running.process.id();
-        running.process.end();
+        running.process.kill_and_wait();
         running.close_direct();
         *self.running.write() = None;
+        // Reaps the process if no request holds it any longer.
         drop(running);
         if let Some(cgroups) = &shared.settings.cgroups {
             cgroups.remove_group(id);
         }
         for state in self.states() {
-            state.end_process();
+            state.record_process_exit();
         }
     }
 }
 
 /// Reads the logs and metrics of functions that ran since the last pass. Blocks.
-fn pull(states: &[Arc<FunctionState>], running: &RunningProcess) {
+fn read_from_process(states: &[Arc<FunctionState>], running: &RunningProcess) {
     for state in states {
         if state.ran.load(Ordering::Acquire) {
-            state.pull(&running.process);
+            state.read_from_process(&running.process);
         }
     }
 }
@@ -61,24 +63,26 @@ fn pull(states: &[Arc<FunctionState>], running: &RunningProcess) {
 impl Functions {
     /// Returns a use of an owner's process, which is started if necessary.
     pub(super) async fn process(&self, owner: &Arc<Owner>) -> Result<ProcessUse, FunctionError> {
+        // The usual case needs no lock that waits.
         if let Some(in_use) = usable(owner.current()) {
             return Ok(in_use);
         }
+        // Only one request starts the process; the others wait here and use it.
         let mut backoff = owner.starting.lock().await;
         let before = owner.current();
         if let Some(in_use) = usable(before.clone()) {
             return Ok(in_use);
         }
-        if let Some(over) = before {
-            backoff.ended(over.started.elapsed());
+        if let Some(exited) = before {
+            backoff.record_exit(exited.started.elapsed());
             tracing::warn!(
                 owner = owner::process_owner(owner.key.as_deref()),
-                pid = over.process.id(),
+                pid = exited.process.id(),
                 "function process has exited; restarting it"
             );
             let (owner, shared) = (owner.clone(), self.0.clone());
             blocking(move || {
-                owner.retire(over, &shared);
+                owner.remove_process(exited, &shared);
                 Ok(())
             })
             .await?;
@@ -91,14 +95,16 @@ impl Functions {
         tokio::time::sleep(wait).await;
         let started = self.start(owner).await;
         if started.is_err() {
-            backoff.ended(Duration::ZERO);
+            backoff.record_exit(Duration::ZERO);
         }
         let running = started?;
         *owner.running.write() = Some(running.clone());
-        let over = || FunctionError::Unavailable("the process has just exited".to_owned());
-        running.enter().ok_or_else(over)
+        // The process may have exited since its start.
+        let exited = || FunctionError::Unavailable("the process has just exited".to_owned());
+        running.enter().ok_or_else(exited)
     }
 
+    /// Starts the process of an owner. The caller must hold the lock `starting`.
     async fn start(&self, owner: &Arc<Owner>) -> Result<Arc<RunningProcess>, FunctionError> {
         let (owner, shared) = (owner.clone(), self.0.clone());
         let running = blocking(move || {
@@ -123,8 +129,8 @@ impl Functions {
         Ok(running)
     }
 
-    /// Moves a process into its control group, concurrently with its first request. This takes some
-    /// 15 ms.
+    /// Moves a process into its control group. This takes about 15 ms, and runs concurrently with
+    /// the first request of the process.
     fn limit(&self, running: &Arc<RunningProcess>) {
         let Some(cgroups) = self.0.settings.cgroups.clone() else {
             return;
@@ -132,6 +138,7 @@ impl Functions {
         let limits = group_limits(&self.0.settings.limits);
         let running = running.clone();
         tokio::task::spawn_blocking(move || {
+            // A process without limits must not continue to run.
             if let Err(e) = cgroups.limit(running.process.id(), limits) {
                 tracing::error!(error = %e, "cannot apply limits; killing the function process");
                 running.close();
@@ -144,12 +151,13 @@ impl Functions {
     async fn end_idle(&self, owner: &Arc<Owner>, running: Arc<RunningProcess>, idle: Duration) {
         // Requests wait for this lock before they start the next process.
         let _starting = owner.starting.lock().await;
+        // After this call, no request can start to use the process.
         if !running.close_if_idle(idle) {
             return;
         }
         let (owner, shared) = (owner.clone(), self.0.clone());
         let ended = blocking(move || {
-            owner.end(running, &shared);
+            owner.stop(running, &shared);
             Ok(())
         });
         if let Err(e) = ended.await {
@@ -163,11 +171,12 @@ impl Functions {
         let Some(running) = owner.current() else {
             return;
         };
-        if running.process.has_ended() {
+        if running.process.has_exited() {
             // The next request starts another process. Requests waiting for this process fail now.
             running.close();
             return;
         }
+        // A failed deployment can leave a process without functions.
         let is_without_functions = owner.functions.read().is_empty();
         let idle = if is_without_functions {
             Duration::ZERO
@@ -180,7 +189,7 @@ impl Functions {
         if states.iter().any(|state| state.ran.load(Ordering::Acquire)) && !running.is_over() {
             // If this fails, the process is killed, which the next pass detects.
             let pulled = blocking(move || {
-                pull(&states, &running);
+                read_from_process(&states, &running);
                 Ok(())
             });
             let _ = pulled.await;
@@ -188,8 +197,9 @@ impl Functions {
     }
 
     /// Detaches the processes, so that the next daemon can adopt them.
-    pub async fn leave(&self) {
+    pub async fn detach_all(&self) {
         for owner in self.owners() {
+            // The lock prevents requests from starting another process meanwhile.
             let _starting = owner.starting.lock().await;
             let Some(running) = owner.current() else {
                 continue;
@@ -214,9 +224,10 @@ impl Functions {
                 running.close();
                 let (owner, shared) = (owner.clone(), self.0.clone());
                 let ended = blocking(move || {
-                    owner.retire(running, &shared);
+                    owner.remove_process(running, &shared);
                     Ok(())
                 });
+                // The closure returns no error; the task fails only at shutdown.
                 let _ = ended.await;
             }
         }
@@ -243,6 +254,7 @@ fn group_limits(limits: &TenantLimits) -> GroupLimits {
     }
 }
 
+/// Counts a use of a process. `None` if the process does not run or is about to stop.
 fn usable(running: Option<Arc<RunningProcess>>) -> Option<ProcessUse> {
     let running = running.filter(|running| !running.is_over())?;
     running.enter()
@@ -254,7 +266,7 @@ mod tests {
     use jiffy_proto::function::SlotReset;
 
     #[test]
-    fn a_group_has_room_for_what_its_reset_keeps() {
+    fn the_memory_limit_includes_pages_that_the_reset_retains() {
         let limits = |reset| TenantLimits {
             slots: 10,
             memory_bytes: 1 << 30,

@@ -36,7 +36,7 @@ impl Functions {
             tracing::warn!(function = name, error = %e, "scheduled call of a function failed");
         }
         if let Some(schedule) = &mut *state.schedule.lock() {
-            schedule.ended(status.ok());
+            schedule.record_end(status.ok());
         }
     }
 
@@ -53,6 +53,7 @@ impl Functions {
         let response = self.send(&record, request).await?;
         let status = response.status().as_u16();
         let mut body = response.into_body();
+        // The call ends with its body, during which the function still runs.
         while let Some(frame) = body.frame().await {
             frame?;
         }

@@ -145,7 +145,7 @@ async fn work_in_a_child_process() {
     *NEXT.lock().unwrap() = Some((Victim::Daemon, step, key.clone()));
     deploy_step::observe(kill_at);
     deploy(&functions, &key, NEW_ANSWER).await.unwrap();
-    functions.leave().await;
+    functions.detach_all().await;
 }
 
 fn child(directory: &Path, key: &str, step: &str) -> ExitStatus {
@@ -196,7 +196,7 @@ async fn a_deployment_that_is_killed_at_any_step_leaves_the_former_version_or_th
         match step {
             // Stops the process that was just started.
             DeployStep::RecordProcess => functions.stop_all().await,
-            _ => functions.leave().await,
+            _ => functions.detach_all().await,
         }
         drop(functions);
         deploy_and_die(directory, &key, step);

@@ -223,7 +223,7 @@ async fn a_module_is_deployed_while_the_store_is_away_and_stored_when_it_is_back
     assert_eq!(is_stored(&a, &first), Some(true));
     assert_eq!(is_stored(&a, &second), Some(false));
     assert_eq!(is_stored(&a, &others), Some(false));
-    a.leave().await;
+    a.detach_all().await;
     drop(a);
 
     // The next daemon completes the remaining work.

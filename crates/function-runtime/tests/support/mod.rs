@@ -137,7 +137,7 @@ impl TestTenant {
 
     pub fn metrics(&self, function: &str) -> MetricsSnapshot {
         let function = function.to_owned();
-        match self.process.order(&ControlRequest::Metrics { function }) {
+        match self.process.execute(&ControlRequest::Metrics { function }) {
             Ok(ControlResponse::Metrics { metrics }) => metrics,
             other => panic!("{other:?}"),
         }
@@ -165,7 +165,7 @@ impl TestTenant {
                 sequence,
             };
             // An answer is one packet, which holds a limited number of entries.
-            match self.process.order(&order) {
+            match self.process.execute(&order) {
                 Ok(ControlResponse::Logs { entries }) if entries.is_empty() => return all,
                 Ok(ControlResponse::Logs { entries }) => all.extend(entries),
                 other => panic!("{other:?}"),

@@ -142,7 +142,7 @@ fn tenant() -> TestTenant {
 fn limit(tenant: &TestTenant, limits: FunctionLimits) {
     let function = "f".to_owned();
     let order = ControlRequest::Limit { function, limits };
-    tenant.process.order(&order).unwrap();
+    tenant.process.execute(&order).unwrap();
 }
 
 #[test]
