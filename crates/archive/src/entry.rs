@@ -1,4 +1,4 @@
-//! Entries of an archive.
+//! Entries of an archive: the metadata of files, independent of the format.
 
 /// Type of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum ArchiveEntryKind {
     Character(u32, u32),
     /// A block device: major, minor.
     Block(u32, u32),
-    /// A device without a number.
+    /// A device whose number is missing or invalid.
     UnknownDevice,
 }
 
@@ -49,7 +49,7 @@ pub struct ArchiveEntry {
     pub mtime: (i64, u32),
     /// Extended attributes.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Size in bytes with holes.
+    /// Size in bytes, including holes.
     pub size: u64,
     /// Ranges with content, in order and within `size`.
     pub runs: Vec<ContentRange>,

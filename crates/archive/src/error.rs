@@ -49,6 +49,7 @@ pub enum ArchiveError {
     },
 }
 
+/// Returns the position of an error for a message.
 fn after(last: &Option<String>) -> String {
     last.as_ref()
         .map_or_else(|| "its beginning".to_owned(), |name| format!("'{name}'"))

@@ -1,4 +1,4 @@
-//! Packing of file trees into archives.
+//! Packs file trees into archives. Files may change while they are packed; the archive stays valid.
 
 use crate::entry::{ArchiveEntry, ArchiveEntryKind, ContentRange, whole};
 use crate::error::ArchiveError;
@@ -56,12 +56,12 @@ pub struct Packer<W> {
     buffer: Vec<u8>,
 }
 
-/// Directory that is being read.
-struct Open {
+/// Directory that is being read. The packer holds a stack of them instead of using recursion.
+struct OpenDir {
     dir: Dir,
     fd: OwnedFd,
     device: u64,
-    /// Length of its path in bytes.
+    /// Length in bytes of the directory's path in the archive.
     path: usize,
     /// True if the directory is read from the root of the overlay instead of the upper directory.
     merged: bool,
@@ -102,7 +102,7 @@ impl<W: Write> Packer<W> {
                     entry: crate::error::shown(bytes),
                     source,
                 })?;
-                self.other(CWD, real.as_os_str().as_bytes(), name, &stat)
+                self.add_non_directory(CWD, real.as_os_str().as_bytes(), name, &stat)
             }
         }
     }
@@ -111,11 +111,12 @@ impl<W: Write> Packer<W> {
     pub fn tree(&mut self, top: OwnedFd, name: &[u8]) -> Result<(), ArchiveError> {
         let mut path = name.to_vec();
         let mut open = Vec::new();
-        if let Some(top) = self.enter(top, &path, None, false)? {
+        if let Some(top) = self.add_directory(top, &path, None, false)? {
             open.push(top);
         }
         while let Some(directory) = open.last_mut() {
             path.truncate(directory.path);
+            // A directory is read until its end, and then its parent continues.
             let next = directory.dir.read().transpose();
             let failed = |errno| ArchiveError::file("read the directory", &path, errno);
             let Some(next) = next.map_err(failed)? else {
@@ -142,12 +143,13 @@ impl<W: Write> Packer<W> {
                 Err(e) => return Err(ArchiveError::file("read", &path, e)),
             };
             if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-                self.other(parent, file, &path, &stat)?;
+                self.add_non_directory(parent, file, &path, &stat)?;
                 continue;
             }
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let below = match fs::openat(parent, file, flags, Mode::empty()) {
-                Ok(fd) => self.enter(fd, &path, Some(device), merged)?,
+                Ok(fd) => self.add_directory(fd, &path, Some(device), merged)?,
+                // The entry was removed or replaced concurrently.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
                 Err(e) => return Err(ArchiveError::file("read the directory", &path, e)),
             };
@@ -164,32 +166,35 @@ impl<W: Write> Packer<W> {
         self.writer.finish().map_err(ArchiveError::Send)
     }
 
-    /// Writes the entry of a directory. Returns the opened directory, or `None` if it is on a
-    /// kernel file system.
-    fn enter(
+    /// Writes the entry of a directory. Returns the opened directory, or `None` if its content is
+    /// not packed: it is on a file system of the kernel, or mounted in a merged directory.
+    fn add_directory(
         &mut self,
         mut fd: OwnedFd,
         path: &[u8],
         mut above: Option<u64>,
         mut merged: bool,
-    ) -> Result<Option<Open>, ArchiveError> {
+    ) -> Result<Option<OpenDir>, ArchiveError> {
         let failed = |errno| ArchiveError::file("read the directory", path, errno);
         let mut found = fs::fstat(&fd).map_err(failed)?;
         if !path.is_empty() {
             let mut entry = entry_of(ArchiveEntryKind::Directory, path, &found);
             entry.xattrs = xattr::of(fd.as_fd(), self.contents.xattrs).map_err(failed)?;
-            self.empty(&entry)?;
+            self.add_empty(&entry)?;
+            // In a merged directory, the marks have been applied by overlayfs already.
             let layer = self.contents.layer && !merged;
             let has = |name| Ok(layer && xattr::value(fd.as_fd(), name).map_err(failed)?.is_some());
             let is_renamed = has(REDIRECT)?;
+            // An opaque mark must follow its directory and precede the content.
             if is_renamed || has(OPAQUE)? {
                 let mark = [path, b"/.wh..wh..opq"].concat();
-                self.empty(&ArchiveEntry::new(ArchiveEntryKind::File, mark, 0o644))?;
+                self.add_empty(&ArchiveEntry::new(ArchiveEntryKind::File, mark, 0o644))?;
             }
             if is_renamed {
                 let Some(overlay) = &self.overlay else {
                     return Err(ArchiveError::entry(path, "was renamed on an overlay"));
                 };
+                // overlayfs shows the complete content of a renamed directory.
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 let within =
                     ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
@@ -199,11 +204,12 @@ impl<W: Write> Packer<W> {
                 merged = true;
             }
         }
+        // The top directory has no parent, so it counts as a mount.
         let is_mount = above != Some(found.st_dev);
         if is_mount && (merged || is_kernels(&fd).map_err(failed)?) {
             return Ok(None);
         }
-        Ok(Some(Open {
+        Ok(Some(OpenDir {
             dir: Dir::read_from(&fd).map_err(failed)?,
             fd,
             device: found.st_dev,
@@ -213,7 +219,7 @@ impl<W: Write> Packer<W> {
     }
 
     /// Adds `file` in `parent`, which is not a directory.
-    fn other(
+    fn add_non_directory(
         &mut self,
         parent: BorrowedFd<'_>,
         file: &[u8],
@@ -228,10 +234,11 @@ impl<W: Write> Packer<W> {
         }
         let kind = match FileType::from_raw_mode(found.st_mode) {
             FileType::RegularFile => return self.file(parent, file, path),
+            // overlayfs's whiteout.
             FileType::CharacterDevice if self.contents.layer && device == (0, 0) => {
                 let above = &path[..path.len() - name.len()];
                 let mark = [above, b".wh.", name].concat();
-                return self.empty(&ArchiveEntry::new(ArchiveEntryKind::File, mark, 0o644));
+                return self.add_empty(&ArchiveEntry::new(ArchiveEntryKind::File, mark, 0o644));
             }
             FileType::Symlink => ArchiveEntryKind::Symlink,
             FileType::Fifo => ArchiveEntryKind::Fifo,
@@ -240,18 +247,19 @@ impl<W: Write> Packer<W> {
             // Skip sockets: they are useless without their servers.
             _ => return Ok(()),
         };
-        if self.linked(path, found)? {
+        if self.add_hard_link(path, found)? {
             return Ok(());
         }
         let mut entry = entry_of(kind, path, found);
         if kind == ArchiveEntryKind::Symlink {
             entry.link = match fs::readlinkat(parent, file, Vec::new()) {
                 Ok(target) => target.into_bytes(),
+                // The link was removed or replaced concurrently.
                 Err(Errno::NOENT | Errno::INVAL) => return Ok(()),
                 Err(e) => return Err(ArchiveError::file("read the link", path, e)),
             };
         }
-        self.empty(&entry)
+        self.add_empty(&entry)
     }
 
     /// Adds a regular file. Its size is determined at the start, so that the archive remains valid
@@ -268,14 +276,16 @@ impl<W: Write> Packer<W> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = match fs::openat(parent, file, flags, Mode::empty()) {
             Ok(fd) => fd,
+            // The file was removed or replaced concurrently.
             Err(Errno::NOENT | Errno::LOOP) => return Ok(()),
             Err(e) => return Err(failed(e)),
         };
         let found = fs::fstat(&fd).map_err(failed)?;
+        // The file was replaced between `statat` and `openat`.
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
             return Ok(());
         }
-        if self.linked(path, &found)? {
+        if self.add_hard_link(path, &found)? {
             return Ok(());
         }
         let mut entry = entry_of(ArchiveEntryKind::File, path, &found);
@@ -298,6 +308,7 @@ impl<W: Write> Packer<W> {
             let length = usize::try_from(end - at).map_or(BUFFER, |rest| rest.min(BUFFER));
             let piece = &mut self.buffer[..length];
             let n = match rustix::io::pread(fd, &mut *piece, at) {
+                // The file has shrunk.
                 Ok(0) => {
                     piece.fill(0);
                     length
@@ -313,7 +324,7 @@ impl<W: Write> Packer<W> {
     }
 
     /// Writes a hard link if the file was already added under another name. Returns true if so.
-    fn linked(&mut self, path: &[u8], found: &Stat) -> Result<bool, ArchiveError> {
+    fn add_hard_link(&mut self, path: &[u8], found: &Stat) -> Result<bool, ArchiveError> {
         #[allow(clippy::unnecessary_cast, reason = "its type differs between targets")]
         let names = found.st_nlink as u64;
         if names < 2 {
@@ -327,18 +338,21 @@ impl<W: Write> Packer<W> {
         let mut entry = entry_of(ArchiveEntryKind::HardLink, path, found);
         entry.link = first.clone();
         *remaining = remaining.saturating_sub(1);
+        // All names of the file were found, so the memory can be released.
         if *remaining == 0 {
             self.links.remove(&key);
         }
-        self.empty(&entry)?;
+        self.add_empty(&entry)?;
         Ok(true)
     }
 
-    fn empty(&mut self, entry: &ArchiveEntry) -> Result<(), ArchiveError> {
+    /// Writes an entry without content.
+    fn add_empty(&mut self, entry: &ArchiveEntry) -> Result<(), ArchiveError> {
         self.writer.add(entry, b"").map_err(ArchiveError::Send)
     }
 }
 
+/// Failed side of a copy.
 enum Failed {
     Read(Errno),
     Send(std::io::Error),
@@ -352,8 +366,8 @@ fn entry_of(kind: ArchiveEntryKind, path: &[u8], found: &Stat) -> ArchiveEntry {
     entry
 }
 
-/// Returns the ranges of a file with content. Queries them only if the file has fewer blocks than
-/// bytes.
+/// Returns the ranges of a file that have content. Searches for holes only if the file has fewer
+/// blocks than bytes.
 fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<ContentRange>, Errno> {
     let size = found.st_size.unsigned_abs();
     if found.st_blocks.unsigned_abs().saturating_mul(512) >= size {
@@ -366,6 +380,7 @@ fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<ContentRange>, Errno> {
             Ok(start) => start,
             // The remainder is a hole.
             Err(Errno::NXIO) => break,
+            // The file system does not support the search for holes.
             Err(Errno::INVAL) => return Ok(whole(size)),
             Err(e) => return Err(e),
         };
@@ -374,9 +389,11 @@ fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<ContentRange>, Errno> {
         }
         let end = match fs::seek(fd, SeekFrom::Hole(start)) {
             Ok(end) => end.min(size),
+            // The file has shrunk.
             Err(Errno::NXIO) => break,
             Err(e) => return Err(e),
         };
+        // A file system that reports no progress would cause an endless loop.
         if runs.len() == MAX_RUNS || end <= start {
             return Ok(whole(size));
         }

@@ -1,5 +1,5 @@
-//! Extended headers of tar (POSIX.1-2017, pax), and maps of sparse files in the three pax formats
-//! of GNU tar.
+//! Extended headers of tar archives (POSIX.1-2017, pax), and the maps of sparse files in the three
+//! pax formats of GNU tar (0.0, 0.1, 1.0).
 
 use crate::entry::ContentRange;
 
@@ -32,6 +32,7 @@ impl Pax {
     pub(crate) fn read(&mut self, mut text: &[u8]) -> PaxResult<()> {
         // The name field of sparse files takes precedence, independently of the order.
         let mut sparse_name = None;
+        // Some writers pad the header with zeros.
         while !text.is_empty() && text[0] != 0 {
             let (record, rest) = record(text).ok_or("the length of a record is invalid")?;
             text = rest;
@@ -80,6 +81,7 @@ impl Pax {
 
 /// Splits off the first record `<length> <key>=<value>\n`.
 fn record(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    // The length has at most 20 digits.
     let space = text.iter().take(20).position(|b| *b == b' ')?;
     let length = usize::try_from(number(&text[..space]).ok()?).ok()?;
     let record = text.get(space + 1..length)?;
@@ -104,6 +106,7 @@ fn time(text: &[u8]) -> PaxResult<(i64, u32)> {
         .collect();
     let ns: u32 = digits.parse().map_err(|_| bad)?;
     Ok(match ns {
+        // The seconds are rounded down, so that the nanoseconds are positive.
         1.. if whole.starts_with('-') => (
             seconds.checked_sub(1).ok_or(bad)?,
             1_000_000_000_u32.saturating_sub(ns),
@@ -140,6 +143,7 @@ pub(crate) fn runs(pairs: &[[u64; 2]]) -> Vec<ContentRange> {
 /// Appends `<length> <key>=<value>\n`. The length includes its own digits.
 pub(crate) fn append(to: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let rest = key.len() + value.len() + 3;
+    // The length's own digits may increase its number of digits. The second step is exact.
     let mut length = rest + digits(rest);
     length = rest + digits(length);
     to.extend_from_slice(length.to_string().as_bytes());

@@ -1,4 +1,5 @@
-//! Reader of tar archives (v7, ustar, pax and GNU) with long names and holes, in bounded memory.
+//! Reader of tar archives (v7, ustar, pax and GNU) with long names and holes. Uses bounded memory
+//! for any input.
 
 use crate::entry::{ArchiveEntry, ArchiveEntryKind, ContentRange, whole};
 use crate::error::{ArchiveError, shown};
@@ -7,6 +8,7 @@ use std::io::{self, Read};
 use tar::{EntryType, GnuExtSparseHeader, Header};
 
 const BLOCK: u64 = 512;
+/// Problem in messages.
 const HOLES: &str = "its map of holes is invalid";
 
 /// Limits and options of a reader.
@@ -28,7 +30,8 @@ impl Default for ReadLimits {
 }
 
 impl ReadLimits {
-    /// Returns the maximum number of ranges of a sparse file.
+    /// Returns the maximum number of ranges of a sparse file. A range takes 24 bytes in GNU's
+    /// format.
     fn runs(&self) -> u64 {
         self.headers / 24
     }
@@ -39,11 +42,11 @@ pub struct ArchiveReader<R> {
     input: R,
     /// Remaining bytes of the current entry.
     remaining: u64,
-    /// Padding after the content.
+    /// Bytes between the content and the next block.
     padding: u64,
     /// Last entry that was started.
     last: Option<String>,
-    tolerance: ReadLimits,
+    limits: ReadLimits,
     end_mark: bool,
 }
 
@@ -54,13 +57,13 @@ impl<R: Read> ArchiveReader<R> {
     }
 
     /// Creates a reader with the given limits.
-    pub fn with_limits(input: R, tolerance: ReadLimits) -> Self {
+    pub fn with_limits(input: R, limits: ReadLimits) -> Self {
         Self {
             input,
             remaining: 0,
             padding: 0,
             last: None,
-            tolerance,
+            limits,
             end_mark: false,
         }
     }
@@ -94,38 +97,44 @@ impl<R: Read> ArchiveReader<R> {
     ) -> Result<Option<ArchiveEntry>, ArchiveError> {
         let mut pax = Pax::default();
         let (mut long_path, mut long_link) = (None, None);
-        let (mut allowed, mut extended) = (self.tolerance.headers, false);
+        // All extended headers of one entry share this limit.
+        let (mut allowed, mut extended) = (self.limits.headers, false);
         loop {
             self.skip_rest()?;
-            let Some(block) = self.first_block(extended)? else {
+            let Some(block) = self.header_block(extended)? else {
                 return Ok(None);
             };
+            // The end mark consists of two blocks of zeros. As in GNU tar, the first one is
+            // sufficient.
             if block.iter().all(|b| *b == 0) {
                 self.end_mark = true;
                 return Ok(None);
             }
+            // The caller limits the number of headers, which take time even without an entry.
             count().map_err(ArchiveError::Read)?;
             let header = Header::from_byte_slice(&block);
-            self.check(header)?;
+            self.verify_checksum(header)?;
             let size = (header.entry_size()).map_err(|_| self.broken("a size is malformed"))?;
             let kind = header.entry_type();
             extended =
                 kind.is_pax_local_extensions() || kind.is_gnu_longname() || kind.is_gnu_longlink();
             match kind {
                 EntryType::XHeader => {
-                    let text = self.extended(size, &mut allowed)?;
+                    let text = self.extended_header(size, &mut allowed)?;
                     pax.read(&text).map_err(|e| self.broken(e))?;
                 }
                 EntryType::GNULongName => {
-                    long_path = Some(until_nul(self.extended(size, &mut allowed)?));
+                    long_path = Some(until_nul(self.extended_header(size, &mut allowed)?));
                 }
                 EntryType::GNULongLink => {
-                    long_link = Some(until_nul(self.extended(size, &mut allowed)?));
+                    long_link = Some(until_nul(self.extended_header(size, &mut allowed)?));
                 }
-                // A global header, or the label of the archive.
+                // A global header, or the label of the archive. Both are skipped.
                 EntryType::XGlobalHeader => self.begin(size),
                 kind if kind.as_byte() == b'V' => self.begin(size),
                 _ => {
+                    // A field of an extended header has precedence over GNU's long name, and both
+                    // over the header.
                     let path = pax.path.take().or(long_path);
                     let path = path.unwrap_or_else(|| header.path_bytes().into_owned());
                     let link = pax.link.take().or(long_link);
@@ -154,6 +163,7 @@ impl<R: Read> ArchiveReader<R> {
             ArchiveEntryKind::File => pax.size.unwrap_or(size),
             _ => 0,
         };
+        // An extended header is used for ids that do not fit into the header.
         let id = |extended: Option<u64>, plain: io::Result<u64>, problem| {
             let id = extended.map_or(plain, Ok).ok();
             id.and_then(|id| u32::try_from(id).ok()).ok_or(bad(problem))
@@ -190,11 +200,12 @@ impl<R: Read> ArchiveReader<R> {
             return Ok((0, Vec::new()));
         }
         let (size, runs) = if header.entry_type().is_gnu_sparse() {
-            // Further blocks of the map precede the content and are not part of it.
-            let held = (self.remaining, self.padding);
+            // Further blocks of the map precede the content and are not part of it. They are read
+            // as raw blocks: `block` does not count them as content.
+            let content = (self.remaining, self.padding);
             (self.remaining, self.padding) = (0, 0);
             let map = self.old_gnu_map(header)?;
-            (self.remaining, self.padding) = held;
+            (self.remaining, self.padding) = content;
             map
         } else if pax.map_in_data {
             let runs = self.map_in_data()?;
@@ -204,15 +215,17 @@ impl<R: Read> ArchiveReader<R> {
         } else {
             return Ok((stored, whole(stored)));
         };
+        // The map is untrusted: wrong ranges would read content of the next entry.
         if !are_valid(&runs, size, self.remaining) {
             return Err(self.broken(HOLES));
         }
+        // Packers append an empty range to mark a hole at the end.
         Ok((size, runs.into_iter().filter(|r| r.length > 0).collect()))
     }
 
     fn old_gnu_map(&mut self, header: &Header) -> Result<(u64, Vec<ContentRange>), ArchiveError> {
         let gnu = header.as_gnu().ok_or_else(|| self.broken(HOLES))?;
-        let (mut runs, max_runs) = (Vec::new(), self.tolerance.runs());
+        let (mut runs, max_runs) = (Vec::new(), self.limits.runs());
         let mut add = |sparse: &[tar::GnuSparseHeader]| -> io::Result<()> {
             for run in sparse.iter().filter(|run| !run.is_empty()) {
                 let (offset, length) = (run.offset()?, run.length()?);
@@ -255,6 +268,7 @@ impl<R: Read> ArchiveReader<R> {
             at += 1;
             if byte != b'\n' {
                 digits.push(byte);
+                // The largest number of 64 bits has 20 digits.
                 if digits.len() > 20 {
                     return Err(self.broken(HOLES));
                 }
@@ -262,7 +276,8 @@ impl<R: Read> ArchiveReader<R> {
             }
             numbers.push(pax::number(&digits).map_err(|e| self.broken(e))?);
             digits.clear();
-            if numbers[0] > self.tolerance.runs() {
+            // Checked as soon as the count is read, before memory is allocated.
+            if numbers[0] > self.limits.runs() {
                 return Err(self.broken("its map of holes is too long"));
             }
             if numbers.len() as u64 == 2 * numbers[0] + 1 {
@@ -275,9 +290,9 @@ impl<R: Read> ArchiveReader<R> {
 
     /// Reads content of the current entry. Returns 0 at its end.
     pub fn read_content(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
-        let most = usize::try_from(self.remaining).unwrap_or(usize::MAX);
-        let most = most.min(buffer.len());
-        let n = self.some(&mut buffer[..most])?;
+        let max_bytes = usize::try_from(self.remaining).unwrap_or(usize::MAX);
+        let max_bytes = max_bytes.min(buffer.len());
+        let n = self.read_some(&mut buffer[..max_bytes])?;
         self.remaining -= n as u64;
         Ok(n)
     }
@@ -300,6 +315,7 @@ impl<R: Read> ArchiveReader<R> {
     /// Starts content of `size` bytes.
     fn begin(&mut self, size: u64) {
         self.remaining = size;
+        // Content is padded to a multiple of the block size.
         self.padding = size.wrapping_neg() % BLOCK;
     }
 
@@ -316,6 +332,7 @@ impl<R: Read> ArchiveReader<R> {
         Ok(())
     }
 
+    /// Reads a block that belongs to no content.
     fn block(&mut self) -> Result<[u8; BLOCK as usize], ArchiveError> {
         let mut block = [0; BLOCK as usize];
         self.fill(&mut block)?;
@@ -324,15 +341,15 @@ impl<R: Read> ArchiveReader<R> {
 
     /// Returns the header block of an entry. `None` at a valid end of the archive. After an
     /// `extended` header, an entry must follow.
-    fn first_block(
+    fn header_block(
         &mut self,
         extended: bool,
     ) -> Result<Option<[u8; BLOCK as usize]>, ArchiveError> {
-        if extended || !self.tolerance.no_end_mark {
+        if extended || !self.limits.no_end_mark {
             return self.block().map(Some);
         }
         let mut block = [0; BLOCK as usize];
-        match self.take(&mut block)? {
+        match self.read_input(&mut block)? {
             0 => Ok(None),
             n => {
                 self.fill(&mut block[n..])?;
@@ -341,28 +358,30 @@ impl<R: Read> ArchiveReader<R> {
         }
     }
 
+    /// Fills `buffer`, or fails if the input ends early.
     fn fill(&mut self, buffer: &mut [u8]) -> Result<(), ArchiveError> {
         let mut filled = 0;
         while filled < buffer.len() {
-            filled += self.some(&mut buffer[filled..])?;
+            filled += self.read_some(&mut buffer[filled..])?;
         }
         Ok(())
     }
 
     /// Reads at least one byte, unless `buffer` is empty.
-    fn some(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
-        match self.take(buffer)? {
+    fn read_some(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
+        match self.read_input(buffer)? {
             0 if !buffer.is_empty() => Err(self.truncated()),
             n => Ok(n),
         }
     }
 
     /// Reads some bytes. Returns 0 at the end of the input.
-    fn take(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
+    fn read_input(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
         loop {
             match self.input.read(buffer) {
                 Ok(n) => return Ok(n),
                 Err(e) => match e.kind() {
+                    // Decompressors report their errors by these kinds.
                     io::ErrorKind::Interrupted => {}
                     io::ErrorKind::UnexpectedEof => return Err(self.truncated()),
                     io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
@@ -375,7 +394,7 @@ impl<R: Read> ArchiveReader<R> {
     }
 
     /// Reads the content of an extended header.
-    fn extended(&mut self, size: u64, allowed: &mut u64) -> Result<Vec<u8>, ArchiveError> {
+    fn extended_header(&mut self, size: u64, allowed: &mut u64) -> Result<Vec<u8>, ArchiveError> {
         let rest = allowed.checked_sub(size);
         *allowed = rest.ok_or_else(|| self.broken("an extended header is too large"))?;
         self.begin(size);
@@ -386,12 +405,14 @@ impl<R: Read> ArchiveReader<R> {
 
     /// Verifies the checksum of a header: the sum of all bytes, counting the checksum field as
     /// spaces.
-    fn check(&self, header: &Header) -> Result<(), ArchiveError> {
+    fn verify_checksum(&self, header: &Header) -> Result<(), ArchiveError> {
         let bytes = header.as_bytes();
         let others = bytes[..148].iter().chain(&bytes[156..]);
+        // The checksum field (bytes 148 to 155) counts as eight spaces.
         let sum: u32 = others.map(|b| u32::from(*b)).sum::<u32>() + 8 * 32;
         match header.cksum() {
             Ok(expected) if expected == sum => Ok(()),
+            // In the first header, a wrong checksum means another file format.
             _ if self.last.is_none() => Err(ArchiveError::NotTar),
             _ => Err(self.broken("a header's checksum is wrong")),
         }
@@ -447,6 +468,7 @@ fn are_valid(runs: &[ContentRange], size: u64, content: u64) -> bool {
         end = next;
         sum = sum.saturating_add(run.length);
     }
+    // Offsets in files are signed numbers of 64 bits.
     end <= size && sum == content && i64::try_from(size).is_ok()
 }
 

@@ -1,7 +1,7 @@
-//! Target directory of an unpacked archive.
+//! Target directory of an unpacked archive. No path of an untrusted archive leads out of it.
 //!
-//! The parent of every entry is opened below the directory's descriptor. The entry is then created
-//! in the parent by a single path component.
+//! The parent of every entry is opened relative to the directory's descriptor. The entry is then
+//! created in the parent by a single path component.
 
 use crate::error::ArchiveError;
 use rustix::fs::{self, Mode, OFlags, ResolveFlags};
@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 const MAX_DEPTH: usize = 256;
 /// Maximum length of a path in bytes, as in the kernel.
 const MAX_PATH: usize = 4095;
+/// Maximum length of a file name in bytes, as in the kernel.
 const MAX_NAME: usize = 255;
 
 /// Resolution never leaves the directory and never follows a link.
@@ -44,7 +45,7 @@ impl EntryPath {
         Ok(Self(joined))
     }
 
-    /// Replaces the first component.
+    /// Replaces the first component, if there is one.
     pub fn renamed(self, first: &[u8]) -> Self {
         if self.is_root() {
             return self;
@@ -81,7 +82,7 @@ impl EntryPath {
     }
 }
 
-/// Target directory.
+/// Target directory. All methods resolve paths in it.
 pub struct TargetDir<'a> {
     root: BorrowedFd<'a>,
     resolve: ResolveFlags,
@@ -136,6 +137,7 @@ impl<'a> TargetDir<'a> {
         &mut self,
         path: &'p EntryPath,
     ) -> Result<(BorrowedFd<'_>, &'p [u8]), ArchiveError> {
+        // The cache is taken out: an error below leaves no wrong entry.
         let (parent, name) = path.split();
         let fd = match self.last.take() {
             Some((cached, fd)) if cached == parent => fd,
@@ -164,6 +166,7 @@ impl<'a> TargetDir<'a> {
                 outcome => return outcome,
             }
         }
+        // Another process may create the directory at the same time.
     }
 
     /// Creates the directory `path`, a parent of `entry`.
@@ -178,6 +181,7 @@ impl<'a> TargetDir<'a> {
             start = end + 1;
             above = match self.open(&path[..end]) {
                 Err(Errno::NOENT) => {
+                    // Parents count as well: a long path would otherwise create many directories.
                     self.count_entry(entry)?;
                     match fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
                         Ok(()) => {
@@ -208,7 +212,7 @@ fn failed(path: &EntryPath, errno: Errno) -> ArchiveError {
     }
 }
 
-/// Changes the owner. Does nothing without the privilege.
+/// Changes the owner. Does nothing if the process lacks the privilege.
 pub fn own(parent: impl AsFd, name: &[u8], uid: u32, gid: u32) -> Result<(), Errno> {
     let (uid, gid) = (fs::Uid::from_raw(uid), fs::Gid::from_raw(gid));
     match fs::chownat(

@@ -1,4 +1,4 @@
-//! Unpacking of archives below a directory.
+//! Unpacks archives below a directory.
 
 use crate::entry::{ArchiveEntry, ArchiveEntryKind};
 use crate::error::{ArchiveError, shown};
@@ -22,7 +22,7 @@ pub enum UnpackOwner {
     /// The given user and group.
     Fixed(u32, u32),
     /// The user of the unpacking process.
-    Ours,
+    Process,
 }
 
 /// Options of unpacking.
@@ -71,7 +71,7 @@ pub fn unpack(
     };
     let mut work = Unpacker {
         reader: ArchiveReader::new(input),
-        place: TargetDir::new(root, rules.confined, owner, rules.max_entries),
+        target: TargetDir::new(root, rules.confined, owner, rules.max_entries),
         rules,
         open: Vec::new(),
         buffer: vec![0; BUFFER],
@@ -94,7 +94,7 @@ struct PendingDir {
 
 struct Unpacker<'a, R> {
     reader: ArchiveReader<R>,
-    place: TargetDir<'a>,
+    target: TargetDir<'a>,
     rules: &'a UnpackOptions,
     /// Open directories, innermost last.
     open: Vec<PendingDir>,
@@ -108,6 +108,7 @@ impl<R: Read> Unpacker<'_, R> {
     fn run(&mut self) -> Result<(), ArchiveError> {
         while let Some(entry) = self.reader.next_entry()? {
             let path = self.inside(&entry.path)?;
+            // Archives list the content of a directory directly after it.
             self.finish_directories(Some(&path))?;
             // The size is checked before the content is read.
             self.size = self.size.saturating_add(entry.size);
@@ -122,7 +123,7 @@ impl<R: Read> Unpacker<'_, R> {
                 continue;
             }
             if !path.is_root() {
-                self.place.count_entry(&path)?;
+                self.target.count_entry(&path)?;
             }
             match entry.kind {
                 ArchiveEntryKind::Directory => self.directory(entry, path)?,
@@ -152,6 +153,7 @@ impl<R: Read> Unpacker<'_, R> {
         self.reader.drain(PADDING).map_err(ArchiveError::Read)
     }
 
+    /// Returns the path of an entry in the target directory.
     fn inside(&self, path: &[u8]) -> Result<EntryPath, ArchiveError> {
         let inside = EntryPath::of(path)?;
         Ok(match &self.rules.rename {
@@ -160,25 +162,29 @@ impl<R: Read> Unpacker<'_, R> {
         })
     }
 
+    /// Returns the permissions that an entry receives.
     fn mode(&self, entry: &ArchiveEntry) -> u32 {
         let mask = if self.rules.confined { 0o777 } else { 0o7777 };
         self.rules.mode.unwrap_or(entry.mode) & mask
     }
 
+    /// Returns the owner that an entry receives. `None` to leave it unchanged.
     fn owner(&self, entry: &ArchiveEntry) -> Option<(u32, u32)> {
         match self.rules.owner {
             UnpackOwner::Archive => Some((entry.uid, entry.gid)),
             UnpackOwner::Fixed(uid, gid) => Some((uid, gid)),
-            UnpackOwner::Ours => None,
+            UnpackOwner::Process => None,
         }
     }
 
-    /// Sets permissions and times of directories that do not contain `next`.
+    /// Sets permissions and times of the open directories that do not contain `next`. They are set
+    /// last, because a read-only directory accepts no entries, and each entry changes the time.
     fn finish_directories(&mut self, next: Option<&EntryPath>) -> Result<(), ArchiveError> {
         while let Some(last) = (self.open)
             .pop_if(|pending| next.is_none_or(|n| !n.is_in(&pending.path) && *n != pending.path))
         {
-            let failed = |errno| ArchiveError::file("protect", last.path.bytes(), errno);
+            let failed =
+                |errno| ArchiveError::file("set the mode and times of", last.path.bytes(), errno);
             fs::fchmod(&last.fd, Mode::from_raw_mode(last.mode)).map_err(failed)?;
             fs::futimens(&last.fd, &times(last.mtime)).map_err(failed)?;
         }
@@ -193,7 +199,7 @@ impl<R: Read> Unpacker<'_, R> {
             // The target directory retains its owner and permissions.
             return Ok(());
         }
-        let (parent, name) = self.place.parent(&path)?;
+        let (parent, name) = self.target.parent(&path)?;
         match fs::mkdirat(parent, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(e) => return Err(failed(e)),
@@ -201,6 +207,7 @@ impl<R: Read> Unpacker<'_, R> {
         let fd = match fs::openat(parent, name, flags, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::NOTDIR | Errno::LOOP) => {
+                // The existing entry is a link, or another kind of file.
                 let target = fs::statat(parent, name, AtFlags::empty()).ok();
                 let kind = target.map(|f| FileType::from_raw_mode(f.st_mode));
                 if !confined && kind == Some(FileType::Directory) {
@@ -233,6 +240,7 @@ impl<R: Read> Unpacker<'_, R> {
         let fd = self.replacing(path, |parent, name| {
             fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)
         })?;
+        // Ranges at the end may be holes, which are not written.
         if entry.is_sparse() {
             fs::ftruncate(&fd, entry.size).map_err(failed("write"))?;
         }
@@ -247,16 +255,16 @@ impl<R: Read> Unpacker<'_, R> {
             }
         }
         if let Some((uid, gid)) = self.owner(entry) {
-            own_open(&fd, uid, gid).map_err(failed("own"))?;
+            own_open(&fd, uid, gid).map_err(failed("set the owner of"))?;
         }
         // Set the mode after the owner, because changing the owner clears set-user-id bits and
         // capabilities.
         let mode = Mode::from_raw_mode(self.mode(entry));
-        fs::fchmod(&fd, mode).map_err(failed("protect"))?;
+        fs::fchmod(&fd, mode).map_err(failed("set the mode of"))?;
         if !self.rules.confined {
             attributes(fd.as_fd(), entry, path)?;
         }
-        fs::futimens(&fd, &times(entry.mtime)).map_err(failed("date"))
+        fs::futimens(&fd, &times(entry.mtime)).map_err(failed("set the times of"))
     }
 
     fn symlink(&mut self, entry: &ArchiveEntry, path: &EntryPath) -> Result<(), ArchiveError> {
@@ -275,14 +283,15 @@ impl<R: Read> Unpacker<'_, R> {
             return Ok(());
         }
         let missing = "is a hard link to a file that does not exist";
-        let (target_parent, target_name) = match self.place.existing(&target) {
+        let (target_parent, target_name) = match self.target.existing(&target) {
             Ok(parent) if !target.is_root() => parent,
             _ => return Err(ArchiveError::entry(path.bytes(), missing)),
         };
         // Check the target before removing an existing file.
         match fs::statat(&target_parent, target_name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => {}
-            // Another hard link to a skipped entry.
+            // Another hard link to a skipped entry. The first name was skipped, so the target is
+            // missing.
             Err(Errno::NOENT) if self.done.skipped > 0 => {
                 self.done.skipped += 1;
                 return Ok(());
@@ -306,9 +315,9 @@ impl<R: Read> Unpacker<'_, R> {
             fs::mknodat(parent, name, kind, Mode::empty(), device)
         })?;
         self.set_owner_and_time(entry, path)?;
-        let (parent, name) = self.place.parent(path)?;
+        let (parent, name) = self.target.parent(path)?;
         set_mode(parent, name, mode)
-            .map_err(|errno| ArchiveError::file("protect", path.bytes(), errno))
+            .map_err(|errno| ArchiveError::file("set the mode of", path.bytes(), errno))
     }
 
     /// Creates a file after removing an existing file with the same name.
@@ -317,13 +326,14 @@ impl<R: Read> Unpacker<'_, R> {
         path: &EntryPath,
         create: impl Fn(BorrowedFd<'_>, &[u8]) -> Result<T, Errno>,
     ) -> Result<T, ArchiveError> {
-        let (parent, name) = self.place.parent(path)?;
+        let (parent, name) = self.target.parent(path)?;
         let failed = |errno| match errno {
             Errno::ISDIR | Errno::NOTEMPTY => {
                 ArchiveError::entry(path.bytes(), "would replace a directory")
             }
             errno => ArchiveError::file("create", path.bytes(), errno),
         };
+        // Usually the name is free, so this saves a system call.
         match create(parent, name) {
             Err(Errno::EXIST) => {}
             outcome => return outcome.map_err(failed),
@@ -342,8 +352,8 @@ impl<R: Read> Unpacker<'_, R> {
         path: &EntryPath,
     ) -> Result<(), ArchiveError> {
         let owner = self.owner(entry);
-        let (parent, name) = self.place.parent(path)?;
-        let failed = |errno| ArchiveError::file("own", path.bytes(), errno);
+        let (parent, name) = self.target.parent(path)?;
+        let failed = |errno| ArchiveError::file("set the owner of", path.bytes(), errno);
         if let Some((uid, gid)) = owner {
             own(parent, name, uid, gid).map_err(failed)?;
         }
@@ -393,6 +403,7 @@ fn attributes(
         if name.starts_with(b"trusted.overlay.") || name.contains(&0) {
             continue;
         }
+        // The file system has no attributes, or the process may not set this one.
         match fs::fsetxattr(fd, name.as_slice(), value, XattrFlags::empty()) {
             Ok(()) | Err(Errno::NOTSUP | Errno::PERM) => {}
             Err(e) => {

@@ -1,4 +1,5 @@
-//! Writer of tar archives in pax format.
+//! Writer of tar archives in pax format: an extended header precedes an entry whose fields do not
+//! fit into the plain header.
 
 use crate::entry::{ArchiveEntry, ArchiveEntryKind};
 use crate::pax;
@@ -6,9 +7,9 @@ use std::io::{self, Write};
 use tar::{EntryType, Header};
 
 const BLOCK: usize = 512;
-/// Maximum length of names and targets in the header. Longer ones are in an extended header.
+/// Length of the fields for name and target. Longer values are in an extended header.
 const NAME: usize = 100;
-/// Maximum numbers in fields of seven and of eleven octal digits.
+/// Largest numbers in fields of seven (ids) and of eleven (size and time) octal digits.
 const SMALL: u64 = 0o777_7777;
 const LARGE: u64 = 0o777_7777_7777;
 
@@ -17,7 +18,9 @@ pub struct ArchiveWriter<W> {
     out: W,
     /// Remaining bytes of the current entry.
     remaining: u64,
+    /// Zeros between the content and the next block.
     padding: usize,
+    /// Content of the extended header. Reused to avoid allocations.
     extended: Vec<u8>,
 }
 
@@ -34,6 +37,8 @@ impl<W: Write> ArchiveWriter<W> {
 
     /// Starts an entry. [`ArchiveEntry::stored`] bytes of content must follow.
     pub fn begin(&mut self, entry: &ArchiveEntry) -> io::Result<()> {
+        // In format 1.0, the map of a sparse file precedes its content, and both count as stored
+        // bytes.
         let map = entry.is_sparse().then(|| map_of(entry));
         let stored = entry.stored() + map.as_ref().map_or(0, |map| map.len() as u64);
         let mut header = header_of(entry, stored);
@@ -81,6 +86,7 @@ impl<W: Write> ArchiveWriter<W> {
         let text = &mut self.extended;
         text.clear();
         if sparse {
+            // Readers without support for sparse files show the name in the plain header instead.
             pax::append(text, b"GNU.sparse.major", b"1");
             pax::append(text, b"GNU.sparse.minor", b"0");
             pax::append(text, b"GNU.sparse.name", &entry.path);
@@ -145,6 +151,7 @@ impl<W: Write> Write for ArchiveWriter<W> {
     }
 }
 
+/// Returns the plain header, without its checksum.
 fn header_of(entry: &ArchiveEntry, stored: u64) -> Header {
     let mut header = Header::new_ustar();
     header.set_entry_type(match entry.kind {
@@ -203,6 +210,7 @@ fn map_of(entry: &ArchiveEntry) -> Vec<u8> {
 
 /// Returns seconds and nanoseconds as a decimal number.
 fn decimal(seconds: i64, ns: u32) -> String {
+    // The number is a sum: -1.5 s consists of -2 seconds and 500,000,000 ns.
     if seconds < 0 && ns > 0 {
         let (seconds, ns) = (seconds + 1, 1_000_000_000 - ns.min(999_999_999));
         format!("-{}.{ns:09}", seconds.unsigned_abs())

@@ -7,8 +7,8 @@ use std::os::fd::BorrowedFd;
 /// Maximum size in bytes of a value, and of all names of a file (`XATTR_SIZE_MAX`,
 /// `XATTR_LIST_MAX`).
 const MAX_VALUE_BYTES: usize = 64 << 10;
-/// Size in bytes of the first buffer.
-const FEW: usize = 512;
+/// Size in bytes of the first buffer, which is sufficient for almost all attributes.
+const SMALL_BUFFER_BYTES: usize = 512;
 
 /// Name and value.
 type Attribute = (Vec<u8>, Vec<u8>);
@@ -24,6 +24,7 @@ pub(crate) fn of(fd: BorrowedFd<'_>, include: fn(&[u8]) -> bool) -> Result<Vec<A
         if name.is_empty() || !include(name) {
             continue;
         }
+        // The attribute may have been removed concurrently.
         if let Some(value) = value(fd, name)? {
             attributes.push((name.to_vec(), value));
         }
@@ -41,7 +42,7 @@ pub(crate) fn value(fd: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Vec<u8>>, 
 /// Returns the output of `read` with a sufficiently large buffer. `None` if the attribute does not
 /// exist.
 fn filled(read: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Option<Vec<u8>>, Errno> {
-    let mut small = [0; FEW];
+    let mut small = [0; SMALL_BUFFER_BYTES];
     match read(&mut small) {
         Ok(length) => return Ok(Some(small[..length].to_vec())),
         Err(Errno::NODATA | Errno::NOTSUP) => return Ok(None),

@@ -23,7 +23,7 @@ fn attributes_of_users_are_kept() {
     packer.add(&dir.path().join("tree"), b"tree").unwrap();
     let bytes = packer.finish().unwrap();
     let rules = UnpackOptions {
-        owner: UnpackOwner::Ours,
+        owner: UnpackOwner::Process,
         mode: None,
         confined: false,
         rename: None,

@@ -27,7 +27,7 @@ impl Scene {
     fn unpack(&self, archive: &[u8], rename: Option<&str>) -> Result<UnpackStats, ArchiveError> {
         let root = File::open(self.dir.path().join("in")).unwrap();
         let rules = UnpackOptions {
-            owner: UnpackOwner::Ours,
+            owner: UnpackOwner::Process,
             mode: None,
             confined: true,
             rename: rename.map(|name| name.as_bytes().to_vec()),
@@ -277,7 +277,7 @@ fn entries_beyond_the_limit_are_refused_before_they_are_created() {
             let path = scene.dir.path().join("in");
             let root = File::open(&path).unwrap();
             let rules = UnpackOptions {
-                owner: UnpackOwner::Ours,
+                owner: UnpackOwner::Process,
                 mode: None,
                 confined: true,
                 rename: None,
@@ -324,7 +324,7 @@ fn content_beyond_the_limit_is_refused_before_it_is_read() {
     let scene = Scene::new();
     let root = File::open(scene.dir.path().join("in")).unwrap();
     let rules = |max| UnpackOptions {
-        owner: UnpackOwner::Ours,
+        owner: UnpackOwner::Process,
         mode: None,
         confined: true,
         rename: None,

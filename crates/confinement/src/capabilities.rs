@@ -36,6 +36,7 @@ pub fn limit_privileges(retained: CapabilitySet) -> io::Result<()> {
 /// # Errors
 /// Fails if another capability remains, or if one of `retained` is not permitted.
 pub fn set_capabilities(retained: CapabilitySet) -> io::Result<()> {
+    // Ambient capabilities are cleared first, so that none remains if a later call fails.
     clear_ambient_capability_set()?;
     let sets = CapabilitySets {
         effective: retained,
@@ -43,9 +44,12 @@ pub fn set_capabilities(retained: CapabilitySet) -> io::Result<()> {
         inheritable: retained,
     };
     rustix::thread::set_capabilities(None, sets)?;
+    // A program of a user other than root retains only ambient capabilities at an exec. These must
+    // be permitted and inheritable.
     for capability in all().filter(|capability| retained.contains(*capability)) {
         configure_capability_in_ambient_set(capability, true)?;
     }
+    // Verified, because a capability that remains by mistake would be a hole in the confinement.
     if capabilities(None)?.permitted != retained {
         // The error has no message, which would be allocated.
         return Err(io::ErrorKind::PermissionDenied.into());

@@ -19,9 +19,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tree::{CgroupTree, set, trees};
 
-/// Maximum time to wait on close for the groups of VMMs that were just terminated.
+/// Maximum time for which [`Cgroups::close`] waits for terminated processes to leave their groups.
 const LAST_GC_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time between the creation of a group and the entry of its process.
+/// Maximum time between the creation of a group and the entry of its process. An older empty group
+/// is abandoned.
 const MAX_EMPTY: Duration = Duration::from_secs(10);
 /// Limits of one process and its children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +50,7 @@ pub struct CgroupError {
     source: io::Error,
 }
 
+// Part of every error, since most errors are missing privileges.
 const CGROUP_HINT: &str = "this requires root or, with version 2, permission to create siblings of the daemon's group; `jiffy serve --cgroups off` \
     disables these limits";
 
@@ -73,14 +75,15 @@ impl Cgroups {
         Ok((!found.0.0.is_empty()).then_some(found))
     }
 
-    /// Creates the groups of a process that was just started, and moves the process there. If the
-    /// process has exited meanwhile, its groups are removed again: its exit may have been handled
-    /// before the last group was created.
+    /// Creates the groups of a process that was just started, and moves the process there with
+    /// limits. If the process has exited meanwhile, its groups are removed again, because its exit
+    /// may have been handled before the last group was created.
     pub fn limit(&self, process: u32, limits: GroupLimits) -> Result<(), CgroupError> {
         self.make(process, Some(limits))
     }
 
-    /// Same as [`Self::limit`] for an idle process, which is limited later by [`Self::set_limits`].
+    /// Moves an idle process into new groups without limits. [`Self::set_limits`] sets the limits
+    /// later.
     pub fn enter(&self, process: u32) -> Result<(), CgroupError> {
         self.make(process, None)
     }
@@ -93,6 +96,7 @@ impl Cgroups {
 
     fn make(&self, process: u32, limits: Option<GroupLimits>) -> Result<(), CgroupError> {
         let made = self.make_groups(process, limits);
+        // A zombie can enter a group, so the result does not show whether the process runs.
         if made.is_err() || !is_alive(OsStr::new(&process.to_string())) {
             self.remove_group(process);
         }
@@ -108,6 +112,7 @@ impl Cgroups {
             if let Some(limits) = limits {
                 tree.limit(&group, limits)?;
             }
+            // The limits are set first, so that the process is never in a group without limits.
             let procs = group.join("cgroup.procs");
             set(&procs, &process.to_string()).map_err(failed(&procs))?;
         }
@@ -122,6 +127,7 @@ impl Cgroups {
             .iter()
             .map(|tree| tree.parent.join(process.to_string()));
         let texts = groups.flat_map(|group| {
+            // Each version has one of the files.
             let files = ["memory.events", "memory.oom_control"];
             files.map(|file| fs::read_to_string(group.join(file)).unwrap_or_default())
         });
@@ -139,6 +145,7 @@ impl Cgroups {
     /// Removes the groups of exited processes. They exist if a task was still leaving the group, or
     /// if the process exited while no daemon was running.
     pub fn gc(&self) {
+        // Ignore the result: remaining groups are removed by the next call.
         let _ = self.0.gc();
     }
 

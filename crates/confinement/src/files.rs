@@ -1,4 +1,5 @@
-//! Landlock rules: additional protection if the kernel supports them.
+//! Landlock rules: additional protection against access to files, ports and other processes, if the
+//! kernel supports Landlock.
 
 use crate::VisiblePath;
 use landlock::{
@@ -12,9 +13,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+/// Newest known version of Landlock. Older kernels enforce the part that they support.
 const LANDLOCK: ABI = ABI::V6;
 
-/// Denies all paths and ports, and sockets and signals to other processes.
+/// Denies all paths and ports, and connections and signals to other processes.
 pub fn restrict_everything() -> Result<(), RulesetError> {
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -26,8 +28,9 @@ pub fn restrict_everything() -> Result<(), RulesetError> {
     Ok(())
 }
 
-/// Denies all files except `visible` and `libraries`, of which some may not exist. Also denies
-/// execution, listening, abstract sockets, and signals to other processes.
+/// Denies all files except the paths in `visible` and `libraries`. Paths in `libraries` may be
+/// missing on a host. Also denies execution, listening on ports, connections to abstract sockets,
+/// and signals to other processes.
 pub fn restrict_files(visible: &[VisiblePath], libraries: &[&str]) -> Result<(), Box<dyn Error>> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -36,6 +39,7 @@ pub fn restrict_files(visible: &[VisiblePath], libraries: &[&str]) -> Result<(),
         .scope(Scope::Signal | Scope::AbstractUnixSocket)?
         .create()?;
     for visible in visible {
+        // O_PATH needs no permission to read the file.
         let file = File::options()
             .read(true)
             .custom_flags(OFlag::O_PATH.bits())
@@ -46,6 +50,7 @@ pub fn restrict_files(visible: &[VisiblePath], libraries: &[&str]) -> Result<(),
     for library in libraries {
         if let Ok(path) = PathFd::new(library) {
             let mut access = AccessFs::from_read(LANDLOCK);
+            // The kernel rejects rights of directories for a file.
             if !Path::new(library).is_dir() {
                 access &= AccessFs::from_file(LANDLOCK);
             }
@@ -56,6 +61,7 @@ pub fn restrict_files(visible: &[VisiblePath], libraries: &[&str]) -> Result<(),
     Ok(())
 }
 
+/// Returns the rights for a visible path: all or only reading, without execution.
 fn access(path: &Path, is_writable: bool) -> landlock::BitFlags<AccessFs> {
     let access = if is_writable {
         AccessFs::from_all(LANDLOCK)

@@ -1,4 +1,7 @@
-//! File tree with programs and selected files of the host, for running programs of the host.
+//! File tree with programs and selected files of the host, in which a program of the host runs.
+//!
+//! The tree is prepared before the fork as a list of steps, because code between fork and exec must
+//! not allocate memory.
 
 use crate::root::pivot;
 use nix::mount::{MsFlags, mount};
@@ -18,7 +21,7 @@ pub const PROGRAM_DIRECTORIES: [&str; 9] = [
 /// Operation that builds part of the tree.
 #[derive(Debug)]
 enum ViewStep {
-    /// File system, or bind mount if `kind` is `None`.
+    /// Mount of a file system. A bind mount if `kind` is `None`.
     Mount {
         from: CString,
         at: CString,
@@ -41,6 +44,7 @@ pub struct FsView {
     root: PathBuf,
 }
 
+/// Set-user-id programs and devices have no effect in the tree.
 const NOSUID_NODEV: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 const REMOUNT: MsFlags = MsFlags::MS_REMOUNT
     .union(MsFlags::MS_BIND)
@@ -50,7 +54,8 @@ fn path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// Returns a bind mount of `of` at `at`, and its remount with `flags`.
+/// Returns two steps: the bind mount of `of` at `at`, and a remount with `flags`. The kernel
+/// ignores all other flags of a bind mount, so they need a second call.
 fn bind(of: &Path, at: &Path, flags: MsFlags) -> io::Result<[ViewStep; 2]> {
     let step = |flags| {
         Ok::<_, io::Error>(ViewStep::Mount {
@@ -72,6 +77,7 @@ impl FsView {
             at: path(over)?,
             kind: Some(c"tmpfs"),
             flags: NOSUID_NODEV,
+            // The file system contains only mount points and links.
             options: Some(c"mode=755,size=64k"),
         };
         Ok(Self {
@@ -80,7 +86,7 @@ impl FsView {
         })
     }
 
-    /// Creates a writable tree with only the directory `tree`.
+    /// Creates a tree that consists of the directory `tree`, which is writable.
     pub fn of(tree: &Path) -> io::Result<Self> {
         Ok(Self {
             steps: bind(tree, tree, REMOUNT | MsFlags::MS_NOEXEC)?.into(),
@@ -93,6 +99,7 @@ impl FsView {
         for name in PROGRAM_DIRECTORIES {
             let of_host = Path::new("/").join(name);
             match fs::symlink_metadata(&of_host) {
+                // On most distributions, `/bin` and `/lib` are links into `/usr`.
                 Ok(found) if found.is_symlink() => self.steps.push(ViewStep::Link {
                     to: path(&fs::read_link(&of_host)?)?,
                     at: path(&self.root.join(name))?,
@@ -100,6 +107,7 @@ impl FsView {
                 Ok(found) if found.is_dir() => {
                     self = self.directory(&of_host, name, MsFlags::empty())?;
                 }
+                // No distribution has all of these directories.
                 _ => {}
             }
         }
@@ -133,22 +141,25 @@ impl FsView {
     /// exec.
     pub fn enter(&self) -> io::Result<()> {
         for step in &self.steps {
-            step.take()?;
+            step.execute()?;
         }
-        chdir(self.steps.first().map_or(c"/", ViewStep::place))?;
+        // The first step mounts the root of the tree, and `pivot` requires a mount point.
+        chdir(self.steps.first().map_or(c"/", ViewStep::path))?;
         Ok(pivot()?)
     }
 }
 
 impl ViewStep {
-    fn place(&self) -> &CStr {
+    /// Returns the path that the step creates.
+    fn path(&self) -> &CStr {
         match self {
             Self::Mount { at, .. } | Self::Link { at, .. } => at,
             Self::Directory(at) | Self::File(at) => at,
         }
     }
 
-    fn take(&self) -> nix::Result<()> {
+    /// Executes the step.
+    fn execute(&self) -> nix::Result<()> {
         match self {
             Self::Mount {
                 from,

@@ -1,4 +1,4 @@
-//! Descriptors, limits and attributes of a process.
+//! Inherited descriptors, resource limits and attributes of a confined process.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustix::process::{
@@ -31,13 +31,14 @@ pub fn set_limits(limits: &[(Resource, u64)]) -> io::Result<()> {
 pub fn raise_descriptor_limit() -> io::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if soft < hard {
+        // Ignore the error: the soft limit remains, and callers handle a lack of descriptors.
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
     Ok(())
 }
 
-/// Makes this process the first candidate of the OOM killer. Errors are ignored: not every host
-/// permits it.
+/// Makes this process the first candidate of the OOM killer. Ignores errors, since not every host
+/// permits the change.
 pub fn prefer_for_oom_kill() {
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
@@ -56,5 +57,6 @@ pub fn forbid_inspection() -> io::Result<()> {
 /// Kills this process when the thread that started it exits. A later change of the user clears this
 /// setting.
 pub fn end_with_parent() -> io::Result<()> {
+    // SIGKILL cannot be blocked by a process that has been taken over.
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }

@@ -1,4 +1,4 @@
-//! Namespaces, and an empty root directory.
+//! Namespaces of a confined process, and an empty root directory for it.
 
 use crate::become_own_user;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -19,6 +19,7 @@ const NONE: Option<&CStr> = None;
 
 /// Makes the mounts of this process private. The process must have its own mount namespace.
 pub fn private_mounts() -> nix::Result<()> {
+    // Without this, mounts of this process would propagate to the host.
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(NONE, c"/", NONE, private, NONE)
 }
@@ -43,7 +44,8 @@ pub(crate) fn mount_new_root(options: &CStr) -> nix::Result<()> {
 
 /// Makes the working directory, which must be a mount point, the root. Detaches the former root.
 pub(crate) fn pivot() -> nix::Result<()> {
-    // The old root is stacked on top of the new one.
+    // Both arguments are the same directory: the kernel then stacks the old root on top of the new
+    // one. This needs no directory for the old root (pivot_root(2)).
     pivot_root(c".", c".")?;
     umount2(c".", MntFlags::MNT_DETACH)?;
     chdir(c"/")
@@ -51,6 +53,7 @@ pub(crate) fn pivot() -> nix::Result<()> {
 
 /// Makes the root read-only.
 pub(crate) fn make_root_read_only() -> nix::Result<()> {
+    // MS_BIND changes the flags of this mount only, not of the file system.
     let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | RESTRICTED;
     mount(NONE, c"/", NONE, read_only, NONE)
 }
@@ -77,6 +80,7 @@ pub fn leave_host(is_host: bool) -> io::Result<()> {
             | CloneFlags::CLONE_NEWUTS
             | CloneFlags::CLONE_NEWCGROUP,
     )?;
+    // The user is changed last, since mounts require privileges.
     enter_empty_root()?;
     if is_host {
         become_own_user(CapabilitySet::empty())

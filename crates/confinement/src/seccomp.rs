@@ -1,4 +1,5 @@
-//! Lists of allowed or denied system calls, enforced by seccomp filters.
+//! Lists of allowed or denied system calls, enforced by seccomp filters. Each confined process has
+//! its own list.
 
 use libc::{c_int, c_long};
 use seccompiler::{
@@ -56,10 +57,12 @@ const fn clones(is_thread: bool) -> ArgumentCondition {
     condition(0, SeccompCmpArgLen::Dword, masked, value)
 }
 
+/// Returns rules that match `calls` with any arguments.
 fn rules_of(calls: &[c_long]) -> Rules {
     calls.iter().map(|call| (*call, Vec::new())).collect()
 }
 
+/// Returns a rule that matches if all conditions hold.
 fn rule(conditions: Vec<ArgumentCondition>) -> io::Result<SeccompRule> {
     let conditions = conditions.into_iter().map(|condition| {
         let (index, length) = (condition.index, condition.length);
@@ -76,6 +79,7 @@ fn rule(conditions: Vec<ArgumentCondition>) -> io::Result<SeccompRule> {
 pub struct SyscallFilter(BpfProgram);
 
 impl SyscallFilter {
+    /// Compiles rules. Calls that match a rule get the action `listed`, all others `others`.
     fn compile(rules: Rules, listed: SeccompAction, others: SeccompAction) -> io::Result<Self> {
         SeccompFilter::new(rules, others, listed, TargetArch::x86_64)
             .and_then(TryInto::try_into)
@@ -96,6 +100,7 @@ impl SyscallFilter {
 pub struct AllowedCalls {
     /// A call is allowed if one of its rules matches, or if it has no rules.
     rules: Rules,
+    /// True if clone3 must appear to be missing, so that libc uses clone.
     hides_clone3: bool,
     /// Action for other calls.
     others: SeccompAction,
@@ -168,6 +173,8 @@ impl AllowedCalls {
             let absent = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
             let clone3 = rules_of(&[libc::SYS_clone3]);
             SyscallFilter::compile(clone3, absent, SeccompAction::Allow)?.apply()?;
+            // Allowed by this filter, so that the other filter decides. The kernel applies the
+            // strictest result of all filters.
             self.rules.insert(libc::SYS_clone3, Vec::new());
         }
         self.compile()?.apply()

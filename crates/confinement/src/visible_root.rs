@@ -1,4 +1,4 @@
-//! Root directory that contains only selected directories of the host.
+//! Root directory that contains only selected files and directories of the host.
 
 use crate::root::{
     PIVOT_MOUNT_POINT, RESTRICTED, make_root_read_only, mount_new_root, pivot, private_mounts,
@@ -39,6 +39,8 @@ impl DetachedMount {
         Ok(Self(open_tree(CWD, &visible.path, flags)?))
     }
 
+    /// Sets the attributes `set` on the mount and on all mounts below it. If `users` is given, maps
+    /// the ids of files to this user namespace.
     fn set_attributes(&self, set: u64, users: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let mut attributes = libc::mount_attr {
             attr_set: set,
@@ -78,13 +80,14 @@ impl DetachedMount {
 pub struct MountTable(File);
 
 impl MountTable {
-    /// Returns the directory that is mounted at `path`, as its current path in its file system. The
-    /// path changes when the directory is renamed or removed on the host, which the process cannot
-    /// detect otherwise. `None` if `path` is not a mount point.
+    /// Returns the directory that is mounted at `path`, as its current path in its file system.
+    /// Returns `None` if `path` is not a mount point. The path changes when the directory is
+    /// renamed or removed on the host, which the process cannot detect otherwise.
     pub fn root_of(&self, path: &Path) -> io::Result<Option<String>> {
         let (mut text, mut at) = (Vec::new(), 0);
         let mut piece = vec![0; 16 << 10];
         loop {
+            // Positional reads: the file is read from its start each time.
             let length = self.0.read_at(&mut piece, at)?;
             if length == 0 {
                 break;
@@ -128,10 +131,11 @@ pub fn enter_root(
         } else {
             libc::MOUNT_ATTR_RDONLY
         };
-        let sealed =
+        let attributes =
             libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC | read_only;
+        // The mount is cloned while the path still refers to the host's file tree.
         let mount = DetachedMount::clone_of(visible).map_err(failed)?;
-        mount.set_attributes(sealed, users).map_err(failed)?;
+        mount.set_attributes(attributes, users).map_err(failed)?;
         mounts.push((mount, &visible.path));
     }
     private_mounts()?;
@@ -148,12 +152,14 @@ pub fn enter_root(
     }
     let proc = new_root.join("proc");
     fs::create_dir_all(&proc)?;
+    // Fails if the process has no PID namespace of its own. The mount table is then unavailable.
     let has_proc = mount(Some("proc"), &proc, Some("proc"), RESTRICTED, None::<&str>).is_ok();
     chdir(PIVOT_MOUNT_POINT)?;
     pivot()?;
     let mut mounts = None;
     if has_proc {
         mounts = File::open("/proc/self/mountinfo").ok().map(MountTable);
+        // The open file remains usable. The process must not see other processes.
         umount2("/proc", MntFlags::MNT_DETACH)?;
     }
     make_root_read_only()?;

@@ -1,4 +1,4 @@
-//! Hierarchy of control groups, version 1 or 2.
+//! A hierarchy of control groups (version 1 or 2): its location, controllers and limits.
 
 use super::{CgroupError, GroupLimits, failed};
 use nix::unistd::AccessFlags;
@@ -17,6 +17,7 @@ pub struct CgroupTree {
     pub version: CgroupVersion,
 }
 
+/// Version of a hierarchy, which determines the names of the files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CgroupVersion {
     /// Version 1, with the controllers of the hierarchy.
@@ -27,6 +28,7 @@ pub enum CgroupVersion {
 impl CgroupTree {
     /// Creates the parent group.
     pub fn open(&self) -> Result<(), CgroupError> {
+        // In version 2, a group has controllers only if its parent delegates them.
         if self.version == CgroupVersion::Two {
             delegate(self.parent.parent().unwrap_or(&self.parent))?;
         }
@@ -60,6 +62,7 @@ impl CgroupTree {
                 let mut all = vec![
                     ("memory.max", memory.to_string()),
                     ("pids.max", tasks.to_string()),
+                    // All groups share the disks equally.
                     ("io.weight", "default 100".to_owned()),
                 ];
                 if !limits.swap {
@@ -110,7 +113,7 @@ fn delegate(group: &Path) -> Result<(), CgroupError> {
 /// Returns the hierarchies whose controllers limit processes. `mounts` is the content of
 /// `/proc/self/mountinfo`, `own` the content of `/proc/self/cgroup`.
 pub fn trees(mounts: &str, own: &str) -> Vec<CgroupTree> {
-    let wanted = ["memory", "pids", "blkio"];
+    let limiting = ["memory", "pids", "blkio"];
     mounts
         .lines()
         .filter_map(|line| {
@@ -123,7 +126,7 @@ pub fn trees(mounts: &str, own: &str) -> Vec<CgroupTree> {
             let version = match kind {
                 "cgroup2" => CgroupVersion::Two,
                 "cgroup" => {
-                    let controllers = options.split(',').filter(|o| wanted.contains(o));
+                    let controllers = options.split(',').filter(|o| limiting.contains(o));
                     CgroupVersion::One(controllers.map(str::to_owned).collect())
                 }
                 _ => return None,
@@ -140,11 +143,13 @@ pub fn trees(mounts: &str, own: &str) -> Vec<CgroupTree> {
                 };
                 ours.then_some(path)
             })?;
+            // In a container, the mount shows only a part of the hierarchy, which starts at `root`.
             let below = group
                 .strip_prefix(root.trim_end_matches('/'))
                 .unwrap_or(group);
             let own = Path::new(at).join(below.trim_start_matches('/'));
-            // In version 2, the parent of the own group, unless the own group is the root group.
+            // In version 2, a group with processes cannot delegate controllers. The daemon's own
+            // group has processes, so the groups become its siblings.
             let above = match &version {
                 CgroupVersion::Two if below.trim_matches('/').is_empty() => &own,
                 CgroupVersion::Two => own.parent()?,

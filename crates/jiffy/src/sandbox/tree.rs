@@ -156,7 +156,7 @@ pub async fn receive(
     limits: ReceiveLimits,
 ) -> anyhow::Result<UnpackStats> {
     let options = UnpackOptions {
-        owner: UnpackOwner::Ours,
+        owner: UnpackOwner::Process,
         mode: None,
         confined: true,
         rename,
