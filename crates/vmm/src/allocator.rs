@@ -3,7 +3,7 @@
 /// Makes the allocator obtain each large buffer from the kernel, which zeroes only the pages that
 /// are touched. Sets of disk units are large and nearly empty. By default, the allocator reuses
 /// freed buffers and then zeroes them completely.
-pub fn keep_large_buffers_apart() {
+pub fn map_large_buffers() {
     const MMAP_THRESHOLD: libc::c_int = 128 << 10;
     // SAFETY: sets a parameter of the allocator. If the call fails, the default remains.
     let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD) };

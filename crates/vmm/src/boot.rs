@@ -40,6 +40,7 @@ pub fn load(
     let initrd = initrd
         .map(|file| load_initrd(memory, file, loaded.kernel_end))
         .transpose()?;
+    // These tables are below 1 MiB, so they cannot overlap the kernel and the initrd.
     params::write(memory, cmdline, initrd)?;
     mptable::write(memory, vcpus)?;
     paging::write(memory)?;
@@ -54,6 +55,7 @@ fn load_initrd(memory: &GuestMemory, file: &File, kernel_end: u64) -> Result<(u6
         .find_region(GuestAddress(0))
         .map(vm_memory::GuestMemoryRegion::len)
         .unwrap_or(0);
+    // The initrd ends at the end of low memory and starts at a page boundary.
     let start = low_end
         .checked_sub(length)
         .map(|s| s & !0xfff)
@@ -94,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn an_oversized_file_or_one_that_is_no_kernel_is_refused() {
+    fn an_oversized_file_and_a_file_without_a_kernel_are_rejected() {
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         let refused = |r: Result<u64, VmmError>| matches!(r, Err(VmmError::Config(_)));
         assert!(refused(load(&memory, &file(b"not an ELF"), None, "", 1)));

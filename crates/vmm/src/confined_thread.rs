@@ -11,7 +11,7 @@ const STACK_BYTES: usize = 256 * 1024;
 
 type Work = Box<dyn FnOnce(Result<(), VmmError>) + Send>;
 
-/// Thread that waits for its work. It exits if it is dropped before that.
+/// Confined thread that waits for its work. The thread exits if this value is dropped first.
 pub struct ConfinedThread {
     work: Sender<Work>,
     handle: JoinHandle<()>,
@@ -29,9 +29,11 @@ impl ConfinedThread {
     }
 
     fn start(name: String, confine: fn() -> Result<(), VmmError>) -> Result<Self, VmmError> {
-        let (give, inbox) = channel::<Work>();
+        let (sender, inbox) = channel::<Work>();
         let main = move || {
+            // Confine the thread before waiting, so that the filter is compiled in advance.
             let confined = confine();
+            // Otherwise the sender was dropped, and no work will arrive.
             if let Ok(work) = inbox.recv() {
                 work(confined);
             }
@@ -40,27 +42,30 @@ impl ConfinedThread {
         let handle = thread
             .spawn(main)
             .map_err(|e| VmmError::host("starting a thread", e))?;
-        Ok(Self { work: give, handle })
+        Ok(Self {
+            work: sender,
+            handle,
+        })
     }
 
     /// Gives the thread its work. The argument of `work` is the result of confining the thread.
     pub fn run(self, work: impl FnOnce(Result<(), VmmError>) + Send + 'static) -> JoinHandle<()> {
-        // Ignore the error: the thread waits as long as `self` exists.
+        // Ignore the error: the thread receives until `self` is dropped, so it has not exited.
         let _ = self.work.send(Box::new(work));
         self.handle
     }
 }
 
-/// Threads for a machine whose configuration is not known yet.
+/// Threads of a spare process, started before the configuration of the machine is known.
 #[derive(Default)]
-pub struct ThreadsAhead {
+pub struct SpareThreads {
     vcpus: Vec<ConfinedThread>,
     disks: Option<ConfinedThread>,
 }
 
-impl ThreadsAhead {
-    /// Starts the threads of a machine with `vcpus` vCPUs. Threads that cannot be started are left
-    /// out.
+impl SpareThreads {
+    /// Starts the threads of a machine with `vcpus` vCPUs. Ignores errors: missing threads are
+    /// started when they are taken.
     pub fn start(vcpus: usize) -> Self {
         Self {
             vcpus: (0..vcpus)
@@ -70,7 +75,7 @@ impl ThreadsAhead {
         }
     }
 
-    /// Takes the threads of `count` vCPUs. Other threads exit.
+    /// Takes the threads of `count` vCPUs, and starts missing threads. Surplus threads exit.
     pub fn take_vcpus(&mut self, count: usize) -> Result<Vec<ConfinedThread>, VmmError> {
         let mut threads = std::mem::take(&mut self.vcpus);
         threads.truncate(count);
@@ -80,7 +85,7 @@ impl ThreadsAhead {
         Ok(threads)
     }
 
-    /// Takes the thread of the disks.
+    /// Takes the thread of the disks, or starts it.
     pub fn take_disks(&mut self) -> Result<ConfinedThread, VmmError> {
         self.disks.take().map_or_else(ConfinedThread::for_disks, Ok)
     }
@@ -92,24 +97,24 @@ mod tests {
     use std::sync::mpsc::channel;
 
     #[test]
-    fn a_thread_that_was_started_ahead_does_its_work_confined_and_one_without_work_ends() {
-        let mut threads = ThreadsAhead::start(3);
+    fn spare_threads_are_confined_and_exit_if_dropped() {
+        let mut threads = SpareThreads::start(3);
         let idle = threads.vcpus.pop().unwrap();
-        let ended = idle.handle;
+        let handle = idle.handle;
         drop(idle.work);
-        ended.join().unwrap();
+        handle.join().unwrap();
 
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let taken = threads.take_vcpus(3).unwrap();
         let disks = threads.take_disks().unwrap();
         for thread in taken.into_iter().chain([disks]) {
-            let (tell, (go, wait)) = (tell.clone(), channel::<()>());
+            let (sender, (go, wait)) = (sender.clone(), channel::<()>());
             let handle = thread.run(move |confined| {
                 let name = std::thread::current().name().unwrap().to_owned();
-                tell.send((name, confined.is_ok())).unwrap();
+                sender.send((name, confined.is_ok())).unwrap();
                 wait.recv().unwrap();
             });
-            let (name, confined) = told.recv().unwrap();
+            let (name, confined) = receiver.recv().unwrap();
             assert!(confined, "{name}");
             assert!(has_filter(&name), "{name}");
             go.send(()).unwrap();

@@ -34,6 +34,7 @@ pub enum DescriptorError {
 /// namespaces and moves them to their numbers. Must be called before any other descriptor is
 /// opened: descriptors with these numbers are closed.
 pub fn place(jailed: bool) -> Result<(), DescriptorError> {
+    // Fails with ENOTSOCK unless the descriptor is a socket.
     if getsockopt(&io::stdin(), SockType).is_err() {
         return Err(DescriptorError::NoSocket);
     }
@@ -44,6 +45,7 @@ pub fn place(jailed: bool) -> Result<(), DescriptorError> {
         let control = unsafe { OwnedFd::from_raw_fd(CONTROL_FD) };
         place_namespaces(&ManuallyDrop::new(Channel::new(control)))?;
     }
+    // Release standard input, so that `CONTROL_FD` is the only descriptor of the socket.
     duplicate(File::open("/dev/null")?.as_fd(), libc::STDIN_FILENO)?;
     Ok(())
 }
@@ -53,7 +55,8 @@ fn place_namespaces(control: &Channel) -> Result<(), DescriptorError> {
     if namespaces.len() != NAMESPACES.len() {
         return Err(DescriptorError::Count(namespaces.len()));
     }
-    // Move the namespaces away from the range of their final numbers.
+    // Move the namespaces above the range of their final numbers. Otherwise `dup2` could close a
+    // namespace that has not been moved yet.
     let above = FIRST_FD + RawFd::try_from(NAMESPACES.len()).unwrap_or(RawFd::MAX);
     let moved = namespaces
         .iter()

@@ -18,12 +18,12 @@ pub enum VmmError {
         reason: String,
     },
     /// The snapshot would be larger than its limit.
-    #[error("the snapshot would need {needed} bytes, but at most {most} are allowed")]
+    #[error("the snapshot would need {needed} bytes, but at most {limit} are allowed")]
     SnapshotTooLarge {
         /// Upper bound of the snapshot's size, in bytes.
         needed: u64,
         /// Limit, in bytes.
-        most: u64,
+        limit: u64,
     },
     /// Part of the memory was not fetched in time.
     #[error("the store did not answer for {seconds} s{reason}")]

@@ -25,22 +25,27 @@ const MAX_TASKS: u64 = 64;
 pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
     // Signals from the terminal must reach only the command in the guest. In the starter's session,
     // the kernel would also kill a stopped VMM when the starter exits (orphaned process group).
+    // Ignore the error: the process is then already the leader of a session.
     let _ = setsid();
     limit_resources().map_err(failed("setting resource limits"))?;
     match argument {
         None => {}
         Some(ENTER_ARGUMENT) => {
-            let me = process_id()?;
+            // Read the id now: the namespaces contain no /proc.
+            let user = process_id()?;
             enter_namespaces().map_err(failed("entering the namespaces of the jail"))?;
             close_fds_from(FIRST_FD)?;
-            drop_privileges(me).map_err(failed("dropping privileges"))?;
+            drop_privileges(user).map_err(failed("dropping privileges"))?;
         }
         Some(other) => {
             let reason = format!("unknown argument {other:?}");
             return Err(VmmError::Config(reason));
         }
     }
+    // Only the standard streams and the control socket remain. All other descriptors arrive later,
+    // over the control socket.
     close_fds_from(CONTROL_FD + 1)?;
+    // Required by unprivileged seccomp filters and by Landlock.
     confinement::forbid_new_privileges().map_err(failed("no_new_privs"))?;
     confinement::restrict_everything().map_err(failed("landlock"))
 }
@@ -68,6 +73,7 @@ fn limit_resources() -> io::Result<()> {
 /// memory layer as long as memory. A longer write fails with `EFBIG`, similar to a write to a full
 /// disk.
 pub fn limit_file_size(bytes: u64) -> Result<(), VmmError> {
+    // By default, a write beyond the limit would kill the process.
     let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
     // SAFETY: no signal handler is installed.
     unsafe { sigaction(Signal::SIGXFSZ, &ignore) }.map_err(failed("ignoring SIGXFSZ"))?;
@@ -96,7 +102,7 @@ fn enter_namespaces() -> nix::Result<()> {
 
 /// Becomes user `id` of the user namespace, without supplementary groups and capabilities.
 fn drop_privileges(id: u32) -> io::Result<()> {
-    // The kernel counts per user, and this process is the only process of its user.
+    // The kernel counts tasks per user, and this process is the only process of its user.
     confinement::set_limit(Resource::RLIMIT_NPROC, MAX_TASKS)?;
     confinement::switch_user(id)?;
     confinement::drop_capabilities()
@@ -114,8 +120,10 @@ pub fn make_namespaces() -> ExitCode {
     }
 }
 
+/// Creates the namespaces. The starter controls the steps with single bytes over standard input and
+/// output.
 fn hold_namespaces() -> io::Result<()> {
-    let (mut said, mut say) = (io::stdin().lock(), io::stdout().lock());
+    let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
     unshare(
         CloneFlags::CLONE_NEWUSER
             | CloneFlags::CLONE_NEWNET
@@ -123,9 +131,11 @@ fn hold_namespaces() -> io::Result<()> {
             | CloneFlags::CLONE_NEWUTS
             | CloneFlags::CLONE_NEWNS,
     )?;
-    say.write_all(&[READY])?;
-    say.flush()?;
-    said.read_exact(&mut [0])?;
+    // First step: the starter now writes the user map of the new user namespace, which this process
+    // may not write itself.
+    output.write_all(&[READY])?;
+    output.flush()?;
+    input.read_exact(&mut [0])?;
     // According to the user map written now, this process is root of the namespace and `nobody` of
     // the host.
     setresgid(Gid::from_raw(0), Gid::from_raw(0), Gid::from_raw(0))?;
@@ -136,9 +146,10 @@ fn hold_namespaces() -> io::Result<()> {
         std::fs::write(format!("/proc/sys/user/max_{kind}_namespaces"), "0")?;
     }
     confinement::enter_empty_root()?;
-    say.write_all(&[READY])?;
-    say.flush()?;
+    // Second step: the namespaces are complete, and the starter opens them.
+    output.write_all(&[READY])?;
+    output.flush()?;
     // Hold the namespaces until the starter closes the pipe.
-    said.read_to_end(&mut Vec::new())?;
+    input.read_to_end(&mut Vec::new())?;
     Ok(())
 }

@@ -26,7 +26,7 @@ pub use exit_counters::ExitCounters;
 pub(crate) use fold::adjacent;
 #[cfg(test)]
 pub(crate) use fold::file_identity;
-pub use kvm_vm::{KvmVm, VCPUS_AHEAD};
+pub use kvm_vm::{KvmVm, SPARE_VCPUS};
 pub use received_fds::ReceivedFds;
 pub use restore::restore;
 pub use rollback::RollbackTarget;
@@ -99,6 +99,7 @@ impl Machine {
             let queues = 0..lock(device).queue_count();
             queues.map(move |queue| (device, queue))
         });
+        // `kicks` has one entry per queue, in the order of the devices.
         for ((device, queue), kick) in queues.zip(&self.kicks) {
             if lock(device).needs_check(queue) {
                 // Ignore the error: it only means that the counter is full, so a kick is already
@@ -110,7 +111,7 @@ impl Machine {
 
     /// Makes KVM drop all state derived from guest memory. Guest memory may then be changed until a
     /// vCPU runs again. No vCPU may be running.
-    pub fn forget_shadows(&self) -> Result<(), VmmError> {
+    pub fn drop_shadows(&self) -> Result<(), VmmError> {
         memory_slots::drop_shadows(&self.vm, &self.memory)
     }
 }

@@ -74,9 +74,12 @@ pub fn allocate(mib: u32) -> Result<GuestMemory, VmmError> {
     GuestMemory::from_regions(regions).map_err(|e| VmmError::host("guest memory", e))
 }
 
+/// Maps `length` bytes of zeroed memory at a multiple of the size of a huge page.
 fn reserve(length: usize) -> Result<NonNull<libc::c_void>, VmmError> {
+    // The padding is never accessed, so it uses only address space.
     let padded = NonZeroUsize::new(length + HUGE_PAGE_BYTES)
         .ok_or_else(|| VmmError::host("guest memory", "the configured size is 0"))?;
+    // Without a reservation, the host may give guests more memory than it has.
     // SAFETY: a new anonymous mapping at an address chosen by the kernel.
     let raw = unsafe {
         mmap_anonymous(

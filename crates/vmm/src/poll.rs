@@ -1,4 +1,5 @@
-//! Epoll set of an event loop. It stores the owner of each descriptor.
+//! Epoll set of an event loop. Each descriptor is registered with the number of its owner (the
+//! slot) and a token chosen by the owner.
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -51,9 +52,12 @@ impl Poller {
         let mut events = [EpollEvent::empty(); MAX_BATCH_EVENTS];
         let count = match self.0.wait(&mut events, timeout) {
             Ok(n) => n,
+            // The caller waits in a loop, so it can treat a signal like a wait without events.
             Err(Errno::EINTR) => 0,
             Err(e) => return Err(e),
         };
+        // The upper half of the data is the slot and the lower half the token, as in
+        // `SlotPoller::event`.
         let batch = events.map(|event| ReadyEvent {
             slot: u32::try_from(event.data() >> 32).unwrap_or(u32::MAX),
             token: u32::try_from(event.data() & u64::from(u32::MAX)).unwrap_or(u32::MAX),

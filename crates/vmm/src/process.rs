@@ -12,14 +12,14 @@ mod rollback;
 mod snapshot;
 
 use crate::allocator;
-use crate::confined_thread::ThreadsAhead;
+use crate::confined_thread::SpareThreads;
 use crate::control_socket;
 use crate::error::VmmError;
 use crate::jail;
 use crate::machine::bus::{SharedDevice, lock};
 use crate::machine::vcpu::{VcpuEnd, Vcpus};
 use crate::machine::{
-    EventSlot, ExitCounters, KvmVm, Machine, ReceivedFds, VCPUS_AHEAD, build, report_device,
+    EventSlot, ExitCounters, KvmVm, Machine, ReceivedFds, SPARE_VCPUS, build, report_device,
     restore,
 };
 use crate::poll::ReadyEvent;
@@ -63,7 +63,7 @@ const SLOT_BACKGROUND_COPY: u32 = 4;
 /// Runs the program.
 pub fn run() -> ExitCode {
     let began = Instant::now();
-    allocator::keep_large_buffers_apart();
+    allocator::map_large_buffers();
     if std::env::args().nth(1).as_deref() == Some(MAKE_ARGUMENT) {
         return jail::make_namespaces();
     }
@@ -78,20 +78,21 @@ pub fn run() -> ExitCode {
     if let Err(e) = confined {
         return finish(&control, &e.into());
     }
-    let before = began.elapsed();
-    // The process may have been started long before a guest needs it.
-    name(SPARE_NAME);
+    let setup_time = began.elapsed();
+    // A spare process waits here until a guest needs it, possibly for hours.
+    set_process_name(SPARE_NAME);
     let mut first = control.recv::<Request>();
-    let (mut ahead, mut threads) = (None, ThreadsAhead::default());
+    let (mut spare, mut spare_threads) = (None, SpareThreads::default());
     if let Ok((Request::Prepare { kvm, memory_mib }, fds)) = first {
         let kvm = ReceivedFds::new(fds).take(kvm, "/dev/kvm");
-        ahead = kvm.and_then(|kvm| KvmVm::ahead(kvm, memory_mib)).ok();
-        threads = ThreadsAhead::start(VCPUS_AHEAD);
+        spare = kvm.and_then(|kvm| KvmVm::prepare(kvm, memory_mib)).ok();
+        spare_threads = SpareThreads::start(SPARE_VCPUS);
         seccomp::compile_main();
         first = control.recv::<Request>();
     }
-    name(NAME);
-    let began = Instant::now().checked_sub(before).unwrap_or(began);
+    set_process_name(NAME);
+    // Exclude the time during which the process waited.
+    let began = Instant::now().checked_sub(setup_time).unwrap_or(began);
     let (origin, fds) = match first {
         Ok((Request::Start(config), fds)) => (VmOrigin::Boot(config), fds),
         Ok((Request::Restore(config), fds)) => (VmOrigin::Snapshot(config), fds),
@@ -108,7 +109,7 @@ pub fn run() -> ExitCode {
     let config_us = micros(began);
     let link = ControlLink::new(control);
     let times = (began, config_us);
-    match start(&origin, fds, ahead, threads, &link, times) {
+    match start(&origin, fds, spare, spare_threads, &link, times) {
         Ok(mut vm) => {
             let cause = vm.serve();
             if cause == StopCause::Requested {
@@ -127,7 +128,7 @@ pub fn run() -> ExitCode {
 }
 
 /// Sets the name of the process in process lists.
-fn name(name: &str) {
+fn set_process_name(name: &str) {
     if let Ok(name) = CString::new(name) {
         let _ = prctl::set_name(&name);
     }
@@ -185,7 +186,7 @@ struct Vm {
     listener: Option<OwnedFd>,
     /// Stream of the agent's greeting. If it were closed, the agent would send a new greeting.
     _greeting: Option<OwnedFd>,
-    /// Former layers of a rollback that is not finished.
+    /// Former disk layers of a rollback that is not finished. Closing them takes time.
     former_disks: Vec<DiskLayers>,
     vcpus: Vcpus,
     disks: DiskThread,
@@ -208,8 +209,8 @@ struct Vm {
 fn start(
     origin: &VmOrigin,
     fds: Vec<OwnedFd>,
-    ahead: Option<KvmVm>,
-    mut threads: ThreadsAhead,
+    spare: Option<KvmVm>,
+    mut spare_threads: SpareThreads,
     link: &ControlLink,
     (began, config_us): (Instant, u64),
 ) -> Result<Vm, VmmError> {
@@ -221,23 +222,24 @@ fn start(
     };
     let console = fds.copy(console, "console")?;
     let mut machine = match origin {
-        VmOrigin::Boot(c) => build(c, &mut fds, ahead, guest_connect)?,
+        VmOrigin::Boot(c) => build(c, &mut fds, spare, guest_connect)?,
         VmOrigin::Snapshot(c) => {
             let link = link.clone();
-            restore(c, &mut fds, ahead, guest_connect, move |e| {
-                end_process(&link, e)
+            restore(c, &mut fds, spare, guest_connect, move |e| {
+                exit_process(&link, e)
             })?
         }
     };
+    // Close descriptors that the configuration sent but does not use.
     drop(fds);
     let loaded_us = micros(began);
 
     let vcpus = std::mem::take(&mut machine.vcpus);
     let exits = ExitCounters::new(&vcpus);
     let ended = crate::machine::new_eventfd()?;
-    let of_vcpus = threads.take_vcpus(vcpus.len())?;
+    let of_vcpus = spare_threads.take_vcpus(vcpus.len())?;
     let vcpus = Vcpus::start(vcpus, of_vcpus, &machine.bus, ended)?;
-    let disks = DiskThread::start(&machine, threads.take_disks()?, link.clone());
+    let disks = DiskThread::start(&machine, spare_threads.take_disks()?, link.clone());
     let vm = Vm {
         machine,
         link: link.clone(),
@@ -257,6 +259,7 @@ fn start(
         cause: None,
         ended_cause: None,
     };
+    // The setup above makes system calls that the filter forbids. The guest must not run before.
     vm.watch_descriptors()?;
     jail::limit_file_size(vm.max_file_bytes()?)?;
     seccomp::confine_main()?;
@@ -275,7 +278,7 @@ fn start(
 }
 
 /// Exits the process from a thread other than the event loop, which may be blocked forever.
-fn end_process(link: &ControlLink, error: VmmError) {
+fn exit_process(link: &ControlLink, error: VmmError) {
     messages::report(&error);
     link.send(&Event::Stopped(error.into()), &[]);
     // SAFETY: exits the process immediately. No cleanup is required.
@@ -285,10 +288,6 @@ fn end_process(link: &ControlLink, error: VmmError) {
 fn watch(slot: &crate::poll::SlotPoller, fd: BorrowedFd<'_>) -> Result<(), VmmError> {
     slot.add(fd, 0, EpollFlags::EPOLLIN)
         .map_err(|e| VmmError::host("epoll", e))
-}
-
-fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map(drop)
 }
 
 impl Vm {
@@ -305,7 +304,8 @@ impl Vm {
     fn watch_descriptors(&self) -> Result<(), VmmError> {
         let poller = &self.machine.poller;
         if let Some(channel) = lock(&self.link.0).as_ref() {
-            set_nonblocking(channel.as_fd()).map_err(|e| VmmError::host("control socket", e))?;
+            fcntl(channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+                .map_err(|e| VmmError::host("control socket", e))?;
             watch(&poller.slot(SLOT_CONTROL), channel.as_fd())?;
         }
         let ended = crate::machine::borrow_eventfd(&self.vcpus.ended);
@@ -328,12 +328,9 @@ impl Vm {
             EventSlot::Other(SLOT_VCPU_END) => self.on_vcpu_end(),
             EventSlot::Other(SLOT_BACKGROUND_COPY) => self.on_background_copy(),
             EventSlot::Other(SLOT_DEVICE_FAILURE) => {
+                // Reset the counter before reading the devices. A later failure sets it again.
                 let _ = self.machine.device_failed.read();
-                self.machine
-                    .devices
-                    .clone()
-                    .iter()
-                    .for_each(|d| self.report(d));
+                self.machine.devices.iter().for_each(|d| self.report(d));
             }
             EventSlot::Other(_) => {}
         }
@@ -370,7 +367,7 @@ impl Vm {
             Ok((request, fds)) => self.on_request(request, fds),
             Err(ChannelError::Io(Errno::EAGAIN)) => {}
             // A controller that violates the protocol is treated as disconnected.
-            Err(_) => self.on_controller_gone(),
+            Err(_) => self.on_controller_disconnected(),
         }
     }
 

@@ -9,7 +9,7 @@ use jiffy_confinement::{AllowedCalls, SyscallFilter, equals_long, equals_unsigne
 use std::io;
 use std::sync::OnceLock;
 
-/// System call that a kind of thread may make.
+/// System call that the filter of a kind of thread allows.
 #[derive(Debug, Clone, Copy)]
 pub struct AllowedSyscall {
     constant: &'static str,
@@ -213,6 +213,7 @@ static MAIN_FILTER: OnceLock<SyscallFilter> = OnceLock::new();
 
 /// Compiles the filter of the event loop's thread in advance.
 pub fn compile_main() {
+    // Ignore errors: without this filter, `confine_main` compiles it and reports the error.
     if let Ok(filter) = compile(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS) {
         let _ = MAIN_FILTER.set(filter);
     }

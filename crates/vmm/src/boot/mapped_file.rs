@@ -30,6 +30,8 @@ impl MappedFile {
                 None,
                 length,
                 ProtFlags::PROT_READ,
+                // Populate the mapping at once: the whole file is copied next, and each page would
+                // cause a fault.
                 MapFlags::MAP_PRIVATE | MapFlags::MAP_POPULATE,
                 file,
                 0,

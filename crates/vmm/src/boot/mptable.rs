@@ -39,6 +39,7 @@ fn floating_pointer(table: u64) -> Result<Vec<u8>, VmmError> {
     let mut p = vec![0u8; FLOATING_POINTER_LENGTH];
     p[..4].copy_from_slice(b"_MP_");
     p[4..8].copy_from_slice(&address.to_le_bytes());
+    // Length of the structure, in units of 16 bytes.
     p[8] = 1;
     p[9] = SPEC_REVISION;
     set_checksum(&mut p, 10);
@@ -46,10 +47,12 @@ fn floating_pointer(table: u64) -> Result<Vec<u8>, VmmError> {
 }
 
 fn table(vcpus: u8) -> Vec<u8> {
+    // APIC ids of the processors are `0..vcpus`.
     let ioapic_id = vcpus;
     let mut entries: Vec<u8> = Vec::new();
     let mut count = 0u16;
     for id in 0..vcpus {
+        // Processor entry (type 0).
         let flags = CPU_ENABLED | if id == 0 { CPU_BOOT } else { 0 };
         entries.extend([0, id, APIC_VERSION, flags]);
         entries.extend(CPU_SIGNATURE.to_le_bytes());
@@ -57,17 +60,20 @@ fn table(vcpus: u8) -> Vec<u8> {
         entries.extend([0; 8]);
         count += 1;
     }
+    // Bus entry (type 1), then I/O APIC entry (type 2), which is enabled (1).
     entries.extend([1, ISA_BUS]);
     entries.extend(b"ISA   ");
     entries.extend([2, ioapic_id, IOAPIC_VERSION, 1]);
     entries.extend(low32(IOAPIC_START));
     count += 2;
+    // Interrupt entries (type 3).
     // Each pin carries the ISA interrupt with the same number, edge-triggered like ISA interrupts.
     for pin in 0..IOAPIC_PINS {
         entries.extend([3, 0, 0, 0, ISA_BUS, pin, ioapic_id, pin]);
         count += 1;
     }
-    // Local interrupts of all processors: LINT0 is external, LINT1 is NMI.
+    // Local interrupt entries (type 4): external interrupts (3) at LINT0 of the boot processor, and
+    // NMIs (1) at LINT1 of all processors.
     entries.extend([4, 3, 0, 0, ISA_BUS, 0, 0, 0]);
     entries.extend([4, 1, 0, 0, ISA_BUS, 0, 0xff, 1]);
     count += 2;

@@ -39,6 +39,8 @@ pub(super) fn write(memory: &GuestMemory) -> Result<(), VmmError> {
 }
 
 fn write_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
+    // One PML4 entry and four PDPT entries are sufficient for 4 GiB. Each page directory maps 1
+    // GiB.
     memory.write_obj(PDPT_START | PRESENT_WRITABLE, GuestAddress(PML4_START))?;
     for gib in 0..MAPPED_GIB {
         memory.write_obj(

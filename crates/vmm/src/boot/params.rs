@@ -57,6 +57,7 @@ pub(super) fn write(
     let map = e820(memory);
     for (slot, entry) in zero_page.e820_table.iter_mut().zip(&map) {
         *slot = *entry;
+        // The table has 128 entries and a machine has at most 4, so no entry is lost.
     }
     zero_page.e820_entries = u8::try_from(map.len()).unwrap_or(u8::MAX);
     memory
@@ -66,11 +67,13 @@ pub(super) fn write(
 
 fn e820(memory: &GuestMemory) -> Vec<boot_e820_entry> {
     let entry = |addr, size, r#type| boot_e820_entry { addr, size, r#type };
+    // The area between the MP table and 1 MiB is not listed, so the kernel does not use it.
     let mut map = vec![
         entry(0, EBDA_START, E820_RAM),
         entry(EBDA_START, EBDA_LENGTH, E820_RESERVED),
     ];
     for region in memory.iter() {
+        // Memory below 1 MiB is listed above.
         let start = region.start_addr().0.max(HIGH_MEMORY);
         let end = region.start_addr().0 + region.len();
         debug_assert!(start == HIGH_MEMORY || start == HIGH_RAM_START);
@@ -88,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_memory_map_covers_all_ram_but_the_firmware_area() {
+    fn the_memory_map_covers_all_ram_except_the_firmware_area() {
         let memory = GuestMemory::from_ranges(&[
             (GuestAddress(0), 4 << 20),
             (GuestAddress(4 << 30), 2 << 20),
@@ -104,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overlong_command_line_is_refused() {
+    fn a_command_line_that_is_too_long_is_rejected() {
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap();
         let long = "x".repeat(MAX_CMDLINE);
         assert!(matches!(

@@ -46,7 +46,7 @@ impl MachineBuilder {
         fds: &mut ReceivedFds,
         guest_connect: Box<dyn GuestConnect>,
     ) -> Result<Self, VmmError> {
-        kvm.give_memory(&memory)?;
+        kvm.register_memory(&memory)?;
         let new_poller = || Poller::new().map_err(|e| VmmError::host("epoll", e));
         let (poller, disk_poller) = (new_poller()?, new_poller()?);
         let mut kicks = Vec::new();
@@ -55,6 +55,7 @@ impl MachineBuilder {
             .into_iter()
             .enumerate()
         {
+            // Disks have an epoll set of their own, which the disk thread serves.
             let poller = match device.device_id() {
                 VIRTIO_ID_BLOCK => &disk_poller,
                 _ => &poller,
@@ -92,6 +93,8 @@ impl MachineBuilder {
         layers: MemoryLayers,
     ) -> Result<Machine, VmmError> {
         let device_failed = new_eventfd()?;
+        // A device can fail while a vCPU accesses it. The eventfd lets the event loop report the
+        // failure.
         let wake = device_failed
             .try_clone()
             .map_err(|e| VmmError::host("eventfd", e))?;
@@ -106,6 +109,7 @@ impl MachineBuilder {
             pins,
             ports,
             Box::new(move || {
+                // Ignore the error: the counter is full, so the event loop is notified already.
                 let _ = wake.write(1);
             }),
         ));
@@ -132,12 +136,12 @@ impl MachineBuilder {
     }
 }
 
-/// Builds the machine. Opens no file: all descriptors come from `fds`. `ahead` is used if it was
-/// created and fits the configuration.
+/// Builds the machine from its configuration. Opens no file: all descriptors come from `fds`.
+/// `spare` is used if it has at most as many vCPUs as the configuration.
 pub fn build(
     config: &VmConfig,
     fds: &mut ReceivedFds,
-    ahead: Option<KvmVm>,
+    spare: Option<KvmVm>,
     guest_connect: Box<dyn GuestConnect>,
 ) -> Result<Machine, VmmError> {
     check_config(config)?;
@@ -151,10 +155,12 @@ pub fn build(
         lazy: None,
     };
     let kvm = fds.take(config.kvm, "/dev/kvm")?;
-    let (mut kvm, vcpus) = KvmVm::with_vcpus(ahead, kvm, config.vcpus.into())?;
+    let (mut kvm, vcpus) = KvmVm::with_vcpus(spare, kvm, config.vcpus.into())?;
     let memory = kvm.take_memory(config.memory_mib)?;
     let builder = MachineBuilder::new(kvm, memory, &devices, fds, guest_connect)?;
 
+    // The kernel finds devices only through its command line, because there is no PCI bus and no
+    // ACPI.
     let kernel = File::from(fds.take(config.kernel, "kernel")?);
     let initrd = config
         .initrd
@@ -193,16 +199,16 @@ pub(super) fn console(fds: &mut ReceivedFds, fd: FdIndex) -> Result<ConsoleRing,
 }
 
 fn check_config(config: &VmConfig) -> Result<(), VmmError> {
-    let refuse = |text: String| Err(VmmError::Config(text));
+    let reject = |text: String| Err(VmmError::Config(text));
     if !(1..=limits::MAX_VCPUS).contains(&config.vcpus) {
-        return refuse(format!(
+        return reject(format!(
             "{} vCPUs: must be 1 to {}",
             config.vcpus,
             limits::MAX_VCPUS
         ));
     }
     if !(limits::MIN_MEMORY_MIB..=limits::MAX_MEMORY_MIB).contains(&config.memory_mib) {
-        return refuse(format!(
+        return reject(format!(
             "{} MiB of memory: must be {} to {}",
             config.memory_mib,
             limits::MIN_MEMORY_MIB,
@@ -210,14 +216,15 @@ fn check_config(config: &VmConfig) -> Result<(), VmmError> {
         ));
     }
     if config.disks.len() > limits::MAX_DISKS {
-        return refuse(format!(
+        return reject(format!(
             "{} disks: at most {}",
             config.disks.len(),
             limits::MAX_DISKS
         ));
     }
+    // Context ids 0 to 2 are the hypervisor, the local host and the host.
     if config.vsock.as_ref().is_some_and(|v| v.guest_cid < 3) {
-        return refuse("vsock context ids below 3 are reserved".to_owned());
+        return reject("vsock context ids below 3 are reserved".to_owned());
     }
     Ok(())
 }

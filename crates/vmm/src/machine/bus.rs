@@ -1,4 +1,5 @@
-//! Address spaces of the machine. All vCPU threads access them. Each device has its own lock.
+//! Address spaces of the machine. All vCPU threads access them. Each device has its own lock, and
+//! no method holds two locks at the same time.
 
 use super::ioapic::{IoApic, IoApicState, KvmRoutes};
 use super::legacy_ports::{LegacyPorts, PortEffect, SerialPortState};
@@ -32,6 +33,7 @@ pub struct Bus {
     devices: Vec<SharedDevice>,
     ioapic: Mutex<IoApic<KvmRoutes>>,
     ports: Mutex<LegacyPorts>,
+    // Accessed with `Relaxed`: the counters are statistics, and no other data depends on them.
     mmio_exits: AtomicU64,
     pio_exits: AtomicU64,
     /// Called when a device may have failed during a vCPU's access. The event loop then reports it.
@@ -84,6 +86,8 @@ impl Bus {
         if let Some((device, offset)) = self.device(address) {
             let mut device = lock(device);
             device.write(offset, data);
+            // Signalling while holding the lock is harmless: the callback only writes to an
+            // eventfd.
             if device.has_failure() {
                 (self.on_failure)();
             }

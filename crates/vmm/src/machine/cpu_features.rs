@@ -38,8 +38,8 @@ type WordPlace = (u32, u32, usize);
 fn places() -> impl Iterator<Item = WordPlace> {
     FEATURE_LEAVES
         .into_iter()
-        .flat_map(|(leaf, subleaf, wanted)| {
-            let registers = (0..4).zip(wanted).filter(|(_, wanted)| *wanted);
+        .flat_map(|(leaf, subleaf, present)| {
+            let registers = (0..4).zip(present).filter(|(_, present)| *present);
             registers.map(move |(register, _)| (leaf, subleaf, register))
         })
 }
@@ -56,8 +56,9 @@ fn words(read: impl Fn(u32, u32) -> [u32; 4]) -> Vec<u32> {
     places().map(word).collect()
 }
 
-fn offered(supported: &CpuId) -> Vec<u32> {
+fn kvm_words(supported: &CpuId) -> Vec<u32> {
     words(|leaf, subleaf| {
+        // Compare both leaf and subleaf. KVM sets `index` to 0 for leaves without subleaves.
         let mut entries = supported.as_slice().iter();
         let entry = entries.find(|e| e.function == leaf && e.index == subleaf);
         entry.map_or([0; 4], |e| [e.eax, e.ebx, e.ecx, e.edx])
@@ -75,7 +76,7 @@ fn hexadecimal(words: &[u32]) -> String {
 /// Returns the text form of the features of a guest with `level`. KVM offers the features
 /// `supported`.
 pub fn name_of(supported: &CpuId, level: CpuLevel) -> String {
-    let kvm = hexadecimal(&offered(supported));
+    let kvm = hexadecimal(&kvm_words(supported));
     if !level.is_host() {
         return format!("{level}:{kvm}");
     }
@@ -89,35 +90,38 @@ pub fn name_of(supported: &CpuId, level: CpuLevel) -> String {
 /// Checks that a guest with the features `saved` can run on this host. The error names missing
 /// features.
 pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
-    let here = name_of(supported, CpuLevel::Host);
-    if saved == here {
+    // Equal text is the common case. It also covers two texts that cannot be parsed.
+    let this_host = name_of(supported, CpuLevel::Host);
+    if saved == this_host {
         return Ok(());
     }
-    let refused = |reason: String| {
+    let rejected = |reason: String| {
         Err(VmmError::Config(format!(
             "the snapshot was taken on a host whose processor offers other features ({reason}): \
              restore it on a host of the same kind, or build the template again on this one"
         )))
     };
+    // A guest with a level: only the features that KVM offered at its start matter.
     if let Some((level, needed)) = saved.split_once(':') {
         let Some(needed) = parse(needed) else {
-            return refused("they cannot be read".to_owned());
+            return rejected("they cannot be read".to_owned());
         };
-        let missing = missing(&needed, &offered(supported));
+        let missing = missing(&needed, &kvm_words(supported));
         return if missing.is_empty() {
             Ok(())
         } else {
-            refused(format!("level {level}; missing here: {missing}"))
+            rejected(format!("level {level}; missing this_host: {missing}"))
         };
     }
     let both = |name: &str| {
         let (processor, kvm) = name.split_once('/')?;
         Some((parse(processor)?, parse(kvm)?))
     };
-    let (Some(saved), Some(here)) = (both(saved), both(&here)) else {
-        return refused("they cannot be read".to_owned());
+    let (Some(saved), Some(this_host)) = (both(saved), both(&this_host)) else {
+        return rejected("they cannot be read".to_owned());
     };
-    let lacked = |one: &(Vec<u32>, Vec<u32>), other: &(Vec<u32>, Vec<u32>)| {
+    // A guest that sees the host's processor requires the same features in both directions.
+    let missing_in = |one: &(Vec<u32>, Vec<u32>), other: &(Vec<u32>, Vec<u32>)| {
         let by_processor = missing(&one.0, &other.0);
         if by_processor.is_empty() {
             missing(&one.1, &other.1)
@@ -125,10 +129,13 @@ pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
             by_processor
         }
     };
-    let (missing, more) = (lacked(&saved, &here), lacked(&here, &saved));
-    refused(match (missing.is_empty(), more.is_empty()) {
-        (false, _) => format!("missing here: {missing}"),
-        (true, false) => format!("more here: {more}"),
+    let (missing, more) = (
+        missing_in(&saved, &this_host),
+        missing_in(&this_host, &saved),
+    );
+    rejected(match (missing.is_empty(), more.is_empty()) {
+        (false, _) => format!("missing this_host: {missing}"),
+        (true, false) => format!("more this_host: {more}"),
         (true, true) => "another model".to_owned(),
     })
 }
@@ -147,13 +154,16 @@ fn parse(text: &str) -> Option<Vec<u32>> {
 
 /// Returns the names of the features in `needed` that `here` lacks. Leaf 1 eax is ignored: it
 /// contains the processor's family and model.
-fn missing(needed: &[u32], here: &[u32]) -> String {
+fn missing(needed: &[u32], this_host: &[u32]) -> String {
     let mut names = Vec::new();
-    for ((leaf, subleaf, register), (needed, here)) in places().zip(needed.iter().zip(here)) {
+    for ((leaf, subleaf, register), (needed, this_host)) in
+        places().zip(needed.iter().zip(this_host))
+    {
+        // Family, model and stepping.
         if (leaf, register) == (1, 0) {
             continue;
         }
-        let absent = needed & !here;
+        let absent = needed & !this_host;
         let bits = (0..32).filter(|bit| absent >> bit & 1 == 1);
         names.extend(bits.map(|bit| feature_name(leaf, subleaf, register, bit)));
     }
@@ -192,31 +202,34 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_of_a_level_runs_where_all_that_it_saw_is_there() {
+    fn a_guest_with_a_level_runs_on_hosts_with_all_its_features() {
         let level = CpuLevel::X86_64V3;
         let saved = name_of(&host(1 << 28, 1 << 5), level);
         assert!(saved.starts_with("x86-64-v3:"));
         check(&saved, &host(1 << 28, 1 << 5)).unwrap();
         // A host with more features, or with another model.
         check(&saved, &host(1 << 28 | 1 << 25, 1 << 5 | 1 << 16)).unwrap();
-        let refused = check(&saved, &host(1 << 28, 0)).unwrap_err().to_string();
+        let rejected = check(&saved, &host(1 << 28, 0)).unwrap_err().to_string();
         assert!(
-            refused.contains("x86-64-v3") && refused.contains("missing here: avx2"),
-            "{refused}"
+            rejected.contains("x86-64-v3") && rejected.contains("missing this_host: avx2"),
+            "{rejected}"
         );
-        let refused = check("x86-64-v3:00", &host(0, 0)).unwrap_err();
-        assert!(refused.to_string().contains("cannot be read"), "{refused}");
+        let rejected = check("x86-64-v3:00", &host(0, 0)).unwrap_err();
+        assert!(
+            rejected.to_string().contains("cannot be read"),
+            "{rejected}"
+        );
     }
 
     #[test]
-    fn a_guest_that_saw_the_whole_host_runs_only_on_one_like_it() {
-        let here = host(1 << 28, 1 << 5);
-        let saved = name_of(&here, CpuLevel::Host);
-        check(&saved, &here).unwrap();
-        let refused = check(&saved, &host(0, 1 << 5)).unwrap_err().to_string();
-        assert!(refused.contains("missing here: avx"), "{refused}");
-        let refused = check(&saved, &host(1 << 28 | 1 << 25, 1 << 5));
-        let refused = refused.unwrap_err().to_string();
-        assert!(refused.contains("more here: aes"), "{refused}");
+    fn a_guest_with_all_host_features_runs_only_on_equal_hosts() {
+        let this_host = host(1 << 28, 1 << 5);
+        let saved = name_of(&this_host, CpuLevel::Host);
+        check(&saved, &this_host).unwrap();
+        let rejected = check(&saved, &host(0, 1 << 5)).unwrap_err().to_string();
+        assert!(rejected.contains("missing this_host: avx"), "{rejected}");
+        let rejected = check(&saved, &host(1 << 28 | 1 << 25, 1 << 5));
+        let rejected = rejected.unwrap_err().to_string();
+        assert!(rejected.contains("more this_host: aes"), "{rejected}");
     }
 }

@@ -1,7 +1,7 @@
 //! Processor levels: the CPUID of guests is reduced to features that all hosts of a level have.
 //!
-//! In addition to a level's own features, features for the guest's kernel remain: protection (SMEP,
-//! SMAP, NX), mitigations, and virtualization.
+//! In addition to a level's own features, guests retain the features that their kernel needs:
+//! protection (SMEP, SMAP, NX), mitigations, and virtualization.
 
 use crate::error::VmmError;
 use jiffy_proto::cpu_level::CpuLevel;
@@ -56,7 +56,7 @@ const OTHERS: [Feature; 8] = [
     ("pku", 7, ECX, 3),
 ];
 /// Bits that are retained at every level: leaf, register, mask.
-const KEPT: [(u32, usize, u32); 9] = [
+const RETAINED: [(u32, usize, u32); 9] = [
     (1, EAX, u32::MAX),
     (1, EBX, u32::MAX),
     // x2APIC, TSC deadline, hypervisor.
@@ -130,6 +130,7 @@ pub fn mask(supported: &CpuId, level: CpuLevel) -> Result<CpuId, VmmError> {
         match (entry.function, entry.index) {
             (1, _) | (7, 0) | (EXTENDED, _) | (0x8000_0008, _) => mask_features(entry, level),
             (XSAVE, index) => mask_xsave(entry, index, level, largest),
+            // All other subleaves of leaf 7 contain features of newer processors.
             (7, _) => clear(entry),
             (leaf, _) if HIDDEN.contains(&leaf) => clear(entry),
             _ => {}
@@ -154,7 +155,8 @@ fn missing(supported: &CpuId, level: CpuLevel) -> Vec<&'static str> {
 fn mask_features(entry: &mut kvm_cpuid_entry2, level: CpuLevel) {
     let leaf = entry.function;
     let mut allowed = [0; 4];
-    for (_, register, mask) in KEPT.into_iter().filter(|(of, ..)| *of == leaf) {
+    for (_, register, mask) in RETAINED.into_iter().filter(|(of, ..)| *of == leaf) {
+        // Features of the leaf that guests retain at every level.
         allowed[register] |= mask;
     }
     for (_, _, register, bit) in features(level).filter(|(_, of, ..)| *of == leaf) {
@@ -182,10 +184,12 @@ fn states(level: CpuLevel) -> u32 {
 /// Returns the maximum size of the XSAVE state, in bytes.
 fn xsave_bytes(supported: &CpuId, level: CpuLevel) -> u32 {
     let parts = supported.as_slice().iter().filter(|entry| {
+        // Components 0 and 1 (x87 and SSE) are in the legacy area.
         entry.function == XSAVE
             && (2..32).contains(&entry.index)
             && states(level) >> entry.index & 1 == 1
     });
+    // Each component's EAX is its size, and its EBX is its offset.
     let ends = parts.map(|part| part.eax.saturating_add(part.ebx));
     ends.max().unwrap_or(XSAVE_LEGACY_BYTES)
 }
@@ -193,6 +197,8 @@ fn xsave_bytes(supported: &CpuId, level: CpuLevel) -> u32 {
 fn mask_xsave(entry: &mut kvm_cpuid_entry2, index: u32, level: CpuLevel, largest: u32) {
     let states = states(level);
     match index {
+        // EAX and EDX are the mask of supported components. EBX and ECX are the sizes of the state
+        // with the current and with all components.
         0 if states != 0 => {
             (entry.eax, entry.edx) = (entry.eax & states, 0);
             (entry.ebx, entry.ecx) = (largest, largest);
@@ -274,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_of_a_level_give_the_same_guest() {
+    fn guests_of_a_level_see_the_same_cpuid_on_all_hosts() {
         let one = full();
         let mut other = full();
         for entry in &mut other {
@@ -292,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_below_a_level_is_refused_with_what_it_lacks() {
+    fn a_host_below_a_level_is_rejected_with_its_missing_features() {
         let mut leaves = full();
         for entry in leaves.iter_mut().filter(|entry| entry.function == 7) {
             entry.ebx &= !(1 << 5 | 1 << 16);

@@ -132,10 +132,11 @@ fn create_block(
             }
         }
     };
+    // The name is part of the snapshot, so the numbering of disks must not change.
     Block::new(format!("blk{number}"), backend)
-        .and_then(|create_block| match limiter {
-            Some(limiter) => create_block.limited(limiter, number),
-            None => Ok(create_block),
+        .and_then(|block| match limiter {
+            Some(limiter) => block.limited(limiter, number),
+            None => Ok(block),
         })
         .map_err(|e| VmmError::Config(format!("disk {number}: {e}")))
 }
@@ -167,13 +168,13 @@ pub(super) fn read_layer_index(
     unit: u32,
 ) -> Result<LayerIndex, VmmError> {
     let file = File::from(fds.take(file, what)?);
-    let refuse = |e: &dyn std::fmt::Display| VmmError::Config(format!("{what}: {e}"));
+    let reject = |e: &dyn std::fmt::Display| VmmError::Config(format!("{what}: {e}"));
     let index = LayerIndex::read(&file, MAX_INDEX_BYTES).map_err(|e| match e {
         IndexFileError::Io(e) => VmmError::host(what, e),
-        IndexFileError::Index(e) => refuse(&e),
+        IndexFileError::Index(e) => reject(&e),
     })?;
     if index.unit != unit {
-        return Err(refuse(&"its unit is of another size"));
+        return Err(reject(&"its unit is of another size"));
     }
     Ok(index)
 }
@@ -214,6 +215,8 @@ pub(super) fn attach(
         Arc::new(IrqLine::new(irq)),
         host_events,
     );
+    // If the guest writes a queue's number to this register, KVM signals the queue's eventfd
+    // without an exit to the VMM.
     let notify = IoEventAddress::Mmio(MMIO_START + u64::from(number) * MMIO_STRIDE + QUEUE_NOTIFY);
     for queue in 0..device.queue_count() {
         let queue = u32::try_from(queue).map_err(|e| VmmError::host("queue number", e))?;
@@ -221,7 +224,8 @@ pub(super) fn attach(
         vm.register_ioevent(&kick, &notify, queue)
             .map_err(|e| VmmError::host("ioeventfd", e))?;
         queue_events
-            // Edge-triggered, so that the counter need not be read.
+            // Edge-triggered: each kick wakes the event loop once, and the counter need not be
+            // read.
             .add(
                 borrow_eventfd(&kick),
                 queue,
@@ -241,7 +245,7 @@ pub(crate) fn report_device(device: &SharedDevice, bus: &Bus, report: impl Fn(&E
         report(&Event::DeviceFailed { device, reason });
     }
     let warning = device.take_warning();
-    // Release the lock: a vCPU that holds the ports may wait for the device.
+    // Release the device's lock before the ports' lock is taken: no thread may hold both.
     drop(device);
     if let Some(warning) = warning {
         bus.log_to_console(&warning);

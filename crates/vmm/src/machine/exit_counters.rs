@@ -38,6 +38,7 @@ impl ExitCounters {
             // SAFETY: the kernel has just created this descriptor for this process.
             (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })
         };
+        // If one request fails, all results are dropped, and `read` returns `None`.
         let vcpus: Option<Vec<File>> = vcpus.iter().map(open).collect();
         Self {
             vcpus: vcpus.unwrap_or_default(),
@@ -54,7 +55,7 @@ impl ExitCounters {
         let offset = match self.offset {
             Some(offset) => offset,
             // The offset is the same for all vCPUs.
-            None => match find(first, b"exits").map_err(failed)? {
+            None => match find_offset(first, b"exits").map_err(failed)? {
                 Some(offset) => *self.offset.insert(offset),
                 None => return Ok(None),
             },
@@ -63,6 +64,7 @@ impl ExitCounters {
         for vcpu in &self.vcpus {
             let mut value = [0; 8];
             vcpu.read_exact_at(&mut value, offset).map_err(failed)?;
+            // Wraps only after centuries of exits.
             exits = exits.wrapping_add(u64::from_le_bytes(value));
         }
         Ok(Some(exits))
@@ -70,26 +72,29 @@ impl ExitCounters {
 }
 
 /// Returns the offset of the first value of the statistic `wanted`.
-fn find(statistics: &File, wanted: &[u8]) -> io::Result<Option<u64>> {
+fn find_offset(statistics: &File, statistic: &[u8]) -> io::Result<Option<u64>> {
     let bad = || io::Error::from(Errno::EBADMSG);
     let mut header = [0; STATS_HEADER_BYTES];
     statistics.read_exact_at(&mut header, 0)?;
+    // Fields: 0 flags, 1 name size, 2 number of descriptors, 3 id, 4 descriptors, 5 data.
     let field = |at: usize| -> io::Result<u64> {
         let bytes = header.get(at * 4..).and_then(|b| b.first_chunk());
         Ok(u64::from(u32::from_le_bytes(*bytes.ok_or_else(bad)?)))
     };
     let (name_size, count, first, data) = (field(1)?, field(2)?, field(4)?, field(5)?);
     let name_size = usize::try_from(name_size).map_err(io::Error::other)?;
+    // Reject an unknown format before using its sizes.
     if name_size > MAX_STAT_NAME_BYTES || count > MAX_STATS {
         return Err(bad());
     }
     let mut descriptor = vec![0; STATS_DESCRIPTOR_BYTES + name_size];
-    let run_once = u64::try_from(descriptor.len()).map_err(io::Error::other)?;
+    let stride = u64::try_from(descriptor.len()).map_err(io::Error::other)?;
     for number in 0..count {
-        statistics.read_exact_at(&mut descriptor, first + number * run_once)?;
+        statistics.read_exact_at(&mut descriptor, first + number * stride)?;
         let (head, name) = descriptor.split_at(STATS_DESCRIPTOR_BYTES);
         let name = name.split(|&b| b == 0).next().unwrap_or_default();
-        if name == wanted {
+        if name == statistic {
+            // The offset of the value follows flags, exponent and size.
             let offset = head.get(8..).and_then(|b| b.first_chunk());
             let offset = u32::from_le_bytes(*offset.ok_or_else(bad)?);
             return Ok(Some(data + u64::from(offset)));
@@ -142,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_counts_none_is_no_failure() {
+    fn a_kernel_without_exit_counters_is_not_an_error() {
         let vcpus = vec![statistics(&["halt_exits"], &[3])];
         let mut counters = ExitCounters {
             vcpus,

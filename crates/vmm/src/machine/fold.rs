@@ -1,4 +1,4 @@
-//! Folds of two adjacent layers into the upper one, while the guest runs.
+//! Folding: two adjacent layers are merged into the upper layer while the guest runs.
 //!
 //! The controller copies units that only the lower layer stores into the files of the upper layer,
 //! at offsets that the index of the upper layer does not claim. The machine then claims these
@@ -40,7 +40,9 @@ impl Machine {
     /// caller must repeat the call.
     pub fn fold_layers(&mut self, layers: &FoldedLayers) -> bool {
         let (lower, upper) = (&layers.lower, &layers.upper);
+        // No lock is required: only the event loop uses the memory layers.
         self.layers.fold(lower.memory, upper.memory);
+        // Repeated folds are harmless: layers that are no longer adjacent are not found again.
         let mut done = true;
         let identities = lower.disks.iter().zip(&upper.disks);
         for (at, (lower, upper)) in self.writable_disks().into_iter().zip(identities) {

@@ -1,8 +1,8 @@
 //! I/O APIC in user space (Intel 82093AA) with 24 pins. Redirection entries become MSI routes of
 //! KVM.
 //!
-//! All interrupts are edge-triggered through irqfds, so interrupts do not pass through this device.
-//! The guest programs a pin once, and the kernel then delivers its interrupts.
+//! All devices send edges through irqfds, so the kernel delivers interrupts without this device.
+//! The guest programs a pin once, and the device only translates the pin's entry into a route.
 
 use kvm_bindings::{
     KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_irq_routing_entry, kvm_irq_routing_entry__bindgen_ty_1,
@@ -21,6 +21,7 @@ const INDEX_ARBITRATION: u8 = 0x02;
 const INDEX_TABLE: u8 = 0x10;
 const VERSION_REGISTER_VALUE: u32 = 0x11 | ((IOAPIC_PINS as u32 - 1) << 16);
 const ENTRY_MASKED: u64 = 1 << 16;
+// Delivery status and remote IRR.
 const ENTRY_READ_ONLY_BITS: u64 = 1 << 12 | 1 << 14;
 
 /// Receiver of the routes: KVM, or a test.
@@ -125,6 +126,8 @@ impl<R: IoApicRouting> IoApic<R> {
         }
     }
 
+    /// Returns the pin of a register index, and whether the index selects the upper half of the
+    /// entry.
     fn entry(&self, index: u8) -> Option<(usize, bool)> {
         let at = index.checked_sub(INDEX_TABLE)?;
         let pin = usize::from(at / 2);
@@ -134,6 +137,7 @@ impl<R: IoApicRouting> IoApic<R> {
     fn set_register(&mut self, value: u32) -> Result<(), String> {
         if self.select == INDEX_ID {
             self.id = value & 0x0f00_0000;
+            // Bits 24 to 27. The other bits are reserved.
             return Ok(());
         }
         let Some((pin, high)) = self.entry(self.select) else {
@@ -146,6 +150,8 @@ impl<R: IoApicRouting> IoApic<R> {
             (old & !u64::from(u32::MAX)) | (u64::from(value) & !ENTRY_READ_ONLY_BITS)
         };
         self.table[pin] = new;
+        // Changing the routes takes time. A kernel writes both halves of masked entries at its
+        // start.
         if old & ENTRY_MASKED != 0 && new & ENTRY_MASKED != 0 {
             return Ok(());
         }
@@ -189,6 +195,7 @@ impl IoApicRouting for KvmRoutes {
                 u: kvm_irq_routing_entry__bindgen_ty_1 {
                     msi: kvm_irq_routing_msi {
                         address_lo: route.address,
+                        // MSI addresses of local APICs are below 4 GiB.
                         address_hi: 0,
                         data: route.data,
                         ..Default::default()

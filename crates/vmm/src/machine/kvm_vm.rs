@@ -1,4 +1,4 @@
-//! KVM objects of a VM, created with its configuration or in advance.
+//! KVM objects of a VM. A spare VMM process creates them before it receives a configuration.
 
 use super::ioapic::IOAPIC_PINS;
 use super::{memory_slots, vcpu};
@@ -11,12 +11,12 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-/// Number of vCPUs created in advance, the default of sandboxes.
-pub const VCPUS_AHEAD: usize = 2;
-/// Maximum memory of a VM created in advance, in MiB. The kernel's tables take a 400th of it.
-const MAX_MEMORY_AHEAD_MIB: u32 = 4096;
+/// Number of vCPUs of a spare VM: the default of sandboxes.
+pub const SPARE_VCPUS: usize = 2;
+/// Maximum memory of a spare VM, in MiB. The kernel's tables for it take a 400th of its size.
+const MAX_SPARE_MEMORY_MIB: u32 = 4096;
 
-/// VM with empty memory, if any, whose vCPUs have no state.
+/// VM whose vCPUs have no state. Its memory, if any, is empty.
 pub struct KvmVm {
     pub vm: VmFd,
     /// Features that KVM offers to vCPUs.
@@ -26,22 +26,22 @@ pub struct KvmVm {
     vcpus: Vec<VcpuFd>,
     /// Registered memory that is not in use yet.
     unused_memory: Option<GuestMemory>,
-    has_memory: bool,
+    memory_is_registered: bool,
 }
 
 impl KvmVm {
-    /// Creates a VM for a future guest that probably has `memory_mib` MiB of memory (0 if unknown).
-    /// This saves the guest's start the time of these steps, for example an exit for each CPUID
-    /// leaf if the host is itself a VM.
-    pub fn ahead(kvm: OwnedFd, memory_mib: u32) -> Result<Self, VmmError> {
-        let mut made = Self::new(kvm)?;
-        made.add_vcpus(VCPUS_AHEAD as u64)?;
-        if (limits::MIN_MEMORY_MIB..=MAX_MEMORY_AHEAD_MIB).contains(&memory_mib) {
+    /// Creates a spare VM for a future guest that probably has `memory_mib` MiB of memory (0 if
+    /// unknown). This saves the guest's start the time of these steps, for example an exit for each
+    /// CPUID leaf if the host is itself a VM.
+    pub fn prepare(kvm: OwnedFd, memory_mib: u32) -> Result<Self, VmmError> {
+        let mut vm = Self::new(kvm)?;
+        vm.add_vcpus(SPARE_VCPUS as u64)?;
+        if (limits::MIN_MEMORY_MIB..=MAX_SPARE_MEMORY_MIB).contains(&memory_mib) {
             let memory = memory::allocate(memory_mib)?;
-            made.give_memory(&memory)?;
-            made.unused_memory = Some(memory);
+            vm.register_memory(&memory)?;
+            vm.unused_memory = Some(memory);
         }
-        Ok(made)
+        Ok(vm)
     }
 
     /// Returns empty memory of `mib` MiB for the guest.
@@ -49,50 +49,53 @@ impl KvmVm {
         let Some(memory) = self.unused_memory.take() else {
             return memory::allocate(mib);
         };
-        let found = memory
+        let ranges = memory
             .iter()
             .map(|region| (region.start_addr().0, region.len()));
-        if found.eq(layout(mib)) {
+        if ranges.eq(layout(mib)) {
             return Ok(memory);
         }
-        memory_slots::take(&self.vm, &memory)?;
-        self.has_memory = false;
+        // The spare memory has another size.
+        memory_slots::unregister(&self.vm, &memory)?;
+        self.memory_is_registered = false;
         memory::allocate(mib)
     }
 
     /// Registers the memory from [`Self::take_memory`] with KVM, unless it is registered.
-    pub fn give_memory(&mut self, memory: &GuestMemory) -> Result<(), VmmError> {
-        if !self.has_memory {
-            memory_slots::give(&self.vm, memory)?;
-            self.has_memory = true;
+    pub fn register_memory(&mut self, memory: &GuestMemory) -> Result<(), VmmError> {
+        if !self.memory_is_registered {
+            memory_slots::register(&self.vm, memory)?;
+            self.memory_is_registered = true;
         }
         Ok(())
     }
 
-    /// Returns `ahead` if it has enough vCPUs, or else a new VM.
+    /// Returns `spare` if it has at most `vcpus` vCPUs, or else a new VM. Then adds missing vCPUs.
     pub fn with_vcpus(
-        ahead: Option<Self>,
+        spare: Option<Self>,
         kvm: OwnedFd,
         vcpus: usize,
     ) -> Result<(Self, Vec<VcpuFd>), VmmError> {
-        let mut made = match ahead {
-            Some(ahead) if ahead.vcpus.len() <= vcpus => ahead,
-            Some(ahead) => {
+        let mut vm = match spare {
+            // KVM cannot remove vCPUs.
+            Some(spare) if spare.vcpus.len() <= vcpus => spare,
+            Some(spare) => {
                 // The unused VM remains until the process exits: destroying it would take
                 // milliseconds.
-                std::mem::forget(ahead);
+                std::mem::forget(spare);
                 Self::new(kvm)?
             }
             None => Self::new(kvm)?,
         };
-        made.add_vcpus(vcpus as u64)?;
-        let vcpus = std::mem::take(&mut made.vcpus);
-        Ok((made, vcpus))
+        vm.add_vcpus(vcpus as u64)?;
+        let vcpus = std::mem::take(&mut vm.vcpus);
+        Ok((vm, vcpus))
     }
 
     fn new(kvm: OwnedFd) -> Result<Self, VmmError> {
         // SAFETY: `kvm` is owned by this function. If it is not KVM, the first ioctl fails.
         let kvm = unsafe { Kvm::from_raw_fd(kvm.into_raw_fd()) };
+        // The only version since Linux 2.6.22 (Documentation/virt/kvm/api.rst).
         if kvm.get_api_version() != 12 {
             return Err(VmmError::host(
                 "/dev/kvm",
@@ -106,6 +109,8 @@ impl KvmVm {
             .map_err(|e| VmmError::host("KVM_SET_TSS_ADDR", e))?;
         vm.set_identity_map_address(KVM_IDENTITY_MAP_START)
             .map_err(|e| VmmError::host("KVM_SET_IDENTITY_MAP_ADDR", e))?;
+        // The local APICs remain in the kernel. The I/O APIC is emulated by `super::ioapic`, and
+        // there is no PIC and no PIT.
         vm.enable_cap(&kvm_enable_cap {
             cap: KVM_CAP_SPLIT_IRQCHIP,
             args: [u64::from(IOAPIC_PINS), 0, 0, 0],
@@ -119,7 +124,7 @@ impl KvmVm {
             msrs: vcpu::msr_list(&kvm)?,
             vcpus: Vec::new(),
             unused_memory: None,
-            has_memory: false,
+            memory_is_registered: false,
         })
     }
 
@@ -150,30 +155,30 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_made_ahead_is_used_by_a_guest_of_its_size_and_no_other() {
+    fn spare_memory_is_used_only_by_a_guest_of_its_size() {
         let opened = File::options().read(true).write(true).open("/dev/kvm");
-        let Ok(kvm) = opened.map_err(|e| skip("memory_that_was_made_ahead", &e)) else {
+        let Ok(kvm) = opened.map_err(|e| skip("spare_memory", &e)) else {
             return;
         };
-        let ahead = || KvmVm::ahead(kvm.try_clone().unwrap().into(), 128).unwrap();
+        let spare = || KvmVm::prepare(kvm.try_clone().unwrap().into(), 128).unwrap();
         let place = |memory: &GuestMemory| memory.get_host_address(GuestAddress(0)).unwrap();
 
-        let mut fits = ahead();
-        let made = place(fits.unused_memory.as_ref().unwrap());
+        let mut fits = spare();
+        let vm = place(fits.unused_memory.as_ref().unwrap());
         let memory = fits.take_memory(128).unwrap();
-        assert_eq!(place(&memory), made);
+        assert_eq!(place(&memory), vm);
         assert_eq!(memory.read_obj::<u64>(GuestAddress(0)).unwrap(), 0);
-        fits.give_memory(&memory).unwrap();
+        fits.register_memory(&memory).unwrap();
 
-        let mut other = ahead();
+        let mut other = spare();
         let memory = other.take_memory(256).unwrap();
         assert_eq!(
             memory.iter().map(|region| region.len()).sum::<u64>(),
             256 << 20
         );
-        other.give_memory(&memory).unwrap();
+        other.register_memory(&memory).unwrap();
         // KVM does not replace a slot by a slot of another size.
         let wrong = memory::allocate(128).unwrap();
-        assert!(memory_slots::give(&other.vm, &wrong).is_err());
+        assert!(memory_slots::register(&other.vm, &wrong).is_err());
     }
 }

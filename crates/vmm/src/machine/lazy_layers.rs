@@ -1,5 +1,5 @@
-//! Incomplete layers of a restore: their descriptors, and the start of the thread that fetches
-//! missing memory.
+//! Incomplete memory layers of a restore: their missing chunks are fetched on demand from a store.
+//! This module takes the layers' descriptors and starts the thread that fetches missing memory.
 
 use super::devices::read_layer_index;
 use super::received_fds::ReceivedFds;
@@ -17,13 +17,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Incomplete layers of one restore. May be empty.
+/// Incomplete layers of one restore. Empty if all layers are complete.
 pub(super) struct LazyLayerSet {
     /// Present chunks, by layer number.
     present: BTreeMap<usize, UnitSet>,
     source: Option<LazySource>,
 }
 
+/// Descriptors with which missing memory is detected and fetched.
 struct LazySource {
     userfaultfd: OwnedFd,
     listener: OwnedFd,
@@ -70,6 +71,7 @@ impl LazyLayerSet {
         linear: &LinearMemory,
         fail: impl FnOnce(VmmError) + Send + 'static,
     ) -> Result<Option<Arc<LazyMemory>>, VmmError> {
+        // No thread is needed if newer layers replace all absent chunks.
         let source = self.source.take().filter(|_| !plan.later.is_empty());
         let Some(source) = source else {
             return map_layers(plan, layers, linear).map(|()| None);
@@ -81,6 +83,7 @@ impl LazyLayerSet {
             userfaultfd: &userfaultfd,
         };
         map_layers(plan, &lazy, linear)?;
+        // The thread needs files of its own: a fold may close the files of the machine.
         let files = (0..layers.len()).map(|number| {
             let file = layers.file(number).map(|file| file.try_clone());
             let file = file.unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into()));
@@ -96,6 +99,7 @@ impl LazyLayerSet {
             timeout: source.timeout,
         };
         let memory = LazyMemory::new(userfaultfd, linear.clone(), plan);
+        // Started after mapping, because the thread must know all registered ranges.
         let memory = Arc::new(memory);
         fault_handler::start(memory.clone(), source, fail)?;
         Ok(Some(memory))

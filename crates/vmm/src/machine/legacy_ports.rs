@@ -61,6 +61,7 @@ crate::frozen_layout!(SerialPortState, 40);
 
 /// All legacy port devices.
 pub struct LegacyPorts {
+    // `restore` creates the serial port anew with duplicates of these two.
     serial: Serial<SerialIrq, NoEvents, ConsoleWriter>,
     console: ConsoleWriter,
     irq: SerialIrq,
@@ -127,6 +128,7 @@ impl LegacyPorts {
     pub fn read(&mut self, port: u16, data: &mut [u8]) {
         data.fill(0xff);
         let [byte, ..] = data else { return };
+        // The remaining bytes of a wider access stay 0xff: every register has one byte.
         match port {
             COM1..=COM1_LAST => *byte = self.serial.read(low_byte(port - COM1)),
             SYSTEM_CONTROL => *byte = TIMER2_OUTPUT_HIGH,

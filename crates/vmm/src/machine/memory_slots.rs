@@ -9,12 +9,12 @@ use kvm_ioctls::VmFd;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 
 /// Registers all guest memory. The kernel creates tables for it, which takes 0.3 ms for 512 MiB.
-pub fn give(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
+pub fn register(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
     set_all(vm, memory, true)
 }
 
 /// Unregisters all guest memory.
-pub fn take(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
+pub fn unregister(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
     set_all(vm, memory, false)
 }
 
@@ -25,10 +25,13 @@ pub fn take(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
 /// (`KVM_X86_QUIRK_SLOT_ZAP_ALL`). Removing a slot of one page is faster than removing and adding
 /// all memory.
 pub fn drop_shadows(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
+    // Any valid host address is suitable: no guest runs while the slot exists.
     let page = memory
         .get_host_address(GuestAddress(0))
         .map_err(|e| VmmError::host("guest memory", e))?;
+    // The first slot number that no region of guest memory uses.
     let slot = u32::try_from(memory.num_regions()).unwrap_or(u32::MAX);
+    // A size of 0 removes the slot again.
     for bytes in [u64::from(MEMORY_PAGE), 0] {
         set(vm, slot, UNSEEN_PAGE_START, bytes, page)?;
     }
@@ -57,6 +60,7 @@ fn set(vm: &VmFd, slot: u32, start: u64, bytes: u64, host: *mut u8) -> Result<()
         flags: 0,
     };
     // SAFETY: callers pass guest memory, which is mapped until the process exits, and thus longer
+    // The conversion cannot fail: addresses have 64 bits.
     // than the VM exists.
     unsafe { vm.set_user_memory_region(slot) }
         .map_err(|e| VmmError::host("KVM_SET_USER_MEMORY_REGION", e))

@@ -23,40 +23,44 @@ use jiffy_proto::vm::{FdIndex, limits};
 use kvm_bindings::kvm_clock_data;
 use std::fs::File;
 
-/// Builds the machine. Opens no file: all descriptors come from `fds`. `ahead` is used if it was
-/// created and fits. `on_memory_failure` is called on another thread if missing memory cannot be
-/// fetched. It must end the process because any thread may wait for that memory.
+/// Builds the machine from a snapshot. Opens no file: all descriptors come from `fds`. `spare` is
+/// used if it has at most as many vCPUs as the snapshot. `on_memory_failure` is called on another
+/// thread if missing memory cannot be fetched. It must end the process because any thread may wait
+/// for that memory.
 pub fn restore(
     config: &RestoreConfig,
     fds: &mut ReceivedFds,
-    ahead: Option<KvmVm>,
+    spare: Option<KvmVm>,
     guest_connect: Box<dyn GuestConnect>,
     on_memory_failure: impl FnOnce(VmmError) + Send + 'static,
 ) -> Result<Machine, VmmError> {
     let state = read_state(&File::from(fds.take(config.state, "snapshot state")?))?;
     check_config(&state.shape)?;
     let kvm = fds.take(config.kvm, "/dev/kvm")?;
-    let (mut kvm, vcpus) = KvmVm::with_vcpus(ahead, kvm, state.vcpus.len())?;
+    let (mut kvm, vcpus) = KvmVm::with_vcpus(spare, kvm, state.vcpus.len())?;
     let memory = kvm.take_memory(state.shape.memory_mib)?;
     let linear = LinearMemory::new(&memory)?;
     let layers = take_memory_layers(&config.memory, linear.bytes(), fds)?;
     let eager = take_eager_chunks(config.source, linear.chunks(), fds)?;
+    // Chunks that a layer's file does not contain yet are fetched on demand.
     let lazy = LazyLayerSet::take(config, fds)?;
     let absent = |layer: usize, chunk: u64| lazy.is_absent(layer, chunk);
     let runs = layers.runs(linear.chunks());
     let plan = plan_lazy_mappings(runs, eager.as_ref(), absent, MAX_MAPPINGS);
     let lazy = lazy.map(&plan, &layers, &linear, on_memory_failure)?;
     let mapped = MappedFiles::of(&plan, &layers)?;
-    let ahead = PagesAhead::take(config.populate, config.populate_later, fds)?;
+    let pages = PopulatePages::take(config.populate, config.populate_later, fds)?;
     let mut deferred_copies = DeferredCopies::default();
-    if let Some(ahead) = &ahead {
-        // KVM need not be notified of changed pages: the memory is not registered, or no page is
-        // mapped.
-        advise_huge_pages(&plan, ahead.all(), &linear);
-        populate(&plan, &ahead.at_start, &linear);
-        deferred_copies = ahead.deferred(&plan, None);
+    if let Some(pages) = &pages {
+        // KVM need not be notified of the changed pages: KVM does not know the memory yet, or has
+        // mapped none of its pages.
+        advise_huge_pages(&plan, pages.all(), &linear);
+        populate(&plan, &pages.at_start, &linear);
+        deferred_copies = pages.deferred(&plan, None);
     }
 
+    // The presence of a disk, vsock or network interface follows from the configuration. Optional
+    // devices without a configuration exist if the snapshot contains their state.
     let has = |name: &str| state.devices.iter().any(|d| d.name() == name);
     let devices = DeviceSet {
         disks: &config.disks,
@@ -67,6 +71,7 @@ pub fn restore(
         balloon: has("balloon"),
         lazy: lazy.clone(),
     };
+    // Check this before vCPU state is restored: KVM's errors would not name the missing features.
     cpu_features::check(&state.shape.cpu, &kvm.cpuid)?;
     let builder = MachineBuilder::new(kvm, memory, &devices, fds, guest_connect)?;
     for (vcpu, state) in vcpus.iter().zip(&state.vcpus) {
@@ -84,7 +89,7 @@ pub fn restore(
 
     let ring = console(fds, config.console)?;
     let irq = builder.serial_irq()?;
-    let late = irq.try_clone().map_err(|e| VmmError::host("eventfd", e))?;
+    let irq_trigger = irq.try_clone().map_err(|e| VmmError::host("eventfd", e))?;
     let mut ports = LegacyPorts::new(ring, irq);
     ports.restore(&state.serial).map_err(VmmError::Config)?;
     let shape = state.shape.clone();
@@ -92,21 +97,22 @@ pub fn restore(
     machine.lazy = lazy;
     machine.deferred_copies = deferred_copies;
     machine.mapped = mapped;
-    // Interrupts are routed from here on.
-    let _ = late.write(1);
+    // Interrupts are routed from here on. An interrupt that was raised by `restore` above was lost,
+    // so raise it again. A spurious interrupt is harmless.
+    let _ = irq_trigger.write(1);
     restore_devices(&machine, &state)?;
     Ok(machine)
 }
 
-/// Pages that a guest writes first.
-pub(super) struct PagesAhead {
+/// Pages that a restored guest writes first. They are copied before it runs, or later.
+pub(super) struct PopulatePages {
     /// Pages that are copied before the guest runs.
     pub at_start: UnitSet,
     /// All pages, and the moment after which the remaining pages are copied.
     later: Option<(UnitSet, PopulateMoment)>,
 }
 
-impl PagesAhead {
+impl PopulatePages {
     /// Takes both sets. Both may be absent.
     pub fn take(
         at_start: Option<FdIndex>,
@@ -127,6 +133,7 @@ impl PagesAhead {
         let pages = read(later.pages)?;
         let at_start = at_start.unwrap_or_else(|| UnitSet::empty(pages.units()));
         Ok(Some(Self {
+            // The set of all pages includes `at_start`, so that `advise_huge_pages` excludes both.
             later: Some((pages.with(&at_start), later.from)),
             at_start,
         }))
@@ -205,6 +212,7 @@ fn restore_devices(machine: &Machine, state: &MachineState) -> Result<(), VmmErr
             machine.devices.len()
         )));
     }
+    // The snapshot may contain requests that the devices had not processed yet: kick all queues.
     for (device, state) in machine.devices.iter().zip(&state.devices) {
         let mut device = lock(device);
         device

@@ -5,7 +5,7 @@ use super::Machine;
 use super::bus::lock;
 use super::devices::take_disk_layers;
 use super::received_fds::ReceivedFds;
-use super::restore::{PagesAhead, read_state, take_eager_chunks, take_memory_layers};
+use super::restore::{PopulatePages, read_state, take_eager_chunks, take_memory_layers};
 use super::vcpu::{VcpuState, Vcpus};
 use crate::error::VmmError;
 use crate::snapshot::huge_mappings::advise_huge_pages;
@@ -29,7 +29,7 @@ pub struct RollbackTarget {
     vcpus: Vec<Arc<VcpuState>>,
     layers: MemoryLayers,
     plan: MappingPlan,
-    ahead: Option<PagesAhead>,
+    populate_pages: Option<PopulatePages>,
     /// Layers of writable disks, by device number.
     disks: Vec<(usize, DiskLayers)>,
 }
@@ -42,11 +42,12 @@ impl RollbackTarget {
         fds: &mut ReceivedFds,
     ) -> Result<Self, VmmError> {
         if machine.lazy.is_some() {
-            return Err(refused(
+            return Err(rejected(
                 "rollback is not possible while memory of this VM is fetched on demand",
             ));
         }
         let mut state = read_state(&File::from(fds.take(config.state, "snapshot state")?))?;
+        // Each vCPU's thread receives its state as an `Arc`, without copying it.
         let vcpus = std::mem::take(&mut state.vcpus);
         check_shape(machine, &state)?;
         let linear = LinearMemory::new(&machine.memory)?;
@@ -57,7 +58,7 @@ impl RollbackTarget {
         Ok(Self {
             disks: open_disks(machine, config, fds)?,
             vcpus: vcpus.into_iter().map(Arc::new).collect(),
-            ahead: PagesAhead::take(config.populate, config.populate_later, fds)?,
+            populate_pages: PopulatePages::take(config.populate, config.populate_later, fds)?,
             state,
             layers,
             plan,
@@ -70,17 +71,19 @@ impl RollbackTarget {
     }
 }
 
-fn refused(why: &str) -> VmmError {
+fn rejected(why: &str) -> VmmError {
     VmmError::Config(why.to_owned())
 }
 
+/// Checks that the snapshot has the size, processor features and devices of the machine. A rollback
+/// cannot change these.
 fn check_shape(machine: &Machine, state: &MachineState) -> Result<(), VmmError> {
     if state.shape != machine.shape {
-        return Err(refused("the snapshot is of another size or processor"));
+        return Err(rejected("the snapshot is of another size or processor"));
     }
     let names = machine.devices.iter().map(|d| lock(d).name().to_owned());
     if !names.eq(state.devices.iter().map(|d| d.name().to_owned())) {
-        return Err(refused("the snapshot has other devices"));
+        return Err(rejected("the snapshot has other devices"));
     }
     Ok(())
 }
@@ -92,7 +95,9 @@ fn open_disks(
 ) -> Result<Vec<(usize, DiskLayers)>, VmmError> {
     let writable = machine.writable_disks();
     if writable.len() != config.disks.len() {
-        return Err(refused("the snapshot has another number of writable disks"));
+        return Err(rejected(
+            "the snapshot has another number of writable disks",
+        ));
     }
     let mut disks = Vec::new();
     for (at, disk) in writable.into_iter().zip(&config.disks) {
@@ -105,7 +110,7 @@ fn open_disks(
         match opened {
             Some(Ok(layers)) => disks.push((at, layers)),
             Some(Err(e)) => return Err(VmmError::Config(format!("disk {at}: {e}"))),
-            None => return Err(refused("a device of the snapshot is not a disk")),
+            None => return Err(rejected("a device of the snapshot is not a disk")),
         }
     }
     Ok(disks)
@@ -130,12 +135,16 @@ impl Machine {
     ) -> Result<(), VmmError> {
         let linear = LinearMemory::new(&self.memory)?;
         let (plan, layers) = (&target.plan, &target.layers);
-        self.forget_shadows()?;
+        // The changes below bypass KVM's page tables, which must not refer to the old pages
+        // afterwards.
+        self.drop_shadows()?;
         let captured = self.captured.take();
+        // Captured pages describe the newest layer at the time of the capture. They are only valid
+        // for a rollback to this layer.
         self.captured = captured.filter(|captured| captured.are_of(layers));
         let own = OwnPages {
             now: private,
-            may_stay: target.ahead.as_ref().map(PagesAhead::all),
+            may_stay: target.populate_pages.as_ref().map(PopulatePages::all),
             captured: self.captured.as_ref(),
             protected: std::mem::take(&mut self.protected),
         };
@@ -143,17 +152,19 @@ impl Machine {
         self.mapped = mapped;
         self.layers = std::mem::take(&mut target.layers);
         self.deferred_copies = DeferredCopies::default();
-        if let Some(ahead) = &target.ahead {
-            advise_huge_pages(&target.plan, ahead.all(), &linear);
-            populate(&target.plan, &ahead.at_start.without(&stayed), &linear);
-            self.deferred_copies = ahead.deferred(&target.plan, Some(&stayed));
+        // Advise before populating: the size of a page is decided when it is allocated.
+        if let Some(pages) = &target.populate_pages {
+            advise_huge_pages(&target.plan, pages.all(), &linear);
+            populate(&target.plan, &pages.at_start.without(&stayed), &linear);
+            self.deferred_copies = pages.deferred(&target.plan, Some(&stayed));
         }
+        // `RollbackTarget::read` rejects lazy memory, so `self.lazy` is `None` before and after.
         Ok(())
     }
 
-    /// Reverts vCPUs and devices. Must be called after memory was reverted. A network interface
-    /// drops all frames from then on. No vCPU or device may be running. After an error, the guest
-    /// must not run again. Returns the disks' former layers, which take some time to drop.
+    /// Reverts vCPUs and devices. Must be called after memory was reverted. Network interfaces drop
+    /// all frames until [`Net::open_gate`]. No vCPU or device may be running. After an error, the
+    /// guest must not run again. Returns the disks' former layers, which take some time to drop.
     pub fn revert_state(
         &self,
         target: RollbackTarget,
@@ -167,6 +178,7 @@ impl Machine {
         };
         let set = self.vm.set_clock(&clock);
         set.map_err(|e| VmmError::host("KVM_SET_CLOCK", e))?;
+        // Restore the routes of interrupts before devices raise interrupts.
         self.bus.restore(&state.ioapic, &state.serial)?;
         let mut former = Vec::new();
         for (at, layers) in target.disks {
@@ -182,6 +194,7 @@ impl Machine {
             reverted.map_err(|e| VmmError::Config(e.to_string()))?;
             device.interrupt_if_needed();
         }
+        // The snapshot may contain requests that the devices had not processed yet.
         self.kick_pending_queues();
         Ok(former)
     }

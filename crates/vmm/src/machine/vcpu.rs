@@ -34,11 +34,15 @@ pub fn cpuid(supported: &CpuId, id: u8, vcpus: u8) -> CpuId {
     for entry in table.as_mut_slice() {
         match entry.function {
             1 => {
+                // EBX: initial APIC id (bits 24 to 31) and number of logical processors (bits 16 to
+                // 23).
                 entry.ebx =
                     (entry.ebx & 0x0000_ffff) | u32::from(vcpus) << 16 | u32::from(id) << 24;
                 entry.ecx |= CPUID_HYPERVISOR | CPUID_TSC_DEADLINE;
             }
+            // Extended topology: EDX is the x2APIC id of the processor that executes CPUID.
             0xb | 0x1f => entry.edx = u32::from(id),
+            // AMD: extended APIC id.
             0x8000_001e => entry.eax = u32::from(id),
             _ => {}
         }
@@ -58,6 +62,7 @@ pub fn set_up(vcpu: &VcpuFd, id: u8, cpuid: &CpuId, entry: u64) -> Result<(), Vm
     .map_err(|e| VmmError::host("setting up a vCPU", format!("{e:?}")))?;
     // Ignore the error: some hosts do not support this register, and the guest runs without it.
     let _ = vcpu.set_msrs(&msrs);
+    // FPU state after a reset, with all exceptions masked.
     let fpu = kvm_fpu {
         fcw: 0x37f,
         mxcsr: 0x1f80,
@@ -65,9 +70,11 @@ pub fn set_up(vcpu: &VcpuFd, id: u8, cpuid: &CpuId, entry: u64) -> Result<(), Vm
     };
     vcpu.set_fpu(&fpu).map_err(failed)?;
     let mut lapic = vcpu.get_lapic().map_err(failed)?;
+    // The PC's wiring: LINT0 receives external interrupts, and LINT1 receives NMIs.
     set_lapic_register(&mut lapic, LAPIC_LVT_LINT0, LVT_EXTINT);
     set_lapic_register(&mut lapic, LAPIC_LVT_LINT1, LVT_NMI);
     vcpu.set_lapic(&lapic).map_err(failed)?;
+    // The guest's kernel starts the other vCPUs with interrupts to their APICs.
     if id != 0 {
         return vcpu
             .set_mp_state(kvm_mp_state {
@@ -86,6 +93,7 @@ fn set_lapic_register(lapic: &mut kvm_lapic_state, at: usize, value: u32) {
 
 fn set_boot_registers(vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioctls::Error> {
     let mut sregs = vcpu.get_sregs()?;
+    // Flat segments that match the entries of `BOOT_GDT`.
     let data = kvm_segment {
         limit: u32::MAX,
         selector: 0x18,
@@ -117,7 +125,9 @@ fn set_boot_registers(vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioctls::Error
         ..Default::default()
     };
     sregs.gdt.base = BOOT_GDT.start;
+    // Five entries of 8 bytes. The limit is the offset of the last byte.
     sregs.gdt.limit = 39;
+    // No IDT: interrupts are disabled until the kernel loads its own.
     sregs.idt.base = 0;
     sregs.idt.limit = 0;
     sregs.cr0 = CR0_BOOT;

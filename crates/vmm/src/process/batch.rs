@@ -14,6 +14,7 @@ impl Vm {
         let poller = self.machine.poller.clone();
         loop {
             let timeout = if self.copies_are_due() {
+                // Copies remain: handle ready events, but do not wait for more.
                 EpollTimeout::ZERO
             } else {
                 EpollTimeout::NONE
@@ -21,6 +22,8 @@ impl Vm {
             if let Err(e) = poller.wait_batch(timeout, |batch| self.dispatch_batch(batch)) {
                 return VmmError::host("epoll", e).into();
             }
+            // `ending` may stop the guest and return `None`, so it is called before further copies
+            // are made.
             if let Some(cause) = self.ending() {
                 return cause;
             }
@@ -43,6 +46,7 @@ impl Vm {
                 EventSlot::Queue(device) | EventSlot::Host(device) if !single => {
                     self.begin_batch(device, &mut batched);
                 }
+                // Apply deferred effects before the request is handled.
                 EventSlot::Other(_) => self.end_batches(&mut batched),
                 _ => {}
             }
@@ -52,6 +56,8 @@ impl Vm {
     }
 
     fn begin_batch(&self, index: usize, batched: &mut u64) {
+        // A device number of 64 or more does not fit the bit set: such a device handles each event
+        // at once.
         let bit = u32::try_from(index)
             .ok()
             .and_then(|index| 1u64.checked_shl(index))
@@ -65,6 +71,7 @@ impl Vm {
     fn end_batches(&mut self, batched: &mut u64) {
         while *batched != 0 {
             let index = usize::try_from(batched.trailing_zeros()).unwrap_or(usize::MAX);
+            // Clear the lowest bit, which is the bit of `index`.
             *batched &= *batched - 1;
             self.on_device(index, |device| lock(device).end_batch());
         }

@@ -1,11 +1,12 @@
-//! Captured snapshots, which are completed without a controller and after the guest has ended.
+//! Captured snapshots: a captured snapshot is completed even if the controller disconnects or the
+//! guest ends while its memory is being written.
 
 use super::Vm;
 use jiffy_proto::snapshot::CapturedSnapshot;
 use jiffy_proto::vm::{Event, StopCause};
 
 impl Vm {
-    /// Returns the captured snapshot whose fate no controller has decided.
+    /// Returns the captured snapshot that no controller has committed or aborted yet.
     pub(super) fn captured_snapshot(&self) -> Option<Box<CapturedSnapshot>> {
         let writing = self.background_copy.as_ref().map(|copy| (&copy.id, None));
         let prepared = self
@@ -20,6 +21,8 @@ impl Vm {
 
     /// Aborts a captured snapshot that is being written.
     pub(super) fn abort_capture(&mut self) {
+        // The controller deletes the files. The exit of the cancelled writer process is handled by
+        // `on_background_copy` like any other failure.
         if let Some(copy) = &mut self.background_copy {
             copy.captured = false;
             copy.cancel();
@@ -33,6 +36,7 @@ impl Vm {
         if !self.background_copy.as_ref().is_some_and(|c| c.captured) {
             return Some(cause);
         }
+        // Stop the guest and report its end only once: this is called again after every event.
         if self.ended_cause.is_none() {
             self.halt();
             self.link.send(&Event::Stopped(cause.clone()), &[]);

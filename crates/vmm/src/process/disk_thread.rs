@@ -9,7 +9,7 @@ use crate::poll::ReadyEvent;
 use nix::sys::epoll::EpollTimeout;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// Gate that prevents the thread from starting a request while the machine is paused.
+/// Gate that prevents the disk thread from starting a request while the machine is paused.
 #[derive(Default)]
 struct DiskGate {
     state: Mutex<DiskGateState>,
@@ -18,11 +18,14 @@ struct DiskGate {
 
 #[derive(Default)]
 struct DiskGateState {
+    /// True while the machine is paused.
     closed: bool,
+    /// True while the disk thread handles an event.
     serving: bool,
 }
 
 impl DiskGate {
+    /// Waits until the gate is open. Then [`Self::close`] waits for [`Self::leave`].
     fn enter(&self) {
         let state = self
             .changed
@@ -33,13 +36,14 @@ impl DiskGate {
     fn leave(&self) {
         let mut state = lock(&self.state);
         state.serving = false;
+        // A waiting `close` has set `closed`, so otherwise no thread waits.
         if state.closed {
             self.changed.notify_all();
         }
     }
 
-    /// Closes the gate before waiting: a thread with continuous work would otherwise starve the
-    /// caller.
+    /// Closes the gate and waits until the disk thread has left it. The gate is closed first: a
+    /// thread with continuous work would otherwise enter again before the caller notices.
     fn close(&self) {
         let mut state = lock(&self.state);
         state.closed = true;
@@ -80,6 +84,8 @@ impl DiskThread {
             let Some(shared) = devices.get(device) else {
                 return;
             };
+            // Enter the gate before taking the device's lock. The thread that closes the gate takes
+            // the same lock afterwards, and must not wait for a request there.
             gate_of_thread.enter();
             match EventSlot::decode(ready.slot) {
                 EventSlot::Queue(_) => {
@@ -88,13 +94,15 @@ impl DiskThread {
                 _ => lock(shared).host_event(ready.token, ready.flags),
             }
             gate_of_thread.leave();
+            // Reports do not access the disks, so a pause need not wait for them.
             report_device(shared, &bus, |event| {
                 link.send(event, &[]);
             });
         };
         thread.run(move |confined| {
             if confined.is_err() {
-                // An unconfined thread must not serve the disks. The guest notices it at once.
+                // An unconfined thread must not serve the disks. The guest's requests to them then
+                // never complete.
                 return;
             }
             // Fails only if the descriptor is not an epoll set.

@@ -1,6 +1,9 @@
-//! Pages that a guest writes at its first use. They are copied ahead in steps, between events. If
-//! the guest starts alone, the copies begin at its start, while its agent greets. Otherwise they
-//! begin at the first use, because the work would delay other guests that are starting.
+//! Deferred copies of pages that a restored guest probably writes at its first use. A page that the
+//! VMM has copied causes no page fault in the guest. The event loop copies in small steps, between
+//! events.
+//!
+//! If the guest is the only guest that is starting, copying begins at its start, while its agent
+//! connects. Otherwise it begins at the first use: the work would delay the other guests.
 
 use super::Vm;
 use crate::machine::bus::lock;
@@ -10,21 +13,24 @@ use crate::virtio::net::Net;
 use jiffy_proto::snapshot::PopulateMoment;
 
 impl Vm {
-    /// Records a use of the guest if `device` is its network interface, which has an event. Frames
-    /// that arrive before the sandbox is handed out come from the host itself.
+    /// Records the first use of the guest if an event of its network interface carried a frame.
+    /// Frames that arrive before the sandbox is handed out to a user do not count: the host itself
+    /// sent them.
     pub(super) fn note_frames(&mut self, device: usize) {
         let frame = PopulateMoment::Frame;
+        // The VM is detached (`listener` is set) when the sandbox is handed out.
         if self.listener.is_none() || !self.machine.deferred_copies.await_moment(frame) {
             return;
         }
         let device = self.machine.devices.get(device);
+        // A closed gate drops all frames: the guest is still being rolled back.
         if device.and_then(|device| lock(device).device_ref(Net::is_open)) == Some(true) {
             self.machine.deferred_copies.note(frame);
         }
     }
 
-    /// Returns whether copies must be made now. No copies are made during a background copy: pages
-    /// are then shared with the writer, so each copy would cause another copy.
+    /// Returns whether copies must be made now. No copies are made during a background copy: the
+    /// writer process still shares the pages, so writing to a page would copy it once more.
     pub(super) fn copies_are_due(&self) -> bool {
         self.background_copy.is_none() && self.machine.deferred_copies.are_due()
     }
@@ -36,6 +42,7 @@ impl Vm {
         }
         match LinearMemory::new(&self.machine.memory) {
             Ok(linear) => self.machine.deferred_copies.step(&linear),
+            // Ignore the error and the copies: they only save page faults.
             Err(_) => self.machine.deferred_copies = DeferredCopies::default(),
         }
     }

@@ -1,4 +1,6 @@
-//! Folds of layers in the event loop, which does not wait for a disk in use.
+//! Handles requests to fold layers: to merge two adjacent layers into one
+//! ([`crate::machine::Machine::fold_layers`]). A fold is deferred while its disk is in use, because
+//! the event loop must not wait for storage.
 
 use super::Vm;
 use jiffy_proto::snapshot::FoldedLayers;
@@ -15,7 +17,7 @@ impl Vm {
         self.fold_layers();
     }
 
-    /// Folds layers as requested. Folds of a disk that is in use are deferred to the next call.
+    /// Performs all requested folds. A fold whose disk is in use is retried by the next call.
     pub(super) fn fold_layers(&mut self) {
         let machine = &mut self.machine;
         self.unfolded.retain(|layers| !machine.fold_layers(layers));

@@ -14,6 +14,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 impl Vm {
+    /// Detaches the VM from its controller: the VM survives the controller, and later controllers
+    /// connect to `listener`. Messages go to `log` from now on.
     pub(super) fn on_detach(
         &mut self,
         listener: FdIndex,
@@ -32,6 +34,7 @@ impl Vm {
                 Errno::result(done).map_err(|e| VmmError::host("log", e))?;
             }
             let slot = self.machine.poller.slot(SLOT_LISTENER);
+            // Change `self` only after the last call that can fail.
             watch(&slot, listener.as_fd())?;
             self.listener = Some(listener);
             self._greeting = greeting;
@@ -39,13 +42,14 @@ impl Vm {
         };
         match detach() {
             Ok(()) => drop(self.link.send(&Event::Detached, &[])),
-            // Otherwise the controller would assume that the VM is detached, although it ends with
-            // the controller.
+            // End the VM. Otherwise the controller would assume that the VM is detached, although
+            // the VM still ends with the controller.
             Err(e) => self.cause = Some(e.into()),
         }
     }
 
-    pub(super) fn on_controller_gone(&mut self) {
+    pub(super) fn on_controller_disconnected(&mut self) {
+        // A VM without a listener could never be controlled again.
         if self.listener.is_none() {
             self.cause = Some(StopCause::Requested);
         }
@@ -54,7 +58,7 @@ impl Vm {
         lock(&self.link.0).take();
     }
 
-    /// Drops unanswered requests of the former controller.
+    /// Drops unanswered requests of the disconnected controller.
     fn drop_controller_requests(&mut self) {
         self.reattach_pending = false;
         if let Some(background_copy) = self.background_copy.as_ref().filter(|c| !c.captured) {
@@ -62,18 +66,24 @@ impl Vm {
         }
     }
 
+    /// Accepts a connection of a new controller.
     pub(super) fn on_listener(&mut self) {
         let Some(listener) = &self.listener else {
             return;
         };
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        // Ignore the error: the controller may have closed the connection already, and can connect
+        // again.
         let Ok(raw) = accept4(listener.as_raw_fd(), flags) else {
             return;
         };
         // SAFETY: accept4 has just created this descriptor for this process.
         let socket = unsafe { OwnedFd::from_raw_fd(raw) };
-        // The newest controller replaces an older one, which belongs to a replaced daemon.
+        // The newest controller replaces an older one: a daemon connects only after it has replaced
+        // the daemon that was connected before.
         let slot = self.machine.poller.slot(SLOT_CONTROL);
+        // The replaced channel is dropped, which closes it and thereby removes it from the event
+        // loop.
         if watch(&slot, socket.as_fd()).is_ok() {
             self.drop_controller_requests();
             *lock(&self.link.0) = Some(Channel::new(socket));
@@ -88,8 +98,8 @@ impl Vm {
     }
 
     pub(super) fn send_reattach_state(&mut self) {
-        let waits = |copy: &BackgroundCopy| !copy.captured;
-        if !self.reattach_pending || self.background_copy.as_ref().is_some_and(waits) {
+        let is_uncaptured = |copy: &BackgroundCopy| !copy.captured;
+        if !self.reattach_pending || self.background_copy.as_ref().is_some_and(is_uncaptured) {
             return;
         }
         self.reattach_pending = false;
@@ -104,6 +114,8 @@ impl Vm {
                     running: self.running,
                     prepared_snapshot: self.prepared.as_ref().map(|snapshot| snapshot.id.clone()),
                     captured: self.captured_snapshot(),
+                    // Requests that this version supports, in addition to the requests of the first
+                    // version.
                     rollback: true,
                     fold: true,
                     console: index(0),
@@ -115,6 +127,7 @@ impl Vm {
         }
     }
 
+    /// Returns a duplicate of the overlay of each writable disk.
     fn overlays(&self) -> io::Result<Vec<OwnedFd>> {
         let devices = self.machine.devices.iter();
         devices

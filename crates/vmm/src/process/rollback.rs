@@ -43,16 +43,20 @@ impl Vm {
         self.link.send(&Event::RollbackBegun, &[]);
         match self.roll_back(checked) {
             Ok(report) => drop(self.link.send(&Event::RolledBack(report), &[])),
+            // The guest's memory or devices are partly reverted: the VM must end.
             Err(e) => self.cause = Some(e.into()),
         }
     }
 
+    /// Ends a rollback after the controller has received the agent's new greeting. Retains the
+    /// greeting's stream and lets the network interface pass frames again.
     pub(super) fn on_finish_rollback(&mut self, greeting: Option<FdIndex>, fds: Vec<OwnedFd>) {
         let mut fds = ReceivedFds::new(fds);
         self._greeting = greeting.and_then(|greeting| fds.take(greeting, "greeting").ok());
         for device in self.machine.devices_of_event_loop() {
             lock(&device).device_mut(Net::open_gate);
         }
+        // Only now, because closing many layers takes some time that the guest would be stopped.
         self.former_disks.clear();
     }
 
@@ -73,9 +77,11 @@ impl Vm {
         report.read_us = micros(reading);
 
         let stopped = Instant::now();
+        // Set this before the call: after an error, some vCPUs are paused, and `on_rollback`
+        // resumes all.
         self.running = false;
         target.pause_vcpus(&self.vcpus)?;
-        // Requests in flight write to memory.
+        // The disk thread must stop as well, because disk requests in flight write to guest memory.
         let paused_disks = self.disks.pause();
         report.pause_us = micros(stopped);
         let scanning = Instant::now();
@@ -108,6 +114,8 @@ impl Vm {
         let state = Instant::now();
         self.former_disks = self.machine.revert_state(target, &self.vcpus)?;
         report.state_us = micros(state);
+        // A prepared snapshot and disks to thaw belong to the discarded state: memory layers and
+        // overlays were replaced.
         self.prepared = None;
         self.disks_to_thaw.clear();
         self._greeting = None;

@@ -25,7 +25,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-/// Snapshot whose memory is being written while the guest runs.
+/// Snapshot whose memory a forked process writes while the guest runs.
 pub(super) struct BackgroundCopy {
     pub id: String,
     /// True if the snapshot is completed without a controller and after the guest has ended.
@@ -39,7 +39,7 @@ pub(super) struct BackgroundCopy {
     failure: Option<VmmError>,
     hashes: Option<ChunkHashes>,
     /// Guest's private pages at the time of the pause.
-    own: Option<UnitSet>,
+    private_pages: Option<UnitSet>,
 }
 
 impl BackgroundCopy {
@@ -77,7 +77,7 @@ struct SnapshotOutputs {
 struct FrozenMachine {
     state: Vec<u8>,
     /// Guest's private pages. `None` if they were not searched.
-    own: Option<UnitSet>,
+    private_pages: Option<UnitSet>,
     /// Chunks that may differ from the layers below.
     candidates: UnitSet,
     /// Disks by device number, with the index and the file of their layer.
@@ -154,6 +154,7 @@ impl Vm {
     ) -> Result<Option<SnapshotReport>, VmmError> {
         let began = Instant::now();
         let files = self.take_files(config, &mut ReceivedFds::new(fds))?;
+        // A new snapshot implies that the controller accepted the last one.
         self.commit_or_abort(SnapshotDecision::Commit)?;
         self.thaw(Vec::new())?;
         let linear = LinearMemory::new(&self.machine.memory)?;
@@ -162,6 +163,7 @@ impl Vm {
         self.pause();
         // Held until memory is forked or written, so that devices, disks and memory are consistent.
         let paused_disks = self.disks.pause();
+        // No disk is in use now, so deferred folds succeed.
         self.fold_layers();
         let mut report = SnapshotReport {
             cpu: self.machine.shape.cpu.clone(),
@@ -180,22 +182,22 @@ impl Vm {
             // Ignore the error: the snapshot is valid without this set, but slower to restore.
             let _ = write_touched(set, pagemap, &linear);
         }
-        if let Some(most) = config.max_bytes {
+        if let Some(limit) = config.max_bytes {
             let needed = frozen.max_bytes(linear.chunks());
-            if needed > most {
+            if needed > limit {
                 self.thaw(frozen.devices())?;
-                return Err(VmmError::SnapshotTooLarge { needed, most });
+                return Err(VmmError::SnapshotTooLarge { needed, limit });
             }
         }
 
-        let background_copy = Instant::now();
-        // If the VM stops, no later snapshot will be compared.
-        let goes_on = config.then == AfterSnapshot::Resume;
+        let copying = Instant::now();
+        // If the VM stops, no later snapshot will use the hashes.
+        let resumes = config.then == AfterSnapshot::Resume;
         let large = report.candidates >= LARGE_LAYER_CHUNKS;
         let direct = files.memory.direct.as_ref().filter(|_| large);
         let hashes = match direct {
-            // Without memory for hashes, the next snapshot compares by reading.
-            Some(_) if goes_on => ChunkHashes::new(linear.chunks()).ok(),
+            // Without hashes, the next snapshot compares memory with the layer's file.
+            Some(_) if resumes => ChunkHashes::new(linear.chunks()).ok(),
             _ => None,
         };
         let source = LayerSource {
@@ -206,20 +208,22 @@ impl Vm {
         };
         let output = LayerOutput::new(&files.memory.layer, direct);
         let mut writer = LayerWriter::new(source, output, &files.memory.index);
-        if goes_on {
-            let mut keep = vec![
+        if resumes {
+            let mut inherited_fds = vec![
                 files.memory.layer.as_raw_fd(),
                 files.memory.index.as_raw_fd(),
             ];
-            keep.extend(files.memory.direct.as_ref().map(AsRawFd::as_raw_fd));
-            keep.extend(self.machine.layers.descriptors());
-            let child = WriterProcess::start(&mut writer, &keep)
+            inherited_fds.extend(files.memory.direct.as_ref().map(AsRawFd::as_raw_fd));
+            inherited_fds.extend(self.machine.layers.descriptors());
+            let child = WriterProcess::start(&mut writer, &inherited_fds)
                 .or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
             self.machine.protected = true;
-            report.phases.copy_us = micros(background_copy);
+            report.phases.copy_us = micros(copying);
             drop(paused_disks);
             self.resume();
             report.stopped_us = micros(stopped);
+            // The guest runs already. An error from here on fails the snapshot when the writer
+            // process has exited.
             let slot = self.machine.poller.slot(SLOT_BACKGROUND_COPY);
             let watched = watch(&slot, child.pidfd.as_fd());
             let failure = frozen.write(&files.state).and(watched).err();
@@ -238,7 +242,7 @@ impl Vm {
                 disks,
                 failure,
                 hashes,
-                own: frozen.own,
+                private_pages: frozen.private_pages,
             });
             return Ok(None);
         }
@@ -248,22 +252,15 @@ impl Vm {
         let index = writer.index();
         let written = written.and_then(|()| frozen.write(&files.state));
         written.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
-        report.phases.copy_us = micros(background_copy);
+        report.phases.copy_us = micros(copying);
         report.stopped_us = micros(stopped);
-        let id = config.id.clone();
-        let disks = frozen.devices();
         self.prepared = Some(PreparedSnapshot {
-            id,
+            id: config.id.clone(),
             report: None,
-            disks,
+            disks: frozen.devices(),
         });
-        Ok(Some(self.complete(
-            report,
-            began,
-            files.memory,
-            index,
-            None,
-        )))
+        let report = self.complete(report, began, files.memory, index, None);
+        Ok(Some(report))
     }
 
     fn take_files(
@@ -327,11 +324,11 @@ impl Vm {
         let state = self.machine.save(&self.vcpus)?.encode()?;
         phases.state_us = micros(reading);
         let scanning = Instant::now();
-        let own = pagemap
+        let private_pages = pagemap
             .map(|file| scan_pages(file, linear, PageFilter::Private))
             .transpose()
             .map_err(|e| VmmError::host("searching for written pages", e))?;
-        let mut candidates = match &own {
+        let mut candidates = match &private_pages {
             Some(pages) => pages.coarser(CHUNK_SIZE / u64::from(MEMORY_PAGE)),
             None => UnitSet::full(linear.chunks()),
         };
@@ -345,7 +342,7 @@ impl Vm {
         phases.scan_us = micros(scanning);
         let mut frozen = FrozenMachine {
             state,
-            own,
+            private_pages,
             candidates,
             disks: Vec::new(),
         };
@@ -398,9 +395,9 @@ impl Vm {
         match index {
             Ok(index) => {
                 let (files, hashes) = (background_copy.files, background_copy.hashes);
-                let captured = |own| CapturedPages::new(&files.layer, own).ok();
+                let captured = |private_pages| CapturedPages::new(&files.layer, private_pages).ok();
                 // Without these pages, a rollback maps more memory again.
-                self.machine.captured = background_copy.own.and_then(captured);
+                self.machine.captured = background_copy.private_pages.and_then(captured);
                 let report = self.complete(
                     background_copy.report,
                     background_copy.began,

@@ -80,6 +80,7 @@ pub const VCPU_IOCTLS: &[IoctlRequest] = requests![
 /// Requests of the event loop.
 pub const MAIN_IOCTLS: &[IoctlRequest] = requests![
     "KVM_GET_CLOCK" = DIRECTION_READ, KVMIO, 0x7c, size_of::<kvm_clock_data>();
+    // The argument is `struct pm_scan_arg` (include/uapi/linux/fs.h).
     "PAGEMAP_SCAN" = DIRECTION_READ | DIRECTION_WRITE, b'f', 16, 96;
     "KVM_SET_CLOCK" = DIRECTION_WRITE, KVMIO, 0x7b, size_of::<kvm_clock_data>();
     "KVM_SET_GSI_ROUTING" = DIRECTION_WRITE, KVMIO, 0x6a, size_of::<kvm_irq_routing>();

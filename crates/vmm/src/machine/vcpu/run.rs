@@ -28,7 +28,7 @@ pub(super) enum VcpuStep {
 /// Enters the guest once and handles its exit.
 pub(super) fn run_once(vcpu: &mut VcpuFd, bus: &Bus) -> VcpuStep {
     match serve(vcpu, bus) {
-        Ok(run_once) => run_once,
+        Ok(step) => step,
         Err(e) => VcpuStep::End(VcpuEnd::Failed(e)),
     }
 }
@@ -36,6 +36,8 @@ pub(super) fn run_once(vcpu: &mut VcpuFd, bus: &Bus) -> VcpuStep {
 fn serve(vcpu: &mut VcpuFd, bus: &Bus) -> Result<VcpuStep, VmmError> {
     let exit = match vcpu.run() {
         Ok(exit) => exit,
+        // EINTR: the kick signal. EAGAIN: a secondary vCPU has received its start-up interrupt and
+        // can be entered now.
         Err(e) if e.errno() == libc::EINTR || e.errno() == libc::EAGAIN => {
             return Ok(VcpuStep::Kicked);
         }
@@ -54,7 +56,9 @@ fn serve(vcpu: &mut VcpuFd, bus: &Bus) -> Result<VcpuStep, VmmError> {
         }
         // A kernel without another method reboots by a triple fault.
         VcpuExit::Shutdown | VcpuExit::SystemEvent(..) => return Ok(VcpuStep::End(VcpuEnd::Reset)),
+        // No action is required. The I/O APIC ignores EOIs because all interrupts are edges.
         VcpuExit::Intr | VcpuExit::IoapicEoi(_) | VcpuExit::IrqWindowOpen => {}
+        // Unexpected: KVM handles HLT itself if the local APIC is in the kernel.
         VcpuExit::Hlt => {
             return Err(VmmError::Guest("halted with interrupts off".to_owned()));
         }

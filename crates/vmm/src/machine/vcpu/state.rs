@@ -45,6 +45,7 @@ pub fn msr_list(kvm: &Kvm) -> Result<Vec<u32>, VmmError> {
         .copied()
         .filter(|msr| !last.contains(msr))
         .collect();
+    // KVM does not list these two.
     list.extend([MSR_FS_BASE, MSR_GS_BASE]);
     list.extend(last);
     Ok(list)
@@ -101,6 +102,9 @@ impl VcpuState {
     /// Reverts a vCPU with the same CPUID to this state. The vCPU must be outside the guest and
     /// have no unfinished exit.
     pub fn revert(&self, vcpu: &VcpuFd) -> Result<(), VmmError> {
+        // KVM requires this order: the local APIC after `sregs` (its base address), MSRs after the
+        // local APIC (the mode of its timer), and events last (setting `regs` clears a pending
+        // exception).
         vcpu.set_mp_state(self.mp_state)
             .map_err(failed("KVM_SET_MP_STATE"))?;
         vcpu.set_sregs(&self.sregs)
@@ -139,15 +143,16 @@ fn save_msrs(vcpu: &VcpuFd, list: &[u32]) -> Result<Vec<kvm_msr_entry>, VmmError
     Ok(saved)
 }
 
-fn restore_msrs(vcpu: &VcpuFd, mut left: &[kvm_msr_entry]) -> Result<(), VmmError> {
-    while !left.is_empty() {
-        let batch = Msrs::from_entries(left)
+fn restore_msrs(vcpu: &VcpuFd, mut remaining: &[kvm_msr_entry]) -> Result<(), VmmError> {
+    while !remaining.is_empty() {
+        let batch = Msrs::from_entries(remaining)
             .map_err(|e| VmmError::host("KVM_SET_MSRS", format!("{e:?}")))?;
         let count = vcpu.set_msrs(&batch).map_err(failed("KVM_SET_MSRS"))?;
-        left = left.get(count..).unwrap_or_default();
+        remaining = remaining.get(count..).unwrap_or_default();
+        // A register with its reset value needs no write.
         // KVM stops at the first register that it cannot write. The failure is ignored if the saved
         // value is zero.
-        let Some((refused, others)) = left.split_first() else {
+        let Some((refused, others)) = remaining.split_first() else {
             return Ok(());
         };
         if refused.data != 0 {
@@ -159,7 +164,7 @@ fn restore_msrs(vcpu: &VcpuFd, mut left: &[kvm_msr_entry]) -> Result<(), VmmErro
                 ),
             ));
         }
-        left = others;
+        remaining = others;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
+// Unused by the C library and by Rust's runtime.
 const KICK_SIGNAL: Signal = Signal::SIGUSR1;
 
 thread_local! {
@@ -50,23 +51,23 @@ struct VcpuThread {
 
 impl VcpuThread {
     /// Sends a command. The returned receiver delivers its result.
-    fn begin<T>(
+    fn start_command<T>(
         &self,
         command: impl FnOnce(Sender<Result<T, VmmError>>) -> VcpuCommand,
     ) -> Receiver<Result<T, VmmError>> {
-        let (tell, result) = channel();
+        let (reply, result) = channel();
         // Ignore the error: a thread that has ended drops the sender of the result.
-        let _ = self.commands.send(command(tell));
+        let _ = self.commands.send(command(reply));
         result
     }
 }
 
 /// Waits for the results of a command that was sent to all threads.
-fn results<T>(begun: Vec<Receiver<Result<T, VmmError>>>) -> Result<Vec<T>, VmmError> {
-    let gone = |_| VmmError::Guest("a vCPU had ended already".to_owned());
-    begun
+fn results<T>(pending: Vec<Receiver<Result<T, VmmError>>>) -> Result<Vec<T>, VmmError> {
+    let exited = |_| VmmError::Guest("a vCPU had ended already".to_owned());
+    pending
         .into_iter()
-        .map(|result| result.recv().map_err(gone)?)
+        .map(|result| result.recv().map_err(exited)?)
         .collect()
 }
 
@@ -86,6 +87,7 @@ impl Vcpus {
         bus: &Arc<Bus>,
         ended: EventFd,
     ) -> Result<Self, VmmError> {
+        // Without `SA_RESTART`, the signal interrupts `KVM_RUN`.
         let action = SigAction::new(
             SigHandler::Handler(on_kick),
             SaFlags::empty(),
@@ -93,7 +95,7 @@ impl Vcpus {
         );
         // SAFETY: the handler only writes one byte through a thread-local pointer.
         unsafe { sigaction(KICK_SIGNAL, &action) }.map_err(|e| VmmError::host("sigaction", e))?;
-        let (tell, ends) = channel();
+        let (end_sender, ends) = channel();
         let mut running = Vec::with_capacity(vcpus.len());
         for (vcpu, thread) in vcpus.into_iter().zip(threads) {
             let (commands, inbox) = channel();
@@ -101,7 +103,7 @@ impl Vcpus {
                 vcpu,
                 bus: bus.clone(),
                 inbox,
-                tell: tell.clone(),
+                end_sender: end_sender.clone(),
                 ended: ended
                     .try_clone()
                     .map_err(|e| VmmError::host("eventfd", e))?,
@@ -142,21 +144,21 @@ impl Vcpus {
 
     fn begin_pause(&self) -> Vec<Receiver<()>> {
         let threads = self.threads.iter();
-        let waits = threads.map(|thread| {
-            let (tell, done) = channel();
-            let _ = thread.commands.send(VcpuCommand::Pause(tell));
+        let pauses = threads.map(|thread| {
+            let (reply, done) = channel();
+            let _ = thread.commands.send(VcpuCommand::Pause(reply));
             let id: Pthread = thread.handle.as_pthread_t();
             let _ = pthread_kill(id, KICK_SIGNAL);
             done
         });
-        waits.collect()
+        pauses.collect()
     }
 
     /// Saves the state of all vCPUs, which must be paused.
     pub fn save(&self, msrs: &Arc<Vec<u32>>) -> Result<Vec<VcpuState>, VmmError> {
         let threads = self.threads.iter();
-        let saving =
-            threads.map(|thread| thread.begin(|tell| VcpuCommand::Save(msrs.clone(), tell)));
+        let saving = threads
+            .map(|thread| thread.start_command(|reply| VcpuCommand::Save(msrs.clone(), reply)));
         results(saving.collect())
     }
 
@@ -164,7 +166,7 @@ impl Vcpus {
     /// check immediately after the pause, without another command.
     pub fn pause_and_check(&self, states: &[Arc<VcpuState>]) -> Result<(), VmmError> {
         let paused = self.begin_pause();
-        let checked = self.begin_each(states, VcpuCommand::CheckCpuid);
+        let checked = self.start_on_each(states, VcpuCommand::CheckCpuid);
         for done in paused {
             // Ignore the error: the thread has ended.
             let _ = done.recv();
@@ -178,18 +180,18 @@ impl Vcpus {
 
     /// Reverts all vCPUs, which must be paused, to `states`.
     pub fn revert(&self, states: &[Arc<VcpuState>]) -> Result<(), VmmError> {
-        results(self.begin_each(states, VcpuCommand::Revert)).map(drop)
+        results(self.start_on_each(states, VcpuCommand::Revert)).map(drop)
     }
 
-    fn begin_each(
+    fn start_on_each(
         &self,
         states: &[Arc<VcpuState>],
         command: fn(Arc<VcpuState>, Sender<Result<(), VmmError>>) -> VcpuCommand,
     ) -> Vec<Receiver<Result<(), VmmError>>> {
         let threads = self.threads.iter().zip(states);
-        let begun =
-            threads.map(|(thread, state)| thread.begin(|tell| command(state.clone(), tell)));
-        begun.collect()
+        let pending = threads
+            .map(|(thread, state)| thread.start_command(|reply| command(state.clone(), reply)));
+        pending.collect()
     }
 
     /// Returns the reason why a vCPU ended. `None` if all are running or paused.
@@ -202,7 +204,7 @@ struct VcpuWorker {
     vcpu: VcpuFd,
     bus: Arc<Bus>,
     inbox: Receiver<VcpuCommand>,
-    tell: Sender<VcpuEnd>,
+    end_sender: Sender<VcpuEnd>,
     ended: EventFd,
 }
 
@@ -214,8 +216,9 @@ impl VcpuWorker {
             Err(e) => Some(VcpuEnd::Failed(e)),
         };
         IMMEDIATE_EXIT.set(ptr::null_mut());
+        // Send the reason before signalling: the event loop reads it when the eventfd is ready.
         if let Some(end) = end {
-            let _ = self.tell.send(end);
+            let _ = self.end_sender.send(end);
             let _ = self.ended.write(1);
         }
     }
@@ -225,17 +228,17 @@ impl VcpuWorker {
     fn run_commands(&mut self) -> Option<VcpuEnd> {
         loop {
             match self.inbox.recv().ok()? {
-                VcpuCommand::Pause(tell) => {
-                    let _ = tell.send(());
+                VcpuCommand::Pause(reply) => {
+                    let _ = reply.send(());
                 }
-                VcpuCommand::Save(msrs, tell) => {
-                    let _ = tell.send(VcpuState::save(&self.vcpu, &msrs));
+                VcpuCommand::Save(msrs, reply) => {
+                    let _ = reply.send(VcpuState::save(&self.vcpu, &msrs));
                 }
-                VcpuCommand::CheckCpuid(state, tell) => {
-                    let _ = tell.send(state.check_cpuid(&self.vcpu));
+                VcpuCommand::CheckCpuid(state, reply) => {
+                    let _ = reply.send(state.check_cpuid(&self.vcpu));
                 }
-                VcpuCommand::Revert(state, tell) => {
-                    let _ = tell.send(state.revert(&self.vcpu));
+                VcpuCommand::Revert(state, reply) => {
+                    let _ = reply.send(state.revert(&self.vcpu));
                 }
                 VcpuCommand::Run => match self.run() {
                     Ok(paused) => {
@@ -251,8 +254,8 @@ impl VcpuWorker {
     fn run(&mut self) -> Result<Sender<()>, VcpuEnd> {
         // A kick that arrived before this thread set its vCPU is lost, but the command is in the
         // inbox.
-        if let Some(tell) = self.pause_command() {
-            return Ok(tell);
+        if let Some(reply) = self.pause_command() {
+            return Ok(reply);
         }
         loop {
             match run_once(&mut self.vcpu, &self.bus) {
@@ -262,8 +265,8 @@ impl VcpuWorker {
                     // The last exit is not complete yet: KVM completes it on the next entry, which
                     // the kick then aborts.
                     self.vcpu.set_kvm_immediate_exit(0);
-                    if let Some(tell) = self.pause_command() {
-                        return Ok(tell);
+                    if let Some(reply) = self.pause_command() {
+                        return Ok(reply);
                     }
                 }
             }
@@ -273,11 +276,13 @@ impl VcpuWorker {
     /// Returns the channel that confirms a `Pause` command, if one has arrived.
     fn pause_command(&self) -> Option<Sender<()>> {
         while let Ok(command) = self.inbox.try_recv() {
-            if let VcpuCommand::Pause(tell) = command {
+            // While the guest runs, the event loop sends only `Pause`, so no other command is
+            // dropped.
+            if let VcpuCommand::Pause(reply) = command {
                 // Prevents the guest's watchdogs from firing after the pause. Guests without
                 // kvmclock ignore it.
                 let _ = self.vcpu.kvmclock_ctrl();
-                return Some(tell);
+                return Some(reply);
             }
         }
         None
