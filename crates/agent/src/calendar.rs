@@ -42,6 +42,7 @@ pub fn format_time(seconds: i64, nanoseconds: i64) -> String {
 
 /// Parses an RFC 3339 time. Returns nanoseconds since 1970.
 pub fn parse_time(text: &str) -> Option<u64> {
+    // The year has four digits, so no intermediate value overflows.
     let number = |range: std::ops::Range<usize>| text.get(range)?.parse::<i64>().ok();
     let (date, time) = (
         days(number(0..4)?, number(5..7)?, number(8..10)?),

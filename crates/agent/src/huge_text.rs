@@ -20,17 +20,17 @@ const FILLER: u8 = 0xcc;
 
 /// Moves the read-only part of this program to huge pages at the same addresses. Returns false if
 /// the layout of the program does not permit this. Must be called before a second thread exists.
-pub fn adopt() -> io::Result<bool> {
+pub fn enable() -> io::Result<bool> {
     let before = fs::read_to_string(SETTING)?;
     fs::write(SETTING, "madvise")?;
     let moved = move_text();
     // A permanent setting would make the kernel search for memory to merge every 10 s.
-    fs::write(SETTING, chosen(&before))?;
+    fs::write(SETTING, active_value(&before))?;
     moved
 }
 
 /// Returns the active value of a setting, which is in brackets.
-fn chosen(setting: &str) -> &str {
+fn active_value(setting: &str) -> &str {
     let inner = setting
         .split_once('[')
         .and_then(|(_, rest)| rest.split_once(']'));
@@ -38,6 +38,7 @@ fn chosen(setting: &str) -> &str {
 }
 
 fn move_text() -> io::Result<bool> {
+    // A program that is not linked for huge pages, for example in tests, runs without them.
     let Some(text) = read_only_range(&program_headers()) else {
         return Ok(false);
     };
@@ -78,6 +79,7 @@ fn reserve(length: usize) -> io::Result<*mut u8> {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // `align_offset` is less than HUGE_PAGE, so the mapping contains `length` aligned bytes.
         let before = start.align_offset(HUGE_PAGE);
         if before > 0 {
             sys::check(libc::munmap(start, before))?;
@@ -163,31 +165,34 @@ mod tests {
         let unaligned = segment(HUGE_PAGE + 4096, 2 * HUGE_PAGE, false);
         let near = segment(3 * HUGE_PAGE - 4096, 3 * HUGE_PAGE, true);
         let empty = segment(HUGE_PAGE, HUGE_PAGE, false);
-        let refused: [&[Segment]; 5] = [
+        let rejected: [&[Segment]; 5] = [
             &[],
             &[writable, data],
             &[unaligned, data],
             &[text, near],
             &[empty],
         ];
-        for segments in refused {
+        for segments in rejected {
             assert_eq!(read_only_range(segments), None, "{segments:?}");
         }
     }
 
     #[test]
-    fn the_segments_of_this_program_hold_its_code() {
-        let code = adopt as fn() -> io::Result<bool> as usize;
-        let holds = |segment: &Segment| (segment.start..segment.end).contains(&code);
+    fn the_segments_of_this_program_contain_its_code() {
+        let code = enable as fn() -> io::Result<bool> as usize;
+        let contains_code = |segment: &Segment| (segment.start..segment.end).contains(&code);
         let segments = program_headers();
-        let found = segments.iter().find(|segment| holds(segment)).unwrap();
+        let found = segments
+            .iter()
+            .find(|segment| contains_code(segment))
+            .unwrap();
         assert!(!found.writable);
     }
 
     #[test]
-    fn the_word_in_brackets_is_the_one_in_force() {
-        assert_eq!(chosen("always inherit [madvise] never\n"), "madvise");
-        assert_eq!(chosen(""), "never");
+    fn the_active_value_is_in_brackets() {
+        assert_eq!(active_value("always inherit [madvise] never\n"), "madvise");
+        assert_eq!(active_value(""), "never");
     }
 
     #[test]

@@ -65,6 +65,7 @@ fn exec_image_modprobe(arguments: &[String]) {
 fn load(directory: &Path, name: &str) -> io::Result<()> {
     let read = |file: &str| std::fs::read_to_string(directory.join(file));
     let dependencies = read("modules.dep")?;
+    // `name` is a module, a built-in module, or an alias, in this order.
     let found = match load_order(&dependencies, &normalize(name)) {
         Some(chain) => vec![chain],
         None if is_built_in(&read("modules.builtin").unwrap_or_default(), name) => return Ok(()),
@@ -144,6 +145,7 @@ fn resolve_alias(aliases: &str, name: &str) -> Vec<String> {
 /// Returns whether a pattern with `*` and `?` matches `name`.
 fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
+    // Greedy matching: only the last star must be retried, as in glob matching.
     // Positions to resume from if the text after the last star does not match.
     let mut again = None;
     while n < name.len() {

@@ -1,5 +1,4 @@
-//! Connection of a stream from the host to a TCP port of the guest: see
-//! `jiffy_proto::agent::TCP_PORT`.
+//! Forwards a stream from the host to a TCP port of the guest (`jiffy_proto::agent::TCP_PORT`).
 
 use crate::sys;
 use jiffy_proto::agent::TCP_OK;
@@ -22,17 +21,19 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Serves one stream.
 pub async fn serve(mut stream: UnixStream) {
     // Ignore the error: a peer that closes the connection is normal.
-    let _ = join(&mut stream).await;
+    let _ = forward(&mut stream).await;
 }
 
-async fn join(stream: &mut UnixStream) -> io::Result<()> {
+async fn forward(stream: &mut UnixStream) -> io::Result<()> {
     let opening = timeout(Duration::from_secs(10), read_port(stream)).await;
     let mut tcp = match opening {
         Err(_) => return Ok(()),
-        Ok(Err(reason)) => return refuse(stream, &reason).await,
+        Ok(Err(reason)) => return send_error(stream, &reason).await,
         Ok(Ok(port)) => match connect(port).await {
             Ok(tcp) => tcp,
-            Err(e) => return refuse(stream, &format!("cannot connect to port {port}: {e}")).await,
+            Err(e) => {
+                return send_error(stream, &format!("cannot connect to port {port}: {e}")).await;
+            }
         },
     };
     tcp.set_nodelay(true)?;
@@ -41,7 +42,7 @@ async fn join(stream: &mut UnixStream) -> io::Result<()> {
     Ok(())
 }
 
-async fn refuse(stream: &mut UnixStream, reason: &str) -> io::Result<()> {
+async fn send_error(stream: &mut UnixStream, reason: &str) -> io::Result<()> {
     stream.write_all(format!("ERR {reason}\n").as_bytes()).await
 }
 
@@ -71,6 +72,7 @@ async fn connect(port: u16) -> io::Result<TcpStream> {
         Ok(tcp) => Ok(tcp),
         Err(first) => connect_with_retry((IpAddr::V6(Ipv6Addr::LOCALHOST), port).into())
             .await
+            // The error of IPv4 is more useful, since most servers listen on IPv4.
             .map_err(|_| first),
     }
 }
@@ -81,17 +83,17 @@ async fn connect(port: u16) -> io::Result<TcpStream> {
 /// earlier, with random delays between concurrent attempts.
 async fn connect_with_retry(to: SocketAddr) -> io::Result<TcpStream> {
     let began = Instant::now();
-    let mut patience = FIRST_RETRY_DELAY;
+    let mut delay = FIRST_RETRY_DELAY;
     loop {
         let mut random = [0; 1];
         sys::random(&mut random)?;
-        let wait = patience.mul_f64(0.5 + f64::from(random[0]) / 256.0);
+        let wait = delay.mul_f64(0.5 + f64::from(random[0]) / 256.0);
         match timeout(wait, TcpStream::connect(to)).await {
             Ok(done) => return done,
             Err(_) if began.elapsed() > CONNECT_TIMEOUT => {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            Err(_) => patience = (patience * 5 / 4).min(MAX_RETRY_DELAY),
+            Err(_) => delay = (delay * 5 / 4).min(MAX_RETRY_DELAY),
         }
     }
 }

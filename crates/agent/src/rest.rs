@@ -1,4 +1,5 @@
-//! Plain HTTP requests, in addition to the Connect services.
+//! Plain HTTP requests (`/files`, `/archive`, `/metrics` and others), in addition to the Connect
+//! services.
 
 pub mod archive;
 pub mod changes;

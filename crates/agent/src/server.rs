@@ -1,4 +1,5 @@
-//! Connections, authentication and routing.
+//! HTTP server of the agent: serves connections, authenticates requests, and routes them to the
+//! services.
 
 use crate::body::{ReplyBody, json};
 use crate::rpc::request::{self, CallInfo};
@@ -29,9 +30,11 @@ pub async fn serve(agent: Rc<Agent>, stream: UnixStream) {
         .await;
 }
 
+/// Answers a request and reads the rest of its body if the response is complete.
 async fn answer_whole(agent: &Rc<Agent>, request: Request<Incoming>) -> Response<ReplyBody> {
     let (head, mut body) = request.into_parts();
     let response = answer(agent, Request::from_parts(head, &mut body)).await;
+    // A streamed response may depend on the rest of the body, so only complete responses qualify.
     if matches!(response.body(), ReplyBody::Whole(_)) && !body.is_end_stream() {
         request::discard(&mut body).await;
     }
@@ -58,7 +61,7 @@ async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Response<
 /// Checks the token. If the sandbox has a token, all requests require it, with three exceptions:
 /// - the health check;
 /// - the files, whose handlers check the token themselves and also accept a signature;
-/// - the host-only paths.
+/// - `/init`, which only the host can reach (`jiffy_proto::agent::HOST_ONLY_PATHS`).
 fn has_access(agent: &Agent, request: &Request<&mut Incoming>) -> bool {
     match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/health" | "/files")
@@ -85,13 +88,13 @@ enum CallKind {
 
 /// Checks the method and the content type of a call.
 fn admit(request: &Request<&mut Incoming>, kind: CallKind) -> Result<(), Box<Response<ReplyBody>>> {
-    let refuse = |status| {
+    let reject = |status| {
         let mut response = Response::new(ReplyBody::empty());
         *response.status_mut() = status;
         Err(Box::new(response))
     };
     if request.method() != Method::POST {
-        return refuse(StatusCode::METHOD_NOT_ALLOWED);
+        return reject(StatusCode::METHOD_NOT_ALLOWED);
     }
     let given = request
         .headers()
@@ -102,7 +105,7 @@ fn admit(request: &Request<&mut Incoming>, kind: CallKind) -> Result<(), Box<Res
     match (kind, given) {
         (CallKind::Unary, None | Some("application/json"))
         | (CallKind::Stream, Some("application/connect+json")) => Ok(()),
-        _ => refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        _ => reject(StatusCode::UNSUPPORTED_MEDIA_TYPE),
     }
 }
 
@@ -123,7 +126,7 @@ fn streaming(result: Result<ReplyBody, RpcError>) -> Response<ReplyBody> {
     response
 }
 
-fn unknown(service: &str, method: &str) -> Response<ReplyBody> {
+fn unknown_method(service: &str, method: &str) -> Response<ReplyBody> {
     RpcError::new(
         RpcCode::Unimplemented,
         format!("{service} has no method '{method}'"),
@@ -144,14 +147,14 @@ async fn process_call(
     let kind = match method {
         "Start" | "Connect" | "StreamInput" => CallKind::Stream,
         "List" | "SendSignal" | "SendInput" | "CloseStdin" | "Update" => CallKind::Unary,
-        _ => return unknown("process.Process", method),
+        _ => return unknown_method("process.Process", method),
     };
-    if let Err(refusal) = admit(&request, kind) {
-        return *refusal;
+    if let Err(rejection) = admit(&request, kind) {
+        return *rejection;
     }
     let call = CallInfo::of(request.headers());
     let body = request.into_body();
-    let nothing = |()| EmptyMessage {};
+    let empty_message = |()| EmptyMessage {};
     match method {
         "Start" => streaming(match call {
             Ok(call) => service::start(agent, call, body).await,
@@ -173,18 +176,19 @@ async fn process_call(
             request::unary(body)
                 .await
                 .and_then(|r| service::send_signal(agent, &r))
-                .map(nothing),
+                .map(empty_message),
         ),
         "SendInput" => unary(match request::unary(body).await {
-            Ok(r) => service::send_input(agent, r).await.map(nothing),
+            Ok(r) => service::send_input(agent, r).await.map(empty_message),
             Err(e) => Err(e),
         }),
         "CloseStdin" => unary(match request::unary(body).await {
-            Ok(r) => service::close_stdin(agent, r).await.map(nothing),
+            Ok(r) => service::close_stdin(agent, r).await.map(empty_message),
             Err(e) => Err(e),
         }),
+        // "Update": other methods were rejected above.
         _ => unary(match request::unary(body).await {
-            Ok(r) => service::update(agent, r).await.map(nothing),
+            Ok(r) => service::update(agent, r).await.map(empty_message),
             Err(e) => Err(e),
         }),
     }
@@ -200,10 +204,10 @@ async fn filesystem_call(
         "WatchDir" => CallKind::Stream,
         "Stat" | "ListDir" | "MakeDir" | "Remove" | "Move" | "CreateWatcher"
         | "GetWatcherEvents" | "RemoveWatcher" => CallKind::Unary,
-        _ => return unknown("filesystem.Filesystem", method),
+        _ => return unknown_method("filesystem.Filesystem", method),
     };
-    if let Err(refusal) = admit(&request, kind) {
-        return *refusal;
+    if let Err(rejection) = admit(&request, kind) {
+        return *rejection;
     }
     let call = CallInfo::of(request.headers());
     let body = request.into_body();

@@ -1,5 +1,5 @@
-//! The agent as an ordinary process, for tests and for engines without a virtual machine. It mounts
-//! no file systems and exchanges no greeting.
+//! The agent as an ordinary process, for tests. It mounts no file systems and exchanges no
+//! greeting.
 
 use crate::process::reaper;
 use crate::settings::AgentSettings;
@@ -123,6 +123,7 @@ async fn serve(options: StandaloneOptions) -> io::Result<()> {
 }
 
 fn bind(path: &str) -> io::Result<UnixListener> {
+    // A socket of an earlier run may exist.
     let _ = std::fs::remove_file(path);
     UnixListener::bind(path)
         .map_err(|e| io::Error::new(e.kind(), format!("cannot listen on {path}: {e}")))

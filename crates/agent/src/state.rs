@@ -56,7 +56,7 @@ impl Agent {
     /// The file system does not answer.
     pub async fn withdraw_site(&self) -> Result<(), CallError> {
         let site = Arc::clone(&self.site);
-        // Without process 1, there are no installed settings.
+        // If the agent is not process 1, no settings are installed.
         let withdraw = move |_: &_| lock(&site).withdraw(Path::new("/"));
         let what = "cannot remove certificate authorities";
         self.workers.run(CallClass::Files, what, withdraw).await?;

@@ -101,6 +101,7 @@ pub fn memory_kib() -> io::Result<u64> {
     let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
     // SAFETY: `info` is writable and lives longer than the call.
     check(unsafe { libc::sysinfo(&raw mut info) })?;
+    // Cannot overflow: the product is the size of the memory in bytes.
     Ok(info.totalram * u64::from(info.mem_unit) / 1024)
 }
 
@@ -184,6 +185,7 @@ pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 /// the kernel costs a page fault at its next use.
 pub fn tune_allocator() {
     // SAFETY: mallopt only sets parameters of the allocator.
+    // One arena suffices, since most allocations happen on the thread of the event loop.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
         libc::mallopt(libc::M_TRIM_THRESHOLD, 512 * 1024);

@@ -1,5 +1,6 @@
-//! Reader of `/etc/passwd` and `/etc/group`. A static binary cannot use the name service switch.
-//! Reading the files may wait for a file system, so it must be done on a worker thread.
+//! Reads users and groups from `/etc/passwd` and `/etc/group`. The agent is a static binary, which
+//! cannot use the name service switch. Reading the files may wait for a file system, so it must be
+//! done on a worker thread.
 
 use crate::sys;
 use std::cell::RefCell;
@@ -128,6 +129,7 @@ impl Users {
         Some(user)
     }
 
+    /// Returns a user of `/etc/passwd`, by login name or number.
     fn listed(&self, name: &str) -> Option<User> {
         for line in self.passwd.lines() {
             let mut fields = line.split(':');
@@ -142,6 +144,7 @@ impl Users {
             let (Ok(uid), Ok(gid)) = (uid.parse(), gid.parse()) else {
                 continue;
             };
+            // The field between group and home directory is a comment.
             let home = fields.nth(1).filter(|h| !h.is_empty()).unwrap_or("/");
             return Some(User {
                 name: login.to_owned(),
@@ -186,7 +189,7 @@ impl Users {
     }
 }
 
-/// Returns a user that is known only by its number.
+/// Returns a user that exists only as a number in the request.
 fn unlisted(name: &str) -> Option<User> {
     // The kernel reserves the largest number for "not set".
     let uid = name.parse().ok().filter(|uid| *uid != u32::MAX)?;
@@ -207,6 +210,7 @@ fn id_of(database: &str, name: &str) -> Option<u32> {
     fields.nth(1)?.parse().ok()
 }
 
+/// Returns the first name with this number, or the number as text.
 fn name_of(database: &str, id: u32) -> String {
     for line in database.lines() {
         let mut fields = line.split(':');

@@ -52,6 +52,7 @@ pub fn begin_connect(port: u32) -> io::Result<OwnedFd> {
 /// Waits until a connection of [`begin_connect`] is established.
 pub async fn finish(socket: OwnedFd) -> io::Result<UnixStream> {
     let stream = UnixStream::from_std(std::os::unix::net::UnixStream::from(socket))?;
+    // The socket becomes writable when the connection is established or has failed.
     stream.writable().await?;
     match stream.take_error()? {
         Some(e) => Err(e),

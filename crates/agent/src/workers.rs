@@ -83,6 +83,7 @@ const MAX_STUCK_PER_FILE_SYSTEM: usize = 2;
 const MIN_THREADS: usize = 1;
 /// Time after which an idle thread exits.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Stack size of a worker thread in bytes.
 const STACK_BYTES: usize = 256 * 1024;
 
 /// Pool of worker threads. Clones refer to the same threads.
@@ -90,6 +91,7 @@ const STACK_BYTES: usize = 256 * 1024;
 pub struct Workers(Arc<Pool>);
 
 struct Pool {
+    /// Origin of all times that are stored in milliseconds.
     epoch: Instant,
     /// Patience with all calls. If `None`, the patience of each class.
     patience: Option<Duration>,
@@ -104,16 +106,17 @@ struct PoolState {
     ready: VecDeque<Task>,
     /// Tasks that exceed the limits of their class.
     waiting: VecDeque<Task>,
-    /// Calls in `ready`, and calls that threads run.
+    /// Calls in `ready`, and calls that threads execute.
     running: Vec<Arc<JobRecord>>,
     threads: usize,
+    /// Number of threads that wait for a task.
     idle: usize,
 }
 
 struct Task {
     record: Arc<JobRecord>,
     work: Box<dyn FnOnce(&Progress) + Send>,
-    /// Closed if the caller no longer waits. Notified when the work is complete.
+    /// Closed if the caller no longer waits. Receives a value when the work is complete.
     done: oneshot::Sender<()>,
 }
 
@@ -148,10 +151,13 @@ impl Workers {
         what: impl Into<String>,
         work: impl FnOnce(&Progress) -> T + Send + 'static,
     ) -> Result<T, CallError> {
+        // A shared slot passes the result, so that `drive` does not depend on the type of the
+        // result.
         let slot = Arc::new(Mutex::new(None));
         let result = Arc::clone(&slot);
         let work = Box::new(move |progress: &Progress| *lock(&result) = Some(work(progress)));
         let what = self.drive(class, what.into(), work).await?;
+        // The slot is empty if no thread could be created, or if the work panicked.
         let value = lock(&slot).take();
         value.ok_or(CallError::Failed { what })
     }
@@ -211,6 +217,8 @@ impl Pool {
     /// Queues a task. Returns whether a thread may run it immediately.
     fn submit(self: &Arc<Self>, task: Task) -> Result<bool, CallError> {
         let class = task.record.class;
+        // The calls are counted and the task is queued under one lock, so that concurrent
+        // submissions cannot exceed a limit.
         let mut state = lock(&self.state);
         let (active, stuck) = state.count(class, self.now_ms());
         if stuck >= class.max_threads() {
@@ -236,6 +244,8 @@ impl Pool {
     fn make_ready(self: &Arc<Self>, state: &mut PoolState, task: Task) {
         state.running.push(Arc::clone(&task.record));
         state.ready.push_back(task);
+        // Each idle thread takes one ready task. If there are more ready tasks, another thread is
+        // created. If this fails, the task remains queued until a busy thread takes it.
         if state.ready.len() <= state.idle {
             self.ready.notify_one();
         } else if Self::add_thread(self, state).is_err() && state.threads == 0 {
@@ -268,6 +278,8 @@ impl Pool {
         began: Instant,
     ) -> Result<Duration, CallError> {
         let patience = record.patience;
+        // Relaxed suffices: the value is only compared with the clock. Results are passed through a
+        // mutex and a channel.
         match record.progress_ms.load(Ordering::Relaxed) {
             SUSPENDED => Ok(CHECK_INTERVAL),
             NOT_STARTED if began.elapsed() >= QUEUE_TIMEOUT => {
@@ -278,6 +290,8 @@ impl Pool {
                 })
             }
             NOT_STARTED => {
+                // A running call may have become stuck since the last check, so that another call
+                // may run.
                 let mut state = lock(&self.state);
                 self.admit_waiting(&mut state);
                 if !state.ready.is_empty() && state.idle > 0 {

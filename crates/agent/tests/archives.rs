@@ -129,7 +129,7 @@ async fn a_tree_survives_the_round_trip_with_all_attributes() {
 }
 
 #[tokio::test]
-async fn several_paths_files_and_links_are_taken() {
+async fn several_paths_files_and_links_are_archived() {
     let agent = TestAgent::new();
     fs::create_dir_all(agent.path("d/sub")).unwrap();
     fs::write(agent.path("d/sub/x"), "x").unwrap();
@@ -162,7 +162,7 @@ async fn several_paths_files_and_links_are_taken() {
 }
 
 #[tokio::test]
-async fn owner_and_mode_can_be_given_and_a_link_to_a_directory_stays() {
+async fn owner_and_mode_can_be_set_and_a_link_to_a_directory_remains() {
     let agent = TestAgent::new();
     let mut archive = ArchiveWriter::new(Vec::new());
     let file = ArchiveEntry::new(ArchiveEntryKind::File, *b"dir/link/f", 0o600).with_size(3);
@@ -313,7 +313,7 @@ async fn errors_in_an_archive_name_the_entry() {
 }
 
 #[tokio::test]
-async fn a_refusal_reaches_a_client_that_is_still_sending_an_archive() {
+async fn an_error_reaches_a_client_that_is_still_sending_an_archive() {
     let agent = TestAgent::new();
     let mut archive = ArchiveWriter::new(Vec::new());
     archive

@@ -32,7 +32,7 @@ async fn a_killed_process_reports_its_signal() {
 }
 
 #[tokio::test]
-async fn the_environment_is_that_of_the_protocol() {
+async fn the_environment_matches_the_protocol() {
     let agent = TestAgent::new();
     let mut spec = ProcessSpec::new("env", [] as [&str; 0]);
     spec.envs.insert("MINE".into(), "a=b c".into());
@@ -151,7 +151,7 @@ async fn a_megabyte_of_any_bytes_survives_the_round_trip() {
 }
 
 #[tokio::test]
-async fn closing_stdin_is_seen_and_writing_after_it_refused() {
+async fn closed_stdin_ends_the_input_and_later_writes_fail() {
     let agent = TestAgent::new();
     let mut spec = sh("cat; sleep 0.3");
     spec.stdin = true;
@@ -172,7 +172,7 @@ async fn closing_stdin_is_seen_and_writing_after_it_refused() {
 }
 
 #[tokio::test]
-async fn a_process_without_stdin_sees_its_end_at_once() {
+async fn a_process_without_stdin_reads_end_of_file_immediately() {
     let agent = TestAgent::new();
     assert_eq!(agent.shell("cat; echo done").await.1, b"done\n");
 }
@@ -270,7 +270,7 @@ async fn the_timeout_kills_the_process_and_is_reported() {
 }
 
 #[tokio::test]
-async fn a_process_over_its_time_may_clean_up_and_its_whole_group_ends() {
+async fn a_timed_out_process_can_clean_up_and_its_whole_group_is_killed() {
     let agent = TestAgent::new();
     // Its child ignores SIGTERM and is in the same process group.
     let mut spec = sh("trap 'echo cleaned; exit' TERM; \
@@ -314,7 +314,7 @@ async fn a_process_that_ignores_its_time_limit_is_killed_before_the_report() {
 }
 
 #[tokio::test]
-async fn a_process_survives_its_client_and_can_be_followed_by_several() {
+async fn a_process_survives_its_client_and_several_clients_can_connect() {
     let agent = TestAgent::new();
     let mut spec = sh("read line; echo $line; exit 7");
     spec.stdin = true;
@@ -342,7 +342,7 @@ async fn a_process_survives_its_client_and_can_be_followed_by_several() {
 }
 
 #[tokio::test]
-async fn a_background_child_neither_delays_the_end_nor_dies_of_it() {
+async fn a_background_child_neither_delays_the_end_event_nor_is_killed() {
     let agent = TestAgent::new();
     let marker = agent.path("alive");
     let began = Instant::now();
@@ -426,7 +426,7 @@ async fn two_hundred_processes_at_once_leave_no_zombie() {
 }
 
 #[tokio::test]
-async fn limits_hold() {
+async fn resource_limits_are_enforced() {
     let agent = TestAgent::new();
     let mut spec = sh("ulimit -n; ulimit -c");
     spec.limits = Some(ProcessLimits {

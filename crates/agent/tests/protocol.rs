@@ -44,7 +44,7 @@ fn malformed_messages_are_refused_with_a_code() {
 }
 
 #[test]
-fn more_than_the_one_message_is_refused_before_anything_starts() {
+fn a_request_with_several_messages_is_rejected_before_a_process_starts() {
     let agent = TestAgent::new();
     let mark = agent.path("started");
     let message = format!(r#"{{"process":{{"cmd":"/bin/touch","args":["{mark}"]}}}}"#);
@@ -86,7 +86,7 @@ fn a_connection_is_reusable_after_a_stream_whose_request_ended_late() {
 }
 
 #[test]
-fn too_long_a_message_is_refused_and_not_retried() {
+fn an_oversized_message_is_rejected_and_not_retried() {
     let agent = TestAgent::new();
     let long = vec![b' '; 5 * 1024 * 1024];
     let (head, body) = agent.raw(
@@ -198,7 +198,7 @@ fn unknown_processes_and_watchers_are_not_found() {
 }
 
 #[test]
-fn with_a_token_everything_but_the_probe_requires_it() {
+fn with_a_token_all_requests_but_the_health_check_require_it() {
     let agent = TestAgent::with(&["--token", "secret"]);
     let json = "Content-Type: application/json";
     for (head, ok) in [

@@ -38,7 +38,7 @@ fn stuck_calls(agent: &TestAgent) -> u64 {
 }
 
 /// Sends a request. Returns the status and the body of the response.
-fn ask(agent: &TestAgent, line: &str, body: &str) -> (u16, String) {
+fn send_request(agent: &TestAgent, line: &str, body: &str) -> (u16, String) {
     let kind = if line.contains("WatchDir") || line.contains("Start") {
         "Content-Type: application/connect+json"
     } else {
@@ -55,8 +55,8 @@ fn ask(agent: &TestAgent, line: &str, body: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn a_file_system_that_does_not_answer_costs_only_the_calls_on_it() {
-    if !can_mount("a_file_system_that_does_not_answer_costs_only_the_calls_on_it") {
+async fn an_unresponsive_file_system_affects_only_the_calls_on_it() {
+    if !can_mount("an_unresponsive_file_system_affects_only_the_calls_on_it") {
         return;
     }
     let agent = TestAgent::with_mounts(&["--patience-ms", "1000"], HANGING_FUSE);
@@ -104,7 +104,7 @@ async fn a_file_system_that_does_not_answer_costs_only_the_calls_on_it() {
         let agent = &agent;
         let answers: Vec<_> = calls
             .iter()
-            .map(|(line, body)| (line, scope.spawn(move || ask(agent, line, body))))
+            .map(|(line, body)| (line, scope.spawn(move || send_request(agent, line, body))))
             .collect();
         for (line, answer) in answers {
             let (status, body) = answer.join().unwrap();
@@ -118,7 +118,7 @@ async fn a_file_system_that_does_not_answer_costs_only_the_calls_on_it() {
     });
     // The agent's own calls fail immediately from now on. All other calls work.
     let began = Instant::now();
-    let (_, body) = ask(&agent, list, &path);
+    let (_, body) = send_request(&agent, list, &path);
     assert!(body.contains("has not answered earlier calls"), "{body}");
     let listed = agent.client.list_dir("/etc", None, 1).await.unwrap();
     assert!(listed.len() > 3);
@@ -155,8 +155,8 @@ async fn a_file_system_that_does_not_answer_costs_only_the_calls_on_it() {
 }
 
 #[tokio::test]
-async fn named_pipes_instead_of_the_user_database_hold_up_nothing() {
-    if !can_mount("named_pipes_instead_of_the_user_database_hold_up_nothing") {
+async fn named_pipes_in_place_of_the_user_database_block_no_call() {
+    if !can_mount("named_pipes_in_place_of_the_user_database_block_no_call") {
         return;
     }
     let agent = TestAgent::with_mounts(&[], PIPES_FOR_USERS);

@@ -135,6 +135,7 @@ pub fn prepare(
 ) -> Result<PreparedBuild, ContextError> {
     let ParsedDockerfile { mut spec, warnings } = parsed;
     let mut uploads: Vec<ContextArchive> = Vec::new();
+    // Sources are expanded here, on the client, so their variables must be known before the build.
     let mut known = variables::KnownVariables::default();
     let mut files = None;
     for stage in &mut spec.stages {
@@ -148,6 +149,7 @@ pub fn prepare(
             if !matches!(copy.from, CopySource::Files(_)) {
                 continue;
             }
+            // Created at the first use: a Dockerfile that copies no files needs no context.
             let files = match &mut files {
                 Some(files) => files,
                 none => {
@@ -161,10 +163,12 @@ pub fn prepare(
                 files
                     .add(&path, &mut entries)
                     .map_err(|e| explain(e, line, &path, context))?;
+                // The builder expands sources again, so the result is escaped.
                 *source = escape(&path);
             }
             let upload = ContextArchive::new(entries)?;
             copy.from = CopySource::Files(upload.name.clone());
+            // Steps that copy the same files share an archive.
             if uploads.iter().all(|known| known.name != upload.name) {
                 uploads.push(upload);
             }
@@ -178,9 +182,9 @@ pub fn prepare(
     })
 }
 
-fn explain(nothing: SourceError, line: u32, path: &str, context: &Path) -> ContextError {
+fn explain(error: SourceError, line: u32, path: &str, context: &Path) -> ContextError {
     let (path, context) = (path.to_owned(), context.to_path_buf());
-    match nothing {
+    match error {
         SourceError::Outside => ContextError::Outside {
             line,
             path,

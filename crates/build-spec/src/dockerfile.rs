@@ -45,6 +45,7 @@ pub fn parse(text: &str, options: &DockerfileOptions) -> Result<ParsedDockerfile
     for line in &file.lines {
         stages.instruction(line)?;
     }
+    // The startup command and `force` are options of the client, and not part of a Dockerfile.
     let (stages, warnings) = stages.finish()?;
     Ok(ParsedDockerfile {
         spec: BuildSpec {

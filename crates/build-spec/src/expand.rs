@@ -47,6 +47,7 @@ pub fn expand(
 
 /// Returns the names of the variables in a word, with repetitions.
 pub fn names(word: &str) -> Result<Vec<String>, ExpandError> {
+    // Values are irrelevant here: all names occur even if no variable is set.
     let mut found = Vec::new();
     expand(word, |name| {
         found.push(name.to_owned());
@@ -73,6 +74,8 @@ pub(crate) struct EscapedWord {
 impl EscapedWord {
     /// Appends a literal character.
     pub(crate) fn literal(&mut self, c: char) {
+        // Each preceding backslash is doubled and the dollar is escaped, since backslashes before a
+        // dollar are special.
         if c == '$' {
             let more = self.backslashes + 1;
             self.text.extend(std::iter::repeat_n('\\', more));
@@ -86,6 +89,7 @@ impl EscapedWord {
 
     /// Appends the dollar that begins a variable.
     pub(crate) fn variable(&mut self) {
+        // The preceding backslashes are literal, so they are doubled.
         let more = self.backslashes;
         self.text.extend(std::iter::repeat_n('\\', more));
         self.text.push('$');
@@ -103,6 +107,7 @@ impl EscapedWord {
     }
 }
 
+/// State of an expansion: the text that was not read yet, and the values of variables.
 struct Expander<'a, 'v> {
     rest: &'a str,
     value: &'v mut dyn FnMut(&str) -> Option<String>,
@@ -139,10 +144,12 @@ impl<'a> Expander<'a, '_> {
         }
     }
 
+    /// Consumes a sequence of backslashes, and the dollar if it is escaped.
     fn backslashes(&mut self, out: &mut String) {
         let after = self.rest.trim_start_matches('\\');
         let count = self.rest.len() - after.len();
         self.rest = after;
+        // Only before a dollar do two backslashes stand for one.
         let dollar = after.starts_with('$');
         let literal = if dollar { count / 2 } else { count };
         out.extend(std::iter::repeat_n('\\', literal));
@@ -172,6 +179,7 @@ impl<'a> Expander<'a, '_> {
                 ExpandError::Name
             });
         }
+        // With a colon, an empty variable counts as not set.
         let colon = self.rest.starts_with(':');
         if colon {
             self.rest = &self.rest[1..];
@@ -182,6 +190,7 @@ impl<'a> Expander<'a, '_> {
             return Err(ExpandError::Form(format!("{name}{colon}{form}")));
         }
         self.rest = &self.rest[1..];
+        // The word must be consumed in any case, even if its value is not used.
         let word = match form {
             '}' => String::new(),
             _ => self.word(true, depth + 1)?,

@@ -1,11 +1,12 @@
-//! Renewal of state that a clone has in common with its parent: random seeds, the boot id, and
-//! memory marked `MADV_WIPEONFORK`.
+//! Renews state that a clone has in common with its parent: random seeds, the boot id, and memory
+//! marked `MADV_WIPEONFORK`.
 
 use super::mount::raw;
 use crate::sys;
 use std::io::{self, Write};
 use std::path::Path;
 
+/// File that replaces the kernel's boot id.
 const BOOT_ID: &str = "/run/jiffy/boot-id";
 const BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
 /// Files with random bytes that distributions store for the next boot.
@@ -38,6 +39,7 @@ pub fn new_boot_id() -> io::Result<()> {
         return Ok(());
     }
     let hex = sys::random_id()?;
+    // Form of a random UUID (version 4): the version replaces a digit, the variant another.
     let id = format!(
         "{}-{}-4{}-8{}-{}\n",
         &hex[..8],

@@ -71,6 +71,7 @@ impl GuestNetConfig {
 
     /// Returns the network mask as an address.
     pub fn netmask(&self) -> Ipv4Addr {
+        // For the prefix 0, the shift of 32 bits is invalid, and the mask is 0.
         Ipv4Addr::from(
             u32::MAX
                 .checked_shl(32 - u32::from(self.prefix))

@@ -20,7 +20,7 @@ const COUNTS: [(&str, &str); 2] = [
     ("/proc/thread-self/net/sockstat6", "TCP6: inuse "),
 ];
 /// Number of passes over all connections. A connection that is being established during one pass is
-/// found by the next.
+/// found by the next pass.
 const RESET_PASSES: usize = 3;
 
 /// Resets every TCP connection of the guest, in all its network namespaces. Connections over
@@ -31,7 +31,7 @@ pub fn reset() -> io::Result<()> {
     if !namespaces::for_each_namespace(has_any)? {
         return Ok(());
     }
-    let _hush = EgressBlock::new()?;
+    let _egress_block = EgressBlock::new()?;
     namespaces::for_each_namespace(|| {
         reset_here()?;
         Ok(false)

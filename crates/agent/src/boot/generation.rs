@@ -1,8 +1,8 @@
-//! Generation file. It lets programs detect that they run in a clone.
+//! Generation file, whose content changes with every identity. Programs compare it to detect that
+//! they run in a clone.
 //!
 //! State in a program's memory (random generators, counters, caches of identities) is copied with
-//! the program, and only the program can renew it. The line in the file changes with every
-//! identity.
+//! the program, and only the program can renew it.
 
 use super::mount::{directory, mount};
 use crate::sys;
@@ -14,6 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 /// a clone receives its identity.
 pub const HOME: &str = "/run/jiffy";
 const FILE: &str = "/run/jiffy/generation";
+/// New version of [`FILE`], before it replaces the file.
 const NEXT: &str = "/run/jiffy/.generation";
 
 /// Creates [`HOME`].

@@ -1,5 +1,6 @@
-//! Greeting of the host: see `jiffy_proto::agent`. It is repeated after each loss of the
-//! connection, since a clone loses the connection to the host of its parent.
+//! Greeting between agent and host (`jiffy_proto::agent`): the agent sends `Hello`, receives and
+//! applies the `Identity`, and answers `Ready`. The agent repeats the greeting after each loss of
+//! the connection, since a clone loses the connection to the host of its parent.
 
 use super::{GuestEngine, identity};
 use crate::state::Agent;
@@ -14,7 +15,9 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
+/// Pause after the first failed attempt. It doubles with each further failure.
 const FIRST_RETRY: Duration = Duration::from_millis(10);
+/// Maximum pause between attempts.
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
 /// Repeats the greeting forever. `early` is a connection that was opened in advance. `broken` is
@@ -96,6 +99,7 @@ async fn greet(
             hello_us: sys::boot_us(),
         },
     )
+    // No timeout: a guest of the warm pool waits here until the host assigns an identity.
     .await?;
     let line = read_line(&mut stream).await?;
     let error = match serde_json::from_slice::<Identity>(&line) {
@@ -151,6 +155,7 @@ async fn read_line(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
             line.truncate(end);
             return Ok(line);
         }
+        // The limit bounds the memory for a line of a faulty host.
         if line.len() > MAX_GREETING {
             return Err(io::ErrorKind::InvalidData.into());
         }

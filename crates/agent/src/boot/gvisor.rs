@@ -35,7 +35,8 @@ async fn serve(began_us: u64) -> io::Result<()> {
     agent.processes.counted_kills.replace(Some(kills));
     let [hello, envd, tcp] = [HELLO_PORT, ENVD_PORT, TCP_PORT].map(LinkListener::bind);
     let (hello, envd, tcp) = (hello?, envd?, tcp?);
-    // The host waits for this line. The output has no buffer beyond the line.
+    // The host waits for this line. Standard output is line-buffered, so the line is sent
+    // immediately.
     writeln!(io::stdout(), "{LISTENING}")?;
 
     let (broken, unbroken) = watch::channel(());

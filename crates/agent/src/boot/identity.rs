@@ -1,9 +1,10 @@
-//! Application of the identity that the host assigns.
+//! Applies the identity that the host sends to a booted or restored guest: id, clock, random bytes,
+//! host name, environment and settings of the site.
 //!
 //! All steps must succeed before the guest reports to the host that it is ready. Otherwise a clone
 //! could run with the random numbers or the token of its parent. Worker threads perform the steps.
-//! A file system of the sandbox that does not answer must not prevent that the sandbox is resumed.
-//! Steps on such a file system are skipped, and a message on the console names them.
+//! A file system of the sandbox that does not answer must not prevent a resume. Steps on such a
+//! file system are skipped, and a message on the console names them.
 
 mod files;
 
@@ -33,12 +34,12 @@ const MIN_ENTROPY: usize = 32;
 pub struct IdentityApplier {
     engine: GuestEngine,
     last_id: Option<String>,
-    /// Clock of the host and time since boot of the guest at the last identity, in nanoseconds.
+    /// Host's clock and guest's time since boot when the last identity was applied, in nanoseconds.
     last_seen: Arc<Mutex<Option<(u64, u64)>>>,
 }
 
 impl IdentityApplier {
-    /// Creates a state without an applied identity.
+    /// Creates an applier for a guest that has not received an identity yet.
     pub fn new(engine: GuestEngine) -> Self {
         Self {
             engine,
@@ -69,6 +70,7 @@ impl IdentityApplier {
         });
         run_steps(agent, &work).await?;
         let identity = &work.identity;
+        // The settings become visible to requests only now, when all files of the identity exist.
         *agent.settings.borrow_mut() = AgentSettings {
             env: identity.env.clone(),
             access_token: identity.access_token.clone(),
@@ -84,7 +86,11 @@ impl IdentityApplier {
 
 /// Runs all steps. A step whose file system does not answer is skipped if it is optional.
 async fn run_steps(agent: &Agent, work: &Arc<IdentityWork>) -> Result<(), String> {
+    // Each run completes all steps or skips one step, so one more run than there are steps
+    // suffices.
     for run in 0..=STEPS.len() {
+        // Relaxed suffices: the submission of the call locks the pool's mutex, so the new worker
+        // reads this value.
         work.run.store(run, Ordering::Relaxed);
         let steps = Arc::clone(work);
         let call = move |progress: &Progress| steps.run(run, progress);
@@ -110,6 +116,7 @@ async fn run_steps(agent: &Agent, work: &Arc<IdentityWork>) -> Result<(), String
 struct IdentityWork {
     identity: Identity,
     labels: SandboxLabels,
+    /// Set if the guest has its own kernel. gVisor sets the clock and the randomness itself.
     has_kernel: bool,
     /// Set if no identity was applied before.
     is_first: bool,
@@ -196,6 +203,8 @@ const STEPS: [Step; 10] = [
 ];
 
 impl IdentityWork {
+    /// Performs the remaining steps, beginning with the current one. `run` is the number of the run
+    /// to which the calling worker belongs.
     fn run(&self, run: usize, progress: &Progress) -> Result<(), String> {
         loop {
             if self.run.load(Ordering::Relaxed) != run {
@@ -207,6 +216,8 @@ impl IdentityWork {
             };
             (step.work)(self)?;
             progress.advance();
+            // While this worker was stuck, the caller may have skipped the step and started another
+            // run, which continues with the next step.
             if self.run.load(Ordering::Relaxed) == run {
                 self.step.store(index + 1, Ordering::Relaxed);
             }
@@ -219,6 +230,7 @@ impl IdentityWork {
         !self.is_first && !self.is_same
     }
 
+    /// Sets the clock, adds the host's random bytes, and clears memory marked `MADV_WIPEONFORK`.
     fn renew_kernel(&self) -> Result<(), String> {
         if !self.has_kernel {
             return Ok(());
@@ -340,8 +352,8 @@ fn boot_ns() -> u64 {
     sys::boot_us() * 1000
 }
 
-/// Returns the time that passed on the host's clock but not in the guest, between two readings of
-/// both clocks.
+/// Returns the time that passed on the host's clock but not in the guest. Each argument is a
+/// reading of both clocks: host, guest.
 fn slept_ns(before: (u64, u64), now: (u64, u64)) -> u64 {
     let outside = now.0.saturating_sub(before.0);
     let inside = now.1.saturating_sub(before.1);
@@ -389,6 +401,7 @@ fn mix_entropy(encoded: &str) -> Result<(), String> {
             bytes.len()
         ));
     }
+    // `take` is at most 512, so the conversions to `c_int` cannot overflow.
     let take = bytes.len().min(512);
     let mut info = PoolInfo {
         bits: (take * 8) as libc::c_int,

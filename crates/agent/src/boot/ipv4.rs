@@ -36,8 +36,8 @@ pub fn bring_up() {
     }
 }
 
-/// Sets the comma-separated name servers of `list` for a network that is already configured. An
-/// empty list changes nothing.
+/// Sets the comma-separated name servers of `list`, in a sandbox whose network is already
+/// configured (gVisor). An empty list changes nothing.
 pub fn set_host_name_servers(list: &str) {
     name_servers(&addresses(list), true);
 }
@@ -49,6 +49,7 @@ fn name_servers(servers: &[Ipv4Addr], from_host: bool) {
     if (present && !from_host) || servers.is_empty() {
         return;
     }
+    // The list of the host or the default replaces an empty or missing file.
     let text: String = servers
         .iter()
         .map(|s| format!("nameserver {s}\n"))

@@ -20,7 +20,7 @@ pub fn run(began_us: u64) -> i32 {
     let early = vsock::begin_connect(HELLO_PORT).ok();
     let outcome = root::microvm::enter().and_then(|()| {
         // Ignore the error: huge pages are an optimisation.
-        let _ = huge_text::adopt();
+        let _ = huge_text::enable();
         runtime::block_on(serve(began_us, early)).map_err(|e| format!("cannot run: {e}"))
     });
     if let Err(reason) = outcome {
@@ -69,6 +69,8 @@ async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
                     let work = server::serve(Rc::clone(&serving), stream);
                     tokio::task::spawn_local(until_reset(reset.clone(), work));
                 }
+                // The pause limits the processor time if each attempt fails, for example for lack
+                // of descriptors.
                 Err(_) => sleep(Duration::from_millis(50)).await,
             }
         }

@@ -14,9 +14,9 @@ use std::fs::File;
 use std::os::unix::fs::symlink;
 use std::sync::OnceLock;
 
-/// Upper directory of the root: the changes of this sandbox in the format of overlayfs. The root is
-/// later mounted over it, and the directory is then reachable only through this descriptor, which
-/// no program inherits.
+/// Upper directory of the root: the changes of this sandbox in the format of overlayfs. The new
+/// root hides the directory, which is then reachable only through this descriptor. No program
+/// inherits the descriptor.
 static UPPER_DIRECTORY: OnceLock<File> = OnceLock::new();
 
 /// Returns the overlay's upper directory, or `None` if the agent is not process 1.
@@ -47,7 +47,8 @@ fn image_count(variable: &str, max: usize) -> Result<Option<usize>, String> {
         .ok_or_else(|| format!("{variable} is {value:?}: not 1 to {max}"))
 }
 
-/// Creates the directories that an overlay writes to, in the file system on `at`.
+/// Creates the upper and the work directory of an overlay in the file system that is mounted on
+/// `at`.
 fn writable(at: &str) -> Result<(), String> {
     let data = format!("{at}/data");
     directory(&data, 0o755);

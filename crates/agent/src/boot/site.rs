@@ -25,7 +25,7 @@ const DIRECTORY: &str = "site";
 const AUTHORITIES: &str = "authorities.pem";
 const JAVA_STORE: &str = "cacerts.jks";
 /// Directory from which apt reads its settings. If a setting occurs in several files, the last file
-/// applies.
+/// applies. The path is relative to the root of the sandbox.
 const APT: &str = "etc/apt/apt.conf.d";
 const APT_FILE: &str = "90jiffy-site";
 /// Program that apt runs to determine the proxy.
@@ -76,7 +76,7 @@ impl InstalledSite {
                 &self.settings.authorities,
                 &mut self.store,
             )?);
-            if java_keystore::is_there(root, env)
+            if java_keystore::is_java_installed(root, env)
                 && let Some(bundle) = &bundle
             {
                 let store = java_keystore::Keystore::from_pem(&fs::read(guest_path::beneath(
@@ -91,7 +91,7 @@ impl InstalledSite {
             bundle: bundle.as_deref(),
             authorities: &Path::new(HOME).join(DIRECTORY).join(AUTHORITIES),
             java_store: java.as_deref(),
-            has_java: java_keystore::is_there(root, env),
+            has_java: java_keystore::is_java_installed(root, env),
             proxy: self.settings.proxy.as_ref(),
         });
         Ok(())

@@ -1,4 +1,4 @@
-//! `ListDir`: the entries of a directory. They are described and sent in slices.
+//! `ListDir`: lists the entries of a directory. The entries are described and sent in slices.
 
 use super::entry;
 use crate::rpc::{RpcCode, RpcError};
@@ -83,6 +83,7 @@ impl Listing {
 
 impl ChunkSource for Listing {
     fn next_chunk(&mut self, progress: &Progress) -> io::Result<Option<Bytes>> {
+        // One call of a worker produces one slice, so that a long listing does not occupy a thread.
         let mut text = Vec::new();
         match self.state {
             ListingState::New => text.extend_from_slice(b"{\"entries\":["),

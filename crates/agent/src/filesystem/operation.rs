@@ -17,10 +17,12 @@ pub fn make_dirs(path: &Path, user: &User) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         make_dirs(parent, user)?;
     }
+    // Another process may create the directory at the same time.
     match std::fs::create_dir(path) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => return Ok(()),
         other => other?,
     }
+    // Without privileges, the directory belongs to the agent's user.
     match sys::chown(path, user.uid, user.gid) {
         Err(e) if e.raw_os_error() != Some(libc::EPERM) => Err(e),
         _ => Ok(()),

@@ -81,6 +81,7 @@ fn empty(top: &CStr, moved: &mut u64, progress: &Progress) -> io::Result<usize> 
             }
             continue;
         }
+        // Descriptors are relative to the parent, so a path of any length can be removed.
         if open.len() < MAX_OPEN {
             match open
                 .last()
@@ -91,6 +92,7 @@ fn empty(top: &CStr, moved: &mut u64, progress: &Progress) -> io::Result<usize> 
                 Some(Err(e)) => return Err(e.into()),
             }
         } else if let (Some(above), Some(first)) = (open.last(), open.first()) {
+            // The number makes the name unique within this removal.
             let new_name = format!(".removed-{}-{moved}", std::process::id());
             match fs::renameat(&above.fd, name, &first.fd, &*new_name) {
                 Ok(()) => removed += 1,

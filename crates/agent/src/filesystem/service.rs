@@ -1,4 +1,5 @@
-//! Methods of `filesystem.Filesystem`.
+//! Handlers of the RPC service `filesystem.Filesystem`. Each runs its calls on the file system in a
+//! worker.
 
 use super::listing::Listing;
 use super::message::{
@@ -74,6 +75,7 @@ pub async fn unary(
             let events = agent.watchers.take(&request.watcher_id).await?;
             Ok(json(&json!({ "events": events })))
         }
+        // "RemoveWatcher": the server rejects other methods.
         _ => {
             let request: WatcherRequest = request::unary(body).await?;
             agent.watchers.remove(&request.watcher_id)?;

@@ -1,4 +1,4 @@
-//! Events of a directory, through inotify.
+//! Events of a directory and the directories below it, read from an inotify instance.
 
 use super::entry::{self, base64_unless_text};
 use super::message::FilesystemEvent;
@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Events that the kernel reports for each watched directory.
 const MASK: u32 = libc::IN_CREATE
     | libc::IN_MODIFY
     | libc::IN_DELETE
@@ -21,6 +22,7 @@ const MASK: u32 = libc::IN_CREATE
     | libc::IN_MOVED_TO
     | libc::IN_ATTRIB
     | libc::IN_ONLYDIR;
+/// Size of an event without its name, in bytes.
 const HEADER: usize = size_of::<libc::inotify_event>();
 
 /// Descriptor of an inotify instance. It is readable if there are events.
@@ -75,6 +77,8 @@ impl DirectoryWatch {
             recursive,
             include_entry,
             directories: HashMap::new(),
+            // Much longer than one event with the longest name (16 + 256 bytes), so that a read
+            // returns at least one event.
             buffer: vec![0; 8 * 1024],
             loss: None,
         };
@@ -135,6 +139,7 @@ impl DirectoryWatch {
     fn add_below(&mut self, top: &Path, mut found: Option<&mut Vec<PathBuf>>, progress: &Progress) {
         let mut waiting = vec![top.to_path_buf()];
         while let Some(relative) = waiting.pop() {
+            // Ignore the error: a directory that was removed meanwhile has no entries.
             let Ok(entries) = std::fs::read_dir(self.root.join(&relative)) else {
                 continue;
             };
@@ -178,6 +183,8 @@ impl DirectoryWatch {
             progress.advance();
             // SAFETY: the kernel wrote a complete event header here. It may be unaligned.
             let event = unsafe { rest.as_ptr().cast::<libc::inotify_event>().read_unaligned() };
+            // The kernel returns complete events, so `min` only prevents a panic on a faulty
+            // kernel.
             let end = (HEADER + event.len as usize).min(rest.len());
             let name = rest[HEADER..end].split(|b| *b == 0).next().unwrap_or(b"");
             self.translate(event.wd, event.mask, name, &mut events, progress);
@@ -206,6 +213,8 @@ impl DirectoryWatch {
             ));
             return;
         }
+        // The kernel removed the watch because the directory was deleted or its file system
+        // unmounted.
         if mask & libc::IN_IGNORED != 0 {
             self.directories.remove(&id);
             return;
@@ -231,6 +240,7 @@ impl DirectoryWatch {
         } else {
             return;
         };
+        // The event was queued before its watch was removed.
         let Some(directory) = self.directories.get(&id) else {
             return;
         };
@@ -247,6 +257,8 @@ impl DirectoryWatch {
         if kind == "EVENT_TYPE_RENAME" {
             self.remove_below(&path);
         } else if kind == "EVENT_TYPE_CREATE" && self.add_or_note(&path) {
+            // The new directory is already watched when it is listed. An entry that is created in
+            // between is reported twice, but never missed.
             let mut found = Vec::new();
             self.add_below(&path, Some(&mut found), progress);
             for path in found {

@@ -1,4 +1,5 @@
-//! Streams and polled watchers: two ways to receive the events of a directory.
+//! Streams (`WatchDir`) and polled watchers (`CreateWatcher`): two ways to receive the events of a
+//! directory.
 
 use super::message::FilesystemEvent;
 use super::watch::{DirectoryWatch, WatchDescriptor};
@@ -21,8 +22,8 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Maximum number of polled watchers. Each holds an inotify instance, and the kernel allows 128
-/// instances.
+/// Maximum number of polled watchers. Each holds an inotify instance, of which most kernels allow
+/// 128 per user.
 const MAX_WATCHERS: usize = 100;
 /// Maximum number of events that a polled watcher stores. Later events are dropped, and the next
 /// poll reports the loss.
@@ -36,7 +37,7 @@ const MAX_QUEUED_READS: usize = 4;
 /// entries.
 struct EventReader {
     workers: Workers,
-    /// `None` while a worker uses the watch. If this worker is stuck, forever.
+    /// `None` while a worker uses the watch. Remains `None` if this worker is stuck.
     watch: Option<DirectoryWatch>,
 }
 
@@ -84,7 +85,8 @@ async fn readable(descriptor: &AsyncFd<WatchDescriptor>) -> io::Result<()> {
     Ok(())
 }
 
-fn lost(message: String) -> RpcError {
+/// Returns the error that informs the client about missing events.
+fn loss_error(message: String) -> RpcError {
     RpcError::new(RpcCode::ResourceExhausted, message)
 }
 
@@ -164,7 +166,7 @@ impl EventQueue {
         if self.events.is_empty()
             && let Some(loss) = self.loss.take()
         {
-            return Err(lost(loss));
+            return Err(loss_error(loss));
         }
         self.bytes = 0;
         Ok(std::mem::take(&mut self.events))
@@ -225,10 +227,13 @@ pub struct WatchStream {
     /// Frames of events, or the error that ends the stream.
     frames: mpsc::Receiver<Result<Bytes, RpcError>>,
     task: AbortHandle,
+    /// Set after the `start` event was sent.
     started: bool,
     ended: bool,
     interval: Duration,
+    /// Timer of the next keepalive event.
     idle: Pin<Box<Sleep>>,
+    /// Timer of the request's timeout.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -286,12 +291,14 @@ async fn send_events(
             let events = read.events.iter();
             let frames: Vec<Bytes> = events
                 .map(|event| frame::message(&json!({ "filesystem": event })))
+                // The events of one read are sent as one chunk, so that the queue holds few large
+                // items.
                 .collect();
             if !frames.is_empty() && sender.send(Ok(frames.concat().into())).await.is_err() {
                 return Ok(());
             }
             if let Some(loss) = read.loss {
-                return Err(lost(loss));
+                return Err(loss_error(loss));
             }
         }
     }

@@ -67,6 +67,7 @@ struct ChildContext<'a> {
     failed: Option<(SpawnStep, c_int)>,
 }
 
+/// Size of the child's stack in bytes. The child calls only [`run`] and [`prepare`].
 const STACK: usize = 64 * 1024;
 
 /// Stack of a child. One child at a time uses it.
@@ -111,6 +112,7 @@ impl ChildStack {
         let pid = unsafe {
             libc::clone(
                 run,
+                // The stack grows downwards, so the child starts at its upper end.
                 self.base.byte_add(STACK),
                 libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
                 (&raw mut context).cast(),
@@ -165,6 +167,7 @@ pub fn spawn(plan: &SpawnPlan<'_>, pid: &AtomicU32) -> Result<u32, SpawnError> {
             result => break result,
         }
     };
+    // The child has executed its program or has exited, so its stack is free again.
     lock(&STACKS).push(stack);
     result
 }
@@ -197,7 +200,8 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     127
 }
 
-/// Performs all steps up to and including `execve`. Returns only on failure.
+/// Performs all steps up to and including `execve`. Returns the failed step and the error number.
+/// Does not return if the program was executed.
 ///
 /// # Safety
 /// Must run in a vforked child. The plan's pointers must be valid.
@@ -254,7 +258,9 @@ unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
         attempt!(SpawnStep::Identity, libc::SYS_setresuid, uid, uid, uid);
     }
     attempt!(SpawnStep::Cwd, libc::SYS_chdir, plan.cwd.as_ptr());
-    // SIGPIPE is the only signal that the agent ignores, and it has no signal handlers.
+    // SIGPIPE is the only signal that the agent ignores, and the agent has no signal handlers. An
+    // all-zero `sigaction` of the kernel (32 bytes) is the default action. The last argument of
+    // both calls is the size of a signal set in bytes.
     let default = [0_u64; 4];
     attempt!(
         SpawnStep::Setup,

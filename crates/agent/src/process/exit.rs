@@ -1,4 +1,4 @@
-//! Exit of a process.
+//! Exit of a process, and its representation in the final frames of a stream.
 
 use crate::rpc::frame;
 use bytes::Bytes;
@@ -17,6 +17,7 @@ impl ProcessExit {
     /// Returns whether the kernel's out-of-memory killer may have caused the exit, directly or
     /// through a shell.
     pub fn is_sigkill(self) -> bool {
+        // A shell whose child was killed exits with 128 + SIGKILL.
         matches!(self, Self::Signal(libc::SIGKILL) | Self::Code(137))
     }
 

@@ -9,12 +9,14 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// Size in bytes at which a queue is full. One more frame (43 KiB) may exceed it.
+/// Size in bytes at which a queue is full. One more frame may exceed it: at most 43 KiB, which is a
+/// chunk of 32 KiB in base64.
 const QUEUE_FULL_BYTES: usize = 64 * 1024;
 
 /// Writing side of the distribution.
 #[derive(Default)]
 pub struct FrameHub {
+    /// A `RefCell` suffices: all tasks of the agent run on one thread.
     inner: RefCell<HubState>,
 }
 
@@ -22,12 +24,14 @@ pub struct FrameHub {
 struct HubState {
     readers: Vec<HubReader>,
     next_id: u64,
+    /// Task that publishes frames. Set while it waits for a queue.
     writer: Option<Waker>,
 }
 
 struct HubReader {
     id: u64,
     queue: VecDeque<Bytes>,
+    /// Total size of the queued frames.
     bytes: usize,
     waker: Option<Waker>,
     closed: bool,

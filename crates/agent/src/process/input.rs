@@ -1,4 +1,4 @@
-//! Input of a process.
+//! Input of a process: writes a client's bytes to the pipe or terminal of the process.
 
 use super::message::InputData;
 use crate::rpc::{RpcCode, RpcError};
@@ -38,6 +38,7 @@ impl ProcessInput {
 
     /// Writes all bytes. Waits while the process does not read.
     pub async fn write(&self, input: &InputData) -> Result<(), RpcError> {
+        // The lock is held during the whole write, so that the bytes of two requests do not mix.
         let sink = self.sink.lock().await;
         let (fd, bytes) = match (&*sink, input) {
             (InputSink::Pipe(fd), InputData { stdin: Some(b), .. }) => (fd, b),

@@ -1,4 +1,5 @@
-//! Distinction of an out-of-memory kill from other SIGKILLs.
+//! Detects whether a process that received SIGKILL was killed by the kernel because of a lack of
+//! memory.
 
 use super::oom_log::{MAX_RECORD_BYTES, OomVictim, open_kernel_log};
 use std::cell::{Cell, RefCell};
@@ -18,6 +19,7 @@ const MAX_VICTIMS: usize = 64;
 pub struct OomWatch {
     /// The kernel's counters. The file is opened at the start, so that no later mount can hide it.
     counters: Option<File>,
+    /// Value of the counter at the last call of [`Self::happened`].
     seen: Cell<u64>,
 }
 
@@ -43,6 +45,7 @@ impl Default for OomWatch {
     }
 }
 
+/// Returns the number of out-of-memory kills since boot, or 0 if the counter cannot be read.
 fn count(counters: Option<&File>) -> u64 {
     let mut text = Vec::with_capacity(8 * 1024);
     if let Some(counters) = counters {
@@ -63,6 +66,7 @@ fn count(counters: Option<&File>) -> u64 {
 /// Victims of out-of-memory kills by process id, read from the kernel's log.
 #[derive(Debug)]
 pub struct OomVictims {
+    /// Kernel's counters, as in [`OomWatch`].
     counters: Option<File>,
     log: RefCell<VictimLog>,
 }
@@ -72,9 +76,10 @@ struct VictimLog {
     /// Kernel log, positioned at the first record that was not read yet. `None` if the log cannot
     /// be read.
     records: Option<File>,
+    /// Process ids of victims whose exit was not reported yet, latest first.
     victims: VecDeque<u32>,
-    /// Number of counted kills that are explained: by a record, or because they happened before the
-    /// start.
+    /// Number of counted kills that need no further attribution: the log names their victims, or
+    /// they happened before the start.
     accounted: u64,
 }
 
@@ -140,6 +145,7 @@ impl VictimLog {
                     let record = String::from_utf8_lossy(&buffer[..n]);
                     if let Some(victim) = OomVictim::parse(&record) {
                         self.accounted += 1;
+                        // The oldest victim is dropped.
                         self.victims.truncate(MAX_VICTIMS - 1);
                         self.victims.push_front(victim.pid);
                     }
@@ -219,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_that_is_counted_and_not_logged_yet_is_that_of_the_process_that_ended() {
+    fn a_counted_kill_without_a_record_is_attributed_to_the_exited_process() {
         let mut kernel = Kernel::new();
         let victims = kernel.victims();
         kernel.count(4);
@@ -229,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_log_nothing_is_known() {
+    fn without_a_log_the_result_is_none() {
         let kernel = Kernel::new();
         let victims = OomVictims::with(kernel.open("count"), None);
         assert_eq!(victims.contains(7), None);

@@ -1,5 +1,5 @@
-//! Console messages about processes that were killed because of a lack of memory. The kernel's own
-//! messages are below the level that the console shows.
+//! Writes a console message for each process that the kernel killed because of a lack of memory.
+//! The kernel's own messages are below the level that the console shows.
 
 use super::oom::OomWatch;
 use crate::calendar::format_seconds;
@@ -35,7 +35,8 @@ impl OomVictim {
     /// Parses a record of the kernel's log. Returns `None` if it does not name a victim.
     pub fn parse(record: &str) -> Option<Self> {
         let (prefix, text) = record.split_once(';')?;
-        // Records of programs have a facility number. Records of the kernel have none.
+        // Programs can also write records, but not with the facility of the kernel, which is 0. The
+        // number is facility * 8 + level.
         let level: u32 = prefix.split(',').next()?.parse().ok()?;
         if level > 7 {
             return None;
@@ -144,8 +145,8 @@ pub struct CountedKills {
 }
 
 impl CountedKills {
-    /// Checks the counter after a child exited. `command` is the program of the child if it was
-    /// killed.
+    /// Checks the counter after a child exited. `command` is the program of the child if the child
+    /// was killed.
     pub fn child_ended(&mut self, pid: u32, command: Option<&str>) {
         if self.watch.happened() && self.lines < MAX_LINES {
             self.lines += 1;

@@ -1,4 +1,4 @@
-//! Distribution of a process's output to its readers, and the report of its exit.
+//! Reads the output of a process, distributes it to its readers, and reports its exit.
 
 use super::frame_hub::FrameHub;
 use super::table::{GuestProcess, ProcessTable};
@@ -82,9 +82,11 @@ impl ProcessOutput {
             match ready.try_io(|fd| sys::read(fd.as_raw_fd(), &mut scratch[..chunk])) {
                 Ok(Ok(0)) => return OutputStatus::Closed,
                 Ok(Ok(n)) => {
+                    // A full read indicates that the process writes faster than the agent reads.
                     if n == PIPE_CHUNK_BYTES {
                         self.widen();
                     }
+                    // Output without a reader is discarded, as the process must not block.
                     if hub.has_readers() {
                         hub.publish(&frame::data_event(self.field, &scratch[..n]));
                     }
@@ -158,6 +160,7 @@ impl OutputPump {
                 }
                 OutputStatus::Yielded => {
                     quiet = false;
+                    // The output has more data: poll again after other tasks have run.
                     cx.waker().wake_by_ref();
                     true
                 }

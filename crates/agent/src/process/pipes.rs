@@ -1,4 +1,4 @@
-//! Descriptors between the agent and a process.
+//! Descriptors that connect the agent with a process: pipes or a terminal.
 
 use super::input::InputSink;
 use super::message::StartRequest;
@@ -15,7 +15,7 @@ use tokio::io::Interest;
 /// Standard input, output and error of the process. `None` stands for `/dev/null`.
 pub type ChildStdio = [Option<OwnedFd>; 3];
 
-/// Ends of the agent.
+/// Agent's ends of the descriptors.
 pub enum AgentEnds {
     /// The agent's side of a terminal.
     Pty(OwnedFd),
@@ -75,14 +75,13 @@ fn owned_pipe(uid: u32) -> io::Result<(OwnedFd, OwnedFd)> {
     }
 }
 
-/// Calls `work` with another effective user of this thread. Afterwards the effective user is root
-/// again.
+/// Calls `work` with another effective user of this thread, and then restores root.
 fn with_effective_user<T>(uid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
     // Raw system calls, because libc's wrapper changes all threads.
     let set = |uid: u32| {
-        let keep = u32::MAX;
+        let unchanged = u32::MAX;
         // SAFETY: the call takes no pointers.
-        let result = unsafe { libc::syscall(libc::SYS_setresuid, keep, uid, keep) };
+        let result = unsafe { libc::syscall(libc::SYS_setresuid, unchanged, uid, unchanged) };
         sys::check(result as libc::c_int).map(drop)
     };
     set(uid)?;

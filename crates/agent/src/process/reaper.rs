@@ -1,4 +1,5 @@
-//! Reaping of children. As process 1, the agent also reaps all orphaned processes.
+//! Reaps exited children and records their exits. As process 1, the agent also reaps all orphaned
+//! processes.
 
 use super::exit::ProcessExit;
 use crate::state::Agent;

@@ -1,4 +1,4 @@
-//! Methods of `process.Process`.
+//! Handlers of the RPC service `process.Process`.
 
 use super::frame_hub::Subscription;
 use super::message::{
@@ -40,6 +40,7 @@ pub async fn connect(
     let request: SelectRequest = request::single(body).await?;
     let process = agent.processes.running_or_ended(&request.process)?;
     let first = start::start_event(process.pid);
+    // The process has exited: the response consists of its `start` and `end` events.
     if let Some(end) = process.end.get() {
         return Ok(ReplyBody::whole(Bytes::from([&first[..], end].concat())));
     }

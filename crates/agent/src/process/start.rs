@@ -1,4 +1,5 @@
-//! `Start`: from a request to a running process.
+//! `Start` request: finds the user, directory and program, starts the process on a worker thread,
+//! and registers it in the table.
 
 use super::child::{self, SpawnError, SpawnPlan, SpawnStep};
 use super::frame_hub::{FrameHub, Subscription};
@@ -38,6 +39,7 @@ pub struct SpawnSlot(Arc<AtomicU32>);
 impl SpawnSlot {
     /// Returns the pid, or 0.
     pub fn pid(&self) -> u32 {
+        // Pairs with the store in the child (`child::run`), which runs on another thread.
         self.0.load(Ordering::Acquire)
     }
 }
@@ -92,6 +94,7 @@ async fn start_registered(
     let (sink, outputs) = ends
         .register()
         .map_err(|e| RpcError::io("cannot connect a process", &e))?;
+    // No `await` separates these calls, so an adopted process is always registered.
     let pid = spawned.adopt();
     let process = Rc::new(GuestProcess {
         pid,
@@ -103,7 +106,7 @@ async fn start_registered(
         end: OnceCell::new(),
         pump: RefCell::new(None),
         killed: Cell::new(false),
-        before: Cell::new(0),
+        start_index: Cell::new(0),
     });
     agent.processes.insert(&process, slot);
     let subscription = Subscription::new(&process, start_event(pid));
@@ -131,8 +134,8 @@ struct SpawnJob {
     request: StartRequest,
 }
 
-/// A started process. It is killed on drop unless it was adopted, because its caller did not wait
-/// for it.
+/// A started process. Dropping the value kills the process unless it was adopted: the caller has
+/// stopped waiting, and no reader of the output exists.
 struct SpawnedProcess {
     pid: u32,
     parts: Option<(StartRequest, AgentEnds)>,
@@ -180,6 +183,7 @@ impl SpawnJob {
             .map_err(|e| RpcError::io("cannot connect a process", &e))?;
         let limits = request.process.limits.map(|l| l.pairs());
         // SAFETY: the call takes no pointers.
+        // Only root may change the user. In tests, the agent is an ordinary user.
         let privileged = unsafe { libc::geteuid() } == 0;
         let plan = SpawnPlan {
             program: &sys::cpath(&program).map_err(bad)?,

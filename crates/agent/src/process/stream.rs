@@ -14,8 +14,11 @@ use tokio::time::{Instant, Sleep, sleep};
 /// Stream of a process's events to one reader.
 pub struct EventStream {
     subscription: Subscription<GuestProcess>,
+    /// Interval of keepalive events while the process writes no output.
     interval: Duration,
+    /// Timer of the next keepalive event. Created when the stream waits for the first time.
     idle: Option<Pin<Box<Sleep>>>,
+    /// Timer of the request's timeout.
     deadline: Option<Pin<Box<Sleep>>>,
     ended: bool,
 }

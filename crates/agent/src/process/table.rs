@@ -1,4 +1,5 @@
-//! Table of the processes that clients started.
+//! Table of the processes that clients started: running processes, recently exited processes, and
+//! the attribution of out-of-memory kills to them.
 
 use super::exit::ProcessExit;
 use super::frame_hub::FrameHub;
@@ -37,12 +38,12 @@ pub struct GuestProcess {
     pub exit: Cell<Option<(ProcessExit, bool)>>,
     /// Final frames of its stream. Set when all output was read.
     pub end: OnceCell<Bytes>,
-    /// Waker of the task that reads its output. It is woken at the exit.
+    /// Waker of the task that reads its output. The task is woken when the process exits.
     pub pump: RefCell<Option<Waker>>,
     /// Set if the agent killed the process.
     pub killed: Cell<bool>,
-    /// Number of processes that were started earlier.
-    pub before: Cell<u64>,
+    /// Number of processes that had been started before this one.
+    pub start_index: Cell<u64>,
 }
 
 impl AsRef<FrameHub> for GuestProcess {
@@ -68,8 +69,9 @@ impl GuestProcess {
 
     /// Kills the remaining processes in the group of a process that has exited.
     ///
-    /// The kernel does not reuse the id while the group has members. If the group is empty, another
-    /// process may have this id. In that case a process with this id exists.
+    /// The kernel does not reuse the id while the group has members. If the group is empty, the id
+    /// may belong to a new process. The processes in the group are therefore killed only if no
+    /// process has this id.
     pub fn kill_orphans(&self) {
         let pid = self.pid.cast_signed();
         // SAFETY: the call takes no pointers. It fails unless a process has this id.
@@ -146,13 +148,16 @@ impl ProcessTable {
 
     /// Registers a process that was started with `slot`.
     pub fn insert(&self, process: &Rc<GuestProcess>, slot: &SpawnSlot) {
-        process.before.set(self.started.get());
+        process.start_index.set(self.started.get());
         self.started.set(self.started.get() + 1);
+        // The kernel reused the pid. Requests with this pid now select the new process.
         self.ended.borrow_mut().retain(|p| p.pid != process.pid);
         self.victims.forget(process.pid);
         let mut starting = self.starting.borrow_mut();
         let mut own = starting.extract_if(.., |s| s.slot == *slot);
         let exit = own.next().and_then(|s| s.exit);
+        // Both borrows must end before `end`, which borrows other parts of the table and wakes a
+        // task.
         drop(own);
         drop(starting);
         match exit {
@@ -169,6 +174,8 @@ impl ProcessTable {
     pub fn reaped(&self, pid: u32, exit: ProcessExit) {
         let process = self.running.borrow_mut().remove(&pid);
         let counted = self.counted_kills.borrow().is_some();
+        // Without a kernel log (gVisor), kills are detected only here, so the counter is read at
+        // every exit.
         if counted || exit.is_sigkill() {
             self.notice_kills();
         }
@@ -178,6 +185,7 @@ impl ProcessTable {
             kills.child_ended(pid, command.map(|p| p.config.cmd.as_str()));
         }
         let Some(process) = process else {
+            // A process that a worker has just started may exit before the event loop registers it.
             let mut starting = self.starting.borrow_mut();
             if let Some(starting) = starting.iter_mut().find(|s| s.slot.pid() == pid) {
                 starting.exit = Some((exit, oom));
@@ -188,6 +196,8 @@ impl ProcessTable {
     }
 
     fn end(&self, process: &Rc<GuestProcess>, exit: ProcessExit, oom: bool) {
+        // A process that the agent killed is not reported as a victim, even if the kernel counted a
+        // kill.
         process.exit.set(Some((exit, oom && !process.killed.get())));
         let mut ended = self.ended.borrow_mut();
         ended.push_back(Rc::clone(process));
@@ -239,7 +249,9 @@ impl ProcessTable {
     /// attributed to one process only, including processes without a client.
     fn take_unattributed_kill(&self, process: Option<&GuestProcess>) -> bool {
         match (self.unattributed_kill.get(), process) {
-            (Some(unattributed), Some(process)) if process.before.get() >= unattributed => false,
+            (Some(unattributed), Some(process)) if process.start_index.get() >= unattributed => {
+                false
+            }
             (unattributed, _) => {
                 self.unattributed_kill.set(None);
                 unattributed.is_some()

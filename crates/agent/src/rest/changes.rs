@@ -1,5 +1,7 @@
-//! `GET /changes`: the files that this sandbox changed compared with its template, without their
-//! content.
+//! `GET /changes`: lists the files that this sandbox created, changed or deleted compared with its
+//! template. Their content is not included.
+//!
+//! The root is an overlay, so the changes are the entries of its upper directory.
 
 use super::archive::is_excluded;
 use super::error::RestError;
@@ -25,7 +27,7 @@ use std::path::{Path, PathBuf};
 const MAX_CHANGES: usize = 100_000;
 /// Default maximum number of changes in a response.
 const DEFAULT_CHANGES: usize = 10_000;
-/// Maximum depth of directories.
+/// Maximum depth of directories that are searched.
 const MAX_DEPTH: usize = 512;
 /// Attribute of a directory that hides its entries in lower layers (overlayfs).
 const OPAQUE_XATTR: &CStr = c"trusted.overlay.opaque";
@@ -102,7 +104,9 @@ fn path_of(directory: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()))
 }
 
+/// Comparison of the overlay's upper directory with its lower directories.
 struct ChangeWalk<'a> {
+    /// Maximum number of changes to record.
     limit: usize,
     /// Root of the overlay.
     merged: &'a Path,
@@ -110,8 +114,9 @@ struct ChangeWalk<'a> {
 }
 
 impl ChangeWalk<'_> {
-    /// Records the differences between the directory `upper` and the directories `lowers` below it,
-    /// uppermost first. Entries that are removed meanwhile are skipped.
+    /// Records the differences between the directory `upper` and the directories `lowers`, which
+    /// the overlay stacks below `upper` (uppermost first). Entries that are removed meanwhile are
+    /// skipped.
     fn directory(
         &mut self,
         upper: &Path,
@@ -127,6 +132,7 @@ impl ChangeWalk<'_> {
             Err(e) if depth > 0 && e.kind() == io::ErrorKind::NotFound => return Ok(()),
             names => names?,
         };
+        // An opaque directory hides the template's directory of the same name completely.
         let hidden = depth > 0 && is_opaque(upper);
         if hidden {
             for name in names_below(&lowers)?.difference(&names) {
@@ -153,6 +159,8 @@ impl ChangeWalk<'_> {
             if self.out.more {
                 return Ok(());
             }
+            // The entries of a renamed directory are in the template under another path, so they
+            // are read through the overlay.
             if found.is_dir() && has_xattr(&own, REDIRECT_XATTR, None) {
                 self.renamed(&below, &path, depth + 1)?;
             } else if found.is_dir() {
@@ -192,6 +200,7 @@ impl ChangeWalk<'_> {
                 if self.out.more {
                     return Ok(());
                 }
+                // A file system that is mounted below the directory is not part of the changes.
                 if found.is_dir() && found.dev() == device {
                     if depth < MAX_DEPTH {
                         waiting.push((path, depth + 1))
@@ -221,7 +230,8 @@ fn names(directory: &Path) -> io::Result<BTreeSet<OsString>> {
     Ok(entries.flatten().map(|entry| entry.file_name()).collect())
 }
 
-/// Returns the names of the entries in stacked directories.
+/// Returns the names of the entries in stacked directories, uppermost first. A whiteout hides the
+/// name in all directories below.
 fn names_below(lowers: &[PathBuf]) -> io::Result<BTreeSet<OsString>> {
     let mut all = BTreeSet::new();
     let mut deleted = BTreeSet::new();

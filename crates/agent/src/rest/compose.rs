@@ -56,6 +56,7 @@ fn work(
     if let Some(parent) = destination.parent() {
         operation::make_dirs(parent, user).map_err(|e| failed(parent, &e))?;
     }
+    // The partial file is in the directory of the destination, so that the rename is atomic.
     let mut partial = destination.clone().into_os_string();
     partial.push(".jiffy-partial");
     let partial = PathBuf::from(partial);

@@ -1,4 +1,4 @@
-//! `GET /files`.
+//! `GET /files`: sends a file, or a range of its bytes.
 
 use super::error::RestError;
 use super::file_query::FileQuery;
@@ -74,6 +74,7 @@ pub async fn answer(
     Ok(Response::from_parts(head, body))
 }
 
+/// Opens the file, and reads its first chunk unless the response is compressed.
 fn open(
     path: &Path,
     request: &DownloadRequest,
@@ -95,7 +96,7 @@ fn open(
             path.display()
         )));
     }
-    // Files in /proc report the size 0 but have content. Their end is found by reading.
+    // Files in /proc report the size 0 but have content. Their end is detected by reading.
     let sized = found.len() > 0;
     let range = if sized {
         range::parse(request.range.as_deref(), found.len())
@@ -189,6 +190,8 @@ impl ChunkSource for FileSource {
                 Some(piece) => open.write_all(&piece)?,
             }
             progress.advance();
+            // Small pieces of compressed output are collected, since each piece is a call of a
+            // worker.
             if open.get_ref().len() >= FIRST_CHUNK_BYTES / 4 {
                 return Ok(Some(Bytes::from(std::mem::take(open.get_mut()))));
             }
@@ -206,6 +209,7 @@ impl ChunkSource for PlainFile {
     }
 }
 
+/// Reads at most `limit` bytes. Returns `None` at the end of the file.
 fn next_piece(file: &mut File, limit: usize) -> io::Result<Option<Bytes>> {
     // The buffer is not zeroed.
     let mut chunk = Vec::with_capacity(limit);

@@ -48,6 +48,7 @@ pub async fn answer(
     if init.withdraw_site {
         agent.withdraw_site().await?;
     }
+    // The block ends the borrow before the next await.
     {
         let mut settings = agent.settings.borrow_mut();
         if let Some(env) = init.env_vars {

@@ -27,7 +27,8 @@ pub struct GuestMetrics {
     stuck_calls: usize,
 }
 
-/// Returns the current values. The CPU use is the average since the last call.
+/// Returns the current values. The CPU use is the average since the last call, or since boot in the
+/// first call.
 pub async fn answer(agent: &Agent) -> Result<Response<ReplyBody>, RestError> {
     let stuck_calls = agent.workers.stuck();
     let before = agent.cpu.get().unwrap_or(CpuSample { busy: 0, total: 0 });
@@ -83,6 +84,7 @@ fn sample(stat: &str) -> CpuSample {
     // The fourth value is the idle time, and the fifth is the time spent waiting for disks.
     let idle: u64 = ticks.iter().skip(3).take(2).sum();
     CpuSample {
+        // Cannot underflow: the idle time is part of the sum.
         busy: total - idle,
         total,
     }

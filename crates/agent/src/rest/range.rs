@@ -22,6 +22,7 @@ pub fn parse(header: Option<&str>, size: u64) -> ByteRange {
     };
     match (first.trim().parse::<u64>(), last.trim().parse::<u64>()) {
         (Ok(first), _) if first >= size => ByteRange::Unsatisfiable,
+        // Neither subtraction underflows: here `first < size` and `first <= last`.
         (Ok(first), Ok(last)) if last >= first => {
             ByteRange::Part(first, last.min(size - 1) - first + 1)
         }

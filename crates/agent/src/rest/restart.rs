@@ -46,7 +46,7 @@ pub async fn answer(
         // SAFETY: the call takes no pointers. As process 1, the agent reaches every process except
         // itself.
         unsafe { libc::kill(-1, signal) };
-        if signal != libc::SIGTERM && wait_until_ended(agent, limit, signal).await? {
+        if signal != libc::SIGTERM && wait_for_exits(agent, limit, signal).await? {
             return Ok(super::no_content());
         }
     }
@@ -57,9 +57,9 @@ pub async fn answer(
     ))
 }
 
-/// Returns whether all processes have exited before `limit`. New processes receive the signal as
-/// well.
-async fn wait_until_ended(
+/// Returns whether all processes exit before `limit`. With SIGKILL, new processes receive the
+/// signal as well.
+async fn wait_for_exits(
     agent: &Agent,
     limit: Duration,
     signal: libc::c_int,
@@ -91,11 +91,11 @@ fn list_processes() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
     let pids = pids.filter(|pid| *pid != 1);
-    let lives = |pid: &u32| {
+    let is_running = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
         stat.is_ok_and(|stat| is_program(&stat))
     };
-    pids.filter(lives).collect()
+    pids.filter(is_running).collect()
 }
 
 /// Returns whether a `/proc/PID/stat` belongs to a program that has not exited.

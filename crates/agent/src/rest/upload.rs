@@ -54,6 +54,7 @@ pub async fn answer(
         let boundary = multer::parse_boundary(&kind)
             .map_err(|e| RestError::bad(format!("malformed multipart: {e}")))?;
         let body = request.into_body();
+        // Parts are found in decoded bytes, so a compressed body must be decoded first.
         match encoding {
             Encoding::Gzip => context.zipped_multipart(body, boundary).await?,
             Encoding::Identity => {
@@ -67,6 +68,7 @@ pub async fn answer(
     Ok(json(&written))
 }
 
+/// Parts of an upload request that do not depend on the format of its body.
 struct ReceivedUpload {
     workers: Workers,
     lookup: UserLookup,

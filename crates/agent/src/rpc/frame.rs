@@ -11,6 +11,7 @@ pub const END_STREAM: u8 = 2;
 /// Maximum length of a received message in bytes.
 pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
 
+/// Begins a frame. The length is unknown, so `finish` writes it.
 fn begin(flags: u8, capacity: usize) -> Vec<u8> {
     let mut frame = Vec::with_capacity(capacity + 5);
     frame.extend_from_slice(&[flags, 0, 0, 0, 0]);
@@ -39,6 +40,7 @@ pub fn data_event(field: &str, bytes: &[u8]) -> Bytes {
     frame.extend_from_slice(b"\":\"");
     let at = frame.len();
     frame.resize(at + bytes.len().div_ceil(3) * 4, 0);
+    // The buffer has exactly the length of the encoded text, so the encoding does not fail.
     let written = STANDARD
         .encode_slice(bytes, &mut frame[at..])
         .unwrap_or_default();
@@ -83,6 +85,7 @@ pub fn take(buffer: &mut BytesMut) -> Result<Option<Bytes>, RpcError> {
             format!("a frame of {length} bytes is longer than the limit of {MAX_MESSAGE}"),
         ));
     }
+    // The rest of the frame has not arrived yet.
     if buffer.len() < 5 + length {
         return Ok(None);
     }

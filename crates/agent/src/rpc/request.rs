@@ -1,4 +1,4 @@
-//! Reading of requests, with limits.
+//! Reads requests of RPCs, with limits on their size.
 
 use super::error::{RpcCode, RpcError};
 use super::frame::{self, MAX_MESSAGE};
@@ -28,6 +28,8 @@ pub async fn collect(body: &mut Incoming, limit: usize) -> Result<Bytes, RpcErro
         seen += piece.len();
         if seen <= limit {
             all.extend_from_slice(&piece);
+        // The bytes above the limit are discarded, so that the client receives the error and not a
+        // broken connection.
         } else if seen > limit + MAX_DISCARDED_BYTES {
             break;
         }
@@ -42,7 +44,7 @@ pub async fn collect(body: &mut Incoming, limit: usize) -> Result<Bytes, RpcErro
 }
 
 /// Reads the rest of a rejected request. If a connection with unread bytes is closed, the client
-/// may not receive the response. A long or slow rest is not read to its end.
+/// may not receive the response. At most 64 MiB are read, for at most 2 s.
 pub async fn discard(body: &mut Incoming) {
     let all = async {
         let mut seen = 0;

@@ -1,4 +1,4 @@
-//! Calls in progress.
+//! Records of calls that are queued or running on worker threads.
 
 use super::{CallClass, CallError, MAX_STUCK_PER_FILE_SYSTEM, Pool, lock, mount_table};
 use std::path::{Path, PathBuf};
@@ -59,12 +59,13 @@ impl Progress {
         result
     }
 
-    /// Records the path that the call works on.
+    /// Records the path that the call accesses.
     ///
     /// # Errors
     /// Too many calls on the file system of `path` are stuck.
     pub fn enter(&self, path: &Path) -> Result<(), CallError> {
         let stuck = self.pool.stuck_paths();
+        // The mount table is read only if enough calls are stuck, because the read is expensive.
         if stuck.len() >= MAX_STUCK_PER_FILE_SYSTEM {
             let mounts = mount_table::mount_points();
             let place = mount_table::place(&mounts, path);

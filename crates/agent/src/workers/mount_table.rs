@@ -1,4 +1,5 @@
-//! Mount points of the sandbox.
+//! Mount points of the sandbox. Stuck calls are counted per mount point, because one mount point is
+//! one file system.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;

@@ -30,7 +30,7 @@ fn age(workers: &Workers) {
     }
 }
 
-fn pool_of_age() -> Workers {
+fn pool_with_old_epoch() -> Workers {
     Workers(Arc::new(Pool {
         epoch: Instant::now() - Duration::from_secs(3600),
         patience: None,
@@ -41,7 +41,7 @@ fn pool_of_age() -> Workers {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stuck_calls_neither_block_others_nor_exceed_their_limit() {
-    let workers = pool_of_age();
+    let workers = pool_with_old_epoch();
     let class = CallClass::Files;
     let mut held = Vec::new();
     // Each call has a separate place, since a third call on one place is rejected.
@@ -72,8 +72,8 @@ async fn stuck_calls_neither_block_others_nor_exceed_their_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_place_with_stuck_calls_rejects_further_ones_at_once() {
-    let workers = pool_of_age();
+async fn a_file_system_with_stuck_calls_rejects_further_calls_immediately() {
+    let workers = pool_with_old_epoch();
     let _held = [
         hold(&workers, CallClass::Files, "/place"),
         hold(&workers, CallClass::Start, "/place"),

@@ -71,6 +71,7 @@ impl<S: ChunkSource> WorkerBody<S> {
     }
 
     fn deliver(&mut self, mut chunk: Bytes) -> Poll<Option<io::Result<Bytes>>> {
+        // Both conversions are safe: a chunk is never longer than `remaining` after `truncate`.
         if let Some(remaining) = &mut self.remaining {
             // The source may have grown since its length was announced.
             chunk.truncate(usize::try_from(*remaining).unwrap_or(usize::MAX));
@@ -88,6 +89,7 @@ impl<S: ChunkSource> BodySource for WorkerBody<S> {
         if self.remaining == Some(0) {
             return Poll::Ready(None);
         }
+        // One call at a time uses the source: `request` moves it into the call, which returns it.
         self.request();
         let Some(call) = &mut self.call else {
             return Poll::Ready(None);

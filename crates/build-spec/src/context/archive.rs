@@ -1,4 +1,5 @@
-//! Archive of the files for one step.
+//! Archive of the files that one step copies. Its name is a hash of its content, so that an archive
+//! is uploaded only once.
 
 use super::ContextError;
 use super::files::ContextEntries;
@@ -29,6 +30,8 @@ pub struct ContextArchive {
 
 impl ContextArchive {
     pub(super) fn new(files: ContextEntries) -> Result<Self, ContextError> {
+        // The name is the hash of the tar without times and compression, so that equal files have
+        // equal names on every client.
         let hasher = write(&files, false, HashWriter(Sha256::new()))?;
         let name = HEXLOWER.encode(&hasher.0.finalize());
         Ok(Self { name, files })
@@ -100,6 +103,7 @@ fn write<W: Write>(files: &ContextEntries, with_times: bool, out: W) -> Result<W
             ArchiveEntryKind::File => Some(open(path).map_err(read)?),
             _ => None,
         };
+        // The open file is authoritative: the path may refer to another file by now.
         let metadata = match &file {
             Some(file) => file.metadata().map_err(read)?,
             None => metadata,

@@ -1,4 +1,5 @@
-//! Files of a context that sources select and `.dockerignore` does not exclude.
+//! Selects the files of a build context: files that match a source of `COPY` and are not excluded
+//! by `.dockerignore`.
 
 use super::ContextError;
 use super::ignore::DockerIgnore;
@@ -50,6 +51,7 @@ impl<'c> ContextFiles<'c> {
     pub(super) fn add(&self, source: &str, to: &mut ContextEntries) -> Result<(), SourceError> {
         let names = components(source)?;
         let wild = names.iter().position(|name| name.contains(['*', '?', '[']));
+        // Without a wildcard, the source itself must exist. With one, an empty result is an error.
         let Some(wild) = wild else {
             return self.add_one(&names.join("/"), to);
         };
@@ -109,10 +111,12 @@ impl<'c> ContextFiles<'c> {
             return Ok(());
         }
         let before = to.len();
+        // The root of the context cannot be excluded.
         let ignored = !source.is_empty() && self.ignore.ignores(source);
         if !ignored && !source.is_empty() {
             to.insert(source.as_bytes().to_vec(), real.clone());
         }
+        // With exceptions, files in an excluded directory may be included, so it must be searched.
         if !ignored || self.ignore.has_exceptions() {
             self.add_tree(source.as_bytes(), &real, to)?;
         }
@@ -123,6 +127,7 @@ impl<'c> ContextFiles<'c> {
         }
     }
 
+    /// Adds the contents of a directory. Symbolic links are added as links.
     fn add_tree(
         &self,
         name: &[u8],
@@ -158,6 +163,7 @@ impl<'c> ContextFiles<'c> {
         Ok(())
     }
 
+    /// Adds the parent directories of an entry until one is present.
     fn add_parents(&self, name: &[u8], path: &Path, to: &mut ContextEntries) {
         let (mut name, mut path) = (name, path);
         while let (Some(slash), Some(above)) =
@@ -190,6 +196,7 @@ fn components(source: &str) -> Result<Vec<&str>, SourceError> {
     for name in source.split('/').filter(|n| !n.is_empty() && *n != ".") {
         match name {
             ".." => {
+                // Resolved without the file system, as in Docker.
                 names.pop().ok_or(SourceError::Outside)?;
             }
             name => names.push(name),
@@ -198,6 +205,8 @@ fn components(source: &str) -> Result<Vec<&str>, SourceError> {
     Ok(names)
 }
 
+/// Returns the names in a directory in sorted order, so that archives do not depend on the file
+/// system.
 fn sorted(directory: &Path) -> Result<Vec<std::ffi::OsString>, ContextError> {
     let failed = |e| ContextError::read(directory, e);
     let entries = std::fs::read_dir(directory).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! `.dockerignore` files.
+//! Rules of `.dockerignore` files, which exclude files from a build context.
 
 use super::ContextError;
 use super::pattern::Pattern;
@@ -55,6 +55,7 @@ impl DockerIgnore {
 
     /// Parses an ignore file. An error contains the number of its line.
     pub fn parse(text: &str) -> Result<Self, (u32, String)> {
+        // Editors on Windows begin files with a byte order mark.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut rules = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
@@ -83,6 +84,7 @@ impl DockerIgnore {
     /// Returns whether a path is excluded. The last rule that matches the path or one of its
     /// parents decides.
     pub fn ignores(&self, path: &str) -> bool {
+        // A rule for a directory applies to all files below, so every parent is compared.
         let hit = self.rules.iter().rev().find(|rule| {
             let ends = path.match_indices('/').map(|(at, _)| at);
             ends.chain([path.len()])

@@ -1,4 +1,4 @@
-//! Path patterns with Docker's semantics.
+//! Path patterns with the semantics of Docker, for `.dockerignore` and the sources of `COPY`.
 
 /// A compiled pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +39,7 @@ impl Pattern {
         Self::read(text, false)
     }
 
+    /// Parses a pattern. With `through`, `**` matches across slashes.
     fn read(text: &str, through: bool) -> Result<Self, &'static str> {
         let mut parts = Vec::new();
         let mut chars = text.chars().peekable();
@@ -59,6 +60,7 @@ impl Pattern {
                 c => PatternPart::Plain(c),
             });
         }
+        // Equal to one star, and faster to match.
         parts.dedup_by(|a, b| *a == PatternPart::Star && *b == PatternPart::Star);
         Ok(Self {
             parts,
@@ -73,7 +75,8 @@ impl Pattern {
             return path.ends_with(suffix.as_str()) || suffix.strip_prefix('/') == Some(path);
         }
         let path: Vec<char> = path.chars().collect();
-        // Lengths of the prefixes of the path that the parts so far match.
+        // `reached[n]` is set if the parts so far match the first `n` characters. Backtracking
+        // would take exponential time for some patterns.
         let mut reached = vec![false; path.len() + 1];
         reached[0] = true;
         for part in &self.parts {
@@ -84,9 +87,12 @@ impl Pattern {
 }
 
 impl PatternPart {
+    /// Returns the prefixes that match after this part. `before` contains the prefixes that match
+    /// before it.
     fn step(&self, path: &[char], before: &[bool]) -> Vec<bool> {
         let mut after = vec![false; before.len()];
-        let mut begun = false;
+        let mut started = false;
+        // `last` is the character that a match of length `at` ends with.
         for at in 0..before.len() {
             let last = at.checked_sub(1).map(|i| path[i]);
             match self {
@@ -94,12 +100,12 @@ impl PatternPart {
                     after[at] = before[at] || at > 0 && after[at - 1] && last != Some('/');
                 }
                 Self::Rest => {
-                    begun |= before[at];
-                    after[at] = begun;
+                    started |= before[at];
+                    after[at] = started;
                 }
                 Self::Directories => {
-                    after[at] = before[at] || begun && last == Some('/');
-                    begun |= before[at];
+                    after[at] = before[at] || started && last == Some('/');
+                    started |= before[at];
                 }
                 part => {
                     after[at] =
@@ -122,6 +128,7 @@ impl PatternPart {
     }
 }
 
+/// Parses a character class after its opening bracket.
 fn class(
     chars: &mut std::iter::Peekable<std::str::Chars<'_>>,
 ) -> Result<PatternPart, &'static str> {
@@ -139,6 +146,7 @@ fn class(
             chars.next();
             high = match chars.next().ok_or(open)? {
                 ']' => {
+                    // A minus before the closing bracket is literal.
                     ranges.extend([(low, low), ('-', '-')]);
                     return Ok(PatternPart::Class(ranges, negated));
                 }

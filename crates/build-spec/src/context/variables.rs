@@ -12,7 +12,9 @@ type Variables = BTreeMap<String, String>;
 pub(super) struct KnownVariables {
     /// Environment at the end of each earlier stage, and whether all of its variables are known.
     stages: Vec<(Variables, bool)>,
+    /// Known variables of the current stage, set by `ENV`.
     environment: Variables,
+    /// Known arguments of the current stage, set by `ARG`.
     arguments: Variables,
     /// Set if all variables are known, because there is no base image.
     all: bool,
@@ -23,10 +25,13 @@ impl KnownVariables {
     pub(super) fn begin(&mut self, from: &StageBase) {
         let (environment, all) = match from {
             StageBase::Stage(number) => self.stages.get(*number).cloned().unwrap_or_default(),
+            // An empty image sets no variables.
             StageBase::Scratch => (Variables::new(), true),
+            // The environment of an image is known only after it was pulled.
             _ => (Variables::new(), false),
         };
         (self.environment, self.all) = (environment, all);
+        // Arguments end with their stage, the environment is inherited.
         self.arguments.clear();
     }
 
@@ -50,19 +55,21 @@ impl KnownVariables {
             },
             StepAction::Env(pairs) => {
                 // The values of one instruction do not depend on each other.
-                let mut learned = Vec::new();
+                let mut values = Vec::new();
                 for (name, value) in pairs {
                     let value = match self.expand(value, line) {
                         Ok(value) => Some(value),
                         Err(ContextError::Variable { .. }) => None,
                         Err(e) => return Err(e),
                     };
-                    learned.push((name.clone(), value));
+                    values.push((name.clone(), value));
                 }
-                for (name, value) in learned {
+                for (name, value) in values {
                     match value {
                         Some(value) => self.environment.insert(name, value),
                         None => {
+                            // An argument of this name is hidden by the variable, whose value is
+                            // unknown.
                             self.arguments.remove(&name);
                             self.environment.remove(&name)
                         }
@@ -78,6 +85,7 @@ impl KnownVariables {
     pub(super) fn expand(&self, word: &str, line: u32) -> Result<String, ContextError> {
         let mut unknown = None;
         let value = |name: &str| {
+            // As in Docker, a variable of the environment hides an argument of the same name.
             let variable = self
                 .environment
                 .get(name)

@@ -18,7 +18,7 @@ impl Flag {
     }
 
     /// Returns the error for an unknown or unsupported flag. `instead` is an alternative.
-    pub(super) fn refused(&self, line: &Instruction, instead: &str) -> DockerfileError {
+    pub(super) fn unsupported(&self, line: &Instruction, instead: &str) -> DockerfileError {
         line.error(format!("--{} is not supported{instead}", self.name))
     }
 }
@@ -30,6 +30,7 @@ pub(super) fn split(rest: &str) -> (Vec<Flag>, &str) {
         let end = end_of(flag);
         let (word, after) = flag.split_at(end);
         rest = after.trim_start();
+        // `--` ends the flags, so that the arguments may begin with dashes.
         if word.is_empty() {
             break;
         }

@@ -1,5 +1,5 @@
-//! Instructions of a Dockerfile. Continued lines are joined, comments are removed, and
-//! here-documents are extracted.
+//! Splits a Dockerfile into instructions: joins continued lines, removes comments, and extracts
+//! here-documents.
 
 use super::error::DockerfileError;
 use super::words;
@@ -70,6 +70,7 @@ pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
             format!("the file is larger than {} KiB", MAX_FILE_BYTES >> 10),
         ));
     }
+    // Editors on Windows begin files with a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let escape = escape_of(text).map_err(|(line, problem)| bad(line, problem))?;
     let mut source = (1..).zip(text.lines());
@@ -82,6 +83,7 @@ pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
         let (start, mut more) = continued(first, escape);
         let mut whole = start.to_owned();
         while more {
+            // As in Docker, a continuation at the end of the file is ignored.
             let Some((_, next)) = source.next() else {
                 break;
             };
@@ -90,9 +92,9 @@ pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
             if trimmed.is_empty() || trimmed.starts_with('#') {
                 continue;
             }
-            let (next, goes_on) = continued(next, escape);
+            let (next, is_continued) = continued(next, escape);
             whole.push_str(next);
-            more = goes_on;
+            more = is_continued;
         }
         let whole = whole.trim();
         if whole.is_empty() {
@@ -108,6 +110,7 @@ pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
         if HERE_DOCUMENT_INSTRUCTIONS.contains(&line.keyword.as_str())
             && line.arguments.contains("<<")
         {
+            // The documents follow the instruction in the order in which the line announces them.
             for mut document in announced(&line.arguments, escape) {
                 fill(&mut document, &mut source).map_err(|problem| line.error(problem))?;
                 line.documents.push(document);
@@ -124,7 +127,8 @@ pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
     Ok(Instructions { lines, escape })
 }
 
-/// Returns the escape character of the `# escape=` directive.
+/// Returns the escape character of the `# escape=` directive, or `\`. Directives are only
+/// recognized before the first other line.
 fn escape_of(text: &str) -> Result<char, (u32, String)> {
     for (number, line) in (1..).zip(text.lines()) {
         let directive = line
@@ -177,6 +181,7 @@ pub(super) fn document(word: &str) -> Option<HereDocument> {
             _ => {}
         }
     }
+    // The number of a file descriptor may precede the operator: `3<<NAME`.
     let word = word.trim_start_matches(|c: char| c.is_ascii_digit());
     let name = word.strip_prefix("<<")?;
     let (name, strip) = match name.strip_prefix('-') {
@@ -190,6 +195,7 @@ pub(super) fn document(word: &str) -> Option<HereDocument> {
     if plain.is_empty() || plain.contains(['<', '/']) {
         return None;
     }
+    // A quoted delimiter differs from its plain form, and disables the expansion.
     Some(HereDocument {
         expand: plain == name,
         name: plain,
@@ -198,6 +204,7 @@ pub(super) fn document(word: &str) -> Option<HereDocument> {
     })
 }
 
+/// Reads the lines of a here-document up to its delimiter.
 fn fill<'a>(
     document: &mut HereDocument,
     source: &mut impl Iterator<Item = (u32, &'a str)>,

@@ -1,4 +1,5 @@
-//! Stages of a Dockerfile: their bases and names.
+//! Stages of a Dockerfile: `FROM`, `ARG` and references between stages. The submodules parse the
+//! other instructions.
 
 mod copy;
 mod run;
@@ -44,10 +45,11 @@ pub(super) struct StageParser<'o> {
     pub(super) escape: char,
     /// `ARG`s before the first `FROM`.
     global: BTreeMap<String, String>,
+    /// Completed stages, including stages that were added for images in `COPY --from`.
     finished: Vec<BuildStage>,
-    /// Stages of the file: name, and index in the list of all stages.
+    /// Stages that the file declares: name, and index in `finished`.
     named_stages: Vec<(Option<String>, usize)>,
-    /// Images in `COPY --from`, with the indexes of their stages.
+    /// Images in `COPY --from`, with the indexes of the stages that were added for them.
     images: BTreeMap<String, usize>,
     pub(super) current: Option<CurrentStage>,
     pub(super) warnings: Vec<DockerfileWarning>,
@@ -117,6 +119,7 @@ impl<'o> StageParser<'o> {
                     if names.is_empty() { "none" } else { &names },
                 )));
             };
+            // Earlier stages remain, since the target may refer to them.
             self.finished.truncate(last + 1);
         }
         for name in self.options.build_args.keys() {
@@ -156,6 +159,7 @@ impl<'o> StageParser<'o> {
 
     /// Returns the index of an earlier stage by its name or its number in the file.
     fn stage(&self, name: &str) -> Option<usize> {
+        // As in Docker, a later stage with the same name hides an earlier one.
         let named = self
             .named_stages
             .iter()
@@ -176,6 +180,7 @@ impl<'o> StageParser<'o> {
         line: &Instruction,
         name: &str,
     ) -> Result<usize, DockerfileError> {
+        // `COPY --from` must be resolved now, but the values of variables depend on the base image.
         if name.contains('$') {
             return Err(line.error(format!(
                 "--from={name}: variables are not supported here; declare a stage with `FROM {name} AS …` and use its name"
@@ -184,6 +189,7 @@ impl<'o> StageParser<'o> {
         if let Some(number) = self.stage(name) {
             return Ok(number);
         }
+        // The current stage is not in the list yet, so its own name would be taken for an image.
         let own = self.current.as_ref().and_then(|c| c.name.as_deref());
         if own.is_some_and(|own| own.eq_ignore_ascii_case(name)) {
             return Err(line.error(format!("--from={name} refers to the stage itself")));
@@ -201,6 +207,7 @@ impl<'o> StageParser<'o> {
         }
         self.check_stage_limit(line)?;
         let number = self.finished.len();
+        // An image without steps. It is pulled only if the target depends on the copy.
         self.finished.push(BuildStage {
             name: None,
             from: StageBase::Image(ImageSource {
@@ -241,7 +248,7 @@ impl<'o> StageParser<'o> {
         let (flags, rest) = flags::split(&line.arguments);
         for flag in &flags {
             let "platform" = flag.name.as_str() else {
-                return Err(flag.refused(line, ": only --platform is supported"));
+                return Err(flag.unsupported(line, ": only --platform is supported"));
             };
             let platform = self.expand_global(line, flag.value(line)?)?;
             if !matches!(platform.as_str(), "linux/amd64" | "linux/x86_64" | "linux") {
@@ -257,17 +264,17 @@ impl<'o> StageParser<'o> {
             _ => return Err(line.error("must be `FROM image` or `FROM image AS name`")),
         };
         let name = name.map(|name| stage_name(line, name)).transpose()?;
-        let beginning = self.expand_global(line, image)?;
-        if beginning.is_empty() || beginning.contains(char::is_whitespace) {
+        let base = self.expand_global(line, image)?;
+        if base.is_empty() || base.contains(char::is_whitespace) {
             return Err(line.error(format!(
-                "'{image}' expands to '{beginning}', which is not an image name: declare its ARG before \
+                "'{image}' expands to '{base}', which is not an image name: declare its ARG before \
                  the first FROM with a default, or pass a value for it"
             )));
         }
-        let from = match self.stage_named(&beginning) {
+        let from = match self.stage_named(&base) {
             Some(number) => StageBase::Stage(number),
-            None if beginning == "scratch" => StageBase::Scratch,
-            None => StageBase::Name(beginning),
+            None if base == "scratch" => StageBase::Scratch,
+            None => StageBase::Name(base),
         };
         self.current = Some(CurrentStage {
             name,
@@ -275,6 +282,7 @@ impl<'o> StageParser<'o> {
             steps: Vec::new(),
             shell: vec!["/bin/sh".to_owned(), "-c".to_owned()],
         });
+        // Proxy arguments are available in each stage without an `ARG` instruction.
         for name in PROXY_ARGUMENTS {
             if let Some(value) = self.options.build_args.get(name) {
                 let action = StepAction::Arg(name.to_owned(), crate::expand::escape(value));
@@ -326,6 +334,8 @@ impl<'o> StageParser<'o> {
             }
             let given = self.options.build_args.get(&name).cloned();
             self.declared_args.insert(name.clone());
+            // In a stage, the value may contain variables of the stage, which the builder expands.
+            // A value of `--build-arg` is literal and is therefore escaped.
             if self.current.is_some() {
                 let value = match (given, default) {
                     (Some(given), _) => Some(crate::expand::escape(&given)),
@@ -338,6 +348,8 @@ impl<'o> StageParser<'o> {
                 if let Some(value) = value {
                     self.push(line, StepAction::Arg(name, value));
                 }
+            // Before the first `FROM`, only other global arguments can occur, so the value is
+            // expanded now.
             } else {
                 let value = match (given, default) {
                     (Some(given), _) => Some(given),
@@ -358,9 +370,9 @@ fn platform(name: &str) -> Option<String> {
 
 fn stage_name(line: &Instruction, name: &str) -> Result<String, DockerfileError> {
     let lower = name.to_ascii_lowercase();
-    let begins = lower.starts_with(|c: char| c.is_ascii_lowercase());
-    let goes_on = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
-    if begins && lower.chars().all(goes_on) && lower != "scratch" {
+    let starts_with_letter = lower.starts_with(|c: char| c.is_ascii_lowercase());
+    let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
+    if starts_with_letter && lower.chars().all(is_allowed) && lower != "scratch" {
         Ok(lower)
     } else {
         Err(line.error(format!(

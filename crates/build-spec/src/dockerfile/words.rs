@@ -1,8 +1,9 @@
-//! Words of an instruction: boundaries, quotes and escapes.
+//! Splits instructions into words, and converts quotes and escapes of Dockerfiles to the syntax of
+//! [`crate::expand`].
 
 use crate::expand::EscapedWord;
 
-/// Maximum nesting depth of words.
+/// Maximum nesting depth of `${…}`.
 const MAX_DEPTH: usize = 16;
 
 /// Splits text at spaces outside of quotes. Quotes and escapes are not removed.
@@ -20,6 +21,7 @@ pub(super) fn split_leniently(text: &str, escape: char) -> Vec<String> {
     scan(text, escape).0
 }
 
+/// Returns the words, and the quote that is not closed at the end of the text.
 fn scan(text: &str, escape: char) -> (Vec<String>, Option<char>) {
     let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
     let mut chars = text.chars();
@@ -33,6 +35,7 @@ fn scan(text: &str, escape: char) -> (Vec<String>, Option<char>) {
             }
             (None, '"' | '\'') => quote = Some(c),
             (Some(open), c) if open == c => quote = None,
+            // In single quotes, the escape character is literal.
             (None | Some('"'), c) if c == escape => {
                 word.push(c);
                 word.extend(chars.next());
@@ -60,6 +63,7 @@ pub(super) fn unquote(word: &str, escape: char) -> Result<String, &'static str> 
     Ok(work.out.finish())
 }
 
+/// Converter of one word.
 struct Unquote<'a> {
     chars: std::iter::Peekable<std::str::Chars<'a>>,
     escape: char,
@@ -97,6 +101,7 @@ impl Unquote<'_> {
     }
 
     fn literal(&mut self, c: char, depth: usize) -> Result<(), &'static str> {
+        // The target syntax has no escape for a brace, so the word would end here.
         if c == '}' && depth > 0 {
             return Err("a quoted '}' within '${…}' is not supported");
         }
@@ -121,6 +126,8 @@ impl Unquote<'_> {
                 Some('"') => return Ok(()),
                 Some('$') => self.variable(depth)?,
                 Some(c) if c == self.escape => match self.chars.peek() {
+                    // In double quotes, other characters after the escape character are literal, as
+                    // in shells.
                     Some(&next) if next == '"' || next == '$' || next == self.escape => {
                         self.chars.next();
                         self.literal(next, depth)?;

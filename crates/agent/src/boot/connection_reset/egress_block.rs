@@ -97,6 +97,7 @@ impl EgressBlock {
                 flags: 0,
             },
         )?;
+        // The program's descriptor is closed here: the link refers to the program.
         Ok(Self { _link: link })
     }
 }

@@ -1,4 +1,5 @@
-//! Network namespaces of the guest. A container in the guest has connections in its own namespace.
+//! Visits all network namespaces of the guest, since a container in the guest has connections in
+//! its own namespace.
 
 use crate::sys;
 use std::collections::BTreeSet;
@@ -24,6 +25,7 @@ pub fn for_each_namespace(work: impl Fn() -> io::Result<bool> + Sync) -> io::Res
     if is_only_one() {
         return Ok(false);
     }
+    // The inode number identifies a namespace: several processes share one.
     let mut seen = BTreeSet::from([std::fs::metadata("/proc/self/ns/net")?.ino()]);
     let mut visit = |path: PathBuf| match open(&path)? {
         Some(namespace) if seen.insert(namespace.metadata()?.ino()) => {
@@ -141,7 +143,7 @@ mod tests {
     const CHILDREN: u32 = 400;
 
     #[test]
-    fn a_process_that_ends_while_its_namespace_is_opened_is_no_failure() {
+    fn a_process_that_exits_while_its_namespace_is_opened_is_not_an_error() {
         for _ in 0..CHILDREN {
             // SAFETY: the child only exits.
             let pid = sys::check(unsafe { libc::fork() }).unwrap();

@@ -97,6 +97,7 @@ impl SockDiag {
             }
             while let Some((kind, message, next)) = split(rest) {
                 match i32::from(kind) {
+                    // The kernel sends the sockets in several messages, followed by NLMSG_DONE.
                     libc::NLMSG_DONE => return Ok(found),
                     libc::NLMSG_ERROR => error_of(message)?,
                     _ => found.extend(TcpConnection::parse(message)),
@@ -137,6 +138,7 @@ fn request(kind: u16, flags: u16, of: &TcpConnection) -> Vec<u8> {
     // Sequence number and port are zero: there is one request at a time, and the kernel knows the
     // sender.
     message.extend_from_slice(&[0; 8]);
+    // The fields are family, protocol, extensions, padding, states, and the socket id.
     message.extend_from_slice(&[of.family, libc::IPPROTO_TCP as u8, 0, 0]);
     message.extend_from_slice(&CONNECTION_STATES.to_ne_bytes());
     message.extend_from_slice(&of.id);

@@ -9,7 +9,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// Suffix of the one line in `/etc/hosts` that the agent replaces.
+/// Suffix of the line in `/etc/hosts` that the agent adds and later replaces.
 const HOSTS_MARK: &str = "# jiffy: this sandbox";
 /// Content of `/etc/hosts` if the image has no such file.
 const HOSTS_DEFAULT: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
@@ -29,10 +29,12 @@ pub fn write_labels(labels: &SandboxLabels) -> io::Result<()> {
     fs::create_dir_all(&directory)?;
     let given: Vec<_> = labels.variables().collect();
     for (name, value) in &given {
+        // The file is replaced atomically, so that a reader never finds an incomplete value.
         let next = directory.join(".next");
         fs::write(&next, value)?;
         fs::rename(next, directory.join(format!(".{name}")))?;
     }
+    // Labels of an earlier identity that the current one does not have.
     for entry in fs::read_dir(&directory)?.flatten() {
         let is_given = |(name, _): &(&str, &str)| entry.file_name() == *format!(".{name}");
         if !given.iter().any(is_given) {
@@ -50,6 +52,7 @@ pub fn set_hostname(name: &str) -> io::Result<()> {
     sys::check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })?;
     let path = Path::new("/etc/hosts");
     let before = match sys::read_regular(path, MAX_HOSTS_BYTES) {
+        // A file of the maximum size is probably longer. Rewriting it would remove its end.
         Ok(before) if before.len() as u64 == MAX_HOSTS_BYTES => return Ok(()),
         before => String::from_utf8(before.unwrap_or_default()),
     };
@@ -87,6 +90,7 @@ pub fn new_machine_id() -> io::Result<()> {
             fs::create_dir_all("/etc")?;
             write_over("/etc/machine-id", &id)
         }
+        // The errors of `open_regular` for files that are not regular files.
         Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENXIO)) => Ok(()),
         other => other,
     }
@@ -107,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_own_name_is_in_etc_hosts_once_and_the_rest_stays() {
+    fn the_sandbox_name_is_in_etc_hosts_once_and_other_lines_remain() {
         let first = hosts("10.0.0.1 db", "abc");
         assert_eq!(first, format!("10.0.0.1 db\n127.0.1.1 abc {HOSTS_MARK}\n"));
         let second = hosts(&first, "xyz");

@@ -1,4 +1,4 @@
-//! Storage of container images.
+//! Directories for the images and layers of containers that run inside the sandbox.
 //!
 //! The upper directory of an overlay cannot be on another overlay, and the root is an overlay.
 //! Therefore directories of the disk itself are mounted where docker, containerd and podman store
@@ -46,8 +46,8 @@ const LAYERS: [&str; 3] = [
     "storage/overlay",
 ];
 
-/// Returns whether the directory contains a subdirectory. The subdirectory with short names of the
-/// others is ignored.
+/// Returns whether the directory contains a subdirectory other than `l`, in which container engines
+/// store short links to the layers.
 fn has_directories(path: &Path) -> bool {
     let Ok(mut all) = std::fs::read_dir(path) else {
         return false;
@@ -57,8 +57,8 @@ fn has_directories(path: &Path) -> bool {
     })
 }
 
-/// Names on the disk, places, and modes. The last place is for podman without root. It is used only
-/// if the template has a directory there, and belongs to the owner of this directory.
+/// Names on the disk, places in the root, and modes. The last place is for podman without root. It
+/// is used only if the template has a directory there, and belongs to the owner of this directory.
 const PLACES: [(&str, &str, u32); 4] = [
     ("docker", "var/lib/docker", 0o710),
     ("containerd", "var/lib/containerd", 0o711),

@@ -202,6 +202,7 @@ fn mount_writable() -> Result<(), String> {
         let options = c"errors=remount-ro";
         mount(c"/dev/vdb", c"/upper", c"ext4", libc::MS_NOATIME, options)?;
     } else {
+        // The template has no writable disk: changes use the memory of the guest.
         mount(
             c"tmpfs",
             c"/upper",
@@ -213,6 +214,8 @@ fn mount_writable() -> Result<(), String> {
     writable("/upper")
 }
 
+/// Makes `/root-new` the root. The initial archive cannot be unmounted, so the new root is mounted
+/// over it.
 fn switch() -> Result<(), String> {
     let failed = |what: &str| format!("cannot {what}: {}", io::Error::last_os_error());
     directory("/root-new/dev", 0o755);

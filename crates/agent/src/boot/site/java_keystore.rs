@@ -1,4 +1,5 @@
 //! Java's stores of certificate authorities, in the format that every version of Java reads (JKS).
+//! All numbers are big-endian.
 
 use super::guest_path::beneath;
 use base64::Engine;
@@ -18,6 +19,7 @@ const PLACES: [&str; 6] = [
 ];
 const MAGIC: u32 = 0xfeed_feed;
 const VERSION: u32 = 2;
+/// Tag of an entry with a trusted certificate.
 const TRUSTED: u32 = 2;
 const X509: &str = "X.509";
 /// Well-known default password of Java, with which tools verify the checksum of a store.
@@ -28,7 +30,7 @@ const SALT: &[u8] = b"Mighty Aphrodite";
 const MAX_ENTRIES: u32 = 4096;
 
 /// Returns whether the file system on `root` contains a Java installation.
-pub fn is_there(root: &Path, env: &BTreeMap<String, String>) -> bool {
+pub fn is_java_installed(root: &Path, env: &BTreeMap<String, String>) -> bool {
     let java_home = env.get("JAVA_HOME").map(Path::new);
     let mut places = PLACES.iter().map(Path::new).chain(java_home);
     places.any(|place| beneath(root, place).exists())

@@ -134,7 +134,7 @@ fn authorities_that_the_distributions_tool_copied_are_removed_too() {
 }
 
 #[test]
-fn an_authority_that_the_sandbox_has_of_its_own_stays() {
+fn an_authority_of_the_sandbox_itself_is_not_removed() {
     let own = "usr/local/share/ca-certificates/company/root.crt";
     let root = root(&[(DEBIAN, &public()), (own, COMPANY)]);
     let mut site = InstalledSite::default();
@@ -242,7 +242,7 @@ fn a_proxy_is_in_variables_of_both_cases_and_apt_unless_the_sandbox_has_its_own(
 }
 
 #[test]
-fn java_gets_a_store_of_all_authorities_and_the_proxy_by_options() {
+fn java_uses_a_store_of_all_authorities_and_proxy_options() {
     let root = root(&[(DEBIAN, &public()), ("usr/lib/jvm/java/bin/java", "")]);
     let both = SiteSettings {
         proxy: proxied().proxy,

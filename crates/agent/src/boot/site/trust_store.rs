@@ -1,4 +1,5 @@
-//! Trust store of the system, in the layouts of the distributions.
+//! Adds certificate authorities to the system's trust store, in the layouts of the distributions,
+//! and removes them again.
 //!
 //! Each certificate is added in two places. The first place is the directory from which the
 //! distribution's tool reads additions of an administrator, so that the certificate remains when
@@ -38,6 +39,7 @@ const ANCHORS: [(&str, &str, &str); 3] = [
 const HASHED: &str = "/etc/ssl/certs";
 /// Java's store, which Debian's tool creates from all other certificates.
 const DEBIAN_JAVA: &str = "/etc/ssl/certs/java/cacerts";
+/// Prefix of the names of added files.
 const NAME: &str = "jiffy-site-ca";
 /// Maximum size of a file that is searched.
 const MAX_FILE: u64 = 4 << 20;
@@ -57,7 +59,7 @@ pub struct StoreChanges {
     created_directories: Vec<PathBuf>,
 }
 
-/// Adds authorities. Returns the file with all authorities.
+/// Adds authorities. Returns the first bundle, which then contains all authorities.
 pub fn add(
     root: &Path,
     authorities: &[Authority],
@@ -70,6 +72,8 @@ pub fn add(
         File::create(at(BUNDLES[0]))?;
         bundles.push(PathBuf::from(BUNDLES[0]));
     }
+    // Set for each authority that some bundle lacked. An authority in all bundles belongs to the
+    // template, and must remain when the site's settings are removed.
     let mut unknown = vec![false; authorities.len()];
     for bundle in &bundles {
         append(root, bundle, authorities, &mut unknown, trace)?;
@@ -83,11 +87,14 @@ pub fn add(
     for (authority, _) in authorities.iter().zip(&unknown).filter(|(_, new)| **new) {
         number += 1;
         let anchor = Path::new(anchors).join(format!("{NAME}-{number}.{extension}"));
+        // Recorded before the write, so that `remove` also deletes an incomplete file.
         trace.anchors.push(anchor.clone());
         fs::write(beneath(root, &anchor), &authority.pem)?;
         if at(HASHED).is_dir() {
             let named = Path::new(HASHED).join(format!("{NAME}-{number}.pem"));
             link(root, &anchor, named.clone(), trace)?;
+            // OpenSSL searches for `<hash>.0`, `<hash>.1` and so on. Names of other authorities
+            // with the same hash are in use.
             let hashed = |n| Path::new(HASHED).join(format!("{}.{n}", authority.subject_hash));
             let mut free = (0..MAX_EQUAL_HASHES).map(hashed);
             let free = free.find(|path| fs::symlink_metadata(beneath(root, path)).is_err());
@@ -149,13 +156,13 @@ fn append(
 }
 
 /// Removes authorities, also from files that a tool of the distribution built meanwhile.
-/// Authorities that the sandbox itself had before are not removed. Files that cannot be removed are
-/// left.
+/// Authorities that the sandbox itself had before are not removed. A file that cannot be removed is
+/// ignored.
 pub fn remove(root: &Path, authorities: &[Authority], trace: StoreChanges) {
     for path in trace.links.iter().chain(&trace.anchors) {
         let _ = fs::remove_file(beneath(root, path));
     }
-    // Authorities that the sandbox's administrator has added as well stay.
+    // Authorities that the sandbox's administrator has also added must remain.
     let is_addition = |authority: &&Authority| {
         let anchors = ANCHORS.iter();
         let mut anchors = anchors.map(|(_, directory, _)| beneath(root, Path::new(directory)));
@@ -172,6 +179,7 @@ pub fn remove(root: &Path, authorities: &[Authority], trace: StoreChanges) {
             Some((_, block)) if text.ends_with(block) => text[..text.len() - block.len()].to_vec(),
             _ => remove_certificates(&text, &removed),
         };
+        // The bundle was created by `add`, as it contains nothing else.
         if rest.is_empty() && block.is_some() {
             let _ = fs::remove_file(&path);
         } else if rest != text {

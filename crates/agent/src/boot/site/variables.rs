@@ -1,4 +1,4 @@
-//! Environment variables with which programs use the authorities and the proxy.
+//! Environment variables that make programs use the site's certificate authorities and proxy.
 
 use jiffy_proto::agent::ProxySettings;
 use std::collections::BTreeMap;
@@ -72,10 +72,10 @@ fn java_options(facts: &VariableSources<'_>) -> Vec<String> {
     };
     let url = proxy.public_url();
     let (scheme, host) = url.split_once("://").unwrap_or(("http", &url));
-    let usual = if scheme == "https" { "443" } else { "80" };
+    let default_port = if scheme == "https" { "443" } else { "80" };
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.ends_with(']') => (name, port),
-        _ => (host, usual),
+        _ => (host, default_port),
     };
     for scheme in ["http", "https"] {
         options.push(format!("-D{scheme}.proxyHost={name}"));

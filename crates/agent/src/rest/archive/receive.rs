@@ -1,4 +1,4 @@
-//! `PUT /archive`: unpacks a tar archive.
+//! `PUT /archive`: unpacks a tar archive below a directory.
 
 use super::{ArchiveQuery, MAX_QUEUED_CHUNKS, resolve};
 use crate::body::{ReplyBody, json};
@@ -54,7 +54,7 @@ pub async fn answer(
         } else {
             unpack(pieces, root.as_fd(), &rules)
         };
-        unpacked.map_err(|e| refusal(&e))
+        unpacked.map_err(|e| unpack_error(&e))
     };
     let mut work = pin!(agent.workers.attempt(CallClass::Archive, WHAT, unpack));
     let forward = forward(request.into_body(), sender);
@@ -88,6 +88,7 @@ fn prepare(
             None => UnpackOwner::Archive,
         },
         mode,
+        // The archive has the same rights as the client, which may write anywhere in the sandbox.
         confined: false,
         rename: None,
         max_bytes: None,
@@ -114,7 +115,9 @@ async fn forward(
     Ok(())
 }
 
-fn refusal(error: &ArchiveError) -> RestError {
+/// Converts an error: failures of files have the status of their cause, others are invalid
+/// archives.
+fn unpack_error(error: &ArchiveError) -> RestError {
     match error {
         ArchiveError::File { source, .. } => {
             let status = RestError::io("", source).status;

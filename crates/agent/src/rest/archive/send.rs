@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
+/// Size of the chunks in which an archive is sent, in bytes.
 const CHUNK: usize = 64 * 1024;
 /// Maximum number of paths of one request.
 const MAX_PATHS: usize = 1000;
@@ -90,6 +91,7 @@ pub fn stream(
     fill: impl FnOnce(&mut Packer<ArchiveWriter>) -> Result<(), ArchiveError> + Send + 'static,
 ) -> Result<Response<ReplyBody>, RestError> {
     let (sender, receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
+    // The second sender reports a failure of the worker, which owns the first sender.
     let failures = sender.clone();
     let work = move |progress: &Progress| {
         let writer = ArchiveWriter::new(sender, progress.clone());
@@ -138,6 +140,7 @@ impl Write for ArchiveWriter {
         if self.piece.capacity() == 0 {
             self.piece.reserve(CHUNK);
         }
+        // `flush` empties a full piece, so there is always space for at least one byte.
         self.progress.advance();
         let n = bytes.len().min(CHUNK - self.piece.len());
         self.piece.extend_from_slice(&bytes[..n]);

@@ -1,4 +1,4 @@
-//! Target file of an upload.
+//! Target file of an upload. Workers write the file in batches while the next batch is received.
 
 use crate::filesystem::request_path::RequestPath;
 use crate::filesystem::{metadata, operation};
@@ -40,7 +40,7 @@ pub struct WrittenFile {
     metadata: BTreeMap<String, String>,
 }
 
-/// A file that workers write in batches. Meanwhile the next batch is received.
+/// A file that workers write in batches.
 pub struct Upload {
     workers: Workers,
     what: String,
@@ -129,6 +129,7 @@ impl Upload {
             Open(UploadFile),
             New(UserLookup, RequestPath, Encoding),
         }
+        // If this function fails or is cancelled, the upload remains failed.
         let source = match std::mem::replace(&mut self.state, UploadState::Failed) {
             UploadState::New {
                 lookup,
@@ -219,6 +220,7 @@ impl UploadFile {
     }
 
     fn finish(mut self, metadata: BTreeMap<String, String>) -> Result<WrittenFile, RestError> {
+        // Detects a truncated stream: the decoder fails if the end of the gzip data is missing.
         if let FileSink::Gzip(decoder) = &mut self.sink {
             decoder.try_finish().map_err(gzip_error)?;
         }

@@ -32,23 +32,25 @@ impl StageParser<'_> {
                 "chmod" => how.mode = Some(self.mode(line, flag.value(line)?)?),
                 // `--link` affects only the storage of layers and not the files.
                 "link" => {}
-                "exclude" => return Err(flag.refused(line, ": use .dockerignore")),
+                "exclude" => return Err(flag.unsupported(line, ": use .dockerignore")),
                 "parents" => {
-                    return Err(flag.refused(line, ": COPY each directory separately"));
+                    return Err(flag.unsupported(line, ": COPY each directory separately"));
                 }
                 "checksum" | "keep-git-dir" | "unpack" => {
-                    return Err(flag.refused(
+                    return Err(flag.unsupported(
                         line,
                         ": use RUN with a command that downloads, verifies and unpacks the file",
                     ));
                 }
                 _ => {
                     return Err(
-                        flag.refused(line, ": only --from, --chown and --chmod are supported")
+                        flag.unsupported(line, ": only --from, --chown and --chmod are supported")
                     );
                 }
             }
         }
+        // Here-documents are recognized before quotes are removed, since a quoted delimiter has a
+        // meaning.
         let mut words = match json(rest) {
             // Words of a JSON array have no quotes, but may contain variables.
             Some(words) => words,
@@ -81,6 +83,7 @@ impl StageParser<'_> {
         }
         let from = match &how.from {
             Some(name) => CopySource::Stage(self.copy_source(line, name)?),
+            // `context::prepare` sets the name of the archive.
             None => CopySource::Files(String::new()),
         };
         let copy = CopyAction {
@@ -158,6 +161,7 @@ fn relative(source: &str) -> String {
         ".".to_owned()
     } else {
         relative.to_owned()
+        // "." selects the whole root of the origin.
     }
 }
 

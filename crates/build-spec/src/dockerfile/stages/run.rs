@@ -54,10 +54,10 @@ impl StageParser<'_> {
                 kind => Err(line.error(format!("--mount=type={kind}: unknown type of mount"))),
             },
             "network" if flag.value(line)? == "default" => Ok(()),
-            "network" => Err(flag.refused(line, ": commands of a build use the network of its sandbox")),
-            "security" => Err(flag.refused(line, ": commands run in a separate virtual machine, as \
+            "network" => Err(flag.unsupported(line, ": commands of a build use the network of its sandbox")),
+            "security" => Err(flag.unsupported(line, ": commands run in a separate virtual machine, as \
                 root unless USER specifies another user")),
-            _ => Err(flag.refused(line, "; put -- before a command that begins with a dash")),
+            _ => Err(flag.unsupported(line, "; put -- before a command that begins with a dash")),
         }
     }
 }
@@ -73,6 +73,8 @@ fn mount_type(value: &str) -> &str {
 /// line, its content is the script. Otherwise the shell receives the line and its documents, as in
 /// `RUN <<EOF python3`.
 fn with_documents(line: &Instruction, rest: &str) -> StepCommand {
+    // The document is the script. An interpreter line needs a file, since a shell cannot execute it
+    // otherwise.
     if let ([only], Some(_)) = (&line.documents[..], document(rest)) {
         let script = &only.content;
         return if script.starts_with("#!") {
@@ -85,6 +87,7 @@ fn with_documents(line: &Instruction, rest: &str) -> StepCommand {
             StepCommand::Line(script.clone())
         };
     }
+    // The documents are appended in the syntax of the shell.
     let mut whole = rest.to_owned();
     for document in &line.documents {
         whole.push('\n');

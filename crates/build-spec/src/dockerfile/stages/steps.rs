@@ -1,4 +1,4 @@
-//! Instructions in a stage, except `COPY`, `ADD` and `RUN`.
+//! Instructions in a stage (`ENV`, `WORKDIR`, `USER` and others), except `COPY`, `ADD` and `RUN`.
 
 use crate::dockerfile::error::DockerfileError;
 use crate::dockerfile::instructions::Instruction;
@@ -6,7 +6,7 @@ use crate::dockerfile::stages::StageParser;
 use crate::dockerfile::words;
 use crate::spec::StepAction;
 
-/// Instructions that are accepted and ignored.
+/// Instructions that are accepted and ignored, with the text of their warning.
 const IGNORED_INSTRUCTIONS: [(&str, &str); 5] = [
     (
         "ONBUILD",
@@ -26,6 +26,7 @@ const IGNORED_INSTRUCTIONS: [(&str, &str); 5] = [
     ),
     ("MAINTAINER", "is ignored: use LABEL"),
 ];
+/// Supported instructions, in the order in which an error lists them.
 const INSTRUCTIONS: [&str; 13] = [
     "FROM",
     "ARG",
@@ -63,6 +64,7 @@ impl StageParser<'_> {
             self.warn(line, *message);
             return Ok(());
         }
+        // An empty `CMD` is valid: it removes the command of the base image.
         if is_known(&line.keyword) && line.arguments.is_empty() && line.keyword != "CMD" {
             return Err(line.error("needs arguments"));
         }
@@ -100,6 +102,7 @@ impl StageParser<'_> {
     /// Parses `NAME=value NAME=value`, or `NAME value` for a single pair.
     fn pairs(&self, line: &Instruction) -> Result<Vec<(String, String)>, DockerfileError> {
         let words = words::split(&line.arguments, self.escape).map_err(|e| line.error(e))?;
+        // The old form, `ENV NAME value`. The value extends to the end of the line.
         if words.first().is_some_and(|first| !first.contains('=')) {
             let pair = line.arguments.split_once(char::is_whitespace);
             let (name, value) = pair.ok_or_else(|| {
@@ -125,6 +128,7 @@ impl StageParser<'_> {
         let port = |word: &str| {
             let port = self.word(line, word)?;
             let (numbers, protocol) = port.split_once('/').unwrap_or((&port, "tcp"));
+            // The value is known only during the build, which checks it.
             if port.contains('$') {
                 return Ok(port.clone());
             }
@@ -151,6 +155,7 @@ impl StageParser<'_> {
                 "must be a JSON array, as in SHELL [\"/bin/bash\", \"-o\", \"pipefail\", \"-c\"]",
             )
             })?;
+        // Later instructions in shell form of this stage use the new shell.
         if let Some(current) = &mut self.current {
             current.shell.clone_from(&shell);
         }
