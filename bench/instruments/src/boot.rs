@@ -71,6 +71,7 @@ pub async fn memory(n: usize) -> anyhow::Result<Measured> {
     })
 }
 
+/// Returns the memory in use in MiB.
 fn in_use(meminfo: &str) -> Option<f64> {
     let field = |key: &str| {
         let line = meminfo.lines().find_map(|l| l.strip_prefix(key))?;

@@ -81,6 +81,7 @@ struct Table(Vec<(String, &'static str, Sides)>);
 impl Table {
     fn add(&mut self, side: &str, samples: Vec<Sample>) {
         for Sample { name, unit, value } in samples {
+            // A list preserves the order of the measurements.
             let at = self.0.iter().position(|(known, ..)| *known == name);
             let at = at.unwrap_or_else(|| {
                 self.0.push((name, unit, Vec::new()));
@@ -147,6 +148,7 @@ pub async fn data(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::R
     if measured.is_ok() {
         measured = rounds(&host, &sandboxes, n, warm_up).await;
     }
+    // Sandboxes are removed even if a measurement failed. The error is returned below.
     for sandbox in sandboxes {
         sandbox.remove().await?;
     }
@@ -166,6 +168,7 @@ pub async fn data(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::R
     })
 }
 
+/// Samples the host and all sandboxes in turn, so that a change of the load affects all sides.
 async fn rounds(
     host: &HostSide,
     sandboxes: &[SandboxSide],

@@ -76,10 +76,10 @@ pub async fn fork(
 }
 
 /// Measures pause and resume of idle 2 GiB sandboxes, `c` at once. They are paused for the time
-/// `asleep`.
+/// `paused_time`.
 pub async fn pause(
     task: &'static str,
-    asleep: Duration,
+    paused_time: Duration,
     n: usize,
     warm_up: usize,
     c: usize,
@@ -92,8 +92,13 @@ pub async fn pause(
         ..SandboxSize::default()
     };
     let ids = daemon.create_several(c, size).await?;
-    let [mut slept, mut slept_wall, mut woke, mut woke_wall] = [const { Vec::new() }; 4];
-    let together = |wake: bool| {
+    let [
+        mut pause_times,
+        mut pause_walls,
+        mut resume_times,
+        mut resume_walls,
+    ] = [const { Vec::new() }; 4];
+    let together = |resume: bool| {
         let daemon = daemon.clone();
         let ids = ids.clone();
         async move {
@@ -101,7 +106,7 @@ pub async fn pause(
                 let daemon = daemon.clone();
                 async move {
                     timed(async {
-                        if wake {
+                        if resume {
                             daemon.resume(&id).await
                         } else {
                             daemon.pause(&id).await
@@ -115,30 +120,41 @@ pub async fn pause(
     };
     for round in 0..warm_up + n {
         let (pauses, pausing) = together(false).await?;
-        sleep(asleep).await;
+        sleep(paused_time).await;
         let (resumes, resuming) = together(true).await?;
         for id in &ids {
             if round >= warm_up {
                 meter.add("resume", daemon.counters(id).await?);
             }
+            // Checks that the guest works. Not measured.
             daemon.exec(id, "true").await?;
         }
         if round >= warm_up {
-            slept.extend(pauses.iter().map(|(_, took)| took));
-            slept_wall.push(pausing);
-            woke.extend(resumes.iter().map(|(_, took)| took));
-            woke_wall.push(resuming);
+            pause_times.extend(pauses.iter().map(|(_, took)| took));
+            pause_walls.push(pausing);
+            resume_times.extend(resumes.iter().map(|(_, took)| took));
+            resume_walls.push(resuming);
         }
     }
     for id in &ids {
         daemon.remove(id).await?;
     }
     let series = vec![
-        Series::new("pause", "ms", goals::if_sequential(goals::PAUSE, c), slept),
-        Series::new(format!("wall of {c} pauses"), "ms", None, slept_wall)
+        Series::new(
+            "pause",
+            "ms",
+            goals::if_sequential(goals::PAUSE, c),
+            pause_times,
+        ),
+        Series::new(format!("wall of {c} pauses"), "ms", None, pause_walls)
             .against(goals::pause_reference(c)),
-        Series::new("resume", "ms", goals::if_sequential(goals::RESUME, c), woke),
-        Series::new(format!("wall of {c} resumes"), "ms", None, woke_wall)
+        Series::new(
+            "resume",
+            "ms",
+            goals::if_sequential(goals::RESUME, c),
+            resume_times,
+        ),
+        Series::new(format!("wall of {c} resumes"), "ms", None, resume_walls)
             .against(goals::resume_reference(c)),
     ];
     let mut measured = Measured {

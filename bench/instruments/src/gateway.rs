@@ -56,7 +56,9 @@ asyncio.run(main())
 
 /// Agents of two guests, with and without the gateway in between.
 struct AgentRoutes {
+    /// Client whose requests pass through the gateway.
     through: AgentClient,
+    /// Client that is connected to the guest without a gateway.
     direct: AgentClient,
 }
 
@@ -88,9 +90,11 @@ pub async fn gateway(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow
     })
 }
 
+/// Measures `true` over both routes.
 async fn exec(routes: &AgentRoutes, n: usize, warm_up: usize) -> anyhow::Result<Vec<Series>> {
     let (mut through, mut direct) = (Vec::new(), Vec::new());
     for round in 0..warm_up + n {
+        // Both routes alternate, so that a change of the load affects both.
         for (agent, samples) in [
             (&routes.through, &mut through),
             (&routes.direct, &mut direct),
@@ -135,6 +139,7 @@ async fn files(routes: &AgentRoutes) -> anyhow::Result<Vec<Series>> {
     Ok(series)
 }
 
+/// Returns the MiB per second of one transfer of [`FILE_BYTES`].
 fn rate(began: Instant) -> f64 {
     (FILE_BYTES >> 20) as f64 / began.elapsed().as_secs_f64()
 }
@@ -149,12 +154,13 @@ pub(crate) async fn upload(agent: &AgentClient) -> anyhow::Result<f64> {
         writer.write(piece.clone()).await?;
     }
     writer.finish().await?;
+    // The time ends before the check of the size, which is another request.
     let rate = rate(began);
-    let there = agent.stat(PATH, Some("root")).await?.size;
-    let there: u64 = there.parse()?;
+    let received = agent.stat(PATH, Some("root")).await?.size;
+    let received: u64 = received.parse()?;
     ensure!(
-        there == FILE_BYTES,
-        "received {there} of {FILE_BYTES} bytes"
+        received == FILE_BYTES,
+        "received {received} of {FILE_BYTES} bytes"
     );
     agent.remove(PATH, Some("root")).await?;
     Ok(rate)
@@ -166,11 +172,14 @@ pub(crate) async fn download(agent: &AgentClient) -> anyhow::Result<f64> {
     sh(agent, &format!("truncate -s {TRUNCATE_SIZE} {PATH}")).await?;
     let began = Instant::now();
     let mut reader = agent.read_stream(PATH, None).await?;
-    let mut got = 0;
+    let mut received = 0;
     while let Some(piece) = reader.next().await? {
-        got += piece.len() as u64;
+        received += piece.len() as u64;
     }
-    ensure!(got == FILE_BYTES, "received {got} of {FILE_BYTES} bytes");
+    ensure!(
+        received == FILE_BYTES,
+        "received {received} of {FILE_BYTES} bytes"
+    );
     Ok(rate(began))
 }
 
@@ -194,6 +203,7 @@ async fn streams(
     let start = "nohup python3 /tmp/server.py >/tmp/server.log 2>&1 & until [ -e /tmp/listening ]; \
         do sleep 0.02; done";
     sh(agent, start).await?;
+    // The difference of both values is the memory of the streams.
     let before = daemon.memory_kib().await?;
     let began = Instant::now();
     let mut opening: JoinSet<anyhow::Result<PooledResponse>> = JoinSet::new();
@@ -216,10 +226,11 @@ async fn streams(
     }
     let opened = ms(began.elapsed());
     let after = daemon.memory_kib().await?;
-    let mut beside = Vec::new();
+    let mut exec_times = Vec::new();
     for _ in 0..n {
-        beside.push(timed(run_true(agent)).await?.1);
+        exec_times.push(timed(run_true(agent)).await?.1);
     }
+    // The server now ends all streams with a second line.
     sh(agent, "touch /tmp/end").await?;
     for answer in &mut open {
         let line = answer.next().await?.unwrap_or_default();
@@ -239,7 +250,7 @@ async fn streams(
             format!("exec of `true` beside {IDLE_STREAMS} silent streams"),
             "ms",
             Some(goals::EXEC),
-            beside,
+            exec_times,
         ),
     ];
     let each = (after - before) / IDLE_STREAMS as f64;
@@ -281,6 +292,7 @@ pub async fn code(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::R
     })
 }
 
+/// Executes code in the interpreter of a sandbox, and checks its result.
 async fn run_one_plus_one(daemon: &BenchmarkDaemon, sandbox: &Sandbox) -> anyhow::Result<()> {
     let body = serde_json::to_vec(&json!({ "code": "1+1", "language": "python" }))?;
     let answer = daemon.request_port(

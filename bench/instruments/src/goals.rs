@@ -5,8 +5,11 @@ pub use jiffy_benchmark::goals::{CREATE, EXEC, if_sequential, of_base};
 
 use jiffy_benchmark::goals::lookup;
 
+/// Total time of a cold boot.
 pub const BOOT: f64 = 900.0;
+/// Private memory of a VMM without the memory of its guest.
 pub const VMM_MEMORY: f64 = 5.0;
+/// Time for which a snapshot stops the guest.
 pub const STOPPED: f64 = 10.0;
 /// Time until a snapshot is captured, regardless of the amount written.
 pub const CAPTURED: f64 = 20.0;
@@ -19,7 +22,7 @@ pub const LIFE_PROCESSOR_MS: f64 = 12.0;
 /// Time from the restart of a daemon to its first answer, regardless of the number of sandboxes.
 pub const RESTART: f64 = 1000.0;
 /// Memory of a daemon with 10,000 paused sandboxes.
-pub const SLEEPERS_MIB: f64 = 100.0;
+pub const PAUSED_SANDBOXES_MIB: f64 = 100.0;
 /// Ratio of a call's cost at the largest number to the cost at the smallest number.
 pub const GROWTH: f64 = 1.5;
 

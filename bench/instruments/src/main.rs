@@ -27,7 +27,7 @@ use std::time::Duration;
 
 /// Time between pause and resume after which the pause is complete: the guest has exited, and its
 /// snapshot is merged.
-const SLEEP_TIME: Duration = Duration::from_secs(2);
+const PAUSE_TIME: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
     match run(&Cli::parse()) {
@@ -41,6 +41,7 @@ fn main() -> ExitCode {
 
 /// Measures one instrument and prints its table or JSON.
 fn run(cli: &Cli) -> anyhow::Result<()> {
+    // One thread suffices: the instruments wait for daemons and guests.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -73,7 +74,7 @@ async fn measure(cli: &Cli, options: &BenchmarkOptions) -> anyhow::Result<Measur
         Instrument::Rollback => snapshots::rollback(n, w, c, server).await,
         Instrument::Clone => fork_pause::fork(template, n, w, c, server).await,
         Instrument::Pause => fork_pause::pause("pause", Duration::ZERO, n, w, c, server).await,
-        Instrument::Sleep => fork_pause::pause("sleep", SLEEP_TIME, n, w, c, server).await,
+        Instrument::Sleep => fork_pause::pause("sleep", PAUSE_TIME, n, w, c, server).await,
         Instrument::Gateway => gateway::gateway(n, w, server).await,
         Instrument::Code => gateway::code(n, w, server).await,
         Instrument::ProcessorTime => processor_time::processor_time(template, n, c, server).await,

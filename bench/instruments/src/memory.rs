@@ -30,6 +30,7 @@ fn parse(smaps: &str, guest_mib: u32) -> VmmMemory {
         };
         let kib: u64 = value.parse().unwrap_or(0);
         match key {
+            // The size precedes the other values of a mapping.
             "Size:" => is_guest = kib >= u64::from(guest_mib) * 1024,
             "Rss:" if is_guest => memory.guest += kib,
             "Private_Clean:" | "Private_Dirty:" if !is_guest => memory.own += kib,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Duration of the idle measurement before the work, and of the wait for background work
 /// afterwards.
-const WATCHED: Duration = Duration::from_secs(1);
+const OBSERVATION_TIME: Duration = Duration::from_secs(1);
 /// Number of children of a fork.
 const CHILDREN: usize = 10;
 
@@ -28,7 +28,7 @@ impl HostMeter {
     /// Measures the background load for a second, and starts the measurement.
     async fn begin() -> anyhow::Result<Self> {
         let (before, began) = (busy_ms()?, Instant::now());
-        tokio::time::sleep(WATCHED).await;
+        tokio::time::sleep(OBSERVATION_TIME).await;
         let busy_at = busy_ms()?;
         Ok(Self {
             busy_at,
@@ -40,9 +40,10 @@ impl HostMeter {
     /// Returns the milliseconds per operation since the start, including background work after the
     /// last answer.
     async fn end(self, operations: usize) -> anyhow::Result<f64> {
-        tokio::time::sleep(WATCHED).await;
+        tokio::time::sleep(OBSERVATION_TIME).await;
         let background = self.background * self.began.elapsed().as_secs_f64();
         let spent = busy_ms()? - self.busy_at - background;
+        // Less background load than before would give a negative result.
         Ok(spent.max(0.0) / operations as f64)
     }
 }
@@ -58,11 +59,11 @@ pub async fn processor_time(
     let guest = daemon.create_from(template).await?;
     let id = &guest.record.id;
     let [
-        mut lives,
+        mut creates,
         mut commands,
         mut children,
         mut rollbacks,
-        mut sleeps,
+        mut pauses,
     ] = [const { Vec::new() }; 5];
     let snapshot = daemon.snapshot(id).await?.id;
     // The additional first round warms up caches.
@@ -73,7 +74,7 @@ pub async fn processor_time(
             let created = daemon.create_from(template).await?;
             daemon.remove(&created.record.id).await?;
         }
-        lives.push(meter.end(number).await?);
+        creates.push(meter.end(number).await?);
         let meter = HostMeter::begin().await?;
         for _ in 0..number {
             daemon.exec_in(&guest, "true").await?;
@@ -85,6 +86,7 @@ pub async fn processor_time(
                 daemon.remove(&child.id).await?;
             }
         }
+        // Forks have a fixed number of children, so there may be more than `number`.
         let forked = number.div_ceil(CHILDREN) * CHILDREN;
         children.push(meter.end(forked).await?);
         let meter = HostMeter::begin().await?;
@@ -97,19 +99,20 @@ pub async fn processor_time(
             daemon.pause(id).await?;
             daemon.resume(id).await?;
         }
-        sleeps.push(meter.end(number).await?);
+        pauses.push(meter.end(number).await?);
     }
     daemon.remove(id).await?;
     daemon.remove_snapshot(&snapshot).await?;
     let life = goals::of_base(goals::LIFE_PROCESSOR_MS, template);
     let series = [
-        ("create and removal", life, lives),
+        ("create and removal", life, creates),
         ("command", None, commands),
         ("child of a fork of 10, and its removal", None, children),
         ("rollback", None, rollbacks),
-        ("pause and resume", None, sleeps),
+        ("pause and resume", None, pauses),
     ];
     let series = series.map(|(name, goal, mut samples)| {
+        // The warm-up round.
         samples.remove(0);
         Series::new(name, "ms", goal, samples)
     });
@@ -122,6 +125,7 @@ pub async fn processor_time(
     })
 }
 
+/// Returns the processor time of all processors since boot in milliseconds.
 fn busy_ms() -> anyhow::Result<f64> {
     let stat = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
     let ticks = busy_ticks(&stat).context("no line of all processors in /proc/stat")?;

@@ -45,9 +45,11 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
     };
     let (snapshot, _) = vm.snapshot(&store, &saved).await?;
     vm.ended().await;
+    // A first restore records the pages that a restored guest accesses, as the daemon does.
     let vm = prepared
         .restore(&spec, &store, SNAPSHOT_ID, MemoryPolicy::Map)
         .await?;
+    // The command is part of the working set, since it follows each measured restore.
     run_true(&jiffy_engines::agent(&vm)).await?;
     let set = vm.working_set(&store).await?;
     snapshot.put_working_set(&set.touched)?;

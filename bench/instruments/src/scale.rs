@@ -78,7 +78,7 @@ pub async fn scale(n: usize, numbers: &[usize]) -> anyhow::Result<Measured> {
 fn goal(name: &str, number: usize) -> Option<f64> {
     match (name, number) {
         ("restart to the first answer", _) => Some(goals::RESTART),
-        ("memory of the daemon at its first answer", 10_000) => Some(goals::SLEEPERS_MIB),
+        ("memory of the daemon at its first answer", 10_000) => Some(goals::PAUSED_SANDBOXES_MIB),
         _ => None,
     }
 }
@@ -98,6 +98,7 @@ fn growths(medians: &Medians) -> Vec<Series> {
         .collect()
 }
 
+/// Fills the data directory step by step, and measures a daemon at each number of objects.
 async fn steps(
     home: &DataDirectory,
     n: usize,
@@ -116,6 +117,7 @@ async fn steps(
     if let Err(why) = lived {
         not_available.push(format!("operations on guests: not available: {why:#}"));
     }
+    // Memory and disk of the empty directory are subtracted from all later values.
     let empty_kib = daemon.daemon.memory_kib().await?;
     daemon.stop(home).await?;
     let empty_disk = population::disk_use(home.path())?;
@@ -127,6 +129,7 @@ async fn steps(
         let path = format!("/sandboxes/{}", population.sandboxes[number / 2]);
         // The first start reads files into the page cache.
         OwnDaemon::start(home, &path).await?.stop(home).await?;
+        // The last of the restarts also serves the calls below.
         for _ in 1..RESTARTS {
             let daemon = OwnDaemon::start(home, &path).await?;
             restarts.push(daemon.first_answer_ms);

@@ -41,6 +41,7 @@ pub async fn snapshot(
             async move { timed(daemon.snapshot(&id)).await }
         })
         .await?;
+        // Counters are read before the creates, which use the same snapshots.
         let mut cost = Vec::new();
         for (id, before) in ids.iter().zip(before) {
             cost.push(daemon.counters(id).await?.since(before));
@@ -115,6 +116,7 @@ pub async fn dirty(n: usize, server: &ServerOptions) -> anyhow::Result<Measured>
     for mb in [0u64, 10, 50, 100, 200, 500, 800, 1024] {
         let [mut call, mut stopped, mut restored, mut captured, mut disk] =
             [const { Vec::new() }; 5];
+        // The default size of `/dev/shm` is half of the memory, which is too small for 1 GiB.
         let write = format!(
             "mount -o remount,size=2G /dev/shm 2>/dev/null; head -c {mb}M /dev/urandom > /dev/shm/x"
         );

@@ -99,6 +99,7 @@ fn batches(
 ) -> Result<Cost, String> {
     let began = Instant::now();
     let mut each = Vec::with_capacity(MAX_BATCHES);
+    // At least one batch runs, even if it takes longer than the time limit.
     while each.is_empty() || (each.len() < MAX_BATCHES && began.elapsed() < TIME_PER_COST) {
         each.push(batch()?.as_secs_f64() * 1e6 / f64::from(operations));
     }

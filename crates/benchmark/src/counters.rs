@@ -18,8 +18,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Returns the difference to `before`. If the process was replaced, returns all counts of the
-    /// new process.
+    /// Returns the difference to `before`. If the VMM was replaced in between, returns all counts
+    /// of the new process.
     pub fn since(self, before: Self) -> Self {
         if self.pid != before.pid {
             return self;

@@ -13,12 +13,15 @@ use tokio::task::JoinSet;
 /// Result of one create and its first command.
 struct Created {
     mode: Option<BootMode>,
+    /// Duration of the create request.
     created_ms: f64,
+    /// Duration of the create request and the first command.
     used_ms: f64,
     /// Duration of a command after other commands have run.
     again_ms: f64,
     /// Duration of the removal request.
     removed_ms: f64,
+    /// Counters of the VMM from its start to the response.
     cost: Counters,
 }
 
@@ -106,16 +109,17 @@ async fn load(
     daemon: &BenchmarkDaemon,
 ) -> anyhow::Result<(Vec<Created>, f64)> {
     let began = Instant::now();
-    let mut under_way: JoinSet<anyhow::Result<Created>> = JoinSet::new();
+    let mut in_flight: JoinSet<anyhow::Result<Created>> = JoinSet::new();
     let mut rows = Vec::with_capacity(number);
     for _ in 0..number {
-        if under_way.len() >= concurrency {
-            let done = under_way.join_next().await;
+        if in_flight.len() >= concurrency {
+            let done = in_flight.join_next().await;
+            // The first `?` handles a panic of the task, the second an error of the round.
             rows.push(done.context("no round in flight")???);
         }
-        under_way.spawn(life(template.to_owned(), daemon.clone()));
+        in_flight.spawn(life(template.to_owned(), daemon.clone()));
     }
-    while let Some(done) = under_way.join_next().await {
+    while let Some(done) = in_flight.join_next().await {
         rows.push(done??);
     }
     Ok((rows, ms(began.elapsed())))
@@ -125,6 +129,7 @@ async fn load(
 async fn life(template: String, daemon: BenchmarkDaemon) -> anyhow::Result<Created> {
     let (sandbox, created_ms) = timed(daemon.create_from(&template)).await?;
     let id = &sandbox.record.id;
+    // Read before the first command, so that only the create is counted.
     let cost = daemon.counters(id).await?;
     let ((), exec_ms) = timed(daemon.exec_in(&sandbox, "true")).await?;
     for _ in 0..8 {
@@ -150,6 +155,7 @@ pub async fn density(n: usize, server: &ServerOptions) -> anyhow::Result<Measure
     let first = daemon.create_base(SandboxSize::default()).await?;
     daemon.remove(&first.id).await?;
     let before = available_mib()?;
+    // Sandboxes are created sequentially: concurrent creates would need more memory for a moment.
     let ids = daemon.create_several(n, SandboxSize::default()).await?;
     let each = |after: f64| (before - after) / n as f64;
     let at_once = each(available_mib()?);

@@ -1,4 +1,4 @@
-//! Daemon that is measured, and concurrent operations.
+//! Client of the measured daemon, and helpers that run and time operations.
 
 use crate::counters::Counters;
 use anyhow::{Context, ensure};
@@ -43,12 +43,13 @@ where
     T: Send + 'static,
 {
     let began = Instant::now();
-    let under_way: Vec<_> = items
+    // All tasks are started before the first one is awaited, so that they overlap.
+    let in_flight: Vec<_> = items
         .iter()
         .map(|item| tokio::spawn(work(item.clone())))
         .collect();
     let mut done = Vec::with_capacity(items.len());
-    for task in under_way {
+    for task in in_flight {
         done.push(task.await.context("the task of an operation failed")??);
     }
     Ok((done, ms(began.elapsed())))
@@ -98,7 +99,7 @@ impl BenchmarkDaemon {
             prepare_base().await?;
             return Ok(Self::owned(client, home));
         }
-        // The address may belong to this host.
+        // The address may belong to this host. The local socket then gives the rights of the owner.
         let owner = match local_daemon::connect(&home).await {
             Some(stream) => Some(local_daemon::client_over(&home, stream).await?),
             None => None,
@@ -158,6 +159,7 @@ impl BenchmarkDaemon {
 
     /// Returns the resident memory of the daemon in KiB.
     pub async fn memory_kib(&self) -> anyhow::Result<f64> {
+        // Fails early with a message that names the cause.
         self.owner()?;
         let (pid, _) = self.place().await?.context("the daemon has exited")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -188,7 +190,7 @@ impl BenchmarkDaemon {
     /// Configures the number of sandboxes of template `base` in the warm pool.
     pub async fn set_pool_size(&self, size: u64) -> anyhow::Result<()> {
         let body = json!({ "size": size });
-        let set: Value = self.client.call(Method::PUT, "/pools/base", &body).await?;
+        let _: Value = self.client.call(Method::PUT, "/pools/base", &body).await?;
         drop(set);
         Ok(())
     }

@@ -41,6 +41,7 @@ pub async fn exec(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
             meter.add("exec", Counters::of_vm(&vm).await?.since(before));
         }
     }
+    // The request without a process shows the share of connection and HTTP.
     let mut health = Vec::new();
     for _ in 0..n {
         let began = Instant::now();

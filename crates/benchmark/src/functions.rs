@@ -72,6 +72,7 @@ async fn load(
     number: usize,
     concurrency: usize,
 ) -> anyhow::Result<Requests> {
+    // Workers share the number of remaining requests, so that a slow worker delays no others.
     let remaining = Arc::new(AtomicUsize::new(number));
     let mut workers = JoinSet::new();
     for _ in 0..concurrency {
@@ -79,6 +80,7 @@ async fn load(
         let remaining = remaining.clone();
         workers.spawn(async move {
             let mut requests = Requests::default();
+            // Relaxed suffices: the counter protects no other data.
             let next = |remaining: usize| remaining.checked_sub(1);
             while remaining
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)

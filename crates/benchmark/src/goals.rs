@@ -1,6 +1,6 @@
-//! Goals on a host without VT-x, and values that CubeSandbox publishes for its own host (16 vCPUs,
-//! PVM). The published values are averages for creates, and total times of a batch for all other
-//! operations, in milliseconds and MiB.
+//! Goals for medians on a host without VT-x (milliseconds, or MiB for memory), and reference
+//! values. The reference values are the values that CubeSandbox publishes for its own host (16
+//! vCPUs, PVM): averages for creates, and total times of a batch for all other operations.
 
 pub const EXEC: f64 = 5.0;
 pub const RUN: f64 = 20.0;
@@ -19,6 +19,7 @@ pub fn of_base(goal: f64, template: &str) -> Option<f64> {
     (template == "base").then_some(goal)
 }
 
+/// Returns the value for `key`, for example for a number of concurrent operations.
 pub fn lookup(table: &[(usize, f64)], key: usize) -> Option<f64> {
     table.iter().find(|(k, _)| *k == key).map(|(_, v)| *v)
 }

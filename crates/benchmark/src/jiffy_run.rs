@@ -1,4 +1,5 @@
-//! Benchmark `run`: the command `jiffy run`, with a guest of its own or of the daemon.
+//! Benchmark `run`: the command `jiffy run`, with a guest that the command starts itself or that
+//! the daemon provides.
 
 use crate::daemon::{BenchmarkDaemon, jiffy_program, ms};
 use crate::{Measured, Series, goals};
@@ -15,7 +16,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Number of sandboxes in the warm pool.
 const POOL_SIZE: u64 = 2;
 
-/// Origin of the guest.
+/// Origin of the guest of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GuestOrigin {
     Local,
@@ -55,6 +56,7 @@ impl GuestOrigin {
 pub async fn run(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Result<Measured> {
     let daemon = BenchmarkDaemon::open(server).await?;
     let before = daemon.pool_size().await?;
+    // The size is restored even if a sample failed, so the error is returned afterwards.
     let series = samples(&daemon, n, warm_up).await;
     daemon.set_pool_size(before).await?;
     Ok(Measured {

@@ -9,13 +9,13 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Timeout for work that continues after an answer: mappings, slots, files.
+/// Timeout for work of the daemon that continues after its response: mappings, slots, files.
 const SETTLE_TIME: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(50);
-/// Directories of the data directory in which each sandbox, snapshot or guest has an entry.
+/// Directories below the data directory in which each sandbox, snapshot or guest has an entry.
 const PLACES: [&str; 3] = ["snapshots", "gvisor", "run"];
-/// Maximum number of names that are printed.
-const MAX_NAMES_TOLD: usize = 5;
+/// Maximum number of names per kind in the output.
+const MAX_PRINTED_NAMES: usize = 5;
 
 /// Names of existing objects, or of objects that remained.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Leftovers {
         let began = Instant::now();
         loop {
             let remaining = Self::read(daemon).await?.without(self);
-            if remaining.is_nothing() || began.elapsed() > SETTLE_TIME {
+            if remaining.is_empty() || began.elapsed() > SETTLE_TIME {
                 return Ok(remaining);
             }
             tokio::time::sleep(POLL).await;
@@ -77,7 +77,7 @@ impl Leftovers {
     }
 
     /// Returns whether no objects remained.
-    pub fn is_nothing(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -91,23 +91,23 @@ impl fmt::Display for Leftovers {
             ("files", &self.files),
         ];
         let kinds = kinds.into_iter().filter(|(_, names)| !names.is_empty());
-        let told: Vec<String> = kinds
+        let texts: Vec<String> = kinds
             .map(|(kind, names)| {
                 let few: Vec<&str> = names
                     .iter()
-                    .take(MAX_NAMES_TOLD)
+                    .take(MAX_PRINTED_NAMES)
                     .map(String::as_str)
                     .collect();
                 let more = if names.len() > few.len() { ", ..." } else { "" };
                 format!("{} {kind} ({}{more})", names.len(), few.join(", "))
             })
             .collect();
-        f.write_str(&told.join(", "))
+        f.write_str(&texts.join(", "))
     }
 }
 
-/// Returns the descendants of process `root` as `PID NAME`, except for processes that wait for a
-/// guest.
+/// Returns the descendants of process `root` as `PID NAME`, except for spare processes, which are
+/// not assigned to a guest.
 fn descendants(root: u32) -> anyhow::Result<BTreeSet<String>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")
@@ -129,6 +129,7 @@ fn descendants(root: u32) -> anyhow::Result<BTreeSet<String>> {
             parents.push((pid, parent, name));
         }
     }
+    // `/proc` is not sorted by ancestry, so the set is extended until no process is added.
     let mut family = BTreeSet::from([root]);
     let mut grown = true;
     while grown {
@@ -148,6 +149,7 @@ fn descendants(root: u32) -> anyhow::Result<BTreeSet<String>> {
         .collect())
 }
 
+/// Parses `/proc/PID/stat`. The name may contain spaces and parentheses.
 fn name_and_parent(stat: &str) -> Option<(String, u32)> {
     let (before, after) = stat.rsplit_once(')')?;
     let name = before.split_once('(')?.1;
@@ -172,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn children_of_a_process_are_found_with_theirs() {
+    fn children_and_grandchildren_of_a_process_are_found() {
         let mut child = std::process::Command::new("/bin/sh")
             .args(["-c", "sleep 60 & echo $!; wait"])
             .stdout(std::process::Stdio::piped())
@@ -201,12 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_before_is_not_left() {
+    fn earlier_objects_are_not_leftovers() {
         let of = |names: &[&str]| Leftovers {
             files: names.iter().map(ToString::to_string).collect(),
             ..Leftovers::default()
         };
-        assert!(of(&["a", "b"]).without(&of(&["a", "b", "c"])).is_nothing());
+        assert!(of(&["a", "b"]).without(&of(&["a", "b", "c"])).is_empty());
         let remaining = of(&["a", "b"]).without(&of(&["a"]));
         assert_eq!(remaining.to_string(), "1 files (b)");
     }

@@ -1,6 +1,6 @@
 //! Benchmarks of a host: the tasks of `jiffy bench`. The developer instruments
-//! (`bench/instruments`) share its samples, statistics, calibration and the connection to the
-//! measured daemon.
+//! (`bench/instruments`) use the same samples, statistics, calibration and client of the measured
+//! daemon.
 
 pub mod calibration;
 pub mod counters;
@@ -80,6 +80,7 @@ pub async fn measure(task: Task, options: &BenchmarkOptions) -> anyhow::Result<R
     options.validate()?;
     let (n, w, c) = (options.samples, options.warm_up, options.concurrency);
     let server = &options.server;
+    // Not started yet: the report calibrates the host first.
     let measuring = async {
         match task {
             Task::Create { template } => create::create(&template, n, w, c, server).await,

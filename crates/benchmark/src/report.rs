@@ -1,4 +1,4 @@
-//! Results of a task.
+//! Report of a task: its samples, and the conditions under which they were measured.
 
 use crate::calibration::Calibration;
 use crate::counters::Meter;

@@ -24,13 +24,13 @@ const STEPS: [&str; 8] = [
     "delete of the snapshot",
 ];
 /// Error code of a host without free capacity. Clients wait and retry.
-const REFUSAL: &str = "host_busy";
+const BUSY_ERROR_CODE: &str = "host_busy";
 /// Delay before a rejected step is retried.
-const REFUSAL_WAIT: Duration = Duration::from_millis(100);
+const BUSY_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Maximum time of retries, after which a lifetime counts as failed.
-const MAX_REFUSAL: Duration = Duration::from_secs(120);
+const MAX_BUSY_TIME: Duration = Duration::from_secs(120);
 /// Maximum number of failures that are printed.
-const MAX_FAILURES_TOLD: usize = 5;
+const MAX_PRINTED_FAILURES: usize = 5;
 /// Creates a file which shows after a resume that the guest is the same.
 const MARK: &str = "echo $PPID-stress > /dev/shm/mark";
 
@@ -41,7 +41,7 @@ struct Life {
     /// Time from the first request to the last answer in milliseconds.
     whole: f64,
     /// Number of requests that the host rejected for lack of capacity.
-    refusals: usize,
+    busy_responses: usize,
     failure: Option<anyhow::Error>,
 }
 
@@ -59,9 +59,9 @@ impl Life {
                     self.steps.push(ms(began.elapsed()));
                     return Ok(done);
                 }
-                Err(error) if is_full(&error) && first.elapsed() < MAX_REFUSAL => {
-                    self.refusals += 1;
-                    tokio::time::sleep(REFUSAL_WAIT).await;
+                Err(error) if is_full(&error) && first.elapsed() < MAX_BUSY_TIME => {
+                    self.busy_responses += 1;
+                    tokio::time::sleep(BUSY_RETRY_DELAY).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -73,7 +73,7 @@ impl Life {
         let mut life = Self {
             steps: Vec::with_capacity(STEPS.len()),
             whole: 0.0,
-            refusals: 0,
+            busy_responses: 0,
             failure: None,
         };
         let began = Instant::now();
@@ -96,6 +96,7 @@ impl Life {
     async fn run(
         &mut self,
         daemon: &BenchmarkDaemon,
+        // Filled as soon as the objects exist, so that the caller can remove them after a failure.
         sandbox: &mut Option<String>,
         snapshot: &mut Option<String>,
     ) -> anyhow::Result<()> {
@@ -118,7 +119,7 @@ impl Life {
 }
 
 fn is_full(error: &anyhow::Error) -> bool {
-    has_error_code(error, REFUSAL)
+    has_error_code(error, BUSY_ERROR_CODE)
 }
 
 /// Runs `n` lifetimes, `c` at a time. Fails if a lifetime failed, or if resources remain on the
@@ -135,9 +136,10 @@ pub async fn stress(
     let (lives, wall) = lives(n, c, &daemon).await?;
     let remaining = before.settled(&daemon).await?;
     let failed = lives.iter().filter(|life| life.failure.is_some()).count();
+    // Failures are reported before remaining resources, since a failed lifetime explains them.
     report_failures(&lives)?;
     anyhow::ensure!(
-        remaining.is_nothing(),
+        remaining.is_empty(),
         "{n} lives left on the host: {remaining}; `jiffy ls --all` and `jiffy snapshots` show what the \
          daemon knows of it"
     );
@@ -165,7 +167,7 @@ pub async fn stress(
         (
             "rejected requests of a full host, each retried",
             "count",
-            lives.iter().map(|life| life.refusals).sum::<usize>() as f64,
+            lives.iter().map(|life| life.busy_responses).sum::<usize>() as f64,
         ),
     ];
     let rows = rows.map(|(name, unit, value)| Series::new(name, unit, None, vec![value]));
@@ -190,9 +192,9 @@ fn report_failures(lives: &[Life]) -> anyhow::Result<()> {
     for failure in &failures {
         *kinds.entry(failure.as_str()).or_default() += 1;
     }
-    let told: Vec<String> = kinds
+    let texts: Vec<String> = kinds
         .iter()
-        .take(MAX_FAILURES_TOLD)
+        .take(MAX_PRINTED_FAILURES)
         .map(|(failure, times)| format!("{times} x {failure}"))
         .collect();
     anyhow::ensure!(
@@ -200,7 +202,7 @@ fn report_failures(lives: &[Life]) -> anyhow::Result<()> {
         "{} of {} lives failed: {}",
         failures.len(),
         lives.len(),
-        told.join("; ")
+        texts.join("; ")
     );
     Ok(())
 }
@@ -211,16 +213,17 @@ async fn lives(
     daemon: &BenchmarkDaemon,
 ) -> anyhow::Result<(Vec<Life>, Duration)> {
     let began = Instant::now();
-    let mut under_way = JoinSet::new();
+    let mut in_flight = JoinSet::new();
     let mut lives = Vec::with_capacity(number);
     for _ in 0..number {
-        if under_way.len() >= concurrency {
-            let done = under_way.join_next().await;
+        // At the limit, another lifetime starts only after one has ended.
+        if in_flight.len() >= concurrency {
+            let done = in_flight.join_next().await;
             lives.push(done.context("no lifetime in flight")??);
         }
-        under_way.spawn(Life::live(daemon.clone()));
+        in_flight.spawn(Life::live(daemon.clone()));
     }
-    while let Some(done) = under_way.join_next().await {
+    while let Some(done) = in_flight.join_next().await {
         lives.push(done?);
     }
     Ok((lives, began.elapsed()))

@@ -1,4 +1,5 @@
-//! Installed files of this program and the package that they belong to.
+//! Locates the files that are installed with the running program, and the package that they belong
+//! to.
 //!
 //! ```text
 //! <prefix>/bin/jiffy
@@ -18,10 +19,11 @@ use std::path::{Path, PathBuf};
 /// Maximum size of the file with the name of the package, in bytes.
 const MAX_PACKAGE_BYTES: u64 = 64;
 
-/// Directories of the installation that the running program belongs to.
+/// Directories of one installation, usually of the installation that the running program belongs
+/// to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Installation {
-    /// Directory of the running program.
+    /// Directory that contains `jiffy`.
     programs: PathBuf,
 }
 
@@ -66,7 +68,7 @@ impl Installation {
         }
     }
 
-    /// Directory of the running program.
+    /// Returns the directory that contains `jiffy`.
     pub fn programs(&self) -> &Path {
         &self.programs
     }
@@ -80,19 +82,20 @@ impl Installation {
     /// Returns the path of another program or of a file in its directory. `None` if the file does
     /// not exist.
     pub fn file(&self, name: &str) -> Option<PathBuf> {
-        // Test executables are in `deps/` below the directory of the programs.
+        // In a build, test executables are in `deps/` below the directory of the programs, so the
+        // parent directory is searched as well.
         let library = self.library();
         let directories = [&*self.programs, &*library, self.prefix()];
         let mut paths = directories.into_iter().map(|d| d.join(name));
         paths.find(|path| path.is_file())
     }
 
-    /// Directory of the template files.
+    /// Returns the directory of the template files.
     pub fn templates(&self) -> PathBuf {
         self.prefix().join("share/jiffy/templates")
     }
 
-    /// File with the checksums of the template files of this version.
+    /// Returns the file with the checksums of the template files of this version.
     pub fn template_checksums(&self) -> PathBuf {
         self.library().join("templates.sha256")
     }
@@ -101,6 +104,7 @@ impl Installation {
     pub fn package(&self) -> Package {
         let mut name = String::new();
         let file = File::open(self.library().join("package"));
+        // A missing or unreadable file means that no package manager installed the program.
         let result = file.and_then(|file| file.take(MAX_PACKAGE_BYTES).read_to_string(&mut name));
         match (result, name.trim()) {
             (Ok(_), "deb") => Package::Deb,

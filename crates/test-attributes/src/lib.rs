@@ -8,6 +8,7 @@ use proc_macro::TokenStream;
 use quote::{format_ident, quote};
 use syn::{Ident, ItemFn, LitStr, parse_macro_input};
 
+/// Parsed arguments of the attribute. See [`jiffy_test`].
 #[derive(Default)]
 struct Arguments {
     engine: Engine,
@@ -17,6 +18,7 @@ struct Arguments {
     lab: bool,
 }
 
+/// Engine of the guest that a test uses.
 #[derive(Clone, Copy, Default)]
 enum Engine {
     #[default]
@@ -69,6 +71,8 @@ fn engine(name: &LitStr) -> syn::Result<Engine> {
 
 fn tests(arguments: &Arguments, mut function: ItemFn) -> proc_macro2::TokenStream {
     let name = function.sig.ident.clone();
+    // The function keeps its body under another name. The generated tests call it after the check
+    // of the requirements.
     let body = format_ident!("{name}_body");
     function.sig.ident = body.clone();
     let run = |test: &str, engine: &str, path| {
@@ -94,6 +98,7 @@ fn tests(arguments: &Arguments, mut function: ItemFn) -> proc_macro2::TokenStrea
         Engine::None => "none",
         Engine::Default | Engine::Each => "default",
     };
+    // Asynchronous bodies run on a runtime that the crate of the tests provides.
     let call = |path: proc_macro2::TokenStream| match function.sig.asyncness {
         Some(_) => quote!(|| crate::support::requirements::block_on(#path())),
         None => path,
@@ -104,6 +109,7 @@ fn tests(arguments: &Arguments, mut function: ItemFn) -> proc_macro2::TokenStrea
         None if matches!(arguments.engine, Engine::Each) => Some(call(quote!(super::#body))),
         None => None,
     };
+    // A module with the name of the test, so that the test of the other engine is `NAME::gvisor`.
     let on_gvisor = body_on_gvisor.map(|body| {
         let test = run("::gvisor", "gvisor", body);
         quote! {

@@ -38,6 +38,7 @@ impl HostSide {
             .spawn()
             .context("python3 is not installed on this host")?;
         let output = server.stdout.take().context("the server has no output")?;
+        // The server prints its port, which the kernel chose, when it listens.
         let line = BufReader::new(output).lines().next_line().await?;
         let port = line.as_deref().and_then(|line| line.rsplit(' ').next());
         let port = port.and_then(|port| port.parse().ok());
@@ -70,6 +71,7 @@ impl HostSide {
             let name = format!("requests to the server, c={connections}");
             samples.push(Sample::new(name, "per second", rate));
         }
+        // The rate assumes STREAM_BYTES, so the time of fewer bytes is extrapolated.
         let scaled = |name: &str, took: Duration| {
             let whole = STREAM_BYTES as f64 / bytes as f64;
             Sample::stream(name, took.mul_f64(whole))
@@ -86,6 +88,7 @@ impl HostSide {
         Ok(samples)
     }
 
+    /// Measures a copy of a file in the temporary directory.
     async fn copy(&self, bytes: u64) -> anyhow::Result<Duration> {
         let (from, to) = (self.place.path().join("from"), self.place.path().join("to"));
         fs::write(&from, vec![0x5a; usize::try_from(bytes)?])?;
@@ -97,6 +100,7 @@ impl HostSide {
         Ok(took)
     }
 
+    /// Runs the work script on the host.
     async fn work(&self, mib: u64, time: Duration) -> anyhow::Result<Vec<Sample>> {
         let mut command = Command::new("python3");
         command
@@ -105,10 +109,10 @@ impl HostSide {
             .arg(mib.to_string())
             .arg(time.as_secs_f64().to_string());
         let done = command.output().await?;
-        let said = String::from_utf8_lossy(&done.stderr);
+        let stderr = String::from_utf8_lossy(&done.stderr);
         ensure!(
             done.status.success(),
-            "the work script on this host failed: {said}"
+            "the work script on this host failed: {stderr}"
         );
         work_samples(&done.stdout)
     }
@@ -123,14 +127,15 @@ pub(super) async fn get(pool: ConnectionPool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Measures the output of a command through a pipe.
 async fn output(bytes: u64) -> anyhow::Result<Duration> {
     let began = Instant::now();
     let mut child = Command::new("head")
         .args(["-c", &bytes.to_string(), "/dev/zero"])
         .stdout(Stdio::piped())
         .spawn()?;
-    let there = drain(child.stdout.take().context("no output")?).await?;
-    ensure!(there == bytes, "received {there} of {bytes} bytes");
+    let received = drain(child.stdout.take().context("no output")?).await?;
+    ensure!(received == bytes, "received {received} of {bytes} bytes");
     child.wait().await?;
     Ok(began.elapsed())
 }

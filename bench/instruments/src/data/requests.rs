@@ -85,19 +85,19 @@ pub(super) async fn receive(
     stream
         .write_all(format!("SOURCE {bytes}\n").as_bytes())
         .await?;
-    let there = drain(stream).await?;
-    ensure!(there == bytes, "received {there} of {bytes} bytes");
+    let received = drain(stream).await?;
+    ensure!(received == bytes, "received {received} of {bytes} bytes");
     Ok(began.elapsed())
 }
 
 /// Reads to the end, and returns the number of bytes.
 pub(super) async fn drain(mut from: impl AsyncRead + Unpin) -> anyhow::Result<u64> {
     let mut buffer = vec![0; PIECE];
-    let mut there = 0;
+    let mut received = 0;
     loop {
         match from.read(&mut buffer).await? {
-            0 => return Ok(there),
-            now => there += now as u64,
+            0 => return Ok(received),
+            now => received += now as u64,
         }
     }
 }

@@ -20,7 +20,7 @@ use tokio::process::Command;
 /// Number of megabytes per mebibyte.
 const MIB_IN_MB: f64 = 1.048_576;
 /// Maximum length of output in error messages, in bytes.
-const MAX_SAID: usize = 1 << 16;
+const MAX_OUTPUT_BYTES: usize = 1 << 16;
 
 /// Sandbox in which the test server runs.
 pub(super) struct SandboxSide {
@@ -49,6 +49,7 @@ impl SandboxSide {
         }
     }
 
+    /// Starts both servers, and waits up to 10 s until they listen.
     async fn start_server(&self) -> anyhow::Result<()> {
         self.agent
             .write("/tmp/server.py", None, SERVER_SCRIPT)
@@ -154,19 +155,20 @@ impl SandboxSide {
         })
     }
 
+    /// Measures the output of a command through the agent.
     async fn output(&self) -> anyhow::Result<Duration> {
         let began = Instant::now();
         let spec = ProcessSpec::new("head", ["-c", &STREAM_BYTES.to_string(), "/dev/zero"]);
         let mut process = self.agent.start(&spec).await?;
-        let mut there = 0;
+        let mut received = 0;
         while let Some(event) = process.next_event().await? {
             if let ProcessEvent::Stdout(bytes) = event {
-                there += bytes.len() as u64;
+                received += bytes.len() as u64;
             }
         }
         ensure!(
-            there == STREAM_BYTES,
-            "received {there} of {STREAM_BYTES} bytes"
+            received == STREAM_BYTES,
+            "received {received} of {STREAM_BYTES} bytes"
         );
         Ok(began.elapsed())
     }
@@ -176,13 +178,13 @@ impl SandboxSide {
         let place = tempfile::tempdir()?;
         let file = place.path().join("file");
         fs::write(&file, vec![0x5a; usize::try_from(STREAM_BYTES)?])?;
-        let (here, there) = (
+        let (local, remote) = (
             file.display().to_string(),
             format!("{}:/dev/shm/file", self.sandbox.record.id),
         );
-        let into = self.copy(&here, &there).await?;
+        let into = self.copy(&local, &remote).await?;
         fs::remove_file(&file)?;
-        let out = self.copy(&there, &here).await?;
+        let out = self.copy(&remote, &local).await?;
         ensure!(
             fs::metadata(&file)?.len() == STREAM_BYTES,
             "`jiffy cp` returned a file with other content"
@@ -194,29 +196,37 @@ impl SandboxSide {
         ])
     }
 
+    /// Runs `jiffy cp` once.
     async fn copy(&self, from: &str, to: &str) -> anyhow::Result<Duration> {
         let mut command = Command::new(jiffy_program()?);
         let began = Instant::now();
         let done = command.args(["cp", from, to]).output().await?;
-        let said = String::from_utf8_lossy(&done.stderr);
-        ensure!(done.status.success(), "`jiffy cp` failed: {said}");
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "`jiffy cp` failed: {stderr}");
         Ok(began.elapsed())
     }
 
+    /// Runs the work script in the sandbox. The directory is on the disk of the sandbox.
     async fn work(&self) -> anyhow::Result<Vec<Sample>> {
         let seconds = SAMPLE_TIME.as_secs_f64().to_string();
         let (mib, place) = (WORK_MIB.to_string(), "/var/tmp");
         let spec = ProcessSpec::new("python3", ["/tmp/work.py", place, &mib, &seconds]);
-        let (status, printed, said) = self.agent.start(&spec).await?.output(MAX_SAID).await?;
-        let said = String::from_utf8_lossy(&said);
+        let (status, stdout, stderr) = self
+            .agent
+            .start(&spec)
+            .await?
+            .output(MAX_OUTPUT_BYTES)
+            .await?;
+        let stderr = String::from_utf8_lossy(&stderr);
         ensure!(
             status.exit_code == 0,
-            "the work script in a sandbox failed: {said}"
+            "the work script in a sandbox failed: {stderr}"
         );
-        work_samples(&printed)
+        work_samples(&stdout)
     }
 }
 
+/// Sends one request through the gateway, and checks the response.
 async fn through_gateway(
     daemon: BenchmarkDaemon,
     sandbox: Sandbox,

@@ -33,10 +33,12 @@ struct Call {
     undo: Option<Request>,
 }
 
+/// Returns a GET request without a body.
 fn get(path: String) -> (Method, String, Value) {
     (Method::GET, path, Value::Null)
 }
 
+/// Returns a call of the operator that changes nothing, or whose change may remain.
 const fn by_owner(name: &'static str, request: Request) -> Call {
     Call {
         name,
@@ -46,6 +48,7 @@ const fn by_owner(name: &'static str, request: Request) -> Call {
     }
 }
 
+/// Returns the request that renames sandbox `at`.
 fn name(all: &Population, at: usize, name: String) -> (Method, String, Value) {
     let path = format!("/sandboxes/{}", all.sandboxes[at]);
     (Method::PATCH, path, json!({ "name": name }))
@@ -151,6 +154,7 @@ async fn removals(
             .call::<()>(Method::DELETE, &path, &());
         samples.push(timed(removed).await?.1);
     }
+    // The first removal is discarded, as in all other measurements.
     Ok(samples.split_off(1))
 }
 

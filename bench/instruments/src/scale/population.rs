@@ -83,6 +83,7 @@ impl Population {
     /// Returns the item for call `round` of `n`. The calls are spread over all items.
     pub fn spread(&self, round: usize, n: usize) -> usize {
         let number = self.sandboxes.len();
+        // The divisor is `n + 1`, because round 0 is discarded.
         (round * number / (n + 1)).min(number.saturating_sub(1))
     }
 }
@@ -160,6 +161,7 @@ fn snapshot_files(root: &Path, set: usize) -> anyhow::Result<PathBuf> {
     Ok(directory)
 }
 
+/// Writes the manifest of a fabricated template, which has no image.
 fn write_template(root: &Path, at: usize) -> anyhow::Result<()> {
     let name = template_name(at);
     let directory = root.join("templates").join(&name);
@@ -195,6 +197,7 @@ fn write_template(root: &Path, at: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Adds API keys with random hashes to the database. No client uses these keys.
 fn add_keys(root: &Path, first: usize, number: usize) -> anyhow::Result<()> {
     let database = Connection::open(root.join("keys.db"))?;
     database.execute(
@@ -219,6 +222,7 @@ fn directories(root: &Path) -> anyhow::Result<u64> {
         bytes += entry.metadata()?.blocks() * 512;
         for file in fs::read_dir(entry.path())? {
             let file = file?.metadata()?;
+            // Shared files have several links, and do not grow with the number of snapshots.
             if file.nlink() == 1 {
                 bytes += file.blocks() * 512;
             }
@@ -252,6 +256,7 @@ fn created_ms(at: usize) -> u64 {
     FIRST_CREATED_MS + at as u64
 }
 
+/// Returns the journal entry of a fabricated snapshot.
 fn fabricated_snapshot(id: &str, sandbox: &str, at: usize) -> FabricatedSnapshot {
     FabricatedSnapshot {
         id: id.to_owned(),
@@ -264,6 +269,7 @@ fn fabricated_snapshot(id: &str, sandbox: &str, at: usize) -> FabricatedSnapshot
     }
 }
 
+/// Returns the journal entry of a paused sandbox.
 fn fabricated_sandbox(id: &str, snapshot: &str, at: usize) -> FabricatedSandbox {
     let metadata = [("purpose", "scale"), ("team", "benchmarks")];
     let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned()));

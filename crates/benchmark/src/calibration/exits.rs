@@ -1,4 +1,5 @@
-//! Costs of leaving a guest, measured with a virtual machine of one page of code without devices.
+//! Costs of leaving a guest, measured with a minimal virtual machine: one page of code and no
+//! devices.
 
 use super::pages::Mapping;
 use super::{Cost, batches};
@@ -48,6 +49,7 @@ const OUTPUTS: [u8; 4] = [
 /// Measures an exit that KVM handles itself.
 pub(super) fn in_kernel() -> Result<Cost, String> {
     let mut guest = Guest::new(&READS)?;
+    // The first run populates the guest's memory and is not measured.
     guest.run()?;
     batches(EXITS, || {
         let began = Instant::now();
@@ -99,8 +101,11 @@ impl Guest {
         unsafe { vm.set_user_memory_region(region) }.map_err(failed)?;
         let vcpu = vm.create_vcpu(0).map_err(failed)?;
         let mut registers = vcpu.get_sregs().map_err(failed)?;
+        // Types of segments: 3 is data (read, write, accessed), 11 is code (execute, read,
+        // accessed) or a busy TSS.
         let data = segment(0x18, 3);
         registers.cs = segment(0x10, 11);
+        // A 64-bit code segment must not have the default size of 32 bits.
         registers.cs.l = 1;
         registers.cs.db = 0;
         for each in [
@@ -112,6 +117,7 @@ impl Guest {
         ] {
             *each = data;
         }
+        // KVM does not enter a guest in long mode without a busy task state segment.
         registers.tr = kvm_segment {
             s: 0,
             db: 0,
@@ -142,6 +148,7 @@ impl Guest {
     }
 }
 
+/// Copies bytes to a guest address.
 fn put(memory: &mut Mapping, at: u64, bytes: &[u8]) {
     let at = usize::try_from(at).unwrap_or(usize::MAX);
     let room = memory.bytes().get_mut(at..).unwrap_or_default();
@@ -150,6 +157,7 @@ fn put(memory: &mut Mapping, at: u64, bytes: &[u8]) {
         .for_each(|(to, from)| *to = *from);
 }
 
+/// Returns a flat segment: base 0, and a limit of 4 GiB.
 fn segment(selector: u16, kind: u8) -> kvm_segment {
     kvm_segment {
         limit: 0xffff_ffff,

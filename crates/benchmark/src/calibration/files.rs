@@ -35,6 +35,7 @@ pub(super) fn new_page_cache(directory: &Path) -> Result<Cost, String> {
 pub(super) fn fsync(directory: &Path) -> Result<Cost, String> {
     let failed = failed(directory);
     let mut file = tempfile::tempfile_in(directory).map_err(&failed)?;
+    // The block is allocated before the measurement, so that each sync only writes its data.
     file.write_all(&[0; PAGE])
         .and_then(|()| file.sync_all())
         .map_err(&failed)?;

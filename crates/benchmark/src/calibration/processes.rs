@@ -42,6 +42,7 @@ pub(super) fn context_switch() -> Result<Cost, String> {
 
 fn ping_pong() -> Result<Cost, String> {
     let failed = |e: std::io::Error| format!("pipe between two threads: {e}");
+    // On one processor, each message forces a switch. On two, the threads would run in parallel.
     bind_to_one_processor().map_err(|e| format!("cannot bind a thread to a processor: {e}"))?;
     let (mut here, there) = pipe().map_err(failed)?;
     let (other, mut ours) = pipe().map_err(failed)?;
