@@ -76,7 +76,7 @@ class Daemon(Home):
         other.connection = UnixConnection(self.home / "run/jiffy.sock")
         return other
 
-    def ask(self, method, path, body=None, headers=(), parse=True):
+    def request(self, method, path, body=None, headers=(), parse=True):
         raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body)
         headers = {"content-type": "application/json", **dict(headers)}
         self.connection.request(method, path, raw, headers)
@@ -88,7 +88,7 @@ class Daemon(Home):
 
     def create(self, template, **more):
         """Creates a sandbox. Returns its id and the token of its agent."""
-        created = self.ask("POST", "/v2/sandboxes", {"templateID": template, "timeout": -1, **more})
+        created = self.request("POST", "/v2/sandboxes", {"templateID": template, "timeout": -1, **more})
         return created["sandboxID"], created.get("envdAccessToken")
 
     def exec(self, sandbox, program, *arguments):
@@ -96,13 +96,13 @@ class Daemon(Home):
         headers = {"content-type": "application/connect+json", "e2b-sandbox-id": sandbox[0],
                    "e2b-sandbox-port": "49983", **({"x-access-token": sandbox[1]} if sandbox[1] else {})}
         frame = b"\0" + struct.pack(">I", len(message)) + message
-        answer = self.ask("POST", "/process.Process/Start", frame, headers, False)
+        answer = self.request("POST", "/process.Process/Start", frame, headers, False)
         if b'"exited":true' not in answer.replace(b" ", b"") or b"exit status 0" not in answer:
             sys.exit(f"{self.home}: {program}: {answer}")
 
     def process(self, sandbox):
         """Returns the VMM process of a sandbox."""
-        return self.ask("GET", f"/sandboxes/{sandbox[0]}/process")
+        return self.request("GET", f"/sandboxes/{sandbox[0]}/process")
 
     def memory_mib(self, sandbox):
         """Returns the memory of a sandbox's VMM in MiB: resident, proportional share, anonymous."""

@@ -47,7 +47,7 @@ class Jiffy:
 
     def __init__(self, daemon, engine):
         self.daemon, self.engine, self.name = daemon, engine, f"jiffy, {engine}"
-        usable = {each["name"]: each for each in daemon.ask("GET", "/engines")}
+        usable = {each["name"]: each for each in daemon.request("GET", "/engines")}
         self.missing = None if usable[engine]["usable"] else usable[engine].get("why", "not usable")
 
     def create(self):
@@ -57,16 +57,16 @@ class Jiffy:
         self.daemon.exec(sandbox, "true")
 
     def snapshot(self, sandbox):
-        return self.daemon.ask("POST", f"/sandboxes/{sandbox[0]}/snapshots", {})["snapshotID"]
+        return self.daemon.request("POST", f"/sandboxes/{sandbox[0]}/snapshots", {})["snapshotID"]
 
     def restore(self, snapshot):
         return self.daemon.create(snapshot)
 
     def remove(self, sandbox):
-        self.daemon.ask("DELETE", f"/sandboxes/{sandbox[0]}")
+        self.daemon.request("DELETE", f"/sandboxes/{sandbox[0]}")
 
-    def forget(self, snapshot):
-        self.daemon.ask("DELETE", f"/templates/{snapshot}")
+    def remove_snapshot(self, snapshot):
+        self.daemon.request("DELETE", f"/templates/{snapshot}")
 
 
 class Container:
@@ -129,7 +129,7 @@ class Container:
     def remove(self, name):
         self.call("delete", "--force", name)
 
-    def forget(self, image):
+    def remove_snapshot(self, image):
         shutil.rmtree(image)
 
 
@@ -278,5 +278,5 @@ class Qemu:
         for name in ("serial", "control"):
             machine[name].close()
 
-    def forget(self, image):
+    def remove_snapshot(self, image):
         image.unlink()

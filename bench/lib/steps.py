@@ -77,17 +77,17 @@ class Steps:
             units.append(start_of_a_program())
             return found
 
-        ask = self.daemon.ask
+        request = self.daemon.request
         sandboxes = self.step(counts, "create", lambda: [self.daemon.create("base") for _ in range(NUMBER)])
         step("exec", lambda *one: self.daemon.exec(one, "true"))
-        snapshots = step("snapshot", lambda one, _: ask("POST", f"/sandboxes/{one}/snapshots", {})["snapshotID"])
+        snapshots = step("snapshot", lambda one, _: request("POST", f"/sandboxes/{one}/snapshots", {})["snapshotID"])
         taken = {one: snapshot for (one, _), snapshot in zip(sandboxes, snapshots)}
-        step("rollback", lambda one, _: ask("POST", f"/sandboxes/{one}/rollback", {"snapshotID": taken[one]}))
-        step("pause", lambda one, _: ask("POST", f"/sandboxes/{one}/pause", {}))
-        step("resume", lambda one, _: ask("POST", f"/sandboxes/{one}/resume", {"timeout": -1}))
-        forked = self.step(counts, "fork", lambda: ask("POST", f"/sandboxes/{sandboxes[0][0]}/fork", {"count": NUMBER}))
+        step("rollback", lambda one, _: request("POST", f"/sandboxes/{one}/rollback", {"snapshotID": taken[one]}))
+        step("pause", lambda one, _: request("POST", f"/sandboxes/{one}/pause", {}))
+        step("resume", lambda one, _: request("POST", f"/sandboxes/{one}/resume", {"timeout": -1}))
+        forked = self.step(counts, "fork", lambda: request("POST", f"/sandboxes/{sandboxes[0][0]}/fork", {"count": NUMBER}))
         for child in forked:
-            ask("DELETE", f"/sandboxes/{child['sandbox']['sandboxID']}")
-        step("delete", lambda one, _: ask("DELETE", f"/sandboxes/{one}"))
+            request("DELETE", f"/sandboxes/{child['sandbox']['sandboxID']}")
+        step("delete", lambda one, _: request("DELETE", f"/sandboxes/{one}"))
         for snapshot in snapshots:
-            ask("DELETE", f"/templates/{snapshot}")
+            request("DELETE", f"/templates/{snapshot}")

@@ -29,13 +29,13 @@ test('playwright loads a page, reads it, clicks in it and takes its picture', op
   assert.equal(picture.readUInt32BE(16), 1280) // its width
 })
 
-test('the browser is reached by path, too', options, async (t) => {
+test('the browser is also reachable by path', options, async (t) => {
   const sandbox = await create(t, 'browser')
   const browser = await connect(t, sandbox, `${url}/sandboxes/${sandbox.sandboxId}/proxy/9222`)
   assert.match(browser.version(), /^\d+\./)
 })
 
-test('letters of many scripts have shapes', options, async (t) => {
+test('fonts contain the characters of many scripts', options, async (t) => {
   const browser = await connect(t, await create(t, 'browser'))
   const page = await browser.contexts()[0].newPage()
   await page.goto(html('<body style="font: 40px sans-serif">'))

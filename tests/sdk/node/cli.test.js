@@ -17,12 +17,12 @@ after(() => rm(home, { recursive: true }))
 // Returns the output of a command. The command line stores its state in the user's home directory.
 async function e2b(...args) {
   const env = { ...process.env, HOME: home, E2B_ACCESS_TOKEN: apiKey, NO_COLOR: '1' }
-  const said = promisify(execFile)(program, args, { cwd: home, env, timeout: 60_000 })
-  said.child.stdin.end()
-  return (await said).stdout.trim()
+  const child = promisify(execFile)(program, args, { cwd: home, env, timeout: 60_000 })
+  child.child.stdin.end()
+  return (await child).stdout.trim()
 }
 
-test('a template is built of a Dockerfile, listed, published, used and deleted', limit, async (t) => {
+test('a template is built from a Dockerfile, listed, published, used and deleted', limit, async (t) => {
   const name = `cli-${unique()}`
   await writeFile(path.join(home, 'hello.txt'), 'hello\n')
   await writeFile(path.join(home, 'Dockerfile'), 'FROM e2bdev/base\nUSER root\nWORKDIR /srv\nCOPY hello.txt .\nRUN cat hello.txt hello.txt > twice.txt\nUSER user\n')
@@ -42,7 +42,7 @@ test('a template is built of a Dockerfile, listed, published, used and deleted',
   await assert.rejects(e2b('template', 'delete', '--yes', name), /404/)
 })
 
-test('sandboxes are made, listed, looked at, asked, paused, resumed and killed', limit, async () => {
+test('sandboxes are created, listed, inspected, used, paused, resumed and killed', limit, async () => {
   const id = await e2b('sandbox', 'create', '--detach', 'base')
   try {
     const states = async (state) => JSON.parse(await e2b('sandbox', 'list', '--state', state, '--format', 'json')).map((s) => s.sandboxId)

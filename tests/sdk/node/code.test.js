@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import { Sandbox } from '@e2b/code-interpreter'
-import { create, Heard, limit, unique } from './support.js'
+import { create, Collected, limit, unique } from './support.js'
 
 let sandbox
 after(() => sandbox?.kill())
@@ -10,15 +10,15 @@ before(async () => {
   sandbox = await create(null, 'code-interpreter-v1', {}, Sandbox)
 })
 
-test('results, output and errors are told as they come', limit, async () => {
-  const told = []
+test('results, output and errors are streamed', limit, async () => {
+  const events = []
   const code = "import sys\nprint('out')\nprint('err', file=sys.stderr)\ndisplay('shown')\n6 * 7"
   const execution = await sandbox.runCode(code, {
-    onStdout: (message) => told.push(`stdout ${message.line.trim()}`),
-    onStderr: (message) => told.push(`stderr ${message.line.trim()}`),
-    onResult: (result) => told.push(`result ${result.text}`),
+    onStdout: (message) => events.push(`stdout ${message.line.trim()}`),
+    onStderr: (message) => events.push(`stderr ${message.line.trim()}`),
+    onResult: (result) => events.push(`result ${result.text}`),
   })
-  assert.deepEqual(told.toSorted(), ['result 42', 'result shown', 'stderr err', 'stdout out'])
+  assert.deepEqual(events.toSorted(), ['result 42', 'result shown', 'stderr err', 'stdout out'])
   assert.equal(execution.text, '42')
   assert.equal(execution.error, undefined)
   const failed = await sandbox.runCode("raise ValueError('broken on purpose')")
@@ -26,7 +26,7 @@ test('results, output and errors are told as they come', limit, async () => {
   assert.match(failed.error.traceback, /ValueError/)
 })
 
-test('contexts remember, know nothing of each other, restart and go', limit, async () => {
+test('contexts preserve state, are independent, and can be restarted and removed', limit, async () => {
   const first = await sandbox.createCodeContext()
   const second = await sandbox.createCodeContext({ cwd: '/tmp' })
   await sandbox.runCode("mine = 'first'", { context: first })
@@ -48,7 +48,7 @@ for (const [language, code, then, answer] of [
   ['javascript', 'const x = [1, 2, 3]', 'console.log(x.map(n => n * 2).join())', '2,4,6\n'],
   ['typescript', 'const t: number = 5', 'console.log((t as number) + 1)', '6\n'],
 ]) {
-  test(`${language} remembers too`, limit, async () => {
+  test(`${language} preserves state`, limit, async () => {
     const first = await sandbox.runCode(code, { language })
     assert.equal(first.error, undefined)
     const second = await sandbox.runCode(then, { language })
@@ -57,7 +57,7 @@ for (const [language, code, then, answer] of [
   })
 }
 
-test('a picture comes as png and as data', limit, async () => {
+test('a picture is returned as png and as data', limit, async () => {
   const code = `import matplotlib.pyplot as plt
 plt.figure()
 plt.bar(['a', 'b'], [3, 5])
@@ -71,14 +71,14 @@ plt.show()`
   assert.deepEqual(picture.chart.elements.map((bar) => Number(bar.value)), [3, 5])
 })
 
-test('tables come as html, values as json', limit, async () => {
+test('tables are returned as html, values as json', limit, async () => {
   const { results } = await sandbox.runCode("import pandas as pd\nfrom IPython.display import JSON\ndisplay(JSON({'k': [1, None]}))\npd.DataFrame({'a': [1, 2]})")
   assert.deepEqual(results[0].json, { k: [1, null] })
   assert.match(results[1].html, /<table/)
   assert.equal(results[1].isMainResult, true)
 })
 
-test('code over its time is interrupted and its context lives on', limit, async () => {
+test('timed out code is interrupted and its context continues', limit, async () => {
   const context = await sandbox.createCodeContext()
   await sandbox.runCode('kept = 1', { context })
   await assert.rejects(sandbox.runCode('import time\nwhile True: time.sleep(0.05)', { context, timeoutMs: 1000 }), /[Tt]imeout/)
@@ -86,7 +86,7 @@ test('code over its time is interrupted and its context lives on', limit, async 
   await sandbox.removeCodeContext(context)
 })
 
-test('variables of one run are gone afterwards', limit, async () => {
+test('variables of one execution are removed afterwards', limit, async () => {
   const name = `V_${unique()}`
   const code = `import os; os.environ.get('${name}')`
   assert.equal((await sandbox.runCode(code, { envs: { [name]: 'here' } })).text, 'here')
@@ -98,7 +98,7 @@ test('memory of code survives a pause', limit, async (t) => {
   await sleeper.runCode('number = 41')
   await sleeper.pause()
   await sleeper.connect()
-  const heard = new Heard()
+  const heard = new Collected()
   const execution = await sleeper.runCode('number += 1; print(number); number', { onStdout: (message) => heard.push(message.line) })
   assert.equal(execution.text, '42')
   assert.equal(heard.text, '42\n')

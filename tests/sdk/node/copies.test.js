@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { Sandbox, SandboxNotFoundError, TimeoutError } from 'e2b'
-import { create, eventually, Heard, limit, pages, unique } from './support.js'
+import { create, eventually, Collected, limit, pages, unique } from './support.js'
 
 const COUNTER = `exec python3 -uc 'n = 0
 print("ready")
@@ -13,12 +13,12 @@ while True:
 
 test('memory, processes and files survive a pause', limit, async (t) => {
   const sandbox = await create(t)
-  const out = new Heard()
+  const out = new Collected()
   const counter = await sandbox.commands.run(COUNTER, { background: true, stdin: true, onStdout: out.push, timeoutMs: 0 })
   const interrupted = assert.rejects(counter.wait(), TimeoutError)
-  await out.says('ready')
+  await out.waitForText('ready')
   await counter.sendStdin('\n')
-  await out.says('count 1\n')
+  await out.waitForText('count 1\n')
   await sandbox.files.write('/dev/shm/file', 'in memory')
   assert.equal(await sandbox.pause(), true)
   await interrupted
@@ -28,15 +28,15 @@ test('memory, processes and files survive a pause', limit, async (t) => {
   await assert.rejects(sandbox.commands.run('true'), SandboxNotFoundError)
   await assert.rejects(sandbox.files.read('/etc/hostname'), TimeoutError)
   const again = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 100_000 })
-  const resumed = new Heard()
+  const resumed = new Collected()
   await again.commands.connect(counter.pid, { onStdout: resumed.push })
   await again.commands.sendStdin(counter.pid, '\n')
-  await resumed.says('count 2\n')
+  await resumed.waitForText('count 2\n')
   assert.equal(await again.files.read('/dev/shm/file'), 'in memory')
   await again.commands.kill(counter.pid)
 })
 
-test('a sandbox can be paused instead of killed when its time is over, and woken by a request', limit, async (t) => {
+test('a timed out sandbox can be paused instead of killed, and a request resumes it', limit, async (t) => {
   const sandbox = await create(t, 'base', { timeoutMs: 1000, lifecycle: { onTimeout: 'pause', autoResume: true } })
   await eventually(async () => (await sandbox.getInfo()).state === 'paused')
   assert.deepEqual((await sandbox.getInfo()).lifecycle, { onTimeout: 'pause', autoResume: true })
@@ -44,7 +44,7 @@ test('a sandbox can be paused instead of killed when its time is over, and woken
   assert.equal(await sandbox.files.read('/dev/shm/kept'), 'kept')
 })
 
-test('a snapshot makes sandboxes that remember, is listed and deleted', limit, async (t) => {
+test('sandboxes from a snapshot have its memory; the snapshot is listed and deleted', limit, async (t) => {
   const source = await create(t)
   await source.files.write('/dev/shm/note', 'before')
   const name = unique()
@@ -65,7 +65,7 @@ test('a snapshot makes sandboxes that remember, is listed and deleted', limit, a
   await assert.rejects(Sandbox.create(snapshot.snapshotId), /404/)
 })
 
-test('forks remember and go their own ways', limit, async (t) => {
+test('forks have the memory of their parent and are independent', limit, async (t) => {
   const source = await create(t)
   await source.files.write('/dev/shm/note', 'shared')
   const forks = await source.fork({ count: 3, timeoutMs: 60_000 })

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { after, before, test } from 'node:test'
 import { FileNotFoundError, InvalidArgumentError } from 'e2b'
-import { create, Heard, limit, unique } from './support.js'
+import { create, Collected, limit, unique } from './support.js'
 
 const BYTES = randomBytes(3_000_000)
 const buffer = BYTES.buffer.slice(BYTES.byteOffset, BYTES.byteOffset + BYTES.length)
@@ -14,7 +14,7 @@ before(async () => {
   sandbox = await create(null)
 })
 
-test('text comes back as it was written', limit, async () => {
+test('text is read as it was written', limit, async () => {
   const path = `/tmp/${unique()} ünï`
   const info = await sandbox.files.write(path, 'zeile\r\nünï🦀\0end')
   assert.equal(info.path, path)
@@ -22,7 +22,7 @@ test('text comes back as it was written', limit, async () => {
 })
 
 for (const [name, options] of [['multipart', {}], ['octet-stream', { useOctetStream: true }], ['gzip', { gzip: true }]]) {
-  test(`bytes arrive whole when sent as ${name}`, limit, async () => {
+  test(`bytes arrive completely when sent as ${name}`, limit, async () => {
     const path = `/tmp/${unique()}`
     await sandbox.files.write(path, buffer, options)
     assert.ok(BYTES.equals(await sandbox.files.read(path, { format: 'bytes' })))
@@ -31,7 +31,7 @@ for (const [name, options] of [['multipart', {}], ['octet-stream', { useOctetStr
   })
 }
 
-test('streams pass both ways', limit, async () => {
+test('uploads and downloads can be streamed', limit, async () => {
   const path = `/tmp/${unique()}`
   const pieces = []
   for (let at = 0; at < BYTES.length; at += 70_000) pieces.push(BYTES.subarray(at, at + 70_000))
@@ -42,14 +42,14 @@ test('streams pass both ways', limit, async () => {
   assert.ok(BYTES.equals(Buffer.concat(got)))
 })
 
-test('an empty file is empty, not missing', limit, async () => {
+test('an empty file exists and is empty', limit, async () => {
   const path = `/tmp/${unique()}`
   await sandbox.files.write(path, '')
   assert.equal(await sandbox.files.read(path), '')
   assert.equal((await sandbox.files.read(path, { format: 'bytes' })).length, 0)
 })
 
-test('many files arrive each at its own path', limit, async () => {
+test('several files are uploaded to their own paths', limit, async () => {
   const top = `/tmp/${unique()}`
   const files = Array.from({ length: 30 }, (_, n) => ({ path: `${top}/deep/${n}/name ${n}`, data: `content ${n}` }))
   const infos = await sandbox.files.write(files)
@@ -78,24 +78,24 @@ test('files are listed, described, moved and removed', limit, async () => {
   assert.equal(await sandbox.files.exists(top), false)
 })
 
-test('a missing file is not found, a directory is no file', limit, async () => {
+test('missing files and directories are errors', limit, async () => {
   const path = `/tmp/${unique()}`
-  for (const ask of [
+  for (const call of [
     () => sandbox.files.read(path),
     () => sandbox.files.read(path, { format: 'stream' }),
     () => sandbox.files.getInfo(path),
     () => sandbox.files.list(path),
     () => sandbox.files.rename(path, `${path}.new`),
     () => sandbox.files.watchDir(path, () => {}),
-  ]) await assert.rejects(ask(), FileNotFoundError)
+  ]) await assert.rejects(call(), FileNotFoundError)
   await assert.rejects(sandbox.files.read('/tmp'), InvalidArgumentError)
 })
 
-test('what happens in a directory is told', limit, async () => {
+test('events in a directory are reported', limit, async () => {
   const top = `/tmp/${unique()}`
   await sandbox.files.makeDir(top)
-  const seen = new Heard()
-  const exit = new Heard()
+  const seen = new Collected()
+  const exit = new Collected()
   const options = { recursive: true, includeEntry: true, onExit: exit.push }
   const watch = await sandbox.files.watchDir(top, seen.push, options)
   const sees = (type, name) => seen.until(() => seen.items.find((event) => event.type === type && event.name === name))

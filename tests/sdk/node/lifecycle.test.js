@@ -6,7 +6,7 @@ import { create, eventually, limit, pages, unique } from './support.js'
 
 const MISSING = 'i0000000000000000000'
 
-test('a created sandbox runs commands at once', limit, async (t) => {
+test('a created sandbox runs commands immediately', limit, async (t) => {
   const sandbox = await create(t)
   const { stdout } = await sandbox.commands.run('id -un; pwd; uname -r')
   const [user, directory, release] = stdout.split('\n')
@@ -15,7 +15,7 @@ test('a created sandbox runs commands at once', limit, async (t) => {
   assert.equal(await sandbox.isRunning(), true)
 })
 
-test('information says what was asked for', limit, async (t) => {
+test('information contains the requested settings', limit, async (t) => {
   const metadata = { purpose: 'information', ünï: 'c=ö&d' }
   const sandbox = await create(t, 'base', { metadata, timeoutMs: 200_000, envs: { MARK: 'm' } })
   const info = await sandbox.getInfo()
@@ -30,14 +30,14 @@ test('information says what was asked for', limit, async (t) => {
   assert.equal((await sandbox.commands.run('echo $MARK')).stdout, 'm\n')
 })
 
-test('a sandbox is found again by its id', limit, async (t) => {
+test('a sandbox can be reconnected by its id', limit, async (t) => {
   const sandbox = await create(t)
   await sandbox.files.write('/tmp/note', 'still here')
   const again = await Sandbox.connect(sandbox.sandboxId)
   assert.equal(await again.files.read('/tmp/note'), 'still here')
 })
 
-test('set timeout counts from now and may shorten; connect only lengthens', limit, async (t) => {
+test('setTimeout counts from now and may shorten the timeout; connect never shortens it', limit, async (t) => {
   const sandbox = await create(t, 'base', { timeoutMs: 100_000 })
   for (const milliseconds of [1_000_000, 30_000]) {
     await sandbox.setTimeout(milliseconds)
@@ -50,7 +50,7 @@ test('set timeout counts from now and may shorten; connect only lengthens', limi
   assert.ok((await sandbox.getInfo()).endAt - Date.now() > 450_000)
 })
 
-test('a sandbox whose time is over is gone', limit, async (t) => {
+test('a timed out sandbox no longer exists', limit, async (t) => {
   const sandbox = await create(t, 'base', { timeoutMs: 1000 })
   await eventually(async () => {
     try {
@@ -64,7 +64,7 @@ test('a sandbox whose time is over is gone', limit, async (t) => {
   await assert.rejects(sandbox.files.read('/etc/hostname'), TimeoutError)
 })
 
-test('a killed sandbox is gone at once and killing it again says so', limit, async (t) => {
+test('a killed sandbox no longer exists and a second kill reports it', limit, async (t) => {
   const sandbox = await create(t)
   assert.equal(await sandbox.kill(), true)
   assert.equal(await sandbox.isRunning(), false)
@@ -73,7 +73,7 @@ test('a killed sandbox is gone at once and killing it again says so', limit, asy
   await assert.rejects(sandbox.getInfo(), SandboxNotFoundError)
 })
 
-test('lists can be narrowed and come in pages in the order asked for', limit, async (t) => {
+test('lists can be filtered and have pages in the requested order', limit, async (t) => {
   const run = unique()
   const awkward = 'a&b=c d/é+%'
   const made = []
@@ -89,8 +89,8 @@ test('lists can be narrowed and come in pages in the order asked for', limit, as
   assert.deepEqual((await pages(Sandbox.list({ query: { metadata: { run }, template: 'no-such-template' } }))).flat(), [])
 })
 
-test('an unknown sandbox is not found whatever is asked of it', limit, async () => {
-  for (const ask of [
+test('an unknown sandbox is not found by any call', limit, async () => {
+  for (const call of [
     () => Sandbox.getInfo(MISSING),
     () => Sandbox.connect(MISSING),
     () => Sandbox.setTimeout(MISSING, 1000),
@@ -99,16 +99,16 @@ test('an unknown sandbox is not found whatever is asked of it', limit, async () 
     () => Sandbox.fork(MISSING),
     () => Sandbox.getMetrics(MISSING),
     () => Sandbox.updateNetwork(MISSING, { denyOut: ['0.0.0.0/0'] }),
-  ]) await assert.rejects(ask(), SandboxNotFoundError)
+  ]) await assert.rejects(call(), SandboxNotFoundError)
   assert.equal(await Sandbox.kill(MISSING), false)
   assert.equal(await Sandbox.deleteSnapshot(MISSING), false)
 })
 
-test('an unknown template is refused by name', limit, async () => {
+test('an unknown template is rejected with its name', limit, async () => {
   await assert.rejects(Sandbox.create('no-such-template'), /404.*no-such-template/)
 })
 
-test('a command under way when its sandbox is killed ends with the reason', limit, async (t) => {
+test('a command in a killed sandbox ends with the reason', limit, async (t) => {
   const sandbox = await create(t)
   const handle = await sandbox.commands.run('sleep 1000', { background: true })
   const ended = assert.rejects(handle.wait(), TimeoutError)
@@ -116,11 +116,11 @@ test('a command under way when its sandbox is killed ends with the reason', limi
   await ended
 })
 
-test('metrics tell what the sandbox has and uses', limit, async (t) => {
+test('metrics report size and use of the sandbox', limit, async (t) => {
   const sandbox = await create(t)
   const metrics = await eventually(async () => {
-    const told = await sandbox.getMetrics()
-    return told.length > 0 && told
+    const metrics = await sandbox.getMetrics()
+    return metrics.length > 0 && metrics
   })
   const last = metrics.at(-1)
   assert.ok(last.memUsed > 0 && last.memUsed < last.memTotal)

@@ -2,15 +2,15 @@
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import { AuthenticationError, Sandbox } from 'e2b'
-import { create, Heard, limit, request, url } from './support.js'
+import { create, Collected, limit, request, url } from './support.js'
 
 const SERVER = `cd $(mktemp -d) && echo "hello from the guest" > index.html && exec python3 -um http.server 8080 --bind 127.0.0.1`
 
 async function serve(sandbox) {
-  const out = new Heard()
+  const out = new Collected()
   await sandbox.commands.run(SERVER, { background: true, timeoutMs: 0, onStdout: out.push })
     .then((server) => void server.wait().catch(() => {})) // ends with its sandbox
-  await out.says('Serving HTTP')
+  await out.waitForText('Serving HTTP')
 }
 const routed = (sandbox, port = 8080) => ({ 'E2b-Sandbox-Id': sandbox.sandboxId, 'E2b-Sandbox-Port': `${port}` })
 
@@ -30,13 +30,13 @@ test('a server in the guest is reached by headers, host name and path', limit, a
   assert.equal((await request(`${url}/sandboxes/${sandbox.sandboxId}/proxy/8080/`)).body, expected)
 })
 
-test('a closed port says so', limit, async () => {
+test('a closed port is reported', limit, async () => {
   const answer = await request(url, { headers: routed(sandbox, 9) })
   assert.equal(answer.status, 502)
   assert.match(JSON.parse(answer.body).message, /port is not open/)
 })
 
-test('a restricted sandbox wants its token', limit, async (t) => {
+test('a restricted sandbox requires its token', limit, async (t) => {
   const restricted = await create(t, 'base', { network: { allowPublicTraffic: false } })
   await serve(restricted)
   assert.equal((await request(url, { headers: routed(restricted) })).status, 403)
@@ -44,25 +44,25 @@ test('a restricted sandbox wants its token', limit, async (t) => {
   assert.equal((await request(url, { headers })).status, 200)
 })
 
-test('rules are kept, shown and replaced as a whole', limit, async (t) => {
+test('rules are stored, returned and replaced as a whole', limit, async (t) => {
   const ruled = await create(t, 'base', { network: { allowOut: ['8.8.8.0/24', 'example.com'], denyOut: ({ allTraffic }) => [allTraffic] } })
   assert.deepEqual((await ruled.getInfo()).network.denyOut, ['0.0.0.0/0'])
   assert.deepEqual((await ruled.getInfo()).network.allowOut, ['8.8.8.0/24', 'example.com'])
   await ruled.updateNetwork({ denyOut: ['192.0.2.0/24'] })
-  const told = (await ruled.getInfo()).network
-  assert.deepEqual(told.denyOut, ['192.0.2.0/24'])
-  assert.ok(!told.allowOut?.length)
+  const network = (await ruled.getInfo()).network
+  assert.deepEqual(network.denyOut, ['192.0.2.0/24'])
+  assert.ok(!network.allowOut?.length)
   await assert.rejects(ruled.updateNetwork({ denyOut: ['example.com'] }), /400/)
 })
 
-test('a wrong key is refused everywhere', limit, async () => {
+test('a wrong key is rejected everywhere', limit, async () => {
   const wrong = { apiKey: 'e2b_0000000000000000000000000000000000000000' }
-  for (const ask of [
+  for (const call of [
     () => Sandbox.create(wrong),
     () => Sandbox.getInfo(sandbox.sandboxId, wrong),
     () => Sandbox.connect(sandbox.sandboxId, wrong),
     () => Sandbox.kill(sandbox.sandboxId, wrong),
     () => Sandbox.list(wrong).nextItems(),
-  ]) await assert.rejects(ask(), AuthenticationError)
+  ]) await assert.rejects(call(), AuthenticationError)
   assert.equal(await sandbox.isRunning(), true)
 })

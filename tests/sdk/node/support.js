@@ -16,13 +16,13 @@ export async function create(context, template = 'base', options = {}, Kind = Sa
 }
 
 // A collection that grows and that tests can wait for.
-export class Heard {
+export class Collected {
   items = []
   #waiting = new Set()
 
   push = (item) => {
     this.items.push(item)
-    for (const look of [...this.#waiting]) look()
+    for (const check of [...this.#waiting]) check()
   }
 
   get text() {
@@ -31,23 +31,23 @@ export class Heard {
 
   until(holds, milliseconds = 20_000) {
     return new Promise((resolve, reject) => {
-      const look = () => {
+      const check = () => {
         const answer = holds(this)
         if (!answer) return
         clearTimeout(timer)
-        this.#waiting.delete(look)
+        this.#waiting.delete(check)
         resolve(answer)
       }
       const timer = setTimeout(() => {
-        this.#waiting.delete(look)
+        this.#waiting.delete(check)
         reject(new Error(`not within ${milliseconds} ms; so far: ${JSON.stringify(this.items).slice(-800)}`))
       }, milliseconds)
-      this.#waiting.add(look)
-      look()
+      this.#waiting.add(check)
+      check()
     })
   }
 
-  says(text) {
+  waitForText(text) {
     return this.until(() => this.text.includes(text))
   }
 }

@@ -5,26 +5,26 @@ import asyncio
 LIMIT = 20
 
 
-class Heard:
+class Collected:
     """A collection that any thread appends to and tests wait for."""
 
     def __init__(self):
         self._loop = asyncio.get_running_loop()
-        self._grown = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def grew(self):
-        self._loop.call_soon_threadsafe(self._grown.set)
+    def notify(self):
+        self._loop.call_soon_threadsafe(self._changed.set)
 
     async def until(self, holds, limit=LIMIT):
         """Waits until `holds()` is true. Fails with the current content at the deadline."""
 
         async def wait():
             while not holds():
-                self._grown.clear()
+                self._changed.clear()
                 # An item may have been added between the check and the clearing of the event.
                 if holds():
                     return
-                await self._grown.wait()
+                await self._changed.wait()
 
         try:
             await asyncio.wait_for(wait(), limit)
@@ -32,7 +32,7 @@ class Heard:
             raise AssertionError(f"not within {limit} s; so far: {self}") from None
 
 
-class Command(Heard):
+class Command(Collected):
     """A background command."""
 
     def __init__(self, sdk):
@@ -44,19 +44,19 @@ class Command(Heard):
 
     def _on_stdout(self, text):
         self.stdout += text
-        self.grew()
+        self.notify()
 
     def _on_stderr(self, text):
         self.stderr += text
-        self.grew()
+        self.notify()
 
     async def follow(self, begin, *args, **options):
-        heard = {"on_stdout": self._on_stdout, "on_stderr": self._on_stderr}
+        callbacks = {"on_stdout": self._on_stdout, "on_stderr": self._on_stderr}
         if self.sdk.blocking:
             self.handle = await asyncio.to_thread(begin, *args, **options)
-            self._end = asyncio.create_task(asyncio.to_thread(self.handle.wait, **heard))
+            self._end = asyncio.create_task(asyncio.to_thread(self.handle.wait, **callbacks))
         else:
-            self.handle = await begin(*args, **options, **heard)
+            self.handle = await begin(*args, **options, **callbacks)
             self._end = asyncio.create_task(self.handle.wait())
         # Retrieve the exception of the task, so that asyncio does not log it if the test ignores
         # it.
@@ -67,7 +67,7 @@ class Command(Heard):
     def pid(self):
         return self.handle.pid
 
-    async def said(self, text):
+    async def wait_for_output(self, text):
         await self.until(lambda: text in self.stdout)
 
     async def end(self, limit=LIMIT):
@@ -75,7 +75,7 @@ class Command(Heard):
         return await asyncio.wait_for(asyncio.shield(self._end), limit)
 
 
-class Terminal(Heard):
+class Terminal(Collected):
     """A pseudo-terminal with a shell."""
 
     def __init__(self, sdk, sandbox):
@@ -87,7 +87,7 @@ class Terminal(Heard):
 
     def _on_data(self, data):
         self.output += data
-        self.grew()
+        self.notify()
 
     async def open(self, begin, **options):
         if self.sdk.blocking:
@@ -106,19 +106,19 @@ class Terminal(Heard):
     async def type(self, text):
         await self.sdk(self.sandbox.pty.send_stdin, self.pid, text.encode())
 
-    async def shows(self, text):
+    async def wait_for_output(self, text):
         await self.until(lambda: text.encode() in self.output)
 
     async def end(self, limit=LIMIT):
         return await asyncio.wait_for(asyncio.shield(self._end), limit)
 
 
-class Watch(Heard):
+class Watch(Collected):
     """Events of a directory. The blocking client has no callback and is polled."""
 
     def __init__(self, sdk):
         super().__init__()
-        self.sdk, self.events, self._handle, self._asking = sdk, [], None, None
+        self.sdk, self.events, self._handle, self._poll_task = sdk, [], None, None
 
     def __str__(self):
         return repr(self.seen())
@@ -128,28 +128,28 @@ class Watch(Heard):
 
     def _on_event(self, event):
         self.events.append(event)
-        self.grew()
+        self.notify()
 
     async def open(self, sandbox, path, **options):
         if self.sdk.blocking:
             self._handle = await asyncio.to_thread(sandbox.files.watch_dir, path, **options)
-            self._asking = asyncio.create_task(self._ask())
+            self._poll_task = asyncio.create_task(self._poll())
         else:
             self._handle = await sandbox.files.watch_dir(path, on_event=self._on_event, **options)
         return self
 
-    async def _ask(self):
+    async def _poll(self):
         while True:
             for event in await asyncio.to_thread(self._handle.get_new_events):
                 self._on_event(event)
             await asyncio.sleep(0.02)
 
-    async def sees(self, kind, name):
+    async def wait_for_event(self, kind, name):
         await self.until(lambda: (kind, name) in self.seen())
         return next(e for e in self.events if (e.type.value, e.name) == (kind, name))
 
     async def stop(self):
-        if self._asking:
-            self._asking.cancel()
-            await asyncio.wait([self._asking])
+        if self._poll_task:
+            self._poll_task.cancel()
+            await asyncio.wait([self._poll_task])
         await self.sdk(self._handle.stop)

@@ -23,7 +23,7 @@ async def raw(url):
             open_ones.append(stream[1])
             return stream
 
-        async def ask(self, data, end=False, limit=LIMIT):
+        async def exchange(self, data, end=False, limit=LIMIT):
             reader, writer = await self.connect()
             writer.write(data)
             if end:
@@ -68,7 +68,7 @@ async def made(web, url, api_key):
 
 
 @pytest.fixture(autouse=True)
-async def nobody_else_notices(web, url, api_key, made):
+async def daemon_and_sandbox_still_respond(web, url, api_key, made):
     """Checks after each test that the daemon and the sandbox still respond."""
     yield
     began = time.monotonic()
@@ -105,7 +105,7 @@ def is_error(answer, *statuses):
     [b"", b"{", b"not json", b"null", b"[]", b'"text"', b"\xff\xfe", b'{"templateID":', b"[" * 100_000, b'{"a":' * 50_000, b"1e999999"],
     ids=["empty", "open", "words", "null", "list", "string", "no utf-8", "cut", "deep lists", "deep objects", "huge number"],
 )
-async def test_what_is_no_json_object_is_refused(web, url, api_key, made, method, path, body):
+async def test_bodies_that_are_not_json_objects_are_rejected(web, url, api_key, made, method, path, body):
     if body in (b"", b"null") and path.endswith(("connect", "fork", "snapshots")):
         return  # the body may be omitted: it has no required field
     headers = {"X-API-KEY": api_key, "Content-Type": "application/json"}
@@ -124,7 +124,7 @@ async def test_what_is_no_json_object_is_refused(web, url, api_key, made, method
     ],
     ids=lambda change: json.dumps(change)[:40],
 )
-async def test_wrong_types_and_impossible_values_are_refused(web, url, api_key, change):
+async def test_wrong_types_and_invalid_values_are_rejected(web, url, api_key, change):
     body = {"templateID": "base", "timeout": 30} | change
     answer = await web.post(url + CREATE, headers={"X-API-KEY": api_key}, json=body)
     if answer.status_code == 201:
@@ -137,19 +137,19 @@ async def test_wrong_types_and_impossible_values_are_refused(web, url, api_key, 
     ["..", "%2e%2e", "a%00b", "a/b", "%2fetc%2fpasswd", "A" * 5000, "i'; drop table sandboxes; --", "ü", "-", "💥", "%ff"],
 )
 @pytest.mark.parametrize("call", ["", "/pause", "/connect", "/metrics"])
-async def test_ids_that_cannot_be_are_not_found(raw, api_key, sandbox, call):
+async def test_malformed_ids_are_not_found(raw, api_key, sandbox, call):
     path = f"/sandboxes/{sandbox}{call}".replace(" ", "%20")
     method = {"": "GET", "/metrics": "GET"}.get(call, "POST")
     request = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nX-API-KEY: {api_key}\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{{}}"
-    assert status(await raw.ask(request.encode())) in (400, 404, 405, 414, 431)
+    assert status(await raw.exchange(request.encode())) in (400, 404, 405, 414, 431)
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=-1", "limit=x", "limit=99999999999999999999", "nextToken=%00", "nextToken=x", "state=gone", "order=up", "startedAfter=yesterday", "metadata=%ff"])
-async def test_bad_queries_are_refused(web, url, api_key, query):
+async def test_invalid_queries_are_rejected(web, url, api_key, query):
     is_error(await web.get(f"{url}/v2/sandboxes?{query}", headers={"X-API-KEY": api_key}), 400, 422)
 
 
-async def test_bodies_have_a_limit(web, url, api_key):
+async def test_bodies_above_the_limit_are_rejected(web, url, api_key):
     body = json.dumps({"templateID": "base", "metadata": {"x": "y" * 64_000_000}}).encode()
     try:
         answer = await web.post(url + CREATE, headers={"X-API-KEY": api_key, "Content-Type": "application/json"}, content=body)
@@ -158,7 +158,7 @@ async def test_bodies_have_a_limit(web, url, api_key):
     is_error(answer, 413)
 
 
-async def test_a_body_without_end_is_cut_off(raw, api_key):
+async def test_an_endless_body_is_cut_off(raw, api_key):
     head = f"POST {CREATE} HTTP/1.1\r\nHost: localhost\r\nX-API-KEY: {api_key}\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     reader, writer = await raw.connect()
     writer.write(head.encode())
@@ -209,25 +209,25 @@ async def test_a_body_without_end_is_cut_off(raw, api_key):
         "http 9.9", "only line ends",
     ],
 )
-async def test_requests_that_two_parsers_could_read_differently_are_refused(raw, request_bytes):
-    got = await raw.ask(request_bytes, limit=LIMIT)
+async def test_ambiguous_requests_are_rejected(raw, request_bytes):
+    got = await raw.exchange(request_bytes, limit=LIMIT)
     assert not got or 400 <= status(got) < 500, got[:300]
     assert got.count(b"HTTP/1.1 ") <= 1, f"one request, two answers: {got[:600]!r}"
 
 
-async def test_a_second_request_hidden_in_a_body_is_never_answered(raw, made, api_key):
+async def test_a_request_smuggled_in_a_body_is_not_answered(raw, made, api_key):
     hidden = f"DELETE /sandboxes/{made['sandboxID']} HTTP/1.1\r\nHost: localhost\r\nX-API-KEY: {api_key}\r\n\r\n"
     for head in (
         f"POST {CREATE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(hidden)}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         f"POST {CREATE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nContent-Length: {len(hidden)}\r\n\r\n",
         f"POST {CREATE} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: \x0bchunked\r\nContent-Length: {len(hidden)}\r\n\r\n",
     ):
-        got = await raw.ask((head + hidden).encode(), end=True)
+        got = await raw.exchange((head + hidden).encode(), end=True)
         assert got.count(b"HTTP/1.1 ") <= 1
         assert not got or 400 <= status(got) < 500
 
 
-async def test_slow_heads_are_cut_off_and_hold_up_nobody(raw, web, url):
+async def test_slow_request_heads_are_cut_off_and_delay_no_other_client(raw, web, url):
     slow = [await raw.connect() for _ in range(50)]
     for _, writer in slow:
         writer.write(b"GET / HTTP/1.1\r\nHost: loc")
@@ -250,20 +250,20 @@ async def test_slow_heads_are_cut_off_and_hold_up_nobody(raw, web, url):
     await asyncio.wait_for(asyncio.gather(*(drip(*stream) for stream in slow)), 40)
 
 
-async def test_a_client_that_stops_sending_but_listens_gets_its_answer(raw, api_key):
+async def test_a_client_that_half_closes_its_connection_receives_the_response(raw, api_key):
     request = f"GET /v2/sandboxes HTTP/1.1\r\nHost: localhost\r\nX-API-KEY: {api_key}\r\n\r\n"
-    assert status(await raw.ask(request.encode(), end=True)) == 200
+    assert status(await raw.exchange(request.encode(), end=True)) == 200
 
 
-async def test_a_body_that_breaks_off_harms_nobody(raw, api_key, web, url):
+async def test_an_interrupted_body_affects_no_other_request(raw, api_key, web, url):
     for promised in (10, 100_000):
         request = f"POST {CREATE} HTTP/1.1\r\nHost: localhost\r\nX-API-KEY: {api_key}\r\nContent-Type: application/json\r\nContent-Length: {promised}\r\n\r\n{{"
-        got = await raw.ask(request.encode(), end=True)
+        got = await raw.exchange(request.encode(), end=True)
         assert not got or 400 <= status(got) < 500
     assert (await web.get(f"{url}/health")).status_code == 200
 
 
-async def test_a_stream_whose_client_is_gone_leaves_its_process_running_and_costs_nothing(raw, made, web, url):
+async def test_a_disconnected_stream_leaves_its_process_running(raw, made, web, url):
     routed = {"E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "49983", "X-Access-Token": made.get("envdAccessToken", "")}
     marker = uuid.uuid4().hex
     payload = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", f"echo up; sleep 1000 # {marker}"]}, "stdin": False}).encode()
@@ -288,7 +288,7 @@ async def test_a_stream_whose_client_is_gone_leaves_its_process_running_and_cost
     [b"\0\xff\xff\xff\xff", b"\0\0\0\0\x05hello", b"\x01\0\0\0\x02{}", b"\0\0\0\0\x02{}" * 3, b"\xff" * 100, b""],
     ids=["endless frame", "no json", "compressed", "too many frames", "noise", "nothing"],
 )
-async def test_bad_frames_are_refused_in_the_protocol(web, url, made, frame):
+async def test_invalid_frames_are_rejected_with_a_protocol_error(web, url, made, frame):
     headers = {
         "E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "49983", "X-Access-Token": made.get("envdAccessToken", ""),
         "Content-Type": "application/connect+json", "Connect-Protocol-Version": "1",
@@ -299,14 +299,14 @@ async def test_bad_frames_are_refused_in_the_protocol(web, url, made, frame):
         assert b'"error"' in answer.content and b"exitCode" not in answer.content
 
 
-async def test_methods_and_paths_that_are_not_there_are_refused_in_words(web, url, api_key):
+async def test_unknown_methods_and_paths_are_rejected_with_a_message(web, url, api_key):
     headers = {"X-API-KEY": api_key}
     is_error(await web.get(f"{url}/no/such/path", headers=headers), 404)
     is_error(await web.request("PATCH", f"{url}/v2/sandboxes", headers=headers), 405)
     is_error(await web.request("BREW", f"{url}/v2/sandboxes", headers=headers), 405)
 
 
-async def test_nothing_is_told_to_who_has_no_key(web, url, made):
+async def test_requests_without_a_key_receive_no_information(web, url, made):
     for method, path in [*CALLS, ("GET", "/v2/sandboxes"), ("GET", "/sandboxes/{id}"), ("DELETE", "/sandboxes/{id}"), ("GET", "/snapshots"), ("GET", "/templates")]:
         real = await web.request(method, url + path.format(id=made["sandboxID"]), json={})
         missing = await web.request(method, url + path.format(id="i0000000000000000000"), json={})

@@ -9,7 +9,7 @@ import pytest
 from e2b import InvalidArgumentException, SandboxException, TimeoutException
 
 
-async def test_the_last_expression_is_the_result_and_output_streams_apart(sdk, interpreter):
+async def test_the_last_expression_is_the_result_and_output_streams_are_separate(sdk, interpreter):
     execution = await sdk(
         interpreter.run_code, "import sys; print('out'); print('err', file=sys.stderr); {'answer': 6 * 7}"
     )
@@ -20,7 +20,7 @@ async def test_the_last_expression_is_the_result_and_output_streams_apart(sdk, i
     assert execution.results[0].is_main_result
 
 
-async def test_what_one_piece_defines_the_next_knows(sdk, interpreter, unique):
+async def test_definitions_persist_between_executions(sdk, interpreter, unique):
     await sdk(interpreter.run_code, f"import math\nname_{unique} = 20")
     first = await sdk(interpreter.run_code, f"name_{unique} += 1; math.floor(name_{unique})")
     assert first.text == "21"
@@ -29,21 +29,21 @@ async def test_what_one_piece_defines_the_next_knows(sdk, interpreter, unique):
     assert second.execution_count == first.execution_count + 1
 
 
-async def test_output_results_and_errors_are_told_as_they_come(sdk, interpreter):
-    told = []
+async def test_output_results_and_errors_are_streamed(sdk, interpreter):
+    events = []
     await sdk(
         interpreter.run_code,
         "import sys, time\nprint('one', flush=True); time.sleep(0.7); print('two', file=sys.stderr); display('three'); 1/0",
-        on_stdout=lambda message: told.append((message.line.strip(), time.monotonic())),
-        on_stderr=lambda message: told.append((message.line.strip(), time.monotonic())),
-        on_result=lambda result: told.append((result.text, time.monotonic())),
-        on_error=lambda error: told.append((error.name, time.monotonic())),
+        on_stdout=lambda message: events.append((message.line.strip(), time.monotonic())),
+        on_stderr=lambda message: events.append((message.line.strip(), time.monotonic())),
+        on_result=lambda result: events.append((result.text, time.monotonic())),
+        on_error=lambda error: events.append((error.name, time.monotonic())),
     )
-    assert [what for what, _ in told] == ["one", "two", "three", "ZeroDivisionError"]
-    assert told[1][1] - told[0][1] > 0.3
+    assert [what for what, _ in events] == ["one", "two", "three", "ZeroDivisionError"]
+    assert events[1][1] - events[0][1] > 0.3
 
 
-async def test_an_error_has_name_value_and_traceback_and_ends_nothing_else(sdk, interpreter):
+async def test_an_error_has_name_value_and_traceback_and_does_not_end_the_context(sdk, interpreter):
     execution = await sdk(interpreter.run_code, "kept = 'kept'\ndef fails():\n    raise ValueError('broken on purpose')\nfails()")
     assert (execution.error.name, execution.error.value) == ("ValueError", "broken on purpose")
     traceback = re.sub(r"\x1b\[[0-9;]*m", "", execution.error.traceback)  # coloured, as in Jupyter
@@ -53,7 +53,7 @@ async def test_an_error_has_name_value_and_traceback_and_ends_nothing_else(sdk, 
     assert (await sdk(interpreter.run_code, "this is no python")).error.name == "SyntaxError"
 
 
-async def test_a_picture_comes_as_png_and_as_data(sdk, interpreter):
+async def test_a_picture_is_returned_as_png_and_as_data(sdk, interpreter):
     execution = await sdk(
         interpreter.run_code,
         "import matplotlib.pyplot as plt\nplt.figure()\nplt.plot([1, 2, 3], [2, 4, 8], label='growth')\n"
@@ -71,13 +71,13 @@ async def test_a_picture_comes_as_png_and_as_data(sdk, interpreter):
     assert [tuple(map(float, point)) for point in chart.elements[0].points] == [(1, 2), (2, 4), (3, 8)]
 
 
-async def test_a_table_comes_as_html_and_text(sdk, interpreter):
+async def test_a_table_is_returned_as_html_and_text(sdk, interpreter):
     execution = await sdk(interpreter.run_code, "import pandas as pd\npd.DataFrame({'a': [1, 2], 'b': ['x', 'y']})", timeout=60)
     result = execution.results[0]
     assert "<table" in result.html and "a  b" in result.text
 
 
-async def test_a_value_comes_in_every_form_it_has(sdk, interpreter):
+async def test_a_value_is_returned_in_all_its_representations(sdk, interpreter):
     code = "from IPython.display import HTML, JSON, Latex, Markdown, SVG, Javascript\n" + "\n".join(
         f"display({shown})"
         for shown in ("HTML('<b>x</b>')", "JSON({'k': [1, None]})", "Latex('$x$')", "Markdown('*m*')", "SVG('<svg/>')", "Javascript('f()')")
@@ -88,13 +88,13 @@ async def test_a_value_comes_in_every_form_it_has(sdk, interpreter):
     assert not any(result.is_main_result for result in (html, data, latex, markdown, svg, script))
 
 
-async def test_variables_of_one_run_are_gone_afterwards(sdk, interpreter, unique):
+async def test_variables_of_one_execution_are_removed_afterwards(sdk, interpreter, unique):
     code = f"import os; os.environ.get('V_{unique}')"
     assert (await sdk(interpreter.run_code, code, envs={f"V_{unique}": "here"})).text == "here"
     assert (await sdk(interpreter.run_code, code)).text is None
 
 
-async def test_contexts_know_nothing_of_each_other(sdk, interpreter, unique):
+async def test_contexts_are_independent(sdk, interpreter, unique):
     first = await sdk(interpreter.create_code_context)
     second = await sdk(interpreter.create_code_context, cwd="/tmp")
     await sdk(interpreter.run_code, f"mine_{unique} = 'first'", context=first)
@@ -136,7 +136,7 @@ async def test_two_contexts_run_at_the_same_time(sdk, interpreter):
         ("typescript", "const t: number = 5", "console.log((t as number) + 1)", "6\n"),
     ],
 )
-async def test_other_languages_remember_too(sdk, interpreter, language, code, then, answer):
+async def test_other_languages_preserve_state(sdk, interpreter, language, code, then, answer):
     first = await sdk(interpreter.run_code, code, language=language, timeout=60)
     assert first.error is None, first.error
     second = await sdk(interpreter.run_code, then, language=language)
@@ -149,19 +149,19 @@ async def test_errors_of_other_languages_are_errors(sdk, interpreter):
     assert (failed.error.name, failed.error.value) == ("TypeError", "not so")
 
 
-async def test_an_unknown_language_is_refused(sdk, interpreter):
+async def test_an_unknown_language_is_rejected(sdk, interpreter):
     with pytest.raises(SandboxException, match="(?i)klingon"):
         await sdk(interpreter.run_code, "Qapla'", language="klingon")
 
 
-async def test_a_context_and_a_language_together_are_refused(sdk, interpreter):
+async def test_a_context_together_with_a_language_is_rejected(sdk, interpreter):
     context = await sdk(interpreter.create_code_context)
     with pytest.raises(InvalidArgumentException):
         await sdk(interpreter.run_code, "1", language="python", context=context)
     await sdk(interpreter.remove_code_context, context)
 
 
-async def test_code_over_its_time_is_interrupted_and_its_context_lives_on(sdk, interpreter):
+async def test_timed_out_code_is_interrupted_and_its_context_continues(sdk, interpreter):
     context = await sdk(interpreter.create_code_context)
     await sdk(interpreter.run_code, "kept = 1", context=context)
     with pytest.raises(TimeoutException):
@@ -171,7 +171,7 @@ async def test_code_over_its_time_is_interrupted_and_its_context_lives_on(sdk, i
     await sdk(interpreter.remove_code_context, context)
 
 
-async def test_a_long_output_arrives_whole(sdk, interpreter):
+async def test_a_long_output_arrives_completely(sdk, interpreter):
     execution = await sdk(interpreter.run_code, "for n in range(20000): print(f'{n:06}')", timeout=60)
     assert "".join(execution.logs.stdout) == "".join(f"{n:06}\n" for n in range(20000))
 
@@ -195,7 +195,7 @@ async def test_memory_of_code_survives_pause_and_snapshot(sdk, unique):
         await sdk(source.kill)
 
 
-async def test_copies_of_one_interpreter_draw_different_random_numbers(sdk, interpreter):
+async def test_clones_of_one_interpreter_generate_different_random_numbers(sdk, interpreter):
     await sdk(interpreter.run_code, "import random, numpy, uuid")
     forks = await sdk(interpreter.fork, count=3)
     try:

@@ -16,14 +16,14 @@ while True:
 
 async def keep(sdk, sandbox):
     keeper = await sdk.start(sandbox, KEEPER, timeout=0)
-    await keeper.said("ready")
+    await keeper.wait_for_output("ready")
 
 
 async def remembered(sdk, sandbox):
     return int((await sdk(sandbox.commands.run, "cat </dev/tcp/127.0.0.1/7000", timeout=20)).stdout)
 
 
-async def test_a_snapshot_makes_sandboxes_that_remember(sdk, create):
+async def test_sandboxes_from_a_snapshot_have_its_memory(sdk, create):
     source = await create(envs={"GREETING": "hello"})
     await keep(sdk, source)
     assert await remembered(sdk, source) == 42
@@ -55,18 +55,18 @@ async def test_a_snapshot_outlives_its_sandbox(sdk, create):
     await sdk(sdk.Sandbox.delete_snapshot, snapshot.snapshot_id)
 
 
-async def test_copies_share_no_identity(sdk, create):
+async def test_clones_have_different_identities(sdk, create):
     source = await create()
     snapshot = await sdk(source.create_snapshot)
     copies = [source, *[await create(snapshot.snapshot_id) for _ in range(3)]]
     script = "cat /etc/machine-id /proc/sys/kernel/hostname; head -c 16 /dev/urandom | od -An -tx1"
-    told = [(await sdk(copy.commands.run, script)).stdout.splitlines() for copy in copies]
+    info = [(await sdk(copy.commands.run, script)).stdout.splitlines() for copy in copies]
     for line in range(3):
-        assert len({lines[line] for lines in told}) == len(copies), f"line {line} of {told}"
+        assert len({lines[line] for lines in info}) == len(copies), f"line {line} of {info}"
     await sdk(sdk.Sandbox.delete_snapshot, snapshot.snapshot_id)
 
 
-async def test_snapshots_are_listed_in_pages_named_and_deleted(sdk, create, unique):
+async def test_snapshots_are_listed_in_pages_renamed_and_deleted(sdk, create, unique):
     source = await create()
     made = [await sdk(source.create_snapshot) for _ in range(2)] + [await sdk(source.create_snapshot, name=unique)]
     ids = {snapshot.snapshot_id for snapshot in made}
@@ -93,7 +93,7 @@ async def test_snapshots_are_listed_in_pages_named_and_deleted(sdk, create, uniq
     assert refusal.value.status_code == 404
 
 
-async def test_a_snapshot_in_use_can_be_deleted_and_its_sandboxes_go_on(sdk, create):
+async def test_a_snapshot_in_use_can_be_deleted_and_its_sandboxes_continue(sdk, create):
     source = await create()
     await sdk(source.files.write, "/home/user/note", "kept")
     snapshot = await sdk(source.create_snapshot)
@@ -105,7 +105,7 @@ async def test_a_snapshot_in_use_can_be_deleted_and_its_sandboxes_go_on(sdk, cre
         await sdk(sdk.Sandbox.create, snapshot.snapshot_id)
 
 
-async def test_forks_remember_and_go_their_own_ways(sdk, create):
+async def test_forks_have_the_memory_of_their_parent_and_are_independent(sdk, create):
     source = await create(metadata={"of": "the source"}, timeout=100)
     await keep(sdk, source)
     assert await remembered(sdk, source) == 42
@@ -122,23 +122,23 @@ async def test_forks_remember_and_go_their_own_ways(sdk, create):
         assert (after.sandbox_id, after.end_at) == (before.sandbox_id, before.end_at)
         assert await remembered(sdk, source) == 43
         assert await sdk(source.files.exists, "/tmp/own") is False
-        told = await sdk(forks[0].get_info)
-        assert abs((told.end_at - told.started_at).total_seconds() - 60) < 5
+        info = await sdk(forks[0].get_info)
+        assert abs((info.end_at - info.started_at).total_seconds() - 60) < 5
     finally:
         for fork in forks:
             await sdk(fork.kill)
 
 
-async def test_copies_without_memory_are_refused_not_made_with_it(sdk, create):
+async def test_copies_without_memory_are_rejected(sdk, create):
     source = await create()
-    for ask in (lambda: sdk(source.create_snapshot, mode="filesystem"), lambda: sdk(source.pause, mode="filesystem")):
+    for call in (lambda: sdk(source.create_snapshot, mode="filesystem"), lambda: sdk(source.pause, mode="filesystem")):
         with pytest.raises(SandboxException, match="not supported") as refusal:
-            await ask()
+            await call()
         assert refusal.value.status_code == 501
     assert (await sdk(source.commands.run, "echo runs on")).stdout == "runs on\n"
 
 
-async def test_a_fork_by_id_makes_one_unless_told_otherwise(sdk, create):
+async def test_a_fork_by_id_creates_one_child_by_default(sdk, create):
     source = await create()
     forks = await sdk(sdk.Sandbox.fork, source.sandbox_id)
     assert len(forks) == 1
@@ -146,7 +146,7 @@ async def test_a_fork_by_id_makes_one_unless_told_otherwise(sdk, create):
     await sdk(forks[0].kill)
 
 
-async def test_a_count_of_forks_out_of_bounds_is_refused(sdk, create, web, url, api_key):
+async def test_a_number_of_forks_out_of_range_is_rejected(sdk, create, web, url, api_key):
     source = await create()
     with pytest.raises(InvalidArgumentException):
         await sdk(source.fork, count=21)

@@ -11,20 +11,20 @@ def cube():
         yield sandbox
 
 
-def test_the_daemon_says_how_it_is():
+def test_the_daemon_reports_its_health():
     assert Sandbox.health()["status"] == "ok"
 
 
-def test_code_runs_and_remembers(cube):
+def test_code_runs_and_preserves_state(cube):
     cube.run_code("x = 41")
-    heard = []
-    execution = cube.run_code("print('heard'); x + 1", on_stdout=lambda message: heard.append(str(message)))
-    assert execution.text == "42" and "".join(heard) == "heard\n"
+    output = []
+    execution = cube.run_code("print('heard'); x + 1", on_stdout=lambda message: output.append(str(message)))
+    assert execution.text == "42" and "".join(output) == "heard\n"
     assert cube.run_code("1 / 0").error.name == "ZeroDivisionError"
     assert "".join(cube.run_code("echo $((6 * 7))", language="bash").logs.stdout) == "42\n"
 
 
-def test_commands_run_as_root_unless_told_otherwise(cube):
+def test_commands_run_as_root_by_default(cube):
     result = cube.commands.run("id -un; echo $MARK; echo err >&2; exit 3")
     assert (result.stdout, result.stderr, result.exit_code) == ("root\nm\n", "err\n", 3)
     assert cube.commands.run("id -un; pwd", user="user", cwd="/tmp", envs={"A": "b"}).stdout == "user\n/tmp\n"
@@ -53,7 +53,7 @@ def test_a_directory_is_watched(cube):
     assert (event.name, event.type) == ("watched", "EVENT_TYPE_CREATE")
 
 
-def test_a_rollback_brings_back_memory_and_files_in_place(cube):
+def test_a_rollback_restores_memory_and_files(cube):
     cube.run_code("state = 'before'")
     cube.files.write("/root/file", "before")
     snapshot = cube.create_snapshot()
@@ -70,7 +70,7 @@ def test_a_rollback_brings_back_memory_and_files_in_place(cube):
     Sandbox.delete_snapshot(snapshot.snapshot_id)
 
 
-def test_a_rollback_to_what_is_not_there_is_refused_and_changes_nothing(cube):
+def test_a_rollback_to_an_unknown_snapshot_is_rejected_and_changes_nothing(cube):
     cube.files.write("/root/file", "kept")
     with pytest.raises((ApiError, TemplateNotFoundError, SandboxNotFoundError)) as refusal:
         cube.rollback("no-such-snapshot")
@@ -78,7 +78,7 @@ def test_a_rollback_to_what_is_not_there_is_refused_and_changes_nothing(cube):
     assert cube.files.read("/root/file") == "kept"
 
 
-def test_clones_remember_and_clean_up_after_themselves(cube):
+def test_clones_have_the_memory_of_their_source_and_are_cleaned_up(cube):
     cube.run_code("state = 7")
     clones = cube.clone(3, concurrency=3)
     assert len({clone.sandbox_id for clone in clones} | {cube.sandbox_id}) == 4
@@ -91,7 +91,7 @@ def test_clones_remember_and_clean_up_after_themselves(cube):
     assert snapshots == []
 
 
-def test_snapshots_are_listed_and_make_sandboxes(cube):
+def test_snapshots_are_listed_and_usable_as_templates(cube):
     cube.files.write("/root/file", "in the snapshot")
     snapshot = cube.create_snapshot("cube-named")
     listed, token = Sandbox.list_snapshots(sandbox_id=cube.sandbox_id)
@@ -119,7 +119,7 @@ def test_memory_survives_a_pause(cube):
     again.close()
 
 
-def test_a_sandbox_may_live_for_ever(cube):
+def test_a_sandbox_can_have_no_timeout(cube):
     cube.set_timeout(-1)
     assert cube.get_info()["state"] == "running"
     again = Sandbox.connect(cube.sandbox_id, timeout=-1)
@@ -127,7 +127,7 @@ def test_a_sandbox_may_live_for_ever(cube):
     again.close()
 
 
-def test_a_lifecycle_is_understood_in_its_nested_shape():
+def test_a_nested_lifecycle_object_is_accepted():
     with Sandbox.create(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True}) as sandbox:
         sandbox.files.write("/dev/shm/kept", "kept")
         sandbox.pause(interval=0.05)
@@ -135,7 +135,7 @@ def test_a_lifecycle_is_understood_in_its_nested_shape():
         assert sandbox.get_info()["lifecycle"] == {"onTimeout": "pause", "autoResume": True}
 
 
-def test_a_restricted_sandbox_wants_the_token_that_its_client_sends():
+def test_a_restricted_sandbox_requires_the_token_of_its_client():
     with Sandbox.create(timeout=60, network={"allow_public_traffic": False}) as sandbox:
         assert sandbox.traffic_access_token
         assert sandbox.run_code("6 * 7").text == "42"
@@ -161,14 +161,14 @@ def test_rules_of_a_running_sandbox_are_replaced(cube):
     assert info["network"]["denyOut"] == [] and info["network"]["allowPublicTraffic"] is True
 
 
-def test_sandboxes_are_listed_in_both_ways(cube):
+def test_sandboxes_are_listed_by_both_methods(cube):
     for listed in (Sandbox.list(), Sandbox.list_v2()):
         mine = [item for item in listed if item["sandboxID"] == cube.sandbox_id]
         assert len(mine) == 1 and mine[0]["state"] == "running"
         assert mine[0]["metadata"] == {"made": "by cubesandbox"}
 
 
-def test_a_terminal_has_a_size_and_an_end(cube):
+def test_a_terminal_has_a_size_and_can_be_closed(cube):
     shown = []
     handle = cube.pty.create(PtySize(rows=24, cols=80))
     cube.pty.resize(handle.pid, PtySize(rows=33, cols=99))
@@ -177,14 +177,14 @@ def test_a_terminal_has_a_size_and_an_end(cube):
     assert b"33 99\r\n" in b"".join(shown)
 
 
-def test_what_is_not_there_is_not_found():
+def test_unknown_objects_are_not_found():
     with pytest.raises(TemplateNotFoundError):
         Sandbox.create("no-such-template")
     with pytest.raises(SandboxNotFoundError):
         Sandbox.connect("i0000000000000000000")
 
 
-def test_a_killed_sandbox_is_gone(cube):
+def test_a_killed_sandbox_no_longer_exists(cube):
     cube.kill()
     with pytest.raises(SandboxNotFoundError):
         cube.get_info()
@@ -192,6 +192,6 @@ def test_a_killed_sandbox_is_gone(cube):
         cube.kill()
 
 
-def test_a_wrong_key_is_refused():
+def test_a_wrong_key_is_rejected():
     with pytest.raises(AuthenticationError):
         Sandbox.create(config=Config(api_key="wrong"))

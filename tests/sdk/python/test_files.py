@@ -10,7 +10,7 @@ from e2b import FileNotFoundException, FileType, InvalidArgumentException, NotEn
 BYTES = random.Random(1).randbytes(3_000_000)
 
 
-async def test_text_comes_back_as_it_was_written(sdk, sandbox, unique):
+async def test_text_is_read_as_it_was_written(sdk, sandbox, unique):
     text = "zeile\r\nünï🦀\x00end"
     info = await sdk(sandbox.files.write, f"/tmp/{unique}", text)
     assert (info.path, info.name, info.type) == (f"/tmp/{unique}", unique, FileType.FILE)
@@ -22,7 +22,7 @@ async def test_text_comes_back_as_it_was_written(sdk, sandbox, unique):
     [{}, {"use_octet_stream": True}, {"gzip": True}],
     ids=["multipart", "octet-stream", "gzip"],
 )
-async def test_bytes_arrive_whole_whichever_way_they_are_sent(sdk, sandbox, unique, way):
+async def test_bytes_arrive_completely_with_every_upload_method(sdk, sandbox, unique, way):
     path = f"/tmp/{unique}"
     await sdk(sandbox.files.write, path, BYTES, **way)
     assert bytes(await sdk(sandbox.files.read, path, format="bytes")) == BYTES
@@ -31,7 +31,7 @@ async def test_bytes_arrive_whole_whichever_way_they_are_sent(sdk, sandbox, uniq
     assert digest == hashlib.sha256(BYTES).hexdigest()
 
 
-async def test_an_upload_can_be_made_while_it_is_sent_and_a_download_read_while_it_comes(sdk, sandbox, unique):
+async def test_uploads_and_downloads_can_be_streamed(sdk, sandbox, unique):
     path = f"/tmp/{unique}"
     pieces = [BYTES[i : i + 70_000] for i in range(0, len(BYTES), 70_000)]
     await sdk(sandbox.files.write, path, sdk.body(pieces))
@@ -40,12 +40,12 @@ async def test_an_upload_can_be_made_while_it_is_sent_and_a_download_read_while_
     assert b"".join(got) == BYTES
 
 
-async def test_an_open_file_can_be_sent(sdk, sandbox, unique):
+async def test_an_open_file_can_be_uploaded(sdk, sandbox, unique):
     await sdk(sandbox.files.write, f"/tmp/{unique}", io.BytesIO(b"from a file"))
     assert await sdk(sandbox.files.read, f"/tmp/{unique}") == "from a file"
 
 
-async def test_an_empty_file_is_empty_not_missing(sdk, sandbox, unique):
+async def test_an_empty_file_exists_and_is_empty(sdk, sandbox, unique):
     path = f"/tmp/{unique}"
     await sdk(sandbox.files.write, path, "")
     assert await sdk(sandbox.files.read, path) == ""
@@ -54,7 +54,7 @@ async def test_an_empty_file_is_empty_not_missing(sdk, sandbox, unique):
 
 
 @pytest.mark.parametrize("octet_stream", [False, True], ids=["multipart", "octet-stream"])
-async def test_many_files_arrive_each_at_its_own_path(sdk, sandbox, unique, octet_stream):
+async def test_several_files_are_uploaded_to_their_own_paths(sdk, sandbox, unique, octet_stream):
     files = [{"path": f"/tmp/{unique}/deep/{n}/name {n} é.txt", "data": f"content {n}"} for n in range(30)]
     infos = await sdk(sandbox.files.write_files, files, use_octet_stream=octet_stream)
     assert [info.path for info in infos] == [file["path"] for file in files]
@@ -62,7 +62,7 @@ async def test_many_files_arrive_each_at_its_own_path(sdk, sandbox, unique, octe
         assert await sdk(sandbox.files.read, file["path"]) == file["data"]
 
 
-async def test_writing_makes_directories_and_overwrites(sdk, sandbox, unique):
+async def test_writing_creates_directories_and_overwrites_files(sdk, sandbox, unique):
     path = f"/home/user/{unique}/a/b/c.txt"
     await sdk(sandbox.files.write, path, "a much longer first version")
     await sdk(sandbox.files.write, path, "short")
@@ -71,7 +71,7 @@ async def test_writing_makes_directories_and_overwrites(sdk, sandbox, unique):
     assert owner.stdout.split() == ["user", "user"]
 
 
-async def test_paths_are_relative_to_the_home_of_whose_they_are(sdk, sandbox, unique):
+async def test_paths_are_relative_to_the_home_directory_of_the_user(sdk, sandbox, unique):
     await sdk(sandbox.files.write, unique, "mine")
     assert await sdk(sandbox.files.read, f"/home/user/{unique}") == "mine"
     await sdk(sandbox.files.write, f"~/{unique}", "roots", user="root")
@@ -79,7 +79,7 @@ async def test_paths_are_relative_to_the_home_of_whose_they_are(sdk, sandbox, un
 
 
 async def test_a_missing_file_is_not_found(sdk, sandbox, unique):
-    for ask in (
+    for call in (
         lambda: sdk(sandbox.files.read, f"/tmp/{unique}"),
         lambda: sdk(sandbox.files.read, f"/tmp/{unique}", format="stream"),
         lambda: sdk(sandbox.files.get_info, f"/tmp/{unique}"),
@@ -87,11 +87,11 @@ async def test_a_missing_file_is_not_found(sdk, sandbox, unique):
         lambda: sdk(sandbox.files.rename, f"/tmp/{unique}", f"/tmp/{unique}.new"),
     ):
         with pytest.raises(FileNotFoundException, match=unique):
-            await ask()
+            await call()
     assert await sdk(sandbox.files.exists, f"/tmp/{unique}") is False
 
 
-async def test_a_directory_is_not_a_file_nor_a_file_a_directory(sdk, sandbox, unique):
+async def test_directories_and_files_are_distinguished(sdk, sandbox, unique):
     with pytest.raises(InvalidArgumentException):
         await sdk(sandbox.files.read, "/tmp")
     with pytest.raises(InvalidArgumentException):
@@ -101,7 +101,7 @@ async def test_a_directory_is_not_a_file_nor_a_file_a_directory(sdk, sandbox, un
         await sdk(sandbox.files.list, f"/tmp/{unique}")
 
 
-async def test_information_about_a_file_is_the_file_systems(sdk, sandbox, unique):
+async def test_file_information_matches_the_file_system(sdk, sandbox, unique):
     path = f"/tmp/{unique}"
     await sdk(sandbox.files.write, path, "12345")
     await sdk(sandbox.commands.run, f"chmod 640 {path}; touch -d @1700000000 {path}; ln -s {path} {path}.link")
@@ -116,7 +116,7 @@ async def test_information_about_a_file_is_the_file_systems(sdk, sandbox, unique
     assert (await sdk(sandbox.files.get_info, "/tmp")).type is FileType.DIR
 
 
-async def test_listing_goes_as_deep_as_asked(sdk, sandbox, unique):
+async def test_a_listing_has_the_requested_depth(sdk, sandbox, unique):
     top = f"/tmp/{unique}"
     await sdk(sandbox.commands.run, f"mkdir -p {top}/a/b && touch {top}/1 {top}/a/2 {top}/a/b/3 && ln -s /etc {top}/link")
     names = lambda entries: {entry.path.removeprefix(top + "/"): entry.type.value for entry in entries}
@@ -125,7 +125,7 @@ async def test_listing_goes_as_deep_as_asked(sdk, sandbox, unique):
     assert set(names(await sdk(sandbox.files.list, top, depth=3))) == {"a", "1", "link", "a/2", "a/b", "a/b/3"}
 
 
-async def test_renaming_moves_and_says_where_to(sdk, sandbox, unique):
+async def test_renaming_moves_a_file_and_returns_its_new_path(sdk, sandbox, unique):
     await sdk(sandbox.files.write, f"/tmp/{unique}/old", "content")
     info = await sdk(sandbox.files.rename, f"/tmp/{unique}/old", f"/tmp/{unique}/new")
     assert (info.path, info.name) == (f"/tmp/{unique}/new", "new")
@@ -133,32 +133,32 @@ async def test_renaming_moves_and_says_where_to(sdk, sandbox, unique):
     assert await sdk(sandbox.files.exists, f"/tmp/{unique}/old") is False
 
 
-async def test_removing_takes_directories_whole_and_twice_is_no_error(sdk, sandbox, unique):
+async def test_removal_is_recursive_and_can_be_repeated(sdk, sandbox, unique):
     await sdk(sandbox.files.write, f"/tmp/{unique}/a/b", "x")
     await sdk(sandbox.files.remove, f"/tmp/{unique}")
     assert await sdk(sandbox.files.exists, f"/tmp/{unique}") is False
     await sdk(sandbox.files.remove, f"/tmp/{unique}")
 
 
-async def test_making_a_directory_says_whether_it_was_new(sdk, sandbox, unique):
+async def test_creating_a_directory_reports_whether_it_existed(sdk, sandbox, unique):
     assert await sdk(sandbox.files.make_dir, f"/tmp/{unique}/x/y") is True
     assert await sdk(sandbox.files.make_dir, f"/tmp/{unique}/x/y") is False
     assert (await sdk(sandbox.files.get_info, f"/tmp/{unique}/x/y")).owner == "user"
 
 
-async def test_metadata_of_a_file_is_kept_with_it(sdk, sandbox, unique):
+async def test_metadata_is_stored_with_its_file(sdk, sandbox, unique):
     path = f"/home/user/{unique}"
     written = await sdk(sandbox.files.write, path, "x", metadata={"origin": "test", "step": "2"})
     assert written.metadata == {"origin": "test", "step": "2"}
     assert (await sdk(sandbox.files.get_info, path)).metadata == {"origin": "test", "step": "2"}
 
 
-async def test_whose_the_file_is_is_whose_request_it_was(sdk, sandbox, unique):
+async def test_files_belong_to_the_user_of_the_request(sdk, sandbox, unique):
     await sdk(sandbox.files.write, f"/tmp/{unique}", "secret", user="root")
     assert (await sdk(sandbox.files.get_info, f"/tmp/{unique}")).owner == "root"
 
 
-async def test_a_file_larger_than_the_disk_is_refused_as_such(sdk, sandbox, unique):
+async def test_a_file_larger_than_the_disk_is_rejected_with_its_reason(sdk, sandbox, unique):
     await sdk(sandbox.commands.run, f"mkdir /tmp/{unique} && mount -t tmpfs -o size=1m none /tmp/{unique} && chmod 777 /tmp/{unique}", user="root")
     with pytest.raises(NotEnoughSpaceException):
         await sdk(sandbox.files.write, f"/tmp/{unique}/big", BYTES)

@@ -39,9 +39,9 @@ async def new_key(unique):
 
 
 @pytest.mark.parametrize("key", ["e2b_0000000000000000000000000000000000000000", "x"])
-async def test_a_wrong_key_is_refused_everywhere(sdk, sandbox, key):
+async def test_a_wrong_key_is_rejected_everywhere(sdk, sandbox, key):
     wrong = {"api_key": key}
-    for ask in (
+    for call in (
         lambda: sdk(sdk.Sandbox.create, **wrong),
         lambda: sdk(sdk.Sandbox.get_info, sandbox.sandbox_id, **wrong),
         lambda: sdk(sdk.Sandbox.connect, sandbox.sandbox_id, **wrong),
@@ -52,17 +52,17 @@ async def test_a_wrong_key_is_refused_everywhere(sdk, sandbox, key):
         lambda: sdk(sdk.Sandbox.delete_snapshot, "x", **wrong),
     ):
         with pytest.raises(AuthenticationException):
-            await ask()
+            await call()
     assert await sdk(sandbox.is_running)
 
 
-async def test_a_key_is_taken_as_a_bearer_token_too(sandbox, web, url, api_key):
+async def test_a_key_is_also_accepted_as_a_bearer_token(sandbox, web, url, api_key):
     answer = await web.get(f"{url}/sandboxes/{sandbox.sandbox_id}", headers={"Authorization": f"Bearer {api_key}"})
     assert answer.status_code == 200 and answer.json()["sandboxID"] == sandbox.sandbox_id
     assert (await web.get(f"{url}/sandboxes/{sandbox.sandbox_id}")).status_code == 401
 
 
-async def test_a_key_sees_its_own_sandboxes_only(new_key, sdk, sandbox, create):
+async def test_a_key_has_access_only_to_its_own_sandboxes(new_key, sdk, sandbox, create):
     key, _ = await new_key()
     own = await create(api_key=key)
     assert [info.sandbox_id for info in await sdk.all(sdk.Sandbox.list(api_key=key))] == [own.sandbox_id]
@@ -72,7 +72,7 @@ async def test_a_key_sees_its_own_sandboxes_only(new_key, sdk, sandbox, create):
     assert await sdk(sandbox.is_running)
 
 
-async def test_a_revoked_key_is_refused_at_once_and_its_sandboxes_go_on(new_key, sdk):
+async def test_a_revoked_key_is_rejected_immediately_and_its_sandboxes_continue(new_key, sdk):
     key, revoke = await new_key()
     own = await sdk(sdk.Sandbox.create, api_key=key, timeout=120)
     await revoke()
@@ -84,7 +84,7 @@ async def test_a_revoked_key_is_refused_at_once_and_its_sandboxes_go_on(new_key,
     assert await sdk(sdk.Sandbox.kill, own.sandbox_id) is True
 
 
-async def test_what_a_key_may_have_at_once_is_counted_however_a_sandbox_comes_up(new_key, sdk, create):
+async def test_the_limit_of_a_key_counts_sandboxes_created_by_any_method(new_key, sdk, create):
     key, _ = await new_key("--max-sandboxes", "1")
     sleeper = await create(api_key=key, lifecycle={"on_timeout": "pause", "auto_resume": True})
     await sdk(sleeper.files.write, "/dev/shm/kept", "kept")

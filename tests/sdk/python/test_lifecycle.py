@@ -7,7 +7,7 @@ import pytest
 from e2b import SandboxException, SandboxNotFoundException, SandboxNotRunningException, SandboxQuery, SandboxState
 
 
-async def test_a_created_sandbox_runs_commands_at_once(sdk, create):
+async def test_a_created_sandbox_runs_commands_immediately(sdk, create):
     sandbox = await create()
     result = await sdk(sandbox.commands.run, "id -un; pwd; uname -r")
     user, directory, release = result.stdout.split()
@@ -16,7 +16,7 @@ async def test_a_created_sandbox_runs_commands_at_once(sdk, create):
     assert await sdk(sandbox.is_running)
 
 
-async def test_information_says_what_was_asked_for(sdk, create):
+async def test_information_contains_the_requested_settings(sdk, create):
     before = datetime.now(timezone.utc)
     sandbox = await create("base", timeout=200, metadata={"purpose": "information", "ünï": "c=ö&d"})
     info = await sdk(sandbox.get_info)
@@ -44,13 +44,13 @@ async def test_a_sandbox_without_a_timeout_gets_the_default_of_five_minutes(sdk)
         await sdk(sandbox.kill)
 
 
-async def test_environment_reaches_every_command_and_the_commands_own_wins(sdk, create):
+async def test_commands_have_the_environment_of_the_sandbox_and_can_override_it(sdk, create):
     sandbox = await create(envs={"SHARED": "from create", "BOTH": "from create"})
     result = await sdk(sandbox.commands.run, 'echo "$SHARED/$BOTH/$OWN"', envs={"BOTH": "own", "OWN": "o'w\nn"})
     assert result.stdout == "from create/own/o'w\nn\n"
 
 
-async def test_a_sandbox_is_found_again_by_its_id(sdk, create):
+async def test_a_sandbox_can_be_reconnected_by_its_id(sdk, create):
     sandbox = await create()
     await sdk(sandbox.files.write, "/tmp/note", "still here")
     again = await sdk(sdk.Sandbox.connect, sandbox.sandbox_id)
@@ -58,7 +58,7 @@ async def test_a_sandbox_is_found_again_by_its_id(sdk, create):
     assert await sdk(again.files.read, "/tmp/note") == "still here"
 
 
-async def test_connecting_to_a_running_sandbox_only_lengthens_its_time(sdk, create):
+async def test_connecting_to_a_running_sandbox_never_shortens_its_timeout(sdk, create):
     sandbox = await create(timeout=100)
     await sdk(sdk.Sandbox.connect, sandbox.sandbox_id, timeout=10)
     unchanged = (await sdk(sandbox.get_info)).end_at
@@ -78,22 +78,22 @@ async def test_set_timeout_counts_from_now_and_may_shorten(sdk, create):
     assert abs(left.total_seconds() - 60) < 5
 
 
-async def test_a_sandbox_whose_time_is_over_is_gone(sdk, create, eventually):
+async def test_a_timed_out_sandbox_no_longer_exists(sdk, create, eventually):
     sandbox = await create(timeout=1)
 
-    async def gone():
+    async def no_longer_exists():
         try:
             await sdk(sandbox.get_info)
         except SandboxNotFoundException:
             return True
 
-    await eventually(gone)
+    await eventually(no_longer_exists)
     assert await sdk(sandbox.is_running) is False
     with pytest.raises(SandboxNotRunningException):
         await sdk(sandbox.commands.run, "true")
 
 
-async def test_a_killed_sandbox_is_gone_at_once_and_killing_it_again_says_so(sdk, create):
+async def test_a_killed_sandbox_no_longer_exists_and_a_second_kill_reports_it(sdk, create):
     sandbox = await create()
     assert await sdk(sandbox.kill) is True
     assert await sdk(sandbox.is_running) is False
@@ -105,16 +105,16 @@ async def test_a_killed_sandbox_is_gone_at_once_and_killing_it_again_says_so(sdk
         await sdk(sandbox.files.read, "/etc/hostname")
 
 
-async def test_a_command_under_way_when_its_sandbox_is_killed_ends_with_the_reason(sdk, create):
+async def test_a_command_in_a_killed_sandbox_ends_with_the_reason(sdk, create):
     sandbox = await create()
     command = await sdk.start(sandbox, "echo started; sleep 1000")
-    await command.said("started")
+    await command.wait_for_output("started")
     await sdk(sandbox.kill)
     with pytest.raises(SandboxNotRunningException):
         await command.end()
 
 
-async def test_a_sandbox_ends_with_its_block(sdk):
+async def test_a_sandbox_is_killed_at_the_end_of_its_with_block(sdk):
     if sdk.blocking:
         with sdk.Sandbox.create(timeout=60) as sandbox:
             assert sandbox.is_running()
@@ -124,14 +124,14 @@ async def test_a_sandbox_ends_with_its_block(sdk):
     assert await sdk(sandbox.is_running) is False
 
 
-async def test_a_repeated_create_with_the_same_idempotency_key_makes_one_sandbox(sdk, create, unique):
+async def test_creates_with_one_idempotency_key_create_one_sandbox(sdk, create, unique):
     first = await create(idempotency_key=unique)
     second = await create(idempotency_key=unique)
     other = await create(idempotency_key=unique + "-2")
     assert first.sandbox_id == second.sandbox_id != other.sandbox_id
 
 
-async def test_lists_can_be_narrowed_by_metadata(sdk, create, unique):
+async def test_lists_can_be_filtered_by_metadata(sdk, create, unique):
     awkward = "a&b=c d/é+%"
     wanted = await create(metadata={"run": unique, "kind": awkward})
     await create(metadata={"run": unique, "kind": "another"})
@@ -142,7 +142,7 @@ async def test_lists_can_be_narrowed_by_metadata(sdk, create, unique):
     assert await sdk.all(sdk.Sandbox.list(query=SandboxQuery(metadata={"run": unique + "x"}))) == []
 
 
-async def test_lists_come_in_pages_in_the_order_asked_for(sdk, create, unique):
+async def test_lists_have_pages_in_the_requested_order(sdk, create, unique):
     made = [(await create(metadata={"run": unique})).sandbox_id for _ in range(5)]
     query = SandboxQuery(metadata={"run": unique})
     for order, expected in (("asc", made), ("desc", made[::-1])):
@@ -151,7 +151,7 @@ async def test_lists_come_in_pages_in_the_order_asked_for(sdk, create, unique):
         assert [info.sandbox_id for page in pages for info in page] == expected
 
 
-async def test_a_sandbox_that_ends_between_two_pages_disturbs_neither(sdk, create, unique):
+async def test_a_sandbox_that_ends_between_two_pages_affects_neither(sdk, create, unique):
     made = [await create(metadata={"run": unique}) for _ in range(4)]
     paginator = sdk.Sandbox.list(query=SandboxQuery(metadata={"run": unique}), limit=2, order="asc")
     first = await sdk(paginator.next_items)
@@ -163,7 +163,7 @@ async def test_a_sandbox_that_ends_between_two_pages_disturbs_neither(sdk, creat
     assert not paginator.has_next
 
 
-async def test_lists_can_be_narrowed_by_state_template_and_age(sdk, create, unique):
+async def test_lists_can_be_filtered_by_state_template_and_age(sdk, create, unique):
     metadata = {"run": unique}
     running = await create(metadata=metadata)
     paused = await create(metadata=metadata)
@@ -185,9 +185,9 @@ async def test_lists_can_be_narrowed_by_state_template_and_age(sdk, create, uniq
     assert await ids(started_after=now + timedelta(minutes=5)) == set()
 
 
-async def test_an_unknown_sandbox_is_not_found_whatever_is_asked_of_it(sdk):
+async def test_an_unknown_sandbox_is_not_found_by_any_call(sdk):
     missing = "i0000000000000000000"
-    for ask in (
+    for call in (
         lambda: sdk(sdk.Sandbox.get_info, missing),
         lambda: sdk(sdk.Sandbox.connect, missing),
         lambda: sdk(sdk.Sandbox.set_timeout, missing, 10),
@@ -198,12 +198,12 @@ async def test_an_unknown_sandbox_is_not_found_whatever_is_asked_of_it(sdk):
         lambda: sdk(sdk.Sandbox.update_network, missing, {"deny_out": ["0.0.0.0/0"]}),
     ):
         with pytest.raises(SandboxNotFoundException):
-            await ask()
+            await call()
     assert await sdk(sdk.Sandbox.kill, missing) is False
     assert await sdk(sdk.Sandbox.delete_snapshot, missing) is False
 
 
-async def test_an_unknown_template_is_refused_by_name(sdk):
+async def test_an_unknown_template_is_rejected_with_its_name(sdk):
     with pytest.raises(SandboxException, match="no-such-template") as refusal:
         await sdk(sdk.Sandbox.create, "no-such-template")
     assert refusal.value.status_code == 404
@@ -214,12 +214,12 @@ async def test_an_unknown_template_is_refused_by_name(sdk):
     [{"timeout": -5}, {"timeout": 10**9}, {"envs": {"NOT=A NAME": "x"}}, {"network": {"deny_out": ["not an address"]}}],
     ids=["negative timeout", "endless timeout", "bad variable", "bad address"],
 )
-async def test_what_cannot_be_is_refused_with_400(sdk, options):
+async def test_invalid_options_are_rejected_with_400(sdk, options):
     with pytest.raises(SandboxException) as refusal:
         await sdk(sdk.Sandbox.create, **options)
     assert refusal.value.status_code == 400
 
 
-async def test_the_variables_of_the_environment_are_all_that_a_client_needs():
+async def test_environment_variables_configure_a_client_completely():
     assert {"E2B_API_URL", "E2B_SANDBOX_URL", "E2B_API_KEY"} <= os.environ.keys()
     assert "E2B_DOMAIN" not in os.environ and "E2B_DEBUG" not in os.environ

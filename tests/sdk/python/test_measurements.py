@@ -3,10 +3,10 @@
 from datetime import datetime, timedelta, timezone
 
 
-async def test_metrics_tell_what_the_sandbox_has_and_uses(sdk, create, eventually):
+async def test_metrics_report_size_and_use_of_the_sandbox(sdk, create, eventually):
     sandbox = await create()
     hog = await sdk.start(sandbox, "exec python3 -uc 'x = bytearray(b\"x\" * 150_000_000); print(\"taken\"); input()'", stdin=True)
-    await hog.said("taken")
+    await hog.wait_for_output("taken")
     info = await sdk(sandbox.get_info)
 
     async def measured():
@@ -22,7 +22,7 @@ async def test_metrics_tell_what_the_sandbox_has_and_uses(sdk, create, eventuall
     assert abs(last.timestamp - datetime.now(timezone.utc)) < timedelta(seconds=30)
 
 
-async def test_metrics_of_a_time_without_any_are_empty(sdk, create):
+async def test_metrics_of_an_interval_without_samples_are_empty(sdk, create):
     sandbox = await create()
     long_ago = datetime(2020, 1, 1, tzinfo=timezone.utc)
     assert await sdk(sandbox.get_metrics, start=long_ago, end=long_ago + timedelta(hours=1)) == []

@@ -21,34 +21,34 @@ print("serving"); server.serve_forever()'"""
 
 async def serve(sdk, sandbox):
     server = await sdk.start(sandbox, SERVER, timeout=0)
-    await server.said("serving")
+    await server.wait_for_output("serving")
 
 
 def routed(sandbox, port=8080):
     return {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
 
 
-async def test_rules_are_kept_shown_and_replaced_as_a_whole(sdk, create):
+async def test_rules_are_stored_returned_and_replaced_as_a_whole(sdk, create):
     network = {"allow_out": ["8.8.8.0/24", "example.com", "*.example.org"], "deny_out": ["0.0.0.0/0"], "mask_request_host": "localhost:${PORT}"}
     sandbox = await create(network=network, allow_internet_access=True)
-    told = (await sdk(sandbox.get_info)).network
-    assert told["allow_out"] == network["allow_out"]
-    assert told["deny_out"] == network["deny_out"]
-    assert told["mask_request_host"] == network["mask_request_host"]
+    info = (await sdk(sandbox.get_info)).network
+    assert info["allow_out"] == network["allow_out"]
+    assert info["deny_out"] == network["deny_out"]
+    assert info["mask_request_host"] == network["mask_request_host"]
     await sdk(sandbox.update_network, {"deny_out": ["192.0.2.0/24"]})
-    told = (await sdk(sandbox.get_info)).network
-    assert told["deny_out"] == ["192.0.2.0/24"]
-    assert not told.get("allow_out")
+    info = (await sdk(sandbox.get_info)).network
+    assert info["deny_out"] == ["192.0.2.0/24"]
+    assert not info.get("allow_out")
     await sdk(sandbox.update_network, {"allow_internet_access": False})
     assert (await sdk(sandbox.get_info)).allow_internet_access is False
 
 
-async def test_naming_a_name_server_permits_it(sdk, create):
+async def test_allowing_a_name_server_permits_it(sdk, create):
     # As in the documentation of the package.
     network = {"allow_out": ["api.example.com"], "deny_out": ["0.0.0.0/0"], "dns_servers": ["1.1.1.1"]}
     sandbox = await create(network=network)
-    told = (await sdk(sandbox.get_info)).network
-    assert told["dns_servers"] == ["1.1.1.1"]
+    info = (await sdk(sandbox.get_info)).network
+    assert info["dns_servers"] == ["1.1.1.1"]
 
 
 async def test_a_name_cannot_be_denied_only_an_address(sdk, create):
@@ -73,7 +73,7 @@ async def test_a_server_in_the_guest_is_reached_by_headers_host_name_and_path(sd
     assert by_path.status_code == 200 and by_path.text.split()[0] == "/some/path?q=1"
 
 
-async def test_a_megabyte_passes_through_to_a_server_and_back(sdk, create, web, url):
+async def test_a_megabyte_is_transferred_to_a_server_and_back(sdk, create, web, url):
     sandbox = await create()
     await serve(sdk, sandbox)
     body = bytes(range(256)) * 4096
@@ -89,7 +89,7 @@ async def test_a_hundred_requests_at_once_reach_a_server(sdk, create, web, url):
     assert [answer.text.split()[0] for answer in answers] == [f"/{n}" for n in range(100)]
 
 
-async def test_a_closed_port_says_so_and_a_dead_sandbox_says_that(sdk, create, web, url):
+async def test_closed_ports_and_unknown_sandboxes_are_reported(sdk, create, web, url):
     sandbox = await create()
     closed = await web.get(url, headers=routed(sandbox, 9))
     assert closed.status_code == 502
@@ -100,7 +100,7 @@ async def test_a_closed_port_says_so_and_a_dead_sandbox_says_that(sdk, create, w
     assert "was not found" in dead.json()["message"] and dead.json()["sandboxId"] == sandbox.sandbox_id
 
 
-async def test_a_restricted_sandbox_wants_its_token(sdk, create, web, url):
+async def test_a_restricted_sandbox_requires_its_token(sdk, create, web, url):
     sandbox = await create(network={"allow_public_traffic": False})
     await serve(sdk, sandbox)
     assert sandbox.traffic_access_token
@@ -112,14 +112,14 @@ async def test_a_restricted_sandbox_wants_its_token(sdk, create, web, url):
     assert (await sdk(sandbox.commands.run, "echo the client needs none")).stdout == "the client needs none\n"
 
 
-async def test_a_server_can_be_told_another_host_name(sdk, create, web, url):
+async def test_the_host_name_sent_to_a_server_can_be_changed(sdk, create, web, url):
     sandbox = await create(network={"mask_request_host": "app.local:${PORT}"})
     await serve(sdk, sandbox)
     answer = await web.get(f"{url}/x", headers=routed(sandbox))
     assert answer.text == "/x app.local:8080"
 
 
-async def test_the_agents_doors_for_its_host_are_closed_to_clients(sdk, create, web, url):
+async def test_clients_cannot_reach_host_only_paths_of_the_agent(sdk, create, web, url):
     sandbox = await create()
     for path in ("/init", "/%69nit", "//init", "/x/../init"):
         answer = await web.post(url + path, headers=routed(sandbox, 49983), json={})
@@ -127,7 +127,7 @@ async def test_the_agents_doors_for_its_host_are_closed_to_clients(sdk, create, 
     assert (await sdk(sandbox.commands.run, "echo unharmed")).stdout == "unharmed\n"
 
 
-async def test_the_agent_wants_the_token_of_its_sandbox(sdk, create, web, url):
+async def test_the_agent_requires_the_token_of_its_sandbox(sdk, create, web, url):
     sandbox, other = await create(), await create()
     body = {"path": "/etc/hostname"}
     for headers in ({}, {"X-Access-Token": "wrong"}, {"X-Access-Token": other._envd_access_token}):
@@ -151,7 +151,7 @@ while data := c.recv(4096): c.sendall(data.upper())
 '""",
         timeout=0,
     )
-    await echo.said("serving")
+    await echo.wait_for_output("serving")
     address = httpx.URL(url)
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(

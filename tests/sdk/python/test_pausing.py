@@ -14,9 +14,9 @@ COUNTER = "exec python3 -uc 'n = 0\nprint(\"ready\")\nwhile True:\n  input()\n  
 async def test_memory_processes_and_files_survive_a_pause(sdk, create):
     sandbox = await create()
     counter = await sdk.start(sandbox, COUNTER, stdin=True, timeout=0)
-    await counter.said("ready")
+    await counter.wait_for_output("ready")
     await sdk(counter.handle.send_stdin, "\n")
-    await counter.said("count 1\n")
+    await counter.wait_for_output("count 1\n")
     await sdk(sandbox.files.write, "/home/user/file", "on disk")
     await sdk(sandbox.files.write, "/dev/shm/file", "in memory")
 
@@ -27,26 +27,26 @@ async def test_memory_processes_and_files_survive_a_pause(sdk, create):
 
     resumed = await sdk.attach(again, counter.pid)
     await sdk(again.commands.send_stdin, counter.pid, "\n")
-    await resumed.said("count 2\n")
+    await resumed.wait_for_output("count 2\n")
     assert await sdk(again.files.read, "/home/user/file") == "on disk"
     assert await sdk(again.files.read, "/dev/shm/file") == "in memory"
 
 
-async def test_the_handle_of_before_works_after_a_reconnect(sdk, create):
+async def test_an_earlier_handle_works_after_a_reconnect(sdk, create):
     sandbox = await create()
     await sdk(sandbox.pause)
     await sdk(sandbox.connect)
     assert (await sdk(sandbox.commands.run, "echo awake")).stdout == "awake\n"
 
 
-async def test_pausing_what_sleeps_says_so(sdk, create):
+async def test_pausing_a_paused_sandbox_reports_its_state(sdk, create):
     sandbox = await create()
     assert await sdk(sandbox.pause) is True
     assert await sdk(sandbox.pause) is False
     assert await sdk(sdk.Sandbox.pause, sandbox.sandbox_id) is False
 
 
-async def test_a_paused_sandbox_is_not_running_and_says_so(sdk, create):
+async def test_a_paused_sandbox_is_reported_as_paused(sdk, create):
     sandbox = await create()
     await sdk(sandbox.pause)
     assert await sdk(sandbox.is_running) is False
@@ -64,16 +64,16 @@ async def test_a_paused_sandbox_can_be_killed(sdk, create):
     assert await sdk(sandbox.kill) is False
 
 
-async def test_a_clock_that_slept_is_right_again(sdk, create):
+async def test_the_clock_is_correct_after_a_pause(sdk, create):
     sandbox = await create()
     await sdk(sandbox.pause)
     await asyncio.sleep(1.5)
     await sdk(sandbox.connect)
-    told = float((await sdk(sandbox.commands.run, "date +%s.%N")).stdout)
-    assert abs(told - datetime.now().timestamp()) < 1
+    info = float((await sdk(sandbox.commands.run, "date +%s.%N")).stdout)
+    assert abs(info - datetime.now().timestamp()) < 1
 
 
-async def test_sleep_does_not_count_as_time(sdk, create):
+async def test_the_timeout_does_not_elapse_during_a_pause(sdk, create):
     sandbox = await create(timeout=2)
     await sdk(sandbox.pause)
     await asyncio.sleep(2.5)
@@ -83,14 +83,14 @@ async def test_sleep_does_not_count_as_time(sdk, create):
     assert info.end_at > datetime.now(timezone.utc) + timedelta(seconds=80)
 
 
-async def test_a_sandbox_can_be_paused_instead_of_killed_when_its_time_is_over(sdk, create, eventually):
+async def test_a_timed_out_sandbox_can_be_paused_instead_of_killed(sdk, create, eventually):
     sandbox = await create(timeout=1, lifecycle={"on_timeout": "pause"})
     await sdk(sandbox.files.write, "/dev/shm/kept", "kept")
 
-    async def asleep():
+    async def is_paused():
         return (await sdk(sandbox.get_info)).state is SandboxState.PAUSED
 
-    await eventually(asleep)
+    await eventually(is_paused)
     assert (await sdk(sandbox.get_info)).lifecycle["on_timeout"] == "pause"
     with pytest.raises(SandboxNotRunningException):
         await sdk(sandbox.commands.run, "true")
@@ -98,7 +98,7 @@ async def test_a_sandbox_can_be_paused_instead_of_killed_when_its_time_is_over(s
     assert await sdk(sandbox.files.read, "/dev/shm/kept") == "kept"
 
 
-async def test_a_sandbox_that_may_be_woken_is_woken_by_a_request(sdk, create):
+async def test_a_request_resumes_a_sandbox_with_auto_resume(sdk, create):
     sandbox = await create(lifecycle={"on_timeout": "pause", "auto_resume": True})
     await sdk(sandbox.files.write, "/dev/shm/kept", "kept")
     await sdk(sandbox.pause)
@@ -107,17 +107,17 @@ async def test_a_sandbox_that_may_be_woken_is_woken_by_a_request(sdk, create):
     assert (await sdk(sandbox.get_info)).state is SandboxState.RUNNING
 
 
-async def test_a_sandbox_is_woken_by_a_visitor_of_its_host_name(sdk, create, web, url):
+async def test_a_request_to_its_host_name_resumes_a_sandbox(sdk, create, web, url):
     sandbox = await create(lifecycle={"on_timeout": "pause", "auto_resume": True})
     server = await sdk.start(sandbox, "cd $(mktemp -d) && echo kept > page && exec python3 -um http.server 8080", timeout=0)
-    await server.said("Serving HTTP")
+    await server.wait_for_output("Serving HTTP")
     await sdk(sandbox.pause)
     answer = await web.get(f"{url}/page", headers={"Host": sandbox.get_host(8080)})
     assert (answer.status_code, answer.text) == (200, "kept\n")
     assert (await sdk(sandbox.get_info)).state is SandboxState.RUNNING
 
 
-async def test_a_hundred_requests_wake_a_sandbox_once(sdk, create):
+async def test_a_hundred_requests_resume_a_sandbox_once(sdk, create):
     sandbox = await create(lifecycle={"on_timeout": "pause", "auto_resume": True})
     boot = (await sdk(sandbox.commands.run, "cat /proc/1/stat | cut -d' ' -f22; echo up > /dev/shm/up")).stdout
     await sdk(sandbox.pause)
@@ -135,10 +135,10 @@ async def test_a_sandbox_can_be_paused_many_times(sdk, create):
     assert await sdk(sandbox.files.read, "/tmp/turns") == "0\n1\n2\n3\n4\n"
 
 
-async def test_a_command_under_way_at_a_pause_ends_for_its_client_and_goes_on_in_the_guest(sdk, create):
+async def test_a_command_during_a_pause_ends_for_its_client_and_continues_in_the_guest(sdk, create):
     sandbox = await create()
     command = await sdk.start(sandbox, "echo begun; read -r line; echo $line > /tmp/answer", stdin=True, timeout=0)
-    await command.said("begun")
+    await command.wait_for_output("begun")
     await sdk(sandbox.pause)
     with pytest.raises(SandboxNotRunningException):
         await command.end()
@@ -149,7 +149,7 @@ async def test_a_command_under_way_at_a_pause_ends_for_its_client_and_goes_on_in
     assert await sdk(sandbox.files.read, "/tmp/answer") == "after the pause\n"
 
 
-async def test_exit_codes_are_kept_through_a_pause(sdk, create):
+async def test_exit_codes_survive_a_pause(sdk, create):
     sandbox = await create()
     await sdk(sandbox.pause)
     await sdk(sandbox.connect)

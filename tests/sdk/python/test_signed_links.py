@@ -19,7 +19,7 @@ async def test_a_signed_link_uploads_one_file(sdk, sandbox, web, unique):
     assert await sdk(sandbox.files.read, path) == "from a browser"
 
 
-async def test_a_link_leads_to_its_own_sandbox_only(sdk, sandbox, create, web, unique):
+async def test_a_link_is_valid_only_for_its_sandbox(sdk, sandbox, create, web, unique):
     path = f"/tmp/{unique}"
     other = await create()
     await sdk(sandbox.files.write, path, "mine")
@@ -28,7 +28,7 @@ async def test_a_link_leads_to_its_own_sandbox_only(sdk, sandbox, create, web, u
     assert (await web.get(other.download_url(path))).text == "the other's"
 
 
-async def test_a_link_is_good_for_nothing_else(sdk, sandbox, web, unique):
+async def test_a_link_permits_only_its_operation_and_path(sdk, sandbox, web, unique):
     path = f"/tmp/{unique}"
     await sdk(sandbox.files.write, path, "signed")
     link = httpx.URL(sandbox.download_url(path, use_signature_expiration=60))
@@ -44,7 +44,7 @@ async def test_a_link_is_good_for_nothing_else(sdk, sandbox, web, unique):
     assert await sdk(sandbox.files.read, path) == "signed"
 
 
-async def test_a_link_ends(sdk, sandbox, web, unique):
+async def test_a_link_expires(sdk, sandbox, web, unique):
     path = f"/tmp/{unique}"
     await sdk(sandbox.files.write, path, "signed")
     assert (await web.get(sandbox.download_url(path, use_signature_expiration=-1))).status_code == 401

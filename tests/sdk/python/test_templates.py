@@ -59,11 +59,11 @@ async def test_a_template_with_files_commands_variables_and_a_server(sdk, builde
     assert any("RUN" in line for line in info.lines), info.lines
     sandbox = await create(f"made-{unique}")
     page = "python3 -c \"import urllib.request as u; print(u.urlopen('http://127.0.0.1:8123').read().decode())\""
-    said = await sdk(
+    result = await sdk(
         sandbox.commands.run,
         f"cat /home/user/made.txt /root-was-here; stat -c '%a %U' /etc/notes; stat -c %U index.html; echo $AGAIN; nproc; {page}",
     )
-    assert said.stdout.split("\n")[:7] == [
+    assert result.stdout.split("\n")[:7] == [
         "made by user",
         "root was here",
         "640 root",
@@ -74,7 +74,7 @@ async def test_a_template_with_files_commands_variables_and_a_server(sdk, builde
     ]
 
 
-async def test_a_second_build_takes_up_what_the_first_did(sdk, builder, build, unique):
+async def test_a_second_build_uses_the_cache_of_the_first(sdk, builder, build, unique):
     template = builder().from_template("base").run_cmd(f"echo {unique}").run_cmd("echo two")
     await build(template)
     again = await build(template)
@@ -83,14 +83,14 @@ async def test_a_second_build_takes_up_what_the_first_did(sdk, builder, build, u
     assert not any(line.startswith("CACHED") for line in fresh.lines), fresh.lines
 
 
-async def test_a_step_that_fails_raises_with_its_output(builder, build, unique):
+async def test_a_failed_step_raises_an_error_with_its_output(builder, build, unique):
     template = builder().from_base_image().run_cmd(f"echo said {unique}; exit 3")
     with pytest.raises(e2b.BuildException) as refusal:
         await build(template)
     assert "exit status 3" in str(refusal.value)
 
 
-async def test_tags_are_given_and_taken(sdk, builder, build, create, unique):
+async def test_tags_are_added_and_removed(sdk, builder, build, create, unique):
     name = f"tagged-{unique}"
     first = await build(builder().from_base_image().run_cmd("echo 1 > v"), f"{name}:v1")
     await build(builder().from_base_image().run_cmd("echo 2 > v"), f"{name}:v2")
@@ -101,14 +101,14 @@ async def test_tags_are_given_and_taken(sdk, builder, build, create, unique):
     assert {t.tag: t.build_id for t in tags}["stable"] == first.build_id
     for tag, version in [("v1", "1"), ("v2", "2"), ("stable", "1")]:
         sandbox = await create(f"{name}:{tag}")
-        said = await sdk(sandbox.commands.run, "cat v")
-        assert said.stdout.strip() == version, tag
+        result = await sdk(sandbox.commands.run, "cat v")
+        assert result.stdout.strip() == version, tag
     await sdk(builder.remove_tags, name, ["stable"])
     with pytest.raises(e2b.SandboxException):
         await create(f"{name}:stable")
 
 
-async def test_a_build_in_the_background_is_watched(sdk, builder, unique):
+async def test_a_background_build_can_be_polled(sdk, builder, unique):
     template = builder().from_base_image().run_cmd("sleep 0.2; echo done")
     info = await sdk(builder.build_in_background, template, f"behind-{unique}")
     for _ in range(600):
@@ -120,10 +120,10 @@ async def test_a_build_in_the_background_is_watched(sdk, builder, unique):
     await with_key([f"behind-{unique}"])
 
 
-async def test_a_dockerfile_that_the_package_reads(sdk, builder, build, create, tmp_path):
+async def test_a_dockerfile_parsed_by_the_package_is_built(sdk, builder, build, create, tmp_path):
     (tmp_path / "hello.txt").write_text("from a file")
     dockerfile = "FROM e2bdev/base\nWORKDIR /srv/app\nCOPY hello.txt ./\nENV A=1 B=2\nRUN echo $A$B > sum\n"
     info = await build(builder(file_context_path=tmp_path).from_dockerfile(dockerfile))
     sandbox = await create(info.name)
-    said = await sdk(sandbox.commands.run, "cat /srv/app/hello.txt /srv/app/sum; id -un; pwd")
-    assert said.stdout == "from a file12\nuser\n/srv/app\n"
+    result = await sdk(sandbox.commands.run, "cat /srv/app/hello.txt /srv/app/sum; id -un; pwd")
+    assert result.stdout == "from a file12\nuser\n/srv/app\n"
