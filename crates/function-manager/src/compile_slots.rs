@@ -37,6 +37,7 @@ impl CompileSlots {
     /// Waits for a slot.
     pub(crate) fn take(&self) -> CompileSlot<'_> {
         let mut queue = self.queue.lock();
+        // Tickets order the waiting threads: a condition variable wakes them in any order.
         let ticket = queue.next_ticket;
         queue.next_ticket += 1;
         queue.waiting.push_back(ticket);

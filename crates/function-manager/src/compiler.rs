@@ -99,6 +99,7 @@ pub fn compile(
     };
     reached(DeployStep::Compile);
     let digest = process.receive(&mut file, quota)?;
+    // Only the exit status shows whether the output is complete.
     let status = process.wait()?;
     if !status.success() {
         return Err(ProcessError::Compile(message(messages, status)));
@@ -119,6 +120,8 @@ impl<'a> CompilerProcess<'a> {
         let (mut buffer, mut written) = (vec![0; CHUNK_BYTES], 0_u64);
         loop {
             self.enforce_time_limits()?;
+            // Polled with a timeout, so that the time limits are checked while the compiler is
+            // silent.
             if !is_readable(&output)? {
                 continue;
             }

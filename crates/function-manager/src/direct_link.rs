@@ -103,6 +103,7 @@ impl DirectLink {
     /// Marks the functions with open connections as run, so that their logs and metrics are read.
     pub(crate) fn mark_run(&self) {
         for connection in self.open.lock().values() {
+            // Set in each pass: the process reports no single requests of its connections.
             connection.state.ran.store(true, Ordering::Release);
         }
     }
@@ -131,6 +132,7 @@ impl DirectLink {
         // Dropped without the lock: see `DirectLink::drop`.
         let rejected = self.open.lock().remove(&id);
         drop(rejected);
+        // The caller still has the connection, and answers the client itself.
         let message = "the process does not accept the connection".to_owned();
         Err(FunctionError::Unavailable(message))
     }

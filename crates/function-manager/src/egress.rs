@@ -214,6 +214,7 @@ impl Broker {
     ) -> Result<OwnedFd, EgressFailure> {
         let connector = self.control_plane.as_ref().ok_or(EgressFailure::Denied)?;
         let (broker_end, process_end) = pair().map_err(|_| EgressFailure::TooMany)?;
+        // The permit is released when the control plane closes the connection.
         if connector.connect(origin, broker_end, Box::new(permit)) {
             Ok(process_end)
         } else {
@@ -253,6 +254,7 @@ async fn answer(
         let Ok(mut ready) = socket.writable().await else {
             return false;
         };
+        // The process receives its own descriptor; the broker's copy is closed when this returns.
         match socket.get_ref().send(&response, &files) {
             Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
             sent => return sent.is_ok(),

@@ -124,6 +124,7 @@ impl FunctionRecord {
         self.answering = version.number;
         self.next_version += 1;
         self.versions.push(version);
+        // The new version is the last one, so that the active version is never removed.
         let beyond = self.versions.len().saturating_sub(MAX_VERSIONS);
         self.versions.drain(..beyond);
     }
@@ -192,6 +193,7 @@ impl DeployChanges {
         }
         record.public = self.public.unwrap_or(record.public);
         if let Some(schedule) = &self.schedule {
+            // Checks the syntax, and that the schedule matches at least once.
             if !schedule.is_empty() {
                 Schedule::parse(schedule, jiff::Timestamp::now())?;
             }
@@ -270,6 +272,7 @@ pub(crate) fn new_record(
         settings: LoadSettings::default(),
         schedule: None,
         sandbox_key: None,
+        // No version has this number.
         answering: 0,
         versions: Vec::new(),
         next_version: 1,

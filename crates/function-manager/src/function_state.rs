@@ -71,6 +71,7 @@ impl FunctionState {
 
     /// Returns whether to make a scheduled call now. Always false for a disabled function.
     pub(crate) fn start_scheduled(&self, now: Timestamp) -> bool {
+        // Read before the schedule is locked: the two locks are never held together.
         let is_enabled = self.record().enabled;
         let mut schedule = self.schedule.lock();
         is_enabled && schedule.as_mut().is_some_and(|s| s.start_if_due(now))
@@ -126,6 +127,7 @@ impl FunctionState {
         let mut counts = self.counts.lock();
         let exited = std::mem::take(&mut counts.current);
         counts.past.add(&MetricsSnapshot {
+            // Requests of the process ended with it.
             running: 0,
             ..exited
         });

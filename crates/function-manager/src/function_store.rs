@@ -171,6 +171,7 @@ impl FunctionStore {
     pub(crate) fn gc<'a>(&self, records: impl Iterator<Item = &'a FunctionRecord>, is_start: bool) {
         let versions = records.flat_map(|record| &record.versions);
         let modules: HashSet<&str> = versions.map(|version| version.module.as_str()).collect();
+        // A file that is being written has no record yet. At the start, no compiler runs.
         let needed = |path: &Path| {
             let stem = path.file_stem().and_then(OsStr::to_str);
             let known = ["wasm", "cwasm"].map(|kind| Some(OsStr::new(kind)));

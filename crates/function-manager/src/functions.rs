@@ -193,6 +193,7 @@ impl Functions {
         }
         let owner = Owner::new(key.clone(), store);
         let states = records.into_iter().filter(|record| record.owner == key);
+        // A record of another owner in this directory was not written by the daemon.
         *owner.functions.write() = states
             .map(|record| (record.name.clone(), Arc::new(FunctionState::new(record))))
             .collect();
@@ -324,6 +325,7 @@ impl Owners {
 /// Stops idle processes and runs schedules until the functions are dropped.
 async fn maintain(shared: Weak<Shared>) {
     let mut tick = tokio::time::interval(MAINTENANCE_INTERVAL);
+    // After a suspension of the host, one pass suffices.
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tick.tick().await;

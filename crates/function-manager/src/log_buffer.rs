@@ -79,6 +79,7 @@ impl LogBuffer {
     /// Returns the entries from `after` on. A position beyond the last entry comes from an earlier
     /// daemon, and is treated as the beginning.
     pub(crate) fn read(&self, after: u64) -> Vec<LogEntry> {
+        // Sequence numbers start at 0 in each daemon.
         let from = if after > self.next { 0 } else { after };
         let entries = self.entries.iter().filter(|entry| entry.sequence >= from);
         entries.cloned().collect()

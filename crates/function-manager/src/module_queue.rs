@@ -88,6 +88,7 @@ impl ModuleQueue {
         match (is_done, std::mem::take(&mut entry.is_stale)) {
             // Changed during the attempt: `due` is in the past, so that the next attempt starts at
             // once.
+            // Synchronised: the owner leaves the queue until its next change.
             (true, false) => drop(work.remove(key)),
             (true, true) => entry.failures = 0,
             (false, _) => {

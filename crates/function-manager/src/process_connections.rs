@@ -44,6 +44,7 @@ impl ProcessConnections {
         mut request: Request<RequestBody>,
     ) -> Result<Response<ConnectionBody>, BoxError> {
         let has_no_body = request.body().is_end_stream();
+        // An idle connection may have been closed by the process at its timeout.
         while let Some(mut pooled) = self.pool.take(&(), Duration::MAX) {
             match pooled.connection.send(request, has_no_body).await {
                 Ok(response) => return Ok(self.body(response, pooled)),

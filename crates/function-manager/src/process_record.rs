@@ -36,6 +36,7 @@ impl ProcessRecord {
         let unfinished = directory.join(UNFINISHED_FILE);
         serde_json::to_writer(File::create(&unfinished)?, self)?;
         reached(DeployStep::RecordProcess);
+        // A reader sees either no record or a complete one.
         fs::rename(unfinished, directory.join(PROCESS_FILE))
     }
 

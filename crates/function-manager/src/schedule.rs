@@ -59,6 +59,7 @@ impl Schedule {
         let crontab = cronexpr::parse_crontab_with(expression, options)
             .map_err(|e| invalid(expression, e))?;
         let never = || invalid(expression, "the schedule never matches");
+        // A valid expression may denote a date that does not exist, such as 31 February.
         let next = next_after(&crontab, now).ok_or_else(never)?;
         Ok(Self {
             expression: expression.to_owned(),

@@ -77,6 +77,7 @@ fn compile_component(compiler: &Engine, component: &[u8]) -> wasmtime::Result<Co
         instance_bytes: engine::MAX_INSTANCE_BYTES,
     };
     if let Some(merged) = merge_core_modules(component, &limits)
+        // The merge is an optimisation. A component that cannot be merged is compiled as it is.
         && let Ok(component) = Component::from_binary(compiler, &merge_data_segments(&merged))
     {
         return Ok(component);

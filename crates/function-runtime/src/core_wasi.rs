@@ -188,6 +188,7 @@ fn random(mut caller: CoreCaller<'_>, at: u32, length: u32) -> wasmtime::Result<
     else {
         return Ok(FAULT);
     };
+    // The address range is checked above: the host writes to the guest's memory only.
     rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(SUCCESS)
 }
@@ -236,6 +237,7 @@ fn write(
         if let Some(log) = &caller.data().log {
             log.write(stream, bytes.0);
         }
+        // Output beyond the log's limit counts as written, so that guests do not fail.
         total = total.saturating_add(bytes.1);
     }
     put(&mut caller, at, &total.to_le_bytes())

@@ -73,6 +73,8 @@ pub(crate) fn prepare(module: &Module) -> wasmtime::Result<CoreFunction> {
     };
     // The unsafe calls of exports rely on this check.
     world::check_core(module)?;
+    // `jiffy_buf` returns an address for the request, `jiffy_handle` handles it and returns the
+    // length of the response, and `jiffy_out` returns the address of the response.
     let [(buf, _), (handle, _), (out, _)] = CORE_FUNCTIONS;
     let mut linker = Linker::new(module.engine());
     core_wasi::link(module, &mut linker)?;
@@ -300,6 +302,7 @@ pub(crate) fn request_message(head: &Parts, body: &[u8]) -> Vec<u8> {
     let headers = head.headers.iter();
     let length: usize = headers.map(|(n, v)| n.as_str().len() + v.len() + 3).sum();
     let mut message = Vec::with_capacity(length + path.len() + body.len() + 32);
+    // A valid head has no line feeds, so that the message needs no escaping.
     message.extend_from_slice(head.method.as_str().as_bytes());
     message.push(b' ');
     message.extend_from_slice(path.as_bytes());

@@ -126,6 +126,7 @@ impl PollStart {
         if elapsed <= MAX_UNREAD {
             elapsed
         } else {
+            // The clock at the start may have been read before the start.
             read_at(now).saturating_sub(self.cpu).min(elapsed)
         }
     }

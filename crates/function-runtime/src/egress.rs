@@ -138,6 +138,7 @@ impl BrokerLink {
                         None => files.pop().ok_or(EgressFailure::Denied),
                         Some(failure) => Err(failure),
                     };
+                    // Without a waiting request, the socket is closed.
                     if let Some(sender) = self.waiting().remove(&response.id) {
                         // The guest may have exited in the meantime.
                         let _ = sender.send(answer);

@@ -14,7 +14,7 @@ mod retained_pages;
 pub(crate) use retained_pages::within_windows;
 
 use jiffy_confinement::{AllowedCalls, equals, equals_unsigned};
-use jiffy_proto::function::MAX_KEPT_BYTES;
+use jiffy_proto::function::MAX_RETAINED_BYTES;
 use jiffy_proto::page_scan::PAGEMAP_SCAN;
 use std::io;
 use wasmtime::{Enabled, Engine, PoolingAllocationConfig};
@@ -33,7 +33,7 @@ pub(crate) fn engine(
     mut pool: PoolingAllocationConfig,
     create: impl FnOnce(PoolingAllocationConfig) -> wasmtime::Result<Engine>,
 ) -> wasmtime::Result<Engine> {
-    pool.linear_memory_keep_resident(usize::try_from(MAX_KEPT_BYTES).unwrap_or(usize::MAX))
+    pool.linear_memory_keep_resident(usize::try_from(MAX_RETAINED_BYTES).unwrap_or(usize::MAX))
         .table_keep_resident(TABLE_BYTES)
         .pagemap_scan(Enabled::Yes);
     // Before the engine maps memory, which could consist of huge pages.

@@ -124,6 +124,7 @@ impl RequestFault {
         *answer.status_mut() = status;
         let headers = answer.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        // A failure must not be served again from a cache.
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         // Capacity becomes free when requests in flight complete.
         if matches!(self, Self::Busy | Self::HostBusy) {

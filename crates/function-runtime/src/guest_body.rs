@@ -118,6 +118,7 @@ impl GuestTask {
 impl Drop for GuestTask {
     fn drop(&mut self) {
         if let Self::Running(task) = self {
+            // A client that disconnects terminates its guest.
             task.abort();
         }
     }
@@ -138,6 +139,7 @@ impl GuestBody {
         usage: Arc<RequestUsage>,
         task: GuestTask,
     ) -> Result<Self, RequestFault> {
+        // The guest announced the length of its response.
         if body.size_hint().lower() > max {
             Err(RequestFault::ResponseTooLarge)
         } else {

@@ -70,6 +70,7 @@ impl HttpState {
             .allow_tcp(false)
             .allow_udp(false)
             .allow_ip_name_lookup(false);
+        // Includes the variables of a sandbox key.
         for (name, value) in &settings.env {
             wasi.env(name, value);
         }

@@ -43,12 +43,14 @@ pub fn confine(limits: &ProcessLimits) -> io::Result<()> {
         (Resource::RLIMIT_NOFILE, Some(limits.descriptors)),
         (Resource::RLIMIT_CPU, limits.cpu_s),
         (Resource::RLIMIT_AS, limits.address_space),
+        // A core dump would contain the data of requests.
         (Resource::RLIMIT_CORE, Some(0)),
         (Resource::RLIMIT_FSIZE, Some(limits.file_bytes)),
     ];
     for (resource, limit) in all {
         limit.map_or(Ok(()), |limit| confinement::set_limit(resource, limit))?;
     }
+    // Other processes of the same user could otherwise read the memory of this process.
     confinement::forbid_inspection()?;
     if limits.ends_with_starter {
         // Set last, because a change of the user clears the setting.

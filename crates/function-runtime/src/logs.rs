@@ -33,6 +33,7 @@ pub struct FunctionLog(Mutex<LogRing>);
 impl FunctionLog {
     /// Appends an entry, and removes the oldest entries beyond the limit.
     pub fn append(&self, request_id: &str, stream: LogStream, text: &[u8]) {
+        // May divide a character, which is then replaced.
         let cut = text.get(..MAX_TEXT_BYTES).unwrap_or(text);
         let text = String::from_utf8_lossy(cut).into_owned();
         let since = SystemTime::now().duration_since(UNIX_EPOCH);

@@ -119,6 +119,7 @@ impl ResourceLimiter for MemoryLimiter {
                 .store(true, Ordering::Relaxed);
             return Ok(self.deny());
         }
+        // Memory is never returned before the request ends: WebAssembly memories cannot shrink.
         self.granted += more;
         Ok(true)
     }

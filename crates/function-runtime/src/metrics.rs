@@ -36,6 +36,7 @@ impl FunctionMetrics {
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.latency_us.fetch_add(us, Ordering::Relaxed);
+        // The bounds are inclusive.
         let bucket = LATENCY_BUCKETS_US.partition_point(|bound| *bound < us);
         if let Some(bucket) = self.buckets.get(bucket) {
             bucket.fetch_add(1, Ordering::Relaxed);

@@ -83,6 +83,7 @@ pub(crate) fn confine_server(reset: SlotReset) -> io::Result<()> {
 pub(crate) fn confine_compiler() -> io::Result<()> {
     let mut calls = AllowedCalls::new(&[COMMON, &[libc::SYS_pread64]].concat());
     calls.allow_thread_names()?;
+    // Wasmtime compiles functions in parallel.
     calls.allow_threads()?;
     calls.enforce()
 }

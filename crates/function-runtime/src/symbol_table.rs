@@ -62,6 +62,7 @@ fn stripped(code: &[u8]) -> Option<Vec<u8>> {
     let removed = [symbols, symbol_names];
     // All other parts precede the symbols, except for the names of sections.
     let end = size(heads.get(symbols)?, OFFSET, 8)?.min(size(heads.get(symbol_names)?, OFFSET, 8)?);
+    // The names of sections are needed, and section headers must follow the removed parts.
     if removed.contains(&names) || end > sections_at {
         return None;
     }

@@ -1,4 +1,4 @@
-//! `jiffy bench`.
+//! `jiffy bench`: runs a task of the benchmark crate, and prints its report.
 
 use crate::cli::{BenchArgs, BenchTask};
 use crate::runtime;
@@ -27,6 +27,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns the task in the arguments.
 fn task(args: &BenchArgs) -> anyhow::Result<Task> {
     Ok(match args.task {
         BenchTask::Create => Task::Create {
@@ -38,6 +39,7 @@ fn task(args: &BenchArgs) -> anyhow::Result<Task> {
         BenchTask::Density => Task::Density,
         BenchTask::Functions => {
             let name = args.function.clone().context("--function is required")?;
+            // Rejects an invalid name before the measurement starts.
             crate::function::path(&name, "")?;
             Task::Functions {
                 name,

@@ -1,4 +1,5 @@
-//! Command-line arguments.
+//! Command-line arguments: the options and help texts of all commands. `cli-reference.md` is
+//! generated from them.
 
 mod bench_doctor;
 mod confinement;
@@ -28,7 +29,7 @@ use std::path::PathBuf;
 
 pub use bench_doctor::{BenchArgs, BenchTask, DoctorArgs};
 pub use confinement::ConfinementArgs;
-pub use create::{AtTimeout, CreateArgs, NetworkSwitch};
+pub use create::{CreateArgs, NetworkSwitch, TimeoutAction};
 pub use engine::{EngineArgs, EngineSelection};
 pub use function::{
     FunctionArgs, FunctionBuildArgs, FunctionCommand, FunctionDeployArgs, FunctionInvokeArgs,
@@ -43,14 +44,14 @@ pub use network::{FeatureSwitch, NetworkArgs};
 pub use remove::{PruneArgs, RmArgs};
 pub use run::{Publication, RunArgs, Volume};
 pub use sandbox::{
-    CpArgs, EnginesArgs, ExecArgs, ForkArgs, Forwarding, LogsArgs, ManyArgs, OneArgs, PauseArgs,
-    PortForwardArgs, RenameArgs, RollbackArgs, SandboxExecArgs, SizeArgs, SnapshotArgs,
-    SnapshotsArgs,
+    CpArgs, EnginesArgs, ExecArgs, ForkArgs, Forwarding, LogsArgs, PauseArgs, PortForwardArgs,
+    RenameArgs, RollbackArgs, SandboxExecArgs, SandboxIdArgs, SandboxIdsArgs, SizeArgs,
+    SnapshotArgs, SnapshotsArgs,
 };
 pub use serve::ServeArgs;
 pub use site::SiteArgs;
 pub use store::{
-    StoreCheckArgs, StoreCommand, StoreGcArgs, StorePlace, StoreRotateArgs, StoreVerifyArgs,
+    StoreCheckArgs, StoreCommand, StoreGcArgs, StoreLocationArgs, StoreRotateArgs, StoreVerifyArgs,
 };
 pub use store_args::{StoreArgs, StoreTargetArgs};
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs, TemplateSource};
@@ -62,6 +63,7 @@ pub use template::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs, Templ
     version,
     about,
     propagate_version = true,
+    // Longer lines of help are hard to read on wide terminals.
     max_term_width = 110
 )]
 #[command(after_help = "Examples:
@@ -126,7 +128,7 @@ pub enum Command {
     /// Pause sandboxes: store their memory on disk and release it
     Pause(PauseArgs),
     /// Resume paused sandboxes
-    Resume(ManyArgs),
+    Resume(SandboxIdsArgs),
     /// Stop all processes of sandboxes and run the start command of their template
     Restart(RestartArgs),
     /// Wait until sandboxes reach a state, and print the exit reason
@@ -136,13 +138,13 @@ pub enum Command {
     /// Rename a sandbox
     Rename(RenameArgs),
     /// Kill sandboxes
-    Kill(ManyArgs),
+    Kill(SandboxIdsArgs),
     /// Remove sandboxes or snapshots. Running sandboxes are killed
     Rm(RmArgs),
     /// Remove unused data
     Prune(PruneArgs),
     /// Keep one child of a fork and remove all others
-    Promote(OneArgs),
+    Promote(SandboxIdArgs),
     /// List the isolation engines, their availability and capabilities
     Engines(EnginesArgs),
     /// Run the daemon in the foreground. Other commands start a daemon in the background if none
@@ -264,7 +266,8 @@ impl Cli {
     /// arguments are invalid.
     pub fn read() -> Self {
         Self::try_parse().unwrap_or_else(|error| {
-            let hint = hint(&error).or_else(|| hints::command_hint(&error));
+            let hint = option_hint(&error).or_else(|| hints::command_hint(&error));
+            // Standard error may be closed. The exit code reports the error in any case.
             let _ = error.print();
             if let Some(hint) = hint {
                 errln!("\n{hint}");
@@ -274,8 +277,8 @@ impl Cli {
     }
 }
 
-/// Returns a hint for an unknown option that other tools have.
-fn hint(error: &clap::Error) -> Option<&'static str> {
+/// Returns a hint for an unknown option that exists in other tools.
+fn option_hint(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
@@ -367,7 +370,7 @@ mod tests {
             let line = ["jiffy"].iter().chain(words);
             let error = Cli::try_parse_from(line).unwrap_err();
             assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument);
-            assert_eq!(hint(&error).is_some(), has_hint, "{words:?}");
+            assert_eq!(option_hint(&error).is_some(), has_hint, "{words:?}");
         }
     }
 }

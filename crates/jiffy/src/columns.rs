@@ -62,6 +62,7 @@ impl Table {
         let lines = || std::iter::once(&head).chain(&self.rows);
         let width = |at: usize| {
             let cells = lines().filter_map(|line| line.get(at));
+            // Characters that occupy two columns are not supported.
             cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
@@ -78,6 +79,7 @@ impl Table {
                     Align::Right => write!(shown, "{cell:>width$}"),
                 };
             }
+            // The last column has no padding.
             text.push_str(shown.trim_end());
             text.push('\n');
         }

@@ -74,6 +74,7 @@ fn value_kind(subcommand: &[&str], id: &str) -> Option<ValueKind> {
     match (subcommand, id) {
         (["inspect" | "rm"], "ids") => Some(ValueKind::SandboxOrSnapshot),
         (["create"], "from") | (["rollback"], "snapshot") => Some(ValueKind::Snapshot),
+        // Ids in a shared store are not known to the daemon.
         (["store", _], _) => None,
         (["template", "build"], "recipe") => Some(ValueKind::Template),
         (["template", _], "name" | "names" | "from") => Some(ValueKind::Template),
@@ -94,6 +95,7 @@ fn candidates(kind: ValueKind) -> Vec<CompletionCandidate> {
 
 fn templates() -> anyhow::Result<Vec<CompletionCandidate>> {
     let mut templates = Templates::new(&Home::locate()?).list()?;
+    // Users do not enter the names of internal templates.
     templates.retain(|manifest| manifest.visibility != Visibility::Internal);
     let names = templates.iter().map(|manifest| manifest.reference());
     Ok(names.map(CompletionCandidate::new).collect())
@@ -110,6 +112,7 @@ async fn request_candidates(kind: ValueKind) -> anyhow::Result<Vec<CompletionCan
     let client =
         jiffy_daemon::local_daemon::client_over(&home, stream.context("no daemon runs")?).await?;
     let mut candidates = Vec::new();
+    // Two requests, because many arguments accept both kinds.
     if !matches!(kind, ValueKind::Snapshot) {
         for sandbox in client.listed_sandboxes(true).await? {
             let (id, name) = (sandbox.id.clone(), sandbox.name.clone());
@@ -129,7 +132,8 @@ async fn request_candidates(kind: ValueKind) -> anyhow::Result<Vec<CompletionCan
     Ok(candidates)
 }
 
-/// Adds candidates for an id and for a name, each with the other as its help text.
+/// Adds candidates for an id and for a name. The help text of the name shows the id, and the other
+/// way round.
 fn add(candidates: &mut Vec<CompletionCandidate>, id: String, name: Option<String>, state: &str) {
     let help = |other: &str| Some(format!("{state} {other}").trim_end().to_owned().into());
     if let Some(name) = &name {

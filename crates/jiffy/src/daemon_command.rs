@@ -1,4 +1,4 @@
-//! `jiffy daemon`: starts, stops and inspects the background daemon.
+//! `jiffy daemon`: starts, stops and inspects the daemon in the background.
 
 use crate::cli::{DaemonCommand, ServeArgs};
 use anyhow::Context;
@@ -35,6 +35,7 @@ pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// Starts the daemon. A running daemon without an address is replaced if an address is requested.
 async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
     let new_options = parse_options(options);
     let home = Home::locate()?;
@@ -55,13 +56,15 @@ async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
         // A daemon that a command started automatically has no address. This command requests an
         // address.
         let arguments = process.map(|(_, arguments)| arguments).unwrap_or_default();
+        // Only a daemon in the background has this option. Another process manages other daemons.
         anyhow::ensure!(
             arguments.iter().any(|word| word == LOG_FILE_OPTION),
             "process {} runs with --no-listen in the foreground or as a service: \
              restart it without --no-listen",
             status.pid
         );
-        // The address is checked before the running daemon is stopped.
+        // Checked before the running daemon is stopped, so that a failure leaves that daemon
+        // running.
         TcpListener::bind(new_options.listen).with_context(|| {
             let address = new_options.listen;
             format!("cannot listen on {address}: choose another address with --listen")
@@ -81,6 +84,7 @@ async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
     start_new(&home, options).await
 }
 
+/// Starts a daemon in the background, and prints its process id and address.
 async fn start_new(home: &Home, options: &[String]) -> anyhow::Result<ExitCode> {
     let status = query_status(home, spawn_and_wait(home, options).await?).await?;
     outln!("process {}", status.pid);
@@ -106,11 +110,14 @@ fn parse_options(options: &[String]) -> ServeArgs {
 
 /// Returns the options without `--no-listen`.
 fn without_no_listen(mut options: Vec<String>) -> Vec<String> {
+    // The option has no value.
     options.retain(|option| option != NO_LISTEN_OPTION);
     options
 }
 
+/// Stops the daemon, and starts another one with the same options or with `options`.
 async fn restart(options: &[String]) -> anyhow::Result<ExitCode> {
+    // Invalid options are reported before the daemon is stopped.
     parse_options(options);
     let home = Home::locate()?;
     let mut options = options.to_vec();
@@ -129,6 +136,7 @@ fn user_options(arguments: Vec<String>) -> Vec<String> {
     let mut options = Vec::new();
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
+        // The value of the option follows.
         if argument == LOG_FILE_OPTION {
             arguments.next();
         } else {
@@ -162,6 +170,7 @@ async fn status(json: bool) -> anyhow::Result<ExitCode> {
     let status = query_status(&home, stream).await?;
     if json {
         let mut value = serde_json::to_value(&status)?;
+        // Distinguishes this object from the output without a daemon.
         value["running"] = true.into();
         outln!("{}", jiffy_client::terminal::json(&value)?);
     } else {
@@ -170,6 +179,7 @@ async fn status(json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns the lines of `jiffy daemon status`.
 fn table(status: &DaemonStatus) -> String {
     let list = |pairs: Vec<String>| match pairs.join(", ") {
         none if none.is_empty() => "none".to_owned(),
@@ -238,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_restart_keeps_the_options() {
+    fn a_restart_retains_the_options() {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let before = words("--log-file /x/jiffy.log --warm-pool 3 --log-format json");
         assert_eq!(

@@ -27,6 +27,7 @@ pub enum Status {
 #[derive(Debug, Serialize)]
 pub struct Finding {
     /// Subject of the check.
+    // The names `what` and `found` are part of the JSON output.
     #[serde(rename = "what")]
     pub check: &'static str,
     /// Outcome of the check.
@@ -103,6 +104,8 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let is_usable = |findings: &[Finding]| findings.iter().all(|f| f.status != Status::Fail);
     if !args.no_boot && !args.security {
         if is_usable(&findings) {
+            // A new closure for each group of checks, because `is_usable` reads the findings in
+            // between.
             let mut report = |finding: Finding| {
                 if !args.json {
                     finding.print();

@@ -1,4 +1,4 @@
-//! Text of errors.
+//! Text of errors for standard error.
 
 /// Returns the text of an error and its causes. Causes whose text is already included are skipped.
 pub fn describe(error: &anyhow::Error) -> String {

@@ -1,4 +1,4 @@
-//! `jiffy function`: manages functions.
+//! `jiffy function`: manages functions through the API, and prints the JSON responses as tables.
 
 mod deploy;
 mod invoke;
@@ -28,10 +28,12 @@ async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
             let functions = call(output, Method::GET, &path, &Value::Null).await?;
             show(output.json, &functions, table::functions)?;
         }
-        FunctionCommand::Info(args) => one(args, Method::GET, "", table::function).await?,
+        FunctionCommand::Info(args) => {
+            request_and_show(args, Method::GET, "", table::function).await?
+        }
         FunctionCommand::Logs(args) => logs::run(args).await?,
         FunctionCommand::Versions(args) => {
-            one(args, Method::GET, "/versions", table::versions).await?;
+            request_and_show(args, Method::GET, "/versions", table::versions).await?;
         }
         FunctionCommand::Rollback {
             name,
@@ -43,8 +45,12 @@ async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
             let function = call(output, Method::POST, &path, &body).await?;
             show(output.json, &function, table::current_version)?;
         }
-        FunctionCommand::Disable(args) => one(args, Method::POST, "/disable", table::name).await?,
-        FunctionCommand::Enable(args) => one(args, Method::POST, "/enable", table::name).await?,
+        FunctionCommand::Disable(args) => {
+            request_and_show(args, Method::POST, "/disable", table::name).await?
+        }
+        FunctionCommand::Enable(args) => {
+            request_and_show(args, Method::POST, "/enable", table::name).await?
+        }
         FunctionCommand::Rm { names, output } => {
             for name in names {
                 call(output, Method::DELETE, &path(name, "")?, &Value::Null).await?;
@@ -58,6 +64,7 @@ async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
 
 /// Returns the API path of a request for function `name`.
 pub fn path(name: &str, call: &str) -> anyhow::Result<String> {
+    // The name becomes part of a path. The daemon checks the exact rules.
     let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     anyhow::ensure!(
         !name.is_empty() && name.chars().all(is_valid),
@@ -66,6 +73,7 @@ pub fn path(name: &str, call: &str) -> anyhow::Result<String> {
     Ok(format!("/functions/{name}{call}"))
 }
 
+/// Sends a request to the daemon in the arguments.
 async fn call(
     output: &FunctionOutputArgs,
     method: Method,
@@ -77,7 +85,7 @@ async fn call(
 }
 
 /// Sends a request for a function and prints the response.
-async fn one(
+async fn request_and_show(
     args: &FunctionArgs,
     method: Method,
     name: &str,

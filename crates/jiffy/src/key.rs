@@ -60,6 +60,7 @@ pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Creates a key and prints it.
 fn create(keys: &Keys, args: &KeyCreateArgs) -> anyhow::Result<()> {
     let limits = Limits {
         max_sandboxes: args.max_sandboxes,
@@ -93,6 +94,7 @@ fn kill_sandboxes(home: &Home, key: &Key) -> anyhow::Result<()> {
             return Ok(());
         };
         let client = jiffy_daemon::local_daemon::client_over(home, stream).await?;
+        // The key is already revoked in the database. The daemon acts on this change.
         let path = format!("/keys/{}/revoke", key.id);
         let body = serde_json::json!({ "end": true });
         let _: serde_json::Value = client.call(Method::POST, &path, &body).await?;
@@ -127,6 +129,7 @@ fn with_budgets(keys: &[Key], budgets: &Budgets) -> anyhow::Result<Vec<Value>> {
     keys.iter().map(with_budget).collect()
 }
 
+/// Returns the table of `jiffy key ls`.
 fn table(keys: &[Key], budgets: &Budgets) -> String {
     if keys.is_empty() {
         return "no keys; create one with `jiffy key create`\n".to_owned();

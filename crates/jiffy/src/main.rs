@@ -1,4 +1,5 @@
-//! The `jiffy` command: parse, call, print.
+//! The `jiffy` program: parses arguments, calls the API of a daemon, and prints results. The daemon
+//! (`jiffy serve`) and its helper processes are the same program.
 
 // All output is printed through `jiffy_client::terminal`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -38,6 +39,7 @@ use std::process::ExitCode;
 const FAILURE_EXIT_CODE: u8 = 125;
 
 fn main() -> ExitCode {
+    // A panic of one thread must not leave a process with the other threads.
     jiffy_proto::panic::abort_at_panics();
     // Roles are dispatched before the process creates threads or opens files, because most of them
     // confine the process first.
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
     jiffy_image::set_unpacker_program("/proc/self/exe");
     completion::answer_shell();
     let cli = Cli::read();
+    // Before any thread is created: only a single-threaded process can enter a user namespace.
     rootless::enter_for(&cli.command);
     let (result, failure_code) = match &cli.command {
         Command::Run(args) => (run::run(args), FAILURE_EXIT_CODE),
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Command::Exec(args) => (sandbox::exec::run(args), FAILURE_EXIT_CODE),
         command => (sandbox::run(command), 1),
     };
+    // The exit code of the command is distinct from the exit codes of Jiffy's own failures.
     result.unwrap_or_else(|e| {
         errln!("jiffy: {}", error_text::describe(&e));
         ExitCode::from(failure_code)
@@ -103,7 +107,7 @@ fn agent_image(directory: &Path) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Creates the event loop of a command.
+/// Creates the event loop of a command. One thread suffices: the work is done by the daemon.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()

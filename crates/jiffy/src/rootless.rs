@@ -1,4 +1,5 @@
-//! Namespaces of commands that an unprivileged user runs.
+//! Namespaces of commands that an unprivileged user runs: the command becomes root in a user
+//! namespace, which networks and gVisor need.
 
 use crate::cli::EngineSelection;
 use crate::cli::FeatureSwitch;
@@ -58,6 +59,7 @@ fn needs(command: &Command, home: &Home) -> Option<(bool, bool)> {
             Some((false, false))
         }
         Command::Serve(args) if !args.stop || args.kill_sandboxes => {
+            // A daemon and its sandboxes must outlive the command that starts them.
             Some((true, args.network.network != FeatureSwitch::Off))
         }
         // The command kills the sandboxes itself if the daemon has exited.

@@ -85,12 +85,14 @@ impl PreparedCommand<'_> {
                 number = signals.next() => return Ok(Outcome::interrupted(number)),
             }
         }
+        // Connections from now on reach the guest; earlier connections wait in the kernel's queue.
         let published = listeners.forward_to(&target.ports());
         let mut outcome = session::run(&args.exec, target, env, signals).await?;
         published.close().await;
         if !volumes.are_copied_back() {
             return Ok(outcome);
         }
+        // A command without a regular exit may have left incomplete files.
         let result = if outcome.finished {
             tokio::select! {
                 result = volumes.copy_back(&agent, user) => result,
@@ -100,6 +102,7 @@ impl PreparedCommand<'_> {
             Err(anyhow::anyhow!("no volume was copied back"))
         };
         if let Err(e) = result {
+            // The failure must not hide the exit status of the command.
             let message = outcome
                 .message
                 .take()
@@ -142,7 +145,7 @@ pub fn prepare(
 ) -> anyhow::Result<(EngineName, PreparedTemplate)> {
     // An unusable engine is reported before a build that takes minutes, and an unknown template
     // before an unusable engine.
-    host.knows(template)?;
+    host.check_template(template)?;
     let engine = engine.choose_usable(host)?;
     let mut bar = TemplateProgress::new(template);
     let prepared = host
@@ -158,6 +161,7 @@ pub fn environment(options: &[String]) -> anyhow::Result<BTreeMap<String, String
     for option in options {
         let (key, value) = match option.split_once('=') {
             Some((key, value)) => (key, value.to_owned()),
+            // As in `docker run`: a variable that is not set is omitted.
             None => match std::env::var(option) {
                 Ok(value) => (option.as_str(), value),
                 Err(std::env::VarError::NotPresent) => continue,
@@ -174,7 +178,8 @@ pub fn environment(options: &[String]) -> anyhow::Result<BTreeMap<String, String
     Ok(env)
 }
 
-/// Signals that are forwarded to the command. They are captured from the creation of this value.
+/// Signals that are forwarded to the command. From the creation of this value on, they no longer
+/// terminate this process.
 pub struct Signals {
     interrupt: Signal,
     terminate: Signal,

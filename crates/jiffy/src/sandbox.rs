@@ -1,4 +1,4 @@
-//! Commands for sandboxes of a daemon. Each command needs a few requests to the API.
+//! Commands for sandboxes of a daemon. Each command consists of a few requests to the API.
 
 mod copy;
 mod engines;
@@ -15,8 +15,8 @@ pub mod tree;
 mod wait;
 
 use crate::cli::{
-    AtTimeout, Command, CreateArgs, ForkArgs, HostArgs, ManyArgs, NetworkSwitch, RestartArgs,
-    SnapshotsArgs,
+    Command, CreateArgs, ForkArgs, HostArgs, NetworkSwitch, RestartArgs, SandboxIdsArgs,
+    SnapshotsArgs, TimeoutAction,
 };
 use crate::run::CommandTarget;
 use crate::run::{check_size, environment, prepare, size};
@@ -37,6 +37,7 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(dispatch(command))
 }
 
+/// Runs a command and returns its exit code.
 async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Create(args) => return create(args).await,
@@ -129,17 +130,22 @@ fn settings(args: &CreateArgs) -> SandboxSettings {
     SandboxSettings {
         name: args.name.clone(),
         metadata: args.labels.iter().cloned().collect(),
-        auto_pause: args.timeout.map(|_| args.on_timeout == AtTimeout::Pause),
+        // Without a timeout, the action has no meaning and is not sent.
+        auto_pause: args
+            .timeout
+            .map(|_| args.on_timeout == TimeoutAction::Pause),
         internet: (args.network == NetworkSwitch::Off).then_some(false),
         engine: args.engine.map(|engine| engine.to_string()),
         prefetch: args.prefetch.map(Into::into),
     }
 }
 
+/// Creates a sandbox from a template, an image or a snapshot.
 async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     let env = environment(&args.env)?;
     let (client, new_sandbox) = match (&args.from, &args.image) {
         (_, Some(image)) => {
+            // Checked before an import that takes minutes.
             check_size(&args.size)?;
             let client = jiffy_daemon::open_client(&args.host.server()).await?;
             let template = template_of_image(&client, image, args.json).await?;
@@ -156,7 +162,7 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
             (client, NewSandbox::of(snapshot.id, env))
         }
         (None, None) => {
-            let new_sandbox = of_template(args, env)?;
+            let new_sandbox = request_of_template(args, env)?;
             (
                 jiffy_daemon::open_client(&args.host.server()).await?,
                 new_sandbox,
@@ -183,6 +189,7 @@ pub async fn template_of_image(
     let name = image_on_demand(image);
     let result = template::build::build_from_image(client, &name, image, quiet).await;
     let Err(e) = result else { return Ok(name) };
+    // The caller interrupted the import: an earlier import must not be used instead.
     if e.is::<template::build::Interrupted>() {
         return Err(e);
     }
@@ -196,7 +203,10 @@ pub async fn template_of_image(
 }
 
 /// Returns the create request. Builds the template first if it is a missing template of this host.
-fn of_template(args: &CreateArgs, env: BTreeMap<String, String>) -> anyhow::Result<NewSandbox> {
+fn request_of_template(
+    args: &CreateArgs,
+    env: BTreeMap<String, String>,
+) -> anyhow::Result<NewSandbox> {
     let new_sandbox = NewSandbox::of(&args.template, env);
     if is_remote(&args.host.server())? {
         check_size(&args.size)?;
@@ -219,6 +229,7 @@ struct ForkResult {
     failed: Vec<String>,
 }
 
+/// Forks a sandbox. Prints the children, and fails if at least one of them failed.
 async fn fork(args: &ForkArgs) -> anyhow::Result<ExitCode> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let forked = client.fork(&args.id, args.count).await?;
@@ -258,7 +269,10 @@ async fn verify(host: &HostArgs, id: &str, json: bool) -> anyhow::Result<ExitCod
         .verify(id)
         .await?;
     table::show(json, &verified, table::verified)?;
-    let is_intact = verified.iter().all(|s| s.sealed && s.damaged.is_empty());
+    // A snapshot without checksums is not verified, and therefore not intact.
+    let is_intact = verified
+        .iter()
+        .all(|s| s.has_checksums && s.damaged.is_empty());
     Ok(if is_intact {
         ExitCode::SUCCESS
     } else {
@@ -288,7 +302,8 @@ enum BulkOperation {
     Restart(Duration),
 }
 
-async fn run_bulk(args: &ManyArgs, operation: BulkOperation) -> anyhow::Result<ExitCode> {
+/// Runs an operation on the sandboxes in the arguments.
+async fn run_bulk(args: &SandboxIdsArgs, operation: BulkOperation) -> anyhow::Result<ExitCode> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     run_for_each(&client, &args.ids, operation, args.json).await
 }
@@ -304,6 +319,7 @@ async fn run_for_each(
     let mut done: Vec<Value> = Vec::new();
     let mut code = ExitCode::SUCCESS;
     let mut printed = Ok(());
+    // Sequentially, so that the output and the errors are in the order of the arguments.
     for id in ids {
         match run_for_one(client, id, operation).await {
             Ok(record) if json => done.push(record),
@@ -327,6 +343,7 @@ async fn run_for_each(
     Ok(code)
 }
 
+/// Runs an operation on one object, and returns its record.
 async fn run_for_one(client: &Client, id: &str, operation: BulkOperation) -> anyhow::Result<Value> {
     let record = match operation {
         BulkOperation::Kill => client.kill(id, false).await,
@@ -349,6 +366,7 @@ async fn run_for_one(client: &Client, id: &str, operation: BulkOperation) -> any
         Err(e) if operation == BulkOperation::Remove && has_error_code(&e, "sandbox_not_found") => {
             match client.remove_snapshot(id).await {
                 Ok(record) => Ok(serde_json::to_value(record)?),
+                // Neither exists: the first error names the id as a sandbox.
                 Err(error) if has_error_code(&error, "snapshot_not_found") => Err(e),
                 Err(error) => Err(error),
             }

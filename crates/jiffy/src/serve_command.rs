@@ -1,4 +1,4 @@
-//! `jiffy serve`.
+//! `jiffy serve`: runs the daemon in the foreground, or stops the running daemon.
 
 use crate::cli::ServeArgs;
 use crate::run::ephemeral;

@@ -1,10 +1,11 @@
-//! `jiffy store`.
+//! `jiffy store`: maintains the shared snapshot store directly, without a daemon. The store
+//! separates the data of *tenants*, which are the owners of snapshots.
 
 mod check;
 mod copies;
 mod show;
 
-use crate::cli::{StoreCommand, StoreGcArgs, StorePlace, StoreRotateArgs, StoreVerifyArgs};
+use crate::cli::{StoreCommand, StoreGcArgs, StoreLocationArgs, StoreRotateArgs, StoreVerifyArgs};
 use anyhow::Context;
 use copies::LocalCopies;
 use jiffy_client::step_bar::StepBar;
@@ -81,7 +82,7 @@ fn store_url(url: Option<&StoreUrl>, last: Option<&LastStore>) -> anyhow::Result
 }
 
 /// Opens the store of the arguments, or the store that a daemon used last.
-fn open(place: &StorePlace) -> anyhow::Result<Arc<RemoteStore>> {
+fn open(place: &StoreLocationArgs) -> anyhow::Result<Arc<RemoteStore>> {
     let home = Home::locate()?;
     let last = LastStore::read(home.path())?;
     let url = store_url(place.store.as_ref(), last.as_ref())?;
@@ -98,6 +99,7 @@ fn open(place: &StorePlace) -> anyhow::Result<Arc<RemoteStore>> {
         url: url.clone(),
         keyring,
         home: home.path().to_owned(),
+        // A command for maintenance must read any amount of data.
         cache_bytes: u64::MAX,
         upload_bytes_per_second: None,
         timeout: STORE_TIMEOUT,
@@ -145,6 +147,7 @@ async fn tenants(remote: &RemoteStore) -> anyhow::Result<(Vec<Arc<Tenant>>, Exit
     Ok((tenants, code_for(&names)))
 }
 
+/// Prints results as JSON.
 fn print<T: Serialize>(remote: &RemoteStore, tenants: &[OfTenant<T>]) -> anyhow::Result<()> {
     let value = serde_json::json!({
         "store": remote.url(),
@@ -155,6 +158,7 @@ fn print<T: Serialize>(remote: &RemoteStore, tenants: &[OfTenant<T>]) -> anyhow:
     Ok(())
 }
 
+/// Removes unreferenced data of all tenants. Continues with the next tenant after a failure.
 async fn gc(args: &StoreGcArgs) -> anyhow::Result<ExitCode> {
     let remote = open(&args.place)?;
     let options = GcOptions {
@@ -194,6 +198,8 @@ async fn gc(args: &StoreGcArgs) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
+/// Verifies all data, or the data of the snapshots in the arguments, which may belong to several
+/// tenants.
 async fn verify(args: &StoreVerifyArgs) -> anyhow::Result<ExitCode> {
     let remote = open(&args.place)?;
     let (mut verified, mut missing) = (Vec::new(), args.ids.clone());
@@ -206,6 +212,7 @@ async fn verify(args: &StoreVerifyArgs) -> anyhow::Result<ExitCode> {
                 missing.retain(|missing| missing != id);
             }
         }
+        // The tenant has none of the requested snapshots.
         if roots.is_empty() && !args.ids.is_empty() {
             continue;
         }
@@ -229,6 +236,7 @@ async fn verify(args: &StoreVerifyArgs) -> anyhow::Result<ExitCode> {
     Ok(if is_sound { code } else { ExitCode::FAILURE })
 }
 
+/// Verifies the data of a tenant, and repairs damaged chunks if `repair` is set.
 async fn verify_tenant(
     remote: &RemoteStore,
     tenant: &Arc<Tenant>,
@@ -256,11 +264,13 @@ async fn verify_tenant(
     Ok(Verified { report, unrepaired })
 }
 
+/// Wraps the secrets of tenants with the current master key.
 async fn rotate(args: &StoreRotateArgs) -> anyhow::Result<ExitCode> {
     let remote = open(&args.place)?;
     let tenants = tenant_names(&remote).await?;
     let mut code = code_for(&tenants);
     let mut names = tenants.names;
+    // Unknown names are reported before any tenant is changed.
     for name in &args.tenants {
         anyhow::ensure!(names.contains(name), "the store has no tenant {name}");
     }
@@ -290,6 +300,7 @@ async fn rotate(args: &StoreRotateArgs) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
+/// Wraps the secrets of a tenant, and creates a new data key if `data_keys` is set.
 async fn rotate_tenant(
     remote: &RemoteStore,
     name: &str,
@@ -307,13 +318,15 @@ async fn rotate_tenant(
     })
 }
 
-async fn stats(place: &StorePlace) -> anyhow::Result<ExitCode> {
+/// Shows the amount of data of all tenants.
+async fn stats(place: &StoreLocationArgs) -> anyhow::Result<ExitCode> {
     let remote = open(place)?;
     let mut figures = Vec::new();
     let (tenants, code) = tenants(&remote).await?;
     for tenant in tenants {
         let bar = StepBar::new(tenant.name());
         let progress = |step, done, total| bar.update(step, done, total);
+        // Reads all manifests of the tenant, but no chunks.
         let usage = remote.shared.chunk_usage(&tenant, &progress).await?;
         figures.push(OfTenant {
             tenant: tenant.name().to_owned(),

@@ -1,4 +1,5 @@
-//! `jiffy template`.
+//! `jiffy template`: manages the templates in the data directory of this host. Only builds of
+//! Dockerfiles use the daemon.
 
 pub mod build;
 mod import;
@@ -70,7 +71,7 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
         TemplateCommand::Export { name, file, json } => export(&templates, name, file, *json)?,
         TemplateCommand::Import(args) => {
             let template = import_file(&templates, args)?;
-            built(&template.manifest, args.json)?;
+            print_built(&template.manifest, args.json)?;
         }
         TemplateCommand::Push { name, target, json } => shared::push(&home, name, target, *json)?,
         TemplateCommand::Pull {
@@ -135,12 +136,14 @@ fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::R
     }
     let context = || format!("cannot write {}", to.display());
     let directory = to.parent().filter(|d| !d.as_os_str().is_empty());
+    // In the same directory, so that the rename cannot cross file systems.
     let mut new = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new(".")))
         .with_context(context)?;
     let manifest = export_template(templates, name, &mut new, &mut |p| bar.update(p));
     bar.finish();
     let manifest = manifest.with_context(context)?;
     new.flush().with_context(context)?;
+    // On storage before the rename: the file is complete under its name, even after a crash.
     new.as_file().sync_all().with_context(context)?;
     new.persist(to).with_context(context)?;
     let size = fs::metadata(to).with_context(context)?.len();
@@ -153,6 +156,7 @@ fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::R
     print_result(json, &text, value)
 }
 
+/// Imports a template from a file, from standard input or from an https URL.
 fn import_file(templates: &Templates, args: &TemplateImportArgs) -> anyhow::Result<Template> {
     let from = &args.file;
     let url = from.to_str().filter(|text| text.contains("://"));
@@ -163,6 +167,7 @@ fn import_file(templates: &Templates, args: &TemplateImportArgs) -> anyhow::Resu
             sha256: args.sha256.clone(),
             known: KnownDigests::of_installation(),
             force: args.force,
+            // The network is not trusted: a downloaded file needs a known digest.
             must_be_known: url.is_some(),
         },
         ..FileImport::default()
@@ -182,6 +187,7 @@ fn import_file(templates: &Templates, args: &TemplateImportArgs) -> anyhow::Resu
     imported.with_context(|| format!("cannot import {}", from.display()))
 }
 
+/// Builds a template from a Dockerfile, an image or a recipe.
 fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> {
     if let Some(file) = build::dockerfile(args) {
         return build::run(args, &file);
@@ -204,10 +210,11 @@ fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> 
             })?
         }
     };
-    built(&template.manifest, args.json)
+    print_built(&template.manifest, args.json)
 }
 
-fn built(manifest: &TemplateManifest, json: bool) -> anyhow::Result<()> {
+/// Prints a built or imported template.
+fn print_built(manifest: &TemplateManifest, json: bool) -> anyhow::Result<()> {
     let text = format!(
         "template {}: {}, version {}",
         manifest.reference(),

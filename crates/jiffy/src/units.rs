@@ -1,4 +1,4 @@
-//! Parsers of sizes and durations.
+//! Parsers of sizes and durations in arguments.
 
 use std::time::Duration;
 
@@ -67,6 +67,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     number
         .parse::<f64>()
         .ok()
+        // Fails if the result is negative or out of range.
         .and_then(|n| Duration::try_from_secs_f64(n * factor).ok())
         .filter(|d| !d.is_zero())
         .ok_or_else(|| format!("`{text}` is not a duration: use for example 60s or 5m"))
@@ -80,6 +81,7 @@ pub fn duration_or_zero(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Splits a text into a number and a unit. A sign is not part of the number, and is rejected.
 fn split(text: &str) -> (&str, &str) {
     let at = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')

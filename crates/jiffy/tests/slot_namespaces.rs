@@ -309,8 +309,8 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
         let mut leases = [0; 2].map(|_| runtime.block_on(network.take(NicKind::Tap)).unwrap());
         let taps = [0, 1].map(|at| leases[at].take_tap());
         let [kept, lost] = leases;
-        kept.keep();
-        lost.keep();
+        kept.retain();
+        lost.retain();
         let numbers = [kept.number(), lost.number()];
         drop((kept, lost));
         network.close();

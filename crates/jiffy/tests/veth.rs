@@ -143,7 +143,7 @@ fn a_guest_in_a_namespace_has_the_network_of_one_in_a_virtual_machine() {
         let number = lease.number();
         [&lease, &remaining]
             .into_iter()
-            .for_each(|lease| lease.keep());
+            .for_each(|lease| lease.retain());
         drop((lease, remaining, tap));
         network.close();
         let network = Network::open(&config).unwrap();

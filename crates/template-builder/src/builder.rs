@@ -1,4 +1,5 @@
-//! Template builder of a host: requests for builds, and their execution.
+//! Template builder of a host: the state that all builds share. The submodules implement requests
+//! for builds, their execution, and template names, tags and usage.
 
 mod copy;
 mod error;
@@ -59,6 +60,7 @@ const BUILD_METADATA_KEY: &str = "jiffy.build";
 /// Maximum number of tags of one build.
 const MAX_TAGS: usize = 100;
 
+/// Settings of the template builder.
 #[derive(Debug, Clone)]
 pub struct BuilderSettings {
     /// Maximum number of concurrent builds; others wait.
@@ -71,8 +73,8 @@ pub struct BuilderSettings {
     pub limits: UnpackLimits,
     /// Retention time of unused steps and uploads. `None` if they are retained until a prune.
     pub cache_for: Option<Duration>,
-    /// API keys that act for the host's owner. Templates recorded as theirs become the host's when
-    /// an older data directory, without owners of templates, is migrated.
+    /// API keys that act for the host's owner. A data directory of a version whose image store had
+    /// no owners is migrated: the templates of these keys become templates of the host.
     pub host_keys: HashSet<String>,
 }
 
@@ -98,7 +100,7 @@ impl Clone for Builder {
     }
 }
 
-/// A build in progress.
+/// A build that is waiting for a permit or running.
 struct RunningBuild {
     cancel: CancellationToken,
     /// Cancelled when the build and its sandboxes have terminated.
@@ -106,6 +108,7 @@ struct RunningBuild {
     log: Arc<BuildLog>,
 }
 
+// Lock order: `names_lock` before `running`.
 pub(crate) struct BuilderInner {
     sandboxes: Sandboxes,
     templates: Templates,
@@ -133,6 +136,7 @@ impl Builder {
         settings: BuilderSettings,
     ) -> Result<Self, BuilderError> {
         let records = Arc::new(BuildRecords::open(home.path())?);
+        // The tasks of these builds ended with the earlier daemon.
         records.fail_unfinished(&FailureReason {
             message:
                 "the daemon was stopped during the build: build again to continue after the last \
@@ -155,13 +159,15 @@ impl Builder {
             template_locks: Mutex::default(),
             sandboxes,
         }));
+        // Sandboxes outlive the daemon, but their builds do not.
         let of_build = |r: &Sandbox| r.settings().metadata.contains_key(BUILD_METADATA_KEY);
         let sandboxes = builder.0.sandboxes.index();
-        for left in sandboxes.all(of_build) {
-            if let Err(e) = builder.0.sandboxes.remove(left.id()).await {
-                tracing::warn!(sandbox = left.id(), error = %e, "cannot remove the sandbox of an earlier build");
+        for sandbox in sandboxes.all(of_build) {
+            if let Err(e) = builder.0.sandboxes.remove(sandbox.id()).await {
+                tracing::warn!(sandbox = sandbox.id(), error = %e, "cannot remove the sandbox of an earlier build");
             }
         }
+        // Before the first request: the names of templates depend on their owners.
         builder.migrate().await?;
         builder.remove_unfinished_templates().await?;
         builder.spawn_waiting_gc();
@@ -186,8 +192,8 @@ impl Builder {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, BuilderError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|e| BuilderError::Directory(io::Error::other(e)))
+    let joined = tokio::task::spawn_blocking(work).await;
+    joined.map_err(|e| BuilderError::Directory(io::Error::other(e)))
 }
 
 /// Removes control characters from `text` and truncates it for a message.

@@ -88,6 +88,7 @@ impl AllowList {
     /// for the control plane.
     #[must_use]
     pub fn contains(&self, host: &str, port: u16) -> bool {
+        // `host.` and `HOST` denote the same host.
         let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
         if is_api_host(&name) {
             return false;
@@ -104,6 +105,7 @@ impl AllowList {
                 (AllowedHost::Subdomains(suffix), None) => {
                     name.len() > suffix.len() && name.ends_with(suffix.as_str())
                 }
+                // An address matches no name: a name is resolved by the broker only.
                 _ => false,
             };
             is_port && is_host

@@ -56,6 +56,7 @@ impl Destinations {
         // Read for each connection, because the addresses of interfaces change.
         let own = own_addresses();
         let permitted = addresses.filter(|address| self.permits(*address, &own));
+        // Reported if no address is permitted; otherwise the last failure is reported.
         let mut failure = EgressFailure::ProhibitedAddress;
         for address in permitted.take(MAX_ADDRESSES) {
             let address = SocketAddr::new(address, port);

@@ -43,6 +43,7 @@ impl Connector {
         let builder = builder.with_safe_default_protocol_versions()?;
         let mut config = builder.with_root_certificates(roots).with_no_client_auth();
         // The process speaks HTTP/1.1 only.
+        // Without this offer, a server could choose HTTP/2.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self {
             destinations,
@@ -117,6 +118,7 @@ impl Relay {
 
 /// Copies up to the limit, and then shuts down the other side.
 async fn copy(from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
+    // Each direction has its own limit.
     let from = from.take(MAX_BYTES);
     let mut from = tokio::io::BufReader::with_capacity(BUFFER_BYTES, from);
     // A broken connection is handled like a closed connection.

@@ -90,6 +90,7 @@ impl Functions {
             }
             None => new_record(owner.key.as_deref(), name, now)?,
         };
+        // Applied to a copy: the function is unchanged if the deployment fails.
         changes.apply(&mut record)?;
         let not_wasm = "the file is not a WebAssembly module or component in binary form";
         let not_wasm = || FunctionError::Module(not_wasm.to_owned());
@@ -147,6 +148,7 @@ impl Functions {
         previous: Option<Arc<FunctionState>>,
         mut record: FunctionRecord,
     ) -> Result<Arc<FunctionRecord>, FunctionError> {
+        // A process that has the previous revision loaded must load this one.
         record.revision += 1;
         let name = record.name.clone();
         let in_use = self.process(owner).await?;
@@ -160,6 +162,7 @@ impl Functions {
         };
         if let Err(e) = committed {
             // Reload the version of the committed record. If this fails, the next request retries.
+            // The process may have the new version, which was not committed.
             in_use.0.loaded.lock().remove(&name);
             let is_restored = match previous {
                 Some(previous) => self

@@ -48,6 +48,7 @@ impl Functions {
         }
         // A copy has no body, and an idempotent request may reach a function twice.
         let repeatable = request.body().is_end_stream() && request.method().is_idempotent();
+        // Copied for the error below: `send` consumes the request.
         let id = request.headers().get(REQUEST_ID_HEADER).cloned();
         let mut attempt = 1;
         loop {
@@ -92,6 +93,7 @@ fn prepare(request: &mut Request<RequestBody>, name: &str) -> Result<(), Functio
     let bad = |e: &dyn std::fmt::Display| FunctionError::Setting(e.to_string());
     let path = request.uri().path_and_query().cloned();
     *request.uri_mut() = path.map_or(Uri::from_static("/"), Uri::from);
+    // The client's request may use HTTP/2.
     *request.version_mut() = hyper::Version::HTTP_11;
     let name = HeaderValue::from_str(name).map_err(|e| bad(&e))?;
     let header = HeaderName::from_static(FUNCTION_HEADER);

@@ -24,6 +24,7 @@ impl Functions {
     ) -> Result<ProcessUse, FunctionError> {
         let in_use = self.process(owner).await?;
         let state = owner.function(name)?;
+        // Before the request starts, so that its log is read even if it fails.
         state.ran.store(true, Ordering::Release);
         // The usual case needs no lock that waits.
         let is_loaded = |revision| in_use.0.loaded.lock().get(name) == Some(&revision);

@@ -208,6 +208,7 @@ fn retain_first(
     result: Result<(), RemoteError>,
 ) -> Result<(), RemoteError> {
     match result {
+        // The error has a retry delay if the whole store is unavailable.
         Err(e) if e.retry_after().is_some() => return Err(e),
         Err(e) => drop(failure.get_or_insert(e)),
         Ok(()) => {}
@@ -218,6 +219,7 @@ fn retain_first(
 /// Opens the file of a module, and verifies its digest.
 fn open(path: &Path, digest: &str) -> io::Result<File> {
     let file = File::open(path)?;
+    // The file may be damaged on disk: it must not replace a correct copy in the store.
     let hash = blake3::Hasher::new().update_reader(&file)?.finalize();
     if *hash.to_hex() == *digest {
         Ok(file)

@@ -87,6 +87,7 @@ impl Functions {
             })
             .await?;
         }
+        // A longer delay is reported, so that clients are not blocked.
         let wait = backoff.wait();
         if wait > MAX_START_WAIT {
             let message = "the process has exited several times in a row".to_owned();
@@ -209,6 +210,7 @@ impl Functions {
             *owner.running.write() = None;
             // Other uses may still hold a reference for a moment.
             let _ = blocking(move || {
+                // Survives the daemon: the next daemon finds the process by its record.
                 running.process.detach();
                 Ok(())
             })
@@ -248,7 +250,8 @@ impl Functions {
 /// Returns the limits of a process, including the memory of its requests and slots.
 fn group_limits(limits: &TenantLimits) -> GroupLimits {
     GroupLimits {
-        memory_bytes: limits.memory_bytes + limits.kept_bytes() + MEMORY_OVERHEAD_BYTES,
+        // Pages that the reset `fast` retains are used in addition to running requests.
+        memory_bytes: limits.memory_bytes + limits.retained_bytes() + MEMORY_OVERHEAD_BYTES,
         max_tasks: MAX_TASKS,
         swap: false,
     }

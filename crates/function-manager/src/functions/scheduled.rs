@@ -35,6 +35,7 @@ impl Functions {
             let name = &state.record().name;
             tracing::warn!(function = name, error = %e, "scheduled call of a function failed");
         }
+        // A change of the function during the call may have replaced its schedule.
         if let Some(schedule) = &mut *state.schedule.lock() {
             schedule.record_end(status.ok());
         }

@@ -1,4 +1,4 @@
-//! `jiffy bench` and `jiffy doctor`.
+//! Arguments of `jiffy bench` and `jiffy doctor`.
 
 use super::HostArgs;
 use clap::{Args, ValueEnum};

@@ -56,7 +56,7 @@ pub struct CreateArgs {
         value_enum,
         default_value_t
     )]
-    pub on_timeout: AtTimeout,
+    pub on_timeout: TimeoutAction,
     /// No timeout: run until killed (default)
     #[arg(long, conflicts_with = "timeout")]
     pub persist: bool,
@@ -102,7 +102,7 @@ impl From<PrefetchMode> for Prefetch {
 
 /// Action when the timeout of a sandbox expires.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum AtTimeout {
+pub enum TimeoutAction {
     /// Kill the sandbox
     #[default]
     Kill,
@@ -110,11 +110,11 @@ pub enum AtTimeout {
     Pause,
 }
 
-impl From<AtTimeout> for OnTimeout {
-    fn from(at: AtTimeout) -> Self {
+impl From<TimeoutAction> for OnTimeout {
+    fn from(at: TimeoutAction) -> Self {
         match at {
-            AtTimeout::Kill => Self::Kill,
-            AtTimeout::Pause => Self::Pause,
+            TimeoutAction::Kill => Self::Kill,
+            TimeoutAction::Pause => Self::Pause,
         }
     }
 }

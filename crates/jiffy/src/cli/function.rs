@@ -1,4 +1,4 @@
-//! `jiffy function`.
+//! Arguments of `jiffy function` and its subcommands.
 
 use super::HostArgs;
 use crate::units;

@@ -1,4 +1,5 @@
-//! Hints for commands of other tools, such as Docker, that Jiffy calls differently.
+//! Hints for users of other tools, such as Docker: an unknown command leads to the equivalent
+//! command of Jiffy.
 
 use clap::error::{ContextKind, ContextValue};
 
@@ -58,7 +59,7 @@ const COMMANDS: [(&[&str], &str); 13] = [
     ),
 ];
 
-/// Returns the hint for an unknown subcommand that other tools have.
+/// Returns the hint for an unknown command that exists in other tools.
 pub fn command_hint(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else {
         return None;

@@ -58,6 +58,7 @@ impl Filter {
         };
         let value = value.to_owned();
         match key {
+            // `status` is Docker's name of this filter.
             "state" | "status" => {
                 let names = StateName::ALL.map(StateName::name);
                 let name = names.into_iter().find(|name| *name == value);

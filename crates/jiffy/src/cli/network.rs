@@ -14,6 +14,7 @@ pub enum FeatureSwitch {
     /// Required: fail without it
     On,
     /// Disabled
+    // Accepts `--network none`, as `docker run` does.
     #[value(alias = "none")]
     Off,
 }
@@ -65,6 +66,7 @@ pub struct NetworkArgs {
     pub connections_total: Option<u32>,
 }
 
+/// Parses an address or a range. An address is a range of one address.
 fn cidr(text: &str) -> Result<IpNet, String> {
     let net = text.parse::<IpNet>().ok();
     let net = net.or_else(|| text.parse().ok().map(|ip: IpAddr| ip.into()));
@@ -73,6 +75,7 @@ fn cidr(text: &str) -> Result<IpNet, String> {
     })
 }
 
+/// Parses an IPv4 range.
 fn range(text: &str) -> Result<Ipv4Net, String> {
     match cidr(text)? {
         IpNet::V4(net) => Ok(net),

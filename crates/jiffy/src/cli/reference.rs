@@ -1,4 +1,5 @@
-//! Reference of the command line, `docs/cli-reference.md`, generated from the parser.
+//! Generator of `docs/cli-reference.md` from the definitions of the command line, and a test that
+//! the document is current.
 
 use super::Cli;
 use clap::{Arg, ArgAction, Command, CommandFactory};
@@ -58,6 +59,7 @@ fn argument(out: &mut String, arg: &Arg) {
     let takes_value = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
     if takes_value && !arg.is_hide_possible_values_set() {
         let values: Vec<String> = arg
+            // Flags have implicit values and defaults, which are not shown.
             .get_possible_values()
             .iter()
             .filter(|value| !value.is_hide_set())
@@ -102,6 +104,7 @@ fn command(out: &mut String, path: &str, command: &Command) {
     if !aliases.is_empty() {
         let _ = writeln!(out, "\nAliases: {}.", aliases.join(", "));
     }
+    // Rendering the usage changes the command.
     let mut command = command.clone();
     let usage = command.render_usage().to_string();
     let usage = usage.trim_start_matches("Usage:").trim();

@@ -1,4 +1,4 @@
-//! `jiffy run`.
+//! Arguments of `jiffy run`, and hints for options of `docker run`.
 
 use super::sandbox::port;
 use super::site::SiteArgs;
@@ -82,15 +82,19 @@ pub struct Volume {
     pub read_only: bool,
 }
 
+/// Parses `HOST:GUEST[:ro]`.
 fn volume(text: &str) -> Result<Volume, String> {
     const VOLUME_FORM: &str = "use HOST:GUEST or HOST:GUEST:ro, for example ./src:/work";
+    // `:rw` is the default, and accepted because Docker has it.
     let (rest, read_only) = match text.strip_suffix(":ro") {
         Some(rest) => (rest, true),
         None => (text.strip_suffix(":rw").unwrap_or(text), false),
     };
+    // From the right: a path of the host may contain colons.
     let (host, guest) = rest.rsplit_once(':').ok_or(VOLUME_FORM)?;
     let guest = guest.trim_end_matches('/');
     let parts = guest.split('/').skip(1);
+    // The path names a subdirectory, and does not lead out of it.
     let plain = parts.clone().count() > 0
         && parts
             .clone()
@@ -116,13 +120,16 @@ pub struct Publication {
     pub ports: Forwarding,
 }
 
+/// Parses `[IP:][LOCAL:]REMOTE`.
 fn publication(text: &str) -> Result<Publication, String> {
     let invalid = || {
         format!(
             "`{text}` is not a port to publish: use for example 8080:80, 80, :80 or 192.0.2.1:8080:80"
         )
     };
+    // Docker's notation for a protocol is accepted for TCP.
     let ports_of = |text: &str| text.strip_suffix("/tcp").unwrap_or(text).to_owned();
+    // The brackets separate the colons of an IPv6 address from the colons of ports.
     let (address, ports) = match text.strip_prefix('[') {
         Some(rest) => {
             let (address, ports) = rest.split_once("]:").ok_or_else(invalid)?;

@@ -280,7 +280,7 @@ pub struct RenameArgs {
 
 /// Arguments of commands for one sandbox.
 #[derive(Debug, Args)]
-pub struct OneArgs {
+pub struct SandboxIdArgs {
     /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
     /// Print the result as JSON
@@ -296,7 +296,7 @@ pub struct OneArgs {
 pub struct PauseArgs {
     /// Sandboxes
     #[command(flatten)]
-    pub many: ManyArgs,
+    pub many: SandboxIdsArgs,
     /// Return after the memory is stored in the shared store. Needs a daemon with --store
     #[arg(long)]
     pub durable: bool,
@@ -304,7 +304,7 @@ pub struct PauseArgs {
 
 /// Arguments of commands for several sandboxes.
 #[derive(Debug, Args)]
-pub struct ManyArgs {
+pub struct SandboxIdsArgs {
     /// Names, ids, or unique prefixes of ids
     #[arg(required = true)]
     pub ids: Vec<String>,

@@ -1,4 +1,4 @@
-//! `jiffy serve`.
+//! Arguments of `jiffy serve`, and their conversion to the options of the daemon.
 
 use super::site::GuestSiteArgs;
 use super::{ConfinementArgs, EngineArgs, NetworkArgs, StoreArgs};
@@ -140,6 +140,7 @@ impl ServeArgs {
     /// Returns the options of the daemon. Reads the files of certificate authorities.
     pub fn options(&self) -> anyhow::Result<ServeOptions> {
         let tls = match (&self.tls_cert, &self.tls_key) {
+            // The parser accepts these two options only together.
             (Some(certificate), Some(key)) => TlsOptions::Files {
                 certificate: certificate.clone(),
                 key: key.clone(),

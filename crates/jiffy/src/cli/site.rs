@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Value of `--proxy` that disables the proxy of the host.
 const NO_PROXY: &str = "none";
 
-/// Options of commands that create a sandbox.
+/// Site options of commands that create a sandbox.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SiteArgs {
     /// Additional certificate authorities (PEM) for programs in the sandbox. Can be repeated
@@ -25,7 +25,7 @@ pub struct SiteArgs {
     pub no_proxy: Option<String>,
 }
 
-/// Options of `jiffy serve`.
+/// Site options of `jiffy serve`, which apply to all its sandboxes.
 #[derive(Debug, Clone, Default, Args)]
 pub struct GuestSiteArgs {
     /// Additional certificate authorities (PEM) for programs in all sandboxes and in template
@@ -40,6 +40,7 @@ pub struct GuestSiteArgs {
     /// Proxy for programs in all sandboxes, http://[USER:PASSWORD@]HOST[:PORT]
     #[arg(
         long,
+        // The help must not show the value, which may contain a password.
         env = "JIFFY_GUEST_PROXY",
         value_name = "URL",
         hide_env_values = true
@@ -60,6 +61,7 @@ struct FromEnvironment {
 impl SiteArgs {
     /// Returns the settings. Reads the files of the certificate authorities.
     pub fn read(&self) -> anyhow::Result<SiteSettings> {
+        // An empty URL disables the proxy of the host.
         let url = self.proxy.as_deref().map(|url| match url {
             NO_PROXY => "",
             url => url,
@@ -73,6 +75,7 @@ impl SiteArgs {
     /// Returns the settings merged with those in the environment of this host, for commands without
     /// a daemon.
     pub fn read_with_host(&self) -> anyhow::Result<SiteSettings> {
+        // Without arguments, all values come from the environment.
         let host = FromEnvironment::try_parse_from(["jiffy"])?.site.read()?;
         Ok(jiffy_sandbox_manager::joined(&host, &self.read()?))
     }
@@ -92,6 +95,7 @@ impl GuestSiteArgs {
     }
 }
 
+/// Checks the proxy options. `option` is the name of the option in error messages.
 fn proxy_settings(
     option: &str,
     url: Option<&str>,
@@ -101,6 +105,7 @@ fn proxy_settings(
     settings.transpose().with_context(|| option.to_owned())
 }
 
+/// Reads certificate authorities from files of at most `max_bytes` in total, without duplicates.
 fn files(option: &str, paths: &[PathBuf], max_bytes: usize) -> anyhow::Result<Vec<Authority>> {
     let mut all: Vec<Authority> = Vec::new();
     let mut free_bytes = max_bytes;
@@ -109,15 +114,18 @@ fn files(option: &str, paths: &[PathBuf], max_bytes: usize) -> anyhow::Result<Ve
         let text = text(path, free_bytes).with_context(of_file)?;
         free_bytes = free_bytes.saturating_sub(text.len());
         let authorities = authorities(&text, max_bytes).with_context(of_file)?;
+        // Several files may contain the same authority.
         let new = authorities.into_iter().filter(|a| !all.contains(a));
         all.extend(new.collect::<Vec<_>>());
     }
     Ok(all)
 }
 
+/// Reads a file of at most `max_bytes`.
 fn text(path: &Path, max_bytes: usize) -> anyhow::Result<String> {
     use std::io::Read;
     let mut text = Vec::new();
+    // One byte more than the maximum, so that a larger file is noticed.
     let limit = u64::try_from(max_bytes)
         .unwrap_or(u64::MAX)
         .saturating_add(1);

@@ -1,4 +1,4 @@
-//! `jiffy store`.
+//! Arguments of `jiffy store` and its subcommands.
 
 use crate::units;
 use clap::{Args, Subcommand};
@@ -16,7 +16,8 @@ pub enum StoreCommand {
     Gc(StoreGcArgs),
     /// Read all stored data and report damaged chunks
     Verify(StoreVerifyArgs),
-    /// Wrap tenant secrets with the current master key, so that the previous one can be removed
+    /// Wrap tenant secrets with the current master key. The previous master key can be removed
+    /// afterwards
     Rotate(StoreRotateArgs),
     /// Show the amount of stored data and the savings by deduplication and compression
     Stats(StoreStatsArgs),
@@ -24,7 +25,7 @@ pub enum StoreCommand {
 
 /// Store that a command uses.
 #[derive(Debug, Clone, Args)]
-pub struct StorePlace {
+pub struct StoreLocationArgs {
     /// Store [default: the store that a daemon of this data directory used last]. Needs the same
     /// AWS variables as the daemon
     #[arg(long, env = "JIFFY_STORE", value_name = "URL")]
@@ -90,7 +91,7 @@ pub struct StoreGcArgs {
     pub grace: Duration,
     /// Store
     #[command(flatten)]
-    pub place: StorePlace,
+    pub place: StoreLocationArgs,
 }
 
 /// `jiffy store verify`.
@@ -104,7 +105,7 @@ pub struct StoreVerifyArgs {
     pub repair: bool,
     /// Store
     #[command(flatten)]
-    pub place: StorePlace,
+    pub place: StoreLocationArgs,
 }
 
 /// `jiffy store rotate`.
@@ -120,7 +121,7 @@ pub struct StoreRotateArgs {
     pub data_keys: bool,
     /// Store
     #[command(flatten)]
-    pub place: StorePlace,
+    pub place: StoreLocationArgs,
 }
 
 /// `jiffy store stats`.
@@ -128,5 +129,5 @@ pub struct StoreRotateArgs {
 pub struct StoreStatsArgs {
     /// Store
     #[command(flatten)]
-    pub place: StorePlace,
+    pub place: StoreLocationArgs,
 }

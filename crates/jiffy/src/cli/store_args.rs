@@ -52,6 +52,7 @@ impl StoreArgs {
             keys: self.store_keys.clone(),
             cache_mib: self.cache_size,
             upload_mib_per_second: self.store_upload_limit,
+            // A timeout of 0 would fail each request.
             timeout: Duration::from_secs(self.store_timeout.max(1)),
             share_sandboxes: self.share_sandboxes,
             gc_interval: Some(self.store_gc_interval).filter(|time| !time.is_zero()),

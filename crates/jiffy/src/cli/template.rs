@@ -1,4 +1,4 @@
-//! `jiffy template`.
+//! Arguments of `jiffy template` and its subcommands.
 
 use super::{HostArgs, StoreTargetArgs};
 use crate::units;
@@ -156,7 +156,8 @@ pub struct TemplateImportArgs {
   docker save app | jiffy template build --from-tar - --name app
   jiffy template build --from-dir ./rootfs --name mine
 
-Credentials for a registry: JIFFY_REGISTRY_USER and JIFFY_REGISTRY_PASSWORD, else those of `docker login`.")]
+Credentials for a registry: JIFFY_REGISTRY_USER and JIFFY_REGISTRY_PASSWORD, or if they are not set,
+the credentials that `docker login` has stored.")]
 pub struct TemplateBuildArgs {
     /// Directory with a Dockerfile or a recipe.toml, or name of a stock template [default: base]
     #[arg(conflicts_with = "source")]

@@ -1,4 +1,5 @@
-//! Checks that do not boot a guest.
+//! Checks of `jiffy doctor` that do not boot a guest: devices, engines, user, memory, disk and
+//! templates.
 
 use super::Finding;
 use jiffy_engine_api::EngineName;
@@ -15,7 +16,7 @@ use std::process::Command;
 
 /// Minimum available memory of the host in KiB.
 const MIN_MEMORY_KIB: u64 = 512 * 1024;
-/// Minimum free disk space in bytes. Templates need less.
+/// Minimum free disk space in bytes, for sandboxes and snapshots in addition to templates.
 const MIN_SPACE_BYTES: u64 = 2 << 30;
 
 /// Runs all checks, the most important first.
@@ -23,6 +24,7 @@ pub fn run_all(report: &mut dyn FnMut(Finding)) {
     let host = Host::open();
     let facts = match &host {
         Ok(host) => EngineFacts::of(host),
+        // Without the programs of this host, no engine is usable.
         Err(e) => EngineFacts {
             kvm: Err(String::new()),
             gvisor: Err(e.to_string()),
@@ -57,6 +59,7 @@ pub fn run_all(report: &mut dyn FnMut(Finding)) {
     }
 }
 
+/// Checks /dev/kvm. Hosts with gVisor do not need it.
 fn kvm(facts: &EngineFacts) -> Finding {
     match host_kvm::open() {
         Ok(_) => match host_kvm::kind() {
@@ -144,6 +147,7 @@ fn engine(facts: &EngineFacts) -> Finding {
     }
 }
 
+/// Checks the privileges of this process.
 fn user() -> Finding {
     if jiffy_rootless::is_chroot() {
         Finding::fail(
@@ -215,6 +219,7 @@ fn rootless(facts: &RootlessSupport, report: &mut dyn FnMut(Finding)) {
     );
 }
 
+/// Returns a value of /proc/meminfo in KiB.
 fn meminfo(key: &str) -> Option<u64> {
     fs::read_to_string("/proc/meminfo")
         .ok()?
@@ -238,6 +243,7 @@ fn memory() -> Finding {
     }
 }
 
+/// Checks whether guests can use huge pages, which are enabled always or on request.
 fn huge_pages() -> Finding {
     let path = "/sys/kernel/mm/transparent_hugepage/enabled";
     let setting = fs::read_to_string(path).unwrap_or_default();
@@ -257,7 +263,9 @@ fn huge_pages() -> Finding {
     }
 }
 
+/// Checks whether control groups are mounted.
 fn cgroups() -> Finding {
+    // This file exists only in the root of version 2.
     let v2 = Path::new("/sys/fs/cgroup/cgroup.controllers");
     if let Ok(controllers) = fs::read_to_string(v2) {
         return Finding::ok("cgroup", format!("version 2: {}", controllers.trim()));
@@ -272,6 +280,7 @@ fn cgroups() -> Finding {
     )
 }
 
+/// Reports the result of the search for the programs of this host.
 fn programs(host: &Result<Host, HostError>) -> Finding {
     match host {
         Ok(_) => Finding::ok("programs", "jiffy-vmm and jiffy-agent found"),
@@ -283,10 +292,12 @@ fn programs(host: &Result<Host, HostError>) -> Finding {
     }
 }
 
+/// Checks the free space of the data directory.
 fn space(home: &Path) -> Finding {
     let description = |free: u64| format!("{}: {} MiB free", home.display(), free >> 20);
     match nix::sys::statvfs::statvfs(home) {
         Ok(s) => {
+            // Available to users without root privileges, which excludes reserved blocks.
             let free = s.blocks_available() * s.fragment_size();
             if free < MIN_SPACE_BYTES {
                 Finding::fail(
@@ -309,6 +320,7 @@ fn space(home: &Path) -> Finding {
 /// `FICLONE` (ioctl_ficlone(2)): makes a file share the blocks of another file.
 const FICLONE: libc::c_ulong = 0x4004_9409;
 
+/// Returns whether files in the data directory can share blocks.
 fn can_reflink(home: &Path) -> std::io::Result<bool> {
     use std::io::Write;
     let make = |name: &str| {
@@ -323,12 +335,14 @@ fn can_reflink(home: &Path) -> std::io::Result<bool> {
     };
     let mut from = make("a")?;
     let to = make("b")?;
+    // An empty file has no blocks to share.
     from.write_all(&[1; 4096])?;
     // SAFETY: FICLONE takes a descriptor by value and accesses no memory of this process.
     let result = unsafe { libc::ioctl(to.as_raw_fd(), FICLONE, from.as_raw_fd()) };
     Ok(result == 0)
 }
 
+/// Checks whether disks can be copied without copying their data.
 fn reflink(home: &Path) -> Finding {
     match can_reflink(home) {
         Ok(true) => Finding::ok("file system", "supports reflink copies"),
@@ -362,6 +376,7 @@ fn restores(home: &Home) -> Finding {
     }
 }
 
+/// Checks the template `base`.
 fn template(home: &Home) -> Finding {
     let templates = jiffy_image::Templates::new(home);
     match templates.get("base") {

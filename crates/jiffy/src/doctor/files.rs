@@ -1,4 +1,4 @@
-//! Checks the modes and owners of files in the data directory.
+//! Checks of `jiffy doctor --security`: modes and owners of the files in the data directory.
 
 use super::Finding;
 use std::fs::{self, Metadata};
@@ -41,6 +41,7 @@ pub fn run_all(home: &Path, report: &mut dyn FnMut(Finding)) {
     report(directories(home));
 }
 
+/// Checks the mode of the data directory.
 fn directory(home: &Path, data: &Metadata) -> Finding {
     if data.mode() & 0o077 == 0 {
         return Finding::ok(
@@ -65,7 +66,7 @@ fn entries(directory: &Path) -> Vec<(PathBuf, Metadata)> {
     let mut all: Vec<_> = entries
         .filter_map(|entry| Some((entry.path(), entry.metadata().ok()?)))
         .collect();
-    all.sort_by(|one, other| one.0.cmp(&other.0));
+    all.sort_by(|a, b| a.0.cmp(&b.0));
     all
 }
 
@@ -100,8 +101,10 @@ fn finding(
     }
 }
 
+/// Checks that all entries belong to the owner of the data directory.
 fn owners(home: &Path, owner: u32) -> Finding {
     let listed = entries(home).into_iter();
+    // Only the entries of the directory: their owners can change everything below them.
     let foreign = listed.filter(|(_, data)| data.uid() != owner);
     let foreign: Vec<PathBuf> = foreign.map(|(path, _)| path).collect();
     finding(
@@ -113,9 +116,11 @@ fn owners(home: &Path, owner: u32) -> Finding {
     )
 }
 
+/// Checks that other users cannot access files with secrets, or sockets.
 fn secrets(home: &Path) -> Finding {
     let files = SECRET_FILES
         .iter()
+        // Files that do not exist yet are skipped.
         .flat_map(|name| DATABASE_SUFFIXES.map(|suffix| home.join(format!("{name}{suffix}"))));
     let files = files.filter_map(|path| Some((path.clone(), fs::symlink_metadata(path).ok()?)));
     let sockets = SOCKET_DIRECTORIES
@@ -135,6 +140,7 @@ fn secrets(home: &Path) -> Finding {
     )
 }
 
+/// Checks that other users cannot list or change directories.
 fn directories(home: &Path) -> Finding {
     let below = entries(home).into_iter();
     let sockets = SOCKET_DIRECTORIES
@@ -146,6 +152,7 @@ fn directories(home: &Path) -> Finding {
         .chain(sockets)
         .filter(|(_, data)| data.is_dir() && data.mode() & 0o066 != 0);
     let mut open: Vec<PathBuf> = open.map(|(path, _)| path).collect();
+    // `run` is an entry of the data directory and a directory with sockets.
     open.dedup();
     finding(
         "directories",

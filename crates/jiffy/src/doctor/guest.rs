@@ -1,4 +1,4 @@
-//! The last check: boots guests.
+//! Last check of `jiffy doctor`: boots a guest on each usable engine.
 
 use super::Finding;
 use crate::cli::FeatureSwitch;
@@ -12,6 +12,7 @@ use jiffy_engines::{EngineFacts, Host};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Name of this check in the report.
 const CHECK_NAME: &str = "guest";
 const NO_ARGUMENTS: [&str; 0] = [];
 
@@ -36,6 +37,7 @@ pub fn boot(report: &mut dyn FnMut(Finding)) {
         let result = runtime().and_then(|rt| rt.block_on(boot_on(engine, &host)));
         report(match result {
             Ok(description) => Finding::ok(CHECK_NAME, format!("{engine}: {description}")),
+            // Only the default engine is necessary for sandboxes.
             Err(e) if engine == default => Finding::fail(
                 CHECK_NAME,
                 format!("{engine}: {e:#}"),
@@ -50,6 +52,7 @@ pub fn boot(report: &mut dyn FnMut(Finding)) {
     }
 }
 
+/// Boots a guest on an engine and runs `true` in the guest. Returns the description of the times.
 async fn boot_on(engine: EngineName, host: &Host) -> anyhow::Result<String> {
     let mut bar = jiffy_daemon::TemplateProgress::new("base");
     let prepared = host.prepare("base", &mut |p| bar.update(p))?;
@@ -59,6 +62,7 @@ async fn boot_on(engine: EngineName, host: &Host) -> anyhow::Result<String> {
         Ok(guest) => run_true(guest).await,
         Err(e) => Err(e.into()),
     };
+    // Also after a failure: the guest and its directory must not remain.
     guests.close().await;
     result
 }

@@ -1,5 +1,6 @@
-//! Kernel settings of the host: size of the connection tracking table, the mount with the network
-//! namespaces of sandboxes, and privileges of unprivileged users and escaped processes.
+//! Checks of `jiffy doctor --security`: kernel settings of the host. They are the size of the
+//! connection tracking table, the mount with the network namespaces of sandboxes, and privileges of
+//! unprivileged users and escaped processes.
 
 use super::Finding;
 use super::security::read;
@@ -48,6 +49,7 @@ const HARDENING_SETTINGS: [(&str, &[&str], &str); 6] = [
     ),
 ];
 
+/// Returns a sysctl value below `root`.
 fn setting(root: &Path, name: &str) -> Option<String> {
     read(root, &format!("proc/sys/{name}"))
 }
@@ -69,6 +71,7 @@ pub fn connections(root: &Path) -> Finding {
         .find_map(|line| line.strip_prefix("MemTotal:"));
     let total = total.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse().ok());
     let sandboxes = (total.unwrap_or(0_u64) / SANDBOX_MEMORY_KIB).clamp(1, MAX_SANDBOXES);
+    // Sandboxes may use three quarters of the table; the rest is reserved for the host.
     let required = (sandboxes * SANDBOX_CONNECTIONS).div_ceil(3) * 4;
     if maximum == 0 || maximum >= required {
         return Finding::ok(
@@ -78,6 +81,7 @@ pub fn connections(root: &Path) -> Finding {
             ),
         );
     }
+    // Number of sandboxes that can use all their connections at the same time.
     let full = maximum / 4 * 3 / SANDBOX_CONNECTIONS;
     let each = (maximum / 4 * 3 / sandboxes).max(16);
     Finding::note(
@@ -88,6 +92,7 @@ pub fn connections(root: &Path) -> Finding {
         ),
         format!(
             "sysctl -w net.netfilter.nf_conntrack_max={required} (up to {} MiB of memory), or use `jiffy \
+             // An entry occupies 320 bytes of kernel memory.
              serve --connections {each}`",
             (required * 320) >> 20
         ),
@@ -111,6 +116,7 @@ pub fn namespaces(root: &Path) -> Finding {
         );
     };
     let tags = mount.split(" - ").next().unwrap_or_default();
+    // Optional tags follow six fixed fields.
     let unbindable = tags.split(' ').skip(6).any(|tag| tag == "unbindable");
     let shared = tags
         .split(' ')
@@ -143,6 +149,7 @@ pub fn users(root: &Path) -> Finding {
     }
     let open = HARDENING_SETTINGS
         .iter()
+        // Settings that this kernel does not have are skipped.
         .filter_map(|(name, closed, open)| {
             let value = setting(root, name)?;
             let name = name.replace('/', ".");

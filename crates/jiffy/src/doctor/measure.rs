@@ -112,6 +112,8 @@ fn measure_and_store(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
+/// Samples of one memory policy or engine. Times are in milliseconds, page times in microseconds,
+/// and `own` is the anonymous memory of the VMM in MiB.
 #[derive(Default)]
 struct Samples {
     create: Vec<f64>,
@@ -127,13 +129,14 @@ struct Measured {
     gvisor: Option<EngineCost>,
 }
 
+/// Measures all usable engines. The snapshots are in a temporary directory.
 async fn measure(host: &Host, rounds: usize) -> anyhow::Result<Measured> {
     let facts = EngineFacts::of(host);
     let prepare = || {
         let mut bar = jiffy_daemon::TemplateProgress::new("base");
         host.prepare("base", &mut |p| bar.update(p))
     };
-    // The directory is on the same file system as snapshots.
+    // On the file system of the snapshots, because its speed affects the results.
     let dir = tempfile::tempdir_in(host.home().run())
         .context("cannot create a directory for the measurement")?;
     let microvms = match facts.check(EngineName::MicroVm) {
@@ -155,6 +158,7 @@ async fn measure(host: &Host, rounds: usize) -> anyhow::Result<Measured> {
     measured
 }
 
+/// Measures the memory policies and gVisor in turn, for `rounds` rounds after the warm-up.
 async fn measure_alternately(
     microvms: Option<&MicroVmSnapshots>,
     gvisor: Option<&EphemeralGuests>,
@@ -212,6 +216,7 @@ async fn measure_alternately(
     });
     Ok(Measured {
         policies: costs.collect::<anyhow::Result<_>>()?,
+        // `None` without samples, if gVisor is not usable.
         gvisor: Percentiles::of(&on_gvisor.create)
             .zip(Percentiles::of(&on_gvisor.exec))
             .map(|(create_ms, create_exec_ms)| EngineCost {
@@ -234,6 +239,7 @@ async fn time_to_first_exec<G>(
     Ok(([created, ms(start.elapsed())], guest))
 }
 
+/// Snapshots of microVMs that are measured.
 struct MicroVmSnapshots {
     prepared: PreparedTemplate,
     store: Store,
@@ -262,6 +268,7 @@ impl MicroVmSnapshots {
         };
         let (snapshot, _) = vm.snapshot(&self.store, &spec).await?;
         vm.ended().await;
+        // The working set is recorded in a restored guest, as after the first restore by a daemon.
         let vm = self.restore_vm(id, RestorePolicy::Map).await?;
         output(&jiffy_engines::agent(&vm), "true", &[]).await?;
         let set = vm.working_set(&self.store).await?;
@@ -300,6 +307,7 @@ impl MicroVmSnapshots {
         Ok([created, used, own])
     }
 
+    /// Returns the microseconds of the first access to a page of the snapshot and to a new page.
     async fn touch(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 2]> {
         let vm = self.restore_vm(PAGES_SNAPSHOT_ID, policy).await?;
         let text = output(&jiffy_engines::agent(&vm), "python3", &["-c", TOUCH_SCRIPT]).await?;
@@ -312,6 +320,7 @@ impl MicroVmSnapshots {
     }
 }
 
+/// Runs a command in the guest, and returns its output. Fails if the command fails.
 async fn output(agent: &AgentClient, command: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let spec = ProcessSpec::new(command, arguments.iter().copied());
     let process = agent.start(&spec).await?;
@@ -334,6 +343,7 @@ fn anonymous_mib(pid: u32) -> anyhow::Result<f64> {
     Ok(kib.context("no Anonymous in smaps_rollup")?? / 1024.0)
 }
 
+/// Returns the table of memory policies. A star marks the selected policy.
 fn policies(file: &HostFile, rounds: usize) -> String {
     let mut text = format!(
         "      restores of microVMs of template base, 2 vCPUs, 512 MiB, {rounds} rounds after {WARM_UP_ROUNDS} \
@@ -363,6 +373,7 @@ fn policies(file: &HostFile, rounds: usize) -> String {
     text
 }
 
+/// Returns the table of engines. A star marks the default engine of new sandboxes.
 fn engines(
     costs: [(EngineName, Option<EngineCost>); 2],
     chosen: EngineName,

@@ -12,6 +12,7 @@ use std::path::Path;
 
 /// Runs all checks, the most important first.
 pub fn run_all(report: &mut dyn FnMut(Finding)) {
+    // Tests check other directories with the same structure.
     let root = Path::new("/");
     report(virtualization());
     report(jail());
@@ -37,6 +38,7 @@ pub(super) fn read(root: &Path, path: &str) -> Option<String> {
     Some(text.trim().to_owned())
 }
 
+/// Checks whether KVM uses hardware virtualization.
 fn virtualization() -> Finding {
     match host_kvm::kind() {
         KvmKind::Hardware => Finding::ok("virtualization", "hardware virtualization"),
@@ -48,6 +50,7 @@ fn virtualization() -> Finding {
     }
 }
 
+/// Checks whether VMMs are confined.
 fn jail() -> Finding {
     let host = match Host::open() {
         Ok(host) => host,
@@ -70,6 +73,7 @@ fn jail() -> Finding {
     }
 }
 
+/// Checks whether control groups can limit VMMs.
 fn limits() -> Finding {
     let remedy = "mount cgroups, or run in a delegated cgroup: without limits, escaped code can exhaust the host";
     match Cgroups::find() {
@@ -82,6 +86,7 @@ fn limits() -> Finding {
     }
 }
 
+/// Checks the user of the daemon, which is assumed to be the user of this command.
 fn user() -> Finding {
     if geteuid().is_root() && jiffy_rootless::current().is_none() {
         Finding::ok(
@@ -97,6 +102,7 @@ fn user() -> Finding {
     }
 }
 
+/// Checks the mode of /dev/kvm.
 fn kvm_device(path: &Path) -> Finding {
     match fs::metadata(path) {
         Ok(device) if device.mode() & 0o006 != 0 => Finding::note(
@@ -112,6 +118,7 @@ fn kvm_device(path: &Path) -> Finding {
     }
 }
 
+/// Checks whether two guests can share a processor core.
 fn smt(root: &Path) -> Finding {
     match read(root, "sys/devices/system/cpu/smt/active").as_deref() {
         Some("0") => Finding::ok(
@@ -132,12 +139,14 @@ fn smt(root: &Path) -> Finding {
     }
 }
 
+/// Checks for known vulnerabilities of the processor without mitigation.
 fn mitigations(root: &Path) -> Finding {
     let directory = root.join("sys/devices/system/cpu/vulnerabilities");
     let mut open: Vec<String> = fs::read_dir(directory)
         .into_iter()
         .flatten()
         .flatten()
+        // Other texts are `Not affected` and `Mitigation: ...`.
         .filter(|entry| fs::read_to_string(entry.path()).is_ok_and(|s| s.starts_with("Vulnerable")))
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
@@ -153,8 +162,10 @@ fn mitigations(root: &Path) -> Finding {
     }
 }
 
+/// Checks whether the kernel merges equal pages of guests.
 fn ksm(root: &Path) -> Finding {
     match read(root, "sys/kernel/mm/ksm/run").as_deref() {
+        // 0: stopped; 2: stopped, and merged pages are separated again.
         None | Some("0" | "2") => Finding::ok("ksm", "disabled"),
         _ => Finding::note(
             "ksm",
@@ -164,10 +175,12 @@ fn ksm(root: &Path) -> Finding {
     }
 }
 
+/// Checks for swap on disk. Compressed swap in memory (zram) is lost at power-off.
 fn swap(root: &Path) -> Finding {
     let swaps = read(root, "proc/swaps").unwrap_or_default();
     let devices: Vec<&str> = swaps
         .lines()
+        // The first line is the heading.
         .skip(1)
         .filter_map(|line| line.split_whitespace().next())
         .filter(|device| !device.starts_with("/dev/zram"))
@@ -186,6 +199,7 @@ fn swap(root: &Path) -> Finding {
     }
 }
 
+/// Checks whether the kernel supports Landlock, an additional restriction of the jail.
 fn landlock(root: &Path) -> Finding {
     match read(root, "sys/kernel/security/lsm") {
         Some(modules) if modules.split(',').any(|m| m == "landlock") => Finding::ok(

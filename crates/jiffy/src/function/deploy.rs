@@ -1,4 +1,4 @@
-//! `jiffy function deploy`.
+//! `jiffy function deploy`: builds a function from source if necessary, and deploys its module.
 
 use super::{path, source, table};
 use crate::cli::FunctionDeployArgs;
@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 /// Deploys a module.
 pub async fn run(args: &FunctionDeployArgs) -> anyhow::Result<()> {
+    // Invalid arguments are reported before a build that takes minutes.
     path(&args.name, "")?;
     let settings = settings(args)?;
     let client = jiffy_daemon::open_client(&args.output.host.server()).await?;
@@ -28,7 +29,8 @@ pub async fn run(args: &FunctionDeployArgs) -> anyhow::Result<()> {
     show(args.output.json, &deployed, table::current_version)
 }
 
-/// Returns the settings in the arguments as a request of the API.
+/// Returns the settings in the arguments as a request of the API. Settings that are not specified
+/// are omitted: the daemon retains their values.
 pub(super) fn settings(args: &FunctionDeployArgs) -> anyhow::Result<Value> {
     let mut limits = Map::new();
     let mut limit = |name: &str, value: Option<Value>| {
@@ -51,6 +53,7 @@ pub(super) fn settings(args: &FunctionDeployArgs) -> anyhow::Result<Value> {
     if !args.allow.is_empty() {
         settings.insert("allow".to_owned(), json!(args.allow));
     }
+    // Without either option, the access of an existing function does not change.
     if args.public || args.private {
         settings.insert("public".to_owned(), json!(args.public));
     }

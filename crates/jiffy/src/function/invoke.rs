@@ -1,4 +1,4 @@
-//! `jiffy function invoke`.
+//! `jiffy function invoke`: sends a request to a function through the API.
 
 use super::path;
 use crate::cli::FunctionInvokeArgs;
@@ -22,6 +22,7 @@ pub async fn run(args: &FunctionInvokeArgs) -> anyhow::Result<ExitCode> {
         args.path
     );
     let body = args.data.as_deref().map(body).transpose()?;
+    // The same default as curl.
     let method = match (&args.method, &body) {
         (Some(method), _) => method
             .to_uppercase()
@@ -47,6 +48,7 @@ pub async fn run(args: &FunctionInvokeArgs) -> anyhow::Result<ExitCode> {
         outln!("{}", jiffy_client::terminal::json(&output)?);
     } else {
         while let Some(bytes) = response.next().await? {
+            // Flushed for each chunk: the function may send its response slowly.
             let mut out = std::io::stdout().lock();
             out.write_all(&bytes)?;
             out.flush()?;
@@ -59,6 +61,7 @@ pub async fn run(args: &FunctionInvokeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
+/// Returns the body in an argument: text, `@FILE`, or `@-` for standard input.
 fn body(data: &str) -> anyhow::Result<Bytes> {
     let Some(file) = data.strip_prefix('@') else {
         return Ok(Bytes::from(data.to_owned()));
@@ -71,6 +74,7 @@ fn body(data: &str) -> anyhow::Result<Bytes> {
     Ok(content.into())
 }
 
+/// Parses `NAME: VALUE` arguments.
 fn headers(lines: &[String]) -> anyhow::Result<HeaderMap> {
     let mut headers = HeaderMap::new();
     for line in lines {

@@ -1,4 +1,4 @@
-//! `jiffy function logs`.
+//! `jiffy function logs`: prints the log of a function, page by page.
 
 use super::path;
 use crate::cli::FunctionLogsArgs;
@@ -11,6 +11,7 @@ use std::io::Write;
 /// Maximum time in seconds for which a request waits for further entries.
 const FOLLOW_WAIT_S: u32 = 20;
 
+/// Part of a log.
 #[derive(Deserialize)]
 struct LogPage {
     entries: Vec<Value>,
@@ -39,6 +40,7 @@ pub async fn run(args: &FunctionLogsArgs) -> anyhow::Result<()> {
             }
         }
         out.flush()?;
+        // Without --follow, an empty page is the end of the log.
         let wait = match (args.follow, page.entries.is_empty()) {
             (false, true) => return Ok(()),
             (false, false) => 0,

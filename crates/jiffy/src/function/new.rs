@@ -57,6 +57,7 @@ pub fn run(args: &FunctionNewArgs) -> anyhow::Result<()> {
     super::path(&args.name, "")?;
     let directory = Path::new(&args.name);
     let context = || format!("cannot create the directory {}", directory.display());
+    // Fails if the directory exists, so that no file is overwritten.
     fs::create_dir(directory).with_context(context)?;
     write(example(args.lang), directory)?;
     outln!(
@@ -67,12 +68,14 @@ pub fn run(args: &FunctionNewArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Writes the files of an example into a directory.
 fn write(example: Example, directory: &Path) -> anyhow::Result<()> {
     for (path, content) in example {
         let target = directory.join(path);
         let context = || format!("cannot write {}", target.display());
         if let Some(parent) = target.parent() {
             fs::create_dir_all(parent).with_context(context)?;
+            // The umask of the user removes permissions.
         }
         let mode = if SCRIPTS.contains(path) { 0o777 } else { 0o666 };
         let mut file = OpenOptions::new();

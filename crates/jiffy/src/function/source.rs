@@ -69,8 +69,10 @@ pub async fn build(client: &Client, directory: &Path) -> anyhow::Result<Vec<u8>>
     let lease = client.lease(&id).await;
     let result = match &lease {
         Ok(_) => build_in(&client.agent(&sandbox)?, directory).await,
+        // The daemon did not grant a lease, or the sandbox was removed.
         Err(_) => Err(anyhow::anyhow!("the sandbox of the build was removed")),
     };
+    // Removed in any case. The errors of lease and build take precedence.
     let removed = client.delete(&id, true).await;
     lease?;
     let module = result?;
@@ -78,8 +80,10 @@ pub async fn build(client: &Client, directory: &Path) -> anyhow::Result<Vec<u8>>
     Ok(module)
 }
 
+/// Builds the function in a sandbox: copies the sources, runs `build`, and reads the module.
 async fn build_in(agent: &AgentClient, directory: &Path) -> anyhow::Result<Vec<u8>> {
     let options = ArchiveOptions {
+        // The user of the sandbox owns the files.
         owner: Some("@".to_owned()),
         ..ArchiveOptions::default()
     };
@@ -124,9 +128,11 @@ async fn build_in(agent: &AgentClient, directory: &Path) -> anyhow::Result<Vec<u
     Ok(module.to_vec())
 }
 
+/// Returns whether a path in the archive of the sources is below an ignored entry.
 fn is_ignored(path: &[u8]) -> bool {
     let first = path
         .split(|byte| *byte == b'/')
+        // Paths in the archive may begin with `./`.
         .find(|part| !matches!(*part, b"" | b"."));
     first.is_some_and(|first| IGNORED_FILES.iter().any(|name| name.as_bytes() == first))
 }
@@ -148,6 +154,7 @@ fn check(directory: &Path) -> anyhow::Result<()> {
         for entry in fs::read_dir(&next).with_context(context)? {
             let entry = entry.with_context(context)?;
             let name = entry.file_name();
+            // Ignored files do not count towards the limits.
             if next == directory && IGNORED_FILES.iter().any(|ignored| name == *ignored) {
                 continue;
             }

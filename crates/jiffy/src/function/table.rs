@@ -1,4 +1,4 @@
-//! Tables of functions.
+//! Tables and details of functions, from the JSON responses of the API.
 
 use crate::columns::{Align, Table};
 use serde_json::Value;
@@ -13,6 +13,7 @@ fn text(value: &Value, field: &str) -> String {
     }
 }
 
+/// Returns the elements of a list. Empty if the value is not a list.
 fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
@@ -33,6 +34,7 @@ pub fn current_version(function: &Value) -> String {
     line
 }
 
+/// Returns the URL of a function, or its path if the daemon has no domain.
 fn address(function: &Value) -> String {
     match text(function, "/url") {
         url if url.is_empty() => text(function, "/path"),

@@ -24,6 +24,7 @@ pub async fn budgets(home: &Home, keys: &[Key]) -> Budgets {
     let Ok(client) = jiffy_daemon::local_daemon::client_over(home, stream).await else {
         return budgets;
     };
+    // Without its budget, a key is shown with its limits only.
     for key in keys.iter().filter(|key| key.revoked_ms.is_none()) {
         let path = format!("/limits?key={}", key.id);
         if let Ok(budget) = client.call::<Value>(Method::GET, &path, &()).await {
@@ -58,6 +59,7 @@ pub fn limits_text(limits: &Limits, budget: Option<&Value>) -> String {
             limit,
         ) {
             (Some(used), Some(limit)) => Some(format!("{used}/{limit}{unit}")),
+            // A resource without a limit is shown only if it is in use.
             (Some(used), None) => Some(format!("{used}{unit}")),
             (None, limit) => limit.map(|limit| format!("{limit}{unit}")),
         }

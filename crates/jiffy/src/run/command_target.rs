@@ -24,8 +24,9 @@ pub trait CommandTarget {
     /// Returns whether the guest, with all its processes, is removed when this process exits.
     fn ends_with_client(&self) -> bool;
 
-    /// Returns the exit reason if the guest terminates within `limit`.
-    async fn end_reason(&self, limit: Duration) -> Option<String>;
+    /// Returns the exit reason if the guest terminates within `limit`. `None` if the guest
+    /// continues to run.
+    async fn exit_reason(&self, limit: Duration) -> Option<String>;
 }
 
 /// Returns a client of the agent in `guest`.
@@ -61,6 +62,7 @@ impl CommandTarget for LocalGuest {
             let guest = guest.clone();
             Box::pin(async move {
                 let mut stream = guest.connect(TCP_PORT).await?;
+                // The agent connects the stream with the port.
                 tcp_handshake(&mut stream, port)
                     .await
                     .with_context(|| format!("cannot connect to port {port} of the guest"))?;
@@ -77,7 +79,7 @@ impl CommandTarget for LocalGuest {
         true
     }
 
-    async fn end_reason(&self, limit: Duration) -> Option<String> {
+    async fn exit_reason(&self, limit: Duration) -> Option<String> {
         let reason = tokio::time::timeout(limit, self.guest.ended()).await.ok()?;
         Some(outcome::exit_message(&reason, &self.guest.console_tail()))
     }

@@ -1,5 +1,6 @@
-//! Guests of this process, which are independent of a daemon. The guests and their network are
-//! removed when the process exits.
+//! Guests of this process, which are independent of a daemon, for `jiffy run` without a daemon and
+//! `jiffy doctor`. The guests and their network are removed when the process exits, even if it is
+//! killed.
 
 use crate::cli::FeatureSwitch;
 use anyhow::Context;
@@ -55,11 +56,13 @@ struct NetworkRemover {
 }
 
 impl NetworkRemover {
+    // The running program, even if its file was replaced by an update.
     fn start(directory: &Path) -> io::Result<Self> {
         let mut child = Command::new("/proc/self/exe")
             .arg0("jiffy")
             .arg(REMOVER_ARGUMENT)
             .env_clear()
+            // The helper runs `ip` and `nft`.
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -81,11 +84,14 @@ impl NetworkRemover {
 /// Main function of the helper process. Reads the directory from standard input until it is closed,
 /// and removes the directory and its network.
 pub fn remover() -> ExitCode {
+    // Returns when this end is the last one open: the parent has exited.
     let mut name = Vec::new();
     let _ = io::stdin().read_to_end(&mut name);
     let directory = PathBuf::from(OsString::from_vec(name));
+    // The path comes from another process: remove only a directory of this kind.
     let file_name = directory.file_name().map(OsStr::to_string_lossy);
     if file_name.is_some_and(|name| name.starts_with(DIRECTORY_PREFIX)) {
+        // The directory is absent if the parent removed it.
         let _ = fs::remove_dir_all(&directory);
     }
     match Network::remove_dead() {
@@ -124,6 +130,7 @@ impl EphemeralDirectory {
             .tempdir_in(&run);
         let directory =
             directory.with_context(|| format!("cannot create a directory in {}", run.display()))?;
+        // The kernel releases the lock when this process exits for any reason.
         let lock = Flock::lock(File::open(directory.path())?, FlockArg::LockExclusive)
             .map_err(|(_, e)| e)?;
         Ok(Self {
@@ -152,6 +159,7 @@ pub fn remove_dead_directories(home: &Home) {
     }
 }
 
+/// Removes the directories without a lock. The caller must hold the lock of the parent.
 fn remove_dead(run: &Path) {
     for entry in fs::read_dir(run).into_iter().flatten().flatten() {
         let has_prefix = entry
@@ -165,6 +173,7 @@ fn remove_dead(run: &Path) {
         let Ok(directory) = File::open(entry.path()) else {
             continue;
         };
+        // A process holds the lock of its directory as long as it runs.
         if Flock::lock(directory, FlockArg::LockExclusiveNonblock).is_ok() {
             // The next process retries a failed removal.
             let _ = fs::remove_dir_all(entry.path());
@@ -214,7 +223,7 @@ impl EphemeralGuests {
     /// Boots a guest. Returns after its agent has answered.
     pub async fn boot(&self, size: SandboxSize) -> Result<Arc<dyn Guest>, EngineError> {
         let unassigned = self.engine.boot(&self.template, size).await?;
-        unassigned.assign_identity(&self.anonymous()?).await
+        unassigned.assign_identity(&self.new_identity()?).await
     }
 
     /// Saves a guest as snapshot `id` and stops the guest.
@@ -226,10 +235,11 @@ impl EphemeralGuests {
     /// Restores a guest from a snapshot. Returns after its agent has received a new identity.
     pub async fn restore(&self, id: &str) -> Result<Arc<dyn Guest>, EngineError> {
         let unassigned = self.engine.restore(id, None).await?;
-        unassigned.assign_identity(&self.anonymous()?).await
+        unassigned.assign_identity(&self.new_identity()?).await
     }
 
-    fn anonymous(&self) -> Result<SandboxIdentity, EngineError> {
+    /// Returns the identity of a guest: a new id, without a name or settings.
+    fn new_identity(&self) -> Result<SandboxIdentity, EngineError> {
         Ok(SandboxIdentity {
             id: new_id().map_err(EngineError::failed)?,
             template: Some(self.template.clone()),
@@ -269,6 +279,7 @@ async fn open_network(
         ..NetworkConfig::new(home)
     };
     let network = tokio::task::spawn_blocking(move || Network::open(&config));
+    // Concurrently with the start of the network, which takes longer.
     let remover = NetworkRemover::start(home);
     match (network.await?, mode) {
         (Ok(network), _) => Ok(Some(EphemeralNetwork {

@@ -22,6 +22,7 @@ pub fn run(command: PreparedCommand<'_>, runtime: &Runtime) -> anyhow::Result<Ou
     let (engine, prepared) = prepare(&host, args.engine, &args.template)?;
     let startup = prepared.template().manifest.startup.clone();
     runtime.block_on(async {
+        // Captured before the guest boots: a signal must not leave a guest behind.
         let signals = Signals::new()?;
         let mut guests =
             EphemeralGuests::open(&host, engine, &args.template, prepared, args.network).await?;
@@ -57,10 +58,12 @@ impl LocalRun<'_> {
             number = signals.next() => return Ok(Outcome::interrupted(number)),
         };
         let outcome = self.session(&guest, signals).await;
+        // Also after a failure of the session.
         guest.stop().await;
         outcome
     }
 
+    /// Runs the start command of the template, and then the command in the guest.
     async fn session(
         self,
         guest: &Arc<dyn Guest>,

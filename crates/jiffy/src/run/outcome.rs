@@ -1,4 +1,4 @@
-//! Outcome of a command and its report.
+//! Outcome of a command: its exit code, message and captured output, and the report for `--json`.
 
 use jiffy_api_types::SandboxInfo;
 use jiffy_engine_api::{BootMode, BootReport, ExitReason};
@@ -21,6 +21,7 @@ pub struct CapturedOutput {
 impl CapturedOutput {
     /// Appends a chunk up to the limit.
     pub fn push(&mut self, chunk: &[u8]) {
+        // Cannot be negative: the buffer never exceeds the limit.
         let free_bytes = MAX_CAPTURED_BYTES - self.bytes.len();
         self.truncated |= chunk.len() > free_bytes;
         self.bytes
@@ -85,6 +86,7 @@ pub struct Outcome {
     pub stderr: CapturedOutput,
 }
 
+/// JSON report of `--json`. The field names are part of the interface.
 #[derive(Serialize)]
 struct RunReport<'a> {
     exit_code: u8,
@@ -101,6 +103,7 @@ struct RunReport<'a> {
     total_ms: f64,
 }
 
+/// Phases of the boot, in milliseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Phases {
     vmm: f64,
@@ -109,6 +112,7 @@ struct Phases {
     agent: f64,
 }
 
+/// Converts microseconds to milliseconds.
 fn ms(us: u64) -> f64 {
     us as f64 / 1000.0
 }
@@ -180,6 +184,7 @@ fn last_lines(console: &str) -> String {
     if lines.is_empty() {
         return String::new();
     }
+    // The cause of a failure is usually at the end.
     let shown = &lines[lines.len().saturating_sub(CONSOLE_LINES)..];
     let mut text = String::from("\n  the guest's last console output:");
     for line in shown {

@@ -45,6 +45,7 @@ impl Listeners {
         for (listener, port) in self.0 {
             let mut stopped = stopped.clone();
             let stop = async move {
+                // A dropped sender also stops the forwarding.
                 let _ = stopped.wait_for(|stop| *stop).await;
             };
             tasks.spawn(forward(listener, opener.clone(), port, stop));

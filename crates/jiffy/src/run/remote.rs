@@ -1,4 +1,5 @@
-//! `jiffy run` in a sandbox of a daemon. The sandbox exists while this process holds its lease.
+//! `jiffy run` in a sandbox of a daemon. The daemon removes the sandbox when this process releases
+//! its lease or exits.
 
 use super::outcome::{GuestBoot, Outcome};
 use super::{PreparedCommand, Signals, prepare};
@@ -30,6 +31,7 @@ pub async fn run(
         Some(image) => template_of_image(client, image, args.exec.json).await?,
         None => args.template.clone(),
     };
+    // A template of another host, or of an image, is built by the daemon.
     if !client.is_remote() && args.image.is_none() {
         prepare_template(args)?;
     }
@@ -46,6 +48,7 @@ pub async fn run(
         .with_timeout_s(UNLEASED_TIMEOUT_S)
         .with_settings(settings)
         .with_site(args.site.read()?);
+    // Pinned, so that the response can still be awaited after a signal.
     let mut create = pin!(client.create(&new_sandbox));
     let sandbox = tokio::select! {
         sandbox = &mut create => sandbox?,
@@ -68,6 +71,7 @@ pub async fn run(
             match client.lease(&id).await {
                 Ok(lease) => {
                     has_lease = true;
+                    // Held until this future is dropped.
                     let _lease = lease;
                     std::future::pending().await
                 }

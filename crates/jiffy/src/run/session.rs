@@ -1,4 +1,5 @@
-//! Session of a command in a booted guest: streams, signals and timeout.
+//! Session of a command in a booted guest: starts the process, and connects its streams, signals
+//! and timeout with this process.
 
 use super::command_target::CommandTarget;
 use super::outcome::{self, Outcome, signal_code};
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+// Exit codes of `docker run` and of the program `timeout`.
 const TIMEOUT_EXIT_CODE: u8 = 124;
 const NOT_EXECUTABLE_EXIT_CODE: u8 = 126;
 const NOT_FOUND_EXIT_CODE: u8 = 127;
@@ -40,6 +42,7 @@ pub async fn run(
         Ok(process) => process,
         Err(e) => return start_error(target, e).await,
     };
+    // Raw mode starts after the process: an error message needs the usual mode.
     let raw = if args.tty {
         Some(terminal::RawMode::enter().context("cannot switch the terminal to raw mode")?)
     } else {
@@ -55,6 +58,7 @@ pub async fn run(
     };
     let mut outcome = session.follow(signals).await?;
     let (stdout, stderr) = (session.stdout.finish().await, session.stderr.finish().await);
+    // The mode is restored before messages are printed.
     drop(raw);
     if outcome.message.is_none() {
         for result in [&stdout, &stderr] {
@@ -69,6 +73,7 @@ pub async fn run(
     Ok(outcome)
 }
 
+/// Returns the description of the process for the agent.
 fn spec(args: &ExecArgs, env: BTreeMap<String, String>) -> ProcessSpec {
     let mut envs = env;
     let mut spec = ProcessSpec::new(&args.command[0], &args.command[1..]);
@@ -83,6 +88,7 @@ fn spec(args: &ExecArgs, env: BTreeMap<String, String>) -> ProcessSpec {
             cols: size.cols,
             rows: size.rows,
         });
+        // Programs in the guest need the type of the terminal of this process.
         let term = std::env::var("TERM").unwrap_or_else(|_| "xterm-256color".to_owned());
         envs.entry("TERM".to_owned()).or_insert(term);
     }
@@ -98,7 +104,8 @@ async fn start_error(target: &impl CommandTarget, error: ClientError) -> anyhow:
         ClientError::CommandNotExecutable(_) => NOT_EXECUTABLE_EXIT_CODE,
         _ => FAILURE_EXIT_CODE,
     };
-    if let Some(reason) = target.end_reason(Duration::ZERO).await {
+    // A guest that has exited is the cause of any other error.
+    if let Some(reason) = target.exit_reason(Duration::ZERO).await {
         return Ok(Outcome::failed(FAILURE_EXIT_CODE, reason));
     }
     Ok(Outcome::failed(code, error.to_string()))
@@ -139,15 +146,18 @@ impl OutputSink {
     }
 }
 
+/// Process in a guest whose streams are connected with this process.
 struct Session<'a, P> {
     args: &'a ExecArgs,
     target: &'a P,
     process: Process,
     stdout: OutputSink,
     stderr: OutputSink,
+    /// Number of signals received so far.
     interrupts: u32,
 }
 
+/// Reason for which the event loop continues.
 enum SessionEvent {
     Event(Result<Option<ProcessEvent>, ClientError>),
     Signal(i32),
@@ -156,14 +166,17 @@ enum SessionEvent {
 }
 
 impl<P: CommandTarget> Session<'_, P> {
+    /// Handles events until the process exits or the session is terminated.
     async fn follow(&mut self, signals: &mut Signals) -> anyhow::Result<Outcome> {
         let mut resized: Signal = signal(SignalKind::window_change())?;
         let with_input = self.args.interactive || self.args.tty;
         let client = self.process.client().clone();
         let chunks = with_input.then(streams::input);
-        let input = pump(client, self.process.pid(), self.args.tty, chunks);
+        let input = copy_stdin(client, self.process.pid(), self.args.tty, chunks);
         tokio::pin!(input);
         let mut input_done = false;
+        // The agent enforces the timeout. This later deadline applies if the agent does not
+        // respond.
         let deadline = self
             .args
             .timeout
@@ -185,9 +198,11 @@ impl<P: CommandTarget> Session<'_, P> {
         }
     }
 
+    /// Handles an event. Returns the outcome if the session is over.
     async fn handle(&mut self, event: SessionEvent) -> Option<Outcome> {
         match event {
             SessionEvent::Event(Ok(Some(event))) => self.on_event(event).await,
+            // The agent has killed the command at its timeout.
             SessionEvent::Event(Err(ClientError::Rpc {
                 code: RpcCode::DeadlineExceeded,
                 message,
@@ -195,7 +210,7 @@ impl<P: CommandTarget> Session<'_, P> {
                 finished: true,
                 ..self.timed_out(&message)
             }),
-            SessionEvent::Event(result) => Some(self.lost(result.err()).await),
+            SessionEvent::Event(result) => Some(self.connection_lost(result.err()).await),
             SessionEvent::Signal(number) => self.on_signal(number).await,
             SessionEvent::Resized => {
                 let size = terminal::size();
@@ -213,15 +228,18 @@ impl<P: CommandTarget> Session<'_, P> {
         }
     }
 
+    /// Handles an event of the process. Returns the outcome if the process has exited, or if its
+    /// output cannot be written.
     async fn on_event(&mut self, event: ProcessEvent) -> Option<Outcome> {
         let result = match event {
             ProcessEvent::Stdout(chunk) | ProcessEvent::Pty(chunk) => {
                 self.stdout.write(&chunk).await
             }
             ProcessEvent::Stderr(chunk) => self.stderr.write(&chunk).await,
-            ProcessEvent::End(status) => return Some(self.ended(&status)),
+            ProcessEvent::End(status) => return Some(self.exited(&status)),
             ProcessEvent::Started { .. } | ProcessEvent::KeepAlive => Ok(()),
         };
+        // A reader such as `head` has closed the output: the command must not run on without it.
         let error = result.err()?;
         self.hang_up().await;
         Some(write_error(&error))
@@ -244,6 +262,7 @@ impl<P: CommandTarget> Session<'_, P> {
     async fn hang_up(&self) {
         if !self.target.ends_with_client() {
             for number in [libc::SIGPIPE, libc::SIGHUP] {
+                // The error is ignored: the command may have exited.
                 let _ = self.signal(number).await;
             }
         }
@@ -307,7 +326,8 @@ impl<P: CommandTarget> Session<'_, P> {
         )
     }
 
-    fn ended(&self, status: &ExitStatus) -> Outcome {
+    /// Returns the outcome of a process that has exited.
+    fn exited(&self, status: &ExitStatus) -> Outcome {
         let code = u8::try_from(status.exit_code).unwrap_or(u8::MAX);
         if status.oom_killed {
             let mib = self.target.memory_mib();
@@ -328,8 +348,8 @@ impl<P: CommandTarget> Session<'_, P> {
 
     /// Returns the outcome of a broken connection. If the guest has terminated, its exit reason is
     /// the message.
-    async fn lost(&self, error: Option<ClientError>) -> Outcome {
-        if let Some(reason) = self.target.end_reason(Duration::from_secs(2)).await {
+    async fn connection_lost(&self, error: Option<ClientError>) -> Outcome {
+        if let Some(reason) = self.target.exit_reason(Duration::from_secs(2)).await {
             return Outcome::failed(FAILURE_EXIT_CODE, reason);
         }
         let reason = error.map_or_else(
@@ -358,6 +378,7 @@ fn write_error(error: &io::Error) -> Outcome {
     )
 }
 
+/// Waits for a deadline. Never returns without one.
 async fn until(deadline: Option<tokio::time::Instant>) {
     match deadline {
         Some(at) => tokio::time::sleep_until(at).await,
@@ -367,7 +388,12 @@ async fn until(deadline: Option<tokio::time::Instant>) {
 
 /// Copies standard input to the process until the input ends or the process accepts no further
 /// input.
-async fn pump(client: AgentClient, pid: u32, pty: bool, chunks: Option<mpsc::Receiver<Vec<u8>>>) {
+async fn copy_stdin(
+    client: AgentClient,
+    pid: u32,
+    pty: bool,
+    chunks: Option<mpsc::Receiver<Vec<u8>>>,
+) {
     let Some(mut chunks) = chunks else { return };
     let Ok(mut stdin) = StdinStream::open(&client, pid, pty).await else {
         return;
@@ -380,6 +406,7 @@ async fn pump(client: AgentClient, pid: u32, pty: bool, chunks: Option<mpsc::Rec
     // Standard input is closed only after all data was delivered. A terminal is not closed: its
     // program decides when to exit.
     if stdin.finish().await.is_ok() && !pty {
+        // The error is ignored: the process may have exited.
         let _ = client.close_stdin(pid).await;
     }
 }

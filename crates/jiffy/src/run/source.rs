@@ -1,4 +1,4 @@
-//! Selection of the source of the sandbox of `jiffy run`.
+//! Selects where the sandbox of `jiffy run` runs: in a daemon or in this process.
 
 use crate::cli::EngineSelection;
 use crate::cli::RunArgs;
@@ -57,6 +57,8 @@ async fn from_daemon(args: &RunArgs, client: Client) -> anyhow::Result<Option<Gu
     let engine = engines.iter().find(|e| e.name == name && e.usable);
     Ok(engine.map(|engine| GuestSource::Daemon {
         client,
+        // The daemon may change its default engine later; an explicit name is sent only if
+        // necessary.
         engine: (!engine.default).then_some(name),
     }))
 }

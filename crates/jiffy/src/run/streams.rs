@@ -19,11 +19,13 @@ pub fn input() -> mpsc::Receiver<Vec<u8>> {
             match stdin.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(n) => {
+                    // The receiver is dropped when the process accepts no further input.
                     if sender.blocking_send(buffer[..n].to_vec()).is_err() {
                         break;
                     }
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                // Input that cannot be read ends, as for other programs.
                 Err(_) => break,
             }
         }
@@ -55,6 +57,7 @@ impl Output {
         thread::spawn(move || {
             let mut result = Ok(());
             while let Some(chunk) = queue.blocking_recv() {
+                // Flushed for each chunk: the output may be interactive.
                 result = to.write_all(&chunk).and_then(|()| to.flush());
                 if result.is_err() {
                     break;

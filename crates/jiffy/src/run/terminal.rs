@@ -49,6 +49,7 @@ impl RawMode {
 impl Drop for RawMode {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
+            // The terminal may be closed. No further action is possible in a destructor.
             let _ = tcsetattr(stdin(), SetArg::TCSADRAIN, before);
         }
     }

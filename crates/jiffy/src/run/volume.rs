@@ -57,6 +57,7 @@ impl Volumes {
                 path.parent().is_some(),
                 "cannot open volume {name}: / of the host is not allowed; choose a subdirectory"
             );
+            // Read in any case: the limits also apply to volumes whose changes are not copied back.
             let entries = TreeEntries::of(&path, MAX_BYTES, MAX_ENTRIES)
                 .with_context(|| format!("cannot open volume {name}"))?;
             Ok(HostTree {
@@ -85,10 +86,12 @@ impl Volumes {
     pub async fn copy_in(&self, agent: &AgentClient, user: Option<&str>) -> anyhow::Result<()> {
         let options = ArchiveOptions {
             user: user.map(str::to_owned),
+            // `@` denotes the user of the request.
             owner: Some("@".to_owned()),
             ..ArchiveOptions::default()
         };
         for tree in &self.0 {
+            // A file is archived under its name in the guest, and unpacked in its parent directory.
             let (directory, name) = match (tree.is_dir, tree.guest.rsplit_once('/')) {
                 (false, Some((parent, name))) => (format!("{parent}/"), name),
                 _ => (tree.guest.clone(), "."),
@@ -117,12 +120,14 @@ impl Volumes {
 }
 
 impl HostTree {
+    /// Receives the guest's copy, and applies its differences to this host.
     async fn copy_back(
         &self,
         sent: &TreeEntries,
         agent: &AgentClient,
         user: Option<&str>,
     ) -> anyhow::Result<()> {
+        // Removed when this function returns, also after a failure.
         let staging = tempfile::tempdir_in(Home::locate()?.run())?;
         let (from, rename) = if self.is_dir {
             (format!("{}/.", self.guest), None)

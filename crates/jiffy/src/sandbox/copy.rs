@@ -1,4 +1,4 @@
-//! `jiffy cp` of a file. Directories are copied in `tree.rs`.
+//! `jiffy cp` of a single file. `tree.rs` copies directories.
 
 use super::exec::RemoteSandbox;
 use super::tree;
@@ -61,7 +61,8 @@ pub async fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the path of the file in the guest. Appends the local file name if `path` is a directory.
+/// Returns the path of the file in the guest. If `path` is a directory, appends the name of the
+/// local file. Standard input has no name.
 fn with_name(path: &str, from: &str) -> anyhow::Result<String> {
     if !path.is_empty() && !path.ends_with('/') {
         return Ok(path.to_owned());
@@ -74,6 +75,7 @@ fn with_name(path: &str, from: &str) -> anyhow::Result<String> {
     Ok(format!("{path}{name}"))
 }
 
+/// Copies a local file or standard input to a file in the sandbox.
 async fn upload(args: &CpArgs, from: &str, sandbox: &str, path: &str) -> anyhow::Result<()> {
     let mut source: Pin<Box<dyn AsyncRead + Send>> = match from {
         "-" => Box::pin(tokio::io::stdin()),
@@ -88,6 +90,7 @@ async fn upload(args: &CpArgs, from: &str, sandbox: &str, path: &str) -> anyhow:
             Box::pin(file)
         }
     };
+    // Opened after the source: an unreadable source contacts no sandbox.
     let agent = RemoteSandbox::find(&args.host, sandbox).await?.agent();
     let mut writer = agent.write_stream(path, args.user.as_deref());
     let mut sent: u64 = 0;
@@ -122,6 +125,7 @@ fn incomplete(error: anyhow::Error, sent: u64) -> anyhow::Error {
     }
 }
 
+/// Copies a file in the sandbox to a local file or to standard output.
 async fn download(args: &CpArgs, sandbox: &str, path: &str, to: &str) -> anyhow::Result<()> {
     let agent = RemoteSandbox::find(&args.host, sandbox).await?.agent();
     let context = || format!("cannot read {path} in sandbox {sandbox}");
@@ -151,6 +155,7 @@ async fn download(args: &CpArgs, sandbox: &str, path: &str, to: &str) -> anyhow:
         }
         sink.flush().await.with_context(write_context)
     };
+    // The incomplete file is retained, as by `cp`, and reported.
     let result: anyhow::Result<()> = copy.await;
     result.map_err(|e| match to {
         "-" => e,

@@ -1,4 +1,4 @@
-//! Output of `jiffy engines`.
+//! Tables of `jiffy engines`.
 
 use jiffy_engine_api::{Capabilities, EngineDescription};
 use std::fmt::Write as _;
@@ -17,6 +17,7 @@ pub fn table(all: &Vec<EngineDescription>) -> String {
     for (name, reason) in all.iter().filter_map(|e| Some((&e.name, e.why.as_ref()?))) {
         let _ = writeln!(text, "{name} is not usable: {reason}");
     }
+    // All engines have the same capabilities in the same order.
     let columns: Vec<_> = all.iter().map(|e| capabilities(e.capabilities)).collect();
     let names = all.iter().map(|e| e.name.to_uppercase());
     text.push('\n');
@@ -34,6 +35,7 @@ fn yes_or_no(value: bool) -> &'static str {
     if value { "yes" } else { "no" }
 }
 
+/// Returns a line with a name and a cell for each engine.
 fn row(name: &str, cells: impl Iterator<Item = String>) -> String {
     let cells: String = cells.map(|cell| format!(" {cell:<10}")).collect();
     format!("{name:<36}{cells}").trim_end().to_owned() + "\n"
@@ -44,6 +46,7 @@ const CAPABILITIES: usize = 13;
 
 /// Returns the descriptions and the values of capabilities.
 fn capabilities(capabilities: Capabilities) -> [(&'static str, bool); CAPABILITIES] {
+    // Without `..`, so that a new capability cannot be forgotten here.
     let Capabilities {
         snapshot,
         live_snapshot,

@@ -23,6 +23,7 @@ pub struct RemoteSandbox {
     client: Client,
     agent: AgentClient,
     sandbox: Sandbox,
+    /// True if the sandbox is removed when this process exits.
     leased: bool,
 }
 
@@ -79,6 +80,7 @@ impl RemoteSandbox {
             .client
             .last_lines::<Console>(id, "logs", CONSOLE_LINES)
             .await;
+        // Without the console, the cause alone is reported.
         let lines = console.map_or_else(|_| Vec::new(), |console| console.logs);
         // The last line repeats the exit reason.
         let lines = lines.split_last().map_or(&[][..], |(_, before)| before);
@@ -104,7 +106,7 @@ impl CommandTarget for RemoteSandbox {
         self.leased
     }
 
-    async fn end_reason(&self, limit: Duration) -> Option<String> {
+    async fn exit_reason(&self, limit: Duration) -> Option<String> {
         let id = &self.sandbox.record.id;
         let deadline = Instant::now() + limit;
         loop {
@@ -116,6 +118,7 @@ impl CommandTarget for RemoteSandbox {
                         state => format!("sandbox {id} is {}", state.name()),
                     });
                 }
+                // For example, the record of a killed sandbox was removed.
                 Err(e) => return Some(e.to_string()),
             }
             if Instant::now() >= deadline {

@@ -1,4 +1,5 @@
-//! `jiffy port-forward`: forwards connections to ports of this host to ports of a sandbox.
+//! `jiffy port-forward`, and forwarding for `jiffy run --publish`: connections to ports of this
+//! host are forwarded to ports of a sandbox.
 
 use crate::cli::{Forwarding, PortForwardArgs};
 use anyhow::{Context, bail};
@@ -49,6 +50,7 @@ pub fn opener(client: Client, id: String) -> PortOpener {
     })
 }
 
+/// Forwards all ports until Ctrl-C, or until the sandbox terminates.
 pub async fn run(args: &PortForwardArgs) -> anyhow::Result<ExitCode> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let id = client.sandbox(&args.id).await?.record.id;
@@ -65,14 +67,14 @@ pub async fn run(args: &PortForwardArgs) -> anyhow::Result<ExitCode> {
     }
     tokio::select! {
         interrupted = tokio::signal::ctrl_c() => interrupted?,
-        end = ended(&client, &id) => bail!("port forwarding stopped: {end}"),
+        reason = exit_reason(&client, &id) => bail!("port forwarding stopped: {reason}"),
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Waits until a sandbox terminates, and returns the reason. Retries if the daemon is not
 /// reachable, because it may be restarting while its sandboxes continue to run.
-async fn ended(client: &Client, id: &str) -> String {
+async fn exit_reason(client: &Client, id: &str) -> String {
     loop {
         let start = Instant::now();
         match client
@@ -90,6 +92,7 @@ async fn ended(client: &Client, id: &str) -> String {
             }
             Err(_) => {}
         }
+        // The request failed at once: do not repeat it in a busy loop.
         if start.elapsed() < END_POLL_RETRY_DELAY {
             tokio::time::sleep(END_POLL_RETRY_DELAY).await;
         }
@@ -116,6 +119,7 @@ pub async fn forward(
     let mut streams = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
     loop {
+        // The permit precedes the accept: further connections wait in the kernel's queue.
         let accepted = async {
             let permit = permits.clone().acquire_owned().await;
             (permit, listener.accept().await)
@@ -135,14 +139,18 @@ pub async fn forward(
             }
             drop(permit);
         });
+        // Reap closed connections, so that the set does not grow.
         while streams.try_join_next().is_some() {}
     }
     drop(listener);
     let drain = async { while streams.join_next().await.is_some() {} };
+    // After the timeout, the remaining connections are dropped with the set.
     let _ = tokio::time::timeout(DRAIN_TIMEOUT, drain).await;
 }
 
+/// Connects a stream of this host with a port of the guest until both directions are closed.
 async fn join(mut stream: TcpStream, opening: OpeningPort) -> anyhow::Result<()> {
+    // Otherwise small packets would wait for confirmations. A failure only costs time.
     let _ = stream.set_nodelay(true);
     let mut guest = opening.await?;
     // An error on either side closes the connection and is not reported.

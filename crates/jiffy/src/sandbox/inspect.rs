@@ -43,6 +43,7 @@ pub async fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
+/// Returns the record of the sandbox or the snapshot with this id or name.
 async fn find(client: &Client, id: &str) -> anyhow::Result<Inspected> {
     match client.sandbox(id).await {
         Ok(sandbox) => {
@@ -52,6 +53,7 @@ async fn find(client: &Client, id: &str) -> anyhow::Result<Inspected> {
         // If no sandbox has this id, it is the id of a snapshot.
         Err(e) if has_error_code(&e, "sandbox_not_found") => match client.snapshot(id).await {
             Ok(record) => Ok(Inspected::Snapshot(Box::new(record))),
+            // Neither exists: the first error names the id as a sandbox.
             Err(error) if has_error_code(&error, "snapshot_not_found") => Err(e),
             Err(error) => Err(error),
         },
@@ -64,6 +66,7 @@ async fn find(client: &Client, id: &str) -> anyhow::Result<Inspected> {
 struct DetailLines(String);
 
 impl DetailLines {
+    /// Adds a line, unless the value is empty.
     fn add(&mut self, name: &str, value: impl std::fmt::Display) {
         let value = value.to_string();
         if !value.is_empty() {
@@ -71,6 +74,7 @@ impl DetailLines {
         }
     }
 
+    /// Adds a line for each pair. Only the first line has the name.
     fn pairs(&mut self, name: &str, pairs: &BTreeMap<String, String>) {
         let mut name = name;
         for (key, value) in pairs {
@@ -80,6 +84,7 @@ impl DetailLines {
     }
 }
 
+/// Returns the details of an object as lines.
 fn text(object: &Inspected) -> String {
     let mut lines = DetailLines::default();
     match object {
@@ -89,6 +94,7 @@ fn text(object: &Inspected) -> String {
     lines.0
 }
 
+/// Formats the size of a sandbox.
 fn size(size: &jiffy_engine_api::SandboxSize) -> String {
     let cpus = if size.vcpus == 1 { "CPU" } else { "CPUs" };
     format!(
@@ -99,6 +105,7 @@ fn size(size: &jiffy_engine_api::SandboxSize) -> String {
     )
 }
 
+/// Adds the details of a sandbox.
 fn sandbox(lines: &mut DetailLines, s: &SandboxInfo) {
     lines.add("sandbox", &s.id);
     lines.add("name", s.name.as_deref().unwrap_or_default());
@@ -151,6 +158,7 @@ fn operation(lines: &mut DetailLines, name: &str, times: Option<&OperationSteps>
     }
 }
 
+/// Formats the timeout of a sandbox and the action at its end.
 fn timeout(s: &SandboxInfo) -> String {
     let Some(seconds) = s.settings.timeout_s else {
         return "none".to_owned();
@@ -167,6 +175,7 @@ fn timeout(s: &SandboxInfo) -> String {
     }
 }
 
+/// Adds the details of a snapshot.
 fn snapshot(lines: &mut DetailLines, s: &SnapshotInfo) {
     lines.add("snapshot", &s.id);
     lines.add("name", s.name.as_deref().unwrap_or_default());

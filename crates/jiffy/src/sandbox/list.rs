@@ -6,8 +6,9 @@ use jiffy_api_types::{SandboxInfo, SandboxState};
 use jiffy_client::Listed;
 use std::mem::discriminant;
 
-/// Prints the list.
+/// Prints the matching sandboxes as a table, as ids or as JSON.
 pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
+    // Killed sandboxes are listed on request only, which a filter for them implies.
     let killed = Filter::State(SandboxState::Killed.name());
     let all = args.all || args.filters.contains(&killed);
     let sandboxes = jiffy_daemon::open_client(&args.host.server())
@@ -55,6 +56,7 @@ fn matches_all(filters: &[Filter], sandbox: &SandboxInfo) -> bool {
     })
 }
 
+/// Returns whether the sandbox matches one filter.
 fn matches_filter(filter: &Filter, sandbox: &SandboxInfo) -> bool {
     match filter {
         Filter::State(name) => sandbox.state.name() == *name,

@@ -26,12 +26,17 @@ pub struct ConsoleLine {
 /// Connection record of a sandbox, as returned by the API.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ConnectionRecord {
+    /// Start of the record. `None` if no connections are recorded.
     since: Option<String>,
     connections: Vec<Connection>,
+    /// Number of connections that were not recorded, because the record is bounded.
     missing: u64,
-    untold: Vec<String>,
+    /// Names of fields that the host's kernel does not report.
+    #[serde(rename = "untold")]
+    unavailable: Vec<String>,
 }
 
+/// Connection, denied attempt or DNS question.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Connection {
@@ -45,6 +50,7 @@ struct Connection {
     bytes_in: Option<u64>,
     verdict: String,
     reason: Option<String>,
+    /// Number of equal events that this entry combines.
     times: u64,
 }
 
@@ -64,6 +70,7 @@ pub async fn run(args: &LogsArgs) -> anyhow::Result<()> {
     })
 }
 
+/// Formats a number of bytes in decimal units.
 fn bytes(count: Option<u64>) -> String {
     match count {
         None => "-".to_owned(),
@@ -74,6 +81,7 @@ fn bytes(count: Option<u64>) -> String {
 }
 
 impl Connection {
+    /// Returns the verdict and its reason.
     fn verdict(&self) -> String {
         match &self.reason {
             Some(reason) => format!("{} ({reason})", self.verdict),
@@ -81,6 +89,7 @@ impl Connection {
         }
     }
 
+    /// Returns address and port, or the type of a DNS question.
     fn destination(&self) -> String {
         match (&self.address, self.port, &self.question) {
             (Some(address), Some(port), _) => SocketAddr::new(*address, port).to_string(),
@@ -91,6 +100,7 @@ impl Connection {
     }
 }
 
+/// Returns the table of connections, with notes about its gaps.
 fn text(record: &ConnectionRecord) -> String {
     let Some(since) = &record.since else {
         return "no connections are recorded for this sandbox: it has no network, was killed, or has been \
@@ -123,8 +133,8 @@ fn text(record: &ConnectionRecord) -> String {
             record.missing
         );
     }
-    if !record.untold.is_empty() {
-        let fields = record.untold.join(", ");
+    if !record.unavailable.is_empty() {
+        let fields = record.unavailable.join(", ");
         let _ = writeln!(text, "not reported by the kernel of this host: {fields}");
     }
     text

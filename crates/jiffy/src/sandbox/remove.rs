@@ -1,4 +1,5 @@
-//! `jiffy rm` and `jiffy prune`: remove data after confirmation.
+//! `jiffy rm` and `jiffy prune`: remove sandboxes, snapshots and unused data, if necessary after
+//! confirmation.
 
 use super::table;
 use super::{BulkOperation, run_for_each};
@@ -23,6 +24,7 @@ pub async fn rm(args: &RmArgs) -> anyhow::Result<ExitCode> {
     }
     let all = client.sandboxes(true).await?;
     let ids: Vec<String> = all.iter().map(|s| s.id.clone()).collect();
+    // Prints an empty JSON list if requested. No confirmation is necessary.
     if ids.is_empty() {
         return run_for_each(&client, &ids, BulkOperation::RemoveListed, args.json).await;
     }
@@ -33,6 +35,7 @@ pub async fn rm(args: &RmArgs) -> anyhow::Result<ExitCode> {
     run_for_each(&client, &ids, BulkOperation::RemoveListed, args.json).await
 }
 
+/// Formats a number of sandboxes.
 fn sandboxes(count: usize) -> String {
     match count {
         1 => "1 sandbox".to_owned(),
@@ -52,6 +55,7 @@ fn confirm(question: &str, yes: bool) -> anyhow::Result<bool> {
     if !std::io::stdin().is_terminal() {
         bail!("{question} standard input is not a terminal: pass --yes to confirm");
     }
+    // Standard output is reserved for results.
     let mut out = std::io::stderr();
     write!(out, "{} [y/N] ", terminal::text(question))?;
     out.flush()?;
@@ -82,6 +86,7 @@ pub async fn prune(args: &PruneArgs) -> anyhow::Result<ExitCode> {
         if !confirm(&format!("remove {count} {objects}?"), false)? {
             return Ok(ExitCode::FAILURE);
         }
+        // The daemon determines the unused data again: it may be used since the question.
         let request = client.prune(unused, false);
         let removed = while_waiting("removing unused data", request).await?;
         outln!("{} freed", Bytes(removed.bytes));
@@ -93,6 +98,7 @@ pub async fn prune(args: &PruneArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns the table of unused data. `freed` describes the total.
 fn text(pruned: &PrunedHost, freed: &str) -> String {
     if pruned.items.is_empty() {
         return "nothing to remove\n".to_owned();

@@ -22,6 +22,7 @@ pub fn run(args: &ShellArgs) -> anyhow::Result<ExitCode> {
             user: args.user.clone(),
             timeout: None,
             interactive: true,
+            // Without a terminal, the shell reads commands from standard input.
             tty: terminal,
             json: false,
             command,

@@ -9,7 +9,7 @@ use jiffy_sandbox_manager::Bytes;
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 
-/// Usage of a sandbox.
+/// Usage of a sandbox. The field names are part of the JSON output.
 #[derive(Debug, Serialize)]
 struct UsageLine {
     id: String,
@@ -23,6 +23,7 @@ struct UsageLine {
 /// Prints the table, and refreshes it until Ctrl-C.
 pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
+    // A file or pipe must not receive control sequences of terminals.
     let once = args.json || args.no_stream || !std::io::stdout().is_terminal();
     let mut shown_lines = 0;
     loop {
@@ -40,6 +41,7 @@ pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
         write!(out, "{back}{text}")?;
         out.flush()?;
         drop(out);
+        // The next table replaces this number of lines.
         shown_lines = text.lines().count();
         tokio::select! {
             _ = tokio::time::sleep(args.interval) => {}
@@ -48,6 +50,7 @@ pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
     }
 }
 
+/// Returns the usage of the sandboxes in the arguments, or of all running sandboxes.
 async fn usage(client: &Client, ids: &[String]) -> anyhow::Result<Vec<UsageLine>> {
     let records: Vec<SandboxInfo> = match ids {
         [] => {
@@ -74,6 +77,7 @@ async fn usage(client: &Client, ids: &[String]) -> anyhow::Result<Vec<UsageLine>
     Ok(records.into_iter().map(line).collect())
 }
 
+/// Returns the table of `jiffy stats`.
 fn text(lines: &Vec<UsageLine>) -> String {
     let mut table = Table::new([
         ("ID", Align::Left),

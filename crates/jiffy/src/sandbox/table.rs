@@ -41,6 +41,7 @@ pub fn without_tokens(sandbox: SandboxInfo) -> SandboxInfo {
     }
 }
 
+/// Returns the first characters of an id, which is ASCII text.
 pub fn short(id: &str) -> &str {
     &id[..id.len().min(SHOWN_ID_LENGTH)]
 }
@@ -124,15 +125,17 @@ pub fn sandboxes(all: &Vec<Listed<SandboxInfo>>) -> String {
     table.text()
 }
 
+/// Returns the state of the copy in the shared store. Empty without a store.
 fn store_state(state: Option<StoreState>) -> String {
     state.map_or("", StoreState::name).to_owned()
 }
 
-/// Returns the reason for which a snapshot was taken. The prefix `auto` marks automatic snapshots.
+/// Returns the reason for which a snapshot was taken. The prefix `auto` marks snapshots that Jiffy
+/// took for an operation.
 pub fn reason(snapshot: &SnapshotInfo) -> &'static str {
     match snapshot.purpose {
-        SnapshotPurpose::Asked if snapshot.kept => "requested",
-        SnapshotPurpose::Asked => "auto: removed, in use",
+        SnapshotPurpose::Requested if snapshot.kept => "requested",
+        SnapshotPurpose::Requested => "auto: removed, in use",
         SnapshotPurpose::Pause => "auto: pause",
         SnapshotPurpose::Fork => "auto: fork",
         SnapshotPurpose::Template => "auto: template",
@@ -174,6 +177,7 @@ pub fn snapshots(all: &Vec<Listed<SnapshotInfo>>) -> String {
         table.remove_column("STORE");
     }
     let bytes = all.iter().map(|s| s.bytes).sum();
+    // Only these snapshots are candidates for `jiffy prune`.
     let automatic = all.iter().filter(|s| reason(s) != "requested").count();
     format!(
         "{}\n{} in total, {automatic} of {} snapshots are automatic; `jiffy prune` removes unused snapshots\n",
@@ -198,12 +202,12 @@ pub fn verified(all: &Vec<VerifiedSnapshot>) -> String {
     let mut text = String::new();
     for s in all {
         let id = short(&s.id);
-        let _ = match (s.sealed, s.damaged.is_empty()) {
+        let _ = match (s.has_checksums, s.damaged.is_empty()) {
             (false, _) => writeln!(
                 text,
                 "{id}  not verified: checksums are still being computed in the background"
             ),
-            (true, true) if s.mended => {
+            (true, true) if s.repaired => {
                 writeln!(
                     text,
                     "{id}  intact: damaged data was repaired from the store"

@@ -34,6 +34,7 @@ pub async fn upload(
         from => {
             let metadata =
                 std::fs::metadata(from).with_context(|| format!("cannot read {from}"))?;
+            // `DIR/.` denotes the contents of a directory.
             let contents = from.ends_with("/.") || from == "." || !has_name(from);
             let (directory, name) = target_in_sandbox(args, agent, to, from, contents).await?;
             anyhow::ensure!(
@@ -64,8 +65,7 @@ pub async fn send(
     while let Some(chunk) = chunks.recv().await {
         writer.write(chunk).await.with_context(context)?;
     }
-    // If the source failed, the archive is not finished, so that the agent reports it as
-    // incomplete.
+    // If the source failed, the archive is not finished: the agent then reports it as incomplete.
     task.await??;
     writer.finish().await.with_context(context)
 }
@@ -89,6 +89,7 @@ async fn target_in_sandbox(
         Ok(_) => anyhow::bail!("{to} in the sandbox exists and is not a directory"),
         Err(e) if e.is_not_found() => {
             let trimmed = to.trim_end_matches('/');
+            // The destination does not exist: the tree receives its name.
             Ok(match trimmed.rsplit_once('/') {
                 _ if contents || trimmed.ends_with('.') => (to.to_owned(), b".".to_vec()),
                 Some((parent, name)) => (format!("{parent}/"), name.into()),
@@ -163,10 +164,12 @@ pub async fn receive(
         max_bytes: limits.bytes,
         max_entries: limits.entries,
     };
+    // The unpacker blocks on the file system, and therefore runs on a thread of its own.
     let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
     let task = tokio::task::spawn_blocking(move || {
         unpack(ChunkReader::new(receiver), root.as_fd(), &options)
     });
+    // Headers of many small files can be as large as their contents.
     let max_archive = limits.bytes.map_or(u64::MAX, |max| max.saturating_mul(2));
     let forwarded = forward(reader, sender, max_archive).await;
     let unpacked = task.await?;
@@ -185,6 +188,7 @@ fn target_on_host(path: &str, to: &str) -> anyhow::Result<(PathBuf, Option<Vec<u
         let rename = (!contents).then(|| name(Path::new(path))).flatten();
         return Ok((target.to_path_buf(), rename));
     }
+    // As by `docker cp`, only the last directory is created.
     if contents {
         std::fs::create_dir(target).with_context(|| format!("cannot create {to}"))?;
         return Ok((target.to_path_buf(), None));
@@ -205,6 +209,7 @@ fn has_name(path: &str) -> bool {
 /// Chunks of an archive, and the task that creates them.
 pub type Source = (mpsc::Receiver<Bytes>, JoinHandle<anyhow::Result<()>>);
 
+/// Reads an archive from standard input.
 fn from_stdin() -> Source {
     let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
     let task = tokio::spawn(async move {
@@ -245,6 +250,7 @@ struct ChunkWriter(mpsc::Sender<Bytes>);
 impl Write for ChunkWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let sent = self.0.blocking_send(Bytes::copy_from_slice(bytes));
+        // The receiver is dropped if the upload failed, which reports its own error.
         sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
         Ok(bytes.len())
     }
@@ -254,6 +260,7 @@ impl Write for ChunkWriter {
     }
 }
 
+/// Passes the chunks of a download to the unpacker. Fails if the archive exceeds `max_bytes`.
 async fn forward(
     mut reader: FileReader,
     sender: mpsc::Sender<Bytes>,

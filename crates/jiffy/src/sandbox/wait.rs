@@ -40,6 +40,7 @@ pub async fn run(args: &WaitArgs) -> anyhow::Result<ExitCode> {
                 continue;
             }
         };
+        // The last failure determines the exit code.
         if !outcome.reached {
             let ended = matches!(outcome.state, "killed" | "broken");
             code = if ended { 1 } else { TIMEOUT_EXIT_CODE };
@@ -52,12 +53,14 @@ pub async fn run(args: &WaitArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
+/// Waits for a state of one sandbox, until the deadline or the end of the sandbox.
 async fn wait(
     client: &Client,
     id: &str,
     target: AwaitedState,
     deadline: Option<Instant>,
 ) -> anyhow::Result<Outcome> {
+    // The id, because a name may belong to another sandbox later.
     let id = client.sandbox(id).await?.record.id;
     loop {
         let remaining = deadline.map_or(MAX_WAIT_PER_CALL, |deadline| {
@@ -68,6 +71,7 @@ async fn wait(
             AwaitedState::Running => "running",
             AwaitedState::Paused => "paused",
         };
+        // Each request waits for a limited time, so that a lost connection is noticed.
         let timeout = remaining.min(MAX_WAIT_PER_CALL);
         let record = match client.wait(&id, name, timeout).await {
             Ok(record) => record,
@@ -107,6 +111,7 @@ async fn wait(
 fn reason(record: &SandboxInfo) -> String {
     match &record.state {
         SandboxState::Broken { cause, .. } => cause.clone(),
+        // The timeout had expired when the sandbox was killed.
         SandboxState::Killed => match record.deadline_ms {
             Some(at) if at <= record.changed_ms => "killed: timeout expired".to_owned(),
             _ => "killed".to_owned(),

@@ -1,4 +1,5 @@
-//! Copies of stored chunks on this host: in its store cache and in its snapshots.
+//! Copies of stored chunks on this host, from which `jiffy store verify --repair` repairs damaged
+//! chunks. The store verifies each copy.
 
 use jiffy_image::Home;
 use jiffy_store::{ChunkCopies, LayerCache, RemoteSnapshot};
@@ -25,6 +26,7 @@ impl<'a> LocalCopies<'a> {
         let id = &snapshot.manifest.attributes.id;
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         let part = snapshot.manifest.parts.get(part)?;
+        // The id comes from the store, and becomes part of a path.
         if id.is_empty() || !id.chars().all(is_name) {
             return None;
         }
@@ -47,6 +49,7 @@ impl ChunkCopies for LocalCopies<'_> {
         if let Some(length) = cached.filter(|length| !is_zero(*length)) {
             return Some(length);
         }
+        // The file is read at the position of the chunk in the uncompressed part.
         let range = snapshot.manifest.parts.get(part)?.chunk_range(chunk);
         let length = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
         let file = self.file(snapshot, part)?;

@@ -78,6 +78,7 @@ pub fn verified(verified: &[OfTenant<Verified>], is_complete: bool, traffic: &Tr
     requests(traffic);
 }
 
+/// Prints a line for each chunk of a damaged snapshot.
 fn chunks(word: &str, snapshot: &DamagedSnapshot) {
     for chunk in &snapshot.chunks {
         outln!(
@@ -136,6 +137,7 @@ pub fn stats(figures: &[OfTenant<Figures>], traffic: &Traffic) {
     requests(traffic);
 }
 
+/// Adds the statistics of a tenant to the table.
 fn row(table: &mut Table, name: String, figures: &Figures) {
     let Figures { stats, usage, .. } = figures;
     table.row([
@@ -151,6 +153,7 @@ fn row(table: &mut Table, name: String, figures: &Figures) {
     ]);
 }
 
+/// Prints the number of requests to the store, which may be charged.
 fn requests(traffic: &Traffic) {
     outln!(
         "requests: {} gets, {} puts, {} heads, {} lists, {} deletes; {} read, {} written",

@@ -1,5 +1,5 @@
-//! `jiffy template build CONTEXT`: sends a Dockerfile and its context to the daemon, which builds
-//! it.
+//! `jiffy template build CONTEXT`: sends a Dockerfile and the files that it copies to the daemon,
+//! which builds the template.
 
 use super::show::mib;
 use crate::cli::TemplateBuildArgs;
@@ -46,6 +46,7 @@ pub fn is_directory(name: &str) -> bool {
 
 /// Builds a Dockerfile.
 pub fn run(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
+    // Reading files blocks the main thread; the worker continues the connections meanwhile.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -53,6 +54,7 @@ pub fn run(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     runtime.block_on(build(args, file))
 }
 
+/// Requests a build, uploads its files, starts the build and shows its progress.
 async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     let start = Instant::now();
     let context = PathBuf::from(args.recipe.as_deref().unwrap_or("."));
@@ -77,6 +79,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     send_files(&client, &requested.template_id, &prepared, &mut bar).await?;
     bar.end();
     let (template, build) = (&requested.template_id, &requested.build_id);
+    // Before the start, so that the template is public as soon as it exists.
     if args.public {
         let path = format!("/v2/templates/{template}");
         let body = json!({ "public": true });
@@ -182,6 +185,7 @@ fn name(args: &TemplateBuildArgs, context: &Path) -> anyhow::Result<String> {
     Ok(name)
 }
 
+/// Parses the Dockerfile and determines the files to upload.
 fn read(args: &TemplateBuildArgs, file: &Path, context: &Path) -> anyhow::Result<PreparedBuild> {
     let mut build_args = BTreeMap::new();
     for arg in &args.build_arg {
@@ -212,6 +216,7 @@ fn read(args: &TemplateBuildArgs, file: &Path, context: &Path) -> anyhow::Result
     prepared.with_context(|| file.display().to_string())
 }
 
+/// Returns the start command and the readiness check in the arguments.
 fn startup(args: &TemplateBuildArgs) -> Startup {
     let start = args.start.as_ref().map(|line| StartCommand {
         command: line.clone(),
@@ -226,6 +231,7 @@ fn startup(args: &TemplateBuildArgs) -> Startup {
     }
 }
 
+/// Uploads the files of `COPY` and `ADD` that the daemon does not have yet.
 async fn send_files(
     client: &Client,
     template: &str,
@@ -255,17 +261,20 @@ async fn send_files(
             let n = file.read(&mut chunk).await?;
             chunk.truncate(n);
             sent += n as u64;
+            // An empty archive must not divide by zero.
             bar.on_percent(u8::try_from(sent * 100 / size.max(1)).unwrap_or(100));
             if n == 0 || chunks.send(chunk.into()).await.is_err() {
                 break;
             }
         }
+        // Ends the body of the request.
         drop(chunks);
         request.await??;
     }
     Ok(())
 }
 
+/// Starts a build whose files were uploaded.
 async fn start_build(
     client: &Client,
     template: &str,
@@ -288,6 +297,7 @@ async fn follow(
     let use_colours = std::io::stderr().is_terminal();
     let mut seen = 0;
     loop {
+        // Requests only new lines, so that each line is printed once.
         let page = format!("{path}/status?logsOffset={seen}&limit=100");
         let status: BuildStatus = client.call(Method::GET, &page, &Value::Null).await?;
         seen += status.log_entries.len();
@@ -303,6 +313,7 @@ async fn follow(
             }
             None => bar.end(),
         }
+        // There may be more lines: request them before the status is evaluated.
         if !status.log_entries.is_empty() {
             continue;
         }
@@ -322,6 +333,7 @@ async fn follow(
     }
 }
 
+/// Prints a line of the build log. Steps are highlighted on a terminal.
 fn show(entry: &LogEntry, use_colours: bool, quiet: bool, bar: &TemplateProgress) {
     // The final error is printed by the caller.
     if quiet || entry.level == LogLevel::Error {

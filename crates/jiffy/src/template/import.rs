@@ -1,4 +1,5 @@
-//! Import of an image by `jiffy template build`.
+//! Import of an image or a root file system by `jiffy template build`, in this process and without
+//! a daemon.
 
 use crate::cli::{TemplateBuildArgs, TemplateSource};
 use anyhow::bail;
@@ -94,6 +95,7 @@ pub fn readiness(args: &TemplateBuildArgs) -> Option<Readiness> {
 /// Derives a template name from an image: `ghcr.io/me/App:1.2@sha256:…` becomes `app-1.2`. The tag
 /// `latest` is omitted.
 fn name_of_image(reference: &str) -> String {
+    // A digest is too long for a name.
     let tagged = reference.split('@').next().unwrap_or_default();
     let last = tagged.rsplit('/').next().unwrap_or_default();
     let name = match last.split_once(':') {
@@ -127,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_name_of_a_template_is_that_of_its_image() {
+    fn the_default_name_of_a_template_is_derived_from_its_image() {
         for (reference, name) in [
             ("alpine", "alpine"),
             ("python:3.12-slim", "python-3.12-slim"),

@@ -1,4 +1,5 @@
-//! `jiffy template prune`.
+//! `jiffy template prune`: removes unused images on this host, and requests the daemon to prune its
+//! build cache.
 
 use super::show::mib;
 use hyper::Method;
@@ -53,6 +54,7 @@ fn prune_build_cache(unused_for: Duration) -> anyhow::Result<PrunedBuildCache> {
     })
 }
 
+/// Prints the removed data.
 fn show(removed: &Removed) {
     match removed.steps {
         0 => {}

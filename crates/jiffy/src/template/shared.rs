@@ -14,6 +14,7 @@ use std::sync::Arc;
 /// Maximum size of a manifest in bytes.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
+/// Opens the store in the arguments.
 fn open(target: &StoreTargetArgs, home: &Home) -> anyhow::Result<Arc<RemoteStore>> {
     let remote = RemoteStore::open(&RemoteSettings {
         url: target.store.clone(),
@@ -38,6 +39,7 @@ pub fn push(home: &Home, name: &str, target: &StoreTargetArgs, json: bool) -> an
     let manifest = &files.template.manifest;
     let reference = Reference::parse(name)?;
     let is_shared = reference.is_stock() || manifest.visibility == Visibility::Public;
+    // A template can be pulled by its name, or by the version that a snapshot needs.
     let names = [reference.to_string(), version_name(&manifest.version())];
     let mut files_to_send = vec![(
         TemplateFiles::MANIFEST.to_owned(),
@@ -88,6 +90,7 @@ pub fn pull(
     let fetch = |name: &str| runtime.block_on(fetch(&remote, &template, name));
     let mut manifest = Vec::new();
     let file = fetch(TemplateFiles::MANIFEST)?;
+    // One byte more than the maximum: the import rejects an incomplete manifest.
     file.take(MAX_MANIFEST_BYTES + 1)
         .read_to_end(&mut manifest)?;
     let mut bar = TemplateProgress::new(name);
@@ -121,6 +124,7 @@ pub fn pull(
     print_result(json, &text, value)
 }
 
+/// Downloads a file of a template.
 async fn fetch(
     remote: &RemoteStore,
     template: &StoredTemplate,

@@ -5,7 +5,7 @@ use jiffy_image::{ImageSum, TemplateManifest};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Template with derived values.
+/// Template with derived values. The field names are part of the JSON output.
 #[derive(Serialize)]
 struct Listed<'a> {
     #[serde(flatten)]
@@ -22,6 +22,7 @@ struct Listed<'a> {
 struct Sharing<'a>(BTreeMap<&'a ImageSum, Vec<String>>);
 
 impl<'a> Sharing<'a> {
+    /// Collects the names of the templates that use each image.
     fn of(all: &'a [TemplateManifest]) -> Self {
         let mut names: BTreeMap<&ImageSum, Vec<String>> = BTreeMap::new();
         for manifest in all {
@@ -32,6 +33,7 @@ impl<'a> Sharing<'a> {
         Self(names)
     }
 
+    /// Returns the names of other templates that use an image.
     fn others(&self, image: &ImageSum, than: &str) -> Vec<&str> {
         let all = self.0.get(image).into_iter().flatten();
         all.map(String::as_str).filter(|n| *n != than).collect()
@@ -166,6 +168,7 @@ pub fn history(m: &TemplateManifest, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Prints a line, unless the value is empty.
 fn line(name: &str, value: &str) {
     if !value.is_empty() {
         outln!("{name:<12} {}", terminal::line(value));

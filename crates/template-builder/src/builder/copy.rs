@@ -1,6 +1,7 @@
-//! `COPY` and `ADD`: files are unpacked in a staging directory of the sandbox and moved into place.
+//! Execution of `COPY` and `ADD`: the files are unpacked into a staging directory of the sandbox,
+//! and moved from there to their destination.
 //!
-//! Uses the agent only, so that images without a shell work.
+//! Uses only requests to the agent, so that images without a shell work.
 
 use super::failure::BuildFailure;
 use super::stage_config::StageConfig;
@@ -67,6 +68,7 @@ pub async fn find_sources(
             )));
         }
         for item in found {
+            // Patterns can overlap. Each file is copied once.
             if !items.contains(&item) {
                 items.push(item);
             }
@@ -81,6 +83,7 @@ fn path_components(path: &str) -> Option<Vec<String>> {
     for part in path.split('/') {
         match part {
             "" | "." => {}
+            // Fails at the root: a source must not leave its context or stage.
             ".." => drop(parts.pop()?),
             part => parts.push(part.to_owned()),
         }
@@ -88,20 +91,24 @@ fn path_components(path: &str) -> Option<Vec<String>> {
     Some(parts)
 }
 
+/// Returns the files below `root` that match the components of a path with wildcards, sorted by
+/// path.
 async fn expand_pattern(
     agent: &AgentClient,
     root: &str,
     parts: &[String],
 ) -> Result<Vec<StagedFile>, BuildFailure> {
-    let mut found = vec![StagedFile {
+    // Matches of the components so far, starting with the root itself.
+    let mut matches = vec![StagedFile {
         path: root.to_owned(),
         name: String::new(),
         directory: true,
     }];
     for part in parts {
         let mut next = Vec::new();
-        for parent in found.iter().filter(|item| item.directory) {
+        for parent in matches.iter().filter(|item| item.directory) {
             let base = parent.path.trim_end_matches('/');
+            // A component without wildcards needs no listing of the directory.
             if !part.contains(['*', '?', '[', '\\']) {
                 let path = format!("{base}/{part}");
                 if let Some(entry) = stat(agent, &path).await? {
@@ -121,16 +128,17 @@ async fn expand_pattern(
                     ));
                 }
             }
+            // Bounds the memory of the host: the listings come from the guest.
             if next.len() > MAX_MATCHES {
                 return Err(BuildFailure::new(format!(
                     "`{part}` matches more than {MAX_MATCHES} files"
                 )));
             }
         }
-        found = next;
+        matches = next;
     }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(found)
+    matches.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(matches)
 }
 
 fn staged_file(path: String, name: String, entry: &EntryInfo) -> StagedFile {
@@ -146,6 +154,7 @@ fn is_directory(entry: &EntryInfo) -> bool {
     entry.kind == EntryKind::Directory
 }
 
+/// Returns the attributes of a file. `None` if the file does not exist.
 async fn stat(agent: &AgentClient, path: &str) -> Result<Option<EntryInfo>, BuildFailure> {
     match agent.stat(path, Some(ROOT_USER)).await {
         Ok(entry) => Ok(Some(entry)),
@@ -164,6 +173,7 @@ pub async fn move_into_place(
     items: &[StagedFile],
     to: &str,
 ) -> Result<(), BuildFailure> {
+    // `/dir/`, `/dir/.` and `/dir` denote the same directory.
     let target = to.trim_end_matches("/.").trim_end_matches('/');
     let target = if target.is_empty() { "/" } else { target };
     let existing = stat(agent, target).await?;
@@ -187,6 +197,8 @@ pub async fn move_into_place(
 
 /// Moves one entry to `to`. An existing directory is merged with a staged one.
 async fn move_entry(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<(), BuildFailure> {
+    // Iterative, because the guest determines the depth of the tree.
+    // Pairs of source and destination that are still to be moved.
     let mut waiting = vec![(item.path.clone(), to.to_owned(), item.directory)];
     while let Some((from, to, directory)) = waiting.pop() {
         match stat(agent, &to).await? {
@@ -204,6 +216,7 @@ async fn move_entry(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<
                     "cannot write {to}: a directory of this name exists"
                 )));
             }
+            // A file or a link: `rename` cannot replace all kinds of entries.
             Some(_) => {
                 let removed = agent.remove(&to, Some(ROOT_USER)).await;
                 removed.map_err(|e| BuildFailure::agent(&format!("replace {to}"), e))?;
@@ -244,7 +257,8 @@ fn glob(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);
-    // Position of the last star in the pattern, and the end of its match.
+    // Position of the last star in the pattern, and the position in the name up to which it
+    // matches.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         if pattern.get(p) == Some(&'*') {
@@ -259,9 +273,12 @@ fn glob(pattern: &str, name: &str) -> bool {
         let Some((at, reached)) = star else {
             return false;
         };
+        // Mismatch: let the last star match one more character. Earlier stars need no retry,
+        // because // the last one can match everything that they could.
         star = Some((at, reached + 1));
         (p, n) = (at + 1, reached + 1);
     }
+    // The name is used up: only stars match the empty rest.
     pattern[p..].iter().all(|c| *c == '*')
 }
 
@@ -273,6 +290,7 @@ fn match_one(pattern: &[char], p: usize, c: char) -> Option<usize> {
         '[' => {
             let negated = matches!(pattern.get(p + 1), Some('^' | '!'));
             let mut at = p + 1 + usize::from(negated);
+            // A `]` directly after the opening bracket is a literal.
             let mut fits = false;
             let first = at;
             loop {

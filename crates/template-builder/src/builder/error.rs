@@ -20,10 +20,10 @@ pub enum BuilderError {
     /// Too many tags.
     #[error("too many tags: a build may have at most {MAX_TAGS}")]
     Tags,
-    /// Name of a stock template.
+    /// Name of a stock template. Only the host's version may have this name.
     #[error("`{0}` is the name of a stock template: choose another name")]
     Taken(String),
-    /// Reserved name: an id, or a name that builds use internally.
+    /// Name that looks like an id, or that builds use internally.
     #[error(
         "`{0}` is reserved: names that look like ids or internal templates are not allowed; choose another name"
     )]

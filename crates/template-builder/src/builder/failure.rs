@@ -1,4 +1,4 @@
-//! Failures of builds.
+//! Failures of builds, as reported to the author of the template.
 
 use super::records::FailureReason;
 use jiffy_agent_client::ClientError;
@@ -24,6 +24,7 @@ impl BuildFailure {
         let mut message = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
+            // Authors of templates see only this message, and not the chain of causes.
             message = format!("{message}: {cause}");
             source = cause.source();
         }
@@ -35,6 +36,7 @@ impl BuildFailure {
         Self::new(format!("cannot {what}: {error}"))
     }
 
+    /// Sets the failed step, unless it is already set.
     pub fn at_step(self, step: &str) -> Self {
         let step = self.step.or_else(|| Some(step.to_owned()));
         Self { step, ..self }

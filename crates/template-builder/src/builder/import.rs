@@ -1,4 +1,4 @@
-//! Bases of stages: templates of the image store, and images of registries.
+//! Bases of stages: resolves the names of templates, and imports images of registries.
 
 use super::names::{StoredTemplate, resolve};
 use super::{BuilderError, BuilderInner, printable};
@@ -19,7 +19,7 @@ impl BuilderInner {
         owner: Option<&str>,
     ) -> Result<String, BuilderError> {
         let look = |reference: &Reference| {
-            let found = self.templates.look_up(reference);
+            let manifest = self.templates.look_up(reference);
             // A stock template that is not built yet is built on first use.
             let stock = reference.is_stock().then_some(StoredTemplate {
                 visibility: Visibility::Public,
@@ -29,13 +29,13 @@ impl BuilderInner {
                 visibility: m.visibility,
                 version: Some(m.version()),
             };
-            found
+            manifest
                 .map(|manifest| manifest.map(stored).or(stock))
                 .map_err(BuilderError::Template)
         };
-        let found = resolve(which, owner, Some(&*self.records), &look)?;
-        let found = found.map(|meaning| meaning.reference.to_string());
-        found.ok_or_else(|| BuilderError::UnknownTemplate(printable(which)))
+        let resolved = resolve(which, owner, Some(&*self.records), &look)?;
+        let resolved = resolved.map(|meaning| meaning.reference.to_string());
+        resolved.ok_or_else(|| BuilderError::UnknownTemplate(printable(which)))
     }
 
     /// Distinguishes template names from registry images. `owner/name` is a template if the owner
@@ -49,8 +49,8 @@ impl BuilderInner {
     }
 
     /// Imports an image as a template in the namespace of `owner`. The template's name is derived
-    /// from the image. The image is imported again if it has changed. `caller` is the key on whose
-    /// behalf the registry is contacted.
+    /// from the image. An image that has changed since its last import is imported again. `caller`
+    /// is the key on whose behalf the registry is contacted.
     pub(super) fn import(
         &self,
         image: &ImageSource,
@@ -60,6 +60,7 @@ impl BuilderInner {
         disk: DiskBudget,
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<TemplateManifest, ImportError> {
+        // An internal name: the template does not appear in lists, and is pruned when unused.
         let name = imported_image(owner, &image.reference);
         let name = Reference::in_namespace(owner, &name)?.to_string();
         let host = image.reference.split('/').next().unwrap_or_default();
@@ -88,6 +89,7 @@ impl BuilderInner {
             vcpus: None,
             memory_mib: None,
             disk_mib: None,
+            // The build decides on the start command of its own template.
             start: ImportStart::Nothing,
             ready: None,
             limits: self.settings.limits,

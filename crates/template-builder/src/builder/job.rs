@@ -24,9 +24,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Maximum number of characters of a step in messages.
+/// Maximum number of characters of a step that messages show.
 const MAX_SHOWN_CHARS: usize = 120;
-/// Timeout of a build's sandboxes.
+/// Timeout of a build's sandboxes, in case their removal at the end of the build fails.
 const SANDBOX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// A running build.
@@ -38,7 +38,8 @@ pub struct BuildJob {
     log: Arc<BuildLog>,
     /// Sandboxes of the build.
     sandboxes: BuildSandboxes,
-    /// Held while the image is written, which continues after a cancellation.
+    /// Held while the image is written. The write continues on its thread if the build is
+    /// cancelled.
     writing: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -71,6 +72,7 @@ impl BuildJob {
     /// ([`Self::remove_sandboxes`]).
     pub async fn run(&self) -> Result<BuildOutcome, BuildFailure> {
         let count = self.spec.stages.len();
+        // Stages on which the result does not depend are skipped.
         let needed = needed_stages(&self.spec)?;
         let total = needed.iter().zip(&self.spec.stages);
         let counted = |s: &BuildStage| s.steps.iter().filter(|step| !is_generated(step)).count();
@@ -85,6 +87,7 @@ impl BuildJob {
             };
             stages.push(progressed);
         }
+        // The last stage is always needed.
         let last = stages.pop().flatten();
         let last = last.ok_or_else(|| BuildFailure::new("the build has no stages"))?;
         self.publish(last).await.map_err(|e| e.at_step("finalize"))
@@ -114,6 +117,7 @@ impl BuildJob {
         let _writing = self.writing.lock().await;
         let (templates, name) = (self.inner.templates.clone(), self.unfinished_name());
         let remove = move || match templates.manifest(&name) {
+            // No such template: the build failed before it wrote the image.
             Err(TemplateError::Unknown { .. }) => Ok(()),
             _ => templates.remove(&name),
         };
@@ -143,6 +147,7 @@ impl BuildJob {
         if at.sandbox.is_none() {
             let spec = CreateSpec {
                 size: match at.source {
+                    // A snapshot has the size of the sandbox from which it was taken.
                     SandboxSource::Template(_) => Some(at.size),
                     SandboxSource::Snapshot(_) => None,
                 },
@@ -178,12 +183,14 @@ impl BuildJob {
             let mut patience = self.patience();
             let created = loop {
                 match self.sandboxes.create(spec.clone(), permit.clone()).await {
+                    // Builds wait for resources instead of failing: their earlier steps took time.
                     Err(e) if patience.pause(&e).await => {}
                     created => break created.map_err(|e| cannot(&e))?,
                 }
             };
             at.sandbox = Some(created.id().to_owned());
         }
+        // Set above: the default is never used.
         let id = at.sandbox.as_deref().unwrap_or_default();
         sandboxes
             .agent(id)

@@ -1,4 +1,4 @@
-//! Start, end and cancellation of builds.
+//! Start, end and cancellation of builds. Each build runs in a task of its own.
 
 use super::failure::BuildFailure;
 use super::job::{BuildJob, BuildOutcome};
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Maximum number of steps of one build.
 const MAX_STEPS: usize = 1000;
-/// Images of E2B, and the templates of this host that replace them.
+/// Images of E2B, and the templates of this host that are used instead.
 const E2B_IMAGES: [(&str, &str); 4] = [
     ("e2bdev/base", "base"),
     ("e2bdev/base:latest", "base"),
@@ -31,10 +31,12 @@ impl Builder {
         if build.status != BuildStatus::Waiting {
             return Err(BuilderError::Started(build.id.clone()));
         }
+        // `token` cancels the build; `ended` reports its end to waiting requests.
         let token = CancellationToken::new();
         let ended = CancellationToken::new();
         let log = Arc::new(BuildLog::new(self.0.records.clone(), &build.id));
         {
+            // One critical section: two calls cannot start the same build.
             let mut running = self.0.running.lock();
             if running.contains_key(&build.id) {
                 return Err(BuilderError::Started(build.id.clone()));
@@ -56,19 +58,23 @@ impl Builder {
         );
         let (this, template, id) = (self.clone(), template.clone(), build.id.clone());
         tokio::spawn(async move {
-            let built = tokio::select! {
-                built = this.run_when_permitted(&template, &id, &job, &log) => built,
+            // A cancellation drops the future of the build at its next await.
+            let result = tokio::select! {
+                result = this.run_when_permitted(&template, &id, &job, &log) => result,
                 () = token.cancelled() => Err(BuildFailure::new("the build was cancelled")),
             };
+            // In this order: a build whose end is visible has no sandboxes.
             job.remove_sandboxes().await;
-            this.record_end(&template, &id, built, &log).await;
+            this.record_end(&template, &id, result, &log).await;
             ended.cancel();
             job.remove_unfinished().await;
+            // Last: until here, no other request may treat the build as waiting.
             this.0.running.lock().remove(&id);
         });
         Ok(())
     }
 
+    /// Waits for earlier builds of the same template and for a permit, and runs the build.
     async fn run_when_permitted(
         &self,
         template: &TemplateRecord,
@@ -83,6 +89,7 @@ impl Builder {
             .entry(template.id.clone())
             .or_default()
             .clone();
+        // Taken before the permit: a build that waits for its template occupies no permit.
         let _guard = match lock.clone().try_lock_owned() {
             Ok(guard) => guard,
             Err(_) => {
@@ -108,11 +115,11 @@ impl Builder {
         &self,
         template: &TemplateRecord,
         id: &str,
-        built: Result<BuildOutcome, BuildFailure>,
+        result: Result<BuildOutcome, BuildFailure>,
         log: &BuildLog,
     ) {
-        let ready = built.is_ok();
-        let end = match built {
+        let ready = result.is_ok();
+        let end = match result {
             Ok(outcome) => {
                 log.info(None, "the template is ready");
                 BuildEnd::Ready(outcome.steps, outcome.version)
@@ -124,6 +131,7 @@ impl Builder {
             }
         };
         self.0.records.end_build(&template.id, id, end).await;
+        // Steps of earlier builds are no longer needed once the new build is recorded.
         if ready {
             self.release_superseded_steps(&template.id);
         }
@@ -148,6 +156,7 @@ impl Builder {
             running.cancel.cancel();
             return Ok(());
         }
+        // Not started: no task exists that would record the end.
         Ok(self.0.records.set_failed(
             &build.id,
             &FailureReason {
@@ -157,6 +166,7 @@ impl Builder {
         )?)
     }
 
+    /// Replaces images of E2B by the equivalent templates of this host.
     fn with_local_images(&self, mut spec: BuildSpec) -> BuildSpec {
         for stage in &mut spec.stages {
             let named = match &stage.from {
@@ -176,19 +186,20 @@ impl Builder {
 /// Checks a build description before the build starts.
 fn check_spec(spec: &BuildSpec) -> Result<(), BuilderError> {
     let steps: usize = spec.stages.iter().map(|s| s.steps.len()).sum();
-    let refuse = |why: String| Err(BuilderError::Spec(why));
+    let reject = |why: String| Err(BuilderError::Spec(why));
     if spec.stages.is_empty() {
-        return refuse("the build has no stages".to_owned());
+        return reject("the build has no stages".to_owned());
     }
+    // Bounds the number of snapshots, and of the sandboxes that are created for them.
     if steps > MAX_STEPS || spec.stages.len() > MAX_STEPS {
-        return refuse(format!(
+        return reject(format!(
             "too many steps: the build has {steps}, at most {MAX_STEPS} are allowed"
         ));
     }
     if let Some(ready) = &spec.startup.ready
         && let Err(why) = ready.probe()
     {
-        return refuse(why);
+        return reject(why);
     }
     Ok(())
 }

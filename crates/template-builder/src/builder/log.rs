@@ -22,6 +22,7 @@ pub struct BuildProgress {
 pub struct BuildLog {
     records: Arc<BuildRecords>,
     build: String,
+    /// Number of the next line.
     next: AtomicU64,
     progress: Mutex<Option<BuildProgress>>,
 }
@@ -40,6 +41,7 @@ impl BuildLog {
     /// Writes the lines of `message`.
     pub fn write(&self, level: LogLevel, step: Option<&str>, message: &str) {
         for line in message.lines() {
+            // Concurrent writers only need different numbers, so that `Relaxed` suffices.
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let stored = match number {
                 n if n < MAX_LOG_LINES => {
@@ -47,6 +49,7 @@ impl BuildLog {
                         .insert_log_line(&self.build, n, level, step, line)
                 }
                 MAX_LOG_LINES => {
+                    // Stored in place of the first line that does not fit.
                     let last = "the log is full: further lines are dropped";
                     self.records
                         .insert_log_line(&self.build, number, LogLevel::Warn, step, last)
@@ -73,6 +76,8 @@ impl BuildLog {
                 let text = phase.to_string();
                 self.write(LogLevel::Debug, Some(step), &text);
                 let mut now = self.progress.lock();
+                // A new phase starts with the percentage of the previous one, so that it never
+                // decreases.
                 let percent = now.as_ref().map_or(0, |before| before.percent);
                 *now = Some(BuildProgress { text, percent });
             }
@@ -95,7 +100,7 @@ impl BuildLog {
     }
 }
 
-/// Splits the output of a program into lines.
+/// Splits the output of a program into lines. Contains the bytes of the last, incomplete line.
 #[derive(Default)]
 pub struct LineSplitter(Vec<u8>);
 
@@ -108,6 +113,7 @@ impl LineSplitter {
             let line: Vec<u8> = self.0.drain(..=end).collect();
             lines.push(visible_line(&line));
         }
+        // Bounds the memory for programs that write no line breaks.
         if self.0.len() > MAX_PARTIAL_LINE_BYTES {
             lines.push(visible_line(&std::mem::take(&mut self.0)));
         }
@@ -125,6 +131,7 @@ impl LineSplitter {
 fn visible_line(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line);
     let text = text.trim_end_matches(['\r', '\n']);
+    // A carriage return moves the cursor of a terminal to the start of the line.
     text.rsplit('\r').next().unwrap_or_default().to_owned()
 }
 

@@ -48,17 +48,20 @@ impl Builder {
             let moved = templates.move_to_owners(&|name| owners.get(name).cloned())?;
             for name in public {
                 match templates.set_visibility(&name, Visibility::Public) {
+                    // The template of a record may have been removed.
                     Err(TemplateError::Unknown { .. }) | Ok(()) => {}
                     Err(e) => return Err(e),
                 }
             }
             Ok(moved)
         };
+        // Snapshots of the templates follow to the new names.
         for moved in blocking(work).await?? {
             let (from, to) = (moved.from.to_string(), moved.to.to_string());
             tracing::info!(from, to, "moved a template to the namespace of its owner");
             self.0.sandboxes.templates().hand_over(&from, &to);
         }
+        // Recorded last: an interrupted migration is repeated.
         Ok(records.set_migrated(OWNER_NAMESPACES)?)
     }
 

@@ -1,4 +1,5 @@
-//! Resolution of template names for a caller.
+//! Resolution of template names: determines which template an id or a name means for a caller, and
+//! whether the caller may see it.
 
 use super::records::{BuildRecords, BuildStatus, RecordError, TemplateRecord};
 use jiffy_engine_api::is_id;
@@ -64,10 +65,11 @@ pub fn resolve<E: From<RecordError>>(
     {
         return Ok(Some(built));
     }
-    let found = |reference: Reference, resolved_by| -> Result<Option<ResolvedTemplate>, E> {
-        let seen = look(&reference)?;
-        let seen = seen.filter(|t| is_visible(reference.owner(), t.visibility, caller));
-        Ok(seen.map(|_| ResolvedTemplate {
+    // Looks up a reference. An invisible template is treated like one that does not exist.
+    let visible = |reference: Reference, resolved_by| -> Result<Option<ResolvedTemplate>, E> {
+        let stored = look(&reference)?;
+        let stored = stored.filter(|t| is_visible(reference.owner(), t.visibility, caller));
+        Ok(stored.map(|_| ResolvedTemplate {
             reference,
             resolved_by,
         }))
@@ -77,23 +79,24 @@ pub fn resolve<E: From<RecordError>>(
         && let Some(records) = records
         && let Some(record) = records.template(word)?
         && let Ok(reference) = Reference::parse(&record.reference(tag))
-        && let Some(meaning) = found(reference, ResolvedBy::Id)?
+        && let Some(meaning) = visible(reference, ResolvedBy::Id)?
     {
         return Ok(Some(meaning));
     }
+    // An invalid name cannot exist. Callers report an unknown template.
     let Ok(reference) = Reference::parse(which) else {
         return Ok(None);
     };
     if reference.owner().is_none() && caller.is_some() {
         // An owner that is not a key has no namespace.
         if let Ok(own) = Reference::in_namespace(caller, which)
-            && let Some(meaning) = found(own, ResolvedBy::Own)?
+            && let Some(meaning) = visible(own, ResolvedBy::Own)?
         {
             return Ok(Some(meaning));
         }
     }
     let own = reference.owner() == caller && !reference.is_stock();
-    found(
+    visible(
         reference,
         if own {
             ResolvedBy::Own
@@ -123,10 +126,11 @@ fn resolve_build<E: From<RecordError>>(
     let Some(resolved_by) = names_template(word, &template, caller) else {
         return Ok(None);
     };
+    // The id of a build without a template must not resolve to the previous build.
     if build.status != BuildStatus::Ready {
         return Ok(None);
     }
-    // A later build with an equal result takes over the tags.
+    // A later build with an equal result has the same version, and may have taken over the tags.
     let builds = records.builds(&template.id)?;
     let equal = builds.iter().filter(|other| other.version == build.version);
     for tag in equal.flat_map(|other| &other.tags) {
@@ -136,7 +140,8 @@ fn resolve_build<E: From<RecordError>>(
         let Some(stored) = look(&reference)? else {
             continue;
         };
-        // A newer build publishes its tags before it is recorded as their owner.
+        // A newer build publishes its tags before the database assigns them to it. The version
+        // reveals this.
         let is_build = stored.version == build.version;
         if is_build && is_visible(reference.owner(), stored.visibility, caller) {
             return Ok(Some(ResolvedTemplate {

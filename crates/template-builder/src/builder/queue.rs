@@ -1,4 +1,5 @@
-//! Queue of builds that wait for a permit: round robin by owner, and no key may hold all permits.
+//! Queue of builds that wait for a permit. Permits are assigned round robin by owner, and no key
+//! may hold all of them.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
@@ -10,10 +11,12 @@ type Owner = Option<String>;
 
 #[derive(Debug, Default)]
 struct QueueState {
+    /// Number of permits that each owner holds.
     running: HashMap<Owner, usize>,
     permits_taken: usize,
     /// Owners with waiting builds, the next one first.
     round_robin: VecDeque<Owner>,
+    /// Builds that wait, by owner, oldest first.
     waiting: HashMap<Owner, VecDeque<oneshot::Sender<BuildPermit>>>,
 }
 
@@ -45,6 +48,7 @@ impl BuildQueue {
     /// Creates a queue for this many concurrent builds.
     pub fn new(permits: usize) -> Self {
         Self {
+            // Without permits, no build would ever start.
             permits: permits.max(1),
             state: Arc::default(),
         }
@@ -54,8 +58,8 @@ impl BuildQueue {
         self.state.lock()
     }
 
-    /// Returns the maximum number of permits of one owner. One permit is always left to other
-    /// owners, because builds may take hours. The host's owner may hold all permits.
+    /// Returns the maximum number of permits of one owner. A key leaves one permit to other owners,
+    /// because builds may take hours. The host's owner may hold all permits.
     fn max_permits(&self, owner: &Owner) -> usize {
         match owner {
             Some(_) => (self.permits - 1).max(1),
@@ -81,9 +85,11 @@ impl BuildQueue {
             if !state.round_robin.contains(&owner) {
                 state.round_robin.push_back(owner);
             }
+            // The new waiter may receive a permit at once.
             self.grant(&mut state);
             receiver
         };
+        // The usual case: a permit is free, and the caller prints no message.
         match permit.try_recv() {
             Ok(permit) => Some(permit),
             Err(oneshot::error::TryRecvError::Empty) => {
@@ -94,7 +100,7 @@ impl BuildQueue {
         }
     }
 
-    /// Grants free permits in round-robin order.
+    /// Assigns free permits in round-robin order. The caller holds the lock of `state`.
     fn grant(&self, state: &mut QueueState) {
         while state.permits_taken < self.permits {
             let may = |state: &QueueState, owner: &Owner| {
@@ -128,6 +134,8 @@ impl BuildQueue {
                 owner: owner.clone(),
                 taken: true,
             };
+            // Dropping a `BuildPermit` takes the lock of `state`, which is held here. A permit that
+            // is not sent is therefore marked as not taken before it is dropped.
             match first.send(permit) {
                 Ok(()) => {
                     state.permits_taken += 1;
@@ -145,6 +153,8 @@ impl BuildQueue {
         if let Some(running) = state.running.get_mut(owner) {
             *running -= 1;
             if *running == 0 {
+                // Entries without permits are removed, so that the map does not grow with the
+                // owners.
                 state.running.remove(owner);
             }
         }
@@ -177,7 +187,7 @@ mod tests {
         assert!(waits(second.as_mut()));
         let other = acquire(&queue, "b").await;
         drop(other);
-        assert!(waits(second.as_mut()), "the slot stays free");
+        assert!(waits(second.as_mut()), "the permit stays free");
         let _host = queue.acquire(None, || ()).await.unwrap();
     }
 
@@ -195,22 +205,22 @@ mod tests {
     async fn permits_are_granted_round_robin_by_owner() {
         let queue = BuildQueue::new(1);
         let running = acquire(&queue, "a").await;
-        let many: Vec<_> = (0..3).map(|_| Box::pin(acquire(&queue, "a"))).collect();
-        let mut many: Vec<_> = many.into_iter().collect();
-        for one in &mut many {
-            assert!(waits(one.as_mut()));
+        let pending: Vec<_> = (0..3).map(|_| Box::pin(acquire(&queue, "a"))).collect();
+        let mut pending: Vec<_> = pending.into_iter().collect();
+        for build in &mut pending {
+            assert!(waits(build.as_mut()));
         }
         let mut other = Box::pin(acquire(&queue, "b"));
         assert!(waits(other.as_mut()));
         drop(running);
         // The first key's build was first; the other key's is next, before the rest.
-        let first = many.remove(0).await;
+        let first = pending.remove(0).await;
         assert!(waits(other.as_mut()));
         drop(first);
         let other = other.await;
-        assert!(waits(many[0].as_mut()));
+        assert!(waits(pending[0].as_mut()));
         drop(other);
-        drop(many.remove(0).await);
+        drop(pending.remove(0).await);
     }
 
     #[tokio::test]

@@ -1,5 +1,5 @@
-//! Reconciliation of the database with the image store: other programs may remove templates from
-//! the data directory without the builder.
+//! Reconciliation of the database with the image store. Other programs can remove templates from
+//! the data directory, and the database must not report their tags any longer.
 
 use super::records::{BuildRecord, BuildStatus, TemplateRecord};
 use super::{Builder, BuilderError};
@@ -44,11 +44,13 @@ impl Builder {
                 .tags
                 .retain(|tag| !self.is_removed(&template.reference(tag)));
             if build.tags.len() != before {
+                // The build remains in the history of the template, without its removed tags.
                 records.set_tags(&build.id, &build.tags)?;
                 changed = true;
             }
         }
-        if changed && !builds.iter().any(keeps_template) {
+        // A template whose first build failed is retained: only removed tags delete the record.
+        if changed && !builds.iter().any(retains_template) {
             records.delete_template(&template.id)?;
             return Ok(None);
         }
@@ -62,7 +64,7 @@ impl Builder {
             .records
             .builds(&template.id)?
             .iter()
-            .any(keeps_template))
+            .any(retains_template))
     }
 
     fn is_removed(&self, reference: &str) -> bool {
@@ -72,7 +74,8 @@ impl Builder {
     }
 }
 
-fn keeps_template(build: &BuildRecord) -> bool {
+/// Returns whether a build has an image, or may still produce one.
+fn retains_template(build: &BuildRecord) -> bool {
     match build.status {
         BuildStatus::Ready => !build.tags.is_empty(),
         status => !status.is_final(),

@@ -1,4 +1,4 @@
-//! Database of the builder, `<home>/builds.db`: templates, builds and build logs.
+//! Database of the builder, the SQLite file `<home>/builds.db`: templates, builds and build logs.
 
 mod builds;
 mod log_lines;
@@ -61,21 +61,26 @@ impl BuildRecords {
         let _ = jiffy_sandbox_manager::restrict_to_owner(&path);
         let connection = Connection::open(&path).map_err(failed)?;
         let prepared = connection
+            // A power failure may lose the last transactions, but does not damage the file.
             .pragma_update(None, "journal_mode", "WAL")
             .and_then(|()| connection.pragma_update(None, "synchronous", "NORMAL"))
+            // Migrations replace tables to which others refer.
             .and_then(|()| connection.pragma_update(None, "foreign_keys", false));
         prepared.map_err(failed)?;
         let found: i64 = connection
             .query_row("PRAGMA user_version", [], |row| row.get(0))
             .map_err(failed)?;
+        // A newer program may have changed the meaning of the data.
         if !(0..=SCHEMA_VERSION).contains(&found) {
             return Err(RecordError::Version { path, found });
         }
+        // A version of 0 denotes a new file.
         schema::migrate(&connection, found).map_err(failed)?;
         connection
             .pragma_update(None, "foreign_keys", true)
             .map_err(failed)?;
         connection
+            // Not part of the schema version: see `step_uses`.
             .execute_batch(step_uses::STEPS_TABLE)
             .map_err(failed)?;
         Ok(Self {
@@ -85,6 +90,7 @@ impl BuildRecords {
         })
     }
 
+    /// Calls `work` with the connection, which serialises all accesses.
     pub(super) fn with_connection<T>(
         &self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
@@ -97,10 +103,12 @@ impl BuildRecords {
     }
 }
 
+/// Encodes a value as JSON. The types of this module are always serialisable.
 pub(super) fn json<T: Serialize + ?Sized>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
+// SQLite has no unsigned integers. Times and counts never exceed the range of `i64`.
 pub(super) fn to_sql(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }

@@ -25,10 +25,11 @@ impl Builder {
         which: &str,
         owner: Option<&str>,
     ) -> Result<TemplateRecord, BuilderError> {
+        // The tag does not matter: all builds of a template belong to its owner.
         let word = which.split(':').next().unwrap_or_default();
-        let theirs = |t: &TemplateRecord| owner.is_none() || t.owner.as_deref() == owner;
+        let is_owned = |t: &TemplateRecord| owner.is_none() || t.owner.as_deref() == owner;
         if is_id(word)
-            && let Some(found) = self.template_with_id(word)?.filter(theirs)
+            && let Some(found) = self.template_with_id(word)?.filter(is_owned)
         {
             return Ok(found);
         }
@@ -37,7 +38,8 @@ impl Builder {
             None => (owner, word),
         };
         let name = name.to_ascii_lowercase();
-        let found = self.template_named(namespace, &name)?.filter(theirs);
+        let found = self.template_named(namespace, &name)?.filter(is_owned);
+        // Templates of other keys are reported as unknown, so that their names remain secret.
         found.ok_or_else(|| BuilderError::UnknownTemplate(printable(which)))
     }
 
@@ -108,8 +110,10 @@ impl Builder {
             (Some(caller), Some(quota)) => Some(quota.try_reserve(caller, one_build())?),
             _ => None,
         };
+        // Held until the build exists: limit and name are checked for one request at a time.
         let _naming = self.0.names_lock.lock();
         self.0.check_waiting(caller)?;
+        // Deletes a record whose template was removed outside of the builder.
         self.reconcile(self.0.records.template_by_name(owner, &template.name)?)?;
         let template = self.0.records.insert_template(&template)?;
         let now = now_ms();
@@ -142,6 +146,7 @@ fn one_build() -> QuotaRequest {
     }
 }
 
+/// Checks the syntax of `name` or `name:tag`.
 pub(super) fn check_name(reference: &str) -> Result<(), BuilderError> {
     let parsed = Reference::parse(reference);
     parsed
@@ -149,7 +154,7 @@ pub(super) fn check_name(reference: &str) -> Result<(), BuilderError> {
         .map_err(|_| BuilderError::Name(printable(reference)))
 }
 
-/// Returns a random UUID.
+/// Returns a random UUID in the format of version 4.
 fn uuid() -> Result<String, IdentityError> {
     let token = new_token()?;
     let digits: String = token.chars().filter(char::is_ascii_hexdigit).collect();

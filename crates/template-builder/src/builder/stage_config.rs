@@ -1,5 +1,5 @@
-//! Configuration of a stage: environment, user, directory and shell after the steps executed so
-//! far.
+//! Configuration of a stage: environment, user, working directory and shell, as determined by the
+//! steps executed so far.
 
 use jiffy_build_spec::expand::expand;
 use jiffy_build_spec::spec::StepAction;
@@ -10,9 +10,11 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageConfig {
     pub env: BTreeMap<String, String>,
+    /// Build arguments (`ARG`). They are not part of the template.
     args: BTreeMap<String, String>,
     pub workdir: String,
     pub user: String,
+    /// Program and arguments that run a command line.
     shell: Vec<String>,
     pub entrypoint: Vec<String>,
     pub cmd: Vec<String>,
@@ -46,6 +48,7 @@ impl StageConfig {
 
     /// Expands the variables of a word.
     pub fn expand(&self, word: &str) -> Result<String, String> {
+        // The environment takes precedence over build arguments, as in Docker.
         let value = |name: &str| self.env.get(name).or_else(|| self.args.get(name)).cloned();
         expand(word, value).map_err(|e| e.to_string())
     }
@@ -67,6 +70,7 @@ impl StageConfig {
 
     /// Returns the environment for the commands of steps.
     pub fn environment(&self) -> BTreeMap<String, String> {
+        // Variables of the environment replace build arguments of the same name.
         let mut all = self.args.clone();
         all.extend(self.env.clone());
         all
@@ -100,6 +104,7 @@ impl StageConfig {
             StepAction::Workdir(path) => {
                 let path = self.path(path)?;
                 self.workdir = match path.trim_end_matches('/') {
+                    // The path consisted of slashes only.
                     "" => "/".to_owned(),
                     path => path.to_owned(),
                 };
@@ -116,6 +121,7 @@ impl StageConfig {
             }
             StepAction::Shell(words) => self.shell.clone_from(words),
             StepAction::Entrypoint(words) => {
+                // The previous command belongs to the previous entrypoint, as in Docker.
                 self.entrypoint.clone_from(words);
                 self.cmd.clear();
             }

@@ -1,4 +1,5 @@
-//! Cache of steps: last use of their snapshots, and removal of unused steps.
+//! Cache of build steps. Each step has a snapshot. Steps that no build has used for some time are
+//! pruned.
 
 use super::records::RecordError;
 use super::{Builder, BuilderError, BuilderInner};
@@ -41,8 +42,9 @@ impl BuilderInner {
         }
     }
 
-    /// Returns the time in milliseconds since 1970 until which a last use makes a step unused. This
-    /// time is always before the start of every running build.
+    /// Returns the time in milliseconds since 1970 up to which a last use makes a step unused. This
+    /// time is always before the start of every running build, so that no step of a running build
+    /// is pruned.
     fn prune_cutoff_ms(&self, now: u64, unused_for: Duration) -> Result<u64, BuilderError> {
         let unused_ms = u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX);
         let oldest = now.saturating_sub(unused_ms);
@@ -52,6 +54,7 @@ impl BuilderInner {
         })
     }
 
+    /// Returns the data that [`Self::prune`] would remove for the owner `of`, or for all owners.
     fn prunable(
         &self,
         unused_for: Duration,
@@ -64,6 +67,7 @@ impl BuilderInner {
         steps.retain(|step| {
             let used = last_uses.get(step.fingerprint()).copied();
             let of_owner = of.is_none() || step.owner() == of;
+            // A step without a recorded use was created by an earlier version.
             of_owner && used.unwrap_or(step.created_ms()) <= oldest
         });
         let uploads = self
@@ -71,6 +75,7 @@ impl BuilderInner {
             .prunable(Duration::from_millis(now - oldest), of);
         let mut imports = Vec::new();
         if of.is_none() && self.running.lock().is_empty() {
+            // A running build may use an imported image that no template refers to yet.
             let all = self.templates.list()?;
             let old =
                 |m: &&TemplateManifest| is_imported_image(&m.name) && m.created <= oldest / 1000;
@@ -83,6 +88,7 @@ impl BuilderInner {
         })
     }
 
+    /// Removes the unused steps and uploads of the owner `of`, or of all owners.
     fn prune(
         &self,
         unused_for: Duration,
@@ -94,11 +100,13 @@ impl BuilderInner {
         let mut pruned = PrunedBuildCache::default();
         for step in self.sandboxes.build_steps().list() {
             if of.is_some() && step.owner() != of {
+                // Retain the record of the use.
                 last_uses.remove(step.fingerprint());
                 continue;
             }
             let used = last_uses.get(step.fingerprint()).copied();
             let is_removed = used.unwrap_or(step.created_ms()) <= oldest
+                // Fails if sandboxes or other snapshots depend on the snapshot.
                 && self.sandboxes.snapshots().remove(step.id()).is_ok();
             if is_removed {
                 pruned.steps += 1;
@@ -124,7 +132,7 @@ impl BuilderInner {
 impl BuilderInner {
     /// Removes templates imported from registries before `oldest_ms`, unless a build is running.
     fn gc_imported_images(&self, oldest_ms: u64) -> Result<(), BuilderError> {
-        // No build can start while this lock is held.
+        // A build enters `running` before it starts: no build can start while this lock is held.
         let running = self.running.lock();
         if running.is_empty() {
             self.templates.remove_imported_images(oldest_ms / 1000)?;
@@ -174,6 +182,7 @@ impl Builder {
             loop {
                 let builder_now = builder.clone();
                 match tokio::task::spawn_blocking(move || round(builder_now)).await {
+                    // The builder was dropped, or the runtime shuts down.
                     Ok(None) | Err(_) => return,
                     Ok(Some(Err(e))) => tracing::warn!(error = %e, "cannot prune the build cache"),
                     Ok(Some(Ok(pruned))) if pruned != PrunedBuildCache::default() => {
@@ -195,14 +204,15 @@ impl Builder {
         let records = &self.0.records;
         let result = || -> Result<(), RecordError> {
             let mut current = HashSet::new();
-            let mut older = HashSet::new();
+            let mut superseded_steps = HashSet::new();
             for t in records.templates()? {
                 for build in records.builds(&t.id)? {
                     // A build without tags is superseded.
                     let superseded = build.tags.is_empty() && t.id == template;
                     let steps = build.steps.into_iter();
+                    // Steps that another build also uses remain.
                     if superseded {
-                        older.extend(steps)
+                        superseded_steps.extend(steps)
                     } else {
                         current.extend(steps)
                     }
@@ -210,7 +220,8 @@ impl Builder {
             }
             for step in self.0.sandboxes.build_steps().list() {
                 let key = step.fingerprint();
-                if older.contains(key) && !current.contains(key) {
+                if superseded_steps.contains(key) && !current.contains(key) {
+                    // Fails if sandboxes or other snapshots depend on the snapshot.
                     let _ = self.0.sandboxes.snapshots().remove(step.id());
                 }
             }

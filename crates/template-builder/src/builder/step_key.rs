@@ -1,4 +1,5 @@
-//! Keys of steps: equal keys have equal results.
+//! Keys of build steps. Steps with equal keys have equal results, so that a cached result can
+//! replace their execution.
 
 use data_encoding::HEXLOWER;
 use jiffy_build_spec::spec::{BuildStep, CopySource, StepAction};
@@ -7,12 +8,15 @@ use sha2::{Digest, Sha256};
 /// Returns the key of a base, from its owner and the fingerprint of all inputs of its template's
 /// sandboxes. Owners share no steps, because the owner of a sandbox can change it outside of steps.
 pub fn base_key(owner: Option<&str>, fingerprint: &str) -> String {
+    // The first part distinguishes the kinds of keys, and contains the version of their
+    // computation.
     hash(&["beginning 1", owner.unwrap_or(""), fingerprint])
 }
 
 /// Returns the key of a step after the step `before`. `files` identifies the copied files: the hash
 /// of an upload, or the key of a stage.
 pub fn step_key(before: &str, step: &BuildStep, files: &str) -> String {
+    // The key covers the content of the copied files, and not their names.
     let mut action = step.action.clone();
     if let StepAction::Copy(copy) = &mut action
         && !matches!(copy.from, CopySource::Inline(_))

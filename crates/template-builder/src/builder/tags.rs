@@ -35,10 +35,12 @@ impl Builder {
         let (templates, new_tags) = (self.0.templates.clone(), tags.to_vec());
         let work = move || {
             let mut references = new_tags.iter().map(|tag| named.reference(tag));
-            let wish = Visibility::default();
-            references.try_for_each(|to| templates.tag(&from, &to, wish).map(drop))
+            // Applies to new tags only; existing tags keep their visibility.
+            let visibility = Visibility::default();
+            references.try_for_each(|to| templates.tag(&from, &to, visibility).map(drop))
         };
         blocking(work).await??;
+        // The database follows the image store, in which a tag takes effect.
         self.0.records.retag(&template.id, Some(&build.id), tags)?;
         Ok(build.id.clone())
     }
@@ -72,8 +74,10 @@ impl Builder {
     pub async fn remove(&self, template: &TemplateRecord) -> Result<(), BuilderError> {
         let builds = self.0.records.builds(&template.id)?;
         for build in &builds {
+            // A build in progress would publish the template again.
             self.cancel(build)?;
         }
+        // The image store may have a default tag that no recorded build has.
         let mut tags: Vec<String> = builds.into_iter().flat_map(|b| b.tags).collect();
         tags.push(DEFAULT_TAG.to_owned());
         self.untag(template, &tags).await?;
@@ -86,6 +90,7 @@ impl Builder {
         template: &TemplateRecord,
         public: bool,
     ) -> Result<(), BuilderError> {
+        // The record decides for a build in progress, the manifest for an existing template.
         self.0.records.set_public(&template.id, public)?;
         let visibility = if public {
             Visibility::Public

@@ -1,4 +1,5 @@
-//! Transfer of files into and out of a build's sandboxes, as archives. The host never unpacks them.
+//! Transfer of files into and out of a build's sandboxes, as archives. The host passes archives on
+//! without unpacking them.
 
 use super::copy::{CopyRequest, ROOT_USER, StagedFile};
 use super::failure::BuildFailure;
@@ -43,6 +44,7 @@ pub async fn unpack_upload(
         |e: io::Error| BuildFailure::new(format!("cannot read the uploaded files: {e}"));
     let mut file = File::open(archive).await.map_err(unreadable)?;
     let mut chunk = vec![0; CHUNK_BYTES];
+    // The first chunk shows whether the archive is compressed.
     let mut read = file.read(&mut chunk).await.map_err(unreadable)?;
     let gzip = chunk
         .get(..read)
@@ -68,6 +70,7 @@ pub async fn copy_between(
 ) -> Result<Vec<StagedFile>, BuildFailure> {
     let mut copied = Vec::new();
     for (number, item) in items.iter().enumerate() {
+        // A number, because sources of different directories can have the same name.
         let target = format!("{into}/{number}");
         // A directory is archived by its contents, without its name.
         let path = if item.directory {
@@ -115,6 +118,7 @@ pub async fn write_inline(
         header.set_mode(0o644);
         header.set_uid(0);
         header.set_gid(0);
+        // Equal contents give an equal archive, because times and owners are constant.
         header.set_mtime(0);
         header.set_size(u64::try_from(content.len()).unwrap_or(u64::MAX));
         let added = archive.append_data(&mut header, name, content.as_bytes());
@@ -149,6 +153,7 @@ pub async fn unpack_archives(
             .map_err(unreadable)?;
         let mut piece = reader.next().await.map_err(unreadable)?;
         let gzip = piece.as_ref().is_some_and(|b| b.starts_with(&GZIP_MAGIC));
+        // Before the transfer: the agent decompresses gzip only.
         if !gzip && !item.name.ends_with(".tar") {
             return Err(BuildFailure::new(format!(
                 "cannot unpack {}: ADD supports only tar and gzipped tar; unpack the archive with RUN",
@@ -170,7 +175,8 @@ pub async fn unpack_archives(
     Ok(())
 }
 
-/// Returns a blocking reader of a file that the agent sends.
+/// Returns a blocking reader of a file that the agent sends. A task receives the file and passes
+/// its chunks through a bounded channel. Must be called inside a runtime.
 pub fn blocking_reader(mut from: FileReader) -> impl Read + Send {
     let (pieces, received) = mpsc::channel(MAX_QUEUED_CHUNKS);
     tokio::spawn(async move {
@@ -193,6 +199,7 @@ pub fn blocking_reader(mut from: FileReader) -> impl Read + Send {
     }
 }
 
+/// Reader of the chunks that a task receives.
 struct ChunkReader {
     received: mpsc::Receiver<io::Result<Bytes>>,
     current: Bytes,
@@ -203,6 +210,7 @@ impl Read for ChunkReader {
         while self.current.is_empty() {
             match self.received.blocking_recv() {
                 Some(piece) => self.current = piece?,
+                // The task has sent all chunks.
                 None => return Ok(0),
             }
         }

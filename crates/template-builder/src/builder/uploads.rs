@@ -1,4 +1,5 @@
-//! Store of files that clients upload for builds. The files remain until they are pruned.
+//! Store of the files that clients upload for builds, by owner and name. A file consists of the
+//! upload and of a checksum file. The files remain until they are pruned.
 
 mod incoming_upload;
 
@@ -80,7 +81,8 @@ pub enum UploadError {
 /// Uploads by owner and name.
 pub struct UploadStore {
     directory: PathBuf,
-    open: Arc<Mutex<HashMap<String, UploadTicket>>>,
+    /// Tickets by token.
+    tickets: Arc<Mutex<HashMap<String, UploadTicket>>>,
     /// Number and bytes of stored uploads by owner. Updated together with the files.
     stored: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
     /// Number of uploads in flight by owner.
@@ -146,7 +148,7 @@ impl Drop for UploadPermit {
 }
 
 /// Returns the bytes that a file is charged for: whole blocks, at least one.
-fn charged(bytes: u64) -> u64 {
+fn charged_bytes(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(BLOCK_BYTES)
 }
 
@@ -159,16 +161,17 @@ impl UploadStore {
             .create(&directory)?;
         let this = Self {
             directory,
-            open: Arc::default(),
+            tickets: Arc::default(),
             stored: Arc::default(),
             incoming: Arc::default(),
             quota: Mutex::default(),
+            // Uploads have no extension; checksum files have the extension `sum`.
         };
         for file in this.files()? {
             if name_starts_with(&file, UNFINISHED_PREFIX) {
                 fs::remove_file(file)?;
             } else if file.extension().is_none() {
-                let bytes = charged(fs::metadata(&file)?.len());
+                let bytes = charged_bytes(fs::metadata(&file)?.len());
                 let mut stored = this.stored.lock();
                 let of_owner = stored.entry(owner_of(&file)).or_default();
                 *of_owner = (of_owner.0 + 1, of_owner.1 + bytes);
@@ -234,6 +237,7 @@ impl UploadStore {
         // The modification time is the time of the last use.
         let now = fs::FileTimes::new().set_modified(SystemTime::now());
         if let Ok(file) = fs::File::options().append(true).open(&path) {
+            // A failure only lets the upload expire earlier.
             let _ = file.set_times(now);
         }
         let verified = sum.strip_suffix(VERIFIED_MARK);
@@ -256,12 +260,12 @@ impl UploadStore {
         let replaces = path.exists();
         let token = jiffy_engine_api::new_token()?;
         let owner: Owner = owner.map(str::to_owned);
-        let mut open = self.open.lock();
-        open.retain(|_, ticket| ticket.since.elapsed() < TICKET_LIFETIME);
-        if open.len() >= MAX_TICKETS {
+        let mut tickets = self.tickets.lock();
+        tickets.retain(|_, ticket| ticket.since.elapsed() < TICKET_LIFETIME);
+        if tickets.len() >= MAX_TICKETS {
             return Err(UploadError::TooMany(MAX_TICKETS));
         }
-        let own = open.values().filter(|ticket| ticket.owner == owner);
+        let own = tickets.values().filter(|ticket| ticket.owner == owner);
         if owner.is_some() && own.count() >= MAX_TICKETS_PER_KEY {
             return Err(UploadError::TooMany(MAX_TICKETS_PER_KEY));
         }
@@ -273,19 +277,20 @@ impl UploadStore {
             naming,
             replaces,
         };
-        open.insert(token.clone(), ticket);
+        tickets.insert(token.clone(), ticket);
         Ok(token)
     }
 
     /// Starts the upload of a ticket.
     pub async fn begin(&self, token: &str) -> Result<IncomingUpload, UploadError> {
         let ticket = {
-            let open = self.open.lock();
-            let ticket = open.get(token);
+            let tickets = self.tickets.lock();
+            let ticket = tickets.get(token);
             let ticket = ticket.filter(|ticket| ticket.since.elapsed() < TICKET_LIFETIME);
             ticket.cloned().ok_or(UploadError::Closed)?
         };
         let incoming = self.acquire_permit(&ticket.owner)?;
+        // The quota grows with the received bytes, because a client may announce any length.
         let quota = self.quota.lock().clone();
         let permit = match (&ticket.owner, quota) {
             (Some(owner), Some(quota)) => quota.try_reserve(owner, QuotaRequest::default())?,
@@ -298,6 +303,7 @@ impl UploadStore {
             .mode(0o700)
             .create(owner)?;
         let new = owner.join(format!(
+            // Renamed into place when the upload is complete.
             "{UNFINISHED_PREFIX}{}",
             jiffy_engine_api::new_id()?
         ));
@@ -318,7 +324,7 @@ impl UploadStore {
             unfinished: TemporaryFile(new),
             target,
             token: token.to_owned(),
-            open: self.open.clone(),
+            tickets: self.tickets.clone(),
             naming: ticket.naming,
         })
     }
@@ -368,6 +374,7 @@ impl UploadStore {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 found => found?,
             };
+            // A modification time in the future counts as a recent use.
             let age = metadata.modified()?.elapsed().unwrap_or_default();
             if age >= unused_for && !remove {
                 freed += metadata.len();
@@ -396,7 +403,7 @@ fn owner_of(path: &Path) -> Owner {
 fn uncount(stored: &mut HashMap<Owner, (u64, u64)>, owner: &Owner, bytes: u64) {
     if let Some((count, sum)) = stored.get_mut(owner) {
         *count = count.saturating_sub(1);
-        *sum = sum.saturating_sub(charged(bytes));
+        *sum = sum.saturating_sub(charged_bytes(bytes));
         if *count == 0 {
             stored.remove(owner);
         }

@@ -1,4 +1,4 @@
-//! Usage of an owner: templates, builds and uploads.
+//! Usage of an owner (templates, builds and uploads), and reservations in the owner's quota.
 
 use super::{Builder, BuilderError, BuilderInner};
 use jiffy_image::{DiskBudget, Templates, Visibility};
@@ -8,7 +8,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-/// Resolution of the time stamp of the templates directory: a later change may have the same one.
+/// Resolution of the modification time of the templates directory: a later change within this time
+/// may leave the same modification time.
 const TIMESTAMP_GRANULARITY: Duration = Duration::from_secs(1);
 
 /// Usage of one owner.
@@ -81,6 +82,8 @@ impl BuilderInner {
         let changed = self.templates.changed();
         let mut usage = self.template_usage.lock();
         let fresh = match (usage.read, changed) {
+            // The counts are current if the directory has not changed, and if the modification time
+            // was old // enough when the directory was read.
             (Some((stamp, read)), Some(changed)) => {
                 let since = read.duration_since(stamp).unwrap_or_default();
                 stamp == changed && since >= TIMESTAMP_GRANULARITY
@@ -88,6 +91,7 @@ impl BuilderInner {
             _ => false,
         };
         if !fresh {
+            // Taken before the directory is read, so that later changes are noticed.
             let read = SystemTime::now();
             match TemplateUsage::read(&self.templates) {
                 Ok(now) => {
@@ -126,6 +130,7 @@ impl BuilderInner {
         let permit = Mutex::new(permit);
         Ok(DiskBudget::new(move |bytes| {
             let mut permit = permit.lock();
+            // `None` for an owner without quota.
             let Some(held) = permit.disk_bytes() else {
                 return Ok(());
             };
@@ -141,6 +146,7 @@ impl BuilderInner {
         names: &[String],
         max_bytes: u64,
     ) -> Result<QuotaPermit, QuotaRefusal> {
+        // Existing names are already counted.
         let new = names
             .iter()
             .filter(|name| self.templates.manifest(name).is_err());

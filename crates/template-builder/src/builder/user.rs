@@ -1,4 +1,4 @@
-//! Creation of users in images.
+//! Creation of users in images, by editing the user database. Images need no programs for this.
 
 use super::copy::ROOT_USER;
 use super::failure::BuildFailure;
@@ -21,6 +21,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
             "`{name}` is not a valid user name: use lower-case letters, digits, `_` and `-`"
         )));
     }
+    // A missing file is created.
     let passwd = read(agent, "/etc/passwd").await?;
     if passwd
         .lines()
@@ -29,6 +30,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
         return Ok(());
     }
     let group = read(agent, "/etc/group").await?;
+    // The group has the same id as the user.
     let taken = |id: u32| {
         let has = |text: &str| {
             text.lines()
@@ -52,6 +54,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
             agent,
             "/etc/shadow",
             &shadow,
+            // `!` denotes a locked password.
             &format!("{name}:!:19000:0:99999:7:::\n"),
         )
         .await?;
@@ -60,6 +63,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
         let line = format!("{name} ALL=(ALL) NOPASSWD:ALL\n");
         append(agent, &format!("/etc/sudoers.d/{name}"), "", &line).await?;
     }
+    // As the new user, who then owns the directory.
     let created = agent.make_dir(&home, Some(name)).await;
     match created {
         Ok(_) => Ok(()),
@@ -86,6 +90,7 @@ async fn read(agent: &AgentClient, path: &str) -> Result<String, BuildFailure> {
     }
 }
 
+/// Appends a line to a file with the content `before`, which is written again as a whole.
 async fn append(
     agent: &AgentClient,
     path: &str,

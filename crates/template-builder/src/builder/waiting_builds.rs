@@ -1,4 +1,5 @@
-//! Builds that were requested but not started: limited in number per key and in time.
+//! Limits for builds that were requested but not started: their number per key, and the time until
+//! they expire.
 
 use super::records::{FailureReason, RecordError};
 use super::{Builder, BuilderError, BuilderInner};
@@ -18,6 +19,7 @@ impl BuilderInner {
     /// Fails if too many builds of `caller` wait for their start. The caller must hold
     /// `names_lock`.
     pub(super) fn check_waiting(&self, caller: Option<&str>) -> Result<(), BuilderError> {
+        // Expired builds must not count.
         self.fail_waiting(WAITING_BUILD_TIMEOUT)?;
         self.records.gc_failed(caller, MAX_FAILED_BUILDS)?;
         // The host's owner is not limited.
@@ -25,6 +27,7 @@ impl BuilderInner {
             return Ok(());
         }
         let mut waiting = self.records.waiting_of(caller)?;
+        // A started build keeps the status `waiting` until it has a permit.
         let running = self.running.lock();
         waiting.retain(|id| !running.contains_key(id));
         if waiting.len() < MAX_WAITING_BUILDS {

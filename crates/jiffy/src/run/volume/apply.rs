@@ -38,10 +38,12 @@ struct Pair<'a> {
     depth: usize,
 }
 
+/// Returns the kind of an entry.
 fn kind(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
+/// Returns the permissions that are accepted from a guest.
 fn mode(stat: &Stat) -> Mode {
     Mode::from_raw_mode(stat.st_mode & PERMISSIONS)
 }
@@ -56,6 +58,7 @@ fn lookup(directory: &File, name: &OsStr) -> io::Result<Option<Stat>> {
     }
 }
 
+/// Returns the names of the entries of a directory.
 fn names(directory: &File) -> io::Result<Vec<OsString>> {
     let mut all = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -68,6 +71,7 @@ fn names(directory: &File) -> io::Result<Vec<OsString>> {
     Ok(all)
 }
 
+/// Opens a directory. Fails if the entry is a symbolic link.
 fn open_directory(directory: &File, name: &OsStr) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(openat(directory, name, flags, Mode::empty())?.into())
@@ -88,7 +92,7 @@ impl<'a> Apply<'a> {
     /// Makes the contents of `target` equal to `staged`, except for entries that were not copied to
     /// the guest.
     pub fn directory(&self, staged: &File, target: &File) -> anyhow::Result<()> {
-        self.pair(&Pair {
+        self.apply_directory(&Pair {
             staged,
             target,
             path: Path::new(""),
@@ -112,7 +116,9 @@ impl<'a> Apply<'a> {
         self.replace_file(staged, from, &stat, target, name)
     }
 
-    fn pair(&self, pair: &Pair<'_>) -> anyhow::Result<()> {
+    /// Applies the changes of a directory: writes the entries of the guest's copy, then removes the
+    /// entries that the guest removed.
+    fn apply_directory(&self, pair: &Pair<'_>) -> anyhow::Result<()> {
         ensure!(
             pair.depth <= MAX_DEPTH,
             "the directory has more than {MAX_DEPTH} levels"
@@ -120,11 +126,12 @@ impl<'a> Apply<'a> {
         let mut staged_names = HashSet::new();
         for name in names(pair.staged)? {
             let path = pair.path.join(&name);
-            self.entry(pair, &name, &path)
+            self.apply_entry(pair, &name, &path)
                 .with_context(|| format!("cannot write {}", path.display()))?;
             staged_names.insert(name);
         }
         for name in names(pair.target)? {
+            // Entries that this host created meanwhile were not sent, and are retained.
             let path = pair.path.join(&name);
             if !staged_names.contains(&name) && self.sent.has(&path) {
                 self.remove(pair.target, &name, &path)
@@ -134,7 +141,8 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    fn entry(&self, pair: &Pair<'_>, name: &OsStr, path: &Path) -> anyhow::Result<()> {
+    /// Makes an entry of this host equal to the entry of the guest's copy.
+    fn apply_entry(&self, pair: &Pair<'_>, name: &OsStr, path: &Path) -> anyhow::Result<()> {
         let Pair { staged, target, .. } = *pair;
         let Some(stat) = lookup(staged, name)? else {
             return Ok(());
@@ -145,11 +153,12 @@ impl<'a> Apply<'a> {
             FileType::Directory => {
                 if !same_kind {
                     self.clear(target, name, path, before.as_ref())?;
+                    // Accessible to this process until the contents are complete.
                     mkdirat(target, name, Mode::RWXU)?;
                     copy_owner(target, name, &fstat(target)?);
                 }
                 let inner = open_directory(target, name)?;
-                self.pair(&Pair {
+                self.apply_directory(&Pair {
                     staged: &open_directory(staged, name)?,
                     target: &inner,
                     path,
@@ -174,6 +183,7 @@ impl<'a> Apply<'a> {
                 if !same_kind {
                     self.clear(target, name, path, before.as_ref())?;
                 }
+                // A link cannot be changed: a new link replaces it atomically.
                 let new = temporary_name()?;
                 symlinkat(&to, target, &new)?;
                 copy_owner(
@@ -183,6 +193,7 @@ impl<'a> Apply<'a> {
                         .filter(|_| same_kind)
                         .map_or_else(|| fstat(target), Ok)?,
                 );
+                // The previous entry is unchanged if this fails.
                 renameat(target, &new, target, name).map_err(|e| {
                     let _ = unlinkat(target, &new, AtFlags::empty());
                     e.into()
@@ -204,6 +215,7 @@ impl<'a> Apply<'a> {
     ) -> anyhow::Result<()> {
         let before = lookup(target, name)?;
         let before = before.filter(|before| kind(before) == FileType::RegularFile);
+        // The same size and time count as unchanged, as in rsync.
         let time = |s: &Stat| (s.st_mtime, s.st_mtime_nsec);
         if let Some(before) = before
             && before.st_size == stat.st_size
@@ -214,8 +226,10 @@ impl<'a> Apply<'a> {
             }
             return Ok(());
         }
+        // `NONBLOCK`: opening a named pipe must not wait.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut source = File::from(openat(staged, from, flags, Mode::empty())?);
+        // Written under another name first: this host never has an incomplete file.
         let new = temporary_name()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let private = Mode::RUSR | Mode::WUSR;
@@ -272,6 +286,7 @@ impl<'a> Apply<'a> {
         if kind(&stat) != FileType::Directory {
             return Ok(unlinkat(directory, name, AtFlags::empty())?);
         }
+        // Entries that this host created stay, and so does their directory.
         let inner = open_directory(directory, name)?;
         for child in names(&inner)? {
             let path: PathBuf = path.join(&child);

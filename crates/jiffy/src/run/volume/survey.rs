@@ -1,4 +1,4 @@
-//! Paths of the entries in a tree.
+//! Entries of a tree, as they were before a command: the guest's copy is compared with them.
 
 use anyhow::{Context, ensure};
 use std::collections::HashSet;
@@ -19,6 +19,7 @@ impl TreeEntries {
     pub fn of(root: &Path, max_bytes: u64, max_entries: usize) -> anyhow::Result<Self> {
         let mut all = HashSet::new();
         let mut bytes = 0_u64;
+        // Iterative: the depth of the tree does not limit the stack.
         let mut pending = vec![(PathBuf::new(), 0)];
         while let Some((relative, depth)) = pending.pop() {
             let path = root.join(&relative);
@@ -27,6 +28,7 @@ impl TreeEntries {
             let entry = if depth == 0 { root } else { &path };
             let metadata = fs::symlink_metadata(entry).with_context(context)?;
             if metadata.is_file() {
+                // Sparse files count with their full length, because the copy is not sparse.
                 bytes = bytes.saturating_add(metadata.len());
             }
             ensure!(

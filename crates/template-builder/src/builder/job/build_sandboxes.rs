@@ -1,4 +1,5 @@
-//! Sandboxes of one build.
+//! Sandboxes of one build. All of them are removed when the build ends, including sandboxes whose
+//! creation the build no longer awaits.
 
 use jiffy_sandbox_manager::{
     CreateSpec, ErrorKind, OperationError, QuotaPermit, Sandbox, Sandboxes,
@@ -23,8 +24,8 @@ pub(super) struct BuildSandboxes {
 #[derive(Default)]
 struct State {
     ids: Vec<String>,
-    /// Set at the end of the build: sandboxes that complete later are removed.
-    ended: bool,
+    /// True after the end of the build: sandboxes that are created later are removed at once.
+    has_ended: bool,
 }
 
 impl BuildSandboxes {
@@ -37,23 +38,25 @@ impl BuildSandboxes {
     }
 
     /// Creates a sandbox. If the returned future is dropped, the creation continues, and the
-    /// sandbox is removed at the end of the build. `room` is released when the creation has
+    /// sandbox is removed at the end of the build. `permit` is released when the creation has
     /// completed.
     pub(super) async fn create(
         &self,
         spec: CreateSpec,
-        room: Arc<QuotaPermit>,
+        permit: Arc<QuotaPermit>,
     ) -> Result<Sandbox, OperationError> {
         let (host, state) = (self.host.clone(), self.state.clone());
         let creation = self.creations.spawn(async move {
             let record = host.create(spec).await?;
-            drop(room);
+            // The sandbox itself now counts towards the quota.
+            drop(permit);
+            // One critical section: `remove_all` either finds the id, or this task sees its flag.
             let has_ended = {
                 let mut state = state.lock();
-                if !state.ended {
+                if !state.has_ended {
                     state.ids.push(record.id().to_owned());
                 }
-                state.ended
+                state.has_ended
             };
             if has_ended {
                 remove(&host, record.id()).await?;
@@ -78,17 +81,19 @@ impl BuildSandboxes {
     pub(super) async fn remove_all(&self) -> Vec<(String, OperationError)> {
         let ids = {
             let mut state = self.state.lock();
-            state.ended = true;
+            state.has_ended = true;
             std::mem::take(&mut state.ids)
         };
         let mut remaining = Vec::new();
         for id in ids {
             if let Err(e) = remove(&self.host, &id).await {
+                // Continue: a failure must not leave the other sandboxes running.
                 remaining.push((id, e));
             }
         }
         self.creations.close();
         let ended = tokio::time::timeout(CREATION_LIMIT, self.creations.wait()).await;
+        // The task still removes its sandbox.
         if ended.is_err() {
             tracing::warn!("timed out waiting for the creation of a sandbox of a finished build");
         }

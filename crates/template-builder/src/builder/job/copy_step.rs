@@ -1,4 +1,5 @@
-//! `COPY` and `ADD` steps: source of their files, and transfer into the sandbox.
+//! `COPY` and `ADD` steps of a build: determines the source of the files, and transfers the files
+//! into the stage's sandbox.
 
 use super::super::copy::{self, CopyRequest, ROOT_USER, STAGING};
 use super::super::failure::BuildFailure;
@@ -10,14 +11,14 @@ use jiffy_build_spec::spec::{BuildStep, CopyAction, CopySource, StepAction};
 
 /// Files of a step.
 pub(super) enum CopiedFiles {
+    /// Files that the client uploaded: an archive and the hash of its bytes.
     Upload {
         path: std::path::PathBuf,
         sum: String,
     },
-    Stage {
-        number: usize,
-        key: String,
-    },
+    /// Files of an earlier stage: its number and the key of its last step.
+    Stage { number: usize, key: String },
+    /// Names and contents of files that the Dockerfile itself contains.
     Inline(Vec<(String, String)>),
 }
 
@@ -27,6 +28,7 @@ impl CopiedFiles {
         match self {
             Self::Upload { sum, .. } => sum,
             Self::Stage { key, .. } => key,
+            // The key of the step already covers the contents.
             Self::Inline(_) => "",
         }
     }
@@ -57,6 +59,7 @@ impl BuildJob {
                     sum: found.sum,
                 }
             }
+            // The key of the stage identifies the state of its files.
             CopySource::Stage(n) => {
                 let stage = before.get(*n).and_then(Option::as_ref);
                 let stage =
@@ -70,6 +73,7 @@ impl BuildJob {
         }))
     }
 
+    /// Runs a `COPY` or `ADD`. `before` contains the earlier stages.
     pub(super) async fn run_copy(
         &self,
         agent: &AgentClient,
@@ -79,6 +83,7 @@ impl BuildJob {
         before: &mut [Option<StageState>],
     ) -> Result<(), BuildFailure> {
         let request = CopyRequest::new(copy, &at.config).map_err(BuildFailure::new)?;
+        // An earlier attempt or a program of the image may have left files.
         let cleared = agent.remove(STAGING, Some(ROOT_USER)).await;
         cleared.map_err(|e| BuildFailure::agent(&format!("clear {STAGING}"), e))?;
         let items = match files {
@@ -91,9 +96,12 @@ impl BuildJob {
                 let stage =
                     stage.ok_or_else(|| BuildFailure::new("the source stage does not exist"))?;
                 let from = self.agent(stage).await?;
-                // Certificate authorities of the build network are not copied.
+                // Remove the certificate authorities of the build network, which must not be
+                // copied.
                 let withdrawn = from.withdraw_site().await;
                 withdrawn.map_err(|e| BuildFailure::agent("remove the host's certificates", e))?;
+                // Patterns are expanded in the source stage, so that only matching files are
+                // transferred.
                 let found = copy::find_sources(&from, "/", &request.sources).await?;
                 transfer::copy_between(&from, agent, &found, STAGING, &request).await?
             }
@@ -110,6 +118,7 @@ impl BuildJob {
             }
             None => return Ok(()),
         };
+        // `ADD` unpacks archives at the destination. All other files are moved there.
         if request.unpack {
             transfer::unpack_archives(agent, &items, &request.to).await?;
         }

@@ -1,4 +1,4 @@
-//! Retries of operations while the host is short of resources.
+//! Retries of operations while the host has too few free resources, such as memory.
 
 use super::super::log::BuildLog;
 use jiffy_sandbox_manager::{ErrorKind, OperationError};
@@ -34,6 +34,7 @@ impl<'a> Patience<'a> {
         if error.kind() != ErrorKind::Busy {
             return false;
         }
+        // The host knows best when resources become free.
         let delay = error.retry_after().unwrap_or(RETRY_DELAY);
         if self.began.elapsed().saturating_add(delay) > self.limit {
             return false;

@@ -1,4 +1,5 @@
-//! Publication of a build's template: its image, startup and names.
+//! Publication of a build's result: writes the image, boots the template once, and assigns its
+//! names.
 
 use super::super::failure::BuildFailure;
 use super::super::{DEFAULT_TAG, step_key, transfer};
@@ -27,30 +28,32 @@ impl BuildJob {
             memory_mib: Some(at.size.memory_mib),
             disk_mib: at.size.disk_mib,
         };
+        // The image is written only if no template with the same content and settings exists.
         let about = serde_json::to_string(&(&defaults, &startup, &at.config.labels));
         let sum = step_key::template_key(&at.key, &about.unwrap_or_default());
         let names = self.template_names();
         let existing = self.inner.templates.manifest(&names[0]);
         // Images have at most twice the size of the sandbox's disk, plus the base's images.
         let images: u64 = at.base.images.iter().map(|i| i.size).sum();
-        let most = (at.size.disk_mib << 20)
+        let max_bytes = (at.size.disk_mib << 20)
             .saturating_mul(2)
             .saturating_add(images);
         let owner = self.template.owner.as_deref();
         let manifest = match existing {
             Ok(existing) if existing.recipe_sha256 == sum && !self.spec.force => existing,
             _ => {
-                let room = self.inner.reserve_template(owner, &[], most).await;
-                let room = room.map_err(|e| BuildFailure::new(e.message))?;
-                let most = room.disk_bytes();
-                let manifest = self.derive(&mut at, defaults, startup, &sum, most).await?;
-                self.check_image_size(&manifest, &at, most)?;
+                let permit = self.inner.reserve_template(owner, &[], max_bytes).await;
+                let permit = permit.map_err(|e| BuildFailure::new(e.message))?;
+                let free_bytes = permit.disk_bytes();
+                let derived = self.derive(&mut at, defaults, startup, &sum, free_bytes);
+                let manifest = derived.await?;
+                self.check_image_size(&manifest, &at, free_bytes)?;
                 manifest
             }
         };
-        // Held until the names refer to the template.
-        let room = self.inner.reserve_template(owner, &names, 0).await;
-        let _room = room.map_err(|e| self.discard(&manifest, e.message))?;
+        // Held until the names refer to the template, which then counts towards the quota.
+        let permit = self.inner.reserve_template(owner, &names, 0).await;
+        let _permit = permit.map_err(|e| self.discard(&manifest, e.message))?;
         self.release_sandbox(&mut at).await;
         self.make_ready(&manifest, &at, &names).await?;
         Ok(BuildOutcome {
@@ -62,6 +65,7 @@ impl BuildJob {
     /// Removes a new template that exceeds a quota. Returns the failure.
     fn discard(&self, manifest: &TemplateManifest, why: String) -> BuildFailure {
         let reference = manifest.reference();
+        // A template that existed before the build is not removed.
         if reference == self.unfinished_name()
             && let Err(e) = self.inner.templates.remove(&reference)
         {
@@ -70,25 +74,26 @@ impl BuildJob {
         BuildFailure::new(why)
     }
 
-    /// Fails if the template's new images are larger than `most` bytes.
+    /// Fails if the template's new images are larger than `free_bytes`, the free disk quota.
     fn check_image_size(
         &self,
         manifest: &TemplateManifest,
         at: &StageState,
-        most: Option<u64>,
+        free_bytes: Option<u64>,
     ) -> Result<(), BuildFailure> {
+        // The build has not written the images of the base.
         let new = manifest
             .images
             .iter()
             .filter(|i| !at.base.images.contains(i));
         let bytes: u64 = new.map(|i| i.size).sum();
-        match most.filter(|most| bytes > *most) {
-            Some(most) => Err(self.discard(manifest, over_budget(bytes, most))),
+        match free_bytes.filter(|free_bytes| bytes > *free_bytes) {
+            Some(free_bytes) => Err(self.discard(manifest, over_budget(bytes, free_bytes))),
             None => Ok(()),
         }
     }
 
-    /// Rejects startups that would fail only after all steps and a timeout.
+    /// Rejects startups that would otherwise fail only after all steps and a timeout.
     pub(super) fn check_startup(
         &self,
         at: &StageState,
@@ -115,7 +120,8 @@ impl BuildJob {
         }
     }
 
-    /// Returns the startup of the template: the build's startup, or else the base's startup.
+    /// Returns the startup of the template: the build's startup if it is specified, otherwise the
+    /// base's startup.
     fn startup(&self, at: &StageState) -> Result<Startup, BuildFailure> {
         let mut startup = self.spec.startup.clone();
         if self.spec.start_image_command {
@@ -157,13 +163,14 @@ impl BuildJob {
         }
     }
 
+    /// Writes the changes of the stage's sandbox as an image, under the internal name of the build.
     async fn derive(
         &self,
         at: &mut StageState,
         defaults: Defaults,
         startup: Startup,
         sum: &str,
-        most: Option<u64>,
+        free_bytes: Option<u64>,
     ) -> Result<TemplateManifest, BuildFailure> {
         self.log.info(Some("finalize"), "writing the image");
         let agent = self.agent(at).await?;
@@ -173,9 +180,11 @@ impl BuildJob {
         origin.entrypoint.clone_from(&at.config.entrypoint);
         origin.cmd.clone_from(&at.config.cmd);
         origin.exposed_ports.clone_from(&at.config.exposed);
+        // A template that was built from another template has no image of its own.
         if origin.from.is_empty() {
             origin.from = at.base.reference();
         }
+        // The write runs on a thread for blocking calls, and owns its inputs.
         let (inner, log, base, sum) = (
             self.inner.clone(),
             self.log.clone(),
@@ -184,15 +193,16 @@ impl BuildJob {
         );
         let (name, history) = (self.unfinished_name(), at.history.clone());
         let reader = transfer::blocking_reader(layer);
-        let disk = most.map_or_else(DiskBudget::default, |most| {
+        let disk = free_bytes.map_or_else(DiskBudget::default, |free_bytes| {
             DiskBudget::new(move |bytes| {
-                if bytes <= most {
+                if bytes <= free_bytes {
                     Ok(())
                 } else {
-                    Err(over_budget(bytes, most))
+                    Err(over_budget(bytes, free_bytes))
                 }
             })
         });
+        // Moved into the thread: a cancelled build must not remove the template during the write.
         let writing = self.writing.clone().lock_owned().await;
         let work = move || {
             let _writing = writing;
@@ -227,7 +237,8 @@ impl BuildJob {
         names: &[String],
     ) -> Result<(), BuildFailure> {
         let reference = manifest.reference();
-        let hidden = reference == self.unfinished_name();
+        // False if a template with the same content existed: then only its names change.
+        let is_unfinished = reference == self.unfinished_name();
         if !manifest.startup.is_empty() {
             self.log.info(Some("finalize"), "running the start command");
         }
@@ -240,6 +251,7 @@ impl BuildJob {
             }
         };
         let publish = || -> Result<(), String> {
+            // Read at the end: the owner may have changed the visibility during the build.
             let record = self.inner.records.template(&self.template.id);
             let public = record.ok().flatten().is_some_and(|t| t.public);
             let visibility = if public {
@@ -259,25 +271,27 @@ impl BuildJob {
             Ok(_) => publish(),
             Err(e) => Err(e.to_string()),
         };
-        if let (true, Ok(()), Some(name)) = (hidden, &published, names.first()) {
+        // The snapshot of the booted template moves to its final name.
+        if let (true, Ok(()), Some(name)) = (is_unfinished, &published, names.first()) {
             (self.inner.sandboxes)
                 .templates()
                 .hand_over(&reference, name);
         }
-        if hidden && let Err(e) = self.inner.templates.remove(&reference) {
+        // The tags share the image. The internal name is not needed any longer.
+        if is_unfinished && let Err(e) = self.inner.templates.remove(&reference) {
             tracing::warn!(template = reference, error = %e, "cannot remove an unfinished template");
         }
         published.map_err(BuildFailure::new)
     }
 }
 
-/// Returns the message for an image of at least `bytes` when `most` bytes of the disk quota are
+/// Returns the message for an image of at least `bytes` while `free_bytes` of the disk quota are
 /// free.
-fn over_budget(bytes: u64, most: u64) -> String {
+fn over_budget(bytes: u64, free_bytes: u64) -> String {
     format!(
         "the template's image requires at least {}, but only {} of this key's disk quota are free: remove \
          snapshots, templates or paused sandboxes, or raise the limit",
         Bytes(bytes),
-        Bytes(most)
+        Bytes(free_bytes)
     )
 }

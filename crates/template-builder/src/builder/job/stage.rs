@@ -1,4 +1,5 @@
-//! Stages of a build: their base, state and dependencies.
+//! Stages of a build (the parts of a Dockerfile that begin with `FROM`): their base, their state,
+//! and the stages on which they depend.
 
 use super::super::failure::BuildFailure;
 use super::super::stage_config::StageConfig;
@@ -16,20 +17,25 @@ use std::time::Duration;
 
 /// State of a stage after its latest step.
 pub(super) struct StageState {
+    /// Key of the latest step, which identifies the state ([`step_key`]).
     pub(super) key: String,
+    /// Environment, user and other settings for the next step.
     pub(super) config: StageConfig,
+    /// Template on which the stage is based.
     pub(super) base: Arc<TemplateManifest>,
     /// Template or snapshot from which sandboxes of the stage are created.
     pub(super) source: SandboxSource,
-    /// Sandbox of the stage, if it is running.
+    /// Id of the stage's sandbox. `None` if no sandbox is running.
     pub(super) sandbox: Option<String>,
     pub(super) size: SandboxSize,
+    /// Steps for the history of the template.
     pub(super) history: Vec<HistoryStep>,
     /// Keys of the steps that have snapshots.
     pub(super) steps: Vec<String>,
 }
 
 impl StageState {
+    /// Adds a step to the history, unless the step was generated.
     pub(super) fn push_history(&mut self, step: &BuildStep, took: Option<Duration>) {
         if is_generated(step) {
             return;
@@ -42,12 +48,14 @@ impl StageState {
     }
 }
 
+/// Number of executed steps, and of all steps, as shown in the log.
 pub(super) struct StepCounter {
     pub(super) done: usize,
     pub(super) total: usize,
 }
 
 impl BuildJob {
+    /// Runs all steps of a stage. `before` contains the earlier stages.
     pub(super) async fn run_stage(
         &self,
         stage: &BuildStage,
@@ -58,13 +66,16 @@ impl BuildJob {
             .begin_stage(stage, before)
             .await
             .map_err(|e| e.at_step("base"))?;
+        // The last stage becomes the template.
         if before.len() + 1 == self.spec.stages.len() {
             self.check_startup(&at, stage)
                 .map_err(|e| e.at_step("base"))?;
         }
+        // Set by the first step that is not restored from the cache.
         let mut fresh = self.spec.force;
         for step in &stage.steps {
             if !is_generated(step) {
+                // Counted before the step, because the log numbers steps from 1.
                 counter.done += 1;
             }
             let (done, total) = (counter.done, counter.total);
@@ -73,6 +84,7 @@ impl BuildJob {
             let taken = self
                 .run_step(step, &mut at, before, &mut fresh, &shown, &name)
                 .await;
+            // The message shows the line and the text of the step, if the author wrote the step.
             taken.map_err(|e| BuildFailure {
                 message: match step.line {
                     Some(line) => format!("line {line}, {}: {}", abbreviate(&step.text), e.message),
@@ -95,6 +107,8 @@ impl BuildJob {
             let from = before.get(*n).and_then(Option::as_ref);
             let from =
                 from.ok_or_else(|| BuildFailure::new("a stage cannot be based on a later stage"))?;
+            // The stage has no sandbox yet. Its first step starts one from the other stage's
+            // snapshot.
             return Ok(StageState {
                 key: from.key.clone(),
                 config: from.config.inherited(),
@@ -109,19 +123,21 @@ impl BuildJob {
         let base = self.base_template(&stage.from).await?;
         let size = self.sandbox_size(&base.defaults)?;
         let name = base.reference();
-        let word = self
+        // Identifies the content from which sandboxes of the base start.
+        let fingerprint = self
             .inner
             .sandboxes
             .templates()
             .fingerprint(&name, size)
             .await;
-        let word = word.map_err(|e| BuildFailure::new(e.to_string()))?;
+        let fingerprint = fingerprint.map_err(|e| BuildFailure::new(e.to_string()))?;
         let origin = base.origin.clone().unwrap_or_default();
         let mut config = StageConfig::from_defaults(&base.defaults);
+        // The command of the image is not part of a template's defaults.
         (config.entrypoint, config.cmd) = (origin.entrypoint, origin.cmd);
         config.exposed = origin.exposed_ports;
         Ok(StageState {
-            key: step_key::base_key(self.template.owner.as_deref(), &word),
+            key: step_key::base_key(self.template.owner.as_deref(), &fingerprint),
             config,
             source: SandboxSource::Template(name),
             sandbox: None,
@@ -136,6 +152,7 @@ impl BuildJob {
     async fn base_template(&self, from: &StageBase) -> Result<TemplateManifest, BuildFailure> {
         let image = match from {
             StageBase::Template(name) => return self.local_template(name).await,
+            // `FROM name` may denote a template or an image.
             StageBase::Name(name) => {
                 if self.inner.is_template(name, self.template.owner.as_deref()) {
                     return self.local_template(name).await;
@@ -158,17 +175,19 @@ impl BuildJob {
             .info(Some("base"), &format!("image {}", image.reference));
         let (inner, log, image) = (self.inner.clone(), self.log.clone(), image.clone());
         let (owner, caller) = (self.template.owner.clone(), self.build.caller.clone());
-        let place = self.inner.pulls.acquire(caller.as_deref()).await;
+        // Limits concurrent pulls, in total and per key.
+        let pull_permit = self.inner.pulls.acquire(caller.as_deref()).await;
         let disk = self.inner.image_budget(owner.as_deref()).await;
         let disk = disk.map_err(|e| BuildFailure::from_error(&e))?;
         let cancel = Cancel::new().map_err(|e| BuildFailure::from_error(&e))?;
-        // The guard cancels the pull when the build is cancelled.
+        // Dropping the guard cancels the pull when the build is cancelled.
         let _guard = cancel.guard();
         let work = move || {
             let mut on_progress = |progress: Progress<'_>| log.on_progress("base", &progress);
             let (owner, caller) = (owner.as_deref(), caller.as_deref());
             let imported = inner.import(&image, owner, caller, &cancel, disk, &mut on_progress);
-            drop(place);
+            // Released on the thread: a cancelled build does not end the pull at once.
+            drop(pull_permit);
             if let Err(Some(detail)) = imported.as_ref().map_err(|e| e.detail()) {
                 tracing::info!(
                     image = image.reference,
@@ -185,11 +204,12 @@ impl BuildJob {
             .map_err(|e| BuildFailure::from_error(&e))
     }
 
+    /// Returns a template of the image store. A stock template is built if necessary.
     async fn local_template(&self, name: &str) -> Result<TemplateManifest, BuildFailure> {
         let owner = self.template.owner.as_deref();
         let found = self.inner.resolve_for(name, owner);
         let name = found.map_err(|e| BuildFailure::new(e.to_string()))?;
-        // A stock template that is not built yet is built here.
+        // The fingerprint of a stock template that is not built yet requires its build.
         let default_size = SandboxSize::default();
         let built = self
             .inner
@@ -210,6 +230,7 @@ impl BuildJob {
         let size = SandboxSize {
             vcpus: requested.vcpus.unwrap_or(default_size.vcpus),
             memory_mib: requested.memory_mib.unwrap_or(default_size.memory_mib),
+            // A request below the size of the base's disk has no effect.
             disk_mib: default_size.disk_mib.max(requested.disk_mib.unwrap_or(0)),
         };
         size.check().map_err(|e| BuildFailure::new(e.to_string()))?;
@@ -223,6 +244,7 @@ pub(super) fn needed_stages(spec: &BuildSpec) -> Result<Vec<bool>, BuildFailure>
     if let Some(last) = needed.last_mut() {
         *last = true;
     }
+    // Backwards: a stage depends on earlier stages only, so that one pass suffices.
     for number in (0..spec.stages.len()).rev() {
         if !needed[number] {
             continue;

@@ -1,4 +1,5 @@
-//! Execution of steps, and reuse of cached results.
+//! Execution of steps. A step that changes files runs in the stage's sandbox, and a snapshot of the
+//! sandbox is cached as the result of the step.
 
 use super::super::copy::{self, ROOT_USER};
 use super::super::failure::BuildFailure;
@@ -12,10 +13,12 @@ use jiffy_build_spec::spec::{BuildStep, StepAction, StepCommand};
 use jiffy_sandbox_manager::SandboxSource;
 use std::time::Instant;
 
+/// Shell of the commands that E2B's clients send.
 const BASH_PATH: &str = "/bin/bash";
 
 impl BuildJob {
-    /// Runs a step, or restores the cached result of an identical step.
+    /// Runs a step, or restores the cached result of an identical step. `fresh` is true if a
+    /// previous step of the stage was not restored. `before` contains the earlier stages.
     pub(super) async fn run_step(
         &self,
         step: &BuildStep,
@@ -27,6 +30,7 @@ impl BuildJob {
     ) -> Result<(), BuildFailure> {
         *fresh |= step.force;
         let files = self.copied_files(step, before)?;
+        // Updated before the step is executed: the key identifies the state after the step.
         at.key = step_key::step_key(&at.key, step, files.as_ref().map_or("", |f| f.key()));
         let began = Instant::now();
         let changes_files = matches!(
@@ -41,10 +45,12 @@ impl BuildJob {
                 self.log.info(Some(name), message);
             }
         };
+        // Only the configuration changes: neither a sandbox nor a snapshot is necessary.
         if !changes_files {
             log_step(shown);
             return at.config.apply(&step.action).map_err(BuildFailure::new);
         }
+        // Recorded for cached results as well: the build uses them.
         at.steps.push(at.key.clone());
         let cached = if *fresh {
             None
@@ -56,6 +62,8 @@ impl BuildJob {
             log_step(&format!("CACHED {shown}"));
             at.config.apply(&step.action).map_err(BuildFailure::new)?;
             at.source = SandboxSource::Snapshot(snapshot.id().to_owned());
+            // The sandbox has the state of an earlier step. The next executed step starts another
+            // one.
             self.release_sandbox(at).await;
             at.push_history(step, None);
             return Ok(());
@@ -73,7 +81,7 @@ impl BuildJob {
             StepAction::AddUser(user) => add_user(&agent, user).await,
             _ => Ok(()),
         };
-        // After a disk failure the step fails even if its programs ignored the I/O errors.
+        // A step fails after a disk failure, even if its programs ignored the I/O errors.
         let sandbox = at.sandbox.as_deref().unwrap_or_default();
         match self.inner.sandboxes.observe().disk_failure(sandbox) {
             Some(reason) => return Err(BuildFailure::new(reason)),
@@ -81,7 +89,8 @@ impl BuildJob {
         }
         at.config.apply(&step.action).map_err(BuildFailure::new)?;
         if let StepAction::Workdir(_) = step.action {
-            // Created as the stage's user if the parent directory permits that, otherwise as root.
+            // The stage's user creates the directory if the parent directory permits that;
+            // otherwise root does.
             let (path, user) = (&at.config.workdir, &at.config.user);
             if copy::create_directory(&agent, path, user).await.is_err() {
                 copy::create_directory(&agent, path, ROOT_USER).await?;
@@ -102,6 +111,7 @@ impl BuildJob {
         Ok(())
     }
 
+    /// Runs the command of a `RUN` step in the sandbox, and writes its output to the build's log.
     async fn run_command(
         &self,
         agent: &AgentClient,
@@ -120,6 +130,7 @@ impl BuildJob {
         // E2B's clients always send bash; images without it get `/bin/sh`.
         let bash =
             program.as_str() == BASH_PATH && agent.stat(BASH_PATH, Some(ROOT_USER)).await.is_err();
+        // Only the default shell is replaced, and not another missing program.
         let program: &str = if bash { "/bin/sh" } else { program };
         let limit = self.inner.settings.step_limit;
         let spec = ProcessSpec {
@@ -154,7 +165,9 @@ impl BuildJob {
                 }
             }
         };
+        // The last lines may have no line break.
         log_lines(out.finish().into_iter().chain(err.finish()).collect());
+        // The agent terminates the command at the time limit, which the status alone does not show.
         if end.exited && end.exit_code == 0 {
             return Ok(());
         }

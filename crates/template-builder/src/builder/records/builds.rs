@@ -1,10 +1,11 @@
-//! Records of builds.
+//! Records of builds in the database.
 
 use super::{BuildRecords, RecordError, from_sql, json, to_sql};
 use jiffy_engine_api::now_ms;
 use rusqlite::{OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 
+/// Columns that [`build`] decodes, in this order.
 const BUILD_COLUMNS: &str =
     "id, template, tags, size, status, reason, steps, version, created_ms, changed_ms, caller";
 
@@ -49,6 +50,7 @@ impl BuildStatus {
         matches!(self, Self::Ready | Self::Error)
     }
 
+    /// Returns the status with this name. An unknown name counts as failed.
     fn from_name(name: &str) -> Self {
         let all = [Self::Waiting, Self::Building, Self::Ready];
         let found = all.into_iter().find(|s| s.name() == name);
@@ -120,6 +122,7 @@ impl BuildRecords {
         let query = format!("SELECT {BUILD_COLUMNS} FROM builds WHERE id = ?1");
         let found =
             self.with_connection(|c| c.prepare_cached(&query)?.query_row([id], build).optional())?;
+        // The result of a finished build may not be in the database yet.
         Ok(found.map(|build| self.pending_ends.apply(build)))
     }
 
@@ -162,7 +165,7 @@ impl BuildRecords {
         })
     }
 
-    /// Marks an unfinished build as failed.
+    /// Marks a build as failed, unless it has finished.
     pub fn set_failed(&self, id: &str, reason: &FailureReason) -> Result<(), RecordError> {
         self.with_connection(|c| {
             let change = "UPDATE builds SET status = 'error', reason = ?2, changed_ms = ?3
@@ -248,7 +251,8 @@ impl BuildRecords {
         })
     }
 
-    /// Deletes all but the newest failed builds of `caller`, and templates without builds.
+    /// Deletes the failed builds of `caller` except for the newest `keep`, and templates without
+    /// builds.
     pub(in crate::builder) fn gc_failed(
         &self,
         caller: Option<&str>,
@@ -277,7 +281,9 @@ impl BuildRecords {
     }
 }
 
+/// Decodes a row with [`BUILD_COLUMNS`]. Damaged JSON is replaced by the default.
 fn build(row: &Row<'_>) -> rusqlite::Result<BuildRecord> {
+    // The indices are positions in `BUILD_COLUMNS`.
     let text = |column| row.get::<_, String>(column);
     let reason: Option<String> = row.get(5)?;
     Ok(BuildRecord {

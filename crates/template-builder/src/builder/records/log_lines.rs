@@ -116,6 +116,7 @@ impl BuildRecords {
         let query = format!(
             "SELECT number, at_ms, level, step, message FROM lines
              WHERE build = ?1 AND {column} {compare} ?2
+             // The order of the numbers is the order of `LogLevel`.
              AND CASE level WHEN 'debug' THEN 0 WHEN 'info' THEN 1 WHEN 'warn' THEN 2 ELSE 3 END >= ?4
              ORDER BY number {order} LIMIT ?3"
         );
@@ -131,6 +132,7 @@ impl BuildRecords {
     }
 }
 
+/// Decodes a row of [`BuildRecords::log_lines`].
 fn line(row: &Row<'_>) -> rusqlite::Result<LogLine> {
     let level: String = row.get(2)?;
     Ok(LogLine {
@@ -142,7 +144,8 @@ fn line(row: &Row<'_>) -> rusqlite::Result<LogLine> {
     })
 }
 
-/// Replaces control characters, and truncates the text.
+/// Replaces control characters except tabs and escape sequences of terminals, and truncates the
+/// text.
 fn clean(message: &str) -> String {
     let shown = |c: char| {
         if c.is_control() && c != '\t' && c != '\u{1b}' {
@@ -154,6 +157,7 @@ fn clean(message: &str) -> String {
     let mut text: String = message.chars().map(shown).collect();
     if text.len() > MAX_LOG_LINE_BYTES {
         let mut end = MAX_LOG_LINE_BYTES;
+        // A character has at most four bytes.
         while !text.is_char_boundary(end) {
             end -= 1;
         }

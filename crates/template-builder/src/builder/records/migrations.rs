@@ -1,4 +1,4 @@
-//! Names of complete migrations of the data directory.
+//! Names of the completed migrations of the data directory.
 
 use super::{BuildRecords, RecordError};
 

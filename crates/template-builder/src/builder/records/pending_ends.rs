@@ -1,5 +1,5 @@
-//! Results of builds that are not in the database yet because the disk is full. Readers see them
-//! immediately.
+//! Results of builds that are not in the database yet, because the disk is full. Reads of the
+//! database take these results into account.
 
 use super::{BuildRecord, BuildRecords, BuildStatus, FailureReason, RecordError};
 use parking_lot::{Mutex, MutexGuard};
@@ -49,21 +49,26 @@ impl BuildRecords {
     /// Records the result of a build. Readers see it immediately; the database is updated as soon
     /// as it can be written.
     pub(in crate::builder) async fn end_build(&self, template: &str, id: &str, end: BuildEnd) {
+        // Visible before the write, because the build's client waits for the result.
         self.pending_ends.lock().insert(id.to_owned(), end.clone());
         let mut pause = FIRST_RETRY_DELAY;
         while let Err(e) = self.write_end(template, id, &end) {
+            // Logged once per build.
             if pause == FIRST_RETRY_DELAY {
                 tracing::error!(build = id, error = %e, "cannot record the result of a build, retrying");
             }
             tokio::time::sleep(pause).await;
+            // Retries without limit: the result must not be lost while the daemon runs.
             pause = (pause * 2).min(MAX_RETRY_DELAY);
         }
+        // Removed after the write: at every moment, one of both contains the result.
         self.pending_ends.lock().remove(id);
     }
 
     fn write_end(&self, template: &str, id: &str, end: &BuildEnd) -> Result<(), RecordError> {
         match end {
             BuildEnd::Ready(steps, version) => {
+                // The tags move first: a ready build always has its tags.
                 let tags = self.build(id)?.map(|b| b.tags).unwrap_or_default();
                 self.retag(template, Some(id), &tags)?;
                 self.set_ready(id, steps, version)
@@ -79,7 +84,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_end_is_visible_while_the_disk_is_full_and_written_later() {
+    async fn a_result_is_visible_while_the_disk_is_full_and_written_later() {
         let dir = tempfile::tempdir().unwrap();
         let records = BuildRecords::open(dir.path()).unwrap();
         let template = TemplateRecord {

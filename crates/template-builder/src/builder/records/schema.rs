@@ -2,6 +2,7 @@
 
 use rusqlite::Connection;
 
+/// Version of the schema that this program reads and writes.
 pub(super) const SCHEMA_VERSION: i64 = 2;
 /// Schema of version 1. New files also start with it and apply [`MIGRATIONS`].
 pub(super) const SCHEMA_V1: &str = "
@@ -64,6 +65,7 @@ pub(super) fn migrate(connection: &Connection, found: i64) -> rusqlite::Result<(
             n => usize::try_from(n - 1).map_or("", |n| MIGRATIONS.get(n).copied().unwrap_or("")),
         };
         version += 1;
+        // One transaction per version: an interrupted migration leaves the previous version.
         connection.execute_batch(&format!(
             "BEGIN IMMEDIATE; {change} PRAGMA user_version = {version}; COMMIT;"
         ))?;

@@ -1,10 +1,10 @@
-//! Last uses of build steps.
+//! Time of the last use of each build step, by which unused steps are pruned.
 
 use super::{BuildRecords, RecordError, from_sql, to_sql};
 use rusqlite::params;
 use std::collections::HashMap;
 
-/// Last use of each step by a build. Earlier versions of this program ignore the table.
+/// The table is not part of the versioned schema: earlier versions of this program ignore it.
 pub(super) const STEPS_TABLE: &str = "
     CREATE TABLE IF NOT EXISTS steps (
         key TEXT PRIMARY KEY,

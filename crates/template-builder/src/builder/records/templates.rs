@@ -67,7 +67,7 @@ impl BuildRecords {
     }
 
     /// Inserts a template unless its owner has a template of that name. Returns the existing or new
-    /// one.
+    /// template.
     pub fn insert_template(&self, new: &TemplateRecord) -> Result<TemplateRecord, RecordError> {
         self.with_connection(|c| {
             let insert = "INSERT OR IGNORE INTO templates (id, name, owner, public, created_ms)
@@ -78,6 +78,7 @@ impl BuildRecords {
                 params![new.id, new.name, new.owner, new.public, created],
             )
         })?;
+        // Read back: the insertion is ignored if the name exists.
         let found = self.template_by_name(new.owner.as_deref(), &new.name)?;
         Ok(found.unwrap_or_else(|| new.clone()))
     }
@@ -108,6 +109,7 @@ impl BuildRecords {
     }
 }
 
+/// Decodes a row with [`TEMPLATE_COLUMNS`].
 fn template(row: &Row<'_>) -> rusqlite::Result<TemplateRecord> {
     Ok(TemplateRecord {
         id: row.get(0)?,

@@ -1,3 +1,4 @@
+//! Tests of the builder's database.
 use super::schema::SCHEMA_V1;
 use super::*;
 

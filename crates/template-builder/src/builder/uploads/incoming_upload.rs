@@ -1,9 +1,10 @@
-//! An upload in flight.
+//! Upload in flight: receives the bytes of one file, reserves quota for them, and moves the
+//! complete file into the store.
 
 use super::{KEY_DIRECTORY_PREFIX, MAX_UPLOAD_BYTES};
 use super::{
     Owner, RESERVATION_BYTES, UploadError, UploadNaming, UploadPermit, UploadTicket, VERIFIED_MARK,
-    charged, uncount,
+    charged_bytes, uncount,
 };
 use data_encoding::HEXLOWER;
 use jiffy_build_spec::context::archive_name;
@@ -32,14 +33,16 @@ pub struct IncomingUpload {
     pub(super) unfinished: TemporaryFile,
     pub(super) target: PathBuf,
     pub(super) token: String,
-    pub(super) open: Arc<Mutex<HashMap<String, UploadTicket>>>,
+    pub(super) tickets: Arc<Mutex<HashMap<String, UploadTicket>>>,
     pub(super) naming: UploadNaming,
 }
 
+/// File that is removed when this value is dropped.
 pub(super) struct TemporaryFile(pub(super) PathBuf);
 
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
+        // The file does not exist any longer if the upload was completed.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -55,6 +58,7 @@ impl IncomingUpload {
 impl IncomingUpload {
     /// Appends bytes.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), UploadError> {
+        // Checked before the write, so that the file never exceeds the limit.
         self.bytes += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         if self.bytes > MAX_UPLOAD_BYTES {
             return Err(UploadError::TooLarge);
@@ -66,7 +70,7 @@ impl IncomingUpload {
 
     /// Reserves quota for the received bytes, in larger amounts while the quota allows it.
     fn reserve(&mut self) -> Result<(), UploadError> {
-        let needed = charged(self.bytes);
+        let needed = charged_bytes(self.bytes);
         if needed <= self.reserved {
             return Ok(());
         }
@@ -92,6 +96,7 @@ impl IncomingUpload {
         if self.naming == UploadNaming::OfClient {
             return Ok(());
         }
+        // Reading an archive of several GiB would block the runtime.
         let path = self.unfinished.0.clone();
         let computed = tokio::task::spawn_blocking(move || {
             let file = fs::File::open(path)?;
@@ -115,8 +120,9 @@ impl IncomingUpload {
         if verified.unwrap_or(&before) == sum || self.naming == UploadNaming::OfArchive {
             return Ok(());
         }
-        let mut open = self.open.lock();
-        match open.get_mut(&self.token) {
+        let mut tickets = self.tickets.lock();
+        match tickets.get_mut(&self.token) {
+            // Once per ticket: concurrent uploads must not replace each other repeatedly.
             Some(ticket) if ticket.replaces && verified.is_none() => {
                 ticket.replaces = false;
                 Ok(())
@@ -132,6 +138,7 @@ impl IncomingUpload {
     pub async fn finish(mut self) -> Result<(), UploadError> {
         self.reserve()?;
         self.file.flush().await?;
+        // On storage before the rename: a crash leaves no incomplete upload under its name.
         self.file.sync_data().await?;
         self.check_name().await?;
         let mut sum = HEXLOWER.encode(&std::mem::take(&mut self.hash).finalize());
@@ -151,11 +158,12 @@ impl IncomingUpload {
                 uncount(&mut stored, owner, bytes);
             }
             let of_owner = stored.entry(owner.clone()).or_default();
-            *of_owner = (of_owner.0 + 1, of_owner.1 + charged(self.bytes));
+            *of_owner = (of_owner.0 + 1, of_owner.1 + charged_bytes(self.bytes));
         }
         if self.naming == UploadNaming::OfArchive {
             sum += VERIFIED_MARK;
         }
+        // Written last and atomically: an upload without a checksum file does not exist.
         let new = self.unfinished.0.with_extension("sum");
         fs::write(&new, sum)?;
         Ok(fs::rename(&new, &sums)?)

@@ -1,3 +1,4 @@
+//! Tests of the upload store.
 use super::*;
 use jiffy_build_spec::context::prepare;
 use jiffy_build_spec::dockerfile::{DockerfileOptions, parse};
