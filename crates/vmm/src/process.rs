@@ -321,7 +321,7 @@ impl Vm {
             }),
             EventSlot::Host(device) => {
                 self.on_device(device, |d| lock(d).host_event(ready.token, ready.flags));
-                self.note_frames(device);
+                self.record_frames(device);
             }
             EventSlot::Other(SLOT_CONTROL) => self.on_control(),
             EventSlot::Other(SLOT_LISTENER) => self.on_listener(),
@@ -413,7 +413,7 @@ impl Vm {
             }
             Request::Connect { port } => {
                 let connection = PopulateMoment::Connection;
-                self.machine.deferred_copies.note(connection);
+                self.machine.deferred_copies.on_moment(connection);
                 if let Some(stream) = fds.into_iter().next() {
                     self.update_device(|vsock: &mut Vsock| match vsock.connect(port, stream) {
                         Err(VsockConnectError::Device(e)) => Err(e),

@@ -1,11 +1,14 @@
-//! Snapshots:
-//! - the state of a machine ([`machine_state`])
-//! - memory as layers ([`memory_layers`], [`linear_memory`], [`mod@map_layers`], [`mod@populate`]),
-//!   to which it can be reverted ([`mod@revert_memory`])
-//! - the search for changed chunks ([`pagemap_scan`])
-//! - writing changed chunks ([`layer_writer`], [`layer_output`]) while the guest runs
-//!   ([`writer_process`])
-//! - memory that is not stored on this host ([`lazy_memory`]), fetched by a [`fault_handler`]
+//! Snapshots of a VM, and the memory that is restored from them. A snapshot contains:
+//! - the state of the machine ([`machine_state`])
+//! - memory as a layer of changed chunks on top of the layers of earlier snapshots
+//!   ([`memory_layers`], [`linear_memory`])
+//!
+//! Taking a snapshot: [`pagemap_scan`] finds changed chunks, and [`layer_writer`] writes them with
+//! [`layer_output`], while the guest runs in a [`writer_process`].
+//!
+//! Restoring: [`mod@map_layers`] maps the layers, and [`mod@populate`] copies pages in advance. A
+//! [`fault_handler`] fetches memory that is not stored on this host ([`lazy_memory`]).
+//! [`mod@revert_memory`] reverts the memory of a running VM.
 
 pub mod chunk_hashes;
 pub mod fault_handler;

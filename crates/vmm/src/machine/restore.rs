@@ -150,10 +150,10 @@ impl PopulatePages {
         let Some((all, from)) = &self.later else {
             return DeferredCopies::default();
         };
-        let left = all.without(&self.at_start);
+        let remaining = all.without(&self.at_start);
         match own {
-            Some(own) => DeferredCopies::of(plan, &left.without(own), *from),
-            None => DeferredCopies::of(plan, &left, *from),
+            Some(own) => DeferredCopies::of(plan, &remaining.without(own), *from),
+            None => DeferredCopies::of(plan, &remaining, *from),
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::snapshot::machine_state::MachineState;
 use crate::snapshot::map_layers::{MAX_MAPPINGS, MappingPlan, plan_mappings};
 use crate::snapshot::memory_layers::MemoryLayers;
 use crate::snapshot::populate::{DeferredCopies, populate};
-use crate::snapshot::revert_memory::{OwnPages, revert_memory};
+use crate::snapshot::revert_memory::{PrivatePages, revert_memory};
 use crate::virtio::blk::{Block, DiskLayers};
 use crate::virtio::net::Net;
 use jiffy_proto::layer::UnitSet;
@@ -141,22 +141,22 @@ impl Machine {
         let captured = self.captured.take();
         // Captured pages describe the newest layer at the time of the capture. They are only valid
         // for a rollback to this layer.
-        self.captured = captured.filter(|captured| captured.are_of(layers));
-        let own = OwnPages {
-            now: private,
-            may_stay: target.populate_pages.as_ref().map(PopulatePages::all),
+        self.captured = captured.filter(|captured| captured.belong_to(layers));
+        let own = PrivatePages {
+            current: private,
+            retainable: target.populate_pages.as_ref().map(PopulatePages::all),
             captured: self.captured.as_ref(),
             protected: std::mem::take(&mut self.protected),
         };
-        let (mapped, stayed) = revert_memory(&self.mapped, plan, layers, &linear, own)?;
+        let (mapped, retained) = revert_memory(&self.mapped, plan, layers, &linear, own)?;
         self.mapped = mapped;
         self.layers = std::mem::take(&mut target.layers);
         self.deferred_copies = DeferredCopies::default();
         // Advise before populating: the size of a page is decided when it is allocated.
         if let Some(pages) = &target.populate_pages {
             advise_huge_pages(&target.plan, pages.all(), &linear);
-            populate(&target.plan, &pages.at_start.without(&stayed), &linear);
-            self.deferred_copies = pages.deferred(&target.plan, Some(&stayed));
+            populate(&target.plan, &pages.at_start.without(&retained), &linear);
+            self.deferred_copies = pages.deferred(&target.plan, Some(&retained));
         }
         // `RollbackTarget::read` rejects lazy memory, so `self.lazy` is `None` before and after.
         Ok(())

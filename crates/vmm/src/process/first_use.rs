@@ -16,16 +16,16 @@ impl Vm {
     /// Records the first use of the guest if an event of its network interface carried a frame.
     /// Frames that arrive before the sandbox is handed out to a user do not count: the host itself
     /// sent them.
-    pub(super) fn note_frames(&mut self, device: usize) {
+    pub(super) fn record_frames(&mut self, device: usize) {
         let frame = PopulateMoment::Frame;
         // The VM is detached (`listener` is set) when the sandbox is handed out.
-        if self.listener.is_none() || !self.machine.deferred_copies.await_moment(frame) {
+        if self.listener.is_none() || !self.machine.deferred_copies.is_waiting_for(frame) {
             return;
         }
         let device = self.machine.devices.get(device);
         // A closed gate drops all frames: the guest is still being rolled back.
         if device.and_then(|device| lock(device).device_ref(Net::is_open)) == Some(true) {
-            self.machine.deferred_copies.note(frame);
+            self.machine.deferred_copies.on_moment(frame);
         }
     }
 

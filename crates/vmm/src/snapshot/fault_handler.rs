@@ -1,5 +1,6 @@
 //! Thread that fills missing guest memory. It handles page faults, requests chunks from the fetcher
-//! ([`jiffy_proto::fetch`]), and copies each chunk from its layer's file.
+//! (a process on this host that downloads them into the layers' files, see [`jiffy_proto::fetch`]),
+//! and copies each chunk from its layer's file.
 //!
 //! The thread accesses no guest memory itself and waits for no other thread. All other users of
 //! guest memory may therefore wait for it: vCPUs, devices in the event loop, and the kernel on
@@ -24,7 +25,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 const STACK_BYTES: usize = 256 << 10;
-/// Interval between checks of open requests.
+/// Interval at which open requests are sent again or time out.
 const TICK: Duration = Duration::from_millis(100);
 /// Delay before a chunk that could not be fetched is requested again.
 const RETRY_DELAY: Duration = Duration::from_millis(300);
@@ -43,7 +44,7 @@ pub struct FaultLayer {
 pub struct FaultSource {
     /// Layers, by number.
     pub layers: Vec<FaultLayer>,
-    /// Missing runs in ascending order: layer and chunks.
+    /// Missing runs of chunks in ascending order, with the layer of each run.
     pub runs: Vec<(usize, Range<u64>)>,
     /// Socket to which the fetcher connects.
     pub listener: OwnedFd,
@@ -53,6 +54,7 @@ pub struct FaultSource {
 
 impl FaultSource {
     fn layer_of(&self, chunk: u64) -> Option<usize> {
+        // The last run that starts at or before the chunk.
         let after = self.runs.partition_point(|(_, run)| run.start <= chunk);
         let (layer, run) = self.runs.get(after.checked_sub(1)?)?;
         run.contains(&chunk).then_some(*layer)
@@ -69,7 +71,7 @@ pub fn start(
         memory,
         source,
         fetcher: None,
-        open: BTreeMap::new(),
+        open_requests: BTreeMap::new(),
         last_failure: None,
         content: Box::new([0; CHUNK_BYTES]),
     };
@@ -86,7 +88,7 @@ pub fn start(
         .map_err(|e| VmmError::host("starting the thread that fills memory", e))
 }
 
-/// Unanswered request.
+/// Request for a chunk that the fetcher has not answered.
 #[derive(Debug)]
 struct OpenRequest {
     layer: usize,
@@ -100,7 +102,7 @@ struct FaultHandler {
     source: FaultSource,
     fetcher: Option<OwnedFd>,
     /// Open requests, by chunk.
-    open: BTreeMap<u64, OpenRequest>,
+    open_requests: BTreeMap<u64, OpenRequest>,
     /// Reason of the fetcher's last error.
     last_failure: Option<String>,
     content: Box<[u8; CHUNK_BYTES]>,
@@ -118,6 +120,7 @@ impl FaultHandler {
     fn serve(&mut self) -> Result<(), VmmError> {
         loop {
             let ready = self.wait().map_err(failed("waiting for page faults"))?;
+            // Handle the listener first: a new fetcher must receive all open requests.
             if ready.listener {
                 self.accept();
             }
@@ -145,7 +148,9 @@ impl FaultHandler {
         ];
         let fetcher = self.fetcher.as_ref();
         descriptors.extend(fetcher.map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
-        let timeout = if self.open.is_empty() {
+        // Without open requests, only events need attention. With open requests, retries and
+        // timeouts are due at some time.
+        let timeout = if self.open_requests.is_empty() {
             PollTimeout::NONE
         } else {
             PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)
@@ -171,8 +176,9 @@ impl FaultHandler {
         // SAFETY: accept4 has just created this descriptor for this process.
         let fetcher = unsafe { OwnedFd::from_raw_fd(raw) };
         self.replace_fetcher(Some(fetcher));
+        // The former fetcher's answers are lost, so the new fetcher receives all requests.
         let now = Instant::now();
-        for request in self.open.values_mut() {
+        for request in self.open_requests.values_mut() {
             request.send_at = Some(now);
         }
     }
@@ -211,18 +217,20 @@ impl FaultHandler {
             return self.on_complete(answer.request.layer);
         }
         let chunk = answer.request.chunk;
-        let Some(request) = self.open.get_mut(&chunk) else {
+        let Some(request) = self.open_requests.get_mut(&chunk) else {
             return Ok(());
         };
+        // Ignore an answer for another layer: it does not concern this chunk.
         let layer = request.layer;
         if u32::try_from(layer) != Ok(answer.request.layer) {
             return Ok(());
         }
         match answer.outcome {
             FetchOutcome::Present => {
-                self.open.remove(&chunk);
+                self.open_requests.remove(&chunk);
                 self.fill(layer, chunk)
             }
+            // Retried until the timeout: the store may be unreachable for a short time.
             FetchOutcome::Failed(reason) => {
                 request.send_at = Some(Instant::now() + RETRY_DELAY);
                 self.last_failure = Some(reason);
@@ -240,10 +248,13 @@ impl FaultHandler {
         if let Some(layer) = self.source.layers.get_mut(number) {
             layer.present = None;
         }
-        let waiting = self.open.iter().filter(|(_, open)| open.layer == number);
+        let waiting = self
+            .open_requests
+            .iter()
+            .filter(|(_, open)| open.layer == number);
         let waiting: Vec<u64> = waiting.map(|(&chunk, _)| chunk).collect();
         for chunk in waiting {
-            self.open.remove(&chunk);
+            self.open_requests.remove(&chunk);
             self.fill(number, chunk)?;
         }
         Ok(())
@@ -254,6 +265,7 @@ impl FaultHandler {
             .memory
             .chunk_of(address)
             .ok_or_else(|| failed("serving a page fault")(Errno::EFAULT))?;
+        // Another fault of the same chunk has filled it, or the guest returned the page since.
         if !self.memory.is_missing(chunk) {
             let zeroed = self.memory.zero(address);
             return zeroed.map_err(failed("filling memory with zeroes"));
@@ -269,8 +281,9 @@ impl FaultHandler {
         if self.source.layers.get(layer).is_some_and(present) {
             return self.fill(layer, chunk);
         }
+        // A request that is open already also answers this fault.
         let now = Instant::now();
-        self.open.entry(chunk).or_insert(OpenRequest {
+        self.open_requests.entry(chunk).or_insert(OpenRequest {
             layer,
             since: now,
             send_at: Some(now),
@@ -302,24 +315,30 @@ impl FaultHandler {
             return;
         };
         let now = Instant::now();
-        for (&chunk, open) in &mut self.open {
-            let Ok(layer) = u32::try_from(open.layer) else {
+        for (&chunk, request) in &mut self.open_requests {
+            let Ok(layer) = u32::try_from(request.layer) else {
                 continue;
             };
-            if open.send_at.is_some_and(|at| at <= now) {
-                let request = FetchRequest { layer, chunk };
+            if request.send_at.is_some_and(|at| at <= now) {
+                let message = FetchRequest { layer, chunk };
                 let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-                if send(fetcher.as_raw_fd(), &request.encode(), flags).is_err() {
+                // The socket is full, or the fetcher exited. The request remains due.
+                if send(fetcher.as_raw_fd(), &message.encode(), flags).is_err() {
                     return;
                 }
-                open.send_at = None;
+                request.send_at = None;
             }
         }
     }
 
     fn check_time(&self) -> Result<(), VmmError> {
+        // Only the oldest request matters: it times out first.
         let limit = self.source.timeout;
-        let oldest = self.open.values().map(|request| request.since).min();
+        let oldest = self
+            .open_requests
+            .values()
+            .map(|request| request.since)
+            .min();
         if oldest.is_none_or(|since| since.elapsed() < limit) {
             return Ok(());
         }

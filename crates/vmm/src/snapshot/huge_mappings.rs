@@ -1,5 +1,6 @@
-//! Regions of mapped layers that a guest reads but does not write, such as the text of its kernel.
-//! The host maps these regions in huge pages if its file system caches them so.
+//! Huge pages for regions of mapped layers that a guest reads but does not write, such as the text
+//! of its kernel. The host maps such a region with a huge page if its file system caches the file
+//! in huge pages.
 //!
 //! Without nested page tables, KVM maps a guest's huge page in one exit if the host's page is also
 //! huge. Otherwise each 4 KiB page takes an exit. A written page splits its region.
@@ -24,6 +25,7 @@ pub fn advise_huge_pages(plan: &MappingPlan, written: &UnitSet, linear: &LinearM
                 if let (Ok(offset), Ok(length)) = (offset, length) {
                     // SAFETY: the range is inside guest memory, and the advice does not change its
                     // content.
+                    // Ignore the error: kernels without huge pages for files reject the advice.
                     let _ = unsafe {
                         libc::madvise(host.add(offset).cast(), length, libc::MADV_HUGEPAGE)
                     };
@@ -36,6 +38,8 @@ pub fn advise_huge_pages(plan: &MappingPlan, written: &UnitSet, linear: &LinearM
 /// Returns the runs of whole huge pages in `extent`, which starts at `host`, without `written`
 /// pages.
 fn unwritten_regions(extent: Range<u64>, host: *mut u8, written: &UnitSet) -> Vec<Range<u64>> {
+    // Distance from the start of the extent to its first huge page boundary, in chunks. Extents
+    // start at chunk boundaries, and huge pages consist of whole chunks.
     let skip = host.align_offset(HUGE_PAGE_BYTES) as u64 / CHUNK_SIZE;
     let mut regions: Vec<Range<u64>> = Vec::new();
     let mut start = extent.start + skip;
@@ -43,6 +47,7 @@ fn unwritten_regions(extent: Range<u64>, host: *mut u8, written: &UnitSet) -> Ve
         let end = start + REGION_CHUNKS;
         let pages = start * CHUNK_PAGES..end * CHUNK_PAGES;
         if written.iter_range(pages).next().is_none() {
+            // Merge adjacent regions: each call of madvise may split a mapping.
             match regions.last_mut() {
                 Some(last) if last.end == start => last.end = end,
                 _ => regions.push(start..end),

@@ -45,11 +45,12 @@ impl<'a> LayerOutput<'a> {
 
     /// Copies long runs to a bounce buffer before writing them. Required in a process that shares
     /// guest memory copy-on-write with its parent: the kernel would first copy each shared page for
-    /// direct I/O, and the copies would remain. Makes system calls only. If the buffer cannot be
-    /// allocated, all data goes through the page cache.
+    /// direct I/O, and the copies would remain. Only makes system calls and does not use the
+    /// allocator. If the buffer cannot be allocated, all data is written through the page cache.
     pub fn enable_bounce_buffer(&mut self) {
         if self.direct.is_none() {
             return;
+            // The buffer is never unmapped: only processes that exit soon use one.
         }
         self.buffer = huge_buffer();
         if self.buffer.is_none() {
@@ -59,6 +60,8 @@ impl<'a> LayerOutput<'a> {
 
     /// Sets the length of the file to `bytes` bytes.
     pub fn set_len(&self, bytes: u64) -> Result<(), Errno> {
+        // `File::set_len` would be equivalent, but this process must not run arbitrary library code
+        // after the fork.
         let bytes = i64::try_from(bytes).map_err(|_| Errno::EOVERFLOW)?;
         // SAFETY: a call on an open descriptor that accesses no memory of this process.
         if unsafe { libc::ftruncate(self.file.as_raw_fd(), bytes) } != 0 {
@@ -115,16 +118,17 @@ fn huge_buffer() -> Option<NonNull<u8>> {
 pub fn write(file: &File, mut from: &[u8], mut offset: i64) -> Result<(), Errno> {
     while !from.is_empty() {
         // SAFETY: `from` is readable memory of this length.
-        let put =
+        let count =
             unsafe { libc::pwrite(file.as_raw_fd(), from.as_ptr().cast(), from.len(), offset) };
-        let put = match usize::try_from(put) {
+        let count = match usize::try_from(count) {
+            // A write of 0 bytes would repeat forever.
             Ok(0) => return Err(Errno::EIO),
-            Ok(put) => put,
+            Ok(count) => count,
             Err(_) if Errno::last() == Errno::EINTR => continue,
             Err(_) => return Err(Errno::last()),
         };
-        from = from.get(put..).ok_or(Errno::EIO)?;
-        offset += i64::try_from(put).map_err(|_| Errno::EOVERFLOW)?;
+        from = from.get(count..).ok_or(Errno::EIO)?;
+        offset += i64::try_from(count).map_err(|_| Errno::EOVERFLOW)?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! Writes the chunks that differ from the layers below. After its creation, the writer allocates no
-//! memory, because it may run in a process forked from a multi-threaded process.
+//! Writes a memory layer: the chunks of guest memory that differ from the layers below. After its
+//! creation, the writer allocates no memory, because it may run in a process forked from a
+//! multi-threaded process, in which another thread may have locked the allocator.
 
 use super::chunk_hashes::{ChunkHashes, hash_chunk};
 use super::layer_output::{LayerOutput, MAX_RUN_BYTES, write};
@@ -38,7 +39,7 @@ pub struct LayerWriter<'a> {
     run: PendingRun,
 }
 
-/// Unwritten bytes that are contiguous in memory and in the file.
+/// Bytes that are not written yet. They are contiguous in memory and in the file.
 struct PendingRun {
     host: *const u8,
     bytes: usize,
@@ -51,6 +52,7 @@ impl<'a> LayerWriter<'a> {
         let linear = source.linear;
         Self {
             index: LayerIndex::empty(MEMORY_CHUNK, linear.bytes()),
+            // Allocate all buffers here.
             encoded: vec![0; LayerIndex::encoded_len(linear.chunks())],
             stored_content: vec![0; CHUNK_BYTES],
             run: PendingRun {
@@ -93,8 +95,9 @@ impl<'a> LayerWriter<'a> {
     /// Writes the chunks of `range`.
     pub fn write_range(&mut self, range: Range<u64>) -> Result<(), Errno> {
         let candidates = self.source.candidates;
-        let those = candidates.iter().skip_while(|&chunk| chunk < range.start);
-        for chunk in those.take_while(|&chunk| chunk < range.end) {
+        // `candidates` ascends, so runs can be joined.
+        let in_range = candidates.iter().skip_while(|&chunk| chunk < range.start);
+        for chunk in in_range.take_while(|&chunk| chunk < range.end) {
             self.chunk(chunk)?;
         }
         self.flush()
@@ -104,35 +107,38 @@ impl<'a> LayerWriter<'a> {
         let host = self.source.linear.chunk(chunk).ok_or(Errno::EFAULT)?;
         // SAFETY: a chunk is CHUNK_BYTES of mapped guest memory, which does not change meanwhile
         // (see `LayerSource`).
-        let now = unsafe { std::slice::from_raw_parts(host.cast_const(), CHUNK_BYTES) };
+        let content = unsafe { std::slice::from_raw_parts(host.cast_const(), CHUNK_BYTES) };
         let offset =
             i64::try_from(chunk * u64::from(MEMORY_CHUNK)).map_err(|_| Errno::EOVERFLOW)?;
         let stored_content = self.source.layers.stored_content(chunk);
+        // A hash that the comparison has computed is used again below.
         let mut hashed = None;
-        let same = match stored_content {
-            StoredContent::Zero => is_zero(now),
-            StoredContent::Hash(stored) => *hashed.insert(hash_chunk(now)) == stored,
+        let is_unchanged = match stored_content {
+            StoredContent::Zero => is_zero(content),
+            StoredContent::Hash(stored) => *hashed.insert(hash_chunk(content)) == stored,
             StoredContent::File(file) => {
                 read(file, &mut self.stored_content, offset)?;
-                self.stored_content == now
+                self.stored_content == content
             }
         };
-        if same {
+        if is_unchanged {
             return Ok(());
         }
-        if !matches!(stored_content, StoredContent::Zero) && is_zero(now) {
+        // A chunk that became zero needs no space in the file.
+        if !matches!(stored_content, StoredContent::Zero) && is_zero(content) {
             self.index.zero.insert(chunk);
             return Ok(());
         }
         self.index.stored.insert(chunk);
         if let Some(hashes) = self.source.hashes {
-            hashes.set(chunk, hashed.unwrap_or_else(|| hash_chunk(now)));
+            hashes.set(chunk, hashed.unwrap_or_else(|| hash_chunk(content)));
         }
-        let joined = !self.run.host.is_null()
+        // Join with the pending run if both the memory and the file continue it.
+        let continues_run = !self.run.host.is_null()
             && self.run.host.wrapping_add(self.run.bytes) == host.cast_const()
             && i64::try_from(self.run.bytes).is_ok_and(|n| self.run.offset + n == offset)
-            && !ends_a_run(offset);
-        if !joined {
+            && !must_split_at(offset);
+        if !continues_run {
             self.flush()?;
             self.run.host = host;
             self.run.offset = offset;
@@ -148,6 +154,7 @@ impl<'a> LayerWriter<'a> {
         }
         // SAFETY: the run consists of whole, contiguous chunks of guest memory in one mapping.
         let data = unsafe { std::slice::from_raw_parts(self.run.host, bytes) };
+        // A failed write fails the whole layer, so the lost run does not matter.
         self.run.host = std::ptr::null();
         self.output.write(data, self.run.offset)
     }
@@ -194,12 +201,13 @@ impl<'a> LayerWriter<'a> {
 
 /// Returns whether a run must end at `offset` of the file. Runs end at multiples of the maximum
 /// length, so that the page cache contains whole huge pages.
-fn ends_a_run(offset: i64) -> bool {
+fn must_split_at(offset: i64) -> bool {
     usize::try_from(offset).is_ok_and(|offset| offset.is_multiple_of(MAX_RUN_BYTES))
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
     // SAFETY: any bytes are a valid u128.
+    // Compare 16 bytes at a time. The fold has no branches, so that the compiler can vectorise it.
     let (head, words, tail) = unsafe { bytes.align_to::<u128>() };
     head.iter().chain(tail).all(|&b| b == 0)
         && words
@@ -210,16 +218,16 @@ fn is_zero(bytes: &[u8]) -> bool {
 fn read(file: &File, mut to: &mut [u8], mut offset: i64) -> Result<(), Errno> {
     while !to.is_empty() {
         // SAFETY: `to` is a buffer of this length.
-        let got =
+        let count =
             unsafe { libc::pread(file.as_raw_fd(), to.as_mut_ptr().cast(), to.len(), offset) };
-        let got = match usize::try_from(got) {
+        let count = match usize::try_from(count) {
             Ok(0) => return Err(Errno::ENODATA),
-            Ok(got) => got,
+            Ok(count) => count,
             Err(_) if Errno::last() == Errno::EINTR => continue,
             Err(_) => return Err(Errno::last()),
         };
-        to = to.get_mut(got..).ok_or(Errno::EIO)?;
-        offset += i64::try_from(got).map_err(|_| Errno::EOVERFLOW)?;
+        to = to.get_mut(count..).ok_or(Errno::EIO)?;
+        offset += i64::try_from(count).map_err(|_| Errno::EOVERFLOW)?;
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! Guest memory that is fetched lazily.
+//! Guest memory that is fetched on demand ("lazily") from another host.
 //!
 //! Each chunk is either missing or complete: its pages are filled in one step, under the lock. No
 //! page of a missing chunk is present, so the search for written pages never reports such a chunk,
-//! and a snapshot inherits it from the layers below. The process that writes a snapshot could not
-//! distinguish missing pages from zero pages.
+//! and a snapshot inherits it from the layers below. This matters because the process that writes a
+//! snapshot cannot distinguish missing pages from zero pages.
 
 use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
 use super::map_layers::{ChunkExtent, ChunkSource, MappingPlan};
@@ -53,7 +53,8 @@ pub struct LazyMemory {
 struct MissingMemoryState {
     /// Chunks without any present page.
     missing: UnitSet,
-    /// Pages of missing chunks that the guest returned: their content is no longer needed.
+    /// Pages of missing chunks that the guest returned to the host: their content is no longer
+    /// needed.
     freed: UnitSet,
 }
 
@@ -95,12 +96,16 @@ impl LazyMemory {
     /// Fills a missing chunk. A chunk that was filled before retains its content.
     pub fn fill(&self, chunk: u64, content: &[u8; CHUNK_BYTES]) -> Result<(), Errno> {
         let start = self.address(chunk)?;
+        // Held until the chunk is complete: `discard` must not drop pages in between.
         let mut state = lock(&self.state);
+        // Another fault on the same chunk was answered already. Only resume the waiting threads.
         if !state.missing.contains(chunk) {
             return self.userfaultfd.wake(start, CHUNK_SIZE);
         }
         let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
         let freed: Vec<u64> = state.freed.iter_range(pages.clone()).collect();
+        // Fill the runs between returned pages. A returned page remains missing, and is zeroed when
+        // it is accessed.
         let mut next = pages.start;
         for stop in freed.iter().copied().chain([pages.end]) {
             let offset = usize::try_from((next - pages.start) * PAGE);
@@ -131,6 +136,7 @@ impl LazyMemory {
     /// Drops the pages of a range of guest memory, which must consist of whole pages. Their content
     /// is zero afterwards, even if they were missing.
     pub fn discard(&self, host: *mut u8, bytes: usize) -> Result<(), Errno> {
+        // A page that is neither missing nor present is zeroed by the fault handler (`zero`).
         let start = u64::try_from(host.addr()).map_err(|_| Errno::EOVERFLOW)?;
         let pages = u64::try_from(bytes).map_err(|_| Errno::EOVERFLOW)? / PAGE;
         let mut state = lock(&self.state);

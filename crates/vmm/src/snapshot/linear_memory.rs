@@ -1,4 +1,5 @@
-//! Guest memory as one array of chunks: guest-physical order, without the hole below 4 GiB.
+//! Guest memory as one array of chunks (units of 64 KiB in which snapshots store memory): in
+//! guest-physical order, without the hole below 4 GiB.
 
 use crate::GuestMemory;
 use crate::error::VmmError;
@@ -7,14 +8,15 @@ use nix::errno::Errno;
 use std::ops::Range;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 
-/// Size of a chunk, in bytes.
+/// Size of a chunk, in bytes, for offsets.
 pub const CHUNK_SIZE: u64 = MEMORY_CHUNK as u64;
 const PAGE: u64 = MEMORY_PAGE as u64;
 const CHUNK_PAGES: u64 = CHUNK_SIZE / PAGE;
-/// Size of a chunk, in bytes.
+/// Size of a chunk, in bytes, for lengths in memory.
 pub const CHUNK_BYTES: usize = MEMORY_CHUNK as usize;
 
 #[derive(Debug, Clone, Copy)]
+// Contiguous chunks. All regions of guest memory consist of whole chunks.
 struct LinearRegion {
     first: u64,
     chunks: u64,
@@ -87,6 +89,7 @@ impl LinearMemory {
         pages: Range<u64>,
         mut work: impl FnMut(u64, usize, *mut u8) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
+        // Chunks that contain the first and the last page. Their other pages are cut off below.
         let around = pages.start / CHUNK_PAGES..pages.end.div_ceil(CHUNK_PAGES);
         for (first, chunks, host) in self.extents(around) {
             let start = pages.start.max(first * CHUNK_PAGES);
@@ -115,7 +118,8 @@ impl LinearMemory {
         Some(page / (CHUNK_SIZE / u64::from(MEMORY_PAGE)))
     }
 
-    /// Splits a run of chunks at region boundaries: first chunk, number of chunks, address.
+    /// Splits a run of chunks at region boundaries. Each extent consists of its first chunk, its
+    /// number of chunks, and its address.
     pub fn extents(&self, run: Range<u64>) -> impl Iterator<Item = (u64, u64, *mut u8)> {
         self.parts.iter().filter_map(move |part| {
             let start = run.start.max(part.first);

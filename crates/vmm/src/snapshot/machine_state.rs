@@ -1,5 +1,6 @@
-//! State file of vCPUs and devices in postcard encoding: magic, format version, then named sections
-//! with a version each.
+//! State of a machine's vCPUs and devices, and the file in which a snapshot stores the state. The
+//! file consists of a magic number, a format version, and named sections in postcard encoding. Each
+//! section has a version of its own.
 
 use crate::error::VmmError;
 use crate::machine::ioapic::IoApicState;
@@ -10,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 const STATE_MAGIC: [u8; 8] = *b"JIFFYVMS";
-/// Version of the container.
+/// Version of the file format without the sections.
 pub const STATE_FORMAT: u32 = 1;
 /// Maximum size of a state file, in bytes.
 pub const MAX_STATE_BYTES: u64 = 16 << 20;
@@ -67,7 +68,7 @@ trait SectionState: Serialize + DeserializeOwned {
     const VERSION: u16;
 }
 
-macro_rules! stored {
+macro_rules! section_state {
     ($type:ty, $name:literal, $version:literal) => {
         impl SectionState for $type {
             const NAME: &'static str = $name;
@@ -76,12 +77,12 @@ macro_rules! stored {
     };
 }
 
-stored!(MachineShape, "machine", 1);
-stored!(VcpuState, "vcpu", 1);
-stored!(ClockState, "clock", 1);
-stored!(IoApicState, "ioapic", 1);
-stored!(SerialPortState, "serial", 1);
-stored!(TransportState, "device", 1);
+section_state!(MachineShape, "machine", 1);
+section_state!(VcpuState, "vcpu", 1);
+section_state!(ClockState, "clock", 1);
+section_state!(IoApicState, "ioapic", 1);
+section_state!(SerialPortState, "serial", 1);
+section_state!(TransportState, "device", 1);
 
 fn damaged(what: impl std::fmt::Display) -> VmmError {
     VmmError::Config(format!("snapshot state is damaged: {what}"))
@@ -95,14 +96,15 @@ fn section<T: SectionState>(value: &T) -> Result<StateSection, VmmError> {
     })
 }
 
-fn all_of<T: SectionState>(sections: &[StateSection]) -> Result<Vec<T>, VmmError> {
+fn decode_all<T: SectionState>(sections: &[StateSection]) -> Result<Vec<T>, VmmError> {
     sections
         .iter()
         .filter(|section| section.name == T::NAME)
         .map(|section| {
             if section.version != T::VERSION {
                 return Err(VmmError::Config(format!(
-                    "the snapshot was taken by another version of jiffy-vmm ({} state of version {}, this program knows {}): \
+                    // A message of one line: the controller passes it to the owner.
+                    "the snapshot was taken by another version of jiffy-vmm ({} state of version {}, this program supports {}): \
                      restore it with that version, or build the template again",
                     T::NAME, section.version, T::VERSION
                 )));
@@ -112,11 +114,14 @@ fn all_of<T: SectionState>(sections: &[StateSection]) -> Result<Vec<T>, VmmError
         .collect()
 }
 
-fn exactly_one<T: SectionState>(sections: &[StateSection]) -> Result<T, VmmError> {
-    let mut found = all_of(sections)?.into_iter();
+fn decode_one<T: SectionState>(sections: &[StateSection]) -> Result<T, VmmError> {
+    let mut found = decode_all(sections)?.into_iter();
     match (found.next(), found.next()) {
         (Some(value), None) => Ok(value),
-        _ => Err(damaged(format!("not exactly one {}", T::NAME))),
+        _ => Err(damaged(format!(
+            "it must contain exactly one {:?} section",
+            T::NAME
+        ))),
     }
 }
 
@@ -132,6 +137,7 @@ impl MachineState {
         sections.push(section(&self.serial)?);
         for device in &self.devices {
             sections.push(section(device)?);
+            // The order of sections of the same name is the order of vCPUs and devices.
         }
         let mut bytes = STATE_MAGIC.to_vec();
         bytes.extend(STATE_FORMAT.to_le_bytes());
@@ -147,7 +153,7 @@ impl MachineState {
             .split_first_chunk()
             .ok_or_else(|| damaged("it is too short"))?;
         if *magic != STATE_MAGIC {
-            return Err(damaged("it is something else"));
+            return Err(damaged("it is not a state file"));
         }
         let (format, rest) = rest
             .split_first_chunk()
@@ -155,12 +161,12 @@ impl MachineState {
         let format = u32::from_le_bytes(*format);
         if format != STATE_FORMAT {
             return Err(VmmError::Config(format!(
-                "the snapshot is of format {format} and this jiffy-vmm reads format {STATE_FORMAT}: restore it with the version of \
-                 Jiffy that made it, or build the template again"
+                "the snapshot has format {format}, but this jiffy-vmm supports format {STATE_FORMAT}: restore it with the version of \
+                 Jiffy that created it, or build the template again"
             )));
         }
         let sections: Vec<StateSection> = postcard::from_bytes(rest).map_err(damaged)?;
-        let known = [
+        let known_sections = [
             MachineShape::NAME,
             VcpuState::NAME,
             ClockState::NAME,
@@ -168,20 +174,25 @@ impl MachineState {
             SerialPortState::NAME,
             TransportState::NAME,
         ];
-        if let Some(unknown) = sections.iter().find(|s| !known.contains(&&*s.name)) {
+        // A section that is ignored would silently lose state of the guest.
+        if let Some(unknown) = sections
+            .iter()
+            .find(|s| !known_sections.contains(&&*s.name))
+        {
             return Err(VmmError::Config(format!(
-                "the snapshot holds {:?}, which this jiffy-vmm does not know: restore it with the version that made it",
+                "the snapshot contains {:?} state, which this jiffy-vmm does not support: restore it with the version that created it",
                 unknown.name
             )));
         }
         let state = Self {
-            shape: exactly_one(&sections)?,
-            vcpus: all_of(&sections)?,
-            clock: exactly_one(&sections)?,
-            ioapic: exactly_one(&sections)?,
-            serial: exactly_one(&sections)?,
-            devices: all_of(&sections)?,
+            shape: decode_one(&sections)?,
+            vcpus: decode_all(&sections)?,
+            clock: decode_one(&sections)?,
+            ioapic: decode_one(&sections)?,
+            serial: decode_one(&sections)?,
+            devices: decode_all(&sections)?,
         };
+        // The number of devices is checked when they are restored.
         if state.vcpus.len() != usize::from(state.shape.vcpus) {
             return Err(damaged("the number of vCPUs is wrong"));
         }

@@ -1,4 +1,5 @@
-//! Maps or reads the layers of a snapshot into new guest memory.
+//! Maps the layers of a snapshot into new guest memory, or reads them. [`plan_mappings`] decides
+//! how each chunk is restored, and [`map_layers`] executes the plan.
 
 use super::failed;
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
@@ -21,15 +22,15 @@ pub struct MappingPlan {
     pub map: Vec<(usize, Range<u64>)>,
     /// Runs to read into memory at once.
     pub copy: Vec<(usize, Range<u64>)>,
-    /// Runs to fetch when they are touched.
+    /// Runs to fetch when a page of them is accessed.
     pub later: Vec<(usize, Range<u64>)>,
-    /// Runs in which accesses to missing pages wait. They consist of `later` and, if there would be
-    /// too many runs otherwise, chunks between them that no layer contains.
+    /// Runs in which accesses to missing pages wait. They cover `later`. If there would be too many
+    /// runs, they also cover the chunks between them.
     pub registered: Vec<Range<u64>>,
 }
 
 /// Decides which runs are mapped and which are read. Chunks in `eager` are read. The smallest other
-/// runs are also read as far as necessary to stay within `budget` mappings.
+/// runs are also read, as far as necessary to stay within `budget` mappings.
 pub fn plan_mappings(
     runs: Vec<(usize, Range<u64>)>,
     eager: Option<&UnitSet>,
@@ -38,8 +39,8 @@ pub fn plan_mappings(
     plan_lazy_mappings(runs, eager, |_, _| false, budget)
 }
 
-/// Same as [`plan_mappings`] for layers in which the chunks `absent` (layer, chunk) are missing.
-/// Missing chunks are fetched later.
+/// Same as [`plan_mappings`], for layers from which chunks are missing: `absent` returns whether a
+/// layer (first argument) lacks a chunk. Missing chunks are fetched later.
 pub fn plan_lazy_mappings(
     runs: Vec<(usize, Range<u64>)>,
     eager: Option<&UnitSet>,
@@ -48,54 +49,58 @@ pub fn plan_lazy_mappings(
 ) -> MappingPlan {
     let mut plan = MappingPlan::default();
     for (layer, run) in runs {
-        let answer = |chunk| match eager {
-            _ if absent(layer, chunk) => Answer::Later,
-            Some(eager) if eager.contains(chunk) => Answer::Read,
-            _ => Answer::Mapped,
+        let method = |chunk| match eager {
+            _ if absent(layer, chunk) => RestoreMethod::Fetch,
+            Some(eager) if eager.contains(chunk) => RestoreMethod::Read,
+            _ => RestoreMethod::Map,
         };
+        // Split the run into parts that are restored with the same method.
         let mut rest = run;
         while !rest.is_empty() {
-            let first = answer(rest.start);
+            let first = method(rest.start);
             let end = (rest.start..rest.end)
-                .find(|&chunk| answer(chunk) != first)
+                .find(|&chunk| method(chunk) != first)
                 .unwrap_or(rest.end);
             let list = match first {
-                Answer::Mapped => &mut plan.map,
-                Answer::Read => &mut plan.copy,
-                Answer::Later => &mut plan.later,
+                RestoreMethod::Map => &mut plan.map,
+                RestoreMethod::Read => &mut plan.copy,
+                RestoreMethod::Fetch => &mut plan.later,
             };
             list.push((layer, rest.start..end));
             rest.start = end;
         }
     }
-    plan.registered = joined(&plan.later);
+    plan.registered = join_runs(&plan.later);
     // Each mapping may leave an anonymous mapping after it.
-    let most = budget / 2;
-    if plan.map.len() + plan.registered.len() > most {
+    let max_runs = budget / 2;
+    if plan.map.len() + plan.registered.len() > max_runs {
+        // Long runs save the most reading, so they remain mapped.
         let size = |run: &(usize, Range<u64>)| run.1.end - run.1.start;
         plan.map.sort_by_key(|run| std::cmp::Reverse(size(run)));
-        let kept = most.saturating_sub(plan.registered.len());
-        let kept = kept.min(plan.map.len());
-        plan.copy.extend(plan.map.drain(kept..));
+        let mapped_count = max_runs.saturating_sub(plan.registered.len());
+        let mapped_count = mapped_count.min(plan.map.len());
+        plan.copy.extend(plan.map.drain(mapped_count..));
         plan.map.sort_by_key(|run| run.1.start);
         plan.copy.sort_by_key(|run| run.1.start);
     }
-    if plan.registered.len() > most {
-        plan.close_gaps(most);
+    // Fetching too much only costs time, but too many registrations would exceed the kernel's
+    // limit.
+    if plan.registered.len() > max_runs {
+        plan.close_gaps(max_runs);
     }
     plan
 }
 
-/// Method of bringing a chunk into memory.
+/// Method of restoring a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
-    Mapped,
+enum RestoreMethod {
+    Map,
     Read,
-    Later,
+    Fetch,
 }
 
 /// Returns the chunks of `runs`, which must ascend, in as few ranges as possible.
-fn joined(runs: &[(usize, Range<u64>)]) -> Vec<Range<u64>> {
+fn join_runs(runs: &[(usize, Range<u64>)]) -> Vec<Range<u64>> {
     let mut ranges: Vec<Range<u64>> = Vec::new();
     for (_, run) in runs {
         match ranges.last_mut() {
@@ -107,12 +112,13 @@ fn joined(runs: &[(usize, Range<u64>)]) -> Vec<Range<u64>> {
 }
 
 impl MappingPlan {
-    /// Registers the smallest gaps between registered runs as well, until at most `most` runs
+    /// Registers the smallest gaps between registered runs as well, until at most `max_runs` runs
     /// remain. Chunks of a layer in such a gap are also fetched later.
-    fn close_gaps(&mut self, most: usize) {
+    fn close_gaps(&mut self, max_runs: usize) {
+        // Gap `at` is between the registered runs `at - 1` and `at`.
         let mut gaps: Vec<usize> = (1..self.registered.len()).collect();
         gaps.sort_by_key(|&at| self.registered[at].start - self.registered[at - 1].end);
-        gaps.truncate(self.registered.len() - most.max(1));
+        gaps.truncate(self.registered.len() - max_runs.max(1));
         gaps.sort_unstable();
         let mut gaps = gaps.into_iter().peekable();
         let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -122,7 +128,7 @@ impl MappingPlan {
                 _ => ranges.push(range),
             }
         }
-        // Each run is completely inside one gap.
+        // Each run is completely inside one gap or outside all gaps.
         let inside = |run: &(usize, Range<u64>)| {
             let after = ranges.partition_point(|range| range.start <= run.1.start);
             let before = after.checked_sub(1).and_then(|at| ranges.get(at));
@@ -137,7 +143,8 @@ impl MappingPlan {
     }
 }
 
-/// Part of a layer, and its destination in guest memory, which must be private and unused.
+/// Part of a layer, and its destination in guest memory. The destination must be private and
+/// unused.
 #[derive(Debug)]
 pub struct ChunkExtent {
     layer: usize,
@@ -224,6 +231,7 @@ fn map(file: &File, offset: u64, bytes: u64, host: *mut u8) -> Result<(), Errno>
     // private and writable. The file is long enough and is never shortened, because it belongs to
     // an immutable snapshot.
     let at = unsafe {
+        // A private mapping: the guest's writes do not reach the file.
         libc::mmap(
             host.cast(),
             length,
@@ -247,10 +255,11 @@ pub(super) fn read(file: &File, offset: u64, bytes: u64, host: *mut u8) -> Resul
         let at = i64::try_from(offset + done).map_err(|_| Errno::EOVERFLOW)?;
         let skip = usize::try_from(done).map_err(|_| Errno::EOVERFLOW)?;
         // SAFETY: `skip + length` bytes at `host` are inside guest memory, which is not in use yet.
-        let got = unsafe { libc::pread(file.as_raw_fd(), host.add(skip).cast(), length, at) };
-        match u64::try_from(got) {
+        let count = unsafe { libc::pread(file.as_raw_fd(), host.add(skip).cast(), length, at) };
+        match u64::try_from(count) {
+            // The file is shorter than its index requires.
             Ok(0) => return Err(Errno::ENODATA),
-            Ok(got) => done += got,
+            Ok(count) => done += count,
             Err(_) if Errno::last() == Errno::EINTR => {}
             Err(_) => return Err(Errno::last()),
         }

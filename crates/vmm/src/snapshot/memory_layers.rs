@@ -1,4 +1,5 @@
-//! Memory layers below a VM. They determine the file with the last saved content of each chunk.
+//! Memory layers below a VM: the files of its earlier snapshots. For each chunk, they determine the
+//! file with the last saved content.
 
 use super::chunk_hashes::{ChunkHash, ChunkHashes};
 use super::linear_memory::CHUNK_SIZE;
@@ -17,7 +18,7 @@ pub struct MemoryLayer {
     pub file: File,
     /// Index of stored and zero chunks.
     pub index: LayerIndex,
-    /// Hashes of the stored chunks, if they bypassed the page cache.
+    /// Hashes of the stored chunks. `None` if the chunks are compared by reading the file.
     pub hashes: Option<ChunkHashes>,
 }
 
@@ -64,6 +65,7 @@ impl MemoryLayers {
                 .len();
             let fits =
                 layer.index.unit == MEMORY_CHUNK && layer.index.units() == bytes / CHUNK_SIZE;
+            // Chunks are mapped from the file at their offsets.
             // A mapping beyond the end of its file would kill the process when it is accessed.
             if !fits || length != bytes {
                 return Err(VmmError::Config(format!(
@@ -92,8 +94,6 @@ impl MemoryLayers {
     /// Returns runs of chunks that one file contains, in ascending order: the file's number and the
     /// chunks.
     pub fn runs(&self, chunks: u64) -> Vec<(usize, Range<u64>)> {
-        // From oldest to newest: the words of each layer override the words below, 64 chunks at a
-        // time.
         let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
         for chunk in self.stored(chunks).iter() {
             let Some(owning_layer) = self.owning_layer(chunk) else {
@@ -110,6 +110,8 @@ impl MemoryLayers {
     /// Returns the chunks that a file contains and that no newer layer marks as zero.
     fn stored(&self, chunks: u64) -> UnitSet {
         let empty = UnitSet::empty(chunks);
+        // From oldest to newest: the words of each layer override the words below, 64 chunks at a
+        // time.
         let mut words = empty.words().to_vec();
         for layer in &self.0 {
             let (stored, zero) = (&layer.index.stored, &layer.index.zero);
@@ -157,12 +159,15 @@ impl MemoryLayers {
         let Some(layer) = self.0.get_mut(at) else {
             return;
         };
+        // Chunks of which the upper layer stores the content or marks it as zero. The lower layer
+        // determines all others.
         let decided = layer.index.stored.with(&layer.index.zero);
         let added = folded.index.stored.without(&decided);
         match (&layer.hashes, &folded.hashes) {
             (Some(hashes), Some(below)) => {
                 for chunk in added.iter() {
                     if let Some(hash) = below.get(chunk) {
+                        // The hash of a chunk moves with the chunk.
                         hashes.set(chunk, hash);
                     }
                 }

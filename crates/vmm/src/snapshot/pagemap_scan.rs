@@ -1,5 +1,5 @@
-//! Search for chunks of guest memory that may differ from the layers below: chunks with private
-//! pages.
+//! Search for private or present pages of guest memory. A chunk with private pages may differ from
+//! the layers below, so a snapshot must compare it.
 
 use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
 use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
@@ -26,7 +26,8 @@ pub enum PageFilter {
     Present,
 }
 
-/// Returns the chunks with at least one such page, according to this process's `pagemap`.
+/// Returns the chunks with at least one page that matches the filter, according to this process's
+/// `pagemap`.
 pub fn scan_pagemap(
     pagemap: &File,
     linear: &LinearMemory,
@@ -35,7 +36,7 @@ pub fn scan_pagemap(
     scan_units(pagemap, linear, pages, CHUNK_SIZE)
 }
 
-/// Returns the pages themselves. Each has [`MEMORY_PAGE`] bytes.
+/// Returns the pages that match the filter. Each has [`MEMORY_PAGE`] bytes.
 pub fn scan_pages(
     pagemap: &File,
     linear: &LinearMemory,
@@ -44,8 +45,8 @@ pub fn scan_pages(
     scan_units(pagemap, linear, pages, u64::from(MEMORY_PAGE))
 }
 
-/// Returns the units with at least one such page. `unit` is their size in bytes, a divisor of the
-/// chunk size.
+/// Returns the units with at least one page that matches the filter. `unit` is the size of a unit
+/// in bytes and divides the chunk size.
 fn scan_units(
     pagemap: &File,
     linear: &LinearMemory,
@@ -93,7 +94,9 @@ fn scan_by_ioctl(
     found: &mut UnitSet,
 ) -> Result<(), Errno> {
     let mut regions = vec![PageRegion::default(); SCAN_BATCH_RANGES];
-    let unwanted = match pages {
+    // A page must have none of these categories. Pages of a file are not private, and the shared
+    // zero page was only read.
+    let excluded = match pages {
         PageFilter::Private => FILE | PFNZERO,
         PageFilter::Present => PFNZERO,
     };
@@ -102,8 +105,9 @@ fn scan_by_ioctl(
         walk_end: part.start,
         vec: u64::try_from(regions.as_mut_ptr().addr()).map_err(|_| Errno::EOVERFLOW)?,
         vec_len: u64::try_from(SCAN_BATCH_RANGES).map_err(|_| Errno::EOVERFLOW)?,
-        category_inverted: unwanted,
-        category_mask: unwanted,
+        category_inverted: excluded,
+        category_mask: excluded,
+        // A private page that was swapped out is not present, but was written.
         category_anyof_mask: PRESENT | SWAPPED,
         return_mask: PRESENT,
         ..Default::default()
@@ -117,6 +121,7 @@ fn scan_by_ioctl(
         for region in regions.iter().take(count) {
             part.mark(found, region.start, region.end);
         }
+        // The kernel made no progress. Stop instead of repeating the call forever.
         if arg.walk_end <= arg.start {
             break;
         }
@@ -131,6 +136,7 @@ fn scan_by_entries(
     found: &mut UnitSet,
 ) -> Result<(), Errno> {
     let io = |e: std::io::Error| Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO));
+    // Each entry of the pagemap file has 8 bytes.
     let page = u64::try_from(PAGE_BYTES).map_err(|_| Errno::EOVERFLOW)?;
     let mut buffer = vec![0; CHUNK_BYTES];
     let batch = u64::try_from(buffer.len() / 8).map_err(|_| Errno::EOVERFLOW)? * page;
@@ -143,8 +149,10 @@ fn scan_by_entries(
         pagemap.read_exact_at(entries, at / page * 8).map_err(io)?;
         for (number, entry) in (0u64..).zip(entries.as_chunks().0) {
             let entry = u64::from_le_bytes(*entry);
-            let there = entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0;
-            if there && (pages == PageFilter::Present || entry & ENTRY_FILE == 0) {
+            // Unlike the request, this does not detect the zero page. It counts as private, which
+            // only causes an unnecessary comparison.
+            let is_used = entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0;
+            if is_used && (pages == PageFilter::Present || entry & ENTRY_FILE == 0) {
                 let start = at + number * page;
                 part.mark(found, start, start + page);
             }

@@ -1,4 +1,5 @@
-//! Copies the pages that a restored guest writes first, before or while it runs.
+//! Copies the pages that a restored guest writes first, before or while it runs, so that these
+//! writes cause no copy-on-write faults.
 //!
 //! The first write to a page of a mapped layer costs up to three exits: mapping the layer's page,
 //! copying it, and mapping the copy. If the copy exists before the guest runs, the write costs one
@@ -12,7 +13,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 const CHUNK_PAGES: u64 = CHUNK_SIZE / MEMORY_PAGE as u64;
-/// Maximum numbers of pages and calls per step of deferred copies, which then takes about 0.1 ms.
+/// Maximum number of pages and of calls per step of deferred copies. A step then takes about 0.1
+/// ms.
 const STEP_PAGES: u64 = 64;
 const STEP_RUNS: usize = 32;
 
@@ -35,17 +37,18 @@ impl DeferredCopies {
     pub fn of(plan: &MappingPlan, pages: &UnitSet, from: PopulateMoment) -> Self {
         Self {
             runs: mapped_runs(plan, pages).collect(),
+            // Copies that are due from the start wait for no moment.
             awaited: Some(from).filter(|from| *from != PopulateMoment::Start),
         }
     }
 
     /// Records that `moment` has passed.
-    pub fn note(&mut self, moment: PopulateMoment) {
+    pub fn on_moment(&mut self, moment: PopulateMoment) {
         self.awaited = self.awaited.filter(|awaited| *awaited != moment);
     }
 
     /// Returns whether copies are waiting for `moment`.
-    pub fn await_moment(&self, moment: PopulateMoment) -> bool {
+    pub fn is_waiting_for(&self, moment: PopulateMoment) -> bool {
         self.awaited == Some(moment) && !self.runs.is_empty()
     }
 
@@ -56,19 +59,21 @@ impl DeferredCopies {
 
     /// Makes some of the copies. The guest may run because the content does not change.
     pub fn step(&mut self, linear: &LinearMemory) {
-        let mut left = STEP_PAGES;
+        // Bound the time of a step: the event loop handles no event meanwhile.
+        let mut budget = STEP_PAGES;
         for _ in 0..STEP_RUNS {
             let Some(mut run) = self.runs.pop_front() else {
                 return;
             };
-            let end = run.end.min(run.start + left);
+            let end = run.end.min(run.start + budget);
             copy(linear, run.start..end);
-            left -= end - run.start;
+            budget -= end - run.start;
             run.start = end;
+            // The rest of the run is copied by the next step.
             if !run.is_empty() {
                 self.runs.push_front(run);
             }
-            if left == 0 {
+            if budget == 0 {
                 return;
             }
         }
@@ -82,6 +87,7 @@ fn mapped_runs(plan: &MappingPlan, pages: &UnitSet) -> impl Iterator<Item = Rang
 }
 
 fn copy(linear: &LinearMemory, run: Range<u64>) {
+    // Ignore the error: without a copy, the guest's first write to the page is only slower.
     let _ = linear.each_extent_of_pages(run, |_, bytes, host| {
         make_private(host, bytes);
         Ok(())
@@ -168,9 +174,9 @@ mod tests {
         pages.insert_range(8..24);
         (24..48).step_by(2).for_each(|page| pages.insert(page));
         let mut deferred = DeferredCopies::of(&plan, &pages, PopulateMoment::Frame);
-        deferred.note(PopulateMoment::Connection);
-        assert!(!deferred.are_due() && deferred.await_moment(PopulateMoment::Frame));
-        deferred.note(PopulateMoment::Frame);
+        deferred.on_moment(PopulateMoment::Connection);
+        assert!(!deferred.are_due() && deferred.is_waiting_for(PopulateMoment::Frame));
+        deferred.on_moment(PopulateMoment::Frame);
         assert!(deferred.are_due());
         deferred.step(&linear);
         let expected: Vec<u64> = (16..24).chain((24..48).step_by(2)).collect();

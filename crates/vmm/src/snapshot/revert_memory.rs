@@ -2,10 +2,11 @@
 //!
 //! Each chunk is handled in one of three ways:
 //! - If the same file is mapped before and after, only the guest's private pages are dropped, or
-//!   read again if a restored guest writes them first.
-//! - A chunk of the latest snapshot of this memory is reverted in the same way, using the mapping
+//! - If the same file is mapped before and after the rollback, only the guest's private pages are
+//!   handled: they are dropped, or read from the file again if a restored guest writes them first.
 //!   below it at that time.
-//! - All other chunks are mapped again.
+//! - A chunk of the latest snapshot of this memory is handled in the same way. Its mapping is not
+//!   replaced by the new snapshot's file: the private pages are read from that file.
 //!
 //! If this fails, memory is inconsistent, and the guest must not run again.
 
@@ -24,19 +25,18 @@ use std::os::unix::fs::MetadataExt;
 const PAGE: u64 = MEMORY_PAGE as u64;
 const CHUNK_PAGES: u64 = CHUNK_SIZE / PAGE;
 /// Maximum number of pages of a captured snapshot that are read again: 16 MiB. For more pages,
-/// sharing the file is better.
-/// file.
+/// mapping the file is better, because guests then share its pages.
 const MAX_CAPTURED_PAGES: u64 = 4096;
 
-/// Device and inode of a layer's file. They are unique while the file is mapped.
+/// Device and inode of a layer's file. The pair is unique as long as the file is open or mapped.
 type FileIdentity = (u64, u64);
 
-/// Files mapped into guest memory: runs of chunks and their files, in ascending order. All other
-/// memory is anonymous.
+/// Files mapped into guest memory: runs of chunks with the file of each run, in ascending order.
+/// All other memory is anonymous.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MappedFiles(Vec<(FileIdentity, Range<u64>)>);
 
-/// Guest's private pages at the time when the newest layer was taken of this memory.
+/// Guest's private pages at the time of the newest snapshot of this memory.
 #[derive(Debug)]
 pub struct CapturedPages {
     layer: FileIdentity,
@@ -50,8 +50,8 @@ impl CapturedPages {
         Ok(Self { layer, own })
     }
 
-    /// Returns whether the newest of `layers` is the layer that was taken at that time.
-    pub fn are_of(&self, layers: &MemoryLayers) -> bool {
+    /// Returns whether the newest of `layers` is the layer of this snapshot.
+    pub fn belong_to(&self, layers: &MemoryLayers) -> bool {
         let newest = layers.len().checked_sub(1);
         let newest = newest.and_then(|newest| layers.file(newest));
         identity(newest).is_ok_and(|newest| newest == self.layer)
@@ -60,11 +60,11 @@ impl CapturedPages {
 
 /// Guest's private pages, as sets of [`MEMORY_PAGE`]s.
 #[derive(Debug, Clone, Copy)]
-pub struct OwnPages<'a> {
+pub struct PrivatePages<'a> {
     /// Private pages now.
-    pub now: &'a UnitSet,
+    pub current: &'a UnitSet,
     /// Pages that may remain private because a restored guest writes them first.
-    pub may_stay: Option<&'a UnitSet>,
+    pub retainable: Option<&'a UnitSet>,
     /// Private pages at the time of the target snapshot. `None` unless it was taken of this memory,
     /// and memory was not reverted to another snapshot since.
     pub captured: Option<&'a CapturedPages>,
@@ -72,24 +72,26 @@ pub struct OwnPages<'a> {
     pub protected: bool,
 }
 
-impl OwnPages<'_> {
-    /// Returns the chunks that `to` maps from the captured layer, and whose content consists of
-    /// their private pages and the mapping below. All pages written until the capture are still
-    /// private, so the other pages are unchanged. A chunk of which the guest returned pages is
-    /// excluded.
+impl PrivatePages<'_> {
+    /// Returns the chunks that `to` maps from the captured layer and that can be reverted without
+    /// mapping that layer. The content of such a chunk consists of its private pages at the time of
+    /// the capture and the mapping below. These pages must still be private. A chunk of which the
+    /// guest returned pages to the host since is excluded.
     fn captured_chunks(&self, to: &MappedFiles, chunks: u64) -> UnitSet {
         let mut set = UnitSet::empty(chunks);
         let Some(captured) = self.captured else {
             return set;
         };
-        let mut left = MAX_CAPTURED_PAGES;
+        // Limits the number of pages that are read, over all chunks.
+        let mut remaining_pages = MAX_CAPTURED_PAGES;
         let runs = to.0.iter().filter(|(file, _)| *file == captured.layer);
         for chunk in runs.flat_map(|(_, run)| run.clone()) {
             let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
             let mut before = captured.own.iter_range(pages.clone());
-            if before.all(|page| self.now.contains(page)) {
-                left = left.saturating_sub(self.now.iter_range(pages).count() as u64);
-                if left == 0 {
+            if before.all(|page| self.current.contains(page)) {
+                remaining_pages =
+                    remaining_pages.saturating_sub(self.current.iter_range(pages).count() as u64);
+                if remaining_pages == 0 {
                     break;
                 }
                 set.insert(chunk);
@@ -131,6 +133,8 @@ impl MappedFiles {
     /// Returns the chunks that are mapped from the same file in both.
     fn common(&self, other: &Self, chunks: u64) -> UnitSet {
         let mut set = UnitSet::empty(chunks);
+        // Both lists ascend: repeatedly compare the first runs, and advance the list whose run ends
+        // first.
         let (mut ours, mut theirs) = (self.0.iter().peekable(), other.0.iter().peekable());
         while let (Some((a, here)), Some((b, there))) = (ours.peek(), theirs.peek()) {
             let both = here.start.max(there.start)..here.end.min(there.end);
@@ -147,7 +151,7 @@ impl MappedFiles {
     }
 
     /// Returns these mapped files, but with the mappings of `other` for `chunks`.
-    fn except(self, chunks: &UnitSet, other: &Self) -> Self {
+    fn with_mappings_of(self, chunks: &UnitSet, other: &Self) -> Self {
         let outside = complement(chunks);
         let of = |files: &Self, set: &UnitSet| -> Vec<(FileIdentity, Range<u64>)> {
             let parts = files.0.iter().flat_map(|(file, run)| {
@@ -165,6 +169,7 @@ impl MappedFiles {
 
 /// Returns all units that are not in `set`.
 fn complement(set: &UnitSet) -> UnitSet {
+    // `from_words` ignores bits beyond the last unit.
     let words: Vec<u64> = set.words().iter().map(|word| !word).collect();
     UnitSet::from_words(set.units(), &words)
 }
@@ -172,7 +177,7 @@ fn complement(set: &UnitSet) -> UnitSet {
 /// Changes from one set of mapped files to another.
 struct RevertPlan {
     /// Chunks mapped from the same file: private pages are dropped.
-    kept: UnitSet,
+    unchanged: UnitSet,
     /// Chunks mapped as below the captured snapshot: private pages are read.
     captured: UnitSet,
     /// Anonymous chunks before and after: chunks with private pages are dropped.
@@ -188,18 +193,19 @@ impl RevertPlan {
         from: &MappedFiles,
         to: &MappedFiles,
         plan: &MappingPlan,
-        own: &OwnPages<'_>,
+        own: &PrivatePages<'_>,
         chunks: u64,
     ) -> Self {
         let (before, after) = (from.chunks(chunks), to.chunks(chunks));
-        let kept = from.common(to, chunks);
-        let captured = own.captured_chunks(to, chunks).without(&kept);
+        let unchanged = from.common(to, chunks);
+        let captured = own.captured_chunks(to, chunks).without(&unchanged);
+        // Words of 64 chunks are combined at a time.
         let combine = |word: fn(u64, u64) -> u64| {
             let words = before.words().iter().zip(after.words());
             let words: Vec<u64> = words.map(|(&a, &b)| word(a, b)).collect();
             UnitSet::from_words(chunks, &words)
         };
-        let changed = complement(&kept).without(&captured);
+        let changed = complement(&unchanged).without(&captured);
         let remapped = plan.map.iter().flat_map(|(layer, run)| {
             let changed = runs(&changed, run.clone()).into_iter();
             changed.map(|run| (*layer, run))
@@ -210,39 +216,41 @@ impl RevertPlan {
             remaining: MappingPlan {
                 map: remapped.collect(),
                 copy: plan.copy.clone(),
+                // Lazy memory cannot be reverted, so `later` and `registered` are empty.
                 ..MappingPlan::default()
             },
-            kept,
+            unchanged,
             captured,
         }
     }
 }
 
 /// Reverts memory to the result of executing `plan` with `layers` on new memory. `from` are the
-/// currently mapped files, and `own` the guest's private pages. No vCPU or device may be running.
+/// currently mapped files, and `pages` the guest's private pages. No vCPU or device may be running.
 /// Returns the mapped files afterwards, and the pages that remained private.
 pub fn revert_memory(
     from: &MappedFiles,
     plan: &MappingPlan,
     layers: &MemoryLayers,
     linear: &LinearMemory,
-    pages: OwnPages<'_>,
+    pages: PrivatePages<'_>,
 ) -> Result<(MappedFiles, UnitSet), VmmError> {
     let chunks = linear.chunks();
     let to = MappedFiles::of(plan, layers)?;
     let revert = RevertPlan::new(from, &to, plan, &pages, chunks);
     let dropping = failed("dropping written memory");
     let mut own = UnitSet::empty(chunks * CHUNK_PAGES);
-    let mut read_anew = UnitSet::empty(chunks * CHUNK_PAGES);
-    let stays = |page| pages.may_stay.is_some_and(|pages| pages.contains(page));
-    for run in runs(pages.now, 0..chunks * CHUNK_PAGES) {
+    let mut to_read = UnitSet::empty(chunks * CHUNK_PAGES);
+    let is_retainable = |page| pages.retainable.is_some_and(|pages| pages.contains(page));
+    // Sort the private pages by the method of reverting them.
+    for run in runs(pages.current, 0..chunks * CHUNK_PAGES) {
         for page in run {
             let chunk = page / CHUNK_PAGES;
             if revert.captured.contains(chunk) {
-                read_anew.insert(page);
-            } else if revert.kept.contains(chunk) {
-                let set = if stays(page) {
-                    &mut read_anew
+                to_read.insert(page);
+            } else if revert.unchanged.contains(chunk) {
+                let set = if is_retainable(page) {
+                    &mut to_read
                 } else {
                     &mut own
                 };
@@ -256,12 +264,13 @@ pub fn revert_memory(
     for run in runs(&own, 0..chunks * CHUNK_PAGES) {
         drop_pages(linear, run).map_err(&dropping)?;
     }
+    // `plan.map` names the layer of each chunk that `read_anew` contains.
     for (layer, run) in &plan.map {
         let file = layers
             .file(*layer)
             .ok_or(Errno::ENOENT)
             .map_err(failed("reading a memory layer"))?;
-        for run in runs(&read_anew, run.start * CHUNK_PAGES..run.end * CHUNK_PAGES) {
+        for run in runs(&to_read, run.start * CHUNK_PAGES..run.end * CHUNK_PAGES) {
             linear
                 .each_extent_of_pages(run, |offset, bytes, host| {
                     if pages.protected {
@@ -274,11 +283,13 @@ pub fn revert_memory(
                 .map_err(failed("reading a memory layer"))?;
         }
     }
+    // Unmap before mapping: `map_layers` then also reads chunks into the anonymous memory.
     for run in runs(&revert.unmapped, 0..chunks) {
         make_anonymous(linear, run).map_err(failed("unmapping a memory layer"))?;
     }
     map_layers(&revert.remaining, layers, linear)?;
-    Ok((to.except(&revert.captured, from), read_anew))
+    // Captured chunks retain their former mapping.
+    Ok((to.with_mappings_of(&revert.captured, from), to_read))
 }
 
 /// Drops private pages. The mapping below (a file or zeroes) becomes visible again.

@@ -1,8 +1,8 @@
 //! userfaultfd: page faults on missing memory (include/uapi/linux/userfaultfd.h).
 //!
 //! The userfaultfd is created from a descriptor of `/dev/userfaultfd` that was opened before the
-//! jail was entered. It therefore handles faults of the kernel, including KVM, without a
-//! capability.
+//! jail was entered. Unlike the system call, this device also permits an unprivileged process to
+//! handle faults of the kernel, including KVM.
 
 use nix::errno::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
-/// `_IOR`, `_IOWR`, `_IOWR` of type 0xaa.
+/// `_IOR`, `_IOWR` and `_IOWR` of type 0xaa. `seccomp::ioctl` allows these requests.
 pub(crate) const UFFDIO_WAKE: u32 = 0x8010_aa02;
 pub(crate) const UFFDIO_COPY: u32 = 0xc028_aa03;
 pub(crate) const UFFDIO_ZEROPAGE: u32 = 0xc020_aa04;
@@ -75,6 +75,7 @@ impl Userfaultfd {
         let fd = Errno::result(fd)?;
         // SAFETY: the kernel has just created this descriptor for this process.
         let userfaultfd = Self(unsafe { OwnedFd::from_raw_fd(fd) });
+        // The kernel requires this request before all others.
         let mut api = ApiArg {
             api: UFFD_API,
             features: 0,
@@ -118,9 +119,12 @@ impl Userfaultfd {
             let result = self.request(UFFDIO_COPY.into(), &mut copy);
             match (result, usize::try_from(copy.copied)) {
                 (Ok(()), _) => break,
+                // The kernel reports the number of copied bytes, or an error as a negative number.
                 // Only a part was copied, or the memory is being remapped.
                 (Err(Errno::EAGAIN), Ok(copied)) => done += copied,
                 (Err(Errno::EAGAIN), Err(_)) => {}
+                // The page is present: skip it, because its content is newer. Threads may still
+                // wait for it.
                 (Err(Errno::EEXIST), _) => {
                     self.wake(copy.to, PAGE_BYTES)?;
                     done += usize::try_from(PAGE_BYTES).map_err(|_| Errno::EOVERFLOW)?;
@@ -156,6 +160,7 @@ impl Userfaultfd {
     /// Returns the addresses of pending faults without waiting.
     pub fn faults(&self) -> Result<Vec<u64>, Errno> {
         let mut messages = [0; MESSAGE_BYTES * FAULTS_PER_READ];
+        // `EAGAIN`: another thread has read the messages, or there are none.
         let length = match nix::unistd::read(&self.0, &mut messages) {
             Err(Errno::EAGAIN | Errno::EINTR) => 0,
             other => other?,

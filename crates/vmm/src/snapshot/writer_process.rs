@@ -28,6 +28,7 @@ impl WriterProcess {
     /// `keep`.
     pub fn start(writer: &mut LayerWriter<'_>, keep: &[RawFd]) -> Result<Self, VmmError> {
         let mut keep = keep.to_vec();
+        // `run_writer` closes the gaps between them.
         keep.sort_unstable();
         // SAFETY: the child continues in `run_writer`.
         match unsafe { fork() } {
@@ -38,6 +39,7 @@ impl WriterProcess {
     }
 
     /// Kills the process, whose result is then an error.
+    // Ignore the error: the process has exited already.
     pub fn cancel(&self) {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
@@ -64,6 +66,7 @@ unsafe fn fork() -> Result<Option<OwnedFd>, Errno> {
     let flags = libc::CLONE_PIDFD | libc::SIGCHLD;
     let mut pidfd: libc::c_int = -1;
     // SAFETY: without CLONE_VM, the child continues here. Otherwise guaranteed by the caller.
+    // The arguments of clone on x86-64: flags, stack (0: same address), pidfd, child tid, tls.
     let pid = unsafe {
         libc::syscall(
             libc::SYS_clone,
@@ -76,6 +79,8 @@ unsafe fn fork() -> Result<Option<OwnedFd>, Errno> {
     };
     match pid {
         0 => {
+            // If the parent has exited before this call, no signal is sent. The writer then exits
+            // by itself when the layer is written.
             // SAFETY: the call has no pointer arguments.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             Ok(None)
@@ -96,6 +101,7 @@ enum ProcessEnd {
 fn wait(pidfd: &OwnedFd) -> Result<ProcessEnd, Errno> {
     // SAFETY: an all-zero siginfo_t is valid, and the kernel fills it.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // A descriptor is never negative.
     let id = libc::id_t::try_from(pidfd.as_raw_fd()).unwrap_or(0);
     // SAFETY: waits for a child by an open descriptor. The result is written to a local variable.
     let result = unsafe { libc::waitid(libc::P_PIDFD, id, &raw mut info, libc::WEXITED) };
@@ -133,7 +139,9 @@ fn run_writer(writer: &mut LayerWriter<'_>, keep: &[RawFd]) -> ! {
 /// Forks a helper for the chunks starting at `middle_chunk`: one process compares and copies while
 /// the other waits for storage.
 fn write_in_two_processes(writer: &mut LayerWriter<'_>, middle_chunk: u64) -> Result<(), Errno> {
+    // Both processes write to the same file. The length is set once, before the fork.
     writer.set_len()?;
+    // The helper passes its part of the index through shared memory.
     let Some(words) = SharedWords::new(writer.index_words().count()) else {
         return writer.write();
     };
@@ -147,6 +155,7 @@ fn write_in_two_processes(writer: &mut LayerWriter<'_>, middle_chunk: u64) -> Re
         words.fill(writer.index_words());
         exit_with(written);
     };
+    // Wait for the helper even if this process failed, so that no process writes after the exit.
     let written = writer.write_range(0..middle_chunk);
     match wait(&helper)? {
         ProcessEnd::Exited(0) => written?,

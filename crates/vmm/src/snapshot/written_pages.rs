@@ -1,8 +1,8 @@
-//! Pages that a guest has written since its restore.
+//! Pages that a guest has written since its restore. Later restores copy these pages in advance.
 //!
 //! Memory without a layer is allocated in huge pages. A whole huge page is private as soon as the
-//! guest writes to a part of it. If all of its pages counted as written, they would be copied ahead
-//! for every later guest.
+//! guest writes to a part of it. If all of its pages counted as written, they would be copied in
+//! advance for every later guest.
 
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::pagemap_scan::{PageFilter, scan_pages};
@@ -15,7 +15,8 @@ use std::io;
 const PAGE: u64 = MEMORY_PAGE as u64;
 const HUGE_PAGES: u64 = HUGE_PAGE_BYTES as u64 / PAGE;
 
-/// Writes the index of these pages, according to this process's `pagemap`, to `file`.
+/// Writes the index of the written pages to `file`. `pagemap` is this process's
+/// `/proc/PID/pagemap`.
 pub fn write(file: &File, pagemap: &File, linear: &LinearMemory) -> io::Result<()> {
     let set = LayerIndex {
         stored: written_pages(pagemap, linear)?,
@@ -24,12 +25,15 @@ pub fn write(file: &File, pagemap: &File, linear: &LinearMemory) -> io::Result<(
     set.write(file)
 }
 
-/// Returns the private pages. Zero pages are excluded if the whole huge page is private.
+/// Returns the private pages. If a whole huge page is private, its pages that contain only zeroes
+/// are excluded.
 fn written_pages(pagemap: &File, linear: &LinearMemory) -> Result<UnitSet, Errno> {
     let mut pages = scan_pages(pagemap, linear, PageFilter::Private)?;
     let mut start = 0;
+    // Pages that remain after the last whole huge page cannot form a huge page.
     while start + HUGE_PAGES <= pages.units() {
         let huge_page = start..start + HUGE_PAGES;
+        // Assume a huge page if all of its pages are private.
         if huge_page.clone().all(|page| pages.contains(page)) {
             for page in huge_page {
                 if is_zero(linear, page) {
@@ -44,6 +48,7 @@ fn written_pages(pagemap: &File, linear: &LinearMemory) -> Result<UnitSet, Errno
 
 fn is_zero(linear: &LinearMemory, page: u64) -> bool {
     let at = page * PAGE;
+    // A page without an address counts as written, which only causes an unnecessary copy.
     let Some(chunk) = linear.chunk(at / CHUNK_SIZE) else {
         return false;
     };

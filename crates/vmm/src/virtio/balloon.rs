@@ -1,7 +1,8 @@
-//! virtio-balloon (virtio 1.2 section 5.5). The guest returns memory on request (inflate), or as
-//! soon as memory becomes free (free page reporting). Returned pages are dropped with
-//! `MADV_DONTNEED`. Private guest memory then costs the host nothing until it is touched again. Its
-//! content is then zero, or the content of the snapshot below. Missing pages become zero.
+//! virtio-balloon (virtio 1.2 section 5.5). The guest returns memory to the host on request
+//! (inflate), or as soon as the memory becomes free (free page reporting). The device drops
+//! returned pages with `MADV_DONTNEED`, so that they take no memory on the host until the guest
+//! touches them again. A dropped page then contains zeroes, or the content of the snapshot below. A
+//! page that has not been fetched yet becomes zero.
 
 use super::device::RingState;
 use super::device::chain::{DeferredKick, GuestBuffers, check_queue, drain};
@@ -43,6 +44,7 @@ struct ActiveBalloon {
 
 /// The memory balloon.
 pub struct Balloon {
+    // In pages of 4 KiB, as in the configuration space.
     target_pages: u32,
     actual_pages: u32,
     active: Option<ActiveBalloon>,
@@ -74,6 +76,7 @@ impl Balloon {
         let pages = mib.saturating_mul(PAGES_PER_MIB);
         if pages != self.target_pages {
             self.target_pages = pages;
+            // An inactive driver reads the target when it starts.
             if let Some(active) = &self.active {
                 active.interrupt.config();
             }
@@ -107,6 +110,7 @@ fn page_runs(buffers: &GuestBuffers<'_>) -> Result<Vec<Range<u64>>, DeviceError>
     buffers.copy_to(&mut bytes);
     let (numbers, _) = bytes.as_chunks();
     let mut pfns: Vec<u32> = numbers.iter().map(|&n| u32::from_le_bytes(n)).collect();
+    // Guests return pages in any order. Sorted runs need fewer calls.
     pfns.sort_unstable();
     let mut page_runs: Vec<Range<u64>> = Vec::new();
     for pfn in pfns.into_iter().map(u64::from) {
@@ -122,6 +126,7 @@ fn page_runs(buffers: &GuestBuffers<'_>) -> Result<Vec<Range<u64>>, DeviceError>
 fn drop_pages(slice: &VolatileSlice<'_>, lazy: Option<&LazyMemory>) -> Result<(), DeviceError> {
     let page = 1 << PAGE_SHIFT;
     let guard = slice.ptr_guard_mut();
+    // A slice may start or end inside a page. Only whole pages can be dropped.
     let skip = guard.as_ptr().align_offset(page);
     let Some(bytes) = slice.len().checked_sub(skip).map(|n| n / page * page) else {
         return Ok(());
@@ -185,6 +190,7 @@ impl VirtioDevice for Balloon {
         &QUEUE_SIZES
     }
 
+    // The driver must read the status register to learn of a changed target.
     fn quiet_interrupts(&self) -> bool {
         false
     }
@@ -200,6 +206,7 @@ impl VirtioDevice for Balloon {
     fn write_config(&mut self, offset: u64, data: &[u8]) {
         let mut config = self.config();
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        // Only `actual` is writable: the target of a modified copy is ignored.
         for (to, from) in config.iter_mut().skip(offset).zip(data) {
             *to = *from;
         }
@@ -241,6 +248,7 @@ impl VirtioDevice for Balloon {
 
     fn reset(&mut self) {
         self.active = None;
+        // The target is the controller's, so it survives a reset.
         self.actual_pages = 0;
         self.deferred_kick.stop();
     }
@@ -254,7 +262,7 @@ impl VirtioDevice for Balloon {
         let Some(queue) = active.queues.get_mut(index) else {
             return Ok(());
         };
-        let left = match index {
+        let has_more = match index {
             INFLATE_QUEUE => drain(queue, memory, interrupt, BUDGET_BYTES, |chain| {
                 check_direction(&chain.readable, &chain.writable)?;
                 inflate(memory, &chain.readable, lazy)?;
@@ -266,6 +274,7 @@ impl VirtioDevice for Balloon {
                 Ok(0)
             }),
             // The buffers themselves are the free memory. Work is bounded by the number of buffers.
+            // The content of reported pages need not be preserved.
             REPORTING_QUEUE => drain(queue, memory, interrupt, usize::MAX, |chain| {
                 check_direction(&chain.writable, &chain.readable)?;
                 for slice in chain.writable.slices() {
@@ -275,7 +284,7 @@ impl VirtioDevice for Balloon {
             }),
             _ => Ok(false),
         }?;
-        if left {
+        if has_more {
             self.deferred_kick.schedule(index)?;
         }
         Ok(())

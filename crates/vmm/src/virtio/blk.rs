@@ -1,5 +1,5 @@
 //! virtio-blk (virtio 1.2 section 5.2): a disk of the guest. Vectored I/O moves data directly
-//! between guest memory and the page cache.
+//! between guest memory and the page cache of the host.
 
 mod disk;
 mod disk_limiter;
@@ -184,10 +184,13 @@ impl Block {
     /// `struct virtio_blk_config` (5.2.4).
     fn config(&self) -> [u8; CONFIG_BYTES] {
         let mut config = [0; CONFIG_BYTES];
+        // Offsets of the fields in `struct virtio_blk_config`. Fields without a feature remain
+        // zero.
         let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &(self.disk.bytes() / SECTOR_BYTES).to_le_bytes());
         put(12, &SEG_MAX.to_le_bytes());
         put(20, &512u32.to_le_bytes());
+        // Offset 24: topology.
         // The physical block has 2^3 sectors and the optimal I/O size is 8 sectors, so that writes
         // cover whole blocks.
         put(24, &[3, 0, 8, 0]);
@@ -203,6 +206,7 @@ impl Block {
                     .to_le_bytes(),
             );
             put(48, &MAX_DISCARD_SECTORS.to_le_bytes());
+            // `write_zeroes_may_unmap`.
             put(52, &segments.to_le_bytes());
             put(56, &[1]);
         }
@@ -283,6 +287,7 @@ impl VirtioDevice for Block {
         let (0, Some(active)) = (index, &mut self.active) else {
             return Ok(());
         };
+        // The serial number, padded with zeroes.
         let mut id = [0; ID_BYTES];
         for (to, from) in id.iter_mut().zip(self.name.bytes()) {
             *to = from;
@@ -292,10 +297,10 @@ impl VirtioDevice for Block {
             id,
             flush_to_host: self.flush_to_host,
             failed: None,
-            zeroed: 0,
+            zeroed_segments: 0,
         };
         let throttle = self.throttle.as_ref();
-        let left = drain_throttled(
+        let status = drain_throttled(
             &mut active.queue,
             &active.memory,
             active.interrupt.as_ref(),
@@ -308,12 +313,13 @@ impl VirtioDevice for Block {
                     throttle.charge(DiskWork {
                         bytes: u64::try_from(bytes).unwrap_or(u64::MAX),
                         // Each zeroed segment is an operation on the host's file system.
-                        requests: std::mem::take(&mut server.zeroed).max(1),
+                        requests: std::mem::take(&mut server.zeroed_segments).max(1),
                     });
                 }
                 written
             },
         )?;
+        // Only the first error: a full disk would otherwise cause a warning per request.
         if let Some(error) = server.failed.filter(|_| !self.warned) {
             self.warned = true;
             self.warning = Some(format!(
@@ -321,9 +327,10 @@ impl VirtioDevice for Block {
                 self.name
             ));
         }
-        match (left, &mut self.throttle) {
+        match (status, &mut self.throttle) {
             (DrainStatus::Throttled(wait), Some(throttle)) => throttle.wake_after(wait),
             (DrainStatus::Drained, _) => Ok(()),
+            // The budget is spent. Continue after other events.
             _ => self.deferred_kick.schedule(0),
         }
     }

@@ -1,4 +1,5 @@
-//! Virtio-mmio transport (virtio 1.2 section 4.2, version 2 only).
+//! Virtio-mmio transport (virtio 1.2 section 4.2, version 2 only): the register page through which
+//! a guest's driver sets up a device ([`VirtioDevice`]) and its queues.
 
 mod state;
 
@@ -20,6 +21,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::EventFd;
 
+// "virt", as in all virtio-mmio devices.
 const MAGIC_VALUE: u32 = 0x7472_6976;
 const MMIO_VERSION: u32 = 2;
 /// "JIFF": indicates to Jiffy's guest kernel that queue interrupts are edges that need neither the
@@ -56,6 +58,7 @@ impl IrqLine {
     }
 
     fn raise(&self, bit: u32) {
+        // Set the bit before the interrupt: the guest reads the status in its interrupt handler.
         self.status.fetch_or(bit, Ordering::SeqCst);
         // Ignore the error: the counter is only full if an interrupt is pending already.
         let _ = self.fd.write(1);
@@ -68,6 +71,8 @@ impl Interrupt for IrqLine {
     }
 
     fn config(&self) {
+        // The guest reads the generation before and after the configuration, to detect a change
+        // between.
         self.generation.fetch_add(1, Ordering::SeqCst);
         self.raise(INTERRUPT_BIT_CONFIG);
     }
@@ -162,6 +167,7 @@ impl MmioDevice {
         if let Some(offset) = offset.checked_sub(CONFIG_SPACE_OFFSET) {
             return self.device.read_config(offset, data);
         }
+        // Registers have 32 bits (4.2.2.2). Other accesses read as zero.
         if data.len() == 4 {
             data.copy_from_slice(&self.register(offset).to_le_bytes());
         }
@@ -169,6 +175,7 @@ impl MmioDevice {
 
     fn register(&self, offset: u64) -> u32 {
         match offset {
+            // Register offsets: virtio 1.2 section 4.2.2, table 4.1.
             0x00 => MAGIC_VALUE,
             0x04 => MMIO_VERSION,
             0x08 => self.device.device_id(),
@@ -203,6 +210,7 @@ impl MmioDevice {
             }
             return;
         }
+        // Accesses of another size are ignored.
         let Ok(bytes) = <[u8; 4]>::try_from(data) else {
             return;
         };
@@ -221,6 +229,7 @@ impl MmioDevice {
     }
 
     fn set_driver_features(&mut self, value: u32) {
+        // Negotiated features must not change.
         if self.status & VIRTIO_CONFIG_S_FEATURES_OK != 0 {
             return;
         }
@@ -235,6 +244,7 @@ impl MmioDevice {
         let Some(at) = self.selected_queue() else {
             return;
         };
+        // The device already uses the queues. Only a reset can change them.
         if self.active {
             return;
         }
@@ -256,16 +266,17 @@ impl MmioDevice {
         if value == 0 {
             return self.reset();
         }
-        let kept = self.status & VIRTIO_CONFIG_S_NEEDS_RESET;
+        let needs_reset = self.status & VIRTIO_CONFIG_S_NEEDS_RESET;
         // Bits can only be added between resets. Features that the device did not offer are not
         // accepted.
         let mut status = (self.status | value) & STATUS_KNOWN_BITS;
         if self.driver_features & !self.features() != 0 {
             status &= !VIRTIO_CONFIG_S_FEATURES_OK;
         }
-        self.status = status | kept;
-        let wanted = VIRTIO_CONFIG_S_FEATURES_OK | VIRTIO_CONFIG_S_DRIVER_OK;
-        if !self.active && self.status & wanted == wanted && kept == 0 {
+        self.status = status | needs_reset;
+        // Start the device only once, when features and driver are accepted.
+        let required = VIRTIO_CONFIG_S_FEATURES_OK | VIRTIO_CONFIG_S_DRIVER_OK;
+        if !self.active && self.status & required == required && needs_reset == 0 {
             self.active = true;
             if let Err(e) = self.activate(&[]) {
                 self.fail(&e);
@@ -316,6 +327,8 @@ impl MmioDevice {
     }
 
     fn serve(&mut self, work: impl FnOnce(&mut dyn VirtioDevice) -> Result<(), DeviceError>) {
+        // An inactive device has no queues. A failed device serves nothing until the guest resets
+        // it.
         if !self.active || self.status & VIRTIO_CONFIG_S_NEEDS_RESET != 0 {
             return;
         }
@@ -344,6 +357,7 @@ impl MmioDevice {
         &mut self,
         work: impl FnOnce(&mut T) -> Result<(), DeviceError>,
     ) {
+        // A device of another type is not affected.
         self.serve(|device| {
             let any: &mut dyn Any = device;
             any.downcast_mut().map_or(Ok(()), work)
@@ -351,9 +365,9 @@ impl MmioDevice {
     }
 
     /// Runs `look` on the device if it is a `T`, active or not.
-    pub fn device_ref<T: VirtioDevice, R>(&self, look: impl FnOnce(&T) -> R) -> Option<R> {
+    pub fn device_ref<T: VirtioDevice, R>(&self, work: impl FnOnce(&T) -> R) -> Option<R> {
         let any: &dyn Any = self.device.as_ref();
-        any.downcast_ref().map(look)
+        any.downcast_ref().map(work)
     }
 
     /// Changes the device if it is a `T`, active or not.
@@ -379,6 +393,7 @@ fn build_queue(
 ) -> Result<Queue, DeviceError> {
     let mut queue = Queue::new(max).map_err(|e| DeviceError::Host(e.to_string()))?;
     queue.set_event_idx(features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0);
+    // A queue that the driver did not set up remains unused.
     if !setup.ready {
         return Ok(queue);
     }
@@ -391,6 +406,7 @@ fn build_queue(
     let (low, high) = halves(setup.used);
     queue.set_used_ring_address(low, high);
     queue.set_ready(true);
+    // `set_size` ignores an invalid size.
     if queue.size() != setup.size || !queue.is_valid(memory) {
         return Err(DeviceError::Guest(format!(
             "queue of size {} at {:#x}/{:#x}/{:#x} is not a valid virtqueue",

@@ -67,6 +67,7 @@ pub struct NetCounters {
     pub tap_errors: u64,
 }
 
+// Counters of the transmitting side.
 #[derive(Debug, Default)]
 struct FrameSender {
     frames: u64,
@@ -147,8 +148,10 @@ impl Net {
             }
         }
         // If the limit was reached, frames remain, and the tap signals no new edge for them.
+        // Read the tap even without a new edge.
         self.rx.readable = true;
         if self.active.is_some() {
+            // Ignore the error: the next kick or frame also starts the receiver.
             let _ = self.deferred_kick.schedule(RX_QUEUE);
         }
     }
@@ -165,6 +168,7 @@ impl Net {
     }
 
     fn receive(&mut self) -> Result<(), DeviceError> {
+        // Frames wait in the tap until `open_gate` drops them.
         if self.closed {
             return Ok(());
         }
@@ -194,8 +198,9 @@ impl Net {
             return Ok(());
         };
         let (tx, features) = (&mut self.tx, active.features);
+        // While the gate is closed, frames are taken from the guest and dropped.
         let tap = (!self.closed).then_some(&self.tap);
-        let left = drain(
+        let has_more = drain(
             queue,
             &active.memory,
             active.interrupt.as_ref(),
@@ -205,7 +210,7 @@ impl Net {
                 Ok(0)
             },
         )?;
-        if left {
+        if has_more {
             self.deferred_kick.schedule(TX_QUEUE)?;
         }
         Ok(())
@@ -220,6 +225,7 @@ impl FrameSender {
         features: u64,
     ) -> Result<(), DeviceError> {
         let mut frame = chain.readable;
+        // The guest chooses both. The kernel would reject a longer frame only after copying it.
         if !chain.writable.is_empty() || frame.len() > MAX_FRAME_BYTES {
             return Err(DeviceError::Guest(format!(
                 "frame of {} bytes to send, {} bytes writable (5.1.6.2)",
@@ -232,7 +238,8 @@ impl FrameSender {
             .take(HEADER_BYTES)
             .ok_or_else(|| DeviceError::Guest("frame without a complete header (5.1.6)".into()))?
             .copy_to(&mut header);
-        let (Some(mut header), Some(tap)) = (header::sanitized(header, features), tap) else {
+        // Without a tap, the gate is closed.
+        let (Some(mut header), Some(tap)) = (header::sanitize(header, features), tap) else {
             self.dropped += 1;
             return Ok(());
         };
@@ -241,6 +248,7 @@ impl FrameSender {
             iov_len: HEADER_BYTES,
         }];
         iovecs.extend(frame.iovecs());
+        // A full tap drops the frame, like a network.
         match tap.write(&iovecs) {
             Ok(()) => self.frames += 1,
             Err(e) => {
@@ -313,6 +321,7 @@ impl VirtioDevice for Net {
             })
             .map_err(|e| DeviceError::Host(format!("tap offloads: {e}")))?;
         self.deferred_kick.start(poller.clone())?;
+        // Edge-triggered: a tap with frames that the guest does not receive would always be ready.
         let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
         if let Err(e) = poller.add(self.tap.as_fd(), TAP_TOKEN, edges) {
             self.deferred_kick.stop();
@@ -341,6 +350,7 @@ impl VirtioDevice for Net {
             let _ = active.poller.remove(self.tap.as_fd());
         }
         self.deferred_kick.stop();
+        // The gate remains as it is: a rollback closes it before it resets the device.
         self.rx.reset();
     }
 

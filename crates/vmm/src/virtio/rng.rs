@@ -41,6 +41,7 @@ impl Rng {
 /// Fills all of `buffers` from getrandom(2).
 fn fill(buffers: &GuestBuffers<'_>) -> Result<(), DeviceError> {
     for slice in buffers.slices() {
+        // The kernel returns at most 32 MiB per call, and less after a signal.
         let mut rest = *slice;
         while !rest.is_empty() {
             let guard = rest.ptr_guard_mut();
@@ -114,10 +115,11 @@ impl VirtioDevice for Rng {
     }
 
     fn queue_event(&mut self, index: usize) -> Result<(), DeviceError> {
+        // The device has one queue.
         let (0, Some(active)) = (index, &mut self.active) else {
             return Ok(());
         };
-        let left = drain(
+        let has_more = drain(
             &mut active.queue,
             &active.memory,
             active.interrupt.as_ref(),
@@ -135,7 +137,7 @@ impl VirtioDevice for Rng {
                 Ok(u32::try_from(bytes).unwrap_or(u32::MAX))
             },
         )?;
-        if left {
+        if has_more {
             self.deferred_kick.schedule(0)?;
         }
         Ok(())

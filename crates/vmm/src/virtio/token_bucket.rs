@@ -1,6 +1,6 @@
-//! Token bucket, stored as the time up to which all work is paid for. Work advances this time by
-//! its duration at the bucket's rate. The time lags behind the current time by at most
-//! [`BURST_WINDOW`], which represents the tokens that an idle guest saves.
+//! Token bucket, represented by a time: `paid`, up to which all work is paid for. Work advances
+//! this time by its duration at the bucket's rate. An idle guest saves tokens: the time lags behind
+//! the current time, by at most [`BURST_WINDOW`].
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -30,8 +30,10 @@ impl TokenBucket {
     }
 
     pub fn take(&mut self, amount: u64, now: Duration) {
+        // 128 bits: the product of an amount and a second in nanoseconds exceeds 64 bits.
         let nanos = (u128::from(amount) * 1_000_000_000).div_ceil(u128::from(self.per_s.get()));
         let cost = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        // Tokens that were saved before this time are lost.
         let oldest = now.saturating_sub(BURST_WINDOW);
         self.paid = self.paid.max(oldest).saturating_add(cost);
     }

@@ -1,13 +1,15 @@
 //! virtio-vsock (virtio 1.2 section 5.10): stream sockets between the guest and Unix streams on the
 //! host.
 //!
-//! Every connection joins a pair of ports to one Unix stream. Bytes go directly from the stream to
-//! the guest's receive buffers, and from its transmit buffers to the stream. The process buffers
-//! only bytes that a slow host does not accept at once, never more than the credit of the guest
-//! (256 KiB, `credit::BUF_ALLOC_BYTES`). Bytes that the guest sent before closing still reach the
-//! host, as long as the host has its end open. A guest can therefore make the process buffer at
-//! most [`MAX_CONNECTIONS`] times this size, and only data that the host does not read. While a
-//! guest requests too many connections, the device does not read from it (`connect_limit`).
+//! Every connection joins a pair of ports to one Unix stream. Bytes are copied directly from the
+//! stream to the guest's receive buffers, and from the guest's transmit buffers to the stream. The
+//! process only buffers bytes that a slow host does not accept at once. They never exceed the
+//! guest's credit (256 KiB, `credit::BUF_ALLOC_BYTES`).
+//!
+//! Bytes that the guest sent before closing still reach the host, as long as the host keeps its end
+//! open. A guest can therefore make the process buffer at most [`MAX_CONNECTIONS`] times this size,
+//! and only data that the host does not read. While a guest requests too many connections, the
+//! device does not read from the guest (`connect_limit`).
 //!
 //! ```text
 //! queues <-> device (rings, timer) <-> muxer (lookup, order) <-> connection <-> Unix stream
@@ -32,8 +34,8 @@ pub use jiffy_proto::vm::VsockConfig;
 use super::DeviceError;
 use std::os::unix::net::UnixStream;
 
-/// Maximum number of connections, including those being established or closed. Further ones are
-/// rejected.
+/// Maximum number of connections, including those being established or closed. Further connections
+/// are rejected.
 pub const MAX_CONNECTIONS: usize = 1024;
 
 /// Receiver of the host's end of connections that the guest opens.

@@ -120,9 +120,9 @@ fn memory_put_back_equals_memory_restored_byte_for_byte() {
         let layers = layers(snapshots[at]);
         let plan = plan(&layers, budget);
         let kept_own = (numbers.below(2) == 0).then_some(&often_written);
-        let own = OwnPages {
-            now: &private(&linear),
-            may_stay: kept_own,
+        let own = PrivatePages {
+            current: &private(&linear),
+            retainable: kept_own,
             captured: None,
             protected: false,
         };
@@ -131,8 +131,8 @@ fn memory_put_back_equals_memory_restored_byte_for_byte() {
         // Chunks that are read create huge pages, which extend beyond them.
         if plan.copy.is_empty() {
             let left = private(&linear);
-            let may_stay = |page| kept_own.is_some_and(|pages| pages.contains(page));
-            let wrong = left.iter().find(|page| !may_stay(*page));
+            let retainable = |page| kept_own.is_some_and(|pages| pages.contains(page));
+            let wrong = left.iter().find(|page| !retainable(*page));
             assert_eq!(wrong, None, "round {round}: a page is still private");
         }
         assert!(
@@ -164,11 +164,14 @@ fn chunks_of_a_file_that_stays_keep_the_pages_that_were_only_read() {
         let pagemap = File::open("/proc/self/pagemap").unwrap();
         scan_pages(&pagemap, &linear, PageFilter::Present).unwrap()
     };
-    let now = private(&linear);
-    assert_eq!(now.iter().collect::<Vec<_>>(), [chunk * CHUNK_PAGES + 5]);
-    let own = OwnPages {
-        now: &now,
-        may_stay: None,
+    let current = private(&linear);
+    assert_eq!(
+        current.iter().collect::<Vec<_>>(),
+        [chunk * CHUNK_PAGES + 5]
+    );
+    let own = PrivatePages {
+        current: &current,
+        retainable: None,
         captured: None,
         protected: true,
     };
@@ -195,9 +198,9 @@ fn pages_that_a_guest_writes_first_are_read_anew_where_they_are() {
     for page in first..first + 2 {
         memory.write_obj(9u8, at(page)).unwrap();
     }
-    let own = OwnPages {
-        now: &private(&linear),
-        may_stay: Some(&kept_own),
+    let own = PrivatePages {
+        current: &private(&linear),
+        retainable: Some(&kept_own),
         captured: None,
         protected: true,
     };
@@ -251,12 +254,12 @@ fn memory_put_back_to_its_own_snapshot_again_and_again_equals_it_and_is_not_mapp
     for round in 0..12 {
         disturb(&memory, &linear, &mut numbers);
         let top = layers(&[&base[0], &base[1], &first]);
-        assert!(captured.are_of(&top) && !captured.are_of(&below));
+        assert!(captured.belong_to(&top) && !captured.belong_to(&below));
         let plan = plan_mappings(top.runs(CHUNKS), None, MAX_MAPPINGS);
-        let now = private(&linear);
-        let own = OwnPages {
-            now: &now,
-            may_stay: None,
+        let current = private(&linear);
+        let own = PrivatePages {
+            current: &current,
+            retainable: None,
             captured: Some(&captured),
             protected: true,
         };
@@ -270,7 +273,7 @@ fn memory_put_back_to_its_own_snapshot_again_and_again_equals_it_and_is_not_mapp
             for chunk in run.clone().filter(|_| is_captured) {
                 let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
                 let all_there = captured.own.iter_range(pages.clone());
-                let all_there = all_there.into_iter().all(|page| now.contains(page));
+                let all_there = all_there.into_iter().all(|page| current.contains(page));
                 let behind = |files: &MappedFiles| {
                     let mut runs = files.0.iter();
                     let run = runs.find(|(_, run)| run.contains(&chunk));
@@ -281,7 +284,7 @@ fn memory_put_back_to_its_own_snapshot_again_and_again_equals_it_and_is_not_mapp
                 } else if all_there {
                     over_what_lay_below += 1;
                     assert_eq!(behind(&mapped), behind(&before), "chunk {chunk}");
-                    let read = |page| !now.contains(page) || stayed.contains(page);
+                    let read = |page| !current.contains(page) || stayed.contains(page);
                     assert!(pages.clone().all(read), "chunk {chunk}");
                 } else {
                     given_back += 1;
@@ -295,9 +298,9 @@ fn memory_put_back_to_its_own_snapshot_again_and_again_equals_it_and_is_not_mapp
     // Revert to another snapshot: the captured pages must not be used afterwards.
     disturb(&memory, &linear, &mut numbers);
     let plan = plan_mappings(below.runs(CHUNKS), None, MAX_MAPPINGS);
-    let own = OwnPages {
-        now: &private(&linear),
-        may_stay: None,
+    let own = PrivatePages {
+        current: &private(&linear),
+        retainable: None,
         captured: None,
         protected: true,
     };

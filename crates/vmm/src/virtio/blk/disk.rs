@@ -1,5 +1,5 @@
-//! Storage of a disk: a read-only file, or a base file with frozen layers and a copy-on-write
-//! overlay.
+//! Storage of a disk: a read-only image, or an image with frozen layers (of snapshots) above it and
+//! a copy-on-write overlay on top.
 
 use super::overlay::BlockOverlay;
 use crate::machine::adjacent;
@@ -74,6 +74,7 @@ impl Disk {
                 overlay,
             } => (base, layers, Some(overlay)),
         };
+        // Unlike the metadata, the end of the file is also the size of a block device.
         let bytes = base.seek(SeekFrom::End(0))?;
         if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(invalid(format!(
@@ -120,6 +121,7 @@ impl Disk {
     /// empty file. Returns the index of the new layer.
     pub fn freeze(&mut self, overlay: File) -> io::Result<LayerIndex> {
         let new = BlockOverlay::create(overlay, self.bytes)?;
+        // A read-only disk has no overlay to replace.
         let Some(old) = self.overlay.replace(new) else {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         };
@@ -137,7 +139,8 @@ impl Disk {
         let (Some(top), Some(frozen)) = (&self.overlay, self.layers.last_mut()) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        frozen.take_over(top, self.bytes)?;
+        // If copying fails, both files are unchanged for reads: `thaw` can be repeated.
+        frozen.copy_blocks_of(top, self.bytes)?;
         self.overlay = self.layers.pop();
         Ok(())
     }
@@ -161,6 +164,7 @@ impl Disk {
     }
 
     /// Replaces all layers above the image by `layers`, and returns the former layers.
+    // The image is not replaced: all snapshots of a sandbox are based on it.
     pub fn revert(&mut self, layers: DiskLayers) -> Option<DiskLayers> {
         let before = std::mem::replace(&mut self.layers, layers.layers);
         let overlay = self.overlay.replace(layers.overlay)?;
@@ -178,6 +182,7 @@ impl Disk {
         let Some(at) = adjacent(files, lower, upper) else {
             return;
         };
+        // Existing reads are not affected: the caller holds the device's lock.
         let folded = self.layers.remove(at);
         if let Some(layer) = self.layers.get_mut(at) {
             layer.owned = layer.owned.with(&folded.owned);
@@ -186,7 +191,7 @@ impl Disk {
 
     /// Returns the number of the layer below the overlay that contains `block`, starting at 1; 0 is
     /// the base.
-    fn below(&self, block: u64) -> usize {
+    fn layer_below(&self, block: u64) -> usize {
         self.layers
             .iter()
             .rposition(|layer| layer.owns(block))
@@ -213,12 +218,13 @@ impl Disk {
             if overlay.owns(block) {
                 self.layers.len() + 1
             } else {
-                self.below(block)
+                self.layer_below(block)
             }
         };
         while offset < end {
             let mut block = offset / BLOCK_BYTES;
             let from = source(block);
+            // Extend the run as long as the same file contains the blocks.
             while block * BLOCK_BYTES < end && source(block) == from {
                 block += 1;
             }
@@ -259,6 +265,7 @@ impl Disk {
         if bytes == 0 {
             return Ok(());
         }
+        // All blocks that the write touches. The overlay owns all of them afterwards.
         let blocks = offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
         let mut head = Vec::new();
         let start = blocks.start * BLOCK_BYTES;
@@ -266,6 +273,7 @@ impl Disk {
             head = self.read_below(start, offset)?;
         }
         let mut tail = Vec::new();
+        // The last block of the disk may be shorter.
         let stop = self.bytes.min(blocks.end * BLOCK_BYTES);
         if end < stop && !overlay.owns(blocks.end - 1) {
             tail = self.read_below(end, stop)?;
@@ -275,6 +283,7 @@ impl Disk {
         iovecs.extend(iovec(&mut head));
         iovecs.extend(data);
         iovecs.extend(iovec(&mut tail));
+        // One call for head, data and tail: the block is never owned with only a part of its bytes.
         transfer(libc::pwritev, &overlay.file, from, iovecs)?;
         if let Some(overlay) = &mut self.overlay {
             overlay.own(blocks);
@@ -284,7 +293,7 @@ impl Disk {
 
     /// Reads the bytes `start..end` of one block from below the overlay.
     fn read_below(&self, start: u64, end: u64) -> io::Result<Vec<u8>> {
-        let file = match self.below(start / BLOCK_BYTES).checked_sub(1) {
+        let file = match self.layer_below(start / BLOCK_BYTES).checked_sub(1) {
             Some(at) => self.layers.get(at).map_or(&self.base, |l| &l.file),
             None => &self.base,
         };
@@ -299,6 +308,7 @@ impl Disk {
     pub fn zero(&mut self, offset: u64, bytes: u64, whole_blocks_only: bool) -> io::Result<()> {
         let end = self.end(offset, usize::try_from(bytes).unwrap_or(usize::MAX))?;
         let first = offset.div_ceil(BLOCK_BYTES);
+        // The partial block at the end of the disk counts as whole, because it has no other bytes.
         let last = if end == self.bytes {
             end.div_ceil(BLOCK_BYTES)
         } else {
@@ -309,12 +319,15 @@ impl Disk {
             let Some(overlay) = &mut self.overlay else {
                 return Err(io::ErrorKind::ReadOnlyFilesystem.into());
             };
+            // A hole reads as zeroes, and hides the blocks of the layers below when the overlay
+            // owns it.
             punch(&overlay.file, inner, inner_end - inner)?;
             overlay.own(first..last);
         }
         if whole_blocks_only {
             return Ok(());
         }
+        // The range contains no whole block.
         if inner >= inner_end {
             return self.write_zeroes(offset, end);
         }
@@ -365,6 +378,7 @@ fn transfer(
 ) -> io::Result<()> {
     let mut rest = &mut iovecs[..];
     loop {
+        // The guest may send empty buffers. The kernel would return 0 for them.
         while let [first, ..] = rest
             && first.iov_len == 0
         {
@@ -387,6 +401,7 @@ fn transfer(
             }
             return Err(error);
         };
+        // The file is shorter than the disk.
         if moved == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

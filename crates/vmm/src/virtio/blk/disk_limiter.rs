@@ -48,19 +48,22 @@ impl DiskLimiter {
     /// attempt. Among waiting disks, the disk that was served last yields once, so that a busy disk
     /// does not starve the others.
     pub fn admit(&mut self, disk: u32, now: Duration) -> Result<(), Duration> {
-        let own = 1u64.checked_shl(disk).unwrap_or(0);
+        let bit = 1u64.checked_shl(disk).unwrap_or(0);
         let buckets = self.bytes.iter().chain(&self.requests);
+        // Both buckets must admit the request.
         let wait = buckets.map(|b| b.wait(now)).max().unwrap_or_default();
         if !wait.is_zero() {
-            self.waiting |= own;
+            self.waiting |= bit;
             return Err(wait.max(MIN_WAIT));
         }
-        if self.waiting & !own != 0 && self.last == Some(disk) {
+        // Another disk waits, and this disk had the last turn: yield once. Forget who waited,
+        // because a waiting disk may have been reset meanwhile.
+        if self.waiting & !bit != 0 && self.last == Some(disk) {
             self.waiting = 0;
             self.last = None;
             return Err(MIN_WAIT);
         }
-        self.waiting &= !own;
+        self.waiting &= !bit;
         self.last = Some(disk);
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! File that contains some blocks of a disk.
+//! File that contains some blocks of a disk: either the writable overlay, or the frozen layer of a
+//! snapshot.
 
 use super::disk::{BLOCK_BYTES, invalid};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MAX_UNITS, UnitSet};
@@ -23,6 +24,7 @@ impl BlockOverlay {
         if units > MAX_UNITS {
             return Err(invalid(format!("{bytes} bytes are too large a disk")));
         }
+        // A sparse file: blocks that are not written take no space.
         file.set_len(bytes)?;
         Ok(Self {
             file,
@@ -44,6 +46,7 @@ impl BlockOverlay {
             owned: index.stored,
         })
     }
+    // Zero blocks are stored as holes of the file, so `index.zero` is empty for disks.
 
     pub fn owns(&self, block: u64) -> bool {
         self.owned.contains(block)
@@ -53,14 +56,16 @@ impl BlockOverlay {
         self.owned.insert_range(blocks);
     }
 
-    /// Copies all blocks of `newer`. `bytes` is the size of the disk.
-    pub fn take_over(&mut self, newer: &Self, bytes: u64) -> io::Result<()> {
+    /// Copies all blocks of `newer` into this file. `bytes` is the size of the disk.
+    pub fn copy_blocks_of(&mut self, newer: &Self, bytes: u64) -> io::Result<()> {
         let mut data = vec![0; usize::try_from(BLOCK_BYTES).map_err(invalid)?];
         for block in newer.owned.iter() {
             let start = block * BLOCK_BYTES;
+            // The last block of a disk may be shorter.
             let length = usize::try_from(BLOCK_BYTES.min(bytes - start)).map_err(invalid)?;
             newer.file.read_exact_at(&mut data[..length], start)?;
             self.file.write_all_at(&data[..length], start)?;
+            // Add the block only after it is complete (invariant of this type).
             self.own(block..block + 1);
         }
         Ok(())

@@ -48,7 +48,7 @@ pub struct RequestServer<'d> {
     /// First error of the host's files.
     pub failed: Option<io::Error>,
     /// Number of segments that were zeroed or discarded so far.
-    pub zeroed: u64,
+    pub zeroed_segments: u64,
 }
 
 impl RequestServer<'_> {
@@ -65,6 +65,7 @@ impl RequestServer<'_> {
             DeviceError::Guest("request without a complete header (5.2.6)".into())
         })?;
         taken.copy_to(&mut header);
+        // The status byte is the last writable byte, and may be in a buffer with data.
         let data = writable
             .len()
             .checked_sub(1)
@@ -76,6 +77,7 @@ impl RequestServer<'_> {
             Err(BlockRequestError::Unsupported) => (VIRTIO_BLK_S_UNSUPP, 1),
             Err(BlockRequestError::Io) => (VIRTIO_BLK_S_IOERR, 1),
             Err(BlockRequestError::Host(error)) => {
+                // Report only the first error to the owner.
                 self.failed.get_or_insert(error);
                 (VIRTIO_BLK_S_IOERR, 1)
             }
@@ -91,6 +93,7 @@ impl RequestServer<'_> {
         input: GuestBuffers<'_>,
         output: GuestBuffers<'_>,
     ) -> Result<(), BlockRequestError> {
+        // The header consists of the type (4 bytes), 4 reserved bytes, and the sector (8 bytes).
         let [kind @ .., _, _, _, _] = header.first_chunk::<8>().ok_or(BlockRequestError::Io)?;
         let sector = header.last_chunk::<8>().ok_or(BlockRequestError::Io)?;
         let offset = u64::from_le_bytes(*sector).checked_mul(SECTOR_BYTES);
@@ -108,6 +111,7 @@ impl RequestServer<'_> {
                     .write(offset.ok_or(BlockRequestError::Io)?, &input)?)
             }
             VIRTIO_BLK_T_FLUSH => {
+                // Otherwise, writes need not be durable: the page cache survives the guest.
                 if self.flush_to_host {
                     self.disk.sync()?;
                 }
@@ -139,6 +143,7 @@ impl RequestServer<'_> {
             return Err(BlockRequestError::Io);
         }
         let bytes = input.copy_to(&mut table);
+        // Each segment has a sector (8 bytes), a number of sectors (4 bytes), and flags (4 bytes).
         let (segments, _) = table[..bytes].as_chunks::<SEGMENT_BYTES>();
         for segment in segments {
             let (start, rest) = segment
@@ -146,12 +151,13 @@ impl RequestServer<'_> {
                 .ok_or(BlockRequestError::Io)?;
             let (count, rest) = rest.split_first_chunk::<4>().ok_or(BlockRequestError::Io)?;
             let flags = rest.first_chunk::<4>().ok_or(BlockRequestError::Io)?;
-            let known = if discard {
+            // `unmap` is only a hint: zeroed blocks are always released.
+            let allowed_flags = if discard {
                 0
             } else {
                 VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP
             };
-            if u32::from_le_bytes(*flags) & !known != 0 {
+            if u32::from_le_bytes(*flags) & !allowed_flags != 0 {
                 return Err(BlockRequestError::Unsupported);
             }
             let sectors = u32::from_le_bytes(*count);
@@ -160,7 +166,7 @@ impl RequestServer<'_> {
                 return Err(BlockRequestError::Io);
             }
             let bytes = u64::from(sectors) * SECTOR_BYTES;
-            self.zeroed += 1;
+            self.zeroed_segments += 1;
             self.disk
                 .zero(offset.ok_or(BlockRequestError::Io)?, bytes, discard)?;
         }

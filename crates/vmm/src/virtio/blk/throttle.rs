@@ -30,6 +30,7 @@ impl SharedDiskLimiter {
     }
 
     fn now(&self) -> Duration {
+        // A `TokenBucket` requires that its origin is at least one window in the past.
         self.began.elapsed() + BURST_WINDOW
     }
 }
@@ -85,6 +86,7 @@ impl DiskThrottle {
     /// Returns the time until the next request may start. `None` if it may start now.
     pub fn wait_for_tokens(&self) -> Option<Duration> {
         let now = self.shared.now();
+        // The lock is held for a short calculation only, so the disks do not delay each other.
         lock(&self.shared.limiter).admit(self.disk, now).err()
     }
 

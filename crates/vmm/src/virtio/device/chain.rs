@@ -1,4 +1,5 @@
-//! Descriptor chains, checked and resolved to host memory, and the loop that serves them.
+//! Descriptor chains of a virtqueue: checks them, resolves them to host memory, and serves all
+//! available chains of a queue ([`drain`]).
 //!
 //! Invariant: a [`DescriptorChain`] is complete. `virtio_queue` ends its iteration silently if a
 //! chain is broken (loops, nested indirect tables, tables outside memory). This module therefore
@@ -51,8 +52,8 @@ impl<'m> GuestBuffers<'m> {
             let missing = bytes - front.len;
             if slice.len() > missing {
                 if missing > 0 {
-                    let (left, right) = slice.split_at(missing).ok()?;
-                    front.push(left);
+                    let (status, right) = slice.split_at(missing).ok()?;
+                    front.push(status);
                     *slice = right;
                 }
                 break;
@@ -67,6 +68,7 @@ impl<'m> GuestBuffers<'m> {
     /// Copies bytes from the front to `to`. Returns their number.
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         let mut done = 0;
+        // `copy_to` and `copy_from` are volatile: the guest may change the bytes at the same time.
         for slice in &self.slices {
             done += slice.copy_to(&mut to[done..]);
         }
@@ -118,6 +120,7 @@ fn ring_error(error: virtio_queue::Error) -> DeviceError {
 fn has_chain(queue: &Queue, memory: &GuestMemory) -> Result<bool, DeviceError> {
     let available = queue
         .avail_idx(memory, Ordering::Acquire)
+        // Acquire: the descriptors must be read after the index that makes them available.
         .map_err(ring_error)?;
     Ok(available.0 != queue.next_avail())
 }
@@ -145,6 +148,7 @@ pub fn next_chain<'m>(
     let mut unfinished = true;
     let mut writing = false;
     for descriptor in descriptors {
+        // The iterator of `virtio_queue` also stops at this limit, but without an error.
         count += 1;
         if count > size {
             return Err(guest("chain longer than the queue (2.7.5.3.1)"));
@@ -160,6 +164,7 @@ pub fn next_chain<'m>(
         } else {
             &mut chain.readable
         };
+        // Conversion cannot fail on 64-bit hosts.
         let bytes = usize::try_from(descriptor.len()).unwrap_or(usize::MAX);
         for slice in memory.get_slices(descriptor.addr(), bytes) {
             buffers.push(slice.map_err(|e| guest(format!("buffer outside memory: {e}")))?);
@@ -195,8 +200,8 @@ pub fn drain<'m>(
     byte_budget: usize,
     serve: impl FnMut(DescriptorChain<'m>) -> Result<u32, DeviceError>,
 ) -> Result<bool, DeviceError> {
-    let left = drain_throttled(queue, memory, interrupt, byte_budget, || None, serve)?;
-    Ok(left != DrainStatus::Drained)
+    let status = drain_throttled(queue, memory, interrupt, byte_budget, || None, serve)?;
+    Ok(status != DrainStatus::Drained)
 }
 
 /// Same as [`drain`]. `wait_time` returns the time for which the next chain has to wait, if any.
@@ -214,11 +219,13 @@ pub fn drain_throttled<'m>(
         return Ok(DrainStatus::Drained);
     }
     let ring = |e| guest(format!("ring: {e}"));
+    // Both budgets bound the time in which other devices are not served.
     let mut chains = queue.size();
     let mut bytes = byte_budget;
     let mut used = false;
     let mut progress = true;
     let outcome = loop {
+        // Without this, the guest would kick for each chain that it adds meanwhile.
         if let Err(e) = queue.disable_notification(memory) {
             break Err(ring(e));
         }
@@ -236,6 +243,7 @@ pub fn drain_throttled<'m>(
             }
             let chain = match next_chain(queue, memory) {
                 Ok(Some(chain)) => chain,
+                // The guest has withdrawn the chain after `has_chain`.
                 Ok(None) => break Ok(DrainStatus::Drained),
                 Err(e) => break Err(e),
             };
@@ -263,8 +271,9 @@ pub fn drain_throttled<'m>(
                 Ok(true) => progress = false,
                 Err(e) => break Err(ring(e)),
             },
-            left_or_failed => break left_or_failed,
+            other => break other,
         }
+        // Interrupt even after an error: the driver must learn of the chains that were served.
     };
     if used && queue.needs_notification(memory).map_err(ring)? {
         interrupt.queue();
@@ -324,6 +333,7 @@ impl DeferredKick {
 
     /// Schedules a callback for queue `index` (below 64).
     pub fn schedule(&mut self, index: usize) -> Result<(), DeviceError> {
+        // The eventfd is already readable if another queue is pending.
         let first = self.queues == 0;
         self.queues |= 1 << index;
         if first {
@@ -336,6 +346,8 @@ impl DeferredKick {
 
     /// Returns and clears the pending queues, as a bit set.
     pub fn take(&mut self) -> u64 {
+        // Reset the counter, which makes the eventfd unreadable. Errors only cause an extra
+        // callback.
         if self.queues != 0 {
             let _ = self.event.read();
         }

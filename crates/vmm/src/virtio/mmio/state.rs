@@ -1,4 +1,5 @@
-//! Saved state of a transport and its device.
+//! Saved state of a transport and its device, and recovery of notifications that were in flight
+//! when the machine was saved.
 
 use super::{MmioDevice, QueueSetup};
 use crate::virtio::device::RingState;
@@ -66,7 +67,7 @@ impl MmioDevice {
 
     /// Sets the state of a new device. Memory must already be restored.
     pub fn restore(&mut self, state: &TransportState) -> Result<(), DeviceError> {
-        let refuse = |what: &str| {
+        let reject = |what: &str| {
             Err(DeviceError::Host(format!(
                 "saved device {:?} does not fit {:?}: {what}",
                 state.name,
@@ -74,17 +75,19 @@ impl MmioDevice {
             )))
         };
         if state.name != self.device.name() {
-            return refuse("it is another one");
+            return reject("it has another name");
         }
         if state.driver_features & !self.features() != 0 {
-            return refuse("its guest uses features that are not offered here");
+            return reject("its guest uses features that are not offered here");
         }
+        // A device that failed has no queues until the guest resets it.
         let in_service = state.active && state.status & VIRTIO_CONFIG_S_NEEDS_RESET == 0;
         if state.queues.len() != self.queues.len()
             || (in_service && state.rings.len() != state.queues.len())
         {
-            return refuse("it has another number of queues");
+            return reject("it has another number of queues");
         }
+        // Restore the device before it receives its queues.
         self.device.restore(&state.device)?;
         self.status = state.status;
         self.feature_page = state.feature_page;
@@ -129,16 +132,18 @@ impl MmioDevice {
         let mut queues = self.queues.iter().zip(&rings);
         (pending && !self.device.quiet_interrupts())
             || rings.len() != self.queues.len()
-            || queues.any(|(queue, ring)| queue.ready && !self.waits(queue, *ring))
+            || queues.any(|(queue, ring)| queue.ready && !self.driver_waits(queue, *ring))
     }
 
     /// Returns whether the driver waits for a buffer that the device has not returned yet.
     /// Otherwise the driver polls, or is handling an interrupt and will check again.
-    fn waits(&self, queue: &QueueSetup, ring: RingState) -> bool {
-        let event = AVAIL_HEADER_BYTES + AVAIL_BYTES * u64::from(queue.size);
-        let event = self.ring_word(queue.available, event);
-        let ahead = event.map(|event| event.wrapping_sub(ring.next_used));
-        self.has_event_index() && ahead.is_some_and(|ahead| ahead < queue.size)
+    fn driver_waits(&self, queue: &QueueSetup, ring: RingState) -> bool {
+        // `used_event`: the driver requests an interrupt when the device uses the buffer with this
+        // index.
+        let event_index = AVAIL_HEADER_BYTES + AVAIL_BYTES * u64::from(queue.size);
+        let event_index = self.ring_word(queue.available, event_index);
+        let distance = event_index.map(|event_index| event_index.wrapping_sub(ring.next_used));
+        self.has_event_index() && distance.is_some_and(|distance| distance < queue.size)
     }
 
     /// Returns whether queue `index` must be checked because a kick may have been in flight when
@@ -146,14 +151,17 @@ impl MmioDevice {
     /// not kick for the next buffer.
     pub fn needs_check(&self, index: usize) -> bool {
         let rings = self.device.rings();
+        // The progress of the device is unknown, for example after a failure.
         let (Some(queue), Some(ring)) = (self.queues.get(index), rings.get(index)) else {
             return self.active;
         };
         let next = Some(ring.next_available);
-        let event = USED_HEADER_BYTES + USED_BYTES * u64::from(queue.size);
+        // `avail_event`: the device requests a kick when the driver adds the buffer with this
+        // index.
+        let event_index = USED_HEADER_BYTES + USED_BYTES * u64::from(queue.size);
         let is_known = self.has_event_index()
             && self.ring_word(queue.available, AVAIL_INDEX) == next
-            && self.ring_word(queue.used, event) == next;
+            && self.ring_word(queue.used, event_index) == next;
         queue.ready && !is_known
     }
 

@@ -15,9 +15,10 @@ const NUM_BUFFERS_OFFSET: usize = 10;
 /// Clears the fields of a transmit header that have no meaning for transmission, before it reaches
 /// the host kernel. Returns `None` if the frame must be dropped because it requests an offload that
 /// was not negotiated.
-pub fn sanitized(mut header: [u8; HEADER_BYTES], features: u64) -> Option<[u8; HEADER_BYTES]> {
+pub fn sanitize(mut header: [u8; HEADER_BYTES], features: u64) -> Option<[u8; HEADER_BYTES]> {
     let negotiated = |bit: u32| features >> bit & 1 == 1;
     let needs_csum = u32::from(header[FLAGS_OFFSET]) & VIRTIO_NET_HDR_F_NEEDS_CSUM != 0;
+    // The guest chooses the header, and the host's kernel would trust it.
     if needs_csum && !negotiated(VIRTIO_NET_F_CSUM) {
         return None;
     }
@@ -25,6 +26,7 @@ pub fn sanitized(mut header: [u8; HEADER_BYTES], features: u64) -> Option<[u8; H
         VIRTIO_NET_HDR_GSO_NONE => false,
         VIRTIO_NET_HDR_GSO_TCPV4 if negotiated(VIRTIO_NET_F_HOST_TSO4) => true,
         VIRTIO_NET_HDR_GSO_TCPV6 if negotiated(VIRTIO_NET_F_HOST_TSO6) => true,
+        // Unknown types, and types with the ECN flag.
         _ => return None,
     };
     // A segmented frame without a checksum to complete would give the host wrong checksums

@@ -1,8 +1,9 @@
 //! Frames from the tap to the guest.
 //!
 //! The tap is watched edge-triggered, and `readable` remains set until a read finds the tap empty.
-//! A guest without buffers therefore causes no wakeups. A frame is only read if a buffer is
-//! available. A frame that is too large for the available buffers waits for more.
+//! A guest without buffers therefore causes no wakeups. A frame is only read from the tap if a
+//! buffer is available. If the frame is larger than the available buffers, it is retained until the
+//! guest adds more.
 
 use super::MAX_FRAME_BYTES;
 use super::header::{HEADER_BYTES, set_num_buffers};
@@ -20,6 +21,7 @@ const RX_BUDGET: usize = 512;
 
 /// State of the receiving side.
 #[derive(Debug)]
+// Frame that was read from the tap but not delivered. Empty if `len` is 0.
 pub struct FrameReceiver {
     frame: Box<[u8]>,
     len: usize,
@@ -69,6 +71,7 @@ impl FrameReceiver {
     }
 
     /// Drops the waiting frame, if any.
+    // The buffer is reused.
     pub fn reset(&mut self) {
         self.len = 0;
         self.readable = false;
@@ -86,6 +89,7 @@ impl FrameReceiver {
         if !to.queue.ready() {
             return Ok(false);
         }
+        // The used index before and after tells whether the guest may need an interrupt.
         let before = to.queue.next_used();
         to.queue.disable_notification(to.memory).map_err(ring)?;
         let outcome = self.move_frames(tap, &mut to);
@@ -124,6 +128,7 @@ impl FrameReceiver {
                 }
                 self.len = 0;
             }
+            // Both frames and chains count: a guest may offer many tiny buffers.
             budget = budget.saturating_sub(1);
             if budget == 0 {
                 return Ok(self.readable);
@@ -147,6 +152,7 @@ impl ReceiveQueue<'_> {
         frame: &mut [u8],
         budget: &mut usize,
     ) -> Result<DeliveryStatus, DeviceError> {
+        // The position to return to if the frame does not fit.
         let first = self.queue.next_avail();
         let limit = if self.mergeable {
             usize::from(self.queue.size())
@@ -154,17 +160,18 @@ impl ReceiveQueue<'_> {
             1
         };
         let mut chains: Vec<DescriptorChain<'_>> = Vec::new();
-        let mut room = 0;
-        let mut asked = false;
-        while room < frame.len() {
+        let mut capacity = 0;
+        let mut retried = false;
+        while capacity < frame.len() {
             if chains.len() == limit {
+                // Return the chains to the ring unused.
                 self.queue.set_next_avail(first);
                 return Ok(DeliveryStatus::Dropped);
             }
             let Some(chain) = next_chain(self.queue, self.memory)? else {
                 // Kicks are enabled for chains that follow the last chain seen.
                 let more = self.queue.enable_notification(self.memory).map_err(ring)?;
-                if more && !std::mem::replace(&mut asked, true) {
+                if more && !std::mem::replace(&mut retried, true) {
                     continue;
                 }
                 if more {
@@ -173,14 +180,14 @@ impl ReceiveQueue<'_> {
                 self.queue.set_next_avail(first);
                 return Ok(DeliveryStatus::Starved);
             };
-            asked = false;
+            retried = false;
             if !chain.readable.is_empty() || chain.writable.is_empty() {
                 return Err(DeviceError::Guest(
                     "receive buffer that is not writable (5.1.6.3)".into(),
                 ));
             }
             *budget = budget.saturating_sub(1);
-            room += chain.writable.len();
+            capacity += chain.writable.len();
             chains.push(chain);
         }
         set_num_buffers(frame, u16::try_from(chains.len()).unwrap_or(u16::MAX));
@@ -199,9 +206,14 @@ impl ReceiveQueue<'_> {
     /// must never see an incomplete frame.
     fn publish(&mut self, used: &[(u16, u32)]) -> Result<(), DeviceError> {
         let base = GuestAddress(self.queue.used_ring());
-        let at = |offset| base.checked_add(offset).ok_or_else(|| ring("no room"));
+        let at = |offset| {
+            base.checked_add(offset)
+                .ok_or_else(|| ring("address overflow"))
+        };
         let mut next = self.queue.next_used();
         for &(head, len) in used {
+            // Layout of the used ring (2.7.8): flags (2 bytes), index (2 bytes), entries of 8
+            // bytes.
             let slot = u64::from(next % self.queue.size());
             let entry = u64::from(head) | u64::from(len) << 32;
             self.memory
@@ -209,6 +221,7 @@ impl ReceiveQueue<'_> {
                 .map_err(ring)?;
             next = next.wrapping_add(1);
         }
+        // Release: the driver must see all entries before the index.
         self.memory
             .store(next.to_le(), at(2)?, Ordering::Release)
             .map_err(ring)?;
@@ -219,15 +232,18 @@ impl ReceiveQueue<'_> {
     /// Returns whether the driver requests an interrupt for the buffers used since index `before`
     /// (2.7.10).
     fn needs_interrupt(&self, before: u16) -> Result<bool, DeviceError> {
+        // The driver must see the new index before its event index is read. Otherwise both sides
+        // could miss each other's update.
         fence(Ordering::SeqCst);
         if !self.queue.event_idx_enabled() {
             return Ok(true);
         }
         let at = GuestAddress(self.queue.avail_ring())
             .checked_add(4 + 2 * u64::from(self.queue.size()))
-            .ok_or_else(|| ring("no room"))?;
+            .ok_or_else(|| ring("address overflow"))?;
         let event: u16 = self.memory.load(at, Ordering::Relaxed).map_err(ring)?;
         let now = self.queue.next_used();
+        // Whether the index passed the event index, modulo 2^16.
         let passed = now.wrapping_sub(u16::from_le(event)).wrapping_sub(1);
         Ok(passed < now.wrapping_sub(before))
     }

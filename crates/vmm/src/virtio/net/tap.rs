@@ -1,4 +1,4 @@
-//! Host side of the interface.
+//! Host side of the interface: the tap device, which reads and writes one frame per call.
 
 use super::header::HEADER_BYTES;
 use std::fs::File;
@@ -46,6 +46,7 @@ pub struct Tap {
 impl Tap {
     /// Wraps a tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR` and makes it non-blocking.
     pub fn new(file: File) -> io::Result<Self> {
+        // A read must not block the event loop.
         nonblocking(&file)?;
         // SAFETY: an all-zero `ifreq` is valid because it contains only integers and a union of
         // integers.
@@ -62,6 +63,7 @@ impl Tap {
                 "tap was not opened with IFF_TAP | IFF_NO_PI | IFF_VNET_HDR",
             ));
         }
+        // The kernel's default is 10 bytes, without `num_buffers`.
         let size = libc::c_int::try_from(HEADER_BYTES).unwrap_or(0);
         // SAFETY: TUNSETVNETHDRSZ reads one int, which `size` is.
         unsafe { ioctls::set_vnet_hdr_sz(file.as_raw_fd(), &size) }?;
@@ -85,6 +87,7 @@ impl Tap {
         }
         let TapOffloads { csum, tso4, tso6 } = offloads;
         let flag = |on: bool, flag| if on { flag } else { 0 };
+        // Segmentation requires checksum offload.
         let flags = flag(csum, TUN_F_CSUM)
             | flag(csum && tso4, TUN_F_TSO4)
             | flag(csum && tso6, TUN_F_TSO6);

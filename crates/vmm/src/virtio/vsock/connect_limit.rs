@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 /// number of connections. An agent sends one request for its greeting.
 const PER_S: NonZeroU64 = NonZeroU64::MIN.saturating_add(MAX_CONNECTIONS as u64 - 1);
 /// Time for which the transmit queue is not served after too many requests.
-const REST: Duration = Duration::from_millis(10);
+const PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 pub struct ConnectLimit {
     bucket: TokenBucket,
     began: Instant,
-    rests_until: Option<Instant>,
+    paused_until: Option<Instant>,
 }
 
 impl Default for ConnectLimit {
@@ -31,23 +31,25 @@ impl ConnectLimit {
         Self {
             bucket: TokenBucket::new(per_s),
             began: Instant::now(),
-            rests_until: None,
+            paused_until: None,
         }
     }
 
-    /// Counts a request at `now`. Returns whether the queue must rest.
+    /// Counts a request at `now`. Returns whether the queue must be paused.
     pub fn count(&mut self, now: Instant) -> bool {
         let since = now.duration_since(self.began) + BURST_WINDOW;
+        // Charge before checking: a request above the rate is still served, but pauses the queue.
         self.bucket.take(1, since);
         let is_over = !self.bucket.wait(since).is_zero();
-        self.rests_until = is_over.then(|| now + REST);
+        self.paused_until = is_over.then(|| now + PAUSE);
         is_over
     }
 
-    /// Returns the end of the current rest. `None` if the queue does not rest.
-    pub fn rests_until(&mut self) -> Option<Instant> {
-        self.rests_until = self.rests_until.filter(|until| *until > Instant::now());
-        self.rests_until
+    /// Returns the end of the current pause. `None` if the queue is not paused.
+    pub fn paused_until(&mut self) -> Option<Instant> {
+        // Drop a pause that has ended.
+        self.paused_until = self.paused_until.filter(|until| *until > Instant::now());
+        self.paused_until
     }
 }
 
@@ -63,7 +65,7 @@ mod tests {
         let (burst, interval) = (PER_S.get() - 1, Duration::from_secs(1) / 1000);
         assert!((0..burst).all(|_| !limit.count(now)));
         assert!((0..2).any(|_| limit.count(now)));
-        assert!(limit.rests_until().is_some());
+        assert!(limit.paused_until().is_some());
         let later = now + interval * 3;
         let free = (0..10).take_while(|_| !limit.count(later)).count();
         assert!((1..=3).contains(&free), "{free}");

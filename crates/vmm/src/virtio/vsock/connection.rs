@@ -1,4 +1,5 @@
-//! One connection: a pair of ports, a Unix stream, and the state of each side.
+//! One vsock connection: a pair of ports, a Unix stream, and the state of each side. The submodules
+//! handle packets from the guest, packets to the guest, and events of the stream.
 
 mod from_guest;
 mod stream;
@@ -49,18 +50,18 @@ impl Default for VsockTimeouts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum ConnectionAction {
-    /// Keep the connection.
+    /// Retain the connection.
     Keep,
-    /// Send an RST to the guest and free its ports.
-    PendingReset,
-    /// Free its ports. The guest knows already.
-    End,
+    /// Send an RST to the guest, and remove the connection.
+    SendReset,
+    /// Remove the connection. The guest knows already.
+    Remove,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VsockConnectionState {
-    /// The host connects to the guest. `asked` is set when the REQUEST was sent.
-    Connecting { asked: bool },
+    /// The host connects to the guest. `request_sent` is set when the REQUEST was sent.
+    Connecting { request_sent: bool },
     /// The guest connected to the host; the RESPONSE is not sent yet.
     Accepting,
     /// Established.
@@ -108,7 +109,7 @@ pub struct VsockConnection {
     guest_shut: u32,
     /// `SHUT_*` flags sent to the guest.
     sent_shutdown: u32,
-    update_asked: bool,
+    update_requested: bool,
     credit_request: CreditRequestState,
 }
 
@@ -129,7 +130,7 @@ impl VsockConnection {
             hung_up: false,
             guest_shut: 0,
             sent_shutdown: 0,
-            update_asked: false,
+            update_requested: false,
             credit_request: CreditRequestState::None,
         }
     }
@@ -139,7 +140,9 @@ impl VsockConnection {
         let mut connection = Self::new(
             ports,
             stream,
-            VsockConnectionState::Connecting { asked: false },
+            VsockConnectionState::Connecting {
+                request_sent: false,
+            },
         );
         connection.deadline = Some(deadline);
         connection
@@ -156,10 +159,12 @@ impl VsockConnection {
     pub fn expire(&mut self) -> ConnectionAction {
         self.deadline = None;
         match self.state {
-            VsockConnectionState::Connecting { asked: false } => ConnectionAction::End,
-            VsockConnectionState::Connecting { asked: true } | VsockConnectionState::Closing => {
-                ConnectionAction::PendingReset
-            }
+            // The guest never learned of the connection.
+            VsockConnectionState::Connecting {
+                request_sent: false,
+            } => ConnectionAction::Remove,
+            VsockConnectionState::Connecting { request_sent: true }
+            | VsockConnectionState::Closing => ConnectionAction::SendReset,
             VsockConnectionState::Open if self.credit_request == CreditRequestState::Delayed => {
                 self.credit_request = CreditRequestState::Due;
                 ConnectionAction::Keep
@@ -173,6 +178,7 @@ impl VsockConnection {
     pub fn linger(&mut self) -> bool {
         self.state = VsockConnectionState::Lingering;
         self.deadline = None;
+        // The guest accepts no more data, so the host must not send more.
         if let Some(stream) = &self.stream {
             shutdown_stream(stream, Shutdown::Read);
         }

@@ -1,5 +1,6 @@
-//! Credit-based flow control (virtio 1.2 section 5.10.6.3). All counts are modulo 2^32, as on the
-//! wire.
+//! Credit-based flow control of a vsock connection (virtio 1.2 section 5.10.6.3): each side
+//! announces the size of its receive buffer and the number of bytes that it has consumed. The other
+//! side never sends more than the free space. All counts are modulo 2^32, as in the packets.
 
 use super::header::VsockHeader;
 
@@ -31,8 +32,9 @@ impl Credit {
 
     /// Returns the number of bytes for which the guest has buffer space.
     pub fn available(&self) -> u32 {
-        let under_way = self.sent.wrapping_sub(self.guest_forwarded);
-        self.guest_buf_alloc.saturating_sub(under_way)
+        let in_flight = self.sent.wrapping_sub(self.guest_forwarded);
+        // Saturating: a guest may announce a smaller buffer than it has bytes in flight.
+        self.guest_buf_alloc.saturating_sub(in_flight)
     }
 
     /// Counts bytes sent to the guest.
@@ -42,6 +44,7 @@ impl Credit {
 
     /// Counts bytes received from the guest. Returns `false` if they exceed the guest's credit.
     pub fn receive(&mut self, bytes: u32) -> bool {
+        // A guest without a bug never exceeds its credit. This bounds the backlog.
         let allowed = bytes <= BUF_ALLOC_BYTES.saturating_sub(self.unacknowledged());
         if allowed {
             self.received = self.received.wrapping_add(bytes);
@@ -64,11 +67,11 @@ impl Credit {
     /// buffer as free, and enough more has become free. A host that reads a few bytes at a time
     /// does not cause an update each time.
     pub fn needs_update(&self) -> bool {
-        let news = self.forwarded.wrapping_sub(self.announced);
-        let all = self.forwarded == self.received;
+        let unannounced = self.forwarded.wrapping_sub(self.announced);
+        let all_forwarded = self.forwarded == self.received;
         self.unacknowledged() > BUF_ALLOC_BYTES / 2
-            && news > 0
-            && (all || news >= BUF_ALLOC_BYTES / 8)
+            && unannounced > 0
+            && (all_forwarded || unannounced >= BUF_ALLOC_BYTES / 8)
     }
 
     fn unacknowledged(&self) -> u32 {

@@ -1,4 +1,5 @@
-//! Vsock device: rings, interrupts and the timer.
+//! Vsock device: serves the rings with the multiplexer of connections, interrupts the guest, and
+//! sets the timer.
 
 use super::connect_limit::ConnectLimit;
 use super::connection::MAX_PACKET_BYTES;
@@ -63,8 +64,8 @@ struct ActiveVsock {
     /// True while a transport reset waits for an event buffer.
     reset_due: bool,
     /// True if transmit packets remain because the batch was full, or may remain because the queue
-    /// rests.
-    tx_left: bool,
+    /// is paused.
+    tx_pending: bool,
     connects: ConnectLimit,
     unreported: UnreportedPackets,
 }
@@ -139,6 +140,7 @@ impl Vsock {
     /// Serves the rings and interrupts at most once, now or at the end of a batch. If the device
     /// fails, it releases all resources.
     fn run(&mut self, transmit: bool) -> Result<(), DeviceError> {
+        // In a batch, only note the work. `end_batch` does it once.
         if let Some(batch) = &mut self.batch {
             batch.any = true;
             batch.transmit |= transmit;
@@ -148,6 +150,7 @@ impl Vsock {
             return Ok(());
         };
         let outcome = active.run(transmit, self.listener.as_mut());
+        // Dropping the state closes all streams, so that the host notices the failure.
         if outcome.is_err() {
             self.active = None;
         }
@@ -230,7 +233,7 @@ impl VirtioDevice for Vsock {
         if token == TIMER_TOKEN {
             active.timer.clear()?;
             active.muxer.expire();
-            transmit = active.tx_left;
+            transmit = active.tx_pending;
         } else {
             active.muxer.stream_event(token, flags);
         }
@@ -285,6 +288,7 @@ impl ActiveVsock {
             }
             check_queue(queue, &memory)?;
         }
+        // Kicks for receive buffers are enabled only while a packet waits for a buffer.
         rx.disable_notification(&memory).map_err(ring)?;
         Ok(Self {
             memory,
@@ -295,18 +299,19 @@ impl ActiveVsock {
             timer: VsockTimer::new(poller.clone())?,
             muxer: Muxer::new(config.guest_cid, config.host_ports.clone(), poller),
             reset_due: false,
-            tx_left: false,
+            tx_pending: false,
             connects: ConnectLimit::default(),
             unreported: UnreportedPackets::default(),
         })
     }
 
     fn run(&mut self, transmit: bool, listener: &mut dyn GuestConnect) -> Result<(), DeviceError> {
-        match self.connects.rests_until() {
+        // While the queue is paused, only note that it must be served later.
+        match self.connects.paused_until() {
             None if transmit => self.unreported.count += self.drain_tx(listener)?,
-            _ => self.tx_left |= transmit,
+            _ => self.tx_pending |= transmit,
         }
-        let (used_rx, rx_left) = self.fill_rx()?;
+        let (used_rx, rx_pending) = self.fill_rx()?;
         let used_event = self.send_reset()?;
         let mut interrupt = false;
         for (queue, used) in [(&mut self.rx, used_rx), (&mut self.event, used_event)] {
@@ -316,8 +321,9 @@ impl ActiveVsock {
         if interrupt {
             self.interrupt.queue();
         }
-        let resting = self.connects.rests_until();
-        let at = if rx_left || (self.tx_left && resting.is_none()) {
+        // If work remains, fire at once: other events are handled in between.
+        let paused = self.connects.paused_until();
+        let at = if rx_pending || (self.tx_pending && paused.is_none()) {
             Some(Instant::now())
         } else {
             let times = self
@@ -325,7 +331,7 @@ impl ActiveVsock {
                 .wake_at()
                 .into_iter()
                 .chain(self.unreported.until);
-            times.chain(resting).min()
+            times.chain(paused).min()
         };
         self.timer.fire_by(at)
     }
@@ -351,7 +357,7 @@ impl ActiveVsock {
     /// Receives packets from the guest. Returns their number.
     fn drain_tx(&mut self, listener: &mut dyn GuestConnect) -> Result<u16, DeviceError> {
         let mut used = 0;
-        self.tx_left = false;
+        self.tx_pending = false;
         // Iterations are counted instead of packets, so that a guest that continuously advances its
         // index gets no more time than others.
         for _ in 0..MAX_BATCH_PACKETS {
@@ -367,6 +373,7 @@ impl ActiveVsock {
             };
             front.copy_to(&mut header);
             let header = VsockHeader::from_bytes(&header);
+            // The header is a copy, which the guest cannot change after it was checked.
             self.muxer
                 .receive(&header, &mut chain.readable, &mut *listener);
             self.tx
@@ -375,11 +382,12 @@ impl ActiveVsock {
             used += 1;
             let is_request = header.op == VsockOp::Request as u16;
             if is_request && self.connects.count(Instant::now()) {
+                // The guest must not kick while the queue is paused. The timer continues.
                 self.tx.disable_notification(&self.memory).map_err(ring)?;
                 break;
             }
         }
-        self.tx_left = true;
+        self.tx_pending = true;
         Ok(used)
     }
 
@@ -405,6 +413,7 @@ impl ActiveVsock {
             let front = split_header(&mut chain)?;
             let Some((header, token)) = self.muxer.next_packet(&chain.writable) else {
                 // The connection had no packet after all: return the buffer to the ring.
+                // Undoes `next_chain`, so that the buffer is used for the next packet.
                 self.rx.go_to_previous_position();
                 continue;
             };
@@ -415,7 +424,7 @@ impl ActiveVsock {
             if let (true, Some(token)) = (is_full, token)
                 && self.muxer.is_alone(token)
             {
-                packets += self.read_on(header, token)?;
+                packets += self.read_more(header, token)?;
             }
         }
         self.muxer.update_watch();
@@ -424,10 +433,11 @@ impl ActiveVsock {
 
     /// Sends more data of a connection whose last packet, with `header`, filled its buffer: as much
     /// as one read of its stream returns. Returns the number of packets.
-    fn read_on(&mut self, header: VsockHeader, token: u32) -> Result<usize, DeviceError> {
-        let (mut buffers, mut rooms) = (Vec::new(), Vec::new());
+    fn read_more(&mut self, header: VsockHeader, token: u32) -> Result<usize, DeviceError> {
+        // Take buffers before reading: one read can then fill several buffers.
+        let (mut headers, mut data_buffers) = (Vec::new(), Vec::new());
         let (mut pieces, mut bytes) = (0, 0);
-        while buffers.len() < MAX_GATHERED_BUFFERS
+        while headers.len() < MAX_GATHERED_BUFFERS
             && pieces < MAX_GATHERED_PIECES
             && bytes < MAX_PACKET_BYTES
         {
@@ -437,27 +447,28 @@ impl ActiveVsock {
             let front = split_header(&mut chain)?;
             pieces += chain.writable.slices().len();
             bytes += chain.writable.len();
-            buffers.push((chain.head, front));
-            rooms.push(chain.writable);
+            headers.push((chain.head, front));
+            data_buffers.push(chain.writable);
         }
-        let mut left = if rooms.is_empty() {
+        let mut left = if data_buffers.is_empty() {
             0
         } else {
-            self.muxer.read_on(token, &rooms)
+            self.muxer.read_more(token, &data_buffers)
         };
         let mut packets = 0;
-        for ((head, front), room) in buffers.iter().zip(&rooms) {
+        for ((head, front), buffer) in headers.iter().zip(&data_buffers) {
             if left == 0 {
                 break;
             }
-            let now = left.min(room.len());
+            let now = left.min(buffer.len());
             left -= now;
             let len = u32::try_from(now).unwrap_or(u32::MAX);
             let header = VsockHeader { len, ..header };
             finish_packet(&mut self.rx, &self.memory, *head, front, header)?;
             packets += 1;
         }
-        for _ in packets..buffers.len() {
+        // Return unused buffers to the ring.
+        for _ in packets..headers.len() {
             self.rx.go_to_previous_position();
         }
         Ok(packets)
@@ -469,6 +480,7 @@ impl ActiveVsock {
             return Ok(false);
         }
         let mut chain = next_chain(&mut self.event, &self.memory)?;
+        // The guest may have added a buffer before kicks were enabled.
         if chain.is_none() && self.event.enable_notification(&self.memory).map_err(ring)? {
             chain = next_chain(&mut self.event, &self.memory)?;
         }

@@ -40,6 +40,7 @@ impl HostBacklog {
             let grown = (2 * self.0.capacity()).clamp(needed, limit.max(needed));
             self.0.reserve_exact(grown - self.0.len());
         }
+        // Copy in two steps, because guest memory cannot be borrowed as a slice.
         let mut bytes = vec![0; data.len()];
         let copied = data.copy_to(&mut bytes);
         self.0.extend(&bytes[..copied]);
@@ -58,6 +59,7 @@ impl HostBacklog {
             self.0.drain(..sent);
             total += u32::try_from(sent).unwrap_or(u32::MAX);
         }
+        // Release the memory: most connections never have a backlog again.
         if self.0.is_empty() {
             self.0 = VecDeque::new();
         }

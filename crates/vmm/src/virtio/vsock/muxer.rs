@@ -1,5 +1,5 @@
-//! Multiplexer of a guest's connections. It finds the connection of a packet, and the connection
-//! that sends next.
+//! Multiplexer of a guest's connections. It finds the connection to which a packet belongs, and the
+//! connection that sends the next packet.
 
 use super::connection::{
     ConnectionAction, OutgoingPacket, PortPair, VsockConnection, VsockTimeouts,
@@ -33,14 +33,17 @@ struct PendingReset {
 #[derive(Debug)]
 pub struct Muxer {
     guest_cid: u64,
+    // Host ports to which the guest may connect.
     host_ports: Vec<u32>,
     poller: SlotPoller,
+    // By token. A token also identifies the stream in the event loop.
     connections: HashMap<u32, VsockConnection>,
     /// Connections that the guest knows. Lingering connections are not included.
     tokens: HashMap<PortPair, u32>,
     /// Connections with packets to send, once each, in round-robin order.
     ready: VecDeque<u32>,
     resets: VecDeque<PendingReset>,
+    // Last assigned values. The search for a free value starts after them.
     last_token: u32,
     last_port: u32,
     wake_at: Option<Instant>,
@@ -98,6 +101,8 @@ impl Muxer {
         data: &mut GuestBuffers<'_>,
         listener: &mut dyn GuestConnect,
     ) {
+        // A guest can only send on its own behalf, and only to the host. Other packets are dropped
+        // without a reply.
         if header.src_cid != self.guest_cid || header.dst_cid != HOST_CID {
             return;
         }
@@ -107,6 +112,7 @@ impl Muxer {
         };
         let op = VsockOp::from_number(header.op);
         if header.kind != TYPE_STREAM {
+            // Replying to an RST with an RST would cause an endless exchange.
             if op != Some(VsockOp::Rst) {
                 self.reset(ports, header.kind);
             }
@@ -126,6 +132,7 @@ impl Muxer {
     }
 
     fn accept(&mut self, ports: PortPair, request: &VsockHeader, listener: &mut dyn GuestConnect) {
+        // Only the ports of the configuration are allowed, so a guest cannot reach other services.
         if self.connections.len() >= MAX_CONNECTIONS || !self.host_ports.contains(&ports.host) {
             return self.reset(ports, TYPE_STREAM);
         }
@@ -152,6 +159,7 @@ impl Muxer {
     /// Handles all expired deadlines.
     pub fn expire(&mut self) {
         let now = Instant::now();
+        // Set again below from the remaining deadlines.
         self.wake_at = None;
         let due = |c: &VsockConnection| c.deadline.is_some_and(|d| d <= now);
         let expired: Vec<u32> = self
@@ -175,9 +183,9 @@ impl Muxer {
     }
 
     /// Returns the next packet for the guest, and its connection if that still exists. The data is
-    /// already in `room`, which starts after the header. RSTs are sent first, so that they do not
+    /// already in `buffer`, which starts after the header. RSTs are sent first, so that they do not
     /// close a later connection with the same ports. Connections follow in round-robin order.
-    pub fn next_packet(&mut self, room: &GuestBuffers<'_>) -> Option<(VsockHeader, Option<u32>)> {
+    pub fn next_packet(&mut self, buffer: &GuestBuffers<'_>) -> Option<(VsockHeader, Option<u32>)> {
         if let Some(PendingReset { ports, kind }) = self.resets.pop_front() {
             let header = VsockHeader {
                 kind,
@@ -187,17 +195,19 @@ impl Muxer {
             return Some((header, None));
         }
         while let Some(token) = self.ready.pop_front() {
+            // The connection may have ended while it was queued.
             let Some(connection) = self.connections.get_mut(&token) else {
                 continue;
             };
             connection.queued = false;
             let ports = connection.ports;
-            let packet = connection.next_packet(room, &self.timeouts);
+            let packet = connection.next_packet(buffer, &self.timeouts);
             let fwd_cnt = if packet.is_some() {
                 connection.credit_sent()
             } else {
                 0
             };
+            // Queue the connection again at the end if it has more packets.
             self.apply(token, ConnectionAction::Keep);
             if let Some(OutgoingPacket { op, flags, len }) = packet {
                 let header = VsockHeader {
@@ -220,17 +230,18 @@ impl Muxer {
         self.resets.is_empty() && self.ready.iter().all(|ready| *ready == token)
     }
 
-    /// Reads more data of a connection into `rooms`, in one call to the host. Returns the number of
+    /// Reads more data of a connection into `buffers`, in one call to the host. Returns the number of
     /// bytes. The connection retains its position in the order.
-    pub fn read_on(&mut self, token: u32, rooms: &[GuestBuffers<'_>]) -> usize {
+    pub fn read_more(&mut self, token: u32, buffers: &[GuestBuffers<'_>]) -> usize {
         let connection = self.connections.get_mut(&token);
-        let read = connection.and_then(|connection| connection.read(rooms));
+        let read = connection.and_then(|connection| connection.read(buffers));
         read.and_then(|bytes| usize::try_from(bytes).ok())
             .unwrap_or(0)
     }
 
     /// Stops watching the streams of ready connections for data while the guest has no buffers.
     pub fn update_watch(&mut self) {
+        // Clone the list: `update_watch_of` borrows all of `self`.
         for token in self.ready.clone() {
             self.update_watch_of(token);
         }
@@ -286,14 +297,15 @@ impl Muxer {
             return self.schedule_wake(token);
         }
         let ports = connection.ports;
-        let stays = connection.linger();
+        let lingers = connection.linger();
+        // The ports may belong to a later connection already, while this connection was lingering.
         if self.tokens.get(&ports) == Some(&token) {
             self.tokens.remove(&ports);
-            if action == ConnectionAction::PendingReset {
+            if action == ConnectionAction::SendReset {
                 self.reset(ports, TYPE_STREAM);
             }
         }
-        if stays {
+        if lingers {
             self.update_watch_of(token);
         } else {
             self.remove(token);
@@ -330,6 +342,7 @@ impl Muxer {
     }
 
     fn free_token(&mut self) -> u32 {
+        // Terminates: there are far fewer connections than tokens.
         loop {
             self.last_token = self.last_token.checked_add(1).unwrap_or(FIRST_TOKEN);
             if !self.connections.contains_key(&self.last_token) {
@@ -339,10 +352,12 @@ impl Muxer {
     }
 
     fn free_ports(&mut self, guest: u32) -> PortPair {
+        // Terminates: there are far fewer connections than ports.
         loop {
             let host = FIRST_EPHEMERAL | self.last_port.wrapping_add(1);
             self.last_port = host;
             let ports = PortPair { guest, host };
+            // `VMADDR_PORT_ANY`.
             let any = host == u32::MAX;
             if !any && !self.tokens.contains_key(&ports) && !self.host_ports.contains(&host) {
                 return ports;

@@ -20,16 +20,16 @@ pub fn send_guest(stream: &OwnedFd, data: &GuestBuffers<'_>) -> Result<usize, Er
     })
 }
 
-/// Receives at most `limit` bytes into guest memory, filling `rooms` in order. Returns the number
+/// Receives at most `limit` bytes into guest memory, filling `buffers` in order. Returns the number
 /// of bytes, or 0 at the end of the stream.
 pub fn receive_guest(
     stream: &OwnedFd,
-    rooms: &[GuestBuffers<'_>],
+    buffers: &[GuestBuffers<'_>],
     limit: usize,
 ) -> Result<usize, Errno> {
     let mut left = limit;
-    let mut pieces: Vec<libc::iovec> = Vec::with_capacity(rooms.len());
-    for mut piece in rooms.iter().flat_map(GuestBuffers::iovecs) {
+    let mut pieces: Vec<libc::iovec> = Vec::with_capacity(buffers.len());
+    for mut piece in buffers.iter().flat_map(GuestBuffers::iovecs) {
         piece.iov_len = piece.iov_len.min(left);
         if piece.iov_len == 0 {
             break;
@@ -40,7 +40,7 @@ pub fn receive_guest(
     let mut message = message(&mut pieces);
     retry(|| {
         // SAFETY: `message` refers only to `pieces`, and these only to guest memory borrowed by
-        // `rooms`, to which no Rust references exist.
+        // `buffers`, to which no Rust references exist.
         unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) }
     })
 }

@@ -1,4 +1,4 @@
-//! Timer of the device.
+//! Timer of the vsock device, for all deadlines of its connections.
 
 use crate::poll::SlotPoller;
 use crate::virtio::DeviceError;

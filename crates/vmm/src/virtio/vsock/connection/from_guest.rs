@@ -15,10 +15,12 @@ impl VsockConnection {
         header: &VsockHeader,
         data: &mut GuestBuffers<'_>,
     ) -> ConnectionAction {
+        // Must not be answered, and does not carry credit.
         if op == VsockOp::Rst {
-            return ConnectionAction::End;
+            return ConnectionAction::Remove;
         }
         self.credit.update(header);
+        // The guest has buffer space again: a credit request is no longer needed.
         if self.credit.available() > 0 && self.credit_request != CreditRequestState::None {
             self.credit_request = CreditRequestState::None;
             if self.state == VsockConnectionState::Open {
@@ -26,7 +28,7 @@ impl VsockConnection {
             }
         }
         match (self.state, op) {
-            (VsockConnectionState::Connecting { asked: true }, VsockOp::Response) => {
+            (VsockConnectionState::Connecting { request_sent: true }, VsockOp::Response) => {
                 self.state = VsockConnectionState::Open;
                 self.deadline = None;
                 // The host has probably written data already. Reading now saves a wakeup of the
@@ -34,14 +36,15 @@ impl VsockConnection {
                 self.readable = true;
                 ConnectionAction::Keep
             }
+            // A packet that is not valid in this state.
             (VsockConnectionState::Connecting { .. } | VsockConnectionState::Lingering, _) => {
-                ConnectionAction::PendingReset
+                ConnectionAction::SendReset
             }
-            (_, VsockOp::Request | VsockOp::Response) => ConnectionAction::PendingReset,
+            (_, VsockOp::Request | VsockOp::Response) => ConnectionAction::SendReset,
             (_, VsockOp::Rw) => self.receive_data(header.len, data),
             (_, VsockOp::Shutdown) => self.receive_shutdown(header.flags),
             (_, VsockOp::CreditRequest) => {
-                self.update_asked = true;
+                self.update_requested = true;
                 ConnectionAction::Keep
             }
             (_, VsockOp::CreditUpdate | VsockOp::Rst) => ConnectionAction::Keep,
@@ -49,20 +52,25 @@ impl VsockConnection {
     }
 
     fn receive_data(&mut self, len: u32, data: &mut GuestBuffers<'_>) -> ConnectionAction {
+        // The packet is shorter than its header claims.
         let data = usize::try_from(len).ok().and_then(|len| data.take(len));
         let Some(mut data) = data else {
-            return ConnectionAction::PendingReset;
+            return ConnectionAction::SendReset;
         };
+        // The guest sends after a shutdown, or exceeds its credit. Its accounting cannot be
+        // trusted.
         if self.guest_shut & SHUT_SEND != 0 || !self.credit.receive(len) {
-            return ConnectionAction::PendingReset;
+            return ConnectionAction::SendReset;
         }
         let stream = match &self.stream {
             Some(stream) if !self.host_receive_closed => stream,
             _ => {
+                // The host no longer receives: drop the data, but return the credit to the guest.
                 self.credit.forward(len);
                 return ConnectionAction::Keep;
             }
         };
+        // Bytes of the backlog must be sent first.
         let mut sent = 0;
         if self.backlog.is_empty() && len > 0 {
             sent = match send_guest(stream, &data) {
@@ -84,14 +92,16 @@ impl VsockConnection {
 
     fn receive_shutdown(&mut self, flags: u32) -> ConnectionAction {
         self.guest_shut |= flags & SHUT_BOTH;
+        // The guest has closed both directions and expects an RST as confirmation.
         if self.guest_shut == SHUT_BOTH {
-            return ConnectionAction::PendingReset;
+            return ConnectionAction::SendReset;
         }
         if let Some(stream) = &self.stream {
             if self.guest_shut & SHUT_RECEIVE != 0 {
                 self.readable = false;
                 shutdown_stream(stream, Shutdown::Read);
             }
+            // With a backlog, `flush` shuts the stream down after the last byte.
             if self.guest_shut & SHUT_SEND != 0 && self.backlog.is_empty() {
                 shutdown_stream(stream, Shutdown::Write);
             }

@@ -1,4 +1,5 @@
-//! The host's side: the Unix stream of a connection in the event loop.
+//! Host side of a connection: handles the events of its Unix stream, and updates the events for
+//! which the event loop watches it.
 
 use super::{
     ConnectionAction, CreditRequestState, VsockConnection, VsockConnectionState, VsockTimeouts,
@@ -15,14 +16,18 @@ use std::time::Instant;
 impl VsockConnection {
     /// Handles events of the stream.
     pub fn stream_event(&mut self, flags: EpollFlags) -> ConnectionAction {
+        // EPOLLHUP: both directions of the stream have ended.
         self.hung_up |= flags.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR);
         if flags.contains(EpollFlags::EPOLLOUT) || self.hung_up {
             self.flush();
         }
+        // The host cannot receive the rest.
         if self.hung_up {
             self.close_host_receive();
         }
         if flags.contains(EpollFlags::EPOLLIN) || self.hung_up {
+            // The guest does not receive data, so the end of the stream need not be found by
+            // reading.
             if self.guest_shut & SHUT_RECEIVE != 0 {
                 self.host_send_closed |= self.hung_up;
             } else {
@@ -30,7 +35,7 @@ impl VsockConnection {
             }
         }
         if self.state == VsockConnectionState::Lingering && self.backlog.is_empty() {
-            return ConnectionAction::End;
+            return ConnectionAction::Remove;
         }
         ConnectionAction::Keep
     }
@@ -62,6 +67,7 @@ impl VsockConnection {
         token: u32,
         timeouts: &VsockTimeouts,
     ) -> Result<(), Errno> {
+        // The host has data, but the guest has no space.
         let starved = self.can_read() && self.credit.available() == 0;
         if self.state == VsockConnectionState::Open
             && starved
@@ -82,6 +88,7 @@ impl VsockConnection {
             _ => {}
         }
         self.watched = wanted_events;
+        // The stream was removed from the event loop above (`wanted_events` is `None`).
         if self.state == VsockConnectionState::Closing {
             self.close(poller);
         }
@@ -90,6 +97,7 @@ impl VsockConnection {
 
     /// Returns the events to watch for. An empty set still reports a hangup of the host.
     fn wanted_events(&self) -> Option<EpollFlags> {
+        // A stream that has ended would always be ready.
         if self.hung_up || self.state == VsockConnectionState::Closing {
             return None;
         }
@@ -98,6 +106,8 @@ impl VsockConnection {
             flags |= EpollFlags::EPOLLOUT;
         }
         let listening = self.guest_shut & SHUT_RECEIVE == 0 && !self.host_send_closed;
+        // While `readable` is set, data waits for the guest. Another event would not add
+        // information.
         if self.state == VsockConnectionState::Open && listening && !self.readable {
             flags |= EpollFlags::EPOLLIN;
         }

@@ -23,7 +23,7 @@ impl VsockConnection {
     /// Returns whether [`VsockConnection::next_packet`] may return a packet.
     pub fn has_packet(&self) -> bool {
         match self.state {
-            VsockConnectionState::Connecting { asked } => !asked,
+            VsockConnectionState::Connecting { request_sent } => !request_sent,
             VsockConnectionState::Accepting => true,
             VsockConnectionState::Open => {
                 (self.can_read() && self.credit.available() > 0)
@@ -39,6 +39,7 @@ impl VsockConnection {
         self.readable && !self.host_send_closed && self.guest_shut & SHUT_RECEIVE == 0
     }
 
+    // Flags are only added: a direction never opens again.
     fn shutdown_to_send(&self) -> u32 {
         let send = if self.host_send_closed { SHUT_SEND } else { 0 };
         let receive = if self.host_receive_closed {
@@ -50,14 +51,14 @@ impl VsockConnection {
     }
 
     fn needs_update(&self) -> bool {
-        self.update_asked || self.credit.needs_update()
+        self.update_requested || self.credit.needs_update()
     }
 
-    /// Returns the next packet for the guest. Data is read directly into `room`, which starts after
+    /// Returns the next packet for the guest. Data is read directly into `buffer`, which starts after
     /// the header.
     pub fn next_packet(
         &mut self,
-        room: &GuestBuffers<'_>,
+        buffer: &GuestBuffers<'_>,
         timeouts: &VsockTimeouts,
     ) -> Option<OutgoingPacket> {
         let control = |op| {
@@ -68,8 +69,10 @@ impl VsockConnection {
             })
         };
         match self.state {
-            VsockConnectionState::Connecting { asked: false } => {
-                self.state = VsockConnectionState::Connecting { asked: true };
+            VsockConnectionState::Connecting {
+                request_sent: false,
+            } => {
+                self.state = VsockConnectionState::Connecting { request_sent: true };
                 return control(VsockOp::Request);
             }
             VsockConnectionState::Accepting => {
@@ -79,16 +82,18 @@ impl VsockConnection {
             VsockConnectionState::Open => {}
             _ => return None,
         }
-        if let Some(len) = self.read(std::slice::from_ref(room)) {
+        if let Some(len) = self.read(std::slice::from_ref(buffer)) {
             return Some(OutgoingPacket {
                 op: VsockOp::Rw,
                 flags: 0,
                 len,
             });
         }
+        // Data was sent first, so the guest receives all bytes before the end.
         let shut = self.shutdown_to_send();
         if shut != self.sent_shutdown {
             self.sent_shutdown = shut;
+            // The guest must confirm with an RST. The deadline applies if it does not.
             if shut == SHUT_BOTH {
                 self.state = VsockConnectionState::Closing;
                 self.deadline = Some(Instant::now() + timeouts.close);
@@ -109,18 +114,19 @@ impl VsockConnection {
         None
     }
 
-    /// Reads data directly into `rooms`, in order. Returns the number of bytes.
-    pub fn read(&mut self, rooms: &[GuestBuffers<'_>]) -> Option<u32> {
+    /// Reads data directly into `buffers`, in order. Returns the number of bytes.
+    pub fn read(&mut self, buffers: &[GuestBuffers<'_>]) -> Option<u32> {
         if self.state != VsockConnectionState::Open {
             return None;
         }
+        // Never send more than the guest has space for.
         let credit = usize::try_from(self.credit.available()).unwrap_or(usize::MAX);
-        let bytes = rooms.iter().map(GuestBuffers::len).sum();
+        let bytes = buffers.iter().map(GuestBuffers::len).sum();
         let limit = credit.min(bytes).min(MAX_PACKET_BYTES);
         if !self.can_read() || limit == 0 {
             return None;
         }
-        let bytes = match receive_guest(self.stream.as_ref()?, rooms, limit) {
+        let bytes = match receive_guest(self.stream.as_ref()?, buffers, limit) {
             Ok(bytes) => bytes,
             Err(Errno::EAGAIN) => {
                 self.readable = false;
@@ -143,7 +149,7 @@ impl VsockConnection {
 
     /// Records that a packet with the current credit is sent. Returns its `fwd_cnt`.
     pub fn credit_sent(&mut self) -> u32 {
-        self.update_asked = false;
+        self.update_requested = false;
         self.credit.announce()
     }
 }
