@@ -8,13 +8,13 @@ mkdir -p image/www && cd image && cp /bin/busybox . && echo "it is served" >www/
 printf 'FROM scratch\nCOPY busybox /bin/busybox\nCOPY www /www\nCMD ["/bin/busybox", "httpd", "-f", "-p", "80", "-h", "/www"]\n' >Dockerfile
 """
 # Sends requests to a published port until it responds.
-ASK = "for i in $(seq 100); do curl -sf --max-time 5 http://127.0.0.1:8080/ && exit 0; sleep 0.1; done; exit 1"
+REQUEST_SCRIPT = "for i in $(seq 100); do curl -sf --max-time 5 http://127.0.0.1:8080/ && exit 0; sleep 0.1; done; exit 1"
 
 
-def served(sandbox, user):
-    heard = sandbox.sh(ASK, user=user)
-    if heard != "it is served":
-        raise Failed(f"the published port answered {heard!r}")
+def check_published_port(sandbox, user):
+    response = sandbox.sh(REQUEST_SCRIPT, user=user)
+    if response != "it is served":
+        raise Failed(f"the published port answered {response!r}")
 
 
 # gVisor has neither nftables nor MASQUERADE: use the settings of the template `docker`.
@@ -37,13 +37,13 @@ def docker(engine):
     if driver != "overlay2":
         raise Failed(f"the storage driver is {driver}")
     sandbox.sh(IMAGE + "docker build -q -t served . && docker run -d --name served -p 8080:80 served")
-    served(sandbox, "root")
+    check_published_port(sandbox, "root")
     # gVisor does not save the forwarding table of a bridge.
     if engine == "microvm":
         child = sandbox.fork(1)[0]
-        served(child, "root")
+        check_published_port(child, "root")
         child.sh("docker restart -t 1 served")
-        served(child, "root")
+        check_published_port(child, "root")
         child.check_kernel()
         child.remove()
     sandbox.sh("docker exec served /bin/busybox true && docker rm -f served && docker rmi -f served")
@@ -61,7 +61,7 @@ def podman(engine):
     if driver != "overlay":
         raise Failed(f"the storage driver is {driver}")
     sandbox.sh(IMAGE + "podman build -q -t served . && podman run -d --name served -p 8080:80 served", user="user")
-    served(sandbox, "user")
+    check_published_port(sandbox, "user")
     sandbox.sh("podman exec served /bin/busybox true && podman rm -f -t 1 served", user="user")
     sandbox.check_kernel()
 
@@ -75,10 +75,10 @@ def bubblewrap(engine):
               "sh -c 'echo $$ $(ls /proc | grep -c ^[0-9]) $(cat /proc/sys/kernel/random/boot_id | wc -c); touch /tmp/mine; ! touch /usr/mine 2>/dev/null'")
     sandbox = Sandbox.create(memory="512MiB", cpus=1)
     child = sandbox.fork(1)[0]
-    for each in (sandbox, child):
+    for current in (sandbox, child):
         # The first process is bubblewrap's own.
-        first, processes, boot_id = (int(word) for word in each.sh(script, user="user").split())
-        if first != 2 or processes > 6 or boot_id != 37:
-            raise Failed(f"not a world of its own: {first} {processes} {boot_id}")
-        each.check_kernel()
+        process_id, processes, boot_id = (int(word) for word in current.sh(script, user="user").split())
+        if process_id != 2 or processes > 6 or boot_id != 37:
+            raise Failed(f"not isolated: process id {process_id}, {processes} processes, boot id of {boot_id} bytes")
+        current.check_kernel()
     child.remove()

@@ -10,7 +10,7 @@ from sandbox import Sandbox
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def known(name, engine):
+def known_failures(name, engine):
     """Returns tests that are expected to fail, with reasons, from `known_failures/NAME` (lines of ENGINE TEST REASON)."""
     found = []
     with open(os.path.join(HERE, "known_failures", name), encoding="utf-8") as file:
@@ -33,7 +33,7 @@ PACKAGES = {"microvm": ["os", "net", "runtime"], "gvisor": ["os", "net"]}
 def cpython(engine):
     """CPython's tests of processes, signals, files, sockets and event loops pass."""
     sandbox = Sandbox.create(memory="1GiB")
-    ignored = " ".join(f"-i '{test}'" for test in known("cpython", engine))
+    ignored = " ".join(f"-i '{test}'" for test in known_failures("cpython", engine))
     sandbox.sh(f"cd /tmp && python3 -m test -j3 --timeout 200 {ignored} {' '.join(MODULES[engine])}", user="user", timeout=800)
     sandbox.check_kernel()
 
@@ -51,14 +51,14 @@ def golang(engine):
         for package in packages:
             binary = os.path.join(cache, f"{package}.test")
             subprocess.run(["go", "test", "-c", "-o", binary, package], check=True, env={**os.environ, "GOFLAGS": ""})
-            place = os.path.join(work, "go", package)
-            shutil.copytree(os.path.join(root, "src", package), place)
-            shutil.copy(binary, place)
+            directory = os.path.join(work, "go", package)
+            shutil.copytree(os.path.join(root, "src", package), directory)
+            shutil.copy(binary, directory)
         sandbox.put(os.path.join(work, "go"), "/home/user/")
     # The test programs contain this path of their sources.
     sandbox.sh(f"mkdir -p {root} && ln -s /home/user/go {root}/src")
     for package in packages:
-        skipped = "|".join(known(f"go-{package}", engine))
+        skipped = "|".join(known_failures(f"go-{package}", engine))
         skip = f"-test.skip '{skipped}'" if skipped else ""
         # Not as a session leader: a test that opens and closes a terminal would terminate it.
         sandbox.sh(f"cd ~/go/{package} && ./{package}.test -test.short -test.timeout 300s {skip}; exit $?",

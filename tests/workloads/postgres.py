@@ -18,22 +18,22 @@ def transactions(sandbox):
     """Returns the number of transactions. Fails if the sums differ."""
     *sums, count = (int(word) for word in sql(sandbox, SUMS).split())
     if len(set(sums)) != 1:
-        raise Failed(f"accounts, tellers, branches and history do not agree: {sums} after {count}")
+        raise Failed(f"accounts, tellers, branches and history have different sums: {sums} after {count} transactions")
     return count
 
 
-def goes_on(sandbox):
-    """Checks that transactions continue and that the sums agree."""
+def check_progress(sandbox):
+    """Checks that transactions continue and that the sums are equal. Returns the number at the start."""
     before = transactions(sandbox)
     for _ in range(100):
         sandbox.sh("sleep 0.3")
         if transactions(sandbox) > before:
             return before
-    raise Failed(f"the load stands still at {before}: {sandbox.sh('tail -5 /tmp/pgbench.log')}")
+    raise Failed(f"no transactions after {before}: {sandbox.sh('tail -5 /tmp/pgbench.log')}")
 
 
-def recovers(sandbox):
-    """A killed server recovers every acknowledged transaction, and all pages are intact."""
+def check_recovery(sandbox):
+    """Kills the server. Checks that it has every acknowledged transaction afterwards, and that all pages are intact."""
     sandbox.sh("kill $(cat /tmp/pgbench.pid)")
     before = transactions(sandbox)
     sandbox.sh("kill -9 $(head -1 /var/lib/postgresql/15/main/postmaster.pid); "
@@ -41,7 +41,7 @@ def recovers(sandbox):
                "rm -f /var/lib/postgresql/15/main/postmaster.pid; pg_ctlcluster 15 main start")
     after = transactions(sandbox)
     if after < before:
-        raise Failed(f"{before} transactions were told before the crash, {after} are there after it")
+        raise Failed(f"{before} transactions were acknowledged before the crash, {after} exist after it")
     sandbox.sh("/usr/lib/postgresql/15/bin/pg_amcheck --all --install-missing", user="postgres", timeout=120)
     sandbox.sh("pg_ctlcluster 15 main stop && /usr/lib/postgresql/15/bin/pg_checksums --check -D /var/lib/postgresql/15/main",
                user="postgres", timeout=120)
@@ -52,23 +52,23 @@ def consistent(engine):
     sandbox = Sandbox.create(memory="1GiB")
     sandbox.sh("pg_ctlcluster 15 main start")
     sandbox.sh(f"set -e; pgbench -i -q -s 1; {LOAD}", user="postgres")
-    goes_on(sandbox)
+    check_progress(sandbox)
     snapshot = sandbox.snapshot()
-    taken = goes_on(sandbox)
+    taken = check_progress(sandbox)
     children = sandbox.fork(2)
     for child in children:
-        goes_on(child)
-        recovers(child)
+        check_progress(child)
+        check_recovery(child)
         child.check_kernel()
         child.remove()
-    later = goes_on(sandbox)
+    later = check_progress(sandbox)
     sandbox.pause()
     sandbox.resume()
-    if goes_on(sandbox) < later:
+    if check_progress(sandbox) < later:
         raise Failed("the pause lost transactions")
     sandbox.rollback(snapshot)
     if transactions(sandbox) > taken + 5000:
-        raise Failed("the rollback did not take it back")
-    goes_on(sandbox)
-    recovers(sandbox)
+        raise Failed("the rollback did not remove later transactions")
+    check_progress(sandbox)
+    check_recovery(sandbox)
     sandbox.check_kernel()

@@ -9,7 +9,7 @@ import threading
 engine = None
 
 # Words in a kernel's log that indicate a problem.
-TROUBLE = re.compile(
+PROBLEM = re.compile(
     r"\bBUG\b|WARNING: CPU|\bOops\b|general protection|Kernel panic|soft lockup|hard LOCKUP"
     r"|blocked for more than|rcu.*stall|EXT4-fs (error|warning)|I/O error|Call Trace|KASAN|UBSAN"
 )
@@ -29,51 +29,51 @@ def jiffy(*args, timeout=300, data=None):
     return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
 
-def ok(*args, **options):
+def jiffy_checked(*args, **options):
     """Runs a command that must succeed. Returns its output."""
     status, out, err = jiffy(*args, **options)
     if status != 0:
-        words = " ".join(args)
-        raise Failed(f"jiffy {words[:500]}: exit {status}\n{out[-6000:]}\n{err[-3000:]}")
+        arguments = " ".join(args)
+        raise Failed(f"jiffy {arguments[:500]}: exit {status}\n{out[-6000:]}\n{err[-3000:]}")
     return out.rstrip("\n")
 
 
-def trouble(text):
+def kernel_problem(text):
     """Returns the first problem in a kernel's log with the surrounding lines, or `None`."""
     lines = text.splitlines()
-    starved = False
+    is_out_of_memory = False
     for number, line in enumerate(lines):
         # Programs may exhaust memory. The kernel then logs the stack of the allocating process,
         # which is not a problem of the kernel.
         if "invoked oom-killer" in line:
-            starved = True
-        elif "Call Trace" in line and starved:
-            starved = False
-        elif TROUBLE.search(line):
+            is_out_of_memory = True
+        elif "Call Trace" in line and is_out_of_memory:
+            is_out_of_memory = False
+        elif PROBLEM.search(line):
             return "\n".join(lines[max(0, number - 5) : number + 40])
     return None
 
 
 # Existing sandboxes of this thread.
-_here = threading.local()
+_thread = threading.local()
 
 
-def mine():
+def sandboxes_of_thread():
     """Returns the existing sandboxes of this thread."""
-    return list(getattr(_here, "all", []))
+    return list(getattr(_thread, "sandboxes", []))
 
 
 class Sandbox:
     """A sandbox of the template `workloads`, or a copy of another sandbox."""
 
-    def __init__(self, identity):
-        self.id = identity
-        _here.all = [*mine(), self]
+    def __init__(self, sandbox_id):
+        self.id = sandbox_id
+        _thread.sandboxes = [*sandboxes_of_thread(), self]
 
     @classmethod
     def create(cls, cpus=2, memory="1GiB"):
         size = ("--cpus", str(cpus), "--memory", memory)
-        return cls(ok("create", "--engine", engine, "--template", "workloads", *size))
+        return cls(jiffy_checked("create", "--engine", engine, "--template", "workloads", *size))
 
     def run(self, script, user="root", timeout=300):
         """Runs a script. Returns its exit status and its output."""
@@ -91,32 +91,32 @@ class Sandbox:
         return text.rstrip("\n")
 
     def put(self, local, remote):
-        ok("cp", "-r", local, f"{self.id}:{remote}")
+        jiffy_checked("cp", "-r", local, f"{self.id}:{remote}")
 
     def snapshot(self):
-        return ok("snapshot", self.id)
+        return jiffy_checked("snapshot", self.id)
 
     def rollback(self, snapshot):
-        ok("rollback", self.id, snapshot)
+        jiffy_checked("rollback", self.id, snapshot)
 
     def pause(self):
-        ok("pause", self.id)
+        jiffy_checked("pause", self.id)
 
     def resume(self):
-        ok("resume", self.id)
+        jiffy_checked("resume", self.id)
 
     def fork(self, count):
-        return [Sandbox(line) for line in ok("fork", self.id, "-n", str(count)).split()]
+        return [Sandbox(line) for line in jiffy_checked("fork", self.id, "-n", str(count)).split()]
 
     def check_kernel(self):
         """Checks that the guest's kernel logged no problem."""
-        text = ok("logs", self.id)
+        text = jiffy_checked("logs", self.id)
         if engine == "microvm":
             text += "\n" + self.sh("dmesg")
-        told = trouble(text)
-        if told:
-            raise Failed(f"the guest's kernel tells of trouble:\n{told}")
+        problem = kernel_problem(text)
+        if problem:
+            raise Failed(f"the guest's kernel logged a problem:\n{problem}")
 
     def remove(self):
-        _here.all = [other for other in mine() if other is not self]
-        ok("rm", self.id)
+        _thread.sandboxes = [other for other in sandboxes_of_thread() if other is not self]
+        jiffy_checked("rm", self.id)

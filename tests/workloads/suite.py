@@ -17,7 +17,7 @@ import languages
 import postgres
 import sandbox
 import stress
-from sandbox import Failed, mine
+from sandbox import Failed, sandboxes_of_thread
 
 # Name, function, engines of every run, and engines of long runs only.
 WORKLOADS = [
@@ -31,71 +31,71 @@ WORKLOADS = [
     ("stress-ng-classes", stress.classes, [], ["microvm"]),
 ]
 # Workloads that run concurrently: they keep two processors busy.
-LANES = 2
+CONCURRENCY = 2
 
 
 def attempt(work, engine):
-    """Runs a workload and removes its sandboxes. Returns the reason of a failure, or `None`."""
-    why = None
+    """Runs a workload and removes its sandboxes. Returns the reason for a failure, or `None`."""
+    reason = None
     try:
         work(engine)
     except (Failed, subprocess.TimeoutExpired) as error:
-        why = str(error)
+        reason = str(error)
     except Exception:  # pylint: disable=broad-except
-        why = traceback.format_exc()
-    for left in mine():
+        reason = traceback.format_exc()
+    for left in sandboxes_of_thread():
         try:
             left.remove()
         except (Failed, subprocess.TimeoutExpired) as error:
-            why = why or str(error)
-    return why
+            reason = reason or str(error)
+    return reason
 
 
 def main():
-    words = [word for word in sys.argv[1:] if not word.startswith("--")]
-    engine, names, long = words[0], words[1:], "--long" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    engine, names, long = arguments[0], arguments[1:], "--long" in sys.argv
     sandbox.engine = engine
-    wanted = queue.Queue()
-    for name, work, always, seldom in WORKLOADS:
-        if engine in always + (seldom if long else []) and (not names or name in names):
-            wanted.put((name, work))
+    pending = queue.Queue()
+    for name, work, always, long_only in WORKLOADS:
+        if engine in always + (long_only if long else []) and (not names or name in names):
+            pending.put((name, work))
     passed, failed = [], {}
     lock = threading.Lock()
 
-    def lane():
+    def run_pending():
         while True:
             try:
-                name, work = wanted.get_nowait()
+                name, work = pending.get_nowait()
             except queue.Empty:
                 return
             began = time.monotonic()
-            why = attempt(work, engine)
+            reason = attempt(work, engine)
             took = time.monotonic() - began
             with lock:
-                print(f"   {'not at once' if why else 'ok'}: workloads::{engine}::{name} ({took:.0f} s)", flush=True)
-                if why:
-                    failed[name] = (work, why)
+                print(f"   {'failed, repeated later' if reason else 'ok'}: workloads::{engine}::{name} ({took:.0f} s)", flush=True)
+                if reason:
+                    failed[name] = (work, reason)
                 else:
                     passed.append(name)
 
-    lanes = [threading.Thread(target=lane) for _ in range(LANES)]
-    for thread in lanes:
+    threads = [threading.Thread(target=run_pending) for _ in range(CONCURRENCY)]
+    for thread in threads:
         thread.start()
-    for thread in lanes:
+    for thread in threads:
         thread.join()
     # A failed workload is repeated alone, because the host may be shared.
-    for name, (work, why) in list(failed.items()):
-        print("\n".join(f"   first try | {line}" for line in why.splitlines()[-60:]))
+    for name, (work, reason) in list(failed.items()):
+        print("\n".join(f"   first try | {line}" for line in reason.splitlines()[-60:]))
         began = time.monotonic()
-        again = attempt(work, engine)
+        second_reason = attempt(work, engine)
         took = time.monotonic() - began
-        if again is None:
+        if second_reason is None:
             del failed[name]
             passed.append(name)
             record("flaky", f"   flaky: workloads: {engine}::{name}\n")
         else:
-            print(f"   FAILED: workloads::{engine}::{name} ({took:.0f} s)\n{again}")
-            record("failures", f"   FAILED: workloads::{engine}::{name}\n{again[-3000:]}\n")
+            print(f"   FAILED: workloads::{engine}::{name} ({took:.0f} s)\n{second_reason}")
+            record("failures", f"   FAILED: workloads::{engine}::{name}\n{second_reason[-3000:]}\n")
     record("totals", f"{len(passed)} {len(failed)} 0\n")
     print(f"   workloads on {engine}: {len(passed)} passed, {len(failed)} failed")
     sys.exit(1 if failed else 0)
