@@ -61,7 +61,7 @@ fn imports_work_within_their_bounds() {
 }
 
 #[test]
-fn imports_of_other_names_are_refused() {
+fn unknown_imports_are_rejected() {
     let tenant = TestTenant::start();
     for (module, part) in [
         (
@@ -113,7 +113,7 @@ const ENDLESS: &str = r#"(module
   (func (export "jiffy_out") (result i32) (i32.const 0)))"#;
 
 #[test]
-fn imports_that_are_called_without_end_are_ended_and_output_is_bounded() {
+fn endless_import_calls_are_terminated_and_output_is_bounded() {
     let tenant = TestTenant::start();
     tenant.deploy("endless", ENDLESS.as_bytes(), FunctionLimits::default());
     let mut client = tenant.connect();

@@ -29,7 +29,7 @@ fn refused(tenant: &TestTenant, module: &[u8]) -> String {
 }
 
 #[test]
-fn a_module_that_cannot_run_is_refused_with_the_reason() {
+fn a_module_that_cannot_run_is_rejected_with_the_reason() {
     let tenant = TestTenant::start();
     for (module, reason) in [
         (&b""[..], "not a WebAssembly"),
@@ -60,7 +60,7 @@ fn one_large_function() -> Vec<u8> {
 }
 
 #[test]
-fn a_module_that_takes_too_much_to_compile_is_refused_and_requests_go_on() {
+fn a_module_beyond_compile_limits_is_rejected_and_requests_continue() {
     let tenant = TestTenant::start();
     tenant.deploy("one", &constant("first"), FunctionLimits::default());
     let (many, one) = (many_functions(), one_large_function());
@@ -122,7 +122,7 @@ fn a_module_above_the_limit_of_size_is_not_compiled() {
 }
 
 #[test]
-fn truncated_and_mutated_modules_are_refused_or_run_and_harm_nothing() {
+fn truncated_and_mutated_modules_are_rejected_or_run_harmlessly() {
     let tenant = TestTenant::start();
     tenant.deploy("good", &constant("good"), FunctionLimits::default());
     let whole = wat::parse_bytes(PROBE).unwrap().into_owned();
@@ -196,7 +196,7 @@ fn forged_stale_and_foreign_files_are_not_loaded() {
 }
 
 #[test]
-fn a_version_that_cannot_start_leaves_the_former_one() {
+fn a_version_that_cannot_start_does_not_replace_the_previous_one() {
     let tenant = TestTenant::start();
     tenant.deploy("one", &constant("first"), FunctionLimits::default());
     let exports = r#"(memory (export "memory") 1)
@@ -260,7 +260,7 @@ fn no_request_fails_while_versions_are_replaced_ten_times_a_second() {
 }
 
 #[test]
-fn a_process_is_taken_over_by_the_next_daemon_and_ends_without_one() {
+fn a_process_is_adopted_by_the_next_daemon_and_exits_without_one() {
     let tenant = std::thread::spawn(TestTenant::start).join().unwrap();
     tenant.deploy("one", &constant("first"), FunctionLimits::default());
     let (directory, id) = (tenant.directory, tenant.process.id());
@@ -303,7 +303,7 @@ fn a_process_is_taken_over_by_the_next_daemon_and_ends_without_one() {
 }
 
 #[test]
-fn a_request_that_is_not_one_to_a_function_is_refused() {
+fn a_request_without_a_valid_function_is_rejected() {
     let tenant = TestTenant::start();
     tenant.deploy("one", &constant("first"), FunctionLimits::default());
     for head in [

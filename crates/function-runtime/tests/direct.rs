@@ -259,7 +259,7 @@ async fn a_public_function_answers_with_its_own_ids_counts_and_forwarding_header
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_direct_connection_is_busy_while_a_request_is_under_way() {
+async fn a_direct_connection_is_busy_while_a_request_is_in_flight() {
     let host = DirectHost::new();
     host.deploy("probe", MIRROR.as_bytes(), true).await;
     let mut client = host.connect("probe").await.unwrap();
@@ -328,7 +328,7 @@ async fn a_direct_connection_is_for_one_public_function_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn direct_connections_end_with_the_process_and_with_the_daemon_and_come_back() {
+async fn direct_connections_close_with_process_or_daemon_and_can_be_reopened() {
     let mut host = DirectHost::new();
     host.deploy("hello", &constant("hello"), true).await;
     let mut client = host.connect("hello").await.unwrap();

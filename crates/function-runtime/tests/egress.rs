@@ -154,7 +154,7 @@ fn a_listed_host_outside_of_the_internet_is_not_reached() {
 }
 
 #[test]
-fn of_a_names_addresses_only_permitted_ones_are_tried() {
+fn only_permitted_addresses_of_a_name_are_tried() {
     let server = server(Some(OK));
     let mixed = format!("mixed.test:{}", server.address.port());
     let closed = TcpListener::bind("127.0.0.1:0")
@@ -207,7 +207,7 @@ fn servers_of_one_port(addresses: [IpAddr; 2]) -> [Server; 2] {
 
 /// A second lookup for the connection would let the first request reach a forbidden address.
 #[test]
-fn a_name_that_is_rebound_does_not_lead_to_loopback() {
+fn dns_rebinding_does_not_reach_loopback() {
     let addresses = ["127.0.0.2", "127.0.0.1"].map(|address| address.parse().unwrap());
     let servers = servers_of_one_port(addresses);
     let names = Arc::new(Rebinding {
@@ -239,7 +239,7 @@ fn a_redirect_is_not_followed() {
 }
 
 #[test]
-fn a_flood_of_connections_is_bounded_and_ends_with_its_requests() {
+fn outgoing_connections_are_bounded_and_close_with_their_requests() {
     let silent = server(None);
     let entry = silent.address.to_string();
     let tenant = tenant(&["127.0.0.0/8"], &[&entry]);
@@ -274,7 +274,7 @@ fn a_flood_of_connections_is_bounded_and_ends_with_its_requests() {
 }
 
 #[test]
-fn an_adopted_process_reaches_nothing_until_it_is_allowed() {
+fn an_adopted_process_reaches_no_host_until_hosts_are_allowed() {
     let listed = server(Some(OK));
     let entry = listed.address.to_string();
     let directory = tempfile::tempdir().unwrap();

@@ -227,7 +227,7 @@ async fn an_owner_has_a_thousand_functions_at_most() {
 }
 
 #[tokio::test]
-async fn modules_of_an_owner_that_arrive_are_bounded_and_others_wait() {
+async fn concurrent_uploads_of_an_owner_are_bounded_and_others_wait() {
     let directory = tempfile::tempdir().unwrap();
     let functions = open(directory.path());
     let mut arriving = Vec::new();
@@ -250,7 +250,7 @@ async fn modules_of_an_owner_that_arrive_are_bounded_and_others_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_process_is_back_within_a_second_under_load_and_others_are_unaffected() {
+async fn a_killed_process_is_restarted_within_a_second_under_load() {
     let directory = tempfile::tempdir().unwrap();
     let functions = open(directory.path());
     deploy(&functions, "mine").await;
@@ -292,7 +292,7 @@ async fn a_killed_process_is_back_within_a_second_under_load_and_others_are_unaf
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_and_what_it_counted_outlive_the_daemon() {
+async fn a_process_and_its_metrics_survive_the_daemon() {
     let directory = tempfile::tempdir().unwrap();
     let functions = open(directory.path());
     deploy(&functions, "first").await;
@@ -325,7 +325,7 @@ async fn a_process_and_what_it_counted_outlive_the_daemon() {
 
 #[cfg(feature = "fast-reset")]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_of_another_reset_is_replaced_and_what_it_counted_stays() {
+async fn a_process_with_another_reset_is_replaced_and_its_metrics_remain() {
     use jiffy_proto::function::SlotReset;
     let directory = tempfile::tempdir().unwrap();
     let open = |reset| {
@@ -369,7 +369,7 @@ async fn a_process_of_another_reset_is_replaced_and_what_it_counted_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_process_ends_and_is_back_while_the_request_waits() {
+async fn an_idle_process_is_stopped_and_restarted_for_the_next_request() {
     let directory = tempfile::tempdir().unwrap();
     let idle = Duration::from_millis(100);
     let functions = Functions::open(settings(directory.path(), idle));

@@ -25,7 +25,7 @@ fn a_component_answers_and_its_output_is_in_the_log() {
 }
 
 #[test]
-fn a_request_to_elsewhere_is_denied() {
+fn an_outgoing_request_is_denied_without_allowed_hosts() {
     let tenant = TestTenant::start();
     tenant.deploy("http", HTTP, FunctionLimits::default());
     let answer = tenant.connect().get("http", "/elsewhere");
@@ -33,7 +33,7 @@ fn a_request_to_elsewhere_is_denied() {
 }
 
 #[test]
-fn a_component_that_fails_is_ended_with_its_answer() {
+fn a_failing_component_is_terminated_with_an_error_response() {
     let tenant = TestTenant::start();
     tenant.deploy("http", HTTP, FunctionLimits::default());
     let mut client = tenant.connect();
@@ -71,7 +71,7 @@ fn a_response_above_its_limit_is_reset() {
 }
 
 #[test]
-fn a_client_that_does_not_read_cannot_keep_a_guest() {
+fn a_client_that_does_not_read_cannot_keep_a_guest_running() {
     let tenant = TestTenant::start();
     let limits = FunctionLimits {
         wall_ms: 500,
@@ -92,7 +92,7 @@ fn a_client_that_does_not_read_cannot_keep_a_guest() {
 }
 
 #[test]
-fn a_client_that_leaves_inside_of_a_response_ends_its_guest() {
+fn a_client_that_disconnects_during_a_response_terminates_its_guest() {
     let tenant = TestTenant::start();
     let limits = FunctionLimits {
         cpu_ms: 10_000,

@@ -12,7 +12,7 @@ fn fault(status: u16, code: &str) -> (u16, String) {
 }
 
 #[test]
-fn a_guest_that_goes_too_far_is_ended_with_its_answer() {
+fn a_guest_that_exceeds_a_limit_is_terminated_with_an_error_response() {
     let tenant = TestTenant::start();
     tenant.deploy("probe", PROBE, FunctionLimits::default());
     let mut client = tenant.connect();
@@ -72,7 +72,7 @@ fn with_exports(buf: &str, out: &str) -> String {
 }
 
 #[test]
-fn a_buffer_that_takes_too_long_or_too_much_is_ended_with_its_answer() {
+fn jiffy_buf_and_jiffy_out_beyond_their_limits_are_terminated() {
     let tenant = TestTenant::start();
     let modules = [
         (
@@ -101,7 +101,7 @@ fn a_buffer_that_takes_too_long_or_too_much_is_ended_with_its_answer() {
 
 /// A first attempt ends after a few milliseconds, and has no visible effects.
 #[test]
-fn a_guest_that_takes_long_answers_as_one_that_does_not() {
+fn a_slow_guest_answers_like_a_fast_guest() {
     let tenant = TestTenant::start();
     let module = r#"(module (memory (export "memory") 1) (data (i32.const 0) "200\n\n0")
         (func (export "jiffy_buf") (param i32) (result i32) (i32.const 4096))
@@ -165,7 +165,7 @@ fn bodies_are_limited_in_size_and_time() {
 }
 
 #[test]
-fn requests_beyond_the_queue_are_told_to_come_back() {
+fn requests_beyond_the_queue_are_rejected_with_retry_after() {
     let tenant = TestTenant::start();
     let limits = FunctionLimits {
         cpu_ms: 2000,
@@ -215,7 +215,7 @@ fn requests_beyond_the_queue_are_told_to_come_back() {
 }
 
 #[test]
-fn a_tenant_has_as_much_memory_as_it_was_given() {
+fn a_tenant_is_limited_to_its_memory_budget() {
     let limits = TenantLimits {
         memory_bytes: 16 << 20,
         ..TenantLimits::default()
@@ -238,7 +238,7 @@ fn a_tenant_has_as_much_memory_as_it_was_given() {
 }
 
 #[test]
-fn a_body_that_ends_early_is_told_apart_and_gives_its_memory_back() {
+fn a_truncated_body_is_reported_and_its_memory_is_released() {
     let limits = TenantLimits {
         memory_bytes: 24 << 20,
         ..TenantLimits::default()
@@ -271,7 +271,7 @@ fn a_body_that_ends_early_is_told_apart_and_gives_its_memory_back() {
 }
 
 #[test]
-fn a_request_without_a_free_slot_is_told_to_come_back() {
+fn a_request_without_a_free_slot_is_rejected_with_retry_after() {
     let limits = TenantLimits {
         slots: 1,
         ..TenantLimits::default()
@@ -301,7 +301,7 @@ fn a_request_without_a_free_slot_is_told_to_come_back() {
 }
 
 #[test]
-fn a_disabled_function_is_told_apart_from_a_missing_one() {
+fn a_disabled_function_is_distinguished_from_a_missing_one() {
     let tenant = TestTenant::start();
     tenant.deploy("one", &constant("hello"), FunctionLimits::default());
     let enable = |enabled| {

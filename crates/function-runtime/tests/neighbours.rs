@@ -13,7 +13,7 @@ const MAX_MEDIAN: Duration = Duration::from_millis(30);
 const MAX_P99: Duration = Duration::from_millis(250);
 
 #[test]
-fn a_spinning_function_leaves_its_neighbour_time() {
+fn a_spinning_function_does_not_starve_its_neighbour() {
     let tenant = TestTenant::start();
     let limits = FunctionLimits {
         cpu_ms: 500,
@@ -54,7 +54,7 @@ fn latencies(client: &mut TestClient, name: &str, requests: usize) -> [Duration;
 }
 
 #[test]
-fn a_tenant_that_spins_on_all_its_slots_leaves_another_time() {
+fn a_tenant_that_spins_on_all_its_slots_does_not_starve_another() {
     const SLOTS: u32 = 8;
     let spinning = TestTenant::with_limits(&TenantLimits {
         slots: SLOTS,
@@ -119,7 +119,7 @@ fn slow_heads_and_silent_clients_take_no_slot() {
 }
 
 #[test]
-fn an_oversized_or_broken_head_is_refused_and_the_server_goes_on() {
+fn an_oversized_or_invalid_head_is_rejected_and_the_server_continues() {
     let tenant = TestTenant::start();
     tenant.deploy("good", &constant("good"), FunctionLimits::default());
     for head in [

@@ -44,7 +44,7 @@ fn cause(test_home: &TestHome, id: &str) -> String {
 }
 
 #[jiffy_test]
-fn five_sandboxes_outlive_a_killed_daemon_and_everything_can_be_done_with_them() {
+fn five_sandboxes_survive_a_killed_daemon_and_support_all_operations() {
     let test_home = TestHome::new();
     let ids: Vec<String> = (0..5).map(|_| test_home.ok(&["create"])).collect();
     for id in &ids {
@@ -116,7 +116,7 @@ fn five_sandboxes_outlive_a_killed_daemon_and_everything_can_be_done_with_them()
 }
 
 #[jiffy_test]
-fn a_stopped_daemon_leaves_its_sandboxes_running_unless_told_to_end_them() {
+fn a_stopped_daemon_leaves_its_sandboxes_running_unless_told_to_kill_them() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.sh(&id, COUNTER);

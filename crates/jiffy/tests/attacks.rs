@@ -381,7 +381,7 @@ while True:
 }
 
 #[jiffy_test(engine = "each")]
-fn all_attacks_at_once_leave_the_neighbour_alone() {
+fn concurrent_attacks_do_not_affect_the_neighbour() {
     with_attack(|attack| {
         attack.start("while :; do dd if=/dev/urandom of=/fill bs=1M; rm /fill; done");
         attack.start(if is_gvisor() {

@@ -6,7 +6,7 @@ use jiffy_test_attributes::jiffy_test;
 use std::process::{Command, Stdio};
 
 #[test]
-fn an_unknown_template_is_named_with_those_there_are() {
+fn the_error_for_an_unknown_template_lists_the_existing_templates() {
     let done = call(&["run", "--template", "nosuch", "--", "true"]);
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(
@@ -16,7 +16,7 @@ fn an_unknown_template_is_named_with_those_there_are() {
 }
 
 #[test]
-fn sizes_out_of_bounds_are_refused_with_the_bounds() {
+fn sizes_out_of_bounds_are_rejected_with_the_bounds() {
     for (flag, value, word) in [
         ("--memory", "64MiB", "128"),
         ("--memory", "100GiB", "65536"),
@@ -103,7 +103,7 @@ fn missing_rights_on_kvm_are_reported_with_the_group() {
 }
 
 #[jiffy_test]
-fn a_damaged_image_is_refused_by_name() {
+fn a_damaged_image_is_rejected_with_its_name() {
     // A bind mount over the image simulates damage on disk: another size, other bytes.
     let script = r#"home=${JIFFY_HOME:-/var/lib/jiffy}
         sum=$("$JIFFY" template inspect base --json | sed -n 's/^ *"sha256": "\(.*\)".*/\1/p' | head -1)
@@ -124,7 +124,7 @@ fn a_damaged_image_is_refused_by_name() {
 }
 
 #[jiffy_test]
-fn a_damaged_kernel_is_refused_by_name() {
+fn a_damaged_kernel_is_rejected_with_its_name() {
     let script = r#"home=$(mktemp -d); export JIFFY_HOME=$home; trap 'rm -rf "$home"' EXIT
         ln -s "${REAL_HOME:-/var/lib/jiffy}/templates" "$home/templates"
         images=${REAL_HOME:-/var/lib/jiffy}/images; if [ -d "$images" ]; then ln -s "$images" "$home/images"; fi

@@ -12,7 +12,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 #[jiffy_test(root)]
-fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {
+fn a_dockerfile_becomes_a_template_and_is_rebuilt_from_the_cache() {
     let project = BuildProject::new();
     project.file(
         "app/main.sh",
@@ -70,7 +70,7 @@ fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {
 }
 
 #[jiffy_test(root)]
-fn a_step_that_fails_is_named_with_its_line_and_nothing_is_left() {
+fn a_failing_step_is_reported_with_its_line_and_leaves_no_files() {
     let project = BuildProject::new();
     project.file("Dockerfile", "FROM base\nUSER root\nRUN echo one > /one\n");
     project.built("steps", &[]);
@@ -245,7 +245,7 @@ fn mended(project: &BuildProject) -> Done {
 }
 
 #[jiffy_test(root)]
-fn a_build_that_is_interrupted_leaves_nothing_but_its_finished_steps() {
+fn an_interrupted_build_leaves_only_its_completed_steps() {
     let project = BuildProject::new();
     endless(&project);
     let build = project.begin("long");

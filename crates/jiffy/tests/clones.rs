@@ -55,7 +55,6 @@ nohup python3 draw.py >/dev/null 2>&1 & until [ -s drawn ]; do sleep 0.01; done"
     // Random numbers drawn after the new identity differ as well. Some may be drawn earlier: both
     // copies run for some milliseconds until their agents have answered, and are not yet
     // accessible.
-    // given them yet.
     let drawn: Vec<Vec<String>> = children
         .iter()
         .map(|c| {
@@ -110,7 +109,7 @@ fn clones_have_names_and_ids_and_seeds_of_their_own() {
 }
 
 #[jiffy_test(engine = "each")]
-fn a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity() {
+fn clones_of_a_guest_with_a_full_disk_receive_their_identity() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--disk", "64MiB"]);
     test_home.sh(
@@ -205,7 +204,7 @@ nohup python3 serve.py >serve.log 2>&1 & until [ -s drawn ]; do sleep 0.01; done
 #[jiffy_test(
     not_on_gvisor = "gVisor does not support MADV_WIPEONFORK, and reports this to programs"
 )]
-fn memory_that_a_fork_wipes_is_wiped_in_copies_and_kept_in_the_original() {
+fn wipe_on_fork_memory_is_wiped_in_clones_and_retained_in_the_original() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     // Indicator of a copy for libraries: a byte set in memory with MADV_WIPEONFORK.
@@ -353,7 +352,7 @@ fn a_clone_with_its_own_environment_has_none_of_its_parents() {
 }
 
 #[jiffy_test(engine = "each")]
-fn the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clone() {
+fn agents_of_clone_and_parent_reject_each_others_tokens() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let snapshot = test_home.ok(&["snapshot", &id]);

@@ -45,7 +45,7 @@ fn limit(groups: &[PathBuf], files: [&str; 2]) -> Option<String> {
 }
 
 #[jiffy_test]
-fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits() {
+fn every_vmm_has_its_own_user_without_privileges_and_a_limited_group() {
     let test_home = TestHome::new();
     if !root() {
         crate::support::skip("the jail requires root");
@@ -114,7 +114,7 @@ fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits
 }
 
 #[jiffy_test]
-fn the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it() {
+fn the_control_group_of_an_adopted_sandbox_is_removed_with_it() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.kill_daemon();
@@ -150,7 +150,7 @@ fn spares(daemon: u32) -> BTreeSet<u32> {
 }
 
 #[jiffy_test]
-fn spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their_daemon() {
+fn spare_vmms_are_confined_limited_when_assigned_and_exit_with_their_daemon() {
     let test_home = TestHome::new();
     if !root() {
         crate::support::skip("the jail requires root");

@@ -36,7 +36,7 @@ def exchange(host, port, greeting, count):
 "#;
 
 #[jiffy_test(lab)]
-fn connections_are_recorded_with_their_bytes_and_refusals_with_their_reason() {
+fn connections_are_recorded_with_their_bytes_and_denials_with_their_reason() {
     networked(&[], |test_home, _| {
         let rules = json!({ "allowOut": ["9.9.9.9", "good.example"], "denyOut": ["0.0.0.0/0"] });
         let id = create(test_home, json!({ "network": rules }));
@@ -131,7 +131,7 @@ fn connections_are_recorded_with_their_bytes_and_refusals_with_their_reason() {
 }
 
 #[jiffy_test(lab)]
-fn questions_that_are_refused_and_addresses_of_the_host_are_recorded_as_refused() {
+fn denied_questions_and_addresses_of_the_host_are_recorded_as_refused() {
     networked(&[], |test_home, _| {
         let closed = create(test_home, json!({ "allow_internet_access": false }));
         let resolve = "\ntry: socket.gethostbyname('secret.example')\nexcept OSError: pass";
@@ -174,7 +174,7 @@ fn processor_time(pid: u32) -> f64 {
 }
 
 #[jiffy_test(lab)]
-fn a_flood_of_refused_packets_fills_no_record_and_no_processor() {
+fn a_flood_of_denied_packets_does_not_fill_the_record_or_a_processor() {
     networked(&[], |test_home, _| {
         let id = test_home.ok(&["create"]);
         assert_eq!(reach(test_home, &id, "9.9.9.9"), "internet");

@@ -42,7 +42,7 @@ print(answered)
 }
 
 #[jiffy_test(engine = "each", lab)]
-fn host_connections_outlive_those_of_the_slot_and_go_with_the_sandbox() {
+fn host_entries_outlive_slot_entries_and_are_removed_with_the_sandbox() {
     networked(&["--connections", "64"], |test_home, _| {
         let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
         // A reset with a TTL that ends at the slot closes the connection there, but not in the
@@ -80,7 +80,7 @@ print(made)
 }
 
 #[jiffy_test(engine = "each", lab)]
-fn a_connection_flood_leaves_connections_to_other_sandboxes_and_the_host() {
+fn a_connection_flood_does_not_starve_other_sandboxes_or_the_host() {
     let options = ["--connections", "512", "--connections-total", "800"];
     networked(&options, |test_home, _| {
         let ids: Vec<String> = (0..5).map(|_| test_home.ok(&["create"])).collect();

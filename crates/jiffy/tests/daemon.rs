@@ -125,7 +125,7 @@ fn the_daemon_starts_reports_restarts_with_its_options_and_stops() {
 }
 
 #[jiffy_test]
-fn stopping_daemon_and_sandboxes_waits_for_no_stream() {
+fn stopping_daemon_and_sandboxes_does_not_wait_for_streams() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let mut endless = jiffy(&["exec", &id, "--", "sh", "-c", "echo ready; exec sleep 1000"]);
@@ -279,7 +279,7 @@ fn random_operations_under_a_killed_daemon_end_with_nothing_wedged_lost_or_left_
 }
 
 #[jiffy_test]
-fn a_daemon_whose_data_directory_is_replaced_ends_and_leaves_the_next_ones_snapshots() {
+fn a_daemon_whose_data_directory_is_replaced_exits_without_removing_snapshots() {
     let test_home = TestHome::new();
     test_home.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
     test_home.ok(&["create"]);

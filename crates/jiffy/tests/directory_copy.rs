@@ -91,7 +91,7 @@ fn directories_are_copied_both_ways_as_docker_copies_them() {
 }
 
 #[jiffy_test]
-fn traps_in_a_guests_files_do_nothing_on_the_host() {
+fn malicious_archive_entries_have_no_effect_on_the_host() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let here = tempfile::tempdir().unwrap();

@@ -17,7 +17,7 @@ fn write(test_home: &TestHome, id: &str, mib: u64) {
 }
 
 #[jiffy_test]
-fn a_guest_that_writes_without_pause_gets_its_rate_and_works_meanwhile() {
+fn a_guest_that_writes_continuously_gets_its_rate_and_stays_responsive() {
     let test_home = TestHome::new();
     let rate = (RATE / 1_000_000).to_string();
     let mut daemon = test_home.serve(&["--warm-pool", "0", "--disk-mbps", &rate]);
@@ -80,7 +80,7 @@ fn snapshot_in_the_middle(test_home: &TestHome, id: &str) {
 }
 
 #[jiffy_test]
-fn a_guest_whose_requests_are_limited_gets_so_many_and_no_more() {
+fn a_guest_with_limited_requests_does_not_exceed_its_limit() {
     let test_home = TestHome::new();
     let options = [
         "--warm-pool",

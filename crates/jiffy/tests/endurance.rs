@@ -111,7 +111,7 @@ fn every_snapshot_of_a_writer_restores_to_a_state_that_verifies() {
 }
 
 #[jiffy_test]
-fn many_pauses_keep_files_and_processes_and_few_layers() {
+fn many_pauses_retain_files_and_processes_in_few_layers() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.sh(
@@ -169,7 +169,7 @@ fn snapshot_space(test_home: &TestHome, vmm: u32) -> u64 {
 }
 
 #[jiffy_test]
-fn a_sandbox_that_keeps_its_last_snapshot_takes_the_space_of_its_changes() {
+fn a_sandbox_with_its_last_snapshot_uses_the_space_of_its_changes() {
     // With a key, the removal of a snapshot succeeds even if another snapshot is based on it.
     let remote = Remote::new(&[]);
     let test_home = &remote.test_home;

@@ -21,7 +21,7 @@ const MAX_IDLE_EXITS: u64 = 30;
 const MAX_CREATE_EXITS: u64 = 1_000;
 
 #[jiffy_test]
-fn an_idle_guest_comes_to_rest() {
+fn an_idle_guest_causes_few_exits() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let Some(mut before) = sandbox_http::exits(&test_home, &id) else {
@@ -66,7 +66,7 @@ fn a_create_takes_a_bounded_number_of_exits() {
 }
 
 #[jiffy_test]
-fn a_merge_with_a_long_lineage_makes_no_sandbox_dearer() {
+fn merging_a_long_lineage_does_not_make_creates_slower() {
     let test_home = TestHome::new();
     test_home.ok(&["rm", &test_home.ok(&["create"])]);
     test_home.ok(&["serve", "--stop"]);

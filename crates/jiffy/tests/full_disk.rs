@@ -7,7 +7,7 @@ use crate::support::{engine, wait_for};
 use jiffy_test_attributes::jiffy_test;
 
 #[jiffy_test(engine = "each")]
-fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on() {
+fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_continues() {
     let Some(disk) = SmallDisk::new("1g") else {
         return;
     };

@@ -91,7 +91,7 @@ fn append(all: &mut Vec<u8>, kind: &str, options: &str, path: &Path) {
 }
 
 #[jiffy_test]
-fn software_finds_the_kernel_features_that_it_asks_for() {
+fn the_guest_kernel_supports_features_of_common_software() {
     let args = ["run", "-i", "-u", "root", "--", "python3", "-c", FEATURES];
     let done = call_with(&args, &images());
     assert_eq!(

@@ -145,7 +145,7 @@ fn an_image_keeps_its_configuration_and_runs_its_command_on_request() {
 }
 
 #[jiffy_test]
-fn invalid_images_are_refused_and_leave_nothing() {
+fn invalid_images_are_rejected_and_leave_no_files() {
     let (test_home, root) = prepared();
     let app = root.join("app");
     let app = app.to_str().unwrap();

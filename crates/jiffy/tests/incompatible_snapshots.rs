@@ -74,7 +74,7 @@ const CHANGES: [Change; 3] = [
 ];
 
 #[jiffy_test]
-fn a_snapshot_of_another_format_or_processor_is_refused_and_the_sandbox_stays_as_it_was() {
+fn an_incompatible_snapshot_is_rejected_and_the_sandbox_is_unchanged() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.sh(&id, "echo kept > file");
@@ -130,7 +130,7 @@ fn has_hardware_virtualization() -> bool {
 }
 
 #[jiffy_test]
-fn guests_of_a_processor_level_see_it_and_their_snapshots_say_so() {
+fn guests_and_snapshots_report_their_processor_level() {
     let test_home = TestHome::new();
     let unknown = test_home.call(&["daemon", "start", "--cpu-level", "x86-64-v9"]);
     assert!(unknown.stderr.contains("x86-64-v2"), "{unknown:?}");

@@ -19,7 +19,7 @@ fn error(events: &[Value]) -> &Value {
 }
 
 #[jiffy_test(template = "code-interpreter-v1")]
-fn code_runs_in_four_languages_and_its_state_stays() {
+fn code_runs_in_four_languages_and_its_state_persists() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--template", TEMPLATE, "-e", "GREETING=hello"]);
     let id = id.as_str();
@@ -222,7 +222,7 @@ fn clones_draw_random_numbers_of_their_own_and_have_their_own_environment() {
 }
 
 #[jiffy_test(template = "code-interpreter-v1")]
-fn a_client_that_goes_away_interrupts_its_code() {
+fn a_client_that_disconnects_interrupts_its_code() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--template", TEMPLATE]);
     let endless = [

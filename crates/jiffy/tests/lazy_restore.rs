@@ -207,7 +207,7 @@ fn stored(path: &Path) -> u64 {
 }
 
 #[jiffy_test]
-fn a_guest_runs_before_its_memory_has_arrived_and_gets_all_of_it() {
+fn a_guest_runs_before_its_memory_is_fetched_and_receives_all_of_it() {
     let Some(hosts) = Hosts::new(&[]) else {
         return;
     };
@@ -304,7 +304,7 @@ fn shared_and_own(pid: u32) -> (u64, u64) {
 }
 
 #[jiffy_test]
-fn all_memory_is_fetched_if_that_is_asked_for() {
+fn all_memory_is_fetched_on_request() {
     let Some(hosts) = Hosts::new(&[]) else {
         return;
     };
@@ -408,7 +408,7 @@ fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
 }
 
 #[jiffy_test]
-fn a_guest_whose_store_is_gone_too_long_is_broken_and_can_be_resumed() {
+fn a_guest_whose_store_is_unavailable_too_long_is_broken_and_can_be_resumed() {
     let Some(hosts) = Hosts::new(&["--store-timeout", "4"]) else {
         return;
     };

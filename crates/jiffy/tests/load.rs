@@ -77,7 +77,7 @@ fn the_torture_programs_find_nothing_wrong_in_a_guest() {
 }
 
 #[jiffy_test]
-fn load_on_two_cpus_computes_right() {
+fn load_on_two_cpus_computes_correct_results() {
     let seconds = std::env::var("JIFFY_LOAD_SECONDS").unwrap_or_else(|_| "4".to_owned());
     let program = r#"
 import hashlib, multiprocessing as mp, os, sys, time, tempfile
@@ -151,7 +151,7 @@ fn a_parallel_compile_gives_the_right_program() {
 }
 
 #[jiffy_test]
-fn whole_lives_at_once_all_succeed_and_leave_nothing() {
+fn concurrent_sandbox_lifecycles_succeed_and_leave_no_resources() {
     let home = TestHome::new();
     home.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
     let report = home.json(&["bench", "stress", "-n", "12", "-c", "4", "-w", "2"]);

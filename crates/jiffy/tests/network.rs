@@ -52,7 +52,7 @@ fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ra
 }
 
 #[jiffy_test(lab)]
-fn names_are_resolved_as_long_as_something_may_be_reached() {
+fn names_are_resolved_while_at_least_one_host_is_allowed() {
     networked(&[], |test_home, _| {
         let id = create(test_home, json!({}));
         let resolve = "\ntry: print(socket.gethostbyname('some.example'))\nexcept OSError as e: print('none')";
@@ -69,7 +69,7 @@ fn names_are_resolved_as_long_as_something_may_be_reached() {
 }
 
 #[jiffy_test(lab)]
-fn a_guest_cannot_speak_under_another_address() {
+fn a_guest_cannot_send_from_another_address() {
     networked(&[], |test_home, lab| {
         let id = test_home.ok(&["create"]);
         let program = r#"
@@ -331,7 +331,7 @@ fn clones_and_rolled_back_guests_have_a_network_at_once() {
 }
 
 #[jiffy_test(lab)]
-fn only_the_network_outlives_a_killed_daemon() {
+fn only_the_network_survives_a_killed_daemon() {
     networked(&[], |test_home, _| {
         let id = create(test_home, json!({ "network": { "denyOut": ["8.8.8.8"] } }));
         let removed = test_home.ok(&["create"]);
@@ -397,7 +397,7 @@ fn a_firewall_that_drops_forwarded_packets_is_passed_and_restored() {
 }
 
 #[jiffy_test(engine = "none", lab)]
-fn a_slot_is_handed_out_in_less_than_a_millisecond_and_is_never_used_again() {
+fn a_slot_is_assigned_within_a_millisecond_and_is_never_reused() {
     with_lab(|_| {
         let home = tempfile::tempdir().unwrap();
         let config = NetworkConfig {

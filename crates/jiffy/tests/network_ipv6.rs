@@ -84,7 +84,7 @@ fn slots(up: &[&str]) -> BTreeSet<String> {
 }
 
 #[jiffy_test(lab)]
-fn connections_outlive_neighbours_that_go() {
+fn connections_survive_the_removal_of_neighbours() {
     networked6(&[], |test_home, _| {
         let id = test_home.ok(&["create"]);
         let own = slots(&["up"]);
@@ -154,7 +154,7 @@ print(struct.unpack("=IHHIIi", s.recv(100)[:20])[5])
 "#;
 
 #[jiffy_test(lab)]
-fn packets_of_forgotten_connections_leave_no_host() {
+fn packets_of_deleted_connections_do_not_leave_the_host() {
     networked6(&[], |test_home, lab| {
         let id = test_home.ok(&["create"]);
         let program = r#"
@@ -194,7 +194,7 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"behind them", ("9.9.9.
 }
 
 #[jiffy_test(lab)]
-fn rules_hold_for_both_versions_and_go_with_copies() {
+fn rules_apply_to_both_ip_versions_and_to_copies() {
     networked6(&[], |test_home, _| {
         let refused = "ConnectionRefusedError";
         let some = create(

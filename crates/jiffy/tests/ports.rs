@@ -25,7 +25,7 @@ setsid python3 /tmp/server.py >/dev/null 2>&1 &
 until [ -e /tmp/listens ]; do sleep 0.02; done";
 
 #[jiffy_test]
-fn any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback() {
+fn any_protocol_reaches_a_port_of_a_sandbox_even_on_loopback() {
     let remote = Remote::new(&["--warm-pool", "0"]);
     let id = remote.ok(&["create"]);
     remote.sh(&id, SERVER);

@@ -38,7 +38,7 @@ fn registries(project: &BuildProject) -> bool {
 }
 
 #[jiffy_test(root)]
-fn stages_with_pip_and_npm_build_and_build_again_at_once() {
+fn stages_with_pip_and_npm_are_built_and_rebuilt_from_the_cache() {
     let project = BuildProject::new();
     let real = std::env::var_os("JIFFY_HOME").unwrap_or_else(|| "/var/lib/jiffy".into());
     let node = Path::new(&real).join("templates/node");
@@ -176,7 +176,7 @@ fn answer(mut stream: &TcpStream, pages: &Pages) {
 }
 
 #[jiffy_test(root)]
-fn a_dockerfile_stands_on_an_image_of_a_registry_and_copies_from_it() {
+fn a_dockerfile_is_based_on_a_registry_image_and_copies_from_it() {
     let project = BuildProject::new();
     let at = registry(&project.test_home.dir.path().join("registry"));
     let plain = ["daemon", "start", "--no-listen", "--plain-http", &at];

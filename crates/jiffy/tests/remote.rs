@@ -138,7 +138,7 @@ fn https_needs_a_trusted_certificate_and_names_the_missing_authority() {
 }
 
 #[jiffy_test]
-fn invalid_keys_are_refused_with_a_sentence() {
+fn invalid_keys_are_rejected_with_an_explanation() {
     let remote = Remote::new(&["--warm-pool", "0"]);
     let with = |key: &str, args: &[&str]| {
         let mut command = remote.command(args);
@@ -187,7 +187,7 @@ fn invalid_keys_are_refused_with_a_sentence() {
 }
 
 #[jiffy_test]
-fn a_command_reports_that_its_daemon_ended() {
+fn a_command_reports_that_its_daemon_exited() {
     let remote = Remote::new(&["--warm-pool", "0"]);
     let id = remote.ok(&["create"]);
     let script = "echo ready; exec sleep 1000";

@@ -34,7 +34,7 @@ fn output_streams_and_the_exit_code_are_the_commands() {
 }
 
 #[jiffy_test]
-fn a_command_that_is_not_there_is_127_and_one_that_cannot_run_126() {
+fn a_missing_command_exits_with_127_and_a_non_executable_one_with_126() {
     let done = call(&["run", "--", "no-such-command"]);
     assert_eq!(done.code, Some(127), "{done:?}");
     assert!(
@@ -316,7 +316,7 @@ fn groups_of(sandboxes: &[OsString]) -> Vec<PathBuf> {
 }
 
 #[jiffy_test(engine = "gvisor")]
-fn a_run_on_gvisor_leaves_nothing_however_it_ends() {
+fn a_run_on_gvisor_leaves_no_resources_however_it_exits() {
     // Ended by completion, by a signal, and by SIGKILL; then by SIGKILL during the start.
     for (signal, up) in [
         (None, true),

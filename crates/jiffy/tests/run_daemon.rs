@@ -40,7 +40,7 @@ fn end(test_home: &TestHome, mut daemon: Child) {
 }
 
 #[jiffy_test(engine = "each")]
-fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
+fn a_run_uses_the_warm_pool_and_exits_like_its_command() {
     let test_home = TestHome::new();
     let daemon = test_home.serve(&["--warm-pool", "1"]);
     let report = wait_for("a run from the pool", || {
@@ -144,7 +144,7 @@ fn faults(test_home: &TestHome, id: &str) -> u64 {
 }
 
 #[jiffy_test]
-fn a_pooled_sandbox_keeps_nothing_of_its_warm_up_but_memory() {
+fn a_warm_pool_sandbox_retains_only_memory_of_its_warm_up() {
     let test_home = TestHome::new();
     let daemon = test_home.serve(&["--warm-pool", "2"]);
     let first_command = |id: &str| {

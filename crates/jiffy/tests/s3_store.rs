@@ -210,7 +210,7 @@ fn assert_few_and_large(requests: &[Request]) {
 }
 
 #[jiffy_test]
-fn a_wake_reads_its_working_set_in_few_requests_and_outlives_a_server_that_is_away() {
+fn a_resume_reads_its_working_set_in_few_requests_and_survives_an_outage() {
     if fs::File::open("/dev/userfaultfd").is_err() {
         return skip("/dev/userfaultfd cannot be opened");
     }
@@ -277,7 +277,7 @@ impl Drop for ReadOnly {
 }
 
 #[jiffy_test(engine = "each")]
-fn a_fetch_that_is_killed_or_has_no_room_leaves_nothing_and_works_later() {
+fn a_fetch_that_is_killed_or_out_of_space_leaves_no_files_and_can_be_retried() {
     let Some((bucket, disk)) = Bucket::new().zip(SmallDisk::new("1g")) else {
         return;
     };

@@ -15,7 +15,7 @@ use std::time::Duration;
 const CUT_OFF_LIMIT: Duration = Duration::from_secs(15);
 
 #[jiffy_test]
-fn a_sandbox_stays_between_commands_and_takes_files_both_ways() {
+fn a_sandbox_persists_between_commands_and_files_are_copied_both_ways() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create", "-e", "GREETING=hello"]);
     let short = &id[..6];
@@ -148,7 +148,7 @@ fn a_create_is_served_from_the_warm_pool_with_an_identity_of_its_own() {
 }
 
 #[jiffy_test]
-fn requests_beside_rollbacks_are_answered_or_cut_off() {
+fn requests_during_rollbacks_are_answered_or_cut_off() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let serve = "cd /tmp; python3 -m http.server 8000 >/dev/null 2>&1 & \
@@ -212,7 +212,7 @@ fn a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_repairs_it() {
 }
 
 #[jiffy_test]
-fn a_kept_snapshot_gets_checksums_that_find_a_flipped_byte() {
+fn a_retained_snapshot_gets_checksums_that_detect_a_flipped_byte() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let snapshot = test_home.ok(&["snapshot", &id, "--name", "precious"]);
@@ -271,7 +271,7 @@ fn reclaim(directory: &std::path::Path) {
 }
 
 #[jiffy_test]
-fn a_sleeper_that_is_on_disk_only_is_read_ahead_and_not_fault_by_fault() {
+fn a_paused_sandbox_on_disk_is_prefetched_and_not_read_fault_by_fault() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--memory", "1GiB"]);
     test_home.sh(&id, "true");

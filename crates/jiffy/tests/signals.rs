@@ -25,7 +25,7 @@ fn begin(args: &[&str]) -> (Child, std::process::ChildStdout) {
 }
 
 #[jiffy_test]
-fn the_first_interrupt_is_the_commands_to_handle() {
+fn the_first_interrupt_is_forwarded_to_the_command() {
     let script = "trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.05; done";
     let (child, mut stdout) = begin(&["run", "--", "sh", "-c", script]);
     read_until(&mut stdout, "ready\n");
@@ -76,7 +76,7 @@ fn a_termination_request_reaches_the_command() {
 }
 
 #[jiffy_test]
-fn a_reader_that_goes_away_ends_the_sandbox() {
+fn a_closed_output_pipe_terminates_the_sandbox() {
     let (mut child, mut stdout) = begin(&["run", "--", "yes"]);
     read_until(&mut stdout, "y\n");
     let vmm = vmm_of(&child);

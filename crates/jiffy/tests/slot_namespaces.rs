@@ -219,7 +219,7 @@ impl ElsewhereDaemon {
 }
 
 #[jiffy_test(engine = "none", lab)]
-fn daemons_with_other_mounts_leave_slots_of_this_one() {
+fn daemons_with_other_mounts_do_not_remove_slots_of_this_daemon() {
     with_lab(|_| {
         own_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();

@@ -63,7 +63,7 @@ impl Drop for Closing {
 }
 
 #[jiffy_test(engine = "none", lab)]
-fn the_maximum_of_slots_is_made_and_removed_without_remains() {
+fn the_maximum_number_of_slots_is_created_and_removed_completely() {
     let slot_count = std::env::var("JIFFY_SLOTS").map_or(USUAL, |text| text.parse().unwrap());
     // A tap and four sockets per slot.
     let files = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
@@ -120,7 +120,7 @@ fn the_maximum_of_slots_is_made_and_removed_without_remains() {
 }
 
 #[jiffy_test(engine = "none", lab)]
-fn slots_that_are_given_back_while_their_network_closes_are_removed() {
+fn slots_released_while_their_network_closes_are_removed() {
     with_lab(|_| {
         own_run(MsFlags::MS_PRIVATE);
         let before = namespaces();
@@ -166,7 +166,7 @@ fn slots_that_are_given_back_while_their_network_closes_are_removed() {
 }
 
 #[jiffy_test(engine = "none", lab)]
-fn a_second_burst_of_guests_finds_its_slots_made() {
+fn a_second_burst_of_guests_finds_prepared_slots() {
     with_lab(|_| {
         let home = tempfile::tempdir().unwrap();
         let config = NetworkConfig {

@@ -188,7 +188,7 @@ async fn a_paused_sandbox_answers_again_after_it_is_resumed() {
 }
 
 #[jiffy_test]
-async fn connections_that_a_restore_cut_do_not_pile_up_in_the_agent() {
+async fn connections_closed_by_a_restore_do_not_accumulate_in_the_agent() {
     let fixture = fixture();
     let mut vm = fixture.prepared.boot(&spec()).await.unwrap();
     let mut open = Vec::new();
@@ -234,7 +234,7 @@ async fn an_abandoned_snapshot_does_not_affect_the_next() {
 }
 
 #[jiffy_test]
-async fn a_snapshot_that_was_not_published_costs_nothing_and_the_next_builds_on_it() {
+async fn a_failed_publication_of_a_snapshot_does_not_affect_the_next_snapshot() {
     let fixture = fixture();
     let vm = fixture.prepared.boot(&spec()).await.unwrap();
     for (then, id) in [(AfterSnapshot::Resume, "one"), (AfterSnapshot::Stop, "two")] {

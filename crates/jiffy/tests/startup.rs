@@ -58,7 +58,7 @@ fn start_commands_run_in_every_sandbox_of_a_template() {
 }
 
 #[jiffy_test]
-fn a_template_that_never_becomes_ready_is_refused_with_its_last_output() {
+fn a_template_that_never_becomes_ready_is_rejected_with_its_last_output() {
     let test_home = TestHome::new();
     let template = derived(
         &test_home,
@@ -112,7 +112,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", 8000), Handler).serve_forever()'"#;
 
 #[jiffy_test]
-fn what_the_first_use_of_a_template_writes_to_is_ready_and_nothing_was_used() {
+fn pages_of_the_first_use_are_writable_at_once_without_having_been_used() {
     let test_home = TestHome::new();
     let template = derived(
         &test_home,

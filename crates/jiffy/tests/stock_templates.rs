@@ -172,7 +172,7 @@ fn a_page_is_loaded_read_and_drawn_through_the_gateway() {
 }
 
 #[jiffy_test(template = "browser")]
-fn sandboxes_of_one_snapshot_have_browsers_of_their_own() {
+fn sandboxes_of_one_snapshot_have_independent_browsers() {
     let test_home = test_home();
     let ids = [(); 2].map(|()| test_home.ok(&["create", "--template", "browser"]));
     let mut pages = [0, 1].map(|i| Page::first(&test_home, &ids[i]));

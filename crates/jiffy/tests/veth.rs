@@ -86,7 +86,7 @@ fn echoes(host: &str) -> bool {
 }
 
 #[jiffy_test(engine = "none", lab)]
-fn a_guest_in_a_namespace_has_the_network_of_one_in_a_virtual_machine() {
+fn a_guest_in_a_namespace_has_the_same_network_as_a_virtual_machine() {
     with_lab6(|_| {
         let home = tempfile::tempdir().unwrap();
         let config = NetworkConfig {

@@ -96,7 +96,7 @@ fn config() -> VmConfig {
 }
 
 #[jiffy_test]
-fn a_vmm_ends_with_its_controller_unless_it_is_kept() {
+fn a_vmm_exits_with_its_controller_unless_it_is_detached() {
     let parts = Parts::open();
     let mut vmm = Vmm::start();
     vmm.control
@@ -110,7 +110,7 @@ fn a_vmm_ends_with_its_controller_unless_it_is_kept() {
 }
 
 #[jiffy_test]
-fn a_vmm_that_is_kept_obeys_the_next_controller() {
+fn a_detached_vmm_obeys_the_next_controller() {
     let parts = Parts::open();
     let directory = tempfile::tempdir().unwrap();
     let address = UnixAddr::new(&directory.path().join("control")).unwrap();
@@ -164,7 +164,7 @@ fn a_vmm_that_is_kept_obeys_the_next_controller() {
 }
 
 #[jiffy_test]
-fn a_bad_configuration_is_refused_with_the_reason() {
+fn an_invalid_configuration_is_rejected_with_the_reason() {
     let parts = Parts::open();
     let cases: [(VmConfig, &str); 6] = [
         (

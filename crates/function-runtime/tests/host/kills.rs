@@ -186,7 +186,7 @@ fn modules(functions: &Functions, key: &str) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deployment_that_is_killed_at_any_step_leaves_the_former_version_or_the_new_one() {
+async fn a_deployment_killed_at_any_step_leaves_the_previous_or_the_new_version() {
     let directory = tempfile::tempdir().unwrap();
     let (directory, key) = (directory.path(), key("former"));
     let mut functions = open(directory);
@@ -222,7 +222,7 @@ async fn a_deployment_that_is_killed_at_any_step_leaves_the_former_version_or_th
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_first_deployment_that_is_killed_leaves_the_function_or_nothing() {
+async fn a_killed_first_deployment_leaves_the_function_or_no_files() {
     for step in [
         DeployStep::Receive,
         DeployStep::StoreArtifact,

@@ -163,7 +163,7 @@ async fn a_module_of_one_host_is_deployed_by_its_digest_on_another_by_its_owner_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_module_that_is_damaged_in_the_store_is_refused_and_taken_from_the_hosts_own_disk() {
+async fn a_module_damaged_in_the_store_is_rejected_and_a_local_copy_is_used() {
     let hosts = Hosts::new();
     let (a, b) = (hosts.open("a"), hosts.open("b"));
     let deployed = deploy(&a, "sound").await;
@@ -198,7 +198,7 @@ async fn a_module_that_is_damaged_in_the_store_is_refused_and_taken_from_the_hos
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_module_is_deployed_while_the_store_is_away_and_stored_when_it_is_back() {
+async fn a_module_is_deployed_while_the_store_is_unavailable_and_uploaded_later() {
     let hosts = Hosts::new();
     let a = hosts.open("a");
     let first = deploy(&a, "first").await;

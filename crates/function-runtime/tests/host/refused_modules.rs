@@ -7,7 +7,7 @@ use jiffy_proto::function::{CompileLimits, MAX_MODULE_BYTES};
 use std::time::Duration;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_module_that_takes_too_long_to_compile_leaves_the_former_version_and_no_file() {
+async fn a_module_that_takes_too_long_to_compile_leaves_the_previous_version() {
     let directory = tempfile::tempdir().unwrap();
     let mut settings = settings(directory.path(), Duration::from_secs(600));
     settings.compile = CompileLimits {
@@ -30,7 +30,7 @@ async fn a_module_that_takes_too_long_to_compile_leaves_the_former_version_and_n
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_module_above_the_limit_is_refused_while_it_arrives_and_leaves_no_file() {
+async fn a_module_above_the_limit_is_rejected_during_the_upload() {
     let directory = tempfile::tempdir().unwrap();
     let functions = open(directory.path());
     let mut upload = functions.upload().unwrap();

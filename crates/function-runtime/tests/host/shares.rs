@@ -57,7 +57,7 @@ fn is_out_of_room<T>(result: &Result<T, FunctionError>) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deployment_reserves_what_it_writes_before_it_writes_it() {
+async fn a_deployment_reserves_disk_space_before_it_writes() {
     let directory = tempfile::tempdir().unwrap();
     let functions = open(directory.path());
     let module = wat::parse_bytes(&constant("first")).unwrap().into_owned();
@@ -95,7 +95,7 @@ async fn a_deployment_reserves_what_it_writes_before_it_writes_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_compilations_of_some_owners_do_not_hold_up_another() {
+async fn slow_compilations_of_some_owners_do_not_delay_another() {
     let directory = tempfile::tempdir().unwrap();
     let mut settings = settings(directory.path(), Duration::from_secs(600));
     settings.compile = CompileLimits {

@@ -304,7 +304,7 @@ impl Drop for Host {
 
 /// Tries to open a file like a 32-bit program. Returns whether the process was killed, by its
 /// filter or by a kernel without support for 32-bit programs.
-pub fn is_ended_for_a_32_bit_call(thread: &mut TakenThread) -> bool {
+pub fn is_killed_for_a_32_bit_call(thread: &mut TakenThread) -> bool {
     let ended = thread.call_32(OPEN_32, [0; 3]).unwrap();
     matches!(ended, CallEnd::Killed(Signal::SIGSYS | Signal::SIGSEGV))
 }

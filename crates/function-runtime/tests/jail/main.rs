@@ -11,7 +11,7 @@ mod skip;
 mod attempts;
 mod taken_process;
 
-use attempts::{Host, is_ended_for_a_32_bit_call};
+use attempts::{Host, is_killed_for_a_32_bit_call};
 use jiffy_function_runtime::engine::RESETS;
 use jiffy_proto::function::{FunctionLimits, LISTENER_FD, TenantLimits};
 use skip::skip;
@@ -124,7 +124,7 @@ fn code_in_a_serving_process_reaches_nothing() {
         // The process continues to work.
         assert_eq!(tenant.connect().get("one", "/").text(), "one");
         let mut taken = TakenThread::take(process.try_into().unwrap()).unwrap();
-        assert!(is_ended_for_a_32_bit_call(&mut taken));
+        assert!(is_killed_for_a_32_bit_call(&mut taken));
     }
 }
 
@@ -175,7 +175,7 @@ fn code_in_a_compiler_reaches_nothing() {
         Vec::<String>::new()
     );
     host.assert_untouched();
-    assert!(is_ended_for_a_32_bit_call(&mut taken));
+    assert!(is_killed_for_a_32_bit_call(&mut taken));
 }
 
 /// Simulates a hole in the seccomp filter.

@@ -146,7 +146,7 @@ fn limit(tenant: &TestTenant, limits: FunctionLimits) {
 }
 
 #[test]
-fn a_component_that_asks_too_much_in_a_call_is_ended_and_told_so_in_its_log() {
+fn a_component_that_exceeds_a_call_limit_is_terminated_with_a_log_entry() {
     let tenant = tenant();
     let patient = FunctionLimits {
         cpu_ms: 5000,
@@ -174,7 +174,7 @@ fn a_component_that_asks_too_much_in_a_call_is_ended_and_told_so_in_its_log() {
 }
 
 #[test]
-fn a_component_that_calls_its_host_without_end_is_ended_and_its_output_is_bounded() {
+fn endless_host_calls_are_terminated_and_output_is_bounded() {
     let tenant = tenant();
     let mut client = tenant.connect();
     for (letter, _) in ENDLESS {
@@ -195,7 +195,7 @@ fn a_component_that_calls_its_host_without_end_is_ended_and_its_output_is_bounde
 }
 
 #[test]
-fn a_client_that_leaves_before_the_response_ends_its_guest() {
+fn a_client_that_disconnects_before_the_response_terminates_its_guest() {
     let tenant = tenant();
     let mut client = tenant.connect();
     client.send(b"GET /w HTTP/1.1\r\nhost: f\r\njiffy-function: f\r\n\r\n");

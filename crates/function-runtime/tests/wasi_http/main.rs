@@ -179,7 +179,7 @@ fn fields_are_appended_set_deleted_and_listed() {
 }
 
 #[test]
-fn fields_with_bad_syntax_or_a_forbidden_name_are_refused() {
+fn fields_with_invalid_syntax_or_a_forbidden_name_are_rejected() {
     let forbidden = [
         "connection",
         "Keep-Alive",
@@ -338,7 +338,7 @@ const PROMISE: &str = "(local.set $b (call $fields))
      (call $finish (local.get $b) (i32.const 0) (i32.const 0) (global.get $R))\n";
 
 #[test]
-fn a_body_shorter_than_its_header_says_does_not_look_complete_and_a_longer_one_is_cut() {
+fn a_body_shorter_than_its_length_is_incomplete_and_a_longer_one_is_cut() {
     for (text, expected) in [("abc", Some("abc")), ("ab", None), ("abcd", Some("abc"))] {
         let texts = [("length", "content-length"), ("three", "3"), ("text", text)];
         let guest = Guest::new(&texts, PROMISE);
@@ -388,7 +388,7 @@ fn a_body_ends_with_trailers() {
 }
 
 #[test]
-fn a_guest_that_answers_with_an_error_code_is_a_failure() {
+fn a_guest_that_returns_an_error_code_is_a_failure() {
     let handler = "(call $set (local.get $out) (i32.const 1) (i32.const 36) (i32.const 0)
        (i64.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))";
     let answer = Guest::new(&[], handler).get("/");

@@ -335,7 +335,7 @@ impl OutgoingGuest {
 }
 
 #[test]
-fn a_body_goes_to_elsewhere_and_comes_back() {
+fn a_body_is_sent_to_another_host_and_returned() {
     let outgoing = OutgoingGuest::new();
     let body: Vec<_> = (0..1u32 << 20).map(|n| (n * 251 % 256) as u8).collect();
     let answer = outgoing.guest.0.connect().request("POST", "f", "/e", &body);
@@ -347,7 +347,7 @@ fn a_body_goes_to_elsewhere_and_comes_back() {
 }
 
 #[test]
-fn requests_to_elsewhere_have_the_targets_that_they_were_given() {
+fn outgoing_requests_have_the_specified_targets() {
     let outgoing = OutgoingGuest::new();
     let host = outgoing.origin.address.to_string();
     let answer = outgoing.guest.get("/g");
@@ -364,7 +364,7 @@ fn requests_to_elsewhere_have_the_targets_that_they_were_given() {
 }
 
 #[test]
-fn requests_that_cannot_be_sent_are_refused_with_their_code_and_not_sent() {
+fn invalid_outgoing_requests_are_rejected_with_their_code() {
     let outgoing = OutgoingGuest::new();
     outgoing.pass("ixuqnkmdh");
     let heads = outgoing.origin.heads();
@@ -373,14 +373,14 @@ fn requests_that_cannot_be_sent_are_refused_with_their_code_and_not_sent() {
 }
 
 #[test]
-fn responses_that_take_too_long_or_break_off_fail() {
+fn slow_and_truncated_responses_fail() {
     let outgoing = OutgoingGuest::new();
     outgoing.pass("sct");
     outgoing.go_on.send(()).unwrap();
 }
 
 #[test]
-fn messages_that_are_dropped_unfinished_do_no_harm() {
+fn dropped_incomplete_messages_have_no_effect() {
     let outgoing = OutgoingGuest::new();
     outgoing.pass("rr");
     outgoing

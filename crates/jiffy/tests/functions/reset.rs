@@ -66,7 +66,7 @@ fn serve_without_page_scans(home: &std::path::Path) -> Option<Done> {
 }
 
 #[jiffy_test]
-fn a_kernel_without_page_scans_is_refused_the_reset_that_needs_them() {
+fn the_reset_fast_is_rejected_on_a_kernel_without_page_scans() {
     let home = tempfile::tempdir().unwrap();
     let Some(done) = serve_without_page_scans(home.path()) else {
         return skip("mount namespaces are not permitted on this host");

@@ -30,7 +30,7 @@ fn refused(answer: (u16, Value), status: u16, word: &str) {
 }
 
 #[jiffy_test(root)]
-fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
+fn a_key_stays_within_its_quota_even_across_a_crash() {
     let mut keys = TwoKeys::with_templates(&["--warm-pool", "0"]);
     let limits = [
         "--name=hoarder",
@@ -175,7 +175,7 @@ fn status(keys: &TwoKeys, key: &str, (template, build): &(String, String)) -> St
 }
 
 #[jiffy_test(root)]
-fn builds_of_one_key_that_sleep_do_not_stop_those_of_another() {
+fn sleeping_builds_of_one_key_do_not_delay_builds_of_another() {
     let options = ["--warm-pool", "0", "--builds", "2"];
     let keys = TwoKeys::with_templates(&options);
     let sleeping: Vec<_> = ["one", "two", "three"]

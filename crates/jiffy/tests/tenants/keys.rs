@@ -138,7 +138,7 @@ fn connections_of_a_key_end_with_it_and_its_sandboxes_on_request() {
 }
 
 #[jiffy_test]
-fn a_key_opens_its_scope_only_and_no_key_opens_nothing() {
+fn a_key_grants_its_scope_only_and_no_key_grants_no_access() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let scraped = free.local_addr().unwrap().to_string();
     drop(free);
