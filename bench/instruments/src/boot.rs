@@ -13,6 +13,7 @@ pub async fn boot(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
     let prepared = prepare_guests().await?;
     let meter = Meter::new();
     let mut reports: Vec<BootReport> = Vec::new();
+    // Sequential boots: concurrent guests would compete for the processors.
     for round in 0..warm_up + n {
         let vm = prepared.boot(&SandboxSpec::default()).await?;
         if round >= warm_up {
@@ -22,6 +23,7 @@ pub async fn boot(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
         vm.stop().await;
     }
     let phase = |name: &str, goal, of: fn(&BootReport) -> u64| {
+        // Reports are in microseconds.
         let samples = reports.iter().map(|r| of(r) as f64 / 1000.0).collect();
         Series::new(name, "ms", goal, samples)
     };
@@ -50,6 +52,7 @@ pub async fn memory(n: usize) -> anyhow::Result<Measured> {
         let vm = prepared.boot(&spec).await?;
         meter.add("boot", Counters::of_vm(&vm).await?);
         let client = jiffy_engines::agent(&vm);
+        // The memory is read before the request below, which makes the guest use more.
         let host = vmm_memory::of_process(vm.vmm_pid(), spec.size.memory_mib)?;
         own.push(host.own as f64 / 1024.0);
         behind.push(host.guest as f64 / 1024.0);
@@ -75,6 +78,7 @@ pub async fn memory(n: usize) -> anyhow::Result<Measured> {
 fn in_use(meminfo: &str) -> Option<f64> {
     let field = |key: &str| {
         let line = meminfo.lines().find_map(|l| l.strip_prefix(key))?;
+        // A line is `MemTotal:  507904 kB`.
         line.trim_start_matches(':')
             .trim()
             .trim_end_matches(" kB")

@@ -10,6 +10,7 @@ pub async fn calibration(n: usize) -> anyhow::Result<Measured> {
         all.push(calibrate().await?);
     }
     let series = jiffy_benchmark::calibration::Calibration::names().filter_map(|name| {
+        // A cost is missing if the host does not support its measurement, for example without KVM.
         let found = all.iter().filter_map(|one| one.costs.get(name));
         let samples: Vec<f64> = found.map(|cost| cost.median_us).collect();
         (!samples.is_empty()).then(|| Series::new(name, "us", None, samples))

@@ -65,6 +65,7 @@ struct WorkFigure(String, String, f64);
 fn work_samples(printed: &[u8]) -> anyhow::Result<Vec<Sample>> {
     let figures: Vec<WorkFigure> = serde_json::from_slice(printed)?;
     let sample = |WorkFigure(name, unit, value)| {
+        // Units of series are static strings.
         let unit = if unit == "MB/s" { "MB/s" } else { "per second" };
         Sample::new(name, unit, value)
     };
@@ -100,6 +101,7 @@ impl Table {
         for (name, unit, sides) in self.0 {
             for (side, values) in sides {
                 let one = Series::new(format!("{name}: {side}"), unit, None, values);
+                // Only rates have goals, which are minimum values.
                 series.push(one.at_least(goal(&name, &side)));
             }
         }
@@ -142,6 +144,7 @@ pub async fn data(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::R
     for engine in usable {
         match SandboxSide::create(&daemon, &engine.name).await {
             Ok(made) => sandboxes.push(made),
+            // The other engines are still created, and removed below.
             Err(e) => measured = Err(e.context(format!("a sandbox on {}", engine.name))),
         }
     }

@@ -27,6 +27,7 @@ impl DataDirectory {
             .context("cannot create a temporary data directory")?;
         let this = Self { root };
         let home = this.home()?;
+        // Without a data directory on this host, instruments that need no template still run.
         let Ok(real) = Home::locate() else {
             return Ok(this);
         };

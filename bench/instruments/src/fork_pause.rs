@@ -23,6 +23,7 @@ pub async fn fork(
     for _ in 0..c {
         ids.push(daemon.create_from(template).await?.record.id);
     }
+    // Children then share written memory with their parent, like children of a used sandbox.
     for id in &ids {
         daemon
             .exec(id, "head -c 10000000 /dev/urandom > /dev/shm/x")
@@ -40,6 +41,7 @@ pub async fn fork(
             for (children, took) in forked {
                 for child in children {
                     if round >= warm_up {
+                        // The VMM of a child is new: its counters started at zero.
                         let cost = daemon.counters(&child.id).await?;
                         meter.add(&format!("child of {count}"), cost);
                     }
@@ -53,6 +55,7 @@ pub async fn fork(
                 walls.push(wall);
             }
         }
+        // The goals and references are for one fork at a time.
         let (goal, reference) = match c {
             1 => goals::forks(count, template),
             _ => (None, None),
@@ -91,6 +94,7 @@ pub async fn pause(
         memory_mib: 2048,
         ..SandboxSize::default()
     };
+    // The same sandboxes are paused in each round.
     let ids = daemon.create_several(c, size).await?;
     let [
         mut pause_times,
@@ -120,6 +124,7 @@ pub async fn pause(
     };
     for round in 0..warm_up + n {
         let (pauses, pausing) = together(false).await?;
+        // Background work of the pause, such as merges, continues during this time.
         sleep(paused_time).await;
         let (resumes, resuming) = together(true).await?;
         for id in &ids {

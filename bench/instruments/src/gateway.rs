@@ -70,6 +70,7 @@ pub async fn gateway(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow
         size: LARGE_SIZE,
         ..SandboxSpec::default()
     };
+    // A guest of this process: the daemon's guests are only reachable through the daemon.
     let vm = prepare_guests().await?.boot(&spec).await?;
     let routes = AgentRoutes {
         through: daemon.agent(&sandbox)?,
@@ -124,6 +125,7 @@ async fn files(routes: &AgentRoutes) -> anyhow::Result<Vec<Series>> {
         ("straight", &routes.direct),
     ] {
         let (mut up, mut down) = (Vec::new(), Vec::new());
+        // Three samples only, because a transfer of 1 GiB takes long.
         for _ in 0..3 {
             up.push(upload(agent).await?);
             down.push(download(agent).await?);
@@ -209,6 +211,7 @@ async fn streams(
     let mut opening: JoinSet<anyhow::Result<PooledResponse>> = JoinSet::new();
     for _ in 0..IDLE_STREAMS {
         let (daemon, sandbox) = (daemon.clone(), sandbox.clone());
+        // All streams are opened at once, within the backlog of the server.
         opening.spawn(async move {
             let answer = daemon.request_port(&sandbox, STREAMS_PORT, Method::GET, "/", None);
             let mut answer = answer.await?;
@@ -224,6 +227,7 @@ async fn streams(
     while let Some(answer) = opening.join_next().await {
         open.push(answer??);
     }
+    // Every stream has received its first line.
     let opened = ms(began.elapsed());
     let after = daemon.memory_kib().await?;
     let mut exec_times = Vec::new();
@@ -269,6 +273,8 @@ pub async fn code(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::R
     let (mut created, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..warm_up + n {
         let (sandbox, create_ms) = timed(daemon.create_from("code-interpreter-v1")).await?;
+        // The first execution accesses pages of the kernel for the first time after the restore.
+        // The second one shows the cost without this.
         let ((), first_ms) = timed(run_one_plus_one(&daemon, &sandbox)).await?;
         let ((), second_ms) = timed(run_one_plus_one(&daemon, &sandbox)).await?;
         daemon.remove(&sandbox.record.id).await?;
@@ -306,6 +312,7 @@ async fn run_one_plus_one(daemon: &BenchmarkDaemon, sandbox: &Sandbox) -> anyhow
     let text = String::from_utf8_lossy(&text);
     let result = text
         .lines()
+        // The answer is a stream of JSON lines.
         .find(|line| line.contains("\"result\""))
         .with_context(|| format!("no result: {text}"))?;
     ensure!(

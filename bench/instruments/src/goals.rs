@@ -53,6 +53,7 @@ pub fn resume_reference(concurrency: usize) -> Option<f64> {
 
 /// Goal and reference for a snapshot, by the MB written.
 pub fn dirty(mb: u64) -> (Option<f64>, Option<f64>) {
+    // Published only for these numbers, so no interpolation is made.
     let reference = match mb {
         0 => Some(42.1),
         10 => Some(55.3),

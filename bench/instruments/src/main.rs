@@ -77,6 +77,7 @@ async fn measure(cli: &Cli, options: &BenchmarkOptions) -> anyhow::Result<Measur
         Instrument::Sleep => fork_pause::pause("sleep", PAUSE_TIME, n, w, c, server).await,
         Instrument::Gateway => gateway::gateway(n, w, server).await,
         Instrument::Code => gateway::code(n, w, server).await,
+        // The concurrency is the number of rounds, because the operations are sequential.
         Instrument::ProcessorTime => processor_time::processor_time(template, n, c, server).await,
         Instrument::Scale => scale::scale(n, &cli.numbers).await,
         Instrument::Data => data::data(n, w, server).await,

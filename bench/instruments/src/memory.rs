@@ -32,6 +32,8 @@ fn parse(smaps: &str, guest_mib: u32) -> VmmMemory {
         match key {
             // The size precedes the other values of a mapping.
             "Size:" => is_guest = kib >= u64::from(guest_mib) * 1024,
+            // Pages of the guest are counted even if several guests share them. Pages that VMMs
+            // share, such as their program, are not counted.
             "Rss:" if is_guest => memory.guest += kib,
             "Private_Clean:" | "Private_Dirty:" if !is_guest => memory.own += kib,
             _ => {}

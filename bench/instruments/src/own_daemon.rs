@@ -35,6 +35,7 @@ impl OwnDaemon {
         let program = jiffy_program()?;
         let began = Instant::now();
         let mut process = Command::new(program)
+            // A warm pool would use processors and memory during the measurement.
             .args(["serve", "--listen", "127.0.0.1:0", "--warm-pool", "0"])
             .arg("--log-file")
             .arg(directory.path().join("log"))
@@ -51,6 +52,7 @@ impl OwnDaemon {
             if let Some(stream) = local_daemon::connect(&home).await {
                 break stream;
             }
+            // A daemon that exited would otherwise be waited for until the timeout.
             if let Some(status) = process.try_wait()? {
                 let log = fs::read_to_string(directory.path().join("log")).unwrap_or_default();
                 let last = log.lines().last().unwrap_or("its log is empty");
@@ -65,6 +67,7 @@ impl OwnDaemon {
         let first_answer_ms = ms(began.elapsed());
         let text = fs::read_to_string(&output)?;
         let mut lines = text.lines();
+        // The port was chosen by the kernel.
         let url = lines.find_map(|line| line.strip_prefix("listening on "));
         let options = ServerOptions {
             url: Some(url.context("a daemon printed no address")?.to_owned()),

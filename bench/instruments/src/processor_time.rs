@@ -40,6 +40,7 @@ impl HostMeter {
     /// Returns the milliseconds per operation since the start, including background work after the
     /// last answer.
     async fn end(self, operations: usize) -> anyhow::Result<f64> {
+        // Removals and merges continue after the answer. They belong to the operation.
         tokio::time::sleep(OBSERVATION_TIME).await;
         let background = self.background * self.began.elapsed().as_secs_f64();
         let spent = busy_ms()? - self.busy_at - background;
@@ -65,9 +66,11 @@ pub async fn processor_time(
         mut rollbacks,
         mut pauses,
     ] = [const { Vec::new() }; 5];
+    // All rollbacks return to this snapshot, so that the lineage does not grow.
     let snapshot = daemon.snapshot(id).await?.id;
     // The additional first round warms up caches.
     for round in 0..=rounds {
+        // One operation of each kind suffices to warm up.
         let number = if round == 0 { 1 } else { n };
         let meter = HostMeter::begin().await?;
         for _ in 0..number {
@@ -141,6 +144,7 @@ fn busy_ticks(stat: &str) -> Option<u64> {
         user,
         nice,
         system,
+        // Waits for I/O are idle time too.
         _idle,
         _waits,
         interrupts,

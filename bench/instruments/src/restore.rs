@@ -21,6 +21,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
     let prepared = Arc::new(prepare_guests().await?);
     let host = Host::open()?;
     let policy = PolicyInForce::find(host.home().path(), &HostFingerprint::here()).policy;
+    // In the data directory, so that the snapshot is on the same file system as the daemon's.
     let dir = tempfile::tempdir_in(host.home().path().join("run"))
         .context("cannot create a directory for the snapshot")?;
     let store = Store::open(dir.path())?;
@@ -38,6 +39,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
     let saved = SnapshotSpec {
         id: SNAPSHOT_ID.to_owned(),
         template: "base".to_owned(),
+        // The guest is not needed after its snapshot.
         then: AfterSnapshot::Stop,
         durability: Durability::PageCache,
         max_bytes: None,
@@ -78,6 +80,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         })
         .await?;
         for (vm, took) in vms {
+            // Read before the command below, which causes further exits.
             let cost = Counters::of_vm(&vm).await?;
             let began = Instant::now();
             run_true(&jiffy_engines::agent(&vm)).await?;

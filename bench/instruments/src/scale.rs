@@ -89,8 +89,10 @@ fn growths(medians: &Medians) -> Vec<Series> {
         .iter()
         .filter(|(name, _)| !name.contains("memory") && !name.contains("disk"));
     let both = calls.filter_map(|(name, found)| Some((name, found.first()?, found.last()?)));
+    // Growth needs measurements at two numbers of objects.
     both.filter(|(_, first, last)| first.0 < last.0)
         .map(|(name, first, last)| {
+            // A restart reads all objects, and has a goal for its absolute time.
             let goal = (!name.starts_with("restart")).then_some(goals::GROWTH);
             let title = format!("{name}: {} beside {}", last.0, first.0);
             Series::new(title, "times", goal, vec![last.1 / first.1])
@@ -126,6 +128,7 @@ async fn steps(
         population.fill(home, number)?;
         let mut rows = Vec::new();
         let mut restarts = Vec::new();
+        // A sandbox from the middle, so that neither end of a list is favoured.
         let path = format!("/sandboxes/{}", population.sandboxes[number / 2]);
         // The first start reads files into the page cache.
         OwnDaemon::start(home, &path).await?.stop(home).await?;

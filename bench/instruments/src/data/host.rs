@@ -31,6 +31,7 @@ impl HostSide {
         fs::write(place.path().join("work.py"), WORK_SCRIPT)?;
         let mut server = Command::new("python3")
             .arg(place.path().join("server.py"))
+            // Port 0: the kernel selects a free port.
             .arg("0")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -65,6 +66,7 @@ impl HostSide {
         let pool = ConnectionPool::new(move || TcpStream::connect(("127.0.0.1", port)));
         let mut samples = Vec::new();
         for connections in CONNECTIONS {
+            // The pool reuses its connections, like the client of a sandbox.
             let pool = pool.clone();
             let request = move || get(pool.clone());
             let (rate, _) = per_second(connections, time, request).await?;
@@ -93,6 +95,7 @@ impl HostSide {
         let (from, to) = (self.place.path().join("from"), self.place.path().join("to"));
         fs::write(&from, vec![0x5a; usize::try_from(bytes)?])?;
         let began = Instant::now();
+        // The file is in the page cache, because it was just written.
         tokio::fs::copy(&from, &to).await?;
         let took = began.elapsed();
         fs::remove_file(from)?;

@@ -31,6 +31,7 @@ where
         let request = request.clone();
         tasks.spawn(async move {
             let mut sent = 0u64;
+            // Each task sends its next request when the previous one is answered.
             while began.elapsed() < time {
                 request().await?;
                 sent += 1;
@@ -65,6 +66,7 @@ pub(super) async fn send(
         remaining -= now;
     }
     stream.flush().await?;
+    // The server answers after the last byte, so that buffers on the way are part of the time.
     let answer = stream
         .read_u8()
         .await

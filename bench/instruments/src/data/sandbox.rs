@@ -43,6 +43,7 @@ impl SandboxSide {
         match this.start_server().await {
             Ok(()) => Ok(this),
             Err(e) => {
+                // The error of the start is more useful than that of the removal.
                 this.remove().await.ok();
                 Err(e)
             }
@@ -84,6 +85,8 @@ impl SandboxSide {
             let name = format!("requests through the gateway, c={connections}");
             samples.extend(self.requests(&name, connections, request).await?);
             let (daemon, sandbox) = (self.daemon.clone(), self.sandbox.clone());
+            // The agent connects to a loopback address. Other addresses are reached over the
+            // network.
             let request = move || through_gateway(daemon.clone(), sandbox.clone(), LOOPBACK_PORT);
             let name =
                 format!("requests through the gateway to a loopback address, c={connections}");
@@ -104,6 +107,7 @@ impl SandboxSide {
             "stream out",
             receive(stream, STREAM_BYTES).await?,
         ));
+        // The functions return MiB/s, but the rates of streams are in MB/s.
         let up = upload(&self.agent).await? * MIB_IN_MB;
         samples.push(Sample::new("a file up", "MB/s", up));
         let down = download(&self.agent).await? * MIB_IN_MB;
@@ -183,6 +187,7 @@ impl SandboxSide {
             format!("{}:/dev/shm/file", self.sandbox.record.id),
         );
         let into = self.copy(&local, &remote).await?;
+        // The second copy creates the file again, so that its size proves the transfer.
         fs::remove_file(&file)?;
         let out = self.copy(&remote, &local).await?;
         ensure!(

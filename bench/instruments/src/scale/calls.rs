@@ -123,6 +123,7 @@ pub(super) async fn measure(
         let mut samples = Vec::with_capacity(n);
         for round in 0..=n {
             let at = population.spread(round, n);
+            // The calls are spread, because repeated calls for one item would use cached data.
             let (method, path, body) = (call.request)(population, at);
             let (_, took) = timed(client.call::<Value>(method, &path, &body)).await?;
             if round > 0 {

@@ -56,6 +56,7 @@ impl Population {
             link_snapshot(directory.path(), &snapshot, at)?;
             snapshots.push(fabricated_snapshot(&snapshot, &sandbox, at));
             sandboxes.push(fabricated_sandbox(&sandbox, &snapshot, at));
+            // A commit of many rows is fast. The limit bounds the memory of this process.
             if snapshots.len() >= COMMIT {
                 journal.add(snapshots.drain(..), sandboxes.drain(..))?;
             }
@@ -121,6 +122,7 @@ fn link_snapshot(root: &Path, id: &str, at: usize) -> anyhow::Result<()> {
     let source = snapshot_files(root, at / LINKS)?;
     let directory = root.join("snapshots").join(id);
     fs::create_dir_all(&directory)?;
+    // Links need no blocks of their own, so that 100,000 snapshots fit on the disk.
     for name in ["state.bin", "memory.layer", "memory.index"] {
         fs::hard_link(source.join(name), directory.join(name))?;
     }
@@ -173,6 +175,7 @@ fn write_template(root: &Path, at: usize) -> anyhow::Result<()> {
         visibility: Visibility::Private,
         created: created_ms(at) / 1000,
         recipe_sha256: "0".repeat(64),
+        // No image has this digest: a list of templates does not read images.
         images: vec![ImageSum {
             sha256: "0".repeat(64),
             size: 1 << 20,
