@@ -66,6 +66,7 @@ impl Calibration {
                 Ok(cost) => {
                     found.costs.insert(name, cost);
                 }
+                // A missing cost does not prevent a benchmark.
                 Err(why) => found
                     .not_available
                     .push(format!("calibration: {name}: not available: {why}")),
@@ -103,6 +104,7 @@ fn batches(
     while each.is_empty() || (each.len() < MAX_BATCHES && began.elapsed() < TIME_PER_COST) {
         each.push(batch()?.as_secs_f64() * 1e6 / f64::from(operations));
     }
+    // The median is robust against other work of the host, the minimum shows the undisturbed cost.
     each.sort_by(f64::total_cmp);
     match (each.first(), each.get(each.len() / 2)) {
         (Some(min), Some(median)) => Ok(Cost {

@@ -21,6 +21,7 @@ impl Counters {
     /// Returns the difference to `before`. If the VMM was replaced in between, returns all counts
     /// of the new process.
     pub fn since(self, before: Self) -> Self {
+        // A rollback or resume may start a new VMM, whose counters start at zero.
         if self.pid != before.pid {
             return self;
         }
@@ -77,6 +78,7 @@ impl Meter {
     pub fn add(&self, operation: &str, counters: Counters) {
         let mut rows = self.rows();
         match rows.iter_mut().find(|(name, _)| name == operation) {
+            // A list preserves the order of the operations in the report.
             Some((_, list)) => list.push(counters),
             None => rows.push((operation.to_owned(), vec![counters])),
         }

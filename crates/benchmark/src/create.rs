@@ -35,6 +35,7 @@ pub async fn create(
 ) -> anyhow::Result<Measured> {
     let daemon = BenchmarkDaemon::open(server).await?;
     let meter = Meter::new();
+    // The warm-up has the same concurrency, because it fills caches and spare VMMs.
     load(template, warm_up, c, &daemon).await?;
     let (rows, wall) = load(template, n, c, &daemon).await?;
     let goal = |goal| goals::if_sequential(goal, c).and_then(|goal| goals::of_base(goal, template));
@@ -132,6 +133,7 @@ async fn life(template: String, daemon: BenchmarkDaemon) -> anyhow::Result<Creat
     // Read before the first command, so that only the create is counted.
     let cost = daemon.counters(id).await?;
     let ((), exec_ms) = timed(daemon.exec_in(&sandbox, "true")).await?;
+    // The first execution and these eight precede the tenth, which is measured next.
     for _ in 0..8 {
         daemon.exec_in(&sandbox, "true").await?;
     }
@@ -140,6 +142,7 @@ async fn life(template: String, daemon: BenchmarkDaemon) -> anyhow::Result<Creat
     Ok(Created {
         mode: sandbox.record.boot_mode,
         created_ms,
+        // The sum, because counters are read in between.
         used_ms: created_ms + exec_ms,
         again_ms,
         removed_ms,
@@ -163,6 +166,7 @@ pub async fn density(n: usize, server: &ServerOptions) -> anyhow::Result<Measure
     for id in &ids {
         counted.push(daemon.counters(id).await?);
     }
+    // An idle guest touches further memory in its first minute.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let later = each(available_mib()?);
     for (id, before) in ids.iter().zip(counted) {

@@ -95,6 +95,7 @@ impl BenchmarkDaemon {
     pub async fn open(options: &ServerOptions) -> anyhow::Result<Self> {
         let client = jiffy_daemon::open_client(options).await?;
         let home = Home::locate()?;
+        // Templates of another host cannot be built from here.
         if !client.is_remote() {
             prepare_base().await?;
             return Ok(Self::owned(client, home));

@@ -34,6 +34,7 @@ pub async fn exec(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
     let meter = Meter::new();
     let mut samples = Vec::new();
     for round in 0..warm_up + n {
+        // Reading counters is a request to the VMM, not to the guest.
         let before = Counters::of_vm(&vm).await?;
         let ((), took) = timed(run_true(&client)).await?;
         if round >= warm_up {

@@ -35,6 +35,7 @@ pub async fn functions(
     server: &ServerOptions,
 ) -> anyhow::Result<Measured> {
     let client = jiffy_daemon::open_client(server).await?;
+    // An unknown or broken function is reported with its error, not as a number of failures.
     request(&client, name, path)
         .await
         .with_context(|| format!("function {name} does not answer"))?;
@@ -110,6 +111,7 @@ async fn request(client: &Client, name: &str, path: &str) -> anyhow::Result<()> 
     let response = client.request_function(name, Method::GET, path, &headers, None);
     let response = response.await?;
     let status = response.status;
+    // The body is read before the check, so that the connection can be reused.
     response.collect(MAX_RESPONSE_BYTES).await?;
     ensure!(status.is_success(), "the response has status {status}");
     Ok(())

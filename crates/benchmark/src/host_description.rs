@@ -60,6 +60,7 @@ pub fn commit() -> String {
     let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else {
         return "unknown".to_owned();
     };
+    // Untracked files, such as results, do not change the measured programs.
     let clean =
         git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|s| s.is_empty());
     if clean { commit } else { format!("{commit}+") }

@@ -92,6 +92,7 @@ async fn samples(
             .await?;
         let mut samples = Vec::new();
         for round in 0..warm_up + n {
+            // The refill of the pool is not part of a run.
             while origin == GuestOrigin::WarmPool && daemon.pool_ready().await? < POOL_SIZE {
                 tokio::time::sleep(POOL_POLL_INTERVAL).await;
             }

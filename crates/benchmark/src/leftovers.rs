@@ -37,6 +37,7 @@ impl Leftovers {
             snapshots,
             ..Self::default()
         };
+        // Processes and files of another host are not visible.
         if let Some((pid, home)) = daemon.place().await? {
             found.processes = descendants(pid)?;
             for place in PLACES {
@@ -51,6 +52,7 @@ impl Leftovers {
     pub async fn settled(&self, daemon: &BenchmarkDaemon) -> anyhow::Result<Self> {
         let began = Instant::now();
         loop {
+            // The daemon removes files and processes after its answer.
             let remaining = Self::read(daemon).await?.without(self);
             if remaining.is_empty() || began.elapsed() > SETTLE_TIME {
                 return Ok(remaining);

@@ -132,6 +132,7 @@ pub async fn stress(
 ) -> anyhow::Result<Measured> {
     let daemon = BenchmarkDaemon::open(server).await?;
     lives(warm_up, c, &daemon).await?;
+    // After the warm-up, which creates the template's snapshot.
     let before = Leftovers::read(&daemon).await?;
     let (lives, wall) = lives(n, c, &daemon).await?;
     let remaining = before.settled(&daemon).await?;
@@ -190,6 +191,7 @@ fn report_failures(lives: &[Life]) -> anyhow::Result<()> {
         .collect();
     let mut kinds = BTreeMap::<&str, usize>::new();
     for failure in &failures {
+        // Many lifetimes usually fail for the same reason.
         *kinds.entry(failure.as_str()).or_default() += 1;
     }
     let texts: Vec<String> = kinds

@@ -66,7 +66,7 @@ pub(super) async fn send(
         remaining -= now;
     }
     stream.flush().await?;
-    // The server answers after the last byte, so that buffers on the way are part of the time.
+    // The server answers after the last byte, so that the time includes bytes in buffers.
     let answer = stream
         .read_u8()
         .await

@@ -43,7 +43,7 @@ impl SandboxSide {
         match this.start_server().await {
             Ok(()) => Ok(this),
             Err(e) => {
-                // The error of the start is more useful than that of the removal.
+                // An error of the removal is ignored, because the cause is the error of the start.
                 this.remove().await.ok();
                 Err(e)
             }

@@ -88,6 +88,7 @@ impl Guest {
         {
             put(&mut memory, at, &entry.to_le_bytes());
         }
+        // One large page maps the whole memory, so that the guest has no page faults of its own.
         put(&mut memory, CODE, code);
         let vm = Kvm::new().and_then(|kvm| kvm.create_vm()).map_err(failed)?;
         let region = kvm_userspace_memory_region {
@@ -99,6 +100,7 @@ impl Guest {
         };
         // SAFETY: the region is a mapping of this length, which outlives the virtual processor.
         unsafe { vm.set_user_memory_region(region) }.map_err(failed)?;
+        // The guest starts in 64-bit mode, without a kernel that would switch to it.
         let vcpu = vm.create_vcpu(0).map_err(failed)?;
         let mut registers = vcpu.get_sregs().map_err(failed)?;
         // Types of segments: 3 is data (read, write, accessed), 11 is code (execute, read,

@@ -22,6 +22,7 @@ pub(super) fn new_page_cache(directory: &Path) -> Result<Cost, String> {
     let failed = failed(directory);
     let bytes = vec![1; WRITE_BYTES];
     batches((WRITES * WRITE_BYTES / PAGE) as u32, || {
+        // Each batch writes to a new file: writes to existing pages are cheaper.
         let mut file = tempfile::tempfile_in(directory).map_err(&failed)?;
         let began = Instant::now();
         for _ in 0..WRITES {
@@ -42,6 +43,7 @@ pub(super) fn fsync(directory: &Path) -> Result<Cost, String> {
     let mut round = 0;
     batches(1, || {
         round += 1;
+        // The content differs in each round, so that no layer can skip the write.
         let bytes = [round; PAGE];
         let began = Instant::now();
         file.write_all_at(&bytes, 0)
