@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_has_each_figure_of_the_host_beside_that_of_each_engine() {
+    fn a_table_has_each_measurement_of_the_host_and_of_each_engine() {
         let mut table = Table::default();
         for value in [1.0, 2.0] {
             table.add(HOST, vec![Sample::new("forks", "per second", value)]);

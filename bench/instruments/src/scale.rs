@@ -184,7 +184,7 @@ mod tests {
     use jiffy_sandbox_manager::FabricatedJournal;
 
     #[test]
-    fn items_of_calls_are_spread_over_all_and_exist() {
+    fn calls_are_spread_over_existing_items() {
         let population = |number: usize| Population {
             sandboxes: vec![String::new(); number],
             ..Population::default()

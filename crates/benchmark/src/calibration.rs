@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_is_that_of_one_operation_of_its_batch() {
+    fn a_cost_is_the_average_time_of_an_operation_in_a_batch() {
         let mut times = [30, 10, 20].into_iter().cycle();
         let cost = batches(10, || Ok(Duration::from_micros(times.next().unwrap()))).unwrap();
         assert_eq!((cost.min_us, cost.median_us), (1.0, 2.0));
