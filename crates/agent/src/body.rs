@@ -57,6 +57,7 @@ impl Body for ReplyBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            // A stream ends only when its source returns no chunk.
             Self::Stream(_) => false,
         }
     }

@@ -31,6 +31,8 @@ impl LinkListener {
     pub async fn accept(&self) -> io::Result<UnixStream> {
         loop {
             let (stream, _) = self.0.accept().await?;
+            // The kernel recorded the credentials at the connect, so that the peer cannot change
+            // them.
             if stream.peer_cred().is_ok_and(|peer| is_host(&peer)) {
                 return Ok(stream);
             }

@@ -72,12 +72,14 @@ impl Agent {
         let mut variables: BTreeMap<_, _> = labels
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect();
+        // The later value replaces the earlier one.
         variables.extend(settings.env.clone());
         variables
     }
 
     /// Returns the user in a request, or the configured default. A worker must look it up.
     pub fn lookup(&self, name: Option<&str>) -> UserLookup {
+        // The file system is not accessed here, because it may not respond.
         let configured = self.settings.borrow().default_user.clone();
         UserLookup {
             name: name.map(str::to_owned).or(configured),

@@ -125,6 +125,7 @@ impl Users {
             Ok(gid) => gid,
             Err(_) => id_of(&self.group, group)?,
         };
+        // A group in the request replaces all other groups of the user.
         user.groups = vec![user.gid];
         Some(user)
     }
@@ -141,6 +142,7 @@ impl Users {
             if login != name && uid != name {
                 continue;
             }
+            // Malformed lines are skipped, as by the C library.
             let (Ok(uid), Ok(gid)) = (uid.parse(), gid.parse()) else {
                 continue;
             };

@@ -17,6 +17,7 @@ pub fn describe(path: &Path, users: &Users) -> io::Result<EntryInfo> {
     let own = std::fs::symlink_metadata(path)?;
     let is_symlink = own.file_type().is_symlink();
     let target = if is_symlink {
+        // The target of a link may not exist.
         std::fs::metadata(path).ok()
     } else {
         None
@@ -35,11 +36,13 @@ pub fn describe(path: &Path, users: &Users) -> io::Result<EntryInfo> {
         group: users.group_name(own.gid()),
         modified_time: format_time(own.mtime(), own.mtime_nsec()),
         symlink_target: is_symlink.then(|| {
+            // The target of a broken link cannot be resolved, so its text is returned.
             std::fs::canonicalize(path)
                 .or_else(|_| std::fs::read_link(path))
                 .map(|t| t.to_string_lossy().into_owned())
                 .unwrap_or_default()
         }),
+        // Symbolic links cannot have `user.*` attributes.
         metadata: if is_symlink {
             Default::default()
         } else {
@@ -93,6 +96,7 @@ fn permissions(found: &Metadata) -> String {
         text.push(if bits & 4 != 0 { 'r' } else { '-' });
         text.push(if bits & 2 != 0 { 'w' } else { '-' });
         text.push(match (mode & special != 0, bits & 1 != 0) {
+            // As in `ls`: a capital letter means that the file is not executable.
             (true, true) => letter,
             (true, false) => letter.to_ascii_uppercase(),
             (false, true) => 'x',

@@ -136,6 +136,7 @@ async fn list(
     let path = RequestPath::new(request.path, request.path_bytes);
     let what = format!("cannot list '{}'", path.display());
     let work = move |progress: &Progress, path: PathBuf, _| {
+        // The first piece is encoded in the same call of a worker, because most listings are short.
         let mut listing = Listing::new(&path, depth, progress)?;
         let first = listing
             .next_chunk(progress)
@@ -207,6 +208,7 @@ fn rename(source: &Path, destination: &Path, user: &User) -> Result<EntryInfo, R
         )
     };
     std::fs::symlink_metadata(source).map_err(|e| failed(&e))?;
+    // As in E2B's envd, a move creates the parent directories of its destination.
     if let Some(parent) = destination.parent() {
         operation::make_dirs(parent, user).map_err(|e| failed(&e))?;
     }

@@ -27,6 +27,7 @@ impl ProcessExit {
     pub fn frames(self, out_of_memory: bool, output_open: bool) -> Bytes {
         let (code, exited, mut status) = match self {
             Self::Code(code) => (code, true, format!("exit status {code}")),
+            // The exit code that a shell would return.
             Self::Signal(signal) => (128 + signal, false, format!("signal: {}", describe(signal))),
         };
         if out_of_memory {

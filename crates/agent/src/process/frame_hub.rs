@@ -81,6 +81,7 @@ impl FrameHub {
     /// Adds the last frame to the queue of every reader.
     pub fn close(&self, last: &Bytes) {
         for reader in &mut self.inner.borrow_mut().readers {
+            // Added even to a full queue, because no further frame follows.
             reader.closed = true;
             reader.push(last.clone());
         }
@@ -143,6 +144,7 @@ impl<T: AsRef<FrameHub>> Subscription<T> {
         };
         let was_full = reader.bytes >= QUEUE_FULL_BYTES;
         reader.bytes -= frame.len();
+        // Woken only when the queue stops being full, not after each frame.
         if was_full && reader.bytes < QUEUE_FULL_BYTES {
             inner.wake_writer();
         }
@@ -153,6 +155,7 @@ impl<T: AsRef<FrameHub>> Subscription<T> {
 impl<T: AsRef<FrameHub>> Drop for Subscription<T> {
     fn drop(&mut self) {
         let mut inner = (*self.hub).as_ref().inner.borrow_mut();
+        // The writer may have waited for this reader only.
         inner.readers.retain(|r| r.id != self.id);
         inner.wake_writer();
     }

@@ -36,6 +36,7 @@ pub fn find(cmd: &str, path: &str, cwd: &Path, user: &User) -> Result<PathBuf, R
             Err(NotExecutable::Forbidden) => Err(not_executable(cmd, "not executable")),
         };
     }
+    // As in a shell, a later directory may contain an executable file of the same name.
     let mut forbidden = false;
     for directory in path.split(':') {
         match executable(&cwd.join(directory).join(cmd), user) {
@@ -70,6 +71,7 @@ fn executable(path: &Path, user: &User) -> Result<PathBuf, NotExecutable> {
         Ok(found) if found.is_dir() => Err(NotExecutable::Directory),
         Ok(found) if may_execute(&found, user) => Ok(path.to_path_buf()),
         Ok(_) => Err(NotExecutable::Forbidden),
+        // A directory of the path cannot be searched.
         Err(e) if e.raw_os_error() == Some(libc::EACCES) => Err(NotExecutable::Forbidden),
         Err(_) => Err(NotExecutable::Missing),
     }
@@ -77,6 +79,7 @@ fn executable(path: &Path, user: &User) -> Result<PathBuf, NotExecutable> {
 
 fn may_execute(file: &Metadata, user: &User) -> bool {
     let mode = file.mode();
+    // Root may execute a file if anyone may execute it.
     if user.uid == 0 {
         mode & 0o111 != 0
     } else if file.uid() == user.uid {

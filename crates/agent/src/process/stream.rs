@@ -46,6 +46,7 @@ impl BodySource for EventStream {
         if self.ended {
             return Poll::Ready(None);
         }
+        // Frames have priority over the timeout, so that queued output is not lost.
         if let Poll::Ready(frame) = self.subscription.poll_next(cx) {
             if let Some(idle) = &mut self.idle {
                 idle.as_mut().reset(Instant::now() + self.interval);

@@ -25,6 +25,7 @@ impl FileQuery {
         let mut query = Self::default();
         for (name, value) in pairs(uri) {
             let slot = match name {
+                // The signature covers the text, and the file has the bytes as its name.
                 "path" => {
                     let path = (decode(value), decode_bytes(value));
                     query.path = Some(path).filter(|(text, _)| !text.is_empty());
@@ -53,6 +54,7 @@ impl FileQuery {
         headers: &HeaderMap,
         operation: &str,
     ) -> Result<UserLookup, RestError> {
+        // A browser cannot send the token in a header, and uses a signed URL instead.
         if !has_valid_token(agent, headers) {
             self.check_signature(agent, operation)
                 .map_err(|e| RestError::new(StatusCode::UNAUTHORIZED, e))?;

@@ -40,6 +40,7 @@ pub async fn answer(
     let user = given(init.default_user);
     if let Some(user) = &user {
         let found = agent.find_user::<RestError>(Some(user)).await;
+        // An unknown user is an invalid setting here, not a failed authentication.
         found.map_err(|e| match e.status {
             StatusCode::UNAUTHORIZED => RestError::bad(e.message),
             _ => e,
@@ -52,6 +53,7 @@ pub async fn answer(
     {
         let mut settings = agent.settings.borrow_mut();
         if let Some(env) = init.env_vars {
+            // Variables that are not in the request remain.
             settings.env.extend(env);
         }
         if let Some(token) = given(init.access_token) {

@@ -103,6 +103,7 @@ impl ReceivedUpload {
         let malformed = |e: multer::Error| RestError::bad(format!("malformed multipart: {e}"));
         let mut written: Vec<WrittenFile> = Vec::new();
         while let Some(mut part) = parts.next_field().await.map_err(malformed)? {
+            // Other parts are fields of a form, and are ignored.
             if part.name() != Some("file") {
                 continue;
             }
@@ -144,6 +145,8 @@ impl ReceivedUpload {
             let file = File::options()
                 .read(true)
                 .write(true)
+                // The kernel removes the file when it is closed, also if the request is
+                // interrupted.
                 .custom_flags(libc::O_TMPFILE)
                 .open(std::env::temp_dir());
             file.map(MultiGzDecoder::new).map_err(failed)

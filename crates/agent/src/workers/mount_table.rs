@@ -40,6 +40,7 @@ fn mount_point(line: &[u8]) -> Option<PathBuf> {
 /// mount point is the root.
 pub fn place<'a>(mounts: &'a [PathBuf], path: &'a Path) -> &'a Path {
     let above = mounts.iter().filter(|mount| path.starts_with(mount));
+    // Mount points may be nested. The longest one contains the path.
     let nearest = above.max_by_key(|mount| mount.as_os_str().len());
     match nearest {
         Some(mount) if mount != Path::new("/") => mount,

@@ -32,6 +32,7 @@ pub fn enter() -> Result<(), String> {
     )?;
     writable("/overlay")?;
     let storage = container_storage::make("/overlay")?;
+    // overlayfs expects the uppermost layer first.
     let images = (0..count).rev().map(|n| format!("/images/{n}"));
     let lower: Vec<_> = images.chain([BELOW.to_owned()]).collect();
     // gVisor's overlay always copies whole files, and accepts no option for this.
@@ -84,6 +85,7 @@ fn disk_mib() -> Result<u64, String> {
 /// unmounted.
 fn switch() -> io::Result<()> {
     std::env::set_current_dir("/newroot")?;
+    // With equal arguments, no directory for the old root is needed.
     rustix::process::pivot_root(c".", c".")?;
     rustix::mount::unmount(c".", UnmountFlags::DETACH)?;
     std::env::set_current_dir("/")

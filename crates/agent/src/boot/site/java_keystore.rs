@@ -100,6 +100,7 @@ impl Keystore {
     /// Decodes a store that contains only certificates. Returns `None` for other or damaged files.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (content, sum) = bytes.split_last_chunk::<20>()?;
+        // Stores with another password have another checksum, and are not read.
         if checksum(content) != *sum {
             return None;
         }
@@ -111,6 +112,7 @@ impl Keystore {
         }
         let mut entries = Vec::new();
         for _ in 0..count {
+            // Private keys have another tag.
             if take_u32(&mut rest)? != TRUSTED {
                 return None;
             }
@@ -127,11 +129,13 @@ impl Keystore {
                 der,
             });
         }
+        // Bytes after the last entry mean that the file has another format.
         rest.is_empty().then_some(Self(entries))
     }
 }
 
 fn checksum(content: &[u8]) -> [u8; 20] {
+    // The format hashes the password in UTF-16, then the salt and the content.
     let mut hash = Sha1::new();
     for unit in PASSWORD.encode_utf16() {
         hash.update(unit.to_be_bytes());

@@ -96,6 +96,7 @@ impl Upload {
             file.write_all(&batch)?;
             Ok(file)
         };
+        // The next batch is received while the worker writes this one.
         self.state = UploadState::Writing(tokio::task::spawn_local(async move {
             workers.attempt(CallClass::Files, what, work).await
         }));
@@ -174,6 +175,7 @@ impl UploadFile {
     fn create(path: PathBuf, user: &User, encoding: Encoding) -> Result<Self, RestError> {
         let failed =
             |e: &io::Error| RestError::io(&format!("cannot write '{}'", path.display()), e);
+        // The error of an open would be less specific.
         if path.is_dir() {
             return Err(RestError::bad(format!(
                 "'{}' is a directory",
@@ -192,6 +194,7 @@ impl UploadFile {
             }
             _ => failed(&e),
         })?;
+        // An existing file keeps its mode, but belongs to the user of the upload afterwards.
         let found = file.metadata().map_err(|e| failed(&e))?;
         let owned = (found.uid(), found.gid()) == (user.uid, user.gid);
         // Without privileges, the file belongs to the agent's user.
