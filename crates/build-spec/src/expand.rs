@@ -121,10 +121,12 @@ impl<'a> Expander<'a, '_> {
         }
         let mut out = String::new();
         loop {
+            // A closing brace is an ordinary character outside of braces.
             let special = |c| matches!(c, '\\' | '$') || braces && c == '}';
             let plain = self.rest.find(special).unwrap_or(self.rest.len());
             out.push_str(&self.rest[..plain]);
             self.rest = &self.rest[plain..];
+            // Checked in each round, because variables may multiply the length.
             if out.len() > MAX_EXPANDED_BYTES {
                 return Err(ExpandError::Long);
             }
@@ -164,6 +166,7 @@ impl<'a> Expander<'a, '_> {
         let Some(inner) = self.rest.strip_prefix('{') else {
             let name = self.name();
             if name.is_empty() {
+                // A dollar without a name is literal.
                 out.push('$')
             } else {
                 out.push_str(&(self.value)(name).unwrap_or_default())

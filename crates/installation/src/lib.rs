@@ -56,6 +56,8 @@ pub enum Component {
 impl Installation {
     /// Returns the installation of the running program.
     pub fn current() -> io::Result<Self> {
+        // The kernel returns the path without symbolic links, so that a link in another directory
+        // finds the same installation.
         let executable = env::current_exe()?;
         let programs = executable.parent().unwrap_or(Path::new("/"));
         Ok(Self::at(programs))
@@ -87,6 +89,7 @@ impl Installation {
         let library = self.library();
         let directories = [&*self.programs, &*library, self.prefix()];
         let mut paths = directories.into_iter().map(|d| d.join(name));
+        // A directory may have the name of a program.
         paths.find(|path| path.is_file())
     }
 
@@ -134,6 +137,7 @@ impl Package {
     /// Returns the command that installs a missing or damaged component.
     pub fn remedy(self, component: Component) -> &'static str {
         match (self, component) {
+            // Without a package, all components are built together.
             (Self::Source, _) => "run `make build`",
             (Self::Deb, Component::Host) => "run `apt-get install --reinstall jiffy`",
             (Self::Deb, Component::Gvisor) => "run `apt-get install jiffy-gvisor`",

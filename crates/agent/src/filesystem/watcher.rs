@@ -69,6 +69,7 @@ impl EventReader {
         };
         let (mut watch, events) = self.workers.run(CallClass::Files, what, work).await?;
         let loss = watch.take_loss();
+        // Returned only if the worker completed. A stuck worker still has the watch.
         self.watch = Some(watch);
         match events {
             Ok(events) => Ok(Some(ReadEvents { events, loss })),
@@ -168,6 +169,7 @@ impl EventQueue {
         {
             return Err(loss_error(loss));
         }
+        // The queue is empty after the events are taken.
         self.bytes = 0;
         Ok(std::mem::take(&mut self.events))
     }
@@ -203,7 +205,7 @@ impl Watchers {
     /// Returns the events since the last call, including the events in the kernel's queue.
     pub async fn take(&self, id: &str) -> Result<Vec<FilesystemEvent>, RpcError> {
         let watcher = self.by_id.borrow().get(id).map(|w| Rc::clone(&w.shared));
-        let shared = watcher.ok_or_else(|| unknown(id))?;
+        let shared = watcher.ok_or_else(|| unknown_watcher(id))?;
         // In a separate task, so that the watch is not lost if the client disconnects.
         let reading = Rc::clone(&shared);
         let read = tokio::task::spawn_local(async move { reading.read_all().await }).await;
@@ -214,11 +216,11 @@ impl Watchers {
     /// Removes a watcher.
     pub fn remove(&self, id: &str) -> Result<(), RpcError> {
         let removed = self.by_id.borrow_mut().remove(id);
-        removed.map(drop).ok_or_else(|| unknown(id))
+        removed.map(drop).ok_or_else(|| unknown_watcher(id))
     }
 }
 
-fn unknown(id: &str) -> RpcError {
+fn unknown_watcher(id: &str) -> RpcError {
     RpcError::new(RpcCode::NotFound, format!("watcher '{id}' not found"))
 }
 

@@ -41,6 +41,7 @@ impl DockerIgnore {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(e) => return Err(failed(e)),
             }
+            // The file of the Dockerfile replaces the file of the context, instead of extending it.
             let text = std::fs::read(&path).map_err(failed)?;
             return Self::parse(&String::from_utf8_lossy(&text)).map_err(|(line, problem)| {
                 ContextError::Ignore {
@@ -60,6 +61,7 @@ impl DockerIgnore {
         let mut rules = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
             let trimmed = line.trim();
+            // As in Docker, a comment begins in the first column.
             if line.starts_with('#') || trimmed.is_empty() {
                 continue;
             }
@@ -70,6 +72,7 @@ impl DockerIgnore {
             if pattern.is_empty() {
                 return Err((number, "'!' must be followed by a pattern".to_owned()));
             }
+            // Patterns may begin with `./` or a slash, but the compared paths never do.
             let cleaned = clean(pattern);
             let pattern = Pattern::ignoring(&cleaned)
                 .map_err(|problem| (number, format!("'{pattern}' {problem}")))?;
@@ -107,6 +110,7 @@ fn clean(path: &str) -> String {
             ("..", Some(last)) if *last != ".." => {
                 names.pop();
             }
+            // The parent of the root is the root.
             ("..", None) if path.starts_with('/') => {}
             _ => names.push(name),
         }

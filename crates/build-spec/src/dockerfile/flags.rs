@@ -53,6 +53,7 @@ fn end_of(text: &str) -> usize {
         match (quote, c) {
             (None, c) if c.is_whitespace() => return at,
             (None, '"' | '\'') => quote = Some(c),
+            // The other kind of quotation mark is an ordinary character.
             (Some(open), c) if open == c => quote = None,
             _ => {}
         }

@@ -104,6 +104,7 @@ pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
         let mut line = Instruction {
             number,
             keyword: instruction.to_ascii_uppercase(),
+            // Missing arguments are reported by the parser of the instruction.
             arguments: rest.trim().to_owned(),
             documents: Vec::new(),
         };
@@ -145,6 +146,7 @@ fn escape_of(text: &str) -> Result<char, (u32, String)> {
                 let problem = format!("'# escape={other}' is not supported: use \\ or `");
                 return Err((number, problem));
             }
+            // Directives of Docker's builder that have no effect here.
             ("syntax" | "check", _) => {}
             _ => break,
         }
@@ -192,6 +194,7 @@ pub(super) fn document(word: &str) -> Option<HereDocument> {
         .chars()
         .filter(|c| !matches!(c, '"' | '\'' | '\\'))
         .collect();
+    // `<<<` is a here-string of the shell, and a path is not a delimiter.
     if plain.is_empty() || plain.contains(['<', '/']) {
         return None;
     }
@@ -215,6 +218,7 @@ fn fill<'a>(
         } else {
             line
         };
+        // As in shells, the delimiter must be the whole line.
         if stripped == document.name {
             return Ok(());
         }

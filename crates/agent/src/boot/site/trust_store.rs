@@ -63,12 +63,12 @@ pub struct StoreChanges {
 pub fn add(
     root: &Path,
     authorities: &[Authority],
-    trace: &mut StoreChanges,
+    changes: &mut StoreChanges,
 ) -> io::Result<PathBuf> {
     let at = |path: &str| beneath(root, Path::new(path));
     let mut bundles = existing_bundles(root);
     if bundles.is_empty() {
-        make_directory(root, Path::new(BUNDLES[0]).parent(), trace)?;
+        make_directory(root, Path::new(BUNDLES[0]).parent(), changes)?;
         File::create(at(BUNDLES[0]))?;
         bundles.push(PathBuf::from(BUNDLES[0]));
     }
@@ -76,30 +76,30 @@ pub fn add(
     // template, and must remain when the site's settings are removed.
     let mut unknown = vec![false; authorities.len()];
     for bundle in &bundles {
-        append(root, bundle, authorities, &mut unknown, trace)?;
+        append(root, bundle, authorities, &mut unknown, changes)?;
     }
     let (_, anchors, extension) = ANCHORS
         .into_iter()
         .find(|(mark, _, _)| at(mark).is_dir())
         .unwrap_or(ANCHORS[2]);
-    make_directory(root, Some(Path::new(anchors)), trace)?;
+    make_directory(root, Some(Path::new(anchors)), changes)?;
     let mut number = 0;
     for (authority, _) in authorities.iter().zip(&unknown).filter(|(_, new)| **new) {
         number += 1;
         let anchor = Path::new(anchors).join(format!("{NAME}-{number}.{extension}"));
         // Recorded before the write, so that `remove` also deletes an incomplete file.
-        trace.anchors.push(anchor.clone());
+        changes.anchors.push(anchor.clone());
         fs::write(beneath(root, &anchor), &authority.pem)?;
         if at(HASHED).is_dir() {
             let named = Path::new(HASHED).join(format!("{NAME}-{number}.pem"));
-            link(root, &anchor, named.clone(), trace)?;
+            link(root, &anchor, named.clone(), changes)?;
             // OpenSSL searches for `<hash>.0`, `<hash>.1` and so on. Names of other authorities
             // with the same hash are in use.
             let hashed = |n| Path::new(HASHED).join(format!("{}.{n}", authority.subject_hash));
             let mut free = (0..MAX_EQUAL_HASHES).map(hashed);
             let free = free.find(|path| fs::symlink_metadata(beneath(root, path)).is_err());
             if let (Some(path), Some(name)) = (free, named.file_name()) {
-                link(root, Path::new(name), path, trace)?;
+                link(root, Path::new(name), path, changes)?;
             }
         }
     }
@@ -114,6 +114,7 @@ fn existing_bundles(root: &Path) -> Vec<PathBuf> {
         let Ok(file) = fs::canonicalize(beneath(root, Path::new(bundle))) else {
             continue;
         };
+        // Some distributions link these paths to each other.
         if file.is_file() && !seen.contains(&file) {
             seen.push(file);
             found.push(PathBuf::from(bundle));
@@ -128,7 +129,7 @@ fn append(
     bundle: &Path,
     authorities: &[Authority],
     unknown: &mut [bool],
-    trace: &mut StoreChanges,
+    changes: &mut StoreChanges,
 ) -> io::Result<()> {
     let path = beneath(root, bundle);
     let before = read(&path)?;
@@ -142,6 +143,7 @@ fn append(
     if block.is_empty() {
         return Ok(());
     }
+    // A PEM block must begin at the start of a line.
     if !before.is_empty() && !before.ends_with(b"\n") {
         block.insert(0, b'\n');
     }
@@ -151,15 +153,15 @@ fn append(
         // An incomplete certificate would make some programs reject the rest of the file.
         let _ = file.set_len(before.len() as u64);
     }
-    trace.written.push((bundle.to_owned(), block));
+    changes.written.push((bundle.to_owned(), block));
     written
 }
 
 /// Removes authorities, also from files that a tool of the distribution built meanwhile.
 /// Authorities that the sandbox itself had before are not removed. A file that cannot be removed is
 /// ignored.
-pub fn remove(root: &Path, authorities: &[Authority], trace: StoreChanges) {
-    for path in trace.links.iter().chain(&trace.anchors) {
+pub fn remove(root: &Path, authorities: &[Authority], changes: StoreChanges) {
+    for path in changes.links.iter().chain(&changes.anchors) {
         let _ = fs::remove_file(beneath(root, path));
     }
     // Authorities that the sandbox's administrator has also added must remain.
@@ -174,9 +176,13 @@ pub fn remove(root: &Path, authorities: &[Authority], trace: StoreChanges) {
         let Ok(text) = read(&path) else {
             continue;
         };
-        let block = trace.written.iter().find(|(written, _)| *written == bundle);
+        let block = changes
+            .written
+            .iter()
+            .find(|(written, _)| *written == bundle);
         let rest = match block.filter(|_| kept.is_empty()) {
             Some((_, block)) if text.ends_with(block) => text[..text.len() - block.len()].to_vec(),
+            // A tool has rebuilt the bundle, so the block may be in another place or form.
             _ => remove_certificates(&text, &removed),
         };
         // The bundle was created by `add`, as it contains nothing else.
@@ -188,7 +194,8 @@ pub fn remove(root: &Path, authorities: &[Authority], trace: StoreChanges) {
     }
     remove_dangling_links(root);
     remove_from_java(root, &removed);
-    for directory in trace.created_directories.iter().rev() {
+    // Children first.
+    for directory in changes.created_directories.iter().rev() {
         // Ignore the error: a directory with other files is not removed.
         let _ = fs::remove_dir(beneath(root, directory));
     }
@@ -238,6 +245,7 @@ fn directory_contains(directory: &Path, authority: &Authority) -> bool {
 
 /// Returns a text in PEM format without certain certificates.
 fn remove_certificates(text: &[u8], authorities: &[&Authority]) -> Vec<u8> {
+    // Tools may wrap the lines of a certificate in another way.
     let bare = |pem: &[u8]| -> Vec<u8> {
         let plain = pem.iter().filter(|b| !b.is_ascii_whitespace());
         plain.copied().collect()
@@ -275,22 +283,23 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
     text.windows(part.len()).any(|window| window == part)
 }
 
-fn link(root: &Path, target: &Path, at: PathBuf, trace: &mut StoreChanges) -> io::Result<()> {
+fn link(root: &Path, target: &Path, at: PathBuf, changes: &mut StoreChanges) -> io::Result<()> {
     let path = beneath(root, &at);
     // A file of a failed attempt may exist.
     let _ = fs::remove_file(&path);
     symlink(target, path)?;
-    trace.links.push(at);
+    changes.links.push(at);
     Ok(())
 }
 
-fn make_directory(root: &Path, path: Option<&Path>, trace: &mut StoreChanges) -> io::Result<()> {
+fn make_directory(root: &Path, path: Option<&Path>, changes: &mut StoreChanges) -> io::Result<()> {
     let path = path.unwrap_or(Path::new("/"));
     let mut above: Vec<&Path> = path.ancestors().collect();
+    // Parents first.
     above.reverse();
     for directory in above {
         match fs::create_dir(beneath(root, directory)) {
-            Ok(()) => trace.created_directories.push(directory.to_owned()),
+            Ok(()) => changes.created_directories.push(directory.to_owned()),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             Err(_) if beneath(root, directory).is_dir() => {}
             Err(e) => return Err(e),
