@@ -1,15 +1,17 @@
-//! Binary format of modules and components: sections and LEB128 numbers.
+//! Binary format of modules and components: reading and writing of sections and LEB128 numbers.
 
 use std::borrow::Cow;
 use wasmparser::{BinaryReader, Result};
 
+/// Magic number and version of a core module.
 pub(crate) const MODULE_HEAD: &[u8] = b"\0asm\x01\0\0\0";
+/// Magic number and version of a component.
 pub(crate) const COMPONENT_HEAD: &[u8] = b"\0asm\x0d\0\x01\0";
 
 /// Id and content of a section.
 pub(crate) type Section<'a> = (u8, Cow<'a, [u8]>);
 
-/// Parses the sections after the head.
+/// Parses the sections after the head of a module or component.
 pub(crate) fn sections(body: &[u8]) -> Result<Vec<Section<'_>>> {
     let found = borrowed_sections(body)?.into_iter();
     Ok(found
@@ -17,7 +19,7 @@ pub(crate) fn sections(body: &[u8]) -> Result<Vec<Section<'_>>> {
         .collect())
 }
 
-/// Parses the sections after the head, without owned content.
+/// Parses the sections after the head of a module or component. Returns slices of `body`.
 pub(crate) fn borrowed_sections(body: &[u8]) -> Result<Vec<(u8, &[u8])>> {
     let mut reader = BinaryReader::new(body, 0);
     let mut sections = Vec::new();
@@ -29,8 +31,8 @@ pub(crate) fn borrowed_sections(body: &[u8]) -> Result<Vec<(u8, &[u8])>> {
     Ok(sections)
 }
 
-/// Writes a head and sections.
-pub(crate) fn written(head: &[u8], sections: &[Section<'_>]) -> Vec<u8> {
+/// Returns a binary that consists of a head and sections.
+pub(crate) fn assemble(head: &[u8], sections: &[Section<'_>]) -> Vec<u8> {
     let mut binary = head.to_vec();
     for (id, content) in sections {
         write_section(&mut binary, *id, content);

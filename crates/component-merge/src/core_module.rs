@@ -1,4 +1,4 @@
-//! Parsed core modules.
+//! Parsed core modules, and the error of all steps of a merge.
 
 use std::collections::HashMap;
 use wasm_encoder::reencode;
@@ -8,7 +8,7 @@ use wasmparser::{
     RefType, Table, TypeRef, ValType,
 };
 
-/// Error: the module or component cannot be merged and stays unchanged.
+/// Error: the module or component cannot be merged. The caller uses it unchanged.
 #[derive(Debug)]
 pub(crate) struct Unmergeable;
 
@@ -26,17 +26,21 @@ impl From<reencode::Error> for Unmergeable {
 
 pub(crate) type Result<T, E = Unmergeable> = std::result::Result<T, E>;
 
-/// Number of kinds of imports and exports: function, table, memory, global. Kinds are indices into
-/// arrays of this length.
+/// Number of kinds of imports and exports. A kind ([`FUNCTION`], [`TABLE`], [`MEMORY`], [`GLOBAL`])
+/// is an index into arrays of this length.
 pub(crate) const KINDS: usize = 4;
+pub(crate) const FUNCTION: usize = 0;
+pub(crate) const TABLE: usize = 1;
+pub(crate) const MEMORY: usize = 2;
+pub(crate) const GLOBAL: usize = 3;
 
 /// Returns the number of an export's kind. Fails for tags: exceptions are not supported.
 pub(crate) fn kind_number(kind: ExternalKind) -> Result<usize> {
     match kind {
-        ExternalKind::Func | ExternalKind::FuncExact => Ok(0),
-        ExternalKind::Table => Ok(1),
-        ExternalKind::Memory => Ok(2),
-        ExternalKind::Global => Ok(3),
+        ExternalKind::Func | ExternalKind::FuncExact => Ok(FUNCTION),
+        ExternalKind::Table => Ok(TABLE),
+        ExternalKind::Memory => Ok(MEMORY),
+        ExternalKind::Global => Ok(GLOBAL),
         ExternalKind::Tag => Err(Unmergeable),
     }
 }
@@ -44,35 +48,43 @@ pub(crate) fn kind_number(kind: ExternalKind) -> Result<usize> {
 /// Returns the number of an import's kind.
 pub(crate) fn kind_of(import: &TypeRef) -> Result<usize> {
     match import {
-        TypeRef::Func(_) => Ok(0),
-        TypeRef::Table(_) => Ok(1),
-        TypeRef::Memory(_) => Ok(2),
-        TypeRef::Global(_) => Ok(3),
+        TypeRef::Func(_) => Ok(FUNCTION),
+        TypeRef::Table(_) => Ok(TABLE),
+        TypeRef::Memory(_) => Ok(MEMORY),
+        TypeRef::Global(_) => Ok(GLOBAL),
         TypeRef::Tag(_) | TypeRef::FuncExact(_) => Err(Unmergeable),
     }
 }
 
+/// Converts an index to the type of the binary format.
 pub(crate) fn narrow(number: usize) -> Result<u32> {
     u32::try_from(number).map_err(|_| Unmergeable)
 }
 
-/// Parsed core module.
+/// Parsed core module. The lists are in the order of the binary, so a definition's position in a
+/// list is its index without the imports.
 #[derive(Default)]
 pub(crate) struct CoreModule<'a> {
+    /// Types of functions.
     pub(crate) types: Vec<FuncType>,
     pub(crate) imports: Vec<Import<'a>>,
+    /// Index of the type of each function.
     pub(crate) functions: Vec<u32>,
     pub(crate) tables: Vec<Table<'a>>,
     pub(crate) memories: Vec<MemoryType>,
     pub(crate) globals: Vec<Global<'a>>,
+    /// Exports by name.
     pub(crate) exports: HashMap<&'a str, Export<'a>>,
     pub(crate) elements: Option<ElementSectionReader<'a>>,
+    /// Code of each function.
     pub(crate) bodies: Vec<FunctionBody<'a>>,
     pub(crate) data: Option<DataSectionReader<'a>>,
     pub(crate) has_data_count: bool,
+    /// Names for debugging.
     pub(crate) names: Option<NameSectionReader<'a>>,
 }
 
+/// Returns whether a type is a number, a vector, or one of the reference types of WebAssembly 2.0.
 fn is_plain(value: ValType) -> bool {
     match value {
         ValType::Ref(reference) => reference == RefType::FUNCREF || reference == RefType::EXTERNREF,
@@ -124,12 +136,15 @@ impl<'a> CoreModule<'a> {
                     }
                 }
                 Payload::Version { .. } | Payload::CodeSectionStart { .. } | Payload::End(_) => {}
+                // A start function must run before the segments of the next module are applied.
+                // Tags and unknown sections are not supported.
                 _ => return Err(Unmergeable),
             }
         }
         Ok(module)
     }
 
+    /// Adds the function types of a group.
     fn add_types(&mut self, group: wasmparser::RecGroup) -> Result<()> {
         let is_group = group.is_explicit_rec_group();
         for ty in group.into_types() {
@@ -137,6 +152,7 @@ impl<'a> CoreModule<'a> {
                 return Err(Unmergeable);
             };
             let mut values = function.params().iter().chain(function.results());
+            // Types in groups are compared by group, which `Linker::add_types` does not support.
             if is_group
                 || !ty.is_final
                 || ty.supertype_idx.is_some()

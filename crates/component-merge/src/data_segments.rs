@@ -1,13 +1,13 @@
 //! Reduces the number of data segments of a module.
 //!
-//! An instance has a record of each data segment, which is written when the instance is created. A
-//! program that was initialized at build time has tens of thousands of segments, separated by short
-//! runs of zeros. The memory of an instance initially contains zeros, so segments with zeros
-//! between them can be merged. Passive segments that no instruction uses are removed.
+//! The runtime writes a record for each data segment when it creates an instance. A program that
+//! was initialized at build time has tens of thousands of segments, separated by short runs of
+//! zeros. The memory of an instance initially contains zeros, so segments with zeros between them
+//! can be merged. Passive segments that no instruction uses are removed.
 
 use crate::binary_sections::{
-    COMPONENT_HEAD, MODULE_HEAD, Section, sections, write_bytes, write_number, write_signed,
-    written,
+    COMPONENT_HEAD, MODULE_HEAD, Section, assemble, sections, write_bytes, write_number,
+    write_signed,
 };
 use std::borrow::Cow;
 use wasmparser::{
@@ -17,7 +17,8 @@ use wasmparser::{
 
 /// Maximum number of zeros between two segments that are merged.
 const MAX_GAP_BYTES: u64 = 1024;
-/// Maximum number of zeros that are added to a module.
+/// Maximum number of zeros that are added to a module in total. Bounds the growth of hostile
+/// modules.
 const MAX_ZEROS: u64 = 4 << 20;
 /// Maximum depth of nested components.
 const MAX_DEPTH: usize = 8;
@@ -42,9 +43,10 @@ pub fn merge(binary: &[u8]) -> Cow<'_, [u8]> {
 /// Merges segments of a module or component. Returns `None` if nothing changes.
 fn merge_within(binary: &[u8], depth: usize) -> Result<Option<Vec<u8>>> {
     if let Some(body) = binary.strip_prefix(MODULE_HEAD) {
+        // Indices of other sections do not change, so they are copied.
         let mut sections = sections(body)?;
         let is_merged = merge_module(&mut sections)?;
-        return Ok(is_merged.then(|| written(MODULE_HEAD, &sections)));
+        return Ok(is_merged.then(|| assemble(MODULE_HEAD, &sections)));
     }
     let (Some(body), Some(depth)) = (binary.strip_prefix(COMPONENT_HEAD), depth.checked_sub(1))
     else {
@@ -60,9 +62,10 @@ fn merge_within(binary: &[u8], depth: usize) -> Result<Option<Vec<u8>>> {
             is_merged = true;
         }
     }
-    Ok(is_merged.then(|| written(COMPONENT_HEAD, &sections)))
+    Ok(is_merged.then(|| assemble(COMPONENT_HEAD, &sections)))
 }
 
+/// Merges the segments of a module. Returns false if the sections are unchanged.
 fn merge_module(sections: &mut Vec<Section<'_>>) -> Result<bool> {
     let find = |id| sections.iter().position(|(other, _)| *other == id);
     let content = |at: usize| sections.get(at).map_or(&[][..], |(_, content)| content);
@@ -81,7 +84,7 @@ fn merge_module(sections: &mut Vec<Section<'_>>) -> Result<bool> {
     // Without a data count section, no instruction may refer to a segment.
     if find(DATA_COUNT).is_some()
         && let Some(code) = find(CODE)
-        && names_segments(content(code))?
+        && refers_to_segments(content(code))?
     {
         return Ok(false);
     }
@@ -90,14 +93,17 @@ fn merge_module(sections: &mut Vec<Section<'_>>) -> Result<bool> {
     let Some(merged) = merge_data(reader)? else {
         return Ok(false);
     };
+    // The order and content of the segments are the same if none was merged or removed.
     if merged.len() == before {
         return Ok(false);
     }
     let mut bytes = Vec::new();
     write_number(&mut bytes, merged.len() as u64);
     for segment in &merged {
-        // An active segment of memory 0 at a constant offset.
+        // An active segment of memory 0 at a constant offset: flags 0, `i32.const` (0x41), `end`
+        // (0x0b).
         bytes.extend_from_slice(&[0, 0x41]);
+        // Fits, since the offset was parsed from 32 bits.
         let at = u32::try_from(segment.start).unwrap_or(u32::MAX);
         write_signed(&mut bytes, i64::from(at.cast_signed()));
         bytes.push(0x0b);
@@ -106,11 +112,13 @@ fn merge_module(sections: &mut Vec<Section<'_>>) -> Result<bool> {
     if let Some((_, content)) = sections.get_mut(data) {
         *content = Cow::Owned(bytes);
     }
+    // The count would be wrong. The section is optional, since no instruction needs it.
     sections.retain(|(id, _)| *id != DATA_COUNT);
     Ok(true)
 }
 
-fn names_segments(code: &[u8]) -> Result<bool> {
+/// Returns whether an instruction refers to a data segment by its index.
+fn refers_to_segments(code: &[u8]) -> Result<bool> {
     for body in CodeSectionReader::new(BinaryReader::new(code, 0))? {
         for operator in body?.get_operators_reader()? {
             if matches!(
@@ -133,13 +141,16 @@ struct Segment {
     bytes: Vec<u8>,
 }
 
-/// Returns the merged segments in the same order. `None` if an offset is unknown.
+/// Returns the merged segments in the same order. Returns `None` if the offset of a segment is not
+/// constant.
 fn merge_data(reader: DataSectionReader<'_>) -> Result<Option<Vec<Segment>>> {
+    // Segments are applied in order and may overlap, so their order is retained.
     let mut merged: Vec<Segment> = Vec::new();
     let mut zeros_left = MAX_ZEROS;
     let mut highest_end = 0;
     for data in reader {
         let data = data?;
+        // A passive segment without an instruction that uses it has no effect.
         if matches!(data.kind, DataKind::Passive) {
             continue;
         }
@@ -147,6 +158,7 @@ fn merge_data(reader: DataSectionReader<'_>) -> Result<Option<Vec<Segment>>> {
             return Ok(None);
         };
         let gap = merged.last().and_then(|last| {
+            // Cannot overflow: an offset has 32 bits, and a segment is part of the binary.
             let end = last.start + last.bytes.len() as u64;
             let gap = start.checked_sub(end)?;
             // The zeros must not overwrite data of an earlier segment.
@@ -169,6 +181,7 @@ fn merge_data(reader: DataSectionReader<'_>) -> Result<Option<Vec<Segment>>> {
     Ok(Some(merged))
 }
 
+/// Returns the offset of an active segment of memory 0, if it is a constant.
 fn constant_start(data: &Data<'_>) -> Result<Option<u64>> {
     let DataKind::Active {
         memory_index: 0,
@@ -267,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_with_an_imported_memory_and_broken_ones_stay_as_they_are() {
+    fn modules_with_an_imported_memory_and_invalid_modules_are_unchanged() {
         let imported = wat::parse_str(
             r#"(module (import "a" "b" (memory 1))
                 (data (i32.const 8) "a") (data (i32.const 12) "b"))"#,

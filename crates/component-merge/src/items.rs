@@ -1,7 +1,7 @@
-//! Parsed items of a component, and the references between them.
+//! Parses a component into items, and finds the references between the items.
 
 use crate::binary_sections::{COMPONENT_HEAD, borrowed_sections, write_number};
-use crate::core_module::{KINDS, Result, Unmergeable, kind_number};
+use crate::core_module::{FUNCTION, KINDS, MEMORY, Result, Unmergeable, kind_number};
 use std::borrow::Cow;
 use wasmparser::{
     BinaryReader, CanonicalFunction, CanonicalOption, ComponentAlias, ComponentAliasSectionReader,
@@ -11,6 +11,7 @@ use wasmparser::{
     InstanceSectionReader,
 };
 
+/// Ids of a component's sections.
 pub(crate) const CORE_MODULE: u8 = 1;
 const CORE_INSTANCE: u8 = 2;
 const COMPONENT: u8 = 4;
@@ -23,7 +24,7 @@ const EXPORT: u8 = 11;
 /// Maximum depth of nested components.
 const MAX_DEPTH: usize = 8;
 
-/// Item of a component.
+/// Item of a component: a section, or one entry of a section.
 pub(crate) enum Item<'a> {
     /// Section that has no reference to a core instance or to one of its items.
     Other { section: u8, content: Cow<'a, [u8]> },
@@ -41,14 +42,14 @@ pub(crate) enum Item<'a> {
     Canon(CanonicalFunction),
 }
 
-/// Reference of an item to a core instance, or to a function, table, memory or global of an
-/// instance.
+/// Reference of an item to a core instance, or to a core item: a function, table, memory or global.
 #[derive(Clone, Copy)]
 pub(crate) enum Reference {
     Instance(usize),
     Core { kind: usize, index: usize },
 }
 
+/// Converts an index of the binary format to an index of a list.
 pub(crate) fn wide(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
@@ -56,10 +57,10 @@ pub(crate) fn wide(number: u32) -> usize {
 /// Returns the core item that an option refers to.
 pub(crate) fn option_reference(option: CanonicalOption) -> Option<Reference> {
     let (kind, index) = match option {
-        CanonicalOption::Memory(index) => (2, index),
+        CanonicalOption::Memory(index) => (MEMORY, index),
         CanonicalOption::Realloc(index)
         | CanonicalOption::PostReturn(index)
-        | CanonicalOption::Callback(index) => (0, index),
+        | CanonicalOption::Callback(index) => (FUNCTION, index),
         _ => return None,
     };
     let index = wide(index);
@@ -92,10 +93,14 @@ impl Item<'_> {
                         ..
                     } => {
                         let index = wide(*core_func_index);
-                        visit(Reference::Core { kind: 0, index });
+                        visit(Reference::Core {
+                            kind: FUNCTION,
+                            index,
+                        });
                         options
                     }
                     CanonicalFunction::Lower { options, .. } => options,
+                    // Functions for resources refer to types of the component only.
                     _ => return Ok(()),
                 };
                 for option in options {
@@ -107,7 +112,8 @@ impl Item<'_> {
     }
 }
 
-/// Items in order, and the positions of core modules, core instances and core items by index.
+/// Items of a component in order. The other lists contain the positions in `list` of core modules,
+/// core instances and core items, by their index.
 #[derive(Default)]
 pub(crate) struct Items<'a> {
     pub(crate) list: Vec<Item<'a>>,
@@ -151,6 +157,7 @@ impl<'a> Items<'a> {
                     self.add_canon(canon?)?;
                 }
             }
+            // Other sections are copied unchanged, so their indices must not change.
             _ => {
                 check_section(section, content, MAX_DEPTH)?;
                 let content = Cow::Borrowed(content);
@@ -162,8 +169,10 @@ impl<'a> Items<'a> {
 
     fn add_aliases(&mut self, content: &'a [u8]) -> Result<()> {
         let reader = ComponentAliasSectionReader::new(BinaryReader::new(content, 0))?;
+        // The reader returns the offset of each alias, which is needed to copy it.
         let aliases: Vec<_> = reader.into_iter_with_offsets().collect::<Result<_, _>>()?;
         let ends = aliases.iter().skip(1).map(|(start, _)| *start);
+        // Each alias ends where the next one starts.
         let ends: Vec<_> = ends.chain([content.len()]).collect();
         for ((start, alias), end) in aliases.into_iter().zip(ends) {
             check_alias(&alias)?;
@@ -198,13 +207,14 @@ impl<'a> Items<'a> {
 
     fn add_canon(&mut self, canon: CanonicalFunction) -> Result<()> {
         match canon {
+            // A lifted function is a function of the component, not a core function.
             CanonicalFunction::Lift { .. } => {}
             CanonicalFunction::Lower { .. }
             | CanonicalFunction::ResourceNew { .. }
             | CanonicalFunction::ResourceDrop { .. }
             | CanonicalFunction::ResourceRep { .. } => {
                 let at = self.list.len();
-                self.core.first_mut().ok_or(Unmergeable)?.push(at);
+                self.core.get_mut(FUNCTION).ok_or(Unmergeable)?.push(at);
             }
             _ => return Err(Unmergeable),
         }
@@ -222,6 +232,7 @@ impl<'a> Items<'a> {
     }
 }
 
+/// Fails if an alias refers to a core module: the module could then be instantiated more often.
 fn check_alias(alias: &ComponentAlias<'_>) -> Result<()> {
     match alias {
         ComponentAlias::InstanceExport {
@@ -236,6 +247,7 @@ fn check_alias(alias: &ComponentAlias<'_>) -> Result<()> {
     }
 }
 
+/// Fails if an instance passes or exports a core module.
 fn check_instance(instance: &ComponentInstance<'_>) -> Result<()> {
     let is_module = match instance {
         ComponentInstance::Instantiate { args, .. } => args
@@ -276,6 +288,7 @@ fn check_section(section: u8, content: &[u8], depth: usize) -> Result<()> {
         }
         TYPE => {
             for ty in ComponentTypeSectionReader::new(reader)? {
+                // A destructor is a core function, whose index would change.
                 if let ComponentType::Resource { dtor: Some(_), .. } = ty? {
                     return Err(Unmergeable);
                 }

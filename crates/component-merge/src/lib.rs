@@ -56,12 +56,13 @@ pub struct Limits {
 #[must_use]
 pub fn merge_core_modules(component: &[u8], limits: &Limits) -> Option<Vec<u8>> {
     let items = Items::parse(component).ok()?;
+    // Errors need no report: the caller uses the component as it is.
     let modules = parse_modules(&items);
     let plan = Plan::make(&items, &modules).ok().flatten()?;
     Output::write(&plan, limits).ok()
 }
 
-/// Returns the core modules by index. A module that cannot be merged is `None`.
+/// Parses the core modules, by index. A module that cannot be merged is `None`.
 fn parse_modules<'a>(items: &Items<'a>) -> Vec<Option<CoreModule<'a>>> {
     let parse = |at: &usize| match items.list.get(*at) {
         Some(Item::Module(binary)) => CoreModule::parse(binary).ok(),

@@ -1,8 +1,10 @@
-//! Linking of core modules into one. An import of one module from another becomes an index within
-//! the linked module.
+//! Linking of core modules (the members of a merge) into one. An import of one member from another
+//! becomes an index within the linked module.
 
 use crate::Limits;
-use crate::core_module::{CoreModule, KINDS, Result, Unmergeable, kind_of, narrow};
+use crate::core_module::{
+    CoreModule, FUNCTION, GLOBAL, KINDS, MEMORY, Result, TABLE, Unmergeable, kind_of, narrow,
+};
 use crate::items::wide;
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -17,12 +19,12 @@ const OTHER_INSTANCE_BYTES: usize = 64 << 10;
 
 type Reencoded<T> = Result<T, reencode::Error>;
 
-/// Definition that a member's import refers to.
+/// Definition to which an import of a member refers.
 #[derive(Clone, Copy)]
 pub(crate) enum ImportTarget {
-    /// Import of the linked module, by number.
+    /// Import of the linked module, by its number among these imports.
     External(usize),
-    /// Item of an earlier member, by its index in that member.
+    /// Item of an earlier member, by its kind and its index in that member.
     Member {
         member: usize,
         kind: usize,
@@ -37,7 +39,7 @@ pub(crate) struct Member<'a> {
     pub(crate) imports: Vec<ImportTarget>,
 }
 
-/// Export of the linked module: an item of a member, by its index in that member.
+/// Export of the linked module: an item of a member, by its kind and its index in that member.
 pub(crate) struct LinkedExport {
     pub(crate) name: String,
     pub(crate) member: usize,
@@ -45,43 +47,51 @@ pub(crate) struct LinkedExport {
     pub(crate) index: u32,
 }
 
-/// Value of an immutable global.
+/// Known value of an immutable global.
 #[derive(Clone, Copy)]
 enum Constant {
     I32(i32),
     I64(i64),
 }
 
-/// Indices of a member's types and items in the linked module.
+/// Maps the indices of a member's types and items to indices in the linked module.
 #[derive(Default)]
 struct Numbers {
+    /// New indices, by old index.
     types: Vec<u32>,
+    /// New indices by kind and old index. Imports come first.
     items: [Vec<u32>; KINDS],
+    /// New index of the first element segment.
     first_element: u32,
+    /// New index of the first data segment.
     first_data: u32,
 }
 
-/// Reencoder of one member.
+/// Reencoder of one member, which replaces all indices.
 struct Relocation<'a> {
     numbers: &'a Numbers,
     /// Values of immutable globals, by index in the linked module.
     constants: &'a [Option<Constant>],
 }
 
-fn moved(numbers: &[u32], index: u32) -> Reencoded<u32> {
+/// Returns the new index of `index`.
+fn new_index(numbers: &[u32], index: u32) -> Reencoded<u32> {
     let found = usize::try_from(index).ok().and_then(|at| numbers.get(at));
     found.copied().ok_or(reencode::Error::InvalidConstExpr)
 }
 
 impl Relocation<'_> {
+    /// Returns the new index of a function, table, memory or global.
     fn item(&self, kind: usize, index: u32) -> Reencoded<u32> {
         let numbers = self.numbers.items.get(kind).map_or(&[][..], Vec::as_slice);
-        moved(numbers, index)
+        new_index(numbers, index)
     }
 
-    /// Evaluates a constant expression. Returns `None` if the value depends on an import, or if the
-    /// expression is not one of integers. The offset of a segment may read imported globals.
+    /// Evaluates a constant expression of integers. Returns `None` if the value depends on an
+    /// import, or if the expression has other operators. The expression may read globals of earlier
+    /// members, whose values are known.
     fn constant(&self, expression: &ConstExpr<'_>) -> Result<Option<Constant>> {
+        // Constant expressions are programs of a stack machine.
         let mut stack = Vec::new();
         for operator in expression.get_operators_reader() {
             let top = |stack: &mut Vec<Constant>| stack.pop().ok_or(Unmergeable);
@@ -89,9 +99,10 @@ impl Relocation<'_> {
                 Operator::I32Const { value } => stack.push(Constant::I32(value)),
                 Operator::I64Const { value } => stack.push(Constant::I64(value)),
                 Operator::GlobalGet { global_index } => {
-                    let number = self.item(3, global_index)?;
+                    let number = self.item(GLOBAL, global_index)?;
                     let at = usize::try_from(number).map_err(|_| Unmergeable)?;
                     let Some(Some(value)) = self.constants.get(at) else {
+                        // A mutable global, or a global that the linked module imports.
                         return Ok(None);
                     };
                     stack.push(*value);
@@ -103,6 +114,7 @@ impl Relocation<'_> {
                     _ => return Err(Unmergeable),
                 },
                 Operator::End => {}
+                // Another operator is valid, but its value is not computed here.
                 _ => return Ok(None),
             }
         }
@@ -114,26 +126,27 @@ impl Reencode for Relocation<'_> {
     type Error = Infallible;
 
     fn type_index(&mut self, index: u32) -> Reencoded<u32> {
-        moved(&self.numbers.types, index)
+        new_index(&self.numbers.types, index)
     }
 
     fn function_index(&mut self, index: u32) -> Reencoded<u32> {
-        self.item(0, index)
+        self.item(FUNCTION, index)
     }
 
     fn table_index(&mut self, index: u32) -> Reencoded<u32> {
-        self.item(1, index)
+        self.item(TABLE, index)
     }
 
     fn memory_index(&mut self, index: u32) -> Reencoded<u32> {
-        self.item(2, index)
+        self.item(MEMORY, index)
     }
 
     fn global_index(&mut self, index: u32) -> Reencoded<u32> {
-        self.item(3, index)
+        self.item(GLOBAL, index)
     }
 
     fn element_index(&mut self, index: u32) -> Reencoded<u32> {
+        // Wraps only for invalid input. The caller validates the output.
         Ok(index.wrapping_add(self.numbers.first_element))
     }
 
@@ -151,9 +164,9 @@ impl Reencode for Relocation<'_> {
     }
 }
 
-/// Links `members` into one module, which imports the number of `externals` from the module "",
-/// named by their numbers. Segments are applied in the order of the members, segments of tables
-/// before segments of memories.
+/// Links `members` into one module. The module imports `externals` items from the module "", named
+/// by their numbers. Segments are applied in the order of the members, segments of tables before
+/// segments of memories.
 ///
 /// # Errors
 ///
@@ -170,8 +183,11 @@ pub(crate) fn link(
 /// Sections of the linked module.
 #[derive(Default)]
 struct Linker {
+    /// Indices by member.
     numbers: Vec<Numbers>,
+    /// Values of the linked module's globals, if known, by index.
     constants: Vec<Option<Constant>>,
+    /// Indices of the types, so that equal types are written once.
     known_types: HashMap<FuncType, u32>,
     types: wasm_encoder::TypeSection,
     imports: wasm_encoder::ImportSection,
@@ -193,6 +209,7 @@ impl Linker {
         exports: &[LinkedExport],
         limits: &Limits,
     ) -> Result<Vec<u8>> {
+        // The order matters: imports refer to types, and definitions refer to imports.
         self.add_types(members)?;
         let imported = self.import(members, externals)?;
         self.number(members, &imported)?;
@@ -201,20 +218,22 @@ impl Linker {
             self.add(at, member.module)?;
             has_data_count |= member.module.has_data_count;
         }
+        // Checked before the module is returned: the runtime would reject every instance.
         let instance_bytes = self.max_instance_bytes(members, externals + exports.len())?;
         self.check_limits(limits, instance_bytes)?;
         let export_section = self.export_section(exports)?;
         Ok(self.finish(&export_section, has_data_count))
     }
 
+    /// Returns the export section of the linked module.
     fn export_section(&self, exports: &[LinkedExport]) -> Result<wasm_encoder::ExportSection> {
         let mut export_section = wasm_encoder::ExportSection::new();
         for export in exports {
             let number = self.number_of(export.member, export.kind, export.index)?;
             let kind = match export.kind {
-                0 => wasm_encoder::ExportKind::Func,
-                1 => wasm_encoder::ExportKind::Table,
-                2 => wasm_encoder::ExportKind::Memory,
+                FUNCTION => wasm_encoder::ExportKind::Func,
+                TABLE => wasm_encoder::ExportKind::Table,
+                MEMORY => wasm_encoder::ExportKind::Memory,
                 _ => wasm_encoder::ExportKind::Global,
             };
             export_section.export(&export.name, kind, number);
@@ -234,6 +253,7 @@ impl Linker {
             .section(&self.globals)
             .section(exports)
             .section(&self.elements);
+        // Without the section, instructions must not refer to data segments.
         if has_data_count {
             let count = self.data.len();
             module.section(&wasm_encoder::DataCountSection { count });
@@ -254,6 +274,7 @@ impl Linker {
             .iter()
             .filter_map(|member| member.module.elements.as_ref());
         for elements in element_sections {
+            // Every function in a segment needs a reference in the instance's record.
             for element in elements.clone() {
                 references += match element?.items {
                     ElementItems::Functions(functions) => wide(functions.count()),
@@ -273,6 +294,7 @@ impl Linker {
         if is_within { Ok(()) } else { Err(Unmergeable) }
     }
 
+    /// Adds the types of all members. Equal types get the same index.
     fn add_types(&mut self, members: &[Member<'_>]) -> Result<()> {
         for member in members {
             let mut numbers = Numbers::default();
@@ -281,6 +303,7 @@ impl Linker {
                     Some(number) => *number,
                     None => {
                         let number = narrow(self.known_types.len())?;
+                        // Types are compared by their structure, so a hash map finds equal types.
                         let ty = self.known_types.entry(ty.clone()).insert_entry(number);
                         let plain = reencode::RoundtripReencoder.func_type(ty.key().clone())?;
                         self.types.ty().func_type(&plain);
@@ -294,9 +317,10 @@ impl Linker {
         Ok(())
     }
 
-    /// Adds the imports that no member defines. Returns kind and index of each.
+    /// Adds the imports that no member defines. Returns the kind and the index of each, by number.
     fn import(&mut self, members: &[Member<'_>], externals: usize) -> Result<Vec<(usize, u32)>> {
-        // The first member that imports an external determines its type.
+        // The first member that imports an external item determines the type of the import.
+        // By number of the external item: the importing member and the type of the import.
         let mut found = vec![None; externals];
         for (at, member) in members.iter().enumerate() {
             for (import, target) in member.module.imports.iter().zip(&member.imports) {
@@ -309,8 +333,10 @@ impl Linker {
         let mut counts = [0; KINDS];
         let mut imported = Vec::new();
         for (external, place) in found.into_iter().enumerate() {
+            // Every external item is imported by at least one member.
             let (at, ty) = place.ok_or(Unmergeable)?;
             let kind = kind_of(&ty)?;
+            // Types of imports refer to types only, so no constants are needed.
             let mut relocation = Relocation {
                 numbers: self.numbers.get(at).ok_or(Unmergeable)?,
                 constants: &[],
@@ -320,21 +346,22 @@ impl Linker {
             let count = counts.get_mut(kind).ok_or(Unmergeable)?;
             imported.push((kind, *count));
             *count += 1;
-            if kind == 3 {
+            if kind == GLOBAL {
                 self.constants.push(None);
             }
         }
         Ok(imported)
     }
 
+    /// Returns the new index of a member's item.
     fn number_of(&self, member: usize, kind: usize, index: u32) -> Result<u32> {
         let numbers = self.numbers.get(member).ok_or(Unmergeable)?;
         let items = numbers.items.get(kind).ok_or(Unmergeable)?;
-        Ok(moved(items, index)?)
+        Ok(new_index(items, index)?)
     }
 
-    /// Assigns indices to the items of all members: first the imports, then the definitions of the
-    /// members in order.
+    /// Assigns indices to the items of all members: first to the imports, then to the definitions
+    /// of the members in order.
     fn number(&mut self, members: &[Member<'_>], imported: &[(usize, u32)]) -> Result<()> {
         let mut next = [0_u32; KINDS];
         for (kind, _) in imported {
@@ -353,6 +380,7 @@ impl Linker {
                         index,
                     } => (kind, self.number_of(member, kind, index)?),
                 };
+                // An invalid component may pass an item of another kind.
                 if kind != kind_of(&import.ty)? {
                     return Err(Unmergeable);
                 }
@@ -370,12 +398,13 @@ impl Linker {
         Ok(())
     }
 
-    /// Adds the definitions of a member.
+    /// Adds the definitions of a member. Its indices must be assigned.
     fn add(&mut self, at: usize, module: &CoreModule<'_>) -> Result<()> {
         let numbers = self.numbers.get_mut(at).ok_or(Unmergeable)?;
         numbers.first_element = self.elements.len();
         numbers.first_data = self.data.len();
         let numbers = &*numbers;
+        // Globals come first, since segments and later members use their values.
         for global in &module.globals {
             let mut relocation = Relocation {
                 numbers,
@@ -411,6 +440,8 @@ impl Linker {
         if let Some(data) = &module.data {
             relocation.parse_data_section(&mut self.data, data.clone())?;
         }
+        // The first function indices belong to imports. The member that defines a function names
+        // it.
         let imported = module.imports.iter();
         let imported = imported.filter(|import| matches!(import.ty, TypeRef::Func(_)));
         let imported = narrow(imported.count())?;

@@ -1,8 +1,8 @@
-//! Writes the component around the merged module.
+//! Writes the component with the merged module in place of its members.
 
 use crate::Limits;
 use crate::binary_sections::{COMPONENT_HEAD, MODULE_HEAD, write_section};
-use crate::core_module::{KINDS, Result, Unmergeable, kind_number, narrow};
+use crate::core_module::{FUNCTION, KINDS, Result, Unmergeable, kind_number, narrow};
 use crate::items::{CORE_MODULE, Item, Reference, option_reference, wide};
 use crate::linking::link;
 use crate::plan::{External, Placement, Plan, export_name, imports_from};
@@ -24,14 +24,17 @@ fn export_kind(kind: usize) -> Result<ExportKind> {
     EXPORT_KINDS.get(kind).copied().ok_or(Unmergeable)
 }
 
-/// Component that is being written.
+/// Component that is being written, with the new indices of its items.
 pub(crate) struct Output<'p, 'a> {
     plan: &'p Plan<'p, 'a>,
     binary: Vec<u8>,
     /// New indices of core instances and of their items, by position of the defining item.
     numbers: HashMap<usize, u32>,
+    /// Index of the next core instance.
     next_instance: u32,
+    /// Indices of the next core items, by kind.
     next_core: [u32; KINDS],
+    /// Core instance of the merged module.
     merged_instance: u32,
 }
 
@@ -46,6 +49,7 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
             next_core: [0; KINDS],
             merged_instance: 0,
         };
+        // The exports of the merged module depend on the items that are written.
         let is_written = plan.written_items()?;
         let (members, externals) = plan.resolved_members()?;
         let merged = link(
@@ -54,16 +58,19 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
             &plan.exports(&is_written)?,
             limits,
         )?;
-        let (last_instance, slot) = *plan.members.last().ok_or(Unmergeable)?;
+        let (last_instance, last_module) = *plan.members.last().ok_or(Unmergeable)?;
         let last = plan.items.target(Reference::Instance(last_instance))?;
         let replaced: HashSet<_> = plan.members.iter().map(|(_, module)| *module).collect();
+        // The merged module is instantiated in place of the last member: all other items that it
+        // requires are written before.
         let mut modules = 0;
-        let mut late = Vec::new();
+        // Items that require a member but precede the last member. They are written after it.
+        let mut deferred = Vec::new();
         for (at, item) in plan.items.list.iter().enumerate() {
             if let Item::Module(binary) = item {
-                // Indices of modules stay the same. The merged module replaces the last member; the
-                // other members become empty modules.
-                let binary = match (modules == slot, replaced.contains(&modules)) {
+                // The indices of modules do not change. The merged module takes the place of the
+                // last member's module; the modules of the other members become empty.
+                let binary = match (modules == last_module, replaced.contains(&modules)) {
                     (true, _) => &merged,
                     (false, true) => MODULE_HEAD,
                     (false, false) => binary,
@@ -71,15 +78,16 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
                 write_section(&mut output.binary, CORE_MODULE, binary);
                 modules += 1;
             } else if is_written.get(at) == Some(&true) {
-                let is_late = at < last && plan.placements.get(at) > Some(&Placement::Before);
-                if is_late {
-                    late.push((at, item))
+                let is_deferred = at < last && plan.placements.get(at) > Some(&Placement::Before);
+                if is_deferred {
+                    deferred.push((at, item))
                 } else {
                     output.item(at, item)?
                 }
+            // All external items have their new indices now.
             } else if at == last {
-                output.instantiate(slot, &externals)?;
-                for (at, item) in late.drain(..) {
+                output.instantiate(last_module, &externals)?;
+                for (at, item) in deferred.drain(..) {
                     output.item(at, item)?;
                 }
             }
@@ -87,21 +95,25 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         Ok(output.binary)
     }
 
+    /// Appends a section with one entry.
     fn section(&mut self, section: &impl ComponentSection) {
         section.append_to_component(&mut self.binary);
     }
 
+    /// Returns the new index of a core instance or core item.
     fn new_number(&self, reference: Reference) -> Result<u32> {
         let at = self.plan.items.target(reference)?;
         self.numbers.get(&at).copied().ok_or(Unmergeable)
     }
 
+    /// Assigns an index to a new core instance.
     fn count_instance(&mut self) -> u32 {
         let number = self.next_instance;
         self.next_instance += 1;
         number
     }
 
+    /// Assigns an index to a new core item.
     fn count_core(&mut self, kind: usize) -> Result<u32> {
         let next = self.next_core.get_mut(kind).ok_or(Unmergeable)?;
         *next += 1;
@@ -120,7 +132,7 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         self.count_core(kind)
     }
 
-    /// Writes an instance made of items, and returns its index.
+    /// Writes an instance that consists of listed items, and returns its index.
     fn instance_of(&mut self, exports: &[(String, ExportKind, u32)]) -> u32 {
         let mut section = InstanceSection::new();
         section.export_items(
@@ -133,8 +145,9 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
     }
 
     /// Writes the instance of the merged module with its imports.
-    fn instantiate(&mut self, slot: usize, externals: &[External<'a>]) -> Result<()> {
+    fn instantiate(&mut self, module: usize, externals: &[External<'a>]) -> Result<()> {
         let mut exports = Vec::new();
+        // The instance of items passes the imports by their number as name.
         for (number, external) in externals.iter().enumerate() {
             let (kind, index) = match *external {
                 External::Core { kind, index } => {
@@ -153,7 +166,7 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         }
         let imports = self.instance_of(&exports);
         let mut section = InstanceSection::new();
-        section.instantiate(narrow(slot)?, [("", ModuleArg::Instance(imports))]);
+        section.instantiate(narrow(module)?, [("", ModuleArg::Instance(imports))]);
         self.section(&section);
         self.merged_instance = self.count_instance();
         Ok(())
@@ -210,10 +223,11 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
             },
             Item::Canon(canon) => {
                 self.canon(canon)?;
+                // A lifted function has no core index.
                 if matches!(canon, CanonicalFunction::Lift { .. }) {
                     return Ok(());
                 }
-                self.count_core(0)?
+                self.count_core(FUNCTION)?
             }
         };
         self.numbers.insert(at, number);
@@ -230,6 +244,7 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         Ok(self.instance_of(&exports))
     }
 
+    /// Writes a function that converts between core and component values.
     fn canon(&mut self, canon: &CanonicalFunction) -> Result<()> {
         let mut section = CanonicalFunctionSection::new();
         match canon {
@@ -239,7 +254,10 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
                 options,
             } => {
                 let index = wide(*core_func_index);
-                let function = self.new_number(Reference::Core { kind: 0, index })?;
+                let function = self.new_number(Reference::Core {
+                    kind: FUNCTION,
+                    index,
+                })?;
                 section.lift(function, *type_index, self.options(options)?);
             }
             CanonicalFunction::Lower {
@@ -263,6 +281,7 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         Ok(())
     }
 
+    /// Returns the options with new indices.
     fn options(&self, options: &[CanonicalOption]) -> Result<Vec<wasm_encoder::CanonicalOption>> {
         let renumbered = |option: &CanonicalOption| {
             let number = match option_reference(*option) {

@@ -1,4 +1,5 @@
-//! Selection of the core modules to merge, and the order of the other items around them.
+//! Selects the core modules to merge (the members), and the position of all other items relative to
+//! them.
 
 use crate::core_module::{CoreModule, Result, Unmergeable, kind_number, kind_of};
 use crate::items::{COMPONENT_INSTANCE, Item, Items, Reference, wide};
@@ -6,27 +7,27 @@ use crate::linking::{ImportTarget, LinkedExport, Member};
 use std::collections::{BTreeSet, HashMap};
 use wasmparser::{CanonicalFunction, Export, Instance};
 
-/// Maximum number of steps for resolving all imports.
+/// Maximum number of steps for resolving all imports. Bounds the time for hostile components.
 const MAX_STEPS: usize = 10_000_000;
 
-/// Position of an item relative to the members.
+/// Position of an item relative to the members. The order of the variants matters: an item is
+/// placed at least as late as each item to which it refers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Placement {
     /// The item requires no member.
     Before,
     /// The item is a member, or an alias or instance of exports of members.
     Within,
-    /// The item requires a member and cannot be merged.
-    Behind,
+    /// The item requires a member and cannot be merged. It is written after the merged module.
+    After,
 }
 
 /// Function, memory, table or global that the merged module imports.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum External<'a> {
-    Core {
-        kind: usize,
-        index: usize,
-    },
+    /// Item with an index in the component.
+    Core { kind: usize, index: usize },
+    /// Export of an instance of a module that is not merged.
     OfInstance {
         instance: usize,
         kind: usize,
@@ -37,13 +38,15 @@ pub(crate) enum External<'a> {
 /// Selection of the members, with the items around them.
 pub(crate) struct Plan<'p, 'a> {
     pub(crate) items: &'p Items<'a>,
+    /// Parsed core modules, by index. `None` if a module cannot be merged.
     modules: &'p [Option<CoreModule<'a>>],
+    /// Positions of the items, in the order of `items.list`.
     pub(crate) placements: Vec<Placement>,
     /// Core instances of the members, in order, with the indices of their modules.
     pub(crate) members: Vec<(usize, usize)>,
     /// Members by core instance.
     pub(crate) member_of: HashMap<usize, usize>,
-    /// Exports (kind and index) of instances that are made of items, by core instance.
+    /// Exports (kind and index) of instances that consist of listed items, by core instance.
     item_instances: HashMap<usize, HashMap<&'a str, (usize, usize)>>,
 }
 
@@ -62,31 +65,37 @@ impl<'p, 'a> Plan<'p, 'a> {
             item_instances: HashMap::new(),
         };
         let uses = plan.count_instantiations()?;
-        // Set at the first lifted function or component instance: it may use any item afterwards.
+        // Set at the first lifted function or component instance. Either may call into any earlier
+        // item, which must exist by then, so no later module becomes a member.
         let mut is_member_forbidden = false;
         let mut instance = 0;
         for item in &items.list {
+            // The references of an item are earlier in the list, so their placements are known.
             let needed = plan.placement_of_references(item)?;
             let placement = match item {
+                // An instance of a nested component has no reference to core items.
                 Item::Other { section, .. } if *section == COMPONENT_INSTANCE => {
                     is_member_forbidden = true;
                     Placement::Before
                 }
+                // Such an item stays where its references permit it.
                 Item::Other { .. } | Item::Module(_) | Item::Alias { .. } => needed,
                 Item::Canon(CanonicalFunction::Lift { .. }) => {
                     is_member_forbidden = true;
-                    Placement::Behind
+                    Placement::After
                 }
+                // A lowered function is an import of the members if it exists before all of them.
                 Item::Canon(_) if needed == Placement::Before && !is_member_forbidden => {
                     Placement::Before
                 }
-                Item::Canon(_) => Placement::Behind,
+                Item::Canon(_) => Placement::After,
                 Item::Instance(Instance::FromExports(exports)) => {
                     plan.add_item_instance(instance, exports)?;
                     needed
                 }
                 Item::Instance(Instance::Instantiate { module_index, .. }) => {
                     let module = wide(*module_index);
+                    // Two instances need two memories. The merged module has only one instance.
                     let is_used_once = uses.get(module) == Some(&1);
                     plan.add_instance(
                         instance,
@@ -97,6 +106,7 @@ impl<'p, 'a> Plan<'p, 'a> {
                 }
             };
             plan.placements.push(placement);
+            // Instances are numbered in the order of their definitions.
             instance += usize::from(matches!(item, Item::Instance(_)));
         }
         Ok((plan.members.len() > 1).then_some(plan))
@@ -116,15 +126,17 @@ impl<'p, 'a> Plan<'p, 'a> {
     /// Returns the last placement among the items that `item` refers to.
     fn placement_of_references(&self, item: &Item<'a>) -> Result<Placement> {
         let mut last = Placement::Before;
+        // An unknown target belongs to an invalid component.
+        // A reference to a later item would also be invalid.
         item.references(|reference| {
             let target = self.items.target(reference).ok();
             let placement = target.and_then(|at| self.placements.get(at)).copied();
-            last = last.max(placement.unwrap_or(Placement::Behind));
+            last = last.max(placement.unwrap_or(Placement::After));
         })?;
         Ok(last)
     }
 
-    /// Records the exports of an instance that is made of items.
+    /// Records the exports of an instance that consists of listed items.
     fn add_item_instance(&mut self, instance: usize, exports: &[Export<'a>]) -> Result<()> {
         let mut items = HashMap::new();
         for export in exports {
@@ -143,14 +155,14 @@ impl<'p, 'a> Plan<'p, 'a> {
         needed: Placement,
     ) -> Placement {
         let is_parsed = self.modules.get(module).is_some_and(Option::is_some);
-        if is_parsed && may_move && needed < Placement::Behind {
+        if is_parsed && may_move && needed < Placement::After {
             self.member_of.insert(instance, self.members.len());
             self.members.push((instance, module));
             return Placement::Within;
         }
         match needed {
             Placement::Before => Placement::Before,
-            Placement::Within | Placement::Behind => Placement::Behind,
+            Placement::Within | Placement::After => Placement::After,
         }
     }
 
@@ -181,7 +193,9 @@ impl<'p, 'a> Plan<'p, 'a> {
         steps: &mut usize,
     ) -> Result<Resolved<'a>> {
         loop {
+            // Instances can form long chains of aliases, and each import follows its chain.
             *steps = steps.checked_sub(1).ok_or(Unmergeable)?;
+            // The chain ends at an export of a member, at an item, or at another instance.
             if let Some(member) = self.member_of.get(&instance) {
                 let exports = &self.member_module(*member)?.exports;
                 let export = exports.get(name).ok_or(Unmergeable)?;
@@ -192,6 +206,7 @@ impl<'p, 'a> Plan<'p, 'a> {
                 });
             }
             let Some(exports) = self.item_instances.get(&instance) else {
+                // The instance of a module that is not a member.
                 return Ok(Resolved::External(External::OfInstance {
                     instance,
                     kind,
@@ -201,6 +216,7 @@ impl<'p, 'a> Plan<'p, 'a> {
             let (kind, index) = *exports.get(name).ok_or(Unmergeable)?;
             let at = self.items.target(Reference::Core { kind, index })?;
             match self.items.list.get(at) {
+                // The item is an alias of another instance's export: continue there.
                 Some(Item::Alias {
                     instance: of,
                     name: as_name,
@@ -224,6 +240,7 @@ impl<'p, 'a> Plan<'p, 'a> {
             let Instance::Instantiate { args, .. } = self.instance(*instance)? else {
                 return Err(Unmergeable);
             };
+            // A module imports each item from a named argument.
             let arguments: HashMap<_, _> = args.iter().map(|a| (a.name, wide(a.index))).collect();
             let module = self.module(*module)?;
             let mut imports = Vec::new();
@@ -232,6 +249,7 @@ impl<'p, 'a> Plan<'p, 'a> {
                 let kind = kind_of(&import.ty)?;
                 imports.push(match self.resolve(from, kind, import.name, &mut steps)? {
                     Resolved::External(external) => {
+                        // The same external item is imported once.
                         let number = *known.entry(external).or_insert(externals.len());
                         if number == externals.len() {
                             externals.push(external);
@@ -254,14 +272,16 @@ impl<'p, 'a> Plan<'p, 'a> {
         Ok((members, externals))
     }
 
-    /// Returns for each item whether it is written. Members, and items that only members need, are
-    /// not written.
+    /// Returns whether each item is written. Members are not written, and neither are items that
+    /// only members need.
     pub(crate) fn written_items(&self) -> Result<Vec<bool>> {
+        // Items outside of the merge are always written. Their references make other items needed.
         let mut is_needed = vec![false; self.items.list.len()];
+        // In reverse order: an item refers only to earlier items.
         for (at, item) in self.items.list.iter().enumerate().rev() {
-            let is_between = self.placements.get(at) == Some(&Placement::Within);
+            let is_within = self.placements.get(at) == Some(&Placement::Within);
             let needed = is_needed.get_mut(at).ok_or(Unmergeable)?;
-            *needed |= !is_between;
+            *needed |= !is_within;
             if !*needed {
                 continue;
             }
@@ -272,6 +292,7 @@ impl<'p, 'a> Plan<'p, 'a> {
                 *is_needed.get_mut(target).ok_or(Unmergeable)? = true;
             }
         }
+        // Written items refer to exports of the merged module instead.
         for (instance, _) in &self.members {
             let at = self.items.target(Reference::Instance(*instance))?;
             *is_needed.get_mut(at).ok_or(Unmergeable)? = false;
@@ -281,13 +302,14 @@ impl<'p, 'a> Plan<'p, 'a> {
 
     /// Returns the exports of the merged module: the exports of members that written items use.
     pub(crate) fn exports(&self, is_written: &[bool]) -> Result<Vec<LinkedExport>> {
+        // Sorted and without duplicates, so that equal components give equal bytes.
         let mut named = BTreeSet::new();
         for (item, _) in self
             .items
             .list
             .iter()
             .zip(is_written)
-            .filter(|(_, is)| **is)
+            .filter(|(_, is_written)| **is_written)
         {
             match item {
                 Item::Alias { instance, name, .. } => {
@@ -299,6 +321,8 @@ impl<'p, 'a> Plan<'p, 'a> {
                         let Some(member) = self.member_of.get(&wide(argument.index)) else {
                             continue;
                         };
+                        // An instance of another module receives the exports that this module
+                        // imports.
                         let module = self.module(wide(*module_index))?;
                         let imports = imports_from(module, argument.name)?;
                         named.extend(imports.into_iter().map(|(_, name)| (*member, name)));
@@ -321,7 +345,7 @@ impl<'p, 'a> Plan<'p, 'a> {
     }
 }
 
-/// Returns kinds and names of the imports of a module from `from`.
+/// Returns kind and name of each import that a module has from the argument `from`.
 pub(crate) fn imports_from<'a>(
     module: &CoreModule<'a>,
     from: &str,
@@ -337,6 +361,7 @@ pub(crate) fn imports_from<'a>(
 
 /// Returns the name of a member's export among the exports of the merged module.
 pub(crate) fn export_name(member: usize, name: &str) -> String {
+    // The number makes the name unique, since two members may export the same name.
     format!("{member} {name}")
 }
 

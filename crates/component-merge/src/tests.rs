@@ -1,3 +1,5 @@
+//! Tests that merged components behave as before. Wasmtime executes both forms.
+
 use crate::binary_sections::{COMPONENT_HEAD, MODULE_HEAD, sections};
 use crate::{Limits, merge_core_modules};
 use wasmtime::component::{Component, Linker};
@@ -116,6 +118,7 @@ fn run(component: &[u8]) -> wasmtime::Result<u32> {
 /// Returns the number of core modules that are not empty.
 fn modules(component: &[u8]) -> usize {
     let body = component.strip_prefix(COMPONENT_HEAD).unwrap();
+    // The modules of merged members remain as empty modules.
     let sections = sections(body).unwrap().into_iter();
     sections
         .filter(|(id, content)| *id == 1 && content.as_ref() != MODULE_HEAD)
@@ -127,7 +130,7 @@ fn parsed(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn libraries_are_one_module_that_does_the_same() {
+fn merged_libraries_give_the_same_result() {
     let component = parsed(LIBRARIES);
     let merged = merge(&component).unwrap();
     // (7 + 5) * 2 by name and by the table, two calls, a name of four bytes.
@@ -184,8 +187,9 @@ const SECOND: &str = r#"(import "a" "f" (func $f (param i32) (result i32)))
     (func (export "run") (param i32) (result i32) (call $f (local.get 0)))"#;
 
 #[test]
-fn what_cannot_be_merged_stays_as_it_is() {
+fn unsupported_components_are_not_merged() {
     assert_eq!(run(&merge(&two(FIRST, SECOND, "")).unwrap()).unwrap(), 21);
+    // A start function.
     let start = format!("{FIRST} (func $s) (start $s)");
     for (first, more) in [
         (start.as_str(), ""),
@@ -228,7 +232,7 @@ fn what_cannot_be_merged_stays_as_it_is() {
 }
 
 #[test]
-fn a_module_behind_a_function_of_the_component_keeps_its_place() {
+fn a_module_after_a_component_function_is_not_merged() {
     let third = format!("(core module $c {SECOND})");
     let component = two(
         FIRST,
@@ -247,7 +251,7 @@ fn a_module_behind_a_function_of_the_component_keeps_its_place() {
 }
 
 #[test]
-fn broken_components_are_left_to_the_compiler() {
+fn corrupted_components_are_rejected_or_merged_correctly() {
     let component = parsed(LIBRARIES);
     for length in 0..component.len() {
         merge(&component[..length]);
