@@ -1,4 +1,4 @@
-//! Cancellation of an import by another thread.
+//! Cancellation of an import from another thread.
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -16,8 +16,9 @@ use std::time::Instant;
 #[derive(Clone)]
 pub struct Cancel(Arc<CancelInner>);
 
+/// Shared state of all clones.
 struct CancelInner {
-    /// Readable once cancelled.
+    /// Readable after the cancellation. Never read, so it wakes all waiting threads.
     event: EventFd,
     state: Mutex<CancelState>,
 }
@@ -70,7 +71,8 @@ impl Cancel {
             let _ = kill(*puller, Signal::SIGKILL);
         }
         drop(state);
-        // If the write fails because the counter is full, the event is already readable.
+        // Ignore the error: the write fails only if the counter is full, and then the event is
+        // already readable.
         let _ = self.0.event.write(1);
     }
 
@@ -79,14 +81,17 @@ impl Cancel {
         self.state().cancelled
     }
 
+    /// Adds a puller that a cancellation kills.
     pub(crate) fn register(&self, puller: Pid) {
         let mut state = self.state();
         state.pullers.push(puller);
+        // The cancellation may have happened between the start of the process and this call.
         if state.cancelled {
             let _ = kill(puller, Signal::SIGKILL);
         }
     }
 
+    /// Removes a puller. The caller must call this before it waits for the process.
     pub(crate) fn unregister(&self, puller: Pid) {
         self.state().pullers.retain(|p| *p != puller);
     }

@@ -1,4 +1,5 @@
-//! Connections of pullers, subject to the host's rules.
+//! Opens the connections of a puller, which cannot open sockets itself, under the rules of the
+//! host.
 
 use crate::cancel::Cancel;
 use crate::error::PullError;
@@ -29,9 +30,12 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// 3. To other hosts without network slots: the host's owner reaches the public internet from the
 ///    host's network, under the same list of ranges. Connections for API keys are rejected.
 pub struct ConnectionGate {
+    /// Hosts that the puller reaches directly from the host's network.
     named: Vec<RegistryAddress>,
+    /// True if an API key requested the pull.
     by_key: bool,
     network: Option<(Network, Handle)>,
+    /// Network slot of this puller, taken at the first connection that needs it.
     lease: Option<SlotLease>,
     proxy: Option<HttpProxy>,
 }
@@ -46,10 +50,12 @@ impl ConnectionGate {
             .as_ref()
             .is_some_and(|registry| named.contains(registry));
         if !pull.by_key {
+            // The host's owner may name any registry, also in a private network.
             named.extend(requested);
         } else if registries.network.is_none() && !is_allowed {
             return Err(PullError::NoNetwork(registry.to_owned()));
         }
+        // The proxy may reach private networks, so an API key must not use it.
         let proxy = if pull.by_key {
             None
         } else {
@@ -64,7 +70,7 @@ impl ConnectionGate {
         })
     }
 
-    /// Opens a connection. The error is a message for the host's owner.
+    /// Opens a connection. The error is a message for the host's owner, not for an API key.
     pub(crate) fn connect(
         &mut self,
         host: &str,
@@ -74,6 +80,7 @@ impl ConnectionGate {
         if let Some(proxy) = self.proxy.as_ref().filter(|p| p.applies_to(host, port)) {
             return proxy.connect(host, port, cancel);
         }
+        // Listed hosts are exempt from the egress rules, but only with exactly this name and port.
         if self.named.iter().any(|d| d.is(host, port)) {
             return direct(host, port, &|_| true, cancel);
         }
@@ -93,6 +100,7 @@ impl ConnectionGate {
                 let policy = EgressPolicy::new(&NetworkRules::default(), &reach)
                     .map_err(|e| e.to_string())?;
                 let own = own_addresses();
+                // The egress rules do not cover public addresses of the host itself.
                 let public = |ip: IpAddr| policy.allows(ip) && !own.contains(&ip);
                 direct(host, port, &public, cancel)
             }
@@ -106,6 +114,7 @@ impl ConnectionGate {
         host: &str,
         port: u16,
         cancel: &Cancel,
+        // This thread does not run the event loop, so it may block.
     ) -> Result<TcpStream, String> {
         if self.lease.is_none() {
             let lease = handle
@@ -126,7 +135,7 @@ impl ConnectionGate {
         let socket = |ipv6| lease.tcp_socket(ipv6).map_err(|e| e.to_string());
         // The rules of slot and host filter the packets. This check only fails early.
         let permitted = |ip: IpAddr| network.permits(ip);
-        to_one_of(host, port, &addresses, &permitted, &socket, cancel)
+        connect_to_any(host, port, &addresses, &permitted, &socket, cancel)
     }
 }
 
@@ -151,10 +160,12 @@ pub(crate) fn direct(
         .map_err(|e| format!("cannot look up {host}: {e}"))?;
     let addresses: Vec<IpAddr> = addresses.map(|a| a.ip()).collect();
     let socket = |ipv6| open(ipv6).map_err(|e| e.to_string());
-    to_one_of(host, port, &addresses, permitted, &socket, cancel)
+    connect_to_any(host, port, &addresses, permitted, &socket, cancel)
 }
 
-fn to_one_of(
+/// Connects to the first address that is permitted and accepts a connection. `socket` opens a
+/// socket for IPv6 if its argument is true.
+fn connect_to_any(
     host: &str,
     port: u16,
     addresses: &[IpAddr],
@@ -162,6 +173,7 @@ fn to_one_of(
     socket: &dyn Fn(bool) -> Result<std::os::fd::OwnedFd, String>,
     cancel: &Cancel,
 ) -> Result<TcpStream, String> {
+    // Addresses are checked after the lookup, so a name cannot lead to a private address.
     let reachable = addresses.iter().copied().filter(|ip| permitted(*ip));
     let reachable: Vec<IpAddr> = reachable.take(MAX_ADDRESSES).collect();
     let mut last = if addresses.is_empty() {
@@ -240,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unanswered_connection_ends_with_the_cancellation() {
+    fn a_pending_connection_is_cancelled() {
         let cancel = Cancel::new().unwrap();
         // Fill the backlog: the kernel then answers no further connection.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! URLs of single files.
+//! URLs of files that are downloaded without a registry, such as exported templates.
 
 use hyper::Uri;
 

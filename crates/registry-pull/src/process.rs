@@ -1,4 +1,4 @@
-//! Puller process.
+//! The puller process: confines itself, and executes the parent's requests with an HTTP client.
 
 mod challenge;
 mod client;
@@ -27,7 +27,7 @@ pub const INHERITED_VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 /// Main function of a puller process, whose standard input is the socket to the parent. Must be
 /// called while the process is single-threaded.
 pub fn main() -> ExitCode {
-    // SAFETY: descriptor 0 is open for as long as the process runs, and nothing else owns it.
+    // SAFETY: descriptor 0 is open for as long as the process runs, and no other object owns it.
     let socket = unsafe { OwnedFd::from_raw_fd(0) };
     let control = Rc::new(ParentSocket::new(UnixStream::from(socket)));
     let prepared = prepare();
@@ -35,7 +35,9 @@ pub fn main() -> ExitCode {
         Ok(prepared) => prepared,
         Err(e) => {
             let fault = PullFault::Confinement(PullFault::text(&e.to_string()));
-            let _ = control.report(&PullResponse::Failed(fault));
+            // Ignore the error: if the parent has closed the socket, no process waits for the
+            // report.
+            let _ = control.send_response(&PullResponse::Failed(fault));
             return ExitCode::FAILURE;
         }
     };
@@ -49,6 +51,7 @@ pub fn main() -> ExitCode {
 fn prepare() -> io::Result<(Runtime, RootCertStore)> {
     // SAFETY: no code in this process owns a descriptor above standard error yet.
     unsafe { jiffy_confinement::close_descriptors(3) }?;
+    // The certificates are read now, because the process has no files afterwards.
     let roots = authorities();
     confine::limit_resources()?;
     confine::leave_everything()?;
@@ -65,7 +68,7 @@ fn authorities() -> RootCertStore {
     roots
 }
 
-/// Runs a puller on a thread of another program, without confinement.
+/// Runs a puller without confinement on a thread of a test.
 #[cfg(feature = "testing")]
 pub(crate) fn serve_unconfined(socket: UnixStream) {
     let control = Rc::new(ParentSocket::new(socket));
@@ -76,25 +79,26 @@ pub(crate) fn serve_unconfined(socket: UnixStream) {
 
 /// Serves requests until the parent closes the socket.
 fn serve(runtime: &Runtime, control: &Rc<ParentSocket>, roots: RootCertStore) -> io::Result<()> {
-    control.report(&PullResponse::Ready)?;
+    control.send_response(&PullResponse::Ready)?;
     let PullRequest::Setup {
         registry,
         repository,
         plain_http,
         credentials,
-    } = control.order()?.0
+    } = control.receive_request()?.0
     else {
         return Err(io::ErrorKind::InvalidData.into());
     };
     let client = RegistryClient::new(control.clone(), roots, plain_http, credentials);
     let mut client = match client.and_then(|c| c.of(&registry, &repository)) {
         Ok(client) => client,
-        Err(fault) => return control.report(&PullResponse::Failed(fault)),
+        Err(fault) => return control.send_response(&PullResponse::Failed(fault)),
     };
+    // The loop ends with an error when the parent closes the socket.
     loop {
-        let (order, _) = control.order()?;
-        let done = runtime.block_on(async {
-            match &order {
+        let (request, _) = control.receive_request()?;
+        let response = runtime.block_on(async {
+            match &request {
                 PullRequest::Manifest { reference, most } => {
                     client.manifest(reference, *most).await?;
                     Ok(PullResponse::Done)
@@ -121,6 +125,6 @@ fn serve(runtime: &Runtime, control: &Rc<ParentSocket>, roots: RootCertStore) ->
                 _ => Err(PullFault::Refused("unknown request".to_owned())),
             }
         });
-        control.report(&done.unwrap_or_else(PullResponse::Failed))?;
+        control.send_response(&response.unwrap_or_else(PullResponse::Failed))?;
     }
 }

@@ -1,4 +1,4 @@
-//! HTTP proxy from the environment (`HTTPS_PROXY`), for imports of the host's owner.
+//! HTTP proxy of the host (`HTTPS_PROXY`), for pulls that the host's owner requests.
 
 use crate::cancel::Cancel;
 use crate::connection_gate::direct;
@@ -14,7 +14,7 @@ const PROXY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum length of a proxy's response in bytes.
 const MAX_RESPONSE_BYTES: usize = 8 << 10;
 
-/// Proxy for TCP connections (RFC 9110 9.3.6).
+/// Proxy that tunnels TCP connections by `CONNECT` requests (RFC 9110 9.3.6).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HttpProxy {
     host: String,
@@ -34,6 +34,8 @@ impl HttpProxy {
         Self::parse(&address, &var("NO_PROXY").unwrap_or_default())
     }
 
+    /// Parses the address of the proxy and the list of exceptions. Returns `None` if the form of
+    /// the address is not supported.
     fn parse(address: &str, except: &str) -> Option<Self> {
         let address = address.strip_prefix("http://").unwrap_or(address);
         let address = address.trim_end_matches('/');
@@ -57,8 +59,10 @@ impl HttpProxy {
     pub fn applies_to(&self, host: &str, port: u16) -> bool {
         let local = host == "localhost"
             || host
+                // Loopback addresses mean this host, not the proxy's host.
                 .parse()
                 .is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+        // Other ports are not proxied: registries on them are usually in a local network.
         let below = |domain: &String| {
             domain == "*" || host == domain || host.ends_with(&format!(".{domain}"))
         };
@@ -83,6 +87,7 @@ impl HttpProxy {
         cancel: &Cancel,
     ) -> io::Result<()> {
         let deadline = Instant::now() + PROXY_TIMEOUT;
+        // The connection is nonblocking, so reads wait by `cancel.wait`.
         let at = if host.contains(':') {
             format!("[{host}]:{port}")
         } else {
@@ -104,6 +109,7 @@ impl HttpProxy {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e),
             }
+            // A hostile proxy must not exhaust the memory.
             if answer.len() > MAX_RESPONSE_BYTES {
                 return Err(io::Error::other("the response is too long"));
             }
@@ -141,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_gets_one_request_and_no_byte_after_its_response_is_lost() {
+    fn bytes_after_the_response_of_a_proxy_are_not_lost() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap().to_string();
         let server = std::thread::spawn(move || {

@@ -1,4 +1,5 @@
-//! Puller process, and the parent's requests to it.
+//! Parent's side of a puller process: starts the process, sends requests to it and opens
+//! connections for it.
 
 use crate::cancel::Cancel;
 use crate::connection_gate::ConnectionGate;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Timeout until a puller is confined and ready.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of connections of one puller.
+/// Maximum number of connections of one puller. An image with 400 layers needs a few per layer.
 const MAX_CONNECTIONS: usize = 4096;
 
 /// Program that pullers run.
@@ -44,6 +45,7 @@ pub struct Credentials {
 }
 
 impl fmt::Debug for Credentials {
+    // The password must not appear in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Credentials").field(&self.user).finish()
     }
@@ -65,14 +67,17 @@ pub struct PullTarget {
 /// Puller process for one repository. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct Puller {
-    running: PullerBackend,
+    /// Process or thread that runs the puller.
+    backend: PullerBackend,
     link: PullerLink,
     gate: ConnectionGate,
     cancel: Cancel,
+    /// Number of connections that were requested so far.
     connections: usize,
+    /// Start of the first layer, to which the deadline of all layers refers.
     first_layer: Option<Instant>,
-    /// Cause of the last failed connection.
-    refused: Option<String>,
+    /// Cause of the last connection that could not be opened during this request.
+    connection_error: Option<String>,
 }
 
 #[derive(Debug)]
@@ -85,13 +90,14 @@ enum PullerBackend {
 impl Puller {
     /// Starts a puller whose connections are opened by `gate`.
     pub fn start(
+        // Both ends are close-on-exec. The process receives its end as standard input.
         program: PullerProgram,
         setup: PullTarget,
         gate: ConnectionGate,
         cancel: &Cancel,
     ) -> Result<Self, PullError> {
         let (ours, theirs) = UnixStream::pair().map_err(PullError::Start)?;
-        let running = match program {
+        let backend = match program {
             PullerProgram::Own => {
                 PullerBackend::Process(spawn(theirs.into()).map_err(PullError::Start)?)
             }
@@ -101,71 +107,76 @@ impl Puller {
                 PullerBackend::Thread(Some(std::thread::spawn(work)))
             }
         };
-        if let Some(pid) = running.pid() {
+        // Registered before the first wait, so that a cancellation also interrupts the start.
+        if let Some(pid) = backend.pid() {
             cancel.register(pid);
         }
         let mut puller = Self {
-            running,
+            backend,
             link: PullerLink::new(ours).map_err(PullError::Start)?,
             gate,
             cancel: cancel.clone(),
             connections: 0,
             first_layer: None,
-            refused: None,
+            connection_error: None,
         };
         let deadline = Instant::now() + START_TIMEOUT;
         let deadline = (deadline, "the puller did not start in time".to_owned());
         let first = puller.link.receive(&deadline, cancel);
-        match first.map_err(|e| puller.ended(e))? {
+        match first.map_err(|e| puller.with_exit_status(e))? {
             PullerMessage::Response(PullResponse::Ready) => {}
             PullerMessage::Response(PullResponse::Failed(fault)) => {
                 return Err(fault.bounded().into());
             }
-            _ => return Err(nonsense()),
+            _ => return Err(protocol_violation()),
         }
-        let order = PullRequest::Setup {
+        // Credentials are sent over the socket: command lines and environments are visible to
+        // others.
+        let request = PullRequest::Setup {
             registry: setup.registry,
             repository: setup.repository,
             plain_http: setup.plain_http,
             credentials: setup.credentials.map(|c| (c.user, c.password)),
         };
-        puller.link.send(&order, None, cancel)?;
+        puller.link.send(&request, None, cancel)?;
         Ok(puller)
     }
 
-    /// Returns a manifest by tag or digest, at most `most` bytes. The manifest is not verified.
-    pub fn manifest(&mut self, reference: &str, most: u64) -> Result<Vec<u8>, PullError> {
-        let order = PullRequest::Manifest {
+    /// Returns a manifest of at most `max_bytes` bytes by tag or digest. The manifest is not
+    /// verified.
+    pub fn manifest(&mut self, reference: &str, max_bytes: u64) -> Result<Vec<u8>, PullError> {
+        let request = PullRequest::Manifest {
             reference: reference.to_owned(),
-            most,
+            most: max_bytes,
         };
-        self.document(&order, most)
+        self.document(&request, max_bytes)
     }
 
-    /// Returns a blob of at most `most` bytes. The blob is not verified.
-    pub fn small_blob(&mut self, digest: &str, most: u64) -> Result<Vec<u8>, PullError> {
-        let order = PullRequest::Blob {
+    /// Returns a blob of at most `max_bytes` bytes. The blob is not verified.
+    pub fn small_blob(&mut self, digest: &str, max_bytes: u64) -> Result<Vec<u8>, PullError> {
+        let request = PullRequest::Blob {
             digest: digest.to_owned(),
             offset: 0,
-            most,
+            most: max_bytes,
         };
-        self.document(&order, most)
+        self.document(&request, max_bytes)
     }
 
-    fn document(&mut self, order: &PullRequest, most: u64) -> Result<Vec<u8>, PullError> {
+    fn document(&mut self, request: &PullRequest, max_bytes: u64) -> Result<Vec<u8>, PullError> {
         let mut bytes = Vec::new();
-        let mut pace = ResponseDeadlines::document();
-        let mut take = |chunk: &[u8]| {
-            if bytes.len() as u64 + chunk.len() as u64 <= most {
+        let mut deadlines = ResponseDeadlines::document();
+        let mut receive = |chunk: &[u8]| {
+            // The limit is sent to the puller as well, but the puller is not trusted.
+            if bytes.len() as u64 + chunk.len() as u64 <= max_bytes {
                 bytes.extend_from_slice(chunk);
                 Ok(())
             } else {
-                Err(PullFault::TooLong(most).into())
+                Err(PullFault::TooLong(max_bytes).into())
             }
         };
-        match self.exchange(order, &mut pace, &mut take)? {
+        match self.exchange(request, &mut deadlines, &mut receive)? {
             PullResponse::Done => Ok(bytes),
-            _ => Err(nonsense()),
+            _ => Err(protocol_violation()),
         }
     }
 
@@ -175,39 +186,39 @@ impl Puller {
         LayerPull(ResponseDeadlines::layer(first))
     }
 
-    /// Streams a layer from `offset`. Offset and data together are at most `most` bytes.
+    /// Streams a layer from `offset`. Offset and data together are at most `max_bytes` bytes.
     pub fn blob(
         &mut self,
         layer: &mut LayerPull,
         digest: &str,
         offset: u64,
-        most: u64,
+        max_bytes: u64,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), PullError> {
         let request = PullRequest::Blob {
             digest: digest.to_owned(),
             offset,
-            most,
+            most: max_bytes,
         };
-        self.stream(layer, &request, offset, most, sink)
+        self.stream(layer, &request, offset, max_bytes, sink)
     }
 
     /// Streams the file at a path and query of the host from `offset`. Offset and data together are
-    /// at most `most` bytes.
+    /// at most `max_bytes` bytes.
     pub fn file(
         &mut self,
         layer: &mut LayerPull,
         target: &str,
         offset: u64,
-        most: u64,
+        max_bytes: u64,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), PullError> {
         let request = PullRequest::File {
             target: target.to_owned(),
             offset,
-            most,
+            most: max_bytes,
         };
-        self.stream(layer, &request, offset, most, sink)
+        self.stream(layer, &request, offset, max_bytes, sink)
     }
 
     fn stream(
@@ -215,61 +226,63 @@ impl Puller {
         layer: &mut LayerPull,
         request: &PullRequest,
         offset: u64,
-        most: u64,
+        max_bytes: u64,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), PullError> {
-        let mut remaining = most.saturating_sub(offset);
-        let mut take = |chunk: &[u8]| {
+        let mut remaining = max_bytes.saturating_sub(offset);
+        let mut receive = |chunk: &[u8]| {
             let rest = remaining.checked_sub(chunk.len() as u64);
-            remaining = rest.ok_or(PullFault::TooLong(most))?;
+            remaining = rest.ok_or(PullFault::TooLong(max_bytes))?;
             sink(chunk).map_err(PullError::Sink)
         };
-        match self.exchange(request, &mut layer.0, &mut take)? {
+        match self.exchange(request, &mut layer.0, &mut receive)? {
             PullResponse::Done => Ok(()),
-            _ => Err(nonsense()),
+            _ => Err(protocol_violation()),
         }
     }
 
     /// Returns true if the registry has a blob of this size.
     pub fn has(&mut self, digest: &str, size: u64) -> Result<bool, PullError> {
-        let order = PullRequest::Has {
+        let request = PullRequest::Has {
             digest: digest.to_owned(),
             size,
         };
-        let mut pace = ResponseDeadlines::document();
-        match self.exchange(&order, &mut pace, &mut |_| Err(nonsense()))? {
+        let mut deadlines = ResponseDeadlines::document();
+        match self.exchange(&request, &mut deadlines, &mut |_| Err(protocol_violation()))? {
             PullResponse::Has(has) => Ok(has),
-            _ => Err(nonsense()),
+            _ => Err(protocol_violation()),
         }
     }
 
     /// Sends a request and opens connections for the puller until it responds.
     fn exchange(
         &mut self,
-        order: &PullRequest,
-        pace: &mut ResponseDeadlines,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), PullError>,
+        request: &PullRequest,
+        deadlines: &mut ResponseDeadlines,
+        receive: &mut dyn FnMut(&[u8]) -> Result<(), PullError>,
     ) -> Result<PullResponse, PullError> {
-        self.refused = None;
-        self.link.send(order, None, &self.cancel)?;
+        self.connection_error = None;
+        self.link.send(request, None, &self.cancel)?;
         loop {
-            let message = self.link.receive(&pace.next(), &self.cancel);
-            match message.map_err(|e| self.ended(e))? {
+            let message = self.link.receive(&deadlines.next(), &self.cancel);
+            match message.map_err(|e| self.with_exit_status(e))? {
                 PullerMessage::Data(bytes) => {
-                    pace.count(bytes.len());
-                    take(&bytes)?;
+                    deadlines.count(bytes.len());
+                    receive(&bytes)?;
                 }
                 PullerMessage::Response(PullResponse::Connect { host, port }) => {
                     self.connect(&host, port)?
                 }
                 PullerMessage::Response(PullResponse::Failed(fault)) => {
-                    let fault = match (fault.bounded(), self.refused.take()) {
+                    // The puller knows only that there is no connection. The parent knows the
+                    // reason.
+                    let fault = match (fault.bounded(), self.connection_error.take()) {
                         (PullFault::Unreachable(_), Some(why)) => PullFault::Unreachable(why),
                         (fault, _) => fault,
                     };
                     return Err(fault.into());
                 }
-                PullerMessage::Response(report) => return Ok(report),
+                PullerMessage::Response(response) => return Ok(response),
             }
         }
     }
@@ -277,8 +290,9 @@ impl Puller {
     fn connect(&mut self, host: &str, port: u16) -> Result<(), PullError> {
         // The puller is not trusted and could request connections without end.
         self.connections += 1;
+        // A message for the host's owner contains the reason; the puller does not receive it.
         if self.connections > MAX_CONNECTIONS {
-            return Err(nonsense());
+            return Err(protocol_violation());
         }
         match self.gate.connect(host, port, &self.cancel) {
             Ok(stream) => {
@@ -287,20 +301,22 @@ impl Puller {
                     .send(&PullRequest::Connected, descriptor, &self.cancel)
             }
             Err(why) => {
-                self.refused = Some(PullFault::text(&why));
+                self.connection_error = Some(PullFault::text(&why));
                 self.link
                     .send(&PullRequest::NotConnected, None, &self.cancel)
             }
         }
     }
 
-    /// Replaces the error by the exit status of the process if the process has exited.
-    fn ended(&mut self, error: PullError) -> PullError {
+    /// Returns the error to report: a cancellation, or the exit status of the process if it has
+    /// exited.
+    fn with_exit_status(&mut self, error: PullError) -> PullError {
         if self.cancel.is_cancelled() {
             return PullError::Cancelled;
         }
-        match (&error, &mut self.running) {
+        match (&error, &mut self.backend) {
             (PullError::Died(_), PullerBackend::Process(child)) => {
+                // After `wait`, the process id may belong to another process.
                 if let Some(pid) = pid(child) {
                     self.cancel.unregister(pid);
                 }
@@ -318,10 +334,11 @@ impl Puller {
 
 impl Drop for Puller {
     fn drop(&mut self) {
-        if let Some(pid) = self.running.pid() {
+        // After `wait`, the process id may belong to another process.
+        if let Some(pid) = self.backend.pid() {
             self.cancel.unregister(pid);
         }
-        match &mut self.running {
+        match &mut self.backend {
             PullerBackend::Process(child) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -351,15 +368,17 @@ fn pid(child: &Child) -> Option<Pid> {
     i32::try_from(child.id()).ok().map(Pid::from_raw)
 }
 
-fn nonsense() -> PullError {
+fn protocol_violation() -> PullError {
     PullError::Died("protocol violation".to_owned())
 }
 
-/// Deadlines of a layer's download over all attempts.
+/// Deadlines of the download of one layer, over all attempts.
 #[derive(Debug)]
 pub struct LayerPull(ResponseDeadlines);
 
+/// Starts the puller process with `socket` as standard input and an almost empty environment.
 fn spawn(socket: OwnedFd) -> io::Result<Child> {
+    // The link refers to this program even if its file was replaced by an update.
     let mut command = Command::new("/proc/self/exe");
     command
         .arg0("jiffy")

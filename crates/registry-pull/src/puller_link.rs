@@ -1,4 +1,4 @@
-//! Parent's end of the socket to a puller.
+//! The parent's end of the socket to a puller.
 
 use crate::cancel::{Cancel, Interrupted};
 use crate::error::PullError;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Timeout of sending a request to a puller.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Parent's end of the socket. Its input is not trusted.
+/// The parent's end of the socket. Messages of the puller are not trusted.
 #[derive(Debug)]
 pub(crate) struct PullerLink(UnixStream);
 
@@ -24,6 +24,7 @@ pub(crate) enum PullerMessage {
     Data(Vec<u8>),
 }
 
+/// Converts the reason of an interrupted wait. `late` is the message of a timeout.
 fn interrupted(late: &str) -> impl Fn(Interrupted) -> PullError {
     move |why| match why {
         Interrupted::Cancelled => PullError::Cancelled,
@@ -38,6 +39,7 @@ impl PullerLink {
         Ok(Self(socket))
     }
 
+    /// Closes the socket, so that a puller on a thread exits.
     #[cfg(feature = "testing")]
     pub fn shut(&self) {
         let _ = self.0.shutdown(std::net::Shutdown::Both);
@@ -46,11 +48,11 @@ impl PullerLink {
     /// Sends a request, optionally with a descriptor.
     pub fn send(
         &self,
-        order: &PullRequest,
+        request: &PullRequest,
         descriptor: Option<BorrowedFd<'_>>,
         cancel: &Cancel,
     ) -> Result<(), PullError> {
-        let payload = serde_json::to_vec(order).map_err(|e| PullError::Start(e.into()))?;
+        let payload = serde_json::to_vec(request).map_err(|e| PullError::Start(e.into()))?;
         let mut frame = wire::header(KIND_JSON, payload.len()).to_vec();
         frame.extend(payload);
         let deadline = Instant::now() + SEND_TIMEOUT;
@@ -85,20 +87,22 @@ impl PullerLink {
     ) -> Result<PullerMessage, PullError> {
         let mut head = [0; HEADER_BYTES];
         self.fill(&mut head, deadline, cancel)?;
-        let nonsense = || PullError::Died("protocol violation".to_owned());
-        let (kind, length) = wire::parse_header(head).ok_or_else(nonsense)?;
+        let violation = || PullError::Died("protocol violation".to_owned());
+        let (kind, length) = wire::parse_header(head).ok_or_else(violation)?;
+        // `parse_header` bounds the length, so a hostile puller cannot exhaust the memory.
         let mut payload = vec![0; length];
         self.fill(&mut payload, deadline, cancel)?;
         match kind {
             KIND_DATA => Ok(PullerMessage::Data(payload)),
             KIND_JSON => {
-                let report = serde_json::from_slice(&payload).map_err(|_| nonsense())?;
-                Ok(PullerMessage::Response(report))
+                let response = serde_json::from_slice(&payload).map_err(|_| violation())?;
+                Ok(PullerMessage::Response(response))
             }
-            _ => Err(nonsense()),
+            _ => Err(violation()),
         }
     }
 
+    /// Fills `buffer`, or fails at the deadline or a cancellation.
     fn fill(
         &self,
         mut buffer: &mut [u8],

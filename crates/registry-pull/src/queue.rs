@@ -1,4 +1,4 @@
-//! Permits for concurrent pulls.
+//! Permits for concurrent pulls, limited in total and per API key.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -15,6 +15,7 @@ const MAX_PULLS: usize = 8;
 #[derive(Debug)]
 pub struct PullQueue {
     all: Arc<Semaphore>,
+    /// Permits by key. `None` is the host's owner. Semaphores without users are removed.
     keys: Mutex<HashMap<Option<String>, Weak<Semaphore>>>,
 }
 
@@ -37,9 +38,10 @@ impl Default for PullQueue {
 }
 
 impl PullQueue {
-    /// Waits for a permit of a key. `None` for the host's owner.
+    /// Waits for a permit of a key (`None` for the host's owner). Returns `None` if the queue is
+    /// closed, which does not happen.
     pub async fn acquire(&self, key: Option<&str>) -> Option<PullPermit> {
-        let own = self.own(key);
+        let own = self.permits_of(key);
         let key = own.clone().acquire_owned().await.ok()?;
         let all = self.all.clone().acquire_owned().await.ok()?;
         Some(PullPermit {
@@ -49,12 +51,14 @@ impl PullQueue {
         })
     }
 
-    fn own(&self, key: Option<&str>) -> Arc<Semaphore> {
+    /// Returns the semaphore of a key.
+    fn permits_of(&self, key: Option<&str>) -> Arc<Semaphore> {
         let mut keys = self.keys.lock();
         let key = key.map(str::to_owned);
         if let Some(own) = keys.get(&key).and_then(Weak::upgrade) {
             return own;
         }
+        // Bounds the map by the number of keys with pulls.
         keys.retain(|_, own| own.strong_count() > 0);
         let own = Arc::new(Semaphore::new(MAX_PULLS_PER_KEY));
         keys.insert(key, Arc::downgrade(&own));

@@ -1,4 +1,4 @@
-//! Registry rules of a host.
+//! Rules of a host for registries, and the settings of one pull.
 
 use crate::cancel::Cancel;
 use crate::puller::PullerProgram;
@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 pub struct Registries {
     /// Registries (`host` or `host:port`) with plain HTTP.
     pub plain_http: Vec<String>,
-    /// Registries in the host's own network that may be reached.
+    /// Registries that may be reached although they are in a private network.
     pub allowed: Vec<RegistryAddress>,
     /// Network with slots for pullers, and its event loop. `None` if network slots are unavailable.
     pub network: Option<(Network, Handle)>,

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Registry as `host` or `host:port`. Without a port, it has the ports of HTTPS and HTTP.
+/// Address of a registry as `host` or `host:port`. Without a port, it means the ports of HTTPS
+/// (443) and HTTP (80).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistryAddress {
     host: String,
@@ -11,12 +12,13 @@ pub struct RegistryAddress {
 }
 
 impl RegistryAddress {
-    /// Returns true if the destination is this host and port.
+    /// Returns true if a connection to this host and port goes to this registry.
     pub fn is(&self, host: &str, port: u16) -> bool {
         let same_port = match self.port {
             Some(own) => own == port,
             None => [80, 443].contains(&port),
         };
+        // IPv6 addresses may be in brackets.
         same_port
             && self
                 .host

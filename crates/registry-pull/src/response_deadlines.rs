@@ -1,4 +1,5 @@
-//! Deadlines of a response.
+//! Deadlines of a response from a registry, so that a slow or silent registry cannot block an
+//! import.
 
 use std::time::{Duration, Instant};
 
@@ -17,10 +18,12 @@ const LAYERS_TIMEOUT: Duration = Duration::from_secs(7200);
 #[derive(Debug, Clone)]
 pub(crate) struct ResponseDeadlines {
     began: Instant,
-    /// Deadline of the response, and the corresponding timeout.
+    /// Deadline of the whole response, and the timeout from which it was computed.
     end: Instant,
     total: Duration,
+    /// True if the minimum rate applies.
     rate: bool,
+    /// Bytes received so far.
     received: u64,
 }
 
@@ -48,6 +51,7 @@ impl ResponseDeadlines {
         }
     }
 
+    /// Counts received bytes.
     pub fn count(&mut self, bytes: usize) {
         self.received = self.received.saturating_add(bytes as u64);
     }
@@ -62,6 +66,7 @@ impl ResponseDeadlines {
         );
         let mut first = if end.0 < idle.0 { end } else { idle };
         if self.rate {
+            // The time by which the received bytes must have arrived at the minimum rate.
             let due = RATE_GRACE + Duration::from_secs(self.received / MIN_RATE);
             let due = self.began + due;
             if due < first.0 {
@@ -78,33 +83,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_layer_is_due_by_its_rate_once_the_grace_is_over() {
-        let mut pace = ResponseDeadlines::layer(Instant::now());
-        pace.began = Instant::now() - Duration::from_secs(50);
-        let (due, text) = pace.next();
+    fn the_minimum_rate_of_a_layer_applies_after_the_grace_period() {
+        let mut deadlines = ResponseDeadlines::layer(Instant::now());
+        deadlines.began = Instant::now() - Duration::from_secs(50);
+        let (due, text) = deadlines.next();
         assert!(due <= Instant::now() + Duration::from_secs(10), "{text}");
         assert!(text.contains("64 KiB/s"), "{text}");
         // The minimum rate permits ten more seconds, so the idle timeout comes first.
-        pace.count(30 * 64 * 1024);
-        assert!(pace.next().1.contains("no data for 30 s"));
+        deadlines.count(30 * 64 * 1024);
+        assert!(deadlines.next().1.contains("no data for 30 s"));
     }
 
     #[test]
     fn all_layers_of_an_image_share_one_deadline() {
         let first = Instant::now() - Duration::from_secs(7195);
-        let mut pace = ResponseDeadlines::layer(first);
-        pace.count(1 << 30);
-        let (due, text) = pace.next();
+        let mut deadlines = ResponseDeadlines::layer(first);
+        deadlines.count(1 << 30);
+        let (due, text) = deadlines.next();
         assert!(due <= Instant::now() + Duration::from_secs(5), "{text}");
         assert!(text.contains("incomplete after 7200 s"), "{text}");
     }
 
     #[test]
-    fn a_document_is_due_after_a_minute_however_it_trickles() {
-        let mut pace = ResponseDeadlines::document();
-        pace.end -= Duration::from_secs(59);
-        pace.count(4 << 20);
-        let (due, text) = pace.next();
+    fn a_slow_document_times_out_after_a_minute() {
+        let mut deadlines = ResponseDeadlines::document();
+        deadlines.end -= Duration::from_secs(59);
+        deadlines.count(4 << 20);
+        let (due, text) = deadlines.next();
         assert!(due <= Instant::now() + Duration::from_secs(1), "{text}");
         assert!(text.contains("incomplete after 60 s"), "{text}");
     }

@@ -26,7 +26,7 @@ pub(crate) fn open(ipv6: bool) -> io::Result<OwnedFd> {
     Ok(socket(family, SockType::Stream, flags, SockProtocol::Tcp)?)
 }
 
-/// Connects a nonblocking socket.
+/// Connects a nonblocking socket. Waits until the connection is established or an error occurs.
 pub(crate) fn connect_to(
     socket: OwnedFd,
     address: SocketAddr,
@@ -35,6 +35,7 @@ pub(crate) fn connect_to(
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     match connect(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
         Ok(()) => {}
+        // The kernel continues to connect in both cases (connect(2)).
         Err(Errno::EINPROGRESS | Errno::EINTR) => {
             let waited = cancel.wait(socket.as_fd(), PollFlags::POLLOUT, deadline);
             waited.map_err(|why| match why {
@@ -42,6 +43,7 @@ pub(crate) fn connect_to(
                 Interrupted::Cancelled => io::Error::other("cancelled"),
                 Interrupted::Failed(e) => e.into(),
             })?;
+            // The socket is writable after success and after failure.
             match getsockopt(&socket, sockopt::SocketError)? {
                 0 => {}
                 code => return Err(io::Error::from_raw_os_error(code)),

@@ -1,4 +1,4 @@
-//! Frames between a puller and its parent.
+//! Frames (messages) between a puller and its parent.
 //!
 //! A frame consists of four bytes of payload length (big endian), one byte of kind, and the
 //! payload. Requests and responses are JSON; data frames contain data of the registry. The
@@ -11,8 +11,11 @@ use serde::{Deserialize, Serialize};
 pub(crate) const MAX_FRAME_BYTES: usize = 128 << 10;
 /// Maximum payload of a puller's data frame in bytes.
 pub(crate) const DATA_CHUNK_BYTES: usize = 64 << 10;
+/// Length of a frame's header in bytes.
 pub(crate) const HEADER_BYTES: usize = 5;
+/// Payload is a [`PullRequest`] or [`PullResponse`].
 pub(crate) const KIND_JSON: u8 = 0;
+/// Payload is data of the registry.
 pub(crate) const KIND_DATA: u8 = 1;
 
 /// Request of the parent.
@@ -29,7 +32,8 @@ pub(crate) enum PullRequest {
         /// User name and password.
         credentials: Option<(String, String)>,
     },
-    /// Requests a manifest by tag or digest. Answered with data and [`PullResponse::Done`].
+    /// Requests a manifest of at most `most` bytes by tag or digest. Answered with data and
+    /// [`PullResponse::Done`].
     Manifest { reference: String, most: u64 },
     /// Requests a blob from `offset`. `most` limits offset and data together.
     Blob {

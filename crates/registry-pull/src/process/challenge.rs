@@ -34,6 +34,7 @@ impl Challenge {
         }
         let mut parameters = parameters(rest);
         Some(Self::Bearer {
+            // Without a realm, the token server is unknown.
             realm: parameters.remove("realm")?,
             service: parameters.remove("service"),
             scope: parameters.remove("scope"),
@@ -67,6 +68,7 @@ fn unquoted(text: &str) -> (String, &str) {
     while let Some((at, c)) = characters.next() {
         match c {
             '"' => return (value, text.get(at + 1..).unwrap_or_default()),
+            // A backslash escapes the next character.
             '\\' => value.extend(characters.next().map(|(_, c)| c)),
             c => value.push(c),
         }

@@ -1,4 +1,4 @@
-//! Client of the OCI distribution protocol.
+//! Client of the OCI distribution protocol (manifests, blobs, tokens) over HTTP/1.1.
 
 use super::challenge::Challenge;
 use super::control::ParentSocket;
@@ -26,6 +26,7 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+/// Accepted formats of manifests: images and indexes of OCI and Docker.
 const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, \
     application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json, \
@@ -51,7 +52,8 @@ pub(super) struct RegistryClient {
     repository: String,
     /// `Authorization` header for the registry.
     authorization: Option<String>,
-    logged_in: bool,
+    /// True once the client has tried to authenticate with its credentials.
+    login_attempted: bool,
     /// Last used connection, if it is still open.
     idle: Option<(UrlOrigin, RequestSender)>,
 }
@@ -70,6 +72,7 @@ struct ErrorEntry {
     message: String,
 }
 
+/// Response of a token server. Older servers use `access_token`.
 #[derive(Deserialize)]
 struct Token {
     token: Option<String>,
@@ -83,6 +86,7 @@ impl RegistryClient {
         plain_http: Vec<String>,
         credentials: Option<(String, String)>,
     ) -> Result<Self, PullFault> {
+        // The provider is explicit, so that no other crate's default applies.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -101,13 +105,14 @@ impl RegistryClient {
             },
             repository: String::new(),
             authorization: None,
-            logged_in: false,
+            login_attempted: false,
             idle: None,
         })
     }
 
     /// Configures a repository of `registry` (`host` or `host:port`).
     pub fn of(mut self, registry: &str, repository: &str) -> Result<Self, PullFault> {
+        // `is_among` needs the port, which `parse` fills in.
         let plain = RequestUrl::parse(&format!("http://{registry}/"))?.origin;
         self.registry = if plain.is_among(&self.plain_http) {
             plain
@@ -119,45 +124,59 @@ impl RegistryClient {
     }
 
     /// Streams a manifest to the parent.
-    pub async fn manifest(&mut self, reference: &str, most: u64) -> Result<(), PullFault> {
+    pub async fn manifest(&mut self, reference: &str, max_bytes: u64) -> Result<(), PullFault> {
         let target = format!("/v2/{}/manifests/{reference}", self.repository);
-        let answer = self.request(&Method::GET, target, None).await?;
-        self.forward_body(answer, 0, 0, most).await
+        let response = self.request(&Method::GET, target, None).await?;
+        self.forward_body(response, 0, 0, max_bytes).await
     }
 
     /// Streams a blob from `offset` to the parent.
-    pub async fn blob(&mut self, digest: &str, offset: u64, most: u64) -> Result<(), PullFault> {
+    pub async fn blob(
+        &mut self,
+        digest: &str,
+        offset: u64,
+        max_bytes: u64,
+    ) -> Result<(), PullFault> {
         let target = format!("/v2/{}/blobs/{digest}", self.repository);
-        self.file(&target, offset, most).await
+        self.file(&target, offset, max_bytes).await
     }
 
     /// Streams the file at a path and query from `offset` to the parent.
-    pub async fn file(&mut self, target: &str, offset: u64, most: u64) -> Result<(), PullFault> {
+    pub async fn file(
+        &mut self,
+        target: &str,
+        offset: u64,
+        max_bytes: u64,
+    ) -> Result<(), PullFault> {
+        // A first attempt requests the whole file, since some servers reject ranges.
         let range = (offset > 0).then(|| format!("bytes={offset}-"));
-        let answer = self.request(&Method::GET, target.to_owned(), range).await?;
-        let skip = match answer.status() {
+        let response = self.request(&Method::GET, target.to_owned(), range).await?;
+        let skip = match response.status() {
             StatusCode::PARTIAL_CONTENT => {
-                let range = header(answer.headers(), CONTENT_RANGE).unwrap_or_default();
+                let range = header(response.headers(), CONTENT_RANGE).unwrap_or_default();
+                // The data would otherwise be appended at the wrong offset.
                 if !range.starts_with(&format!("bytes {offset}-")) {
                     let text = "the response has another range than requested";
                     return Err(PullFault::Broken(text.to_owned()));
                 }
                 0
             }
-            // The server does not support ranges and sends the blob from its beginning.
+            // The server does not support ranges and sends the file from its beginning.
             _ => offset,
         };
-        self.forward_body(answer, skip, offset, most).await
+        self.forward_body(response, skip, offset, max_bytes).await
     }
 
     /// Returns true if the registry has a blob of this size.
     pub async fn has(&mut self, digest: &str, size: u64) -> Result<bool, PullFault> {
         let target = format!("/v2/{}/blobs/{digest}", self.repository);
         match self.request(&Method::HEAD, target, None).await {
-            Ok(answer) => {
-                let length = header(answer.headers(), CONTENT_LENGTH);
+            Ok(response) => {
+                // A blob of another size is another blob.
+                let length = header(response.headers(), CONTENT_LENGTH);
                 Ok(length.and_then(|l| l.parse().ok()) == Some(size))
             }
+            // Some registries hide blobs from callers that may not read them.
             Err(PullFault::NotFound | PullFault::Unauthorized) => Ok(false),
             Err(fault) => Err(fault),
         }
@@ -166,24 +185,26 @@ impl RegistryClient {
     /// Streams the body of a response to the parent, without its first `skip` bytes.
     async fn forward_body(
         &mut self,
-        answer: Response<Incoming>,
+        response: Response<Incoming>,
         mut skip: u64,
         offset: u64,
-        most: u64,
+        max_bytes: u64,
     ) -> Result<(), PullFault> {
-        let mut remaining = most.saturating_sub(offset);
-        let mut body = answer.into_body();
+        let mut remaining = max_bytes.saturating_sub(offset);
+        let mut body = response.into_body();
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|e| PullFault::Broken(chain(&e)))?;
+            let frame = frame.map_err(|e| PullFault::Broken(with_sources(&e)))?;
+            // Trailers are not needed.
             let Ok(bytes) = frame.into_data() else {
                 continue;
             };
             let skipped = usize::try_from(skip).unwrap_or(usize::MAX).min(bytes.len());
             skip -= skipped as u64;
             let bytes = bytes.get(skipped..).unwrap_or_default();
+            // A registry may send more than it announced.
             remaining = remaining
                 .checked_sub(bytes.len() as u64)
-                .ok_or(PullFault::TooLong(most))?;
+                .ok_or(PullFault::TooLong(max_bytes))?;
             let sent = self.control.data(bytes);
             sent.map_err(|e| PullFault::Broken(e.to_string()))?;
         }
@@ -203,23 +224,26 @@ impl RegistryClient {
         let mut url = RequestUrl { origin, target };
         let (mut redirects, mut challenged) = (0, false);
         loop {
+            // A redirect can lead to another host, usually a content delivery network.
             let own = url.origin == self.registry;
             // Never send credentials to the target of a redirect.
             let authorization = self.authorization.clone().filter(|_| own);
-            let answer = self
+            let response = self
                 .send(method, &url, range.as_deref(), authorization)
                 .await?;
-            let status = answer.status();
+            let status = response.status();
             if status.is_success() {
-                return Ok(answer);
+                return Ok(response);
             }
+            // Only one attempt: otherwise, wrong credentials would cause endless challenges.
             if status == StatusCode::UNAUTHORIZED && own && !challenged {
                 challenged = true;
-                self.authenticate(answer.headers()).await?;
+                self.authenticate(response.headers()).await?;
                 continue;
             }
-            let location = header(answer.headers(), LOCATION);
+            let location = header(response.headers(), LOCATION);
             if status.is_redirection()
+                // Without a request condition, this status is an error.
                 && status != StatusCode::NOT_MODIFIED
                 && let Some(location) = location
             {
@@ -233,24 +257,26 @@ impl RegistryClient {
                 url = next;
                 continue;
             }
-            return Err(refusal(answer).await);
+            return Err(fault_of(response).await);
         }
     }
 
     /// Authenticates before the first request if there are credentials, because some registries
     /// report private images as missing otherwise.
     async fn log_in(&mut self) -> Result<(), PullFault> {
-        if self.logged_in || self.credentials.is_none() {
+        if self.login_attempted || self.credentials.is_none() {
             return Ok(());
         }
-        self.logged_in = true;
+        // Set before the request, so that a failure is not repeated for each request.
+        self.login_attempted = true;
         let url = RequestUrl {
             origin: self.registry.clone(),
             target: "/v2/".to_owned(),
         };
-        let answer = self.send(&Method::GET, &url, None, None).await?;
-        match answer.status() {
-            StatusCode::UNAUTHORIZED => self.authenticate(answer.headers()).await,
+        // The response contains the challenge, even if public images need no credentials.
+        let response = self.send(&Method::GET, &url, None, None).await?;
+        match response.status() {
+            StatusCode::UNAUTHORIZED => self.authenticate(response.headers()).await,
             _ => Ok(()),
         }
     }
@@ -267,8 +293,10 @@ impl RegistryClient {
         }
     }
 
-    /// Answers a challenge with the credentials or with a token of the token server.
+    /// Obtains authorization as a challenge demands: from the credentials, or as a token of the
+    /// token server.
     async fn authenticate(&mut self, headers: &HeaderMap) -> Result<(), PullFault> {
+        // The token may have expired.
         self.authorization = None;
         let challenges = headers.get_all(WWW_AUTHENTICATE).iter();
         let mut challenges = challenges.filter_map(|h| Challenge::parse(h.to_str().ok()?));
@@ -289,6 +317,8 @@ impl RegistryClient {
             None => return Err(PullFault::Unauthorized),
         };
         let mut url = RequestUrl::parse(&realm)?;
+        // The credentials are sent to the token server, so its connection must be protected as
+        // well.
         self.check_transport(&self.registry, &url.origin)?;
         let scope = scope.unwrap_or_else(|| format!("repository:{}:pull", self.repository));
         for (name, value) in [("service", service), ("scope", Some(scope))] {
@@ -297,18 +327,19 @@ impl RegistryClient {
                 url.target += &format!("{separator}{name}={}", encoded(&value));
             }
         }
-        let answer = self.send(&Method::GET, &url, None, basic).await?;
-        match answer.status() {
+        let response = self.send(&Method::GET, &url, None, basic).await?;
+        match response.status() {
             status if status.is_success() => {}
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 return Err(PullFault::Unauthorized);
             }
-            _ => return Err(refusal(answer).await),
+            _ => return Err(fault_of(response).await),
         }
-        let body = bounded(answer, MAX_TOKEN).await?;
+        let body = read_body(response, MAX_TOKEN).await?;
         let token: Option<Token> = serde_json::from_slice(&body).ok();
         let token = token.and_then(|t| t.token.or(t.access_token));
         let token = token
+            // The token becomes part of a header, so it must not contain spaces or line breaks.
             .filter(|t| !t.is_empty() && t.bytes().all(|b| b.is_ascii_graphic()))
             .ok_or_else(|| {
                 PullFault::Refused("the token of the registry is malformed".to_owned())
@@ -343,26 +374,28 @@ impl RegistryClient {
             let request = request.body(Empty::<Bytes>::new());
             request.map_err(|e| PullFault::Refused(PullFault::text(&e.to_string())))
         };
+        // A connection is reused only for the same scheme, host and port.
         let idle = self.idle.take().filter(|(at, _)| *at == url.origin);
         if let Some((origin, mut sender)) = idle
             && sender.ready().await.is_ok()
-            && let Ok(answer) = sender.send_request(request()?).await
+            && let Ok(response) = sender.send_request(request()?).await
         {
             self.idle = Some((origin, sender));
-            return Ok(answer);
+            return Ok(response);
         }
         // The server may have closed the idle connection: use a new one.
         let mut sender = self.connect(&url.origin).await?;
-        let answer = sender
+        let response = sender
             .send_request(request()?)
             .await
-            .map_err(|e| PullFault::Unreachable(PullFault::text(&chain(&e))))?;
+            .map_err(|e| PullFault::Unreachable(PullFault::text(&with_sources(&e))))?;
         self.idle = Some((url.origin.clone(), sender));
-        Ok(answer)
+        Ok(response)
     }
 
+    /// Opens a connection with HTTP/1.1, and TLS if the origin requires it.
     async fn connect(&self, origin: &UrlOrigin) -> Result<RequestSender, PullFault> {
-        let failed = |e: &dyn Error| PullFault::Unreachable(PullFault::text(&chain(e)));
+        let failed = |e: &dyn Error| PullFault::Unreachable(PullFault::text(&with_sources(e)));
         // IPv6 addresses are in brackets.
         let host = origin.host.trim_matches(['[', ']']);
         let stream = self.control.connect(host, origin.port)?;
@@ -372,6 +405,7 @@ impl RegistryClient {
         if !origin.tls {
             let opened = builder.handshake(TokioIo::new(stream)).await;
             let (sender, connection) = opened.map_err(|e| failed(&e))?;
+            // Ignore the task: it ends with the connection.
             tokio::spawn(connection);
             return Ok(sender);
         }
@@ -394,11 +428,12 @@ fn header(headers: &HeaderMap, name: hyper::header::HeaderName) -> Option<String
     Some(value.to_owned())
 }
 
-async fn bounded(answer: Response<Incoming>, limit: usize) -> Result<Vec<u8>, PullFault> {
+/// Reads a body of at most `limit` bytes.
+async fn read_body(response: Response<Incoming>, limit: usize) -> Result<Vec<u8>, PullFault> {
     let mut bytes = Vec::new();
-    let mut body = answer.into_body();
+    let mut body = response.into_body();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|e| PullFault::Broken(PullFault::text(&chain(&e))))?;
+        let frame = frame.map_err(|e| PullFault::Broken(PullFault::text(&with_sources(&e))))?;
         if let Ok(data) = frame.into_data() {
             bytes.extend_from_slice(&data);
         }
@@ -409,16 +444,17 @@ async fn bounded(answer: Response<Incoming>, limit: usize) -> Result<Vec<u8>, Pu
     Ok(bytes)
 }
 
-/// Converts an error response.
-async fn refusal(answer: Response<Incoming>) -> PullFault {
-    let status = answer.status();
+/// Converts an error response. The text of the registry is bounded, since the host's owner may see
+/// it.
+async fn fault_of(response: Response<Incoming>) -> PullFault {
+    let status = response.status();
     match status {
         StatusCode::NOT_FOUND => return PullFault::NotFound,
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return PullFault::Unauthorized,
         StatusCode::TOO_MANY_REQUESTS => return PullFault::RateLimit,
         _ => {}
     }
-    let body = bounded(answer, MAX_ERROR).await.unwrap_or_default();
+    let body = read_body(response, MAX_ERROR).await.unwrap_or_default();
     let errors: Option<Errors> = serde_json::from_slice(&body).ok();
     let first = errors.and_then(|e| e.errors.into_iter().next());
     let text = match first {
@@ -443,11 +479,12 @@ fn encoded(text: &str) -> String {
 }
 
 /// Returns the message of an error with its causes.
-fn chain(error: &dyn Error) -> String {
+fn with_sources(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
         let more = cause.to_string();
+        // Many errors repeat the message of their cause.
         if !text.contains(&more) {
             text = format!("{text}: {more}");
         }

@@ -5,13 +5,14 @@ use nix::sys::resource::Resource;
 use nix::unistd::Uid;
 use std::io;
 
-/// Maximum size of the address space in bytes.
+/// Maximum size of the address space in bytes. Responses are streamed, so a puller needs little.
 const MAX_MEMORY: u64 = 512 << 20;
 /// Maximum number of open descriptors: the parent's socket, the event loop's, and connections.
 const MAX_DESCRIPTORS: u64 = 64;
-/// Maximum processor time in seconds.
+/// Maximum processor time in seconds. Stops a puller that loops endlessly.
 const MAX_CPU_S: u64 = 3600;
 
+/// Sets limits for memory, descriptors and processor time.
 pub(super) fn limit_resources() -> io::Result<()> {
     confinement::prefer_for_oom_kill();
     confinement::set_limits(&[
@@ -31,8 +32,8 @@ pub(super) fn leave_everything() -> io::Result<()> {
         confinement::leave_host(jiffy_rootless::is_host_root())?;
     }
     confinement::forbid_inspection()?;
-    // Set last, because a change of user clears it. If the parent has already exited, the socket is
-    // closed as well.
+    // Set last, because a change of user clears this setting. If the parent has exited before this
+    // call, the puller reads the end of its socket and exits as well.
     confinement::end_with_parent()?;
     // No further tasks can be created.
     confinement::set_limit(Resource::RLIMIT_NPROC, 0)

@@ -1,4 +1,4 @@
-//! Puller's end of the socket to its parent.
+//! The puller's end of the socket to its parent.
 
 use crate::error::PullFault;
 use crate::wire::{
@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-/// Blocking socket to the parent: a puller has no other work while its parent is busy.
+/// Socket to the parent. It blocks, because a puller has no other work while its parent is busy.
 pub(super) struct ParentSocket(UnixStream);
 
 impl ParentSocket {
@@ -20,7 +20,7 @@ impl ParentSocket {
     }
 
     /// Receives the next request and the descriptor attached to it, if any.
-    pub fn order(&self) -> io::Result<(PullRequest, Option<OwnedFd>)> {
+    pub fn receive_request(&self) -> io::Result<(PullRequest, Option<OwnedFd>)> {
         let mut descriptor = None;
         let mut head = [0; HEADER_BYTES];
         self.fill(&mut head, &mut descriptor)?;
@@ -34,23 +34,25 @@ impl ParentSocket {
         }
     }
 
-    pub fn report(&self, report: &PullResponse) -> io::Result<()> {
-        self.send(KIND_JSON, &serde_json::to_vec(report)?)
+    /// Sends a response, or a request for a connection.
+    pub fn send_response(&self, response: &PullResponse) -> io::Result<()> {
+        self.send(KIND_JSON, &serde_json::to_vec(response)?)
     }
 
     /// Sends data of a response.
     pub fn data(&self, bytes: &[u8]) -> io::Result<()> {
+        // The parent rejects longer frames.
         let mut chunks = bytes.chunks(DATA_CHUNK_BYTES);
         chunks.try_for_each(|chunk| self.send(KIND_DATA, chunk))
     }
 
-    /// Returns a TCP connection that the parent opens.
+    /// Requests a TCP connection from the parent, since this process cannot create sockets.
     pub fn connect(&self, host: &str, port: u16) -> Result<TcpStream, PullFault> {
         let lost = |e: io::Error| PullFault::Broken(e.to_string());
         let host = host.to_owned();
-        self.report(&PullResponse::Connect { host, port })
+        self.send_response(&PullResponse::Connect { host, port })
             .map_err(lost)?;
-        match self.order().map_err(lost)? {
+        match self.receive_request().map_err(lost)? {
             (PullRequest::Connected, Some(connection)) => {
                 let stream = TcpStream::from(connection);
                 stream.set_nonblocking(true).map_err(lost)?;
@@ -66,6 +68,7 @@ impl ParentSocket {
         socket.write_all(payload)
     }
 
+    /// Fills `buffer`. Stores a received descriptor in `descriptor`.
     fn fill(&self, mut buffer: &mut [u8], descriptor: &mut Option<OwnedFd>) -> io::Result<()> {
         while !buffer.is_empty() {
             let mut space = nix::cmsg_space!([RawFd; 1]);
@@ -80,6 +83,7 @@ impl ParentSocket {
                 if let ControlMessageOwned::ScmRights(descriptors) = message {
                     for raw in descriptors {
                         // SAFETY: the kernel has just created this descriptor for this process.
+                        // A replaced descriptor is closed by its drop.
                         *descriptor = Some(unsafe { OwnedFd::from_raw_fd(raw) });
                     }
                 }

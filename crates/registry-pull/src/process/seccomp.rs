@@ -4,7 +4,7 @@
 use jiffy_confinement::{AllowedCalls, equals, equals_unsigned};
 use std::io;
 
-/// System calls of the event loop, existing sockets, the allocator and exit.
+/// System calls of the event loop, of existing sockets, of the allocator and of exiting.
 const ALLOWED: &[libc::c_long] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,

@@ -1,4 +1,4 @@
-//! URLs of requests.
+//! URLs of requests to registries, and of redirects.
 
 use crate::error::PullFault;
 use hyper::Uri;
@@ -44,6 +44,7 @@ impl RequestUrl {
         let text = text.split('#').next().unwrap_or_default();
         let uri: Uri = text.parse().map_err(|_| bad())?;
         let authority = uri.authority().ok_or_else(bad)?;
+        // Credentials in a URL of a registry would end up in logs and requests.
         if authority.as_str().contains('@') {
             return Err(bad());
         }
@@ -57,6 +58,7 @@ impl RequestUrl {
         Ok(Self {
             origin: UrlOrigin {
                 tls,
+                // Host names are case-insensitive. Lower case makes origins comparable.
                 host: authority.host().to_ascii_lowercase(),
                 port: authority.port_u16().unwrap_or(port),
             },
