@@ -117,12 +117,12 @@ impl DirectHost {
         Arc::strong_count(&self.permits) - 1
     }
 
-    async fn until_closed(&self) {
+    async fn wait_until_closed(&self) {
         until(|| self.connections() == 0).await;
     }
 
     /// Waits until the last reported state of the only connection equals `is_busy`.
-    async fn until_busy(&self, is_busy: bool) {
+    async fn wait_for_busy_state(&self, is_busy: bool) {
         let mut reported = self.is_busy.subscribe();
         let reported = reported.wait_for(|reported| *reported == is_busy);
         let limit = Duration::from_secs(20);
@@ -254,7 +254,7 @@ async fn a_public_function_answers_with_its_own_ids_counts_and_forwarding_header
     assert!(entries.iter().any(|entry| entry.request_id == id));
     assert_eq!(host.connections(), 1);
     drop(client);
-    host.until_closed().await;
+    host.wait_until_closed().await;
     host.functions.stop_all().await;
 }
 
@@ -265,23 +265,23 @@ async fn a_direct_connection_is_busy_while_a_request_is_in_flight() {
     let mut client = host.connect("probe").await.unwrap();
     assert!(*host.is_busy.borrow(), "a new connection is busy");
     assert_eq!(client.get("/").await.unwrap().status, 200);
-    host.until_busy(false).await;
+    host.wait_for_busy_state(false).await;
     for _ in 0..2 {
         // The function waits for the remaining body.
         let head = format!("POST / HTTP/1.1\r\nhost: {}\r\n", client.host);
         let partial = format!("{head}content-length: 4\r\n\r\nab");
         client.stream.write_all(partial.as_bytes()).await.unwrap();
-        host.until_busy(true).await;
+        host.wait_for_busy_state(true).await;
         client.stream.write_all(b"cd").await.unwrap();
         let mut read = Vec::new();
         while complete(&read).is_none() {
             client.stream.read_buf(&mut read).await.unwrap();
         }
-        host.until_busy(false).await;
+        host.wait_for_busy_state(false).await;
     }
     assert_eq!(host.connections(), 1);
     drop(client);
-    host.until_closed().await;
+    host.wait_until_closed().await;
     host.functions.stop_all().await;
 }
 
@@ -324,7 +324,7 @@ async fn a_direct_connection_is_for_one_public_function_only() {
     host.functions.remove(KEY, "open").await.unwrap();
     assert_eq!(client.get("/").await.unwrap().status, 404);
     host.functions.stop_all().await;
-    host.until_closed().await;
+    host.wait_until_closed().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -336,7 +336,7 @@ async fn direct_connections_close_with_process_or_daemon_and_can_be_reopened() {
     let (_, id) = host.functions.process_ids()[0];
     kill(Pid::from_raw(id as i32), Signal::SIGKILL).unwrap();
     assert!(client.get("/").await.is_none());
-    host.until_closed().await;
+    host.wait_until_closed().await;
     let mut client = host.connect("hello").await.unwrap();
     assert_eq!(client.get("/").await.unwrap().body, "hello");
 
@@ -355,5 +355,5 @@ async fn direct_connections_close_with_process_or_daemon_and_can_be_reopened() {
     assert_eq!(client.get("/").await.unwrap().body, "hello");
     assert!(host.requests("hello").await >= 2);
     host.functions.stop_all().await;
-    host.until_closed().await;
+    host.wait_until_closed().await;
 }

@@ -25,7 +25,7 @@ fn count(test_home: &TestHome, id: &str) -> u64 {
     text.parse().unwrap_or(0)
 }
 
-fn counts_on(test_home: &TestHome, id: &str, from: u64) {
+fn wait_for_counts(test_home: &TestHome, id: &str, from: u64) {
     wait_for("the counter to continue", || {
         (count(test_home, id) > from + 2).then_some(())
     });
@@ -77,27 +77,27 @@ fn five_sandboxes_survive_a_killed_daemon_and_support_all_operations() {
     let after: Vec<String> = ids.iter().map(who).collect();
     assert_eq!(before, after, "a guest was replaced");
     assert!(vmms.is_subset(&test_home.vmms()));
-    counts_on(&test_home, &ids[0], counted);
+    wait_for_counts(&test_home, &ids[0], counted);
 
     // Each sandbox performs another operation.
     let counted = count(&test_home, &ids[1]);
     test_home.ok(&["snapshot", &ids[1], "--name", "after"]);
-    counts_on(&test_home, &ids[1], counted);
+    wait_for_counts(&test_home, &ids[1], counted);
     let copy = test_home.ok(&["create", "--from", "after"]);
-    counts_on(&test_home, &copy, counted);
+    wait_for_counts(&test_home, &copy, counted);
     test_home.ok(&["pause", &ids[2]]);
     test_home.ok(&["resume", &ids[2]]);
     assert_eq!(
         test_home.sh(&ids[2], "cat /tmp/pid"),
         before[2].lines().next().unwrap()
     );
-    counts_on(&test_home, &ids[2], 0);
+    wait_for_counts(&test_home, &ids[2], 0);
     let children = test_home.json(&["fork", &ids[3], "-n", "2"]);
     let child = children["children"][0]["id"].as_str().unwrap().to_owned();
-    counts_on(&test_home, &child, 0);
+    wait_for_counts(&test_home, &child, 0);
     assert_ne!(who(&child), before[3]);
     test_home.ok(&["rollback", &ids[0], "before"]);
-    counts_on(&test_home, &ids[0], 0);
+    wait_for_counts(&test_home, &ids[0], 0);
     test_home.ok(&["kill", &ids[4]]);
 
     // Repeat with adopted, snapshotted, forked, rolled back and resumed sandboxes.
@@ -110,7 +110,7 @@ fn five_sandboxes_survive_a_killed_daemon_and_support_all_operations() {
         let counted = count(&test_home, id);
         test_home.ok(&["pause", id]);
         test_home.ok(&["resume", id]);
-        counts_on(&test_home, id, counted);
+        wait_for_counts(&test_home, id, counted);
     }
     assert_eq!(state(&test_home, &ids[4]), "killed");
 }
@@ -129,7 +129,7 @@ fn a_stopped_daemon_leaves_its_sandboxes_running_unless_told_to_kill_them() {
     assert_eq!(test_home.sh(&id, IDENTITY_SCRIPT), who);
 
     signal(test_home.daemon(), Signal::SIGTERM);
-    test_home.daemon_went();
+    test_home.wait_for_daemon_exit();
     assert_eq!(test_home.sh(&id, IDENTITY_SCRIPT), who);
 
     let vmms = test_home.vmms();
@@ -261,7 +261,7 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
         // interrupted.
         std::thread::sleep(Duration::from_millis(3 + round as u64 * 90 / kills as u64));
         signal(daemon, Signal::SIGKILL);
-        test_home.daemon_went();
+        test_home.wait_for_daemon_exit();
         let done = running.wait().unwrap();
         let now = state(&test_home, &id);
         outcomes.insert((operation[0], done.success(), now.clone()));
@@ -275,7 +275,7 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
         }
         let sum = test_home.sh(&id, "sha256sum -c /tmp/sum >/dev/null && cat /tmp/pid");
         assert_eq!(sum, pid, "{operation:?} in round {round}");
-        counts_on(&test_home, &id, 0);
+        wait_for_counts(&test_home, &id, 0);
         // The sandbox can still be snapshotted, and the snapshot contains its state.
         let name = format!("round{round}");
         test_home.ok(&["snapshot", &id, "--name", &name]);

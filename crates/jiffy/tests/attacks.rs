@@ -61,7 +61,7 @@ fn with_attack(work: impl FnOnce(&Attack<'_>)) {
         (!alive(attack.vmm)).then_some(())
     });
     within("ending the attacker", began);
-    attack.others_hold_out();
+    attack.assert_others_responsive();
     assert_eq!(test_home.vmms(), before);
     test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
@@ -119,7 +119,7 @@ impl Attack<'_> {
     /// Checks that the neighbour and the daemon respond in time, and that the attacker's sandbox is
     /// running within its limits.
     fn assert_responsive(&self) {
-        self.others_hold_out();
+        self.assert_others_responsive();
         assert!(
             alive(self.vmm),
             "the attack ended its sandbox: {}",
@@ -127,13 +127,13 @@ impl Attack<'_> {
         );
     }
 
-    fn others_hold_out(&self) {
+    fn assert_others_responsive(&self) {
         let mut took = Vec::new();
         for _ in 0..COMMANDS {
             let began = Instant::now();
             self.test_home.sh(&self.neighbour, "true");
             took.push(began.elapsed());
-            self.look();
+            self.assert_memory_bounded();
         }
         took.sort();
         eprintln!(
@@ -148,7 +148,7 @@ impl Attack<'_> {
         within("the daemon's answer", began);
     }
 
-    fn look(&self) {
+    fn assert_memory_bounded(&self) {
         let resident = self.resident();
         let overhead = if is_gvisor() {
             GVISOR_OVERHEAD_MIB
@@ -161,7 +161,7 @@ impl Attack<'_> {
     /// Returns the memory of the attacker's VMM in MiB. 0 if the VMM has exited.
     fn resident(&self) -> u64 {
         if is_gvisor() {
-            return self.charged();
+            return self.cgroup_memory();
         }
         let status = fs::read_to_string(format!("/proc/{}/status", self.vmm)).unwrap_or_default();
         let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
@@ -170,7 +170,7 @@ impl Attack<'_> {
     }
 
     /// Returns the memory of the attacker's control group in MiB. 0 if the group was removed.
-    fn charged(&self) -> u64 {
+    fn cgroup_memory(&self) -> u64 {
         let groups = fs::read_to_string(format!("/proc/{}/cgroup", self.vmm)).unwrap_or_default();
         // In version 1, one line for each controller; in version 2, one for all (cgroups(7)).
         let files = groups.lines().filter_map(|line| {
@@ -189,7 +189,7 @@ impl Attack<'_> {
 
     /// Returns whether the attacker uses most of its memory.
     fn is_full(&self) -> bool {
-        self.look();
+        self.assert_memory_bounded();
         self.resident() > MEMORY_MIB * 3 / 4
     }
 

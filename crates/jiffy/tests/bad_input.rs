@@ -48,7 +48,7 @@ fn invalid_command_lines_are_usage_errors() {
 }
 
 /// Runs a shell script as root in its own mount namespace, where it can hide files.
-fn unshared(script: &str) -> Option<crate::support::Done> {
+fn run_unshared(script: &str) -> Option<crate::support::Done> {
     let programs = programs();
     let command = |script: &str| {
         let mut command = Command::new("unshare");
@@ -70,7 +70,7 @@ fn unshared(script: &str) -> Option<crate::support::Done> {
 
 #[jiffy_test]
 fn a_host_without_kvm_is_reported_with_its_remedy() {
-    let Some(done) = unshared("mount -t tmpfs none /dev && exec \"$JIFFY\" run -- true") else {
+    let Some(done) = run_unshared("mount -t tmpfs none /dev && exec \"$JIFFY\" run -- true") else {
         return skip("mount namespaces are not permitted on this host");
     };
     assert_eq!(done.code, Some(125), "{done:?}");
@@ -79,7 +79,7 @@ fn a_host_without_kvm_is_reported_with_its_remedy() {
         "{done:?}"
     );
     let done =
-        unshared("mount -t tmpfs none /dev && touch /dev/kvm && exec \"$JIFFY\" run -- true")
+        run_unshared("mount -t tmpfs none /dev && touch /dev/kvm && exec \"$JIFFY\" run -- true")
             .unwrap();
     assert!(
         done.code == Some(125) && done.stderr.contains("cannot use /dev/kvm"),
@@ -92,7 +92,7 @@ fn missing_rights_on_kvm_are_reported_with_the_group() {
     let script = "mount -t tmpfs none /dev && mknod /dev/kvm c 10 232 && chmod 600 /dev/kvm && mknod -m 666 /dev/null c 1 3 && mknod -m 444 /dev/urandom c 1 9 && \
         mkdir -m 777 /dev/shm /dev/home && cp \"$JIFFY\" \"$JIFFY_VMM\" \"$JIFFY_AGENT\" /dev/shm && \
         exec setpriv --reuid 65534 --clear-groups env JIFFY_HOME=/dev/home JIFFY_VMM= JIFFY_AGENT= /dev/shm/jiffy doctor";
-    let Some(done) = unshared(script) else {
+    let Some(done) = run_unshared(script) else {
         return skip("mount namespaces are not permitted on this host");
     };
     assert_eq!(done.code, Some(1), "{done:?}");
@@ -112,7 +112,7 @@ fn a_damaged_image_is_rejected_with_its_name() {
         "$JIFFY" run -- true; a=$?; umount "$img"
         tmp=$(mktemp) && cp "$img" "$tmp" && printf X | dd of="$tmp" bs=1 seek=123456 conv=notrunc 2>/dev/null && mount --bind "$tmp" "$img"
         rm "$tmp"; "$JIFFY" run -- true; echo "codes $a $?""#;
-    let Some(done) = unshared(script) else {
+    let Some(done) = run_unshared(script) else {
         return skip("mount namespaces are not permitted on this host");
     };
     assert!(done.stdout.contains("codes 125 125"), "{done:?}");
@@ -130,7 +130,7 @@ fn a_damaged_kernel_is_rejected_with_its_name() {
         images=${REAL_HOME:-/var/lib/jiffy}/images; if [ -d "$images" ]; then ln -s "$images" "$home/images"; fi
         "$JIFFY" run -- true; rm -rf /tmp/none; k=$(ls "$home"/kernel/vmlinux-* | grep -v stamp | head -1)
         printf X | dd of="$k" bs=1 seek=5000 conv=notrunc 2>/dev/null; "$JIFFY" run -- true; echo "code $?""#;
-    let Some(done) = unshared(script) else {
+    let Some(done) = run_unshared(script) else {
         return skip("mount namespaces are not permitted on this host");
     };
     assert!(done.stdout.contains("code 125"), "{done:?}");

@@ -218,7 +218,7 @@ fn start_commands_listen_when_sandboxes_are_created() {
 }
 
 /// Writes a Dockerfile whose second step never ends.
-fn endless(project: &BuildProject) {
+fn write_endless_dockerfile(project: &BuildProject) {
     project.file(
         "Dockerfile",
         "FROM base\nUSER root\nRUN echo done > /done\nRUN echo it waits; sleep 1000\n",
@@ -226,7 +226,7 @@ fn endless(project: &BuildProject) {
 }
 
 /// Waits until the build runs its endless step.
-fn waits(project: &BuildProject) {
+fn wait_for_endless_step(project: &BuildProject) {
     wait_for("the step", || {
         let id = project.alive().into_iter().next()?;
         let ps = project
@@ -236,7 +236,7 @@ fn waits(project: &BuildProject) {
     });
 }
 
-fn mended(project: &BuildProject) -> Done {
+fn rebuild_without_endless_step(project: &BuildProject) -> Done {
     project.file(
         "Dockerfile",
         "FROM base\nUSER root\nRUN echo done > /done\nRUN echo it ends\n",
@@ -247,9 +247,9 @@ fn mended(project: &BuildProject) -> Done {
 #[jiffy_test(root)]
 fn an_interrupted_build_leaves_only_its_completed_steps() {
     let project = BuildProject::new();
-    endless(&project);
+    write_endless_dockerfile(&project);
     let build = project.begin("long");
-    waits(&project);
+    wait_for_endless_step(&project);
     kill(
         Pid::from_raw(build.id().try_into().unwrap()),
         Signal::SIGINT,
@@ -259,15 +259,15 @@ fn an_interrupted_build_leaves_only_its_completed_steps() {
     assert_eq!(done.code, Some(1), "{done:?}");
     assert!(done.stderr.contains("cancelled"), "{done:?}");
     assert!(project.alive().is_empty(), "it is still running: {done:?}");
-    assert_eq!(cached(&mended(&project)), 1);
+    assert_eq!(cached(&rebuild_without_endless_step(&project)), 1);
 }
 
 #[jiffy_test(root)]
 fn a_build_can_be_resumed_after_a_daemon_crash() {
     let project = BuildProject::new();
-    endless(&project);
+    write_endless_dockerfile(&project);
     let build = project.begin("long");
-    waits(&project);
+    wait_for_endless_step(&project);
     project.test_home.kill_daemon();
     let done = finish(build);
     assert_eq!(done.code, Some(1), "{done:?}");
@@ -275,7 +275,7 @@ fn a_build_can_be_resumed_after_a_daemon_crash() {
         project.alive().is_empty(),
         "the next daemon removes the remaining sandbox"
     );
-    assert_eq!(cached(&mended(&project)), 1);
+    assert_eq!(cached(&rebuild_without_endless_step(&project)), 1);
     assert_eq!(project.run("long", "cat /done"), "done");
     let unfinished = |path: &Path| {
         let names = fs::read_dir(path).unwrap().flatten();

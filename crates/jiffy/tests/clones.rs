@@ -16,7 +16,7 @@ fn fork(test_home: &TestHome, id: &str, count: usize) -> Vec<String> {
     children
 }
 
-fn differ(texts: &[String]) -> bool {
+fn all_differ(texts: &[String]) -> bool {
     texts.iter().collect::<BTreeSet<_>>().len() == texts.len()
 }
 
@@ -95,7 +95,7 @@ fn clones_have_names_and_ids_and_seeds_of_their_own() {
             .iter()
             .map(|t| t.lines().nth(line).unwrap().to_owned())
             .collect();
-        assert!(differ(&of_all), "{of_all:?}");
+        assert!(all_differ(&of_all), "{of_all:?}");
     }
     for (n, child) in children.iter().enumerate() {
         let lines: Vec<&str> = all[n + 1].lines().collect();
@@ -128,7 +128,7 @@ fn clones_of_a_guest_with_a_full_disk_receive_their_identity() {
             .iter()
             .map(|t| t.lines().nth(line).unwrap().to_owned())
             .collect();
-        assert!(differ(&of_all), "{of_all:?}");
+        assert!(all_differ(&of_all), "{of_all:?}");
     }
     for text in &all {
         let lines: Vec<&str> = text.lines().collect();
@@ -188,7 +188,7 @@ nohup python3 serve.py >serve.log 2>&1 & until [ -s drawn ]; do sleep 0.01; done
             )
         })
         .collect();
-    assert!(differ(&drawn), "{drawn:?}");
+    assert!(all_differ(&drawn), "{drawn:?}");
     words.push(read(&test_home.ok(&["create", "--from", &snapshot])));
     for _ in 0..2 {
         test_home.ok(&["rollback", &id, &snapshot]);
@@ -197,7 +197,7 @@ nohup python3 serve.py >serve.log 2>&1 & until [ -s drawn ]; do sleep 0.01; done
     test_home.ok(&["pause", &id]);
     test_home.ok(&["resume", &id]);
     words.push(read(&id));
-    assert!(differ(&words), "{words:?}");
+    assert!(all_differ(&words), "{words:?}");
 }
 
 /// Nanoseconds since 1970.
@@ -365,7 +365,7 @@ fn agents_of_clone_and_parent_reject_each_others_tokens() {
         .iter()
         .map(|id| sandbox_http::token(&test_home, id))
         .collect();
-    assert!(differ(&tokens), "{tokens:?}");
+    assert!(all_differ(&tokens), "{tokens:?}");
     for (to, id) in family.iter().enumerate() {
         assert_eq!(
             sandbox_http::read(&test_home, id, "/etc/os-release", None).0,

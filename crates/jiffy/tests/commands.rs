@@ -244,7 +244,7 @@ fn a_file_system_that_hangs_stops_nothing_else(test_home: &TestHome, engine: &st
     assert_ne!(finish(waiting).code, Some(0), "{engine}");
 }
 
-fn looks_and_restarts(test_home: &TestHome, engine: &str) {
+fn sandbox_is_inspected_and_restarted(test_home: &TestHome, engine: &str) {
     let created = test_home.json(&[
         "create", "--engine", engine, "--name", "seen", "-l", "team=a",
     ]);
@@ -352,7 +352,7 @@ fn engines_side_by_side(test_home: &TestHome) {
         (&default.into(), &"snapshot".into())
     );
     test_home.ok(&["rm", "--all", "-f"]);
-    looks_and_restarts(test_home, "gvisor");
+    sandbox_is_inspected_and_restarted(test_home, "gvisor");
 }
 
 #[jiffy_test]
@@ -371,7 +371,7 @@ fn sandboxes_are_named_listed_and_removed_by_commands() {
         .as_str()
         .unwrap()
         .to_owned();
-    looks_and_restarts(&test_home, &default);
+    sandbox_is_inspected_and_restarted(&test_home, &default);
     engines_side_by_side(&test_home);
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::time::Instant;
 
 /// Returns the connection record of a sandbox.
-fn reached(test_home: &TestHome, id: &str) -> Value {
+fn connection_record(test_home: &TestHome, id: &str) -> Value {
     test_home.json(&["logs", id, "--network"])
 }
 
@@ -17,7 +17,7 @@ fn reached(test_home: &TestHome, id: &str) -> Value {
 fn line(test_home: &TestHome, id: &str, parts: &Value) -> Value {
     let parts = parts.as_object().unwrap();
     wait_for(&format!("a line with {parts:?}"), || {
-        let all = reached(test_home, id);
+        let all = connection_record(test_home, id);
         let lines = all["connections"].as_array().unwrap();
         let fits = |line: &&Value| parts.iter().all(|(name, value)| line[name] == *value);
         lines.iter().find(fits).cloned()
@@ -101,7 +101,7 @@ fn connections_are_recorded_with_their_bytes_and_denials_with_their_reason() {
             &id,
             &json!({ "protocol": "dns", "host": "some.example", "question": "A", "verdict": "allowed" }),
         );
-        let all = reached(test_home, &id);
+        let all = connection_record(test_home, &id);
         let lines = all["connections"].as_array().unwrap();
         let others = lines.iter().filter(|l| l["protocol"] != "dns").count();
         assert_eq!(others, 4, "{all}");
@@ -118,7 +118,7 @@ fn connections_are_recorded_with_their_bytes_and_denials_with_their_reason() {
         );
         line(test_home, &id, &refused);
         test_home.kill_daemon();
-        let after = reached(test_home, &id);
+        let after = connection_record(test_home, &id);
         assert!(after["since"].as_str() > all["since"].as_str(), "{after}");
         assert_eq!(after["connections"], json!([]));
         say("tcp('8.8.8.8', 7)");
@@ -190,7 +190,7 @@ fn a_flood_of_denied_packets_does_not_fill_the_record_or_a_processor() {
         let sent: u64 = python(test_home, &id, flood).parse().unwrap();
         let took = began.elapsed().as_secs_f64();
         let share = (processor_time(test_home.daemon()) - before) / took;
-        let all = reached(test_home, &id);
+        let all = connection_record(test_home, &id);
         let lines = all["connections"].as_array().unwrap();
         let missing = all["missing"].as_u64().unwrap();
         eprintln!(

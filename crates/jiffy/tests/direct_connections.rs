@@ -50,7 +50,7 @@ fn echo(stream: &mut BufReader<TcpStream>) {
 }
 
 /// Waits until the other side has closed an idle connection.
-fn assert_ends(stream: &mut BufReader<TcpStream>) {
+fn assert_closes(stream: &mut BufReader<TcpStream>) {
     let began = Instant::now();
     let stream = stream.get_mut();
     stream.set_read_timeout(Some(END_LIMIT)).unwrap();
@@ -94,19 +94,19 @@ fn servers_on_any_address_are_reached_and_connections_end_with_the_guest_they_le
     echo(&mut old);
     let (mut young, _) = connect(&forward, 0);
     remote.ok(&["rollback", &id, "here"]);
-    assert_ends(&mut old);
-    assert_ends(&mut young);
+    assert_closes(&mut old);
+    assert_closes(&mut young);
     // Over either route: a guest that has just reset its connections may answer late on its
     // interface.
     let (mut stream, _) = connect(&forward, 0);
     echo(&mut stream);
 
     remote.ok(&["pause", &id]);
-    assert_ends(&mut stream);
+    assert_closes(&mut stream);
     remote.ok(&["resume", &id]);
     let (mut stream, _) = connect(&forward, 0);
     echo(&mut stream);
 
     remote.ok(&["rm", &id]);
-    assert_ends(&mut stream);
+    assert_closes(&mut stream);
 }

@@ -11,7 +11,7 @@ fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_continues() {
     let Some(disk) = SmallDisk::new("1g") else {
         return;
     };
-    let test_home = TestHome::beneath(disk.path());
+    let test_home = TestHome::in_directory(disk.path());
     // Otherwise admission control would reject the call first.
     let mut daemon = test_home.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
     let id = test_home.ok(&["create"]);
@@ -87,7 +87,7 @@ fn guest_writes_fail_on_a_full_host_disk_and_the_log_names_the_cause() {
     let Some(disk) = SmallDisk::new("1g") else {
         return;
     };
-    let test_home = TestHome::beneath(disk.path());
+    let test_home = TestHome::in_directory(disk.path());
     let mut daemon = test_home.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
     let id = test_home.ok(&["create"]);
     let shell =
@@ -128,7 +128,7 @@ fn a_build_on_a_full_disk_is_reported_and_leaves_nothing() {
     let Some(disk) = SmallDisk::new("1g") else {
         return;
     };
-    let test_home = TestHome::beneath(disk.path());
+    let test_home = TestHome::in_directory(disk.path());
     test_home.own_templates();
     let mut daemon = test_home.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
     let context = test_home.dir.path().join("context");

@@ -47,7 +47,7 @@ fn prepared() -> (TestHome, PathBuf) {
 }
 
 /// Returns `root` as an archive in the format of `docker save`.
-fn saved(test_home: &TestHome, root: &Path) -> PathBuf {
+fn save_image(test_home: &TestHome, root: &Path) -> PathBuf {
     let image = test_home.dir.path().join("image");
     fs::create_dir(&image).unwrap();
     tar(&image.join("layer.tar"), root);
@@ -104,7 +104,7 @@ fn one_program_is_enough_for_a_sandbox() {
 #[jiffy_test]
 fn an_image_keeps_its_configuration_and_runs_its_command_on_request() {
     let (test_home, root) = prepared();
-    let archive = saved(&test_home, &root);
+    let archive = save_image(&test_home, &root);
     let archive = archive.to_str().unwrap();
     // The directory that it names does not exist.
     test_home.ok(&["template", "build", "--from-tar", archive]);

@@ -202,7 +202,7 @@ impl Hosts {
 }
 
 /// Returns the bytes on disk.
-fn stored(path: &Path) -> u64 {
+fn disk_bytes(path: &Path) -> u64 {
     std::os::unix::fs::MetadataExt::blocks(&fs::metadata(path).unwrap()) * 512
 }
 
@@ -215,7 +215,7 @@ fn a_guest_runs_before_its_memory_is_fetched_and_receives_all_of_it() {
     let first = hosts.create(&[]);
     assert!(hosts.is_incomplete(&hosts.snapshot));
     let layer = hosts.path(&format!("snapshots/{}/memory.layer", hosts.snapshot));
-    let before = stored(&layer);
+    let before = disk_bytes(&layer);
     // Before any other access to the memory: a snapshot, a fork, a pause, a rollback.
     let again = here.ok(&["snapshot", &first, "--name", "again"]);
     let child = here.ok(&["fork", &first]);
@@ -223,7 +223,7 @@ fn a_guest_runs_before_its_memory_is_fetched_and_receives_all_of_it() {
     here.ok(&["resume", &first]);
     assert!(hosts.is_incomplete(&hosts.snapshot));
     hosts.assert_sound(&child);
-    assert!(stored(&layer) >= before + (20 << 20), "{before}");
+    assert!(disk_bytes(&layer) >= before + (20 << 20), "{before}");
     hosts.assert_sound(&first);
     here.sh(
         &first,
@@ -269,7 +269,7 @@ fn clones_share_the_page_cache_and_little_more_than_the_working_set_moves() {
         let layers = layers.map(|entry| entry.path());
         layers
             .filter(|path| path.extension().is_some_and(|e| e == "data"))
-            .map(|path| stored(&path))
+            .map(|path| disk_bytes(&path))
             .sum::<u64>()
     };
     let before = layers();
@@ -376,11 +376,11 @@ fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
     let mut check = hosts.here.begin(&["exec", &id, "--", "sh", "-c", CHECK]);
     let layer = hosts.path(&format!("snapshots/{}/memory.layer", hosts.snapshot));
     for _ in 0..5 {
-        let before = stored(&layer);
+        let before = disk_bytes(&layer);
         hosts.kill_fetcher();
         wait_for("memory to be fetched by the next fetcher", || {
             let ended = check.try_wait().unwrap().is_some();
-            (ended || stored(&layer) > before).then_some(())
+            (ended || disk_bytes(&layer) > before).then_some(())
         });
     }
     let checked = crate::support::finish(check);

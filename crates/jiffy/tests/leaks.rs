@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 /// Returns all named objects that a sandbox of the data directory could leave on the host.
-fn named_things(home: &Path) -> BTreeSet<String> {
+fn named_objects(home: &Path) -> BTreeSet<String> {
     let mut things = BTreeSet::new();
     let ours = home.display().to_string();
     let mut folders = vec![home.to_owned()];
@@ -62,7 +62,7 @@ fn nothing_is_left_behind_however_a_sandbox_ends() {
     // The first run creates caches, which do not belong to the sandbox.
     let test_home = TestHome::new();
     assert_eq!(test_home.call(&["run", "--", "true"]).code, Some(0));
-    let before = named_things(test_home.dir.path());
+    let before = named_objects(test_home.dir.path());
 
     assert_eq!(
         test_home.call(&["run", "--", "sh", "-c", "exit 4"]).code,
@@ -105,7 +105,7 @@ fn nothing_is_left_behind_however_a_sandbox_ends() {
         wait_for("the VMM to exit", || (!alive(vmm)).then_some(()));
     }
     wait_for("the host to return to its initial state", || {
-        let now = named_things(test_home.dir.path());
+        let now = named_objects(test_home.dir.path());
         // The network of the first run may have been removed after the answer.
         let news: Vec<_> = now.difference(&before).collect();
         news.is_empty().then_some(()).or_else(|| {

@@ -143,7 +143,7 @@ impl User {
     }
 
     /// Waits until the user has no processes.
-    fn is_gone(&self) {
+    fn wait_until_gone(&self) {
         wait_for("the user's last process to exit", || {
             let remaining = self.processes();
             remaining.is_empty().then_some(())
@@ -265,7 +265,7 @@ fn a_command_of_an_ordinary_user_runs_and_leaves_nothing() {
             (Some(137), false),
             "{done:?}"
         );
-        user.is_gone();
+        user.wait_until_gone();
         let program = format!(
             "{}\nprint(tcp({:?}), tcp({HOST:?}) == \"host\")",
             network_probe::PRELUDE,
@@ -273,7 +273,7 @@ fn a_command_of_an_ordinary_user_runs_and_leaves_nothing() {
         );
         let run = ["run", "--network", "on", "--", "python3", "-c", &program];
         assert_eq!(user.ok(&run), "internet False");
-        user.is_gone();
+        user.wait_until_gone();
         let mut run = user
             .jiffy(&["run", "--", "sh", "-c", "echo up; sleep 600"])
             .spawn()
@@ -281,7 +281,7 @@ fn a_command_of_an_ordinary_user_runs_and_leaves_nothing() {
         crate::support::read_until(run.stdout.as_mut().unwrap(), "up");
         run.kill().unwrap();
         run.wait().unwrap();
-        user.is_gone();
+        user.wait_until_gone();
     });
 }
 
@@ -346,7 +346,7 @@ fn sandboxes_live(user: &User) {
     );
     user.ok(&["daemon", "stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
-    user.is_gone();
+    user.wait_until_gone();
 }
 
 #[jiffy_test(engine = "microvm", lab)]
@@ -378,11 +378,11 @@ fn two_users_of_one_machine_see_nothing_of_each_other() {
             assert_ne!(user.call(&["exec", foreign, "--", "true"]).code, Some(0));
         }
         one.ok(&["daemon", "stop", "--kill-sandboxes"]);
-        one.is_gone();
+        one.wait_until_gone();
         assert_eq!(two.reach(&ids[1], PUBLIC[1]), "internet");
         // The network connection is not required for existing sandboxes, and is restored.
         two.ok(&["daemon", "stop", "--kill-sandboxes"]);
-        two.is_gone();
+        two.wait_until_gone();
     });
 }
 
@@ -404,7 +404,7 @@ fn without_an_uplink_sandboxes_reach_nothing_and_the_reason_is_reported() {
             "{doctor:?}"
         );
         user.ok(&["daemon", "stop", "--kill-sandboxes"]);
-        user.is_gone();
+        user.wait_until_gone();
     });
 }
 
@@ -431,7 +431,7 @@ fn sandboxes_of_an_ordinary_user_reach_the_ipv6_internet_and_nothing_of_the_host
         for (host, who) in closed.iter().zip(reached_by_a_run(&user, &closed)) {
             assert_eq!(who, "ConnectionRefusedError", "{host}");
         }
-        user.is_gone();
+        user.wait_until_gone();
     });
 }
 
@@ -454,6 +454,6 @@ fn slirp4netns_is_the_uplink_without_pasta() {
         for (host, who) in closed.iter().zip(reached_by_a_run(&user, &closed)) {
             assert_eq!(who, "ConnectionRefusedError", "{host}");
         }
-        user.is_gone();
+        user.wait_until_gone();
     });
 }

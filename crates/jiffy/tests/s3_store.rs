@@ -144,7 +144,7 @@ fn a_snapshot_reaches_another_host_through_a_bucket_that_fails_in_all_ways() {
     bucket.serve(&here, "wrong", &[]);
     bucket.assert_refused(&here, "AWS_SECRET_ACCESS_KEY");
     here.ok(&["serve", "--stop"]);
-    here.daemon_went();
+    here.wait_for_daemon_exit();
     bucket.serve(&here, s3::SECRET, &[]);
     bucket.server.stop();
     bucket.assert_refused(&here, "try again when the store is available");
@@ -164,7 +164,7 @@ fn a_snapshot_reaches_another_host_through_a_bucket_that_fails_in_all_ways() {
     });
     let id = bucket.create(&here);
     assert_sound(&here, &id);
-    bucket.proxy.heal();
+    bucket.proxy.clear_faults();
     // The snapshot behaves like a local snapshot.
     here.ok(&["pause", &id]);
     here.ok(&["resume", &id]);
@@ -174,7 +174,7 @@ fn a_snapshot_reaches_another_host_through_a_bucket_that_fails_in_all_ways() {
 
 /// Returns whether `one` and `other` are different ranges of a pack that a single request could
 /// read.
-fn is_beside(one: &Request, other: &Request) -> bool {
+fn is_adjacent(one: &Request, other: &Request) -> bool {
     let (Some(range), Some(next)) = (&one.range, &other.range) else {
         return false;
     };
@@ -203,7 +203,7 @@ fn assert_few_and_large(requests: &[Request]) {
         .iter()
         .filter(|piece| piece.range_bytes() < BULK_BYTES);
     for piece in small {
-        let beside = pieces.iter().find(|other| is_beside(piece, other));
+        let beside = pieces.iter().find(|other| is_adjacent(piece, other));
         assert!(beside.is_none(), "{piece:?} {beside:?}");
     }
     assert!(requests[..=last].len() <= 60, "{requests:?}");
@@ -244,7 +244,7 @@ fn a_resume_reads_its_working_set_in_few_requests_and_survives_an_outage() {
             .entry(attempts.recv_timeout(crate::support::LIMIT).unwrap())
             .or_insert(0) += 1;
     }
-    bucket.proxy.heal();
+    bucket.proxy.clear_faults();
     bucket.server.run();
     let checked = finish(check);
     assert_eq!(checked.stdout.trim_end(), "sound", "{checked:?}");
@@ -281,7 +281,7 @@ fn a_fetch_that_is_killed_or_out_of_space_leaves_no_files_and_can_be_retried() {
     let Some((bucket, disk)) = Bucket::new().zip(SmallDisk::new("1g")) else {
         return;
     };
-    let here = TestHome::beneath(disk.path());
+    let here = TestHome::in_directory(disk.path());
     // Otherwise admission control would reject the call first.
     let options = ["--reserve-disk", "1MiB"];
     bucket.serve(&here, s3::SECRET, &options);
@@ -289,7 +289,7 @@ fn a_fetch_that_is_killed_or_out_of_space_leaves_no_files_and_can_be_retried() {
     let create = bucket.begin_create(&here);
     bucket.proxy.wait_for_held();
     here.kill_daemon();
-    bucket.proxy.heal();
+    bucket.proxy.clear_faults();
     assert!(sandbox_http::finish_call(create).is_none());
     bucket.serve(&here, s3::SECRET, &options);
     bucket.assert_absent(&here);
@@ -298,7 +298,7 @@ fn a_fetch_that_is_killed_or_out_of_space_leaves_no_files_and_can_be_retried() {
     let create = bucket.begin_create(&here);
     bucket.proxy.wait_for_held();
     disk.fill(256 << 10);
-    bucket.proxy.heal();
+    bucket.proxy.clear_faults();
     bucket.assert_refusal(&here, create, "is full; free space");
     disk.free();
     let id = bucket.create(&here);

@@ -257,10 +257,10 @@ fn own_memory(test_home: &TestHome) -> Vec<u64> {
 }
 
 /// Evicts the files below `directory` from the page cache.
-fn reclaim(directory: &std::path::Path) {
+fn evict_from_page_cache(directory: &std::path::Path) {
     for entry in std::fs::read_dir(directory).unwrap().flatten() {
         if entry.file_type().unwrap().is_dir() {
-            reclaim(&entry.path());
+            evict_from_page_cache(&entry.path());
             continue;
         }
         let file = std::fs::File::open(entry.path()).unwrap();
@@ -281,7 +281,7 @@ fn a_paused_sandbox_on_disk_is_prefetched_and_not_read_fault_by_fault() {
     let recorded = recorded.filter(|s| s.path().join("working-set.index").exists());
     // The working sets of the template and of the pause.
     assert_eq!(recorded.count(), 2);
-    reclaim(&snapshots);
+    evict_from_page_cache(&snapshots);
     test_home.ok(&["resume", &id]);
     test_home.sh(&id, "true");
     let vmm = *test_home.vmms().first().unwrap();

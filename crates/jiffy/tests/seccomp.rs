@@ -111,7 +111,7 @@ impl Made {
 }
 
 /// Returns the calls in `allowed` that were not made, and for which no reason is given.
-fn idle(allowed: &[AllowedSyscall], created: &BTreeSet<String>) -> Vec<&'static str> {
+fn unobserved_calls(allowed: &[AllowedSyscall], created: &BTreeSet<String>) -> Vec<&'static str> {
     let idle = allowed
         .iter()
         .filter(|call| call.unobserved_reason.is_none());
@@ -121,7 +121,7 @@ fn idle(allowed: &[AllowedSyscall], created: &BTreeSet<String>) -> Vec<&'static 
 }
 
 /// Returns the names of the requests in `allowed` that were not made.
-fn unmade(allowed: &[IoctlRequest], created: &BTreeSet<u32>) -> Vec<&'static str> {
+fn unobserved_requests(allowed: &[IoctlRequest], created: &BTreeSet<u32>) -> Vec<&'static str> {
     let unmade = allowed.iter().filter(|r| !created.contains(&r.number));
     unmade.map(|r| r.name).collect()
 }
@@ -131,7 +131,7 @@ fn serve(test_home: &TestHome) -> Child {
 }
 
 /// Performs all operations of a VMM.
-fn work(test_home: &TestHome) {
+fn perform_all_operations(test_home: &TestHome) {
     let mut daemon = serve(test_home);
     let id = test_home.ok(&["create", "--memory", "1GiB"]);
     assert_eq!(reach(test_home, &id, PUBLIC[0]), "internet");
@@ -176,7 +176,7 @@ fn work(test_home: &TestHome) {
     send(daemon.id(), Signal::SIGKILL);
     daemon.wait().unwrap();
     finish(snapshot);
-    test_home.daemon_went();
+    test_home.wait_for_daemon_exit();
     let mut daemon = serve(test_home);
     test_home.sh(&id, "true");
 
@@ -208,7 +208,7 @@ fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
     with_lab(|_| {
         let mut test_home = TestHome::new();
         test_home.vmm = Some(traced(directory.path(), &traces));
-        work(&test_home);
+        perform_all_operations(&test_home);
         drop(test_home);
         clean();
         let mut created = Made::default();
@@ -220,21 +220,21 @@ fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
             !created.vcpu.is_empty() && !created.main.is_empty(),
             "{created:?}"
         );
-        let disks = idle(DISK_SYSCALLS, &created.disks);
+        let disks = unobserved_calls(DISK_SYSCALLS, &created.disks);
         assert!(
             disks.is_empty(),
             "allowed and never made, by the disks' thread: {disks:?}"
         );
         let (main, vcpu) = (
-            idle(MAIN_SYSCALLS, &created.main),
-            idle(VCPU_SYSCALLS, &created.vcpu),
+            unobserved_calls(MAIN_SYSCALLS, &created.main),
+            unobserved_calls(VCPU_SYSCALLS, &created.vcpu),
         );
         assert!(
             main.is_empty() && vcpu.is_empty(),
             "allowed and never made, by the event loop: {main:?}; by vCPUs: {vcpu:?}"
         );
-        let main = unmade(ioctl::MAIN_IOCTLS, &created.main_requests);
-        let vcpu = unmade(ioctl::VCPU_IOCTLS, &created.vcpu_requests);
+        let main = unobserved_requests(ioctl::MAIN_IOCTLS, &created.main_requests);
+        let vcpu = unobserved_requests(ioctl::VCPU_IOCTLS, &created.vcpu_requests);
         assert!(
             main.is_empty() && vcpu.is_empty(),
             "requests allowed and never made, by the event loop: {main:?}; by vCPUs: {vcpu:?}"

@@ -25,7 +25,7 @@ fn count(home: &TestHome, id: &str) -> u64 {
 }
 
 /// Asserts that the guest has all of its data, and that its program continues to count.
-fn assert_goes_on(home: &TestHome, id: &str, from: u64) {
+fn assert_continues_counting(home: &TestHome, id: &str, from: u64) {
     let first = count(home, id);
     assert!(first >= from, "{first} instead of at least {from}");
     wait_for("the program to continue counting", || {
@@ -35,7 +35,7 @@ fn assert_goes_on(home: &TestHome, id: &str, from: u64) {
 
 /// Pushes a snapshot of a counting guest to the store, and removes its host. Returns the snapshot
 /// and the count.
-fn pushed(home: TestHome, store: &TestStore) -> (String, u64) {
+fn push_counting_guest(home: TestHome, store: &TestStore) -> (String, u64) {
     store.start(&home);
     let id = home.ok(&["create"]);
     home.sh(&id, BEGIN);
@@ -60,23 +60,23 @@ fn snapshot_files(home: &TestHome) -> BTreeSet<String> {
 fn a_snapshot_of_another_host_is_restored_from_the_store() {
     let (there, here) = (TestHome::new(), TestHome::new());
     let store = TestStore::new();
-    let (snapshot, counted) = pushed(there, &store);
+    let (snapshot, counted) = push_counting_guest(there, &store);
     store.start(&here);
     let unknown = here.call(&["create", "--from", "abcdefghijkmnpqrstuv"]);
     assert!(unknown.stderr.contains("does not exist"), "{unknown:?}");
     let unknown = here.call(&["resume", "abcdefghijkmnpqrstuv"]);
     assert!(unknown.stderr.contains("another host"), "{unknown:?}");
     let id = here.ok(&["create", "--from", &snapshot]);
-    assert_goes_on(&here, &id, counted);
+    assert_continues_counting(&here, &id, counted);
     assert!(here.ok(&["snapshots"]).contains("moving"));
     // The snapshot behaves like a local snapshot: fork, pause and rollback.
     let child = here.ok(&["fork", &id]);
-    assert_goes_on(&here, &child, counted);
+    assert_continues_counting(&here, &child, counted);
     here.ok(&["pause", &id]);
     here.ok(&["resume", &id]);
     here.sh(&id, "rm /home/user/file");
     here.ok(&["rollback", &id, "moving"]);
-    assert_goes_on(&here, &id, counted);
+    assert_continues_counting(&here, &id, counted);
     // After its removal, the snapshot is fetched again.
     here.ok(&["rm", &child, &id]);
     // Uploads of dependent snapshots end, but not at once.
@@ -88,7 +88,7 @@ fn a_snapshot_of_another_host_is_restored_from_the_store() {
     });
     let again = here.ok(&["create"]);
     here.ok(&["rollback", &again, &snapshot]);
-    assert_goes_on(&here, &again, counted);
+    assert_continues_counting(&here, &again, counted);
     assert!(
         snapshot_files(&here)
             .iter()
@@ -127,9 +127,9 @@ fn a_snapshot_that_is_damaged_on_its_host_is_fetched_anew() {
     let older = create();
     fs::remove_file(&memory).unwrap();
     let newer = create();
-    assert_goes_on(&home, &newer, counted);
+    assert_continues_counting(&home, &newer, counted);
     // The guest runs from replaced files.
-    assert_goes_on(&home, &older, counted);
+    assert_continues_counting(&home, &older, counted);
     home.ok(&["rm", &newer, &older]);
     if is_microvm {
         let verify = || home.call(&["snapshots", "--verify", "precious"]);
@@ -142,7 +142,7 @@ fn a_snapshot_that_is_damaged_on_its_host_is_fetched_anew() {
             "{verified:?}"
         );
         let newer = create();
-        assert_goes_on(&home, &newer, counted);
+        assert_continues_counting(&home, &newer, counted);
     }
     // Rejected without a store.
     home.ok(&["daemon", "restart", "--no-listen"]);

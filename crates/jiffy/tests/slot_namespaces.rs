@@ -52,7 +52,7 @@ impl Copy {
     }
 
     /// Returns the number of namespaces that its copies of mounts pin.
-    fn kept(&self) -> usize {
+    fn pinned_count(&self) -> usize {
         let mounts = fs::read_to_string(format!("/proc/{}/mountinfo", self.0.id())).unwrap();
         mounts.matches(" nsfs ").count()
     }
@@ -72,7 +72,7 @@ fn names(directory: &str) -> Vec<String> {
 }
 
 /// Asserts that no names or mounts remain.
-fn nothing_is_left() {
+fn assert_nothing_left() {
     wait_for("the last name to be removed", || {
         (names(DIRECTORY).is_empty() && names(FORMER).is_empty()).then_some(())
     });
@@ -117,7 +117,7 @@ fn another_programs_namespaces_pin_no_slot() {
             let before = [take(), take()];
             another_programs_namespace();
             let copy = Copy::begin();
-            assert!(copy.kept() >= 2);
+            assert!(copy.pinned_count() >= 2);
             // Every number is used several times: a pinned namespace would block its number.
             for _ in 0..3 {
                 let more: Vec<SlotLease> = (0..4).map(|_| take()).collect();
@@ -129,10 +129,10 @@ fn another_programs_namespaces_pin_no_slot() {
             }
             drop(before);
             network.close();
-            assert_eq!(copy.kept(), 0);
+            assert_eq!(copy.pinned_count(), 0);
             // The directory of other programs is unchanged.
             let _ = nix::mount::umount(FORMER);
-            nothing_is_left();
+            assert_nothing_left();
         }
     };
     // With the default propagation, and under systemd.
@@ -185,7 +185,7 @@ fn remains_of_a_crash_are_removed_or_avoided() {
         fs::remove_dir_all(path(6)).unwrap();
         drop((lease, leases));
         network.close();
-        nothing_is_left();
+        assert_nothing_left();
     });
 }
 
@@ -256,7 +256,7 @@ fn daemons_with_other_mounts_do_not_remove_slots_of_this_daemon() {
         }
         drop(lease);
         network.close();
-        nothing_is_left();
+        assert_nothing_left();
     });
 }
 
@@ -294,7 +294,7 @@ fn slots_whose_namespaces_were_removed_are_replaced() {
                 lease.open().unwrap();
             }
             network.close();
-            nothing_is_left();
+            assert_nothing_left();
         }
     });
 }
@@ -348,7 +348,7 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
             let _ = nix::mount::umount(&path);
             fs::remove_file(path).unwrap();
         }
-        nothing_is_left();
+        assert_nothing_left();
     });
 }
 
@@ -379,6 +379,6 @@ fn sandboxes_start_and_end_while_another_program_makes_namespaces() {
         daemon.wait().unwrap();
         drop(test_home);
         let _ = nix::mount::umount(FORMER);
-        nothing_is_left();
+        assert_nothing_left();
     });
 }

@@ -54,7 +54,7 @@ fn spec() -> SandboxSpec {
     }
 }
 
-fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
+fn snapshot_spec(id: &str, then: AfterSnapshot) -> SnapshotSpec {
     SnapshotSpec {
         id: id.to_owned(),
         template: "base".to_owned(),
@@ -98,7 +98,7 @@ async fn restored_sandboxes_keep_everything_but_their_identity() {
     let vm = fixture.prepared.boot(&spec()).await.unwrap();
     sh(&vm, "echo precious > $HOME/file; (while :; do echo x >> /tmp/alive; sleep 0.02; done) >/dev/null 2>&1 &").await;
     let (snapshot, report) = vm
-        .snapshot(&fixture.store, &saved("one", AfterSnapshot::Resume))
+        .snapshot(&fixture.store, &snapshot_spec("one", AfterSnapshot::Resume))
         .await
         .unwrap();
     assert_eq!(snapshot.manifest().parent, None);
@@ -149,7 +149,7 @@ async fn repeated_snapshots_make_a_lineage_to_roll_back_in() {
         } else {
             AfterSnapshot::Stop
         };
-        let spec = saved(&format!("g{generation}"), then);
+        let spec = snapshot_spec(&format!("g{generation}"), then);
         let (snapshot, _) = vm.snapshot(&fixture.store, &spec).await.unwrap();
         let parent = (generation > 0).then(|| format!("g{}", generation - 1));
         assert_eq!(snapshot.manifest().parent, parent);
@@ -194,7 +194,7 @@ async fn connections_closed_by_a_restore_do_not_accumulate_in_the_agent() {
     let mut open = Vec::new();
     for generation in 0..5 {
         open.push(sh(&vm, "sudo ls /proc/1/fd | wc -l").await);
-        let spec = saved(&format!("g{generation}"), AfterSnapshot::Stop);
+        let spec = snapshot_spec(&format!("g{generation}"), AfterSnapshot::Stop);
         // The host's side keeps the stream open until the VM has exited.
         let connector = vm.connector();
         let held = connector.connect(ENVD_PORT).await.unwrap();
@@ -219,11 +219,11 @@ async fn an_abandoned_snapshot_does_not_affect_the_next() {
             &format!("echo {delay} > $HOME/round; head -c 8000000 /dev/urandom > /dev/shm/x"),
         )
         .await;
-        let given_up = saved(&format!("g{delay}"), AfterSnapshot::Resume);
+        let given_up = snapshot_spec(&format!("g{delay}"), AfterSnapshot::Resume);
         let given_up = vm.snapshot(&fixture.store, &given_up);
         let _ = tokio::time::timeout(std::time::Duration::from_millis(delay), given_up).await;
         let id = format!("after{delay}");
-        let next = saved(&id, AfterSnapshot::Resume);
+        let next = snapshot_spec(&id, AfterSnapshot::Resume);
         vm.snapshot(&fixture.store, &next).await.unwrap();
         let restored = fixture.restore(&id).await;
         let sum = "cat $HOME/round; sha256sum < /dev/shm/x";
@@ -248,7 +248,7 @@ async fn a_failed_publication_of_a_snapshot_does_not_affect_the_next_snapshot() 
                 .count()
         };
         let before = drafts();
-        let spec = saved(id, then);
+        let spec = snapshot_spec(id, then);
         let taking = vm.snapshot(&fixture.store, &spec);
         // Create a file with the snapshot's name as soon as the snapshot is being written.
         let hinder = async {
@@ -261,7 +261,7 @@ async fn a_failed_publication_of_a_snapshot_does_not_affect_the_next_snapshot() 
         assert!(taken.unwrap_err().to_string().contains("already exists"));
         // The guest continues to run, even if it was to be stopped; the conflicting file remains.
         assert_eq!(sh(&vm, "cat $HOME/state").await, id);
-        let next = saved(&format!("{id}next"), AfterSnapshot::Resume);
+        let next = snapshot_spec(&format!("{id}next"), AfterSnapshot::Resume);
         vm.snapshot(&fixture.store, &next).await.unwrap_err();
         std::fs::remove_dir_all(&place).unwrap();
         let (snapshot, _) = vm.snapshot(&fixture.store, &next).await.unwrap();

@@ -125,7 +125,7 @@ fn snapshot(dir: &Path, id: &str, seeds: &[u8]) -> SnapshotSource {
 }
 
 /// Tests all three commands on a store with two snapshots, one of which is removed.
-async fn life(host: &Host) {
+async fn test_all_commands(host: &Host) {
     let remote = host.remote();
     let tenant = remote.tenant(None).await.unwrap();
     let options = PushOptions::new(remote.index_cache().to_owned());
@@ -307,7 +307,7 @@ fn a_directory_is_collected_verified_repaired_and_measured() {
         String::from_utf8_lossy(&none.stderr).contains("--store URL"),
         "{none:?}"
     );
-    run(life(&host));
+    run(test_all_commands(&host));
 }
 
 #[jiffy_test(engine = "none")]
@@ -324,7 +324,7 @@ fn a_bucket_is_collected_verified_repaired_and_measured() {
         dir,
     };
     fs::create_dir(host.home()).unwrap();
-    run(life(&host));
+    run(test_all_commands(&host));
 }
 
 #[jiffy_test(engine = "none")]

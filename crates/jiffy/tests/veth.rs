@@ -68,7 +68,7 @@ fn resolve() -> Option<Ipv4Addr> {
 }
 
 /// Sends more data than fits into any buffer to an echo server, and checks the answer.
-fn echoes(host: &str) -> bool {
+fn is_echoed(host: &str) -> bool {
     let sent: Vec<u8> = (0..4_u32 << 20).map(|i| (i ^ (i >> 8)) as u8).collect();
     let mut stream = TcpStream::connect((host, 80)).unwrap();
     // The first line contains the name of the server.
@@ -112,7 +112,7 @@ fn a_guest_in_a_namespace_has_the_same_network_as_a_virtual_machine() {
         assert!(tap.take_tap().is_some() && tap.namespace().is_none());
         assert!(lease.take_tap().is_none());
         let card = lease.namespace().unwrap();
-        let addresses = inside(&card, || output("ip", &["-br", "addr"]));
+        let addresses = run_in_namespace(&card, || output("ip", &["-br", "addr"]));
         let addresses: Vec<Vec<&str>> = (addresses.lines())
             .map(|line| line.split_whitespace().skip(2).collect())
             .collect();
@@ -123,21 +123,35 @@ fn a_guest_in_a_namespace_has_the_same_network_as_a_virtual_machine() {
                 ["169.254.0.21/30", "fd6a:6966:6679::21/126"]
             ]
         );
-        assert_eq!(inside(&card, resolve), None);
+        assert_eq!(run_in_namespace(&card, resolve), None);
 
         let welcome = |rules| runtime.block_on(lease.replace(rules)).unwrap();
         welcome(&usual);
         lease.open().unwrap();
         for host in PUBLIC.iter().chain(&PUBLIC6) {
-            assert_eq!(inside(&card, || reach(host)), "internet", "{host}");
+            assert_eq!(
+                run_in_namespace(&card, || reach(host)),
+                "internet",
+                "{host}"
+            );
         }
         for host in PRIVATE.iter().chain(&[HOST, "169.254.0.22", "198.18.0.0"]) {
-            assert_eq!(inside(&card, || reach(host)), "ConnectionRefused", "{host}");
+            assert_eq!(
+                run_in_namespace(&card, || reach(host)),
+                "ConnectionRefused",
+                "{host}"
+            );
         }
-        assert_eq!(inside(&card, resolve), Some(Ipv4Addr::new(9, 9, 9, 9)));
-        assert!(inside(&card, || echoes(PUBLIC[1])));
+        assert_eq!(
+            run_in_namespace(&card, resolve),
+            Some(Ipv4Addr::new(9, 9, 9, 9))
+        );
+        assert!(run_in_namespace(&card, || is_echoed(PUBLIC[1])));
         welcome(&closed);
-        assert_eq!(inside(&card, || reach(PUBLIC[1])), "ConnectionRefused");
+        assert_eq!(
+            run_in_namespace(&card, || reach(PUBLIC[1])),
+            "ConnectionRefused"
+        );
 
         // The next daemon finds the namespace, and removes namespaces without a guest.
         let number = lease.number();
@@ -150,8 +164,11 @@ fn a_guest_in_a_namespace_has_the_same_network_as_a_virtual_machine() {
         let adopted = network.adopt(number, &usual);
         let adopted = runtime.block_on(adopted).unwrap();
         assert_eq!(adopted.namespace().as_deref(), Some(card.as_path()));
-        assert_eq!(inside(&card, || reach(PUBLIC[1])), "internet");
-        assert_eq!(inside(&card, resolve), Some(Ipv4Addr::new(9, 9, 9, 9)));
+        assert_eq!(run_in_namespace(&card, || reach(PUBLIC[1])), "internet");
+        assert_eq!(
+            run_in_namespace(&card, resolve),
+            Some(Ipv4Addr::new(9, 9, 9, 9))
+        );
         network.reclaim(NicKind::Tap, &[]);
         network.reclaim(NicKind::Veth, &[number]);
         // Its own namespace, and the one created in advance.

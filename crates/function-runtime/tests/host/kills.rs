@@ -158,7 +158,7 @@ fn child(directory: &Path, key: &str, step: &str) -> ExitStatus {
     command.status().unwrap()
 }
 
-fn deploy_and_die(directory: &Path, key: &str, step: DeployStep) {
+fn deploy_until_killed(directory: &Path, key: &str, step: DeployStep) {
     let number = DeployStep::ALL.iter().position(|one| *one == step).unwrap();
     let status = child(directory, key, &number.to_string());
     assert_eq!(
@@ -199,7 +199,7 @@ async fn a_deployment_killed_at_any_step_leaves_the_previous_or_the_new_version(
             _ => functions.detach_all().await,
         }
         drop(functions);
-        deploy_and_die(directory, &key, step);
+        deploy_until_killed(directory, &key, step);
         functions = open(directory);
         let expected = if is_committed(step) {
             NEW_ANSWER
@@ -231,7 +231,7 @@ async fn a_killed_first_deployment_leaves_the_function_or_no_files() {
     ] {
         let directory = tempfile::tempdir().unwrap();
         let (directory, key) = (directory.path(), key("first"));
-        deploy_and_die(directory, &key, step);
+        deploy_until_killed(directory, &key, step);
         let functions = open(directory);
         if is_committed(step) {
             assert_eq!(get(&functions, &key).await, NEW_ANSWER);

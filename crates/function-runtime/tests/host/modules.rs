@@ -80,7 +80,7 @@ async fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// Waits until a host has recorded that the store has the module of a version.
-async fn stored(functions: &Functions, record: &FunctionRecord) {
+async fn wait_until_stored(functions: &Functions, record: &FunctionRecord) {
     let module = &record.version().unwrap().module;
     let is_stored = || functions.is_stored(record.owner.as_deref(), module) == Some(true);
     wait("the store has the module", is_stored).await;
@@ -111,12 +111,12 @@ async fn a_module_of_one_host_is_deployed_by_its_digest_on_another_by_its_owner_
     let (a, b) = (hosts.open("a"), hosts.open("b"));
     let deployed = deploy(&a, "from a").await;
     let digest = digest(&deployed);
-    stored(&a, &deployed).await;
+    wait_until_stored(&a, &deployed).await;
     let packs = hosts.objects("packs");
 
     // The other owner has modules in the store as well.
     let others = deploy_module(&a, OTHER, "other", &constant("other")).await;
-    stored(&a, &others.unwrap()).await;
+    wait_until_stored(&a, &others.unwrap()).await;
     for key in [OTHER, None] {
         for host in [&a, &b] {
             let refused = deploy_by_digest(host, key, digest).await;
@@ -131,7 +131,7 @@ async fn a_module_of_one_host_is_deployed_by_its_digest_on_another_by_its_owner_
     let on_b = deploy_by_digest(&b, KEY, digest).await.unwrap();
     assert_eq!(on_b.version().unwrap().module, digest.to_string()[7..]);
     assert_eq!(get(&b).await, "from a");
-    stored(&b, &on_b).await;
+    wait_until_stored(&b, &on_b).await;
     wait("the module of the other owner is released", || {
         hosts.objects("modules").len() == 2
     })
@@ -167,7 +167,7 @@ async fn a_module_damaged_in_the_store_is_rejected_and_a_local_copy_is_used() {
     let hosts = Hosts::new();
     let (a, b) = (hosts.open("a"), hosts.open("b"));
     let deployed = deploy(&a, "sound").await;
-    stored(&a, &deployed).await;
+    wait_until_stored(&a, &deployed).await;
     for (pack, _) in hosts.objects("packs") {
         // The offset is behind the header, in the frame of the first chunk.
         flip(&pack, 100);
@@ -202,7 +202,7 @@ async fn a_module_is_deployed_while_the_store_is_unavailable_and_uploaded_later(
     let hosts = Hosts::new();
     let a = hosts.open("a");
     let first = deploy(&a, "first").await;
-    stored(&a, &first).await;
+    wait_until_stored(&a, &first).await;
     let away = hosts.0.path().join("away");
     std::fs::rename(hosts.bucket(), &away).unwrap();
     let second = deploy(&a, "second").await;
@@ -230,8 +230,8 @@ async fn a_module_is_deployed_while_the_store_is_unavailable_and_uploaded_later(
     let a = hosts.open("a");
     assert_eq!(is_stored(&a, &second), Some(false));
     std::fs::rename(&away, hosts.bucket()).unwrap();
-    stored(&a, &second).await;
-    stored(&a, &others).await;
+    wait_until_stored(&a, &second).await;
+    wait_until_stored(&a, &others).await;
     assert_eq!(try_get(&a, OTHER, NAME).await.unwrap(), "third");
     let b = hosts.open("b");
     deploy_by_digest(&b, KEY, digest(&second)).await.unwrap();

@@ -12,13 +12,13 @@ use std::time::Duration;
 
 /// Quota with a number of bytes. Checks that no data was written before its reservation.
 #[derive(Debug)]
-struct TestRoom {
+struct TestQuota {
     left: u64,
     directory: std::path::PathBuf,
     reserved: u64,
 }
 
-impl TestRoom {
+impl TestQuota {
     fn of(directory: &Path, left: u64) -> DeployQuota {
         DeployQuota::limited(Self {
             left,
@@ -39,7 +39,7 @@ fn written(directory: &Path) -> u64 {
     bytes.sum()
 }
 
-impl DiskQuota for TestRoom {
+impl DiskQuota for TestQuota {
     fn grow(&mut self, bytes: u64) -> Result<(), BoxError> {
         let before = written(&self.directory);
         assert!(before <= self.reserved, "{before} of {}", self.reserved);
@@ -52,7 +52,7 @@ impl DiskQuota for TestRoom {
     }
 }
 
-fn is_out_of_room<T>(result: &Result<T, FunctionError>) -> bool {
+fn exceeds_quota<T>(result: &Result<T, FunctionError>) -> bool {
     matches!(result, Err(FunctionError::QuotaExceeded(e)) if e.to_string() == "the budget is used up")
 }
 
@@ -62,19 +62,19 @@ async fn a_deployment_reserves_disk_space_before_it_writes() {
     let functions = open(directory.path());
     let module = wat::parse_bytes(&constant("first")).unwrap().into_owned();
     let length = u64::try_from(module.len()).unwrap();
-    let room = |left| TestRoom::of(directory.path(), left);
+    let room = |left| TestQuota::of(directory.path(), left);
 
     // Neither the module nor its machine code may exceed the quota.
     let mut upload = functions.upload_of(KEY, room(length - 1)).await.unwrap();
     let refused = upload.write(&module);
-    assert!(is_out_of_room(&refused), "{refused:?}");
+    assert!(exceeds_quota(&refused), "{refused:?}");
     drop(upload);
     for left in [length, length + 4096] {
         let mut upload = functions.upload_of(KEY, room(left)).await.unwrap();
         upload.write(&module).unwrap();
         let changes = DeployChanges::default();
         let refused = functions.deploy(KEY, NAME, changes, upload).await;
-        assert!(is_out_of_room(&refused), "{refused:?}");
+        assert!(exceeds_quota(&refused), "{refused:?}");
         assert_eq!(files(directory.path()), [""; 0]);
     }
     let mut upload = functions.upload_of(KEY, room(4 << 20)).await.unwrap();
@@ -89,7 +89,7 @@ async fn a_deployment_reserves_disk_space_before_it_writes() {
     assert_eq!(found.bytes(), length);
     assert_eq!(files(directory.path()), before, "no file is copied yet");
     let refused = functions.copy_module(KEY, found, room(length - 1)).await;
-    assert!(is_out_of_room(&refused), "{refused:?}");
+    assert!(exceeds_quota(&refused), "{refused:?}");
     assert_eq!(files(directory.path()), before);
     functions.stop_all().await;
 }

@@ -63,7 +63,7 @@ impl Host {
         let mut reached = Vec::new();
         for (name, number, arguments) in filter_attempts(&targets) {
             let errors = [libc::EPERM, libc::ENOSYS].map(|error| -i64::from(error));
-            if !errors.contains(&returned(thread, number, arguments)) {
+            if !errors.contains(&result_of_call(thread, number, arguments)) {
                 reached.push(name.to_owned());
             }
         }
@@ -75,7 +75,7 @@ impl Host {
     pub fn attack_jail(&self, thread: &mut TakenThread) -> Vec<String> {
         let [inet, unix] = [libc::AF_INET, libc::AF_UNIX].map(|family| {
             let stream = libc::SOCK_STREAM as u64;
-            returned(
+            result_of_call(
                 thread,
                 libc::SYS_socket,
                 [family as u64, stream, 0, 0, 0, 0],
@@ -87,7 +87,7 @@ impl Host {
         let on_unix = self.targets(thread, unix.try_into().unwrap());
         let mut reached = Vec::new();
         for (name, number, arguments) in jail_attempts(&on_inet, &on_unix) {
-            if returned(thread, number, arguments) >= 0 {
+            if result_of_call(thread, number, arguments) >= 0 {
                 reached.push(name.to_owned());
             }
         }
@@ -159,7 +159,7 @@ struct Targets {
     unix_length: u64,
 }
 
-fn returned(thread: &mut TakenThread, number: libc::c_long, arguments: [u64; 6]) -> i64 {
+fn result_of_call(thread: &mut TakenThread, number: libc::c_long, arguments: [u64; 6]) -> i64 {
     match thread.call(number, arguments).unwrap() {
         CallEnd::Returned(value) => value,
         CallEnd::Killed(signal) => {

@@ -28,7 +28,7 @@ impl Swap {
     /// Fails without root, and on file systems without support for swap files.
     pub fn on() -> io::Result<Self> {
         if let Ok(device) = Zram::new()
-            && let Ok(path) = use_for_swap(&device.path())
+            && let Ok(path) = enable_swap(&device.path())
         {
             return Ok(Self {
                 path,
@@ -42,7 +42,7 @@ impl Swap {
         fs::write(&file, vec![0; usize::try_from(SWAP_BYTES).unwrap()])?;
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?;
         Ok(Self {
-            path: use_for_swap(&file)?,
+            path: enable_swap(&file)?,
             _device: None,
             _directory: Some(directory),
         })
@@ -57,7 +57,7 @@ impl Drop for Swap {
     }
 }
 
-fn use_for_swap(path: &Path) -> io::Result<CString> {
+fn enable_swap(path: &Path) -> io::Result<CString> {
     let created = Command::new("/usr/sbin/mkswap").arg(path).output()?;
     if !created.status.success() {
         let said = String::from_utf8_lossy(&created.stderr).into_owned();

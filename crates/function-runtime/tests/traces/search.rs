@@ -162,10 +162,16 @@ impl Search {
         let name = guest.name();
         match self.ending(number) {
             Ending::Spin => {
-                assert_eq!(admitted(client, &name, &path).fault().1, "function_cpu");
+                assert_eq!(
+                    get_when_admitted(client, &name, &path).fault().1,
+                    "function_cpu"
+                );
             }
             Ending::Trap => {
-                assert_eq!(admitted(client, &name, &path).fault().1, "function_trap");
+                assert_eq!(
+                    get_when_admitted(client, &name, &path).fault().1,
+                    "function_trap"
+                );
             }
             Ending::Left => {
                 let head =
@@ -173,7 +179,7 @@ impl Search {
                 tenant.connect().send(head.as_bytes());
             }
             Ending::Answer | Ending::Late => {
-                let answer = admitted(client, &name, &path);
+                let answer = get_when_admitted(client, &name, &path);
                 let expected = match self.world {
                     World::Core => guest.clean(),
                     World::Http => {
@@ -192,7 +198,7 @@ impl Search {
 }
 
 /// Returns the answer to a request, which is repeated until a slot is free.
-fn admitted(client: &mut TestClient, name: &str, path: &str) -> TestResponse {
+fn get_when_admitted(client: &mut TestClient, name: &str, path: &str) -> TestResponse {
     let start = Instant::now();
     loop {
         let answer = client.get(name, path);

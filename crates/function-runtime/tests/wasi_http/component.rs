@@ -71,7 +71,7 @@ pub struct ComponentText<'a> {
 }
 
 /// Returns a handler that dispatches to one of several handlers by the first letter of the path.
-pub fn by_letter(handlers: &[(char, &str)]) -> String {
+pub fn dispatch_by_letter(handlers: &[(char, &str)]) -> String {
     let mut text = "(call $path (local.get $in) (global.get $R))
         (local.set $a (i32.load8_u offset=1 (i32.load offset=4 (global.get $R))))\n"
         .to_owned();

@@ -1,6 +1,6 @@
 //! Tests for limits of a component's calls to the host.
 
-use super::component::{ComponentText, by_letter};
+use super::component::{ComponentText, dispatch_by_letter};
 use super::support::TestTenant;
 use jiffy_proto::function::{ControlRequest, FunctionLimits, LogStream};
 use std::fs::File;
@@ -131,7 +131,7 @@ fn tenant() -> TestTenant {
     handlers.extend(TOO_FAR.map(|(letter, handler, _)| (letter, handler)));
     let text = ComponentText {
         texts: TEXTS,
-        handler: &by_letter(&handlers),
+        handler: &dispatch_by_letter(&handlers),
         ..ComponentText::default()
     };
     let tenant = TestTenant::start();

@@ -34,7 +34,7 @@ impl Guest {
     }
 
     /// Sends a request to a handler that ends in `$done`.
-    fn passes(&self) {
+    fn assert_answers_ok(&self) {
         let answer = self.get("/");
         assert_eq!((answer.status, answer.text()), (200, "ok"), "{answer:?}");
     }
@@ -175,7 +175,7 @@ fn fields_are_appended_set_deleted_and_listed() {
          (call $check (i32.eq (i32.load offset=4 (global.get $R)) (i32.const 2)))
          (call $done)",
     )
-    .passes();
+    .assert_answers_ok();
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn fields_with_invalid_syntax_or_a_forbidden_name_are_rejected() {
          (call $fields-entries (local.get $a) (global.get $R))
          (call $check (i32.eqz (i32.load offset=4 (global.get $R))))
          (call $done)";
-    Guest::new(&texts, &handler).passes();
+    Guest::new(&texts, &handler).assert_answers_ok();
 }
 
 /// Consumes the request's body to `$a`, and opens its stream as `$b`.
@@ -320,7 +320,7 @@ fn a_response_has_its_status_and_headers_and_one_body() {
          (call $body-write (local.get $b) (global.get $R))
          (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 1)))
          (call $done)";
-    Guest::new(&[], twice).passes();
+    Guest::new(&[], twice).assert_answers_ok();
 }
 
 /// Handler that announces a body of three bytes and writes `{text}`.
@@ -384,7 +384,7 @@ fn a_body_ends_with_trailers() {
          (call $finish (local.get $b) (i32.const 1) (local.get $c) (global.get $R))
          (if (i32.load8_u (global.get $R)) (then (unreachable)))",
     )
-    .passes();
+    .assert_answers_ok();
 }
 
 #[test]
@@ -438,7 +438,7 @@ fn parts_of_an_outgoing_request_are_checked_and_its_headers_are_fixed() {
          (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 1)))
          (call $done)",
     )
-    .passes();
+    .assert_answers_ok();
 }
 
 #[test]
@@ -463,5 +463,5 @@ fn timeouts_of_an_outgoing_request_are_absent_until_they_are_set() {
              (call $check (i32.eqz (i32.load8_u (global.get $R))))\n"
         );
     }
-    Guest::new(&[], &format!("{handler}(call $done)")).passes();
+    Guest::new(&[], &format!("{handler}(call $done)")).assert_answers_ok();
 }

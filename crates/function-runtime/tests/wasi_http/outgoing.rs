@@ -3,7 +3,7 @@
 mod origin;
 
 use super::Guest;
-use super::component::{ComponentText, by_letter};
+use super::component::{ComponentText, dispatch_by_letter};
 use super::support::TestTenant;
 use jiffy_function_manager::egress::{EgressSettings, NameOverrides};
 use jiffy_proto::function::{FunctionLimits, LoadSettings};
@@ -299,7 +299,7 @@ impl OutgoingGuest {
         let text = ComponentText {
             texts: &texts,
             functions: FUNCTIONS,
-            handler: &by_letter(&HANDLERS),
+            handler: &dispatch_by_letter(&HANDLERS),
             more: "",
         };
         let settings = LoadSettings {

@@ -130,7 +130,7 @@ fn functions_are_deployed_reached_managed_and_survive() {
         ("scheduled calls", deployments::scheduled_calls),
         ("killed process", killed_process),
         ("restarted daemon", restarted_daemon),
-        ("resets", reset::resets),
+        ("resets", reset::reset_is_reported_and_applied),
         ("removal", removal),
     ];
     for (name, step) in steps {

@@ -36,7 +36,7 @@ fn get(daemon: &FunctionDaemon, key: &str, path: &str) -> Value {
 }
 
 /// Returns the function as its owner sees it, with its versions and its answer.
-fn view(daemon: &FunctionDaemon) -> Value {
+fn owner_view(daemon: &FunctionDaemon) -> Value {
     let key = &daemon.remote.key;
     let mut function = get(daemon, key, "/functions/hello");
     function["metrics"].take();
@@ -64,7 +64,7 @@ fn calls(daemon: &FunctionDaemon) -> Vec<(String, String)> {
 }
 
 pub fn calls_of_other_keys(daemon: &FunctionDaemon) {
-    let before = view(daemon);
+    let before = owner_view(daemon);
     let label = before[0]["label"].as_str().unwrap();
     let (other, reader) = (daemon.key("create"), daemon.key("read"));
     for (method, call) in calls(daemon) {
@@ -79,7 +79,7 @@ pub fn calls_of_other_keys(daemon: &FunctionDaemon) {
             let answer = send(daemon, &reader, &method, &path);
             assert_eq!(answer.refusal().0, 403, "{method} {path}");
         }
-        assert_eq!(view(daemon), before, "{method} {call}");
+        assert_eq!(owner_view(daemon), before, "{method} {call}");
     }
 
     // A deployment with the same name creates another function.
@@ -101,7 +101,7 @@ pub fn calls_of_other_keys(daemon: &FunctionDaemon) {
     ] {
         let answer = send(daemon, &other, method, &format!("/functions/hello{call}"));
         assert_eq!(answer.status, status, "{answer:?}");
-        assert_eq!(view(daemon), before, "{method} {call}");
+        assert_eq!(owner_view(daemon), before, "{method} {call}");
     }
 }
 

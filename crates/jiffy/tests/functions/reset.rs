@@ -9,12 +9,12 @@ use std::process::{Command, Stdio};
 /// Module that searches for marks of earlier requests.
 const MARKS: &[u8] = include_bytes!("../../../function-runtime/tests/guests/marks.wat");
 
-fn words(process: u32) -> String {
+fn command_line(process: u32) -> String {
     let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap();
     String::from_utf8(words).unwrap()
 }
 
-pub fn resets(daemon: &FunctionDaemon) {
+pub fn reset_is_reported_and_applied(daemon: &FunctionDaemon) {
     let home = &daemon.remote.test_home;
     let path = daemon.module(&wat::parse_bytes(MARKS).unwrap());
     home.ok(&["function", "deploy", "marks", path.to_str().unwrap()]);
@@ -24,7 +24,7 @@ pub fn resets(daemon: &FunctionDaemon) {
     assert!(
         strict
             .iter()
-            .all(|id| words(*id).contains("--reset\0strict\0"))
+            .all(|id| command_line(*id).contains("--reset\0strict\0"))
     );
 
     let restart = ["daemon", "restart", "--listen", "127.0.0.1:0"];
@@ -40,7 +40,11 @@ pub fn resets(daemon: &FunctionDaemon) {
     let [fast] = daemon.processes()[..] else {
         panic!("{:?}", daemon.processes());
     };
-    assert!(words(fast).contains("--reset\0fast\0"), "{}", words(fast));
+    assert!(
+        command_line(fast).contains("--reset\0fast\0"),
+        "{}",
+        command_line(fast)
+    );
     let info = home.json(&["function", "info", "marks"]);
     assert_eq!(info["metrics"]["requests"], 4, "{info}");
 }

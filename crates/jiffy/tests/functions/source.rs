@@ -49,11 +49,11 @@ fn functions_are_deployed_from_source() {
     let remote = Remote::new(&[]);
     let work = tempfile::tempdir().unwrap();
     failing_builds(&remote, work.path());
-    each_language(&remote, work.path());
+    each_language_is_deployed(&remote, work.path());
     assert_eq!(remote.json(&["ls"]), serde_json::json!([]));
 }
 
-fn each_language(remote: &Remote, work: &Path) {
+fn each_language_is_deployed(remote: &Remote, work: &Path) {
     for (language, body, answer) in LANGUAGES {
         let name = new_function(remote, work, language);
         let directory = work.join(&name);

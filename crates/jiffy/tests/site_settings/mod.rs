@@ -77,7 +77,7 @@ fn in_company(work: impl FnOnce(&Company, &Lab) + Send) {
 }
 
 /// Runs `work` with a daemon of the company.
-fn served(company: &Company, options: &[&str], work: impl FnOnce()) {
+fn with_daemon(company: &Company, options: &[&str], work: impl FnOnce()) {
     let usual = ["--network", "on", "--warm-pool", "0"];
     let mut daemon = company.test_home.serve(&[&usual, options].concat());
     work();
@@ -90,7 +90,7 @@ fn programs_trust_the_authorities_of_the_host_and_of_the_sandbox_and_templates_c
     in_company(|company, _| {
         let test_home = &company.test_home;
         let mut retained = String::new();
-        served(company, &["--guest-ca", &company.hosts], || {
+        with_daemon(company, &["--guest-ca", &company.hosts], || {
             let plain = test_home.ok(&["create"]);
             company.clients(&plain, HOSTS);
             assert_eq!(company.curl(&plain, OWN_AUTHORITY), UNTRUSTED);
@@ -120,7 +120,7 @@ fn programs_trust_the_authorities_of_the_host_and_of_the_sandbox_and_templates_c
             test_home.ok(&["kill", &plain]);
             build(company);
         });
-        served(company, &[], || {
+        with_daemon(company, &[], || {
             // Neither template nor host contain the authority any longer; the sandbox has its own
             // copy.
             let built = test_home.ok(&["create", "--template", "built"]);
@@ -174,7 +174,7 @@ fn a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none() {
             "--guest-no-proxy",
             ".corp.test",
         ];
-        served(company, &options, || {
+        with_daemon(company, &options, || {
             let id = test_home.ok(&["create"]);
             assert_eq!(
                 test_home.sh(&id, "curl -sS http://far.example/"),
@@ -284,7 +284,7 @@ fn node_trusts_the_authorities_too() {
             let here = company.test_home.dir.path().join("templates/node");
             std::os::unix::fs::symlink(node, here).unwrap();
         }
-        served(company, &["--guest-ca", &company.hosts], || {
+        with_daemon(company, &["--guest-ca", &company.hosts], || {
             let id = company.test_home.ok(&["create", "--template", "node"]);
             company.clients(&id, HOSTS);
             company.test_home.ok(&["kill", &id]);

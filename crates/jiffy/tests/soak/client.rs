@@ -53,7 +53,7 @@ fn step(soak: &SoakModel, test_home: &TestHome, random: &mut TestRandom) -> Resu
         return Ok(());
     }
     let sandbox = all[random.below(all.len())].clone();
-    with(soak, &sandbox, |held| live(held, random, room))
+    with(soak, &sandbox, |held| operate(held, random, room))
 }
 
 /// Operates on a sandbox, unless another client does. An error contains the sandbox's history.
@@ -97,7 +97,7 @@ enum Operation {
     Remove,
 }
 
-fn live(held: &mut LockedSandbox, random: &mut TestRandom, room: bool) -> Result<(), String> {
+fn operate(held: &mut LockedSandbox, random: &mut TestRandom, room: bool) -> Result<(), String> {
     let room = usize::from(room);
     let act = match held.model.state {
         State::Running => random.pick(&[

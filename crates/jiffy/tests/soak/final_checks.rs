@@ -92,7 +92,7 @@ fn names(directory: &Path) -> BTreeSet<String> {
 }
 
 /// Checks that the daemon's directories contain only known objects: snapshots of templates.
-pub fn nothing_is_left(soak: &SoakModel, test_home: &TestHome) {
+pub fn assert_nothing_left(soak: &SoakModel, test_home: &TestHome) {
     let home = test_home.dir.path();
     wait_for("orphaned files to be removed", || {
         let reply = soak

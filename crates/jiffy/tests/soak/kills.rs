@@ -76,7 +76,7 @@ impl Daemon<'_> {
         soak.daemon_kills.fetch_add(1, SeqCst);
         self.process.kill().unwrap();
         self.process.wait().unwrap();
-        self.test_home.daemon_went();
+        self.test_home.wait_for_daemon_exit();
         self.process = start(self.test_home);
         soak.daemon_kills.fetch_add(1, SeqCst);
     }
@@ -131,7 +131,7 @@ fn groups_of(pid: u32) -> BTreeSet<String> {
         .collect()
 }
 
-fn storm(soak: &SoakModel, daemon: &mut Daemon, mut random: TestRandom, time: Duration) {
+fn kill_repeatedly(soak: &SoakModel, daemon: &mut Daemon, mut random: TestRandom, time: Duration) {
     let began = Instant::now();
     let mut next_vmm = began + VMM_KILL_INTERVAL;
     let mut next_daemon = began + FIRST_DAEMON_KILL;
@@ -199,7 +199,7 @@ fn run(test_home: &TestHome, seed: u64, time: Duration) {
             });
         }
         let _over = SetOnDrop(&soak.over);
-        storm(&soak, &mut daemon, TestRandom::new(seed, CLIENTS), time);
+        kill_repeatedly(&soak, &mut daemon, TestRandom::new(seed, CLIENTS), time);
     });
     let done = final_checks::verify_all(&soak);
     if let Err(found) = done {
@@ -216,7 +216,7 @@ fn run(test_home: &TestHome, seed: u64, time: Duration) {
     }
     drop(found);
     final_checks::remove_all(&soak);
-    final_checks::nothing_is_left(&soak, test_home);
+    final_checks::assert_nothing_left(&soak, test_home);
     test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
     daemon.process.wait().unwrap();
     final_checks::no_process_is_left(&soak, test_home);

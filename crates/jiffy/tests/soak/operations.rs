@@ -34,7 +34,7 @@ impl LockedSandbox<'_> {
 
     /// Determines the state of a sandbox after a failed call, and checks that the failure has a
     /// known reason.
-    pub fn judge(
+    pub fn check_failure(
         &mut self,
         before: KillCount,
         what: &str,
@@ -82,7 +82,7 @@ impl LockedSandbox<'_> {
         self.soak.count("verify", reply.is_done());
         if !reply.is_done() {
             self.note("verify", &reply);
-            return self.judge(before, "verify", &reply, &[State::Running]);
+            return self.check_failure(before, "verify", &reply, &[State::Running]);
         }
         let found = number(reply.body(), id)?;
         self.model.note(self.soak, &format!("verify -> {found}"));
@@ -112,17 +112,17 @@ impl LockedSandbox<'_> {
                     .then_some(())
                     .ok_or(format!("the guest received {heard:?}"))
             }
-            _ => self.judge(before, "reach", &reply, &[State::Running]),
+            _ => self.check_failure(before, "reach", &reply, &[State::Running]),
         }
     }
 
-    /// Starts a write. The caller must pass the answer to [`Self::wrote`].
-    pub fn write_of(&self, number: u64) -> Reply {
+    /// Starts a write. The caller must pass the answer to [`Self::record_write`].
+    pub fn begin_write(&self, number: u64) -> Reply {
         let path = format!("/write/{number}");
         self.soak.api.guest(&self.sandbox.id, PORT, "POST", &path)
     }
 
-    pub fn wrote(&mut self, number: u64, reply: &Reply) {
+    pub fn record_write(&mut self, number: u64, reply: &Reply) {
         self.soak.count("write", reply.is_done());
         self.note(&format!("write {number}"), reply);
         if reply.is_done() {
@@ -134,18 +134,18 @@ impl LockedSandbox<'_> {
 
     pub fn write(&mut self) -> Result<(), String> {
         let (before, number) = (self.soak.kill_count(), self.soak.number());
-        let reply = self.write_of(number);
-        self.wrote(number, &reply);
+        let reply = self.begin_write(number);
+        self.record_write(number, &reply);
         if reply.is_done() {
             Ok(())
         } else {
-            self.judge(before, "write", &reply, &[State::Running])
+            self.check_failure(before, "write", &reply, &[State::Running])
         }
     }
 
     /// Checks that a write to a paused sandbox is not acknowledged.
     pub fn write_paused(&mut self) -> Result<(), String> {
-        let reply = self.write_of(self.soak.number());
+        let reply = self.begin_write(self.soak.number());
         self.soak
             .count("write to a paused sandbox", !reply.is_done());
         self.note("write to a paused sandbox", &reply);
@@ -175,7 +175,7 @@ impl LockedSandbox<'_> {
         if reply.is_done() {
             Ok(())
         } else {
-            self.judge(before, "snapshot", &reply, &[was])
+            self.check_failure(before, "snapshot", &reply, &[was])
         }
     }
 
@@ -232,7 +232,7 @@ impl LockedSandbox<'_> {
         if matches!(reply, Reply::Answered(404, _)) && snapshot.removed.load(SeqCst) {
             return self.sync_state(&[was]);
         }
-        self.judge(
+        self.check_failure(
             before,
             "rollback",
             &reply,
@@ -260,7 +260,7 @@ impl LockedSandbox<'_> {
             self.model.state = State::Paused;
             Ok(())
         } else {
-            self.judge(before, "pause", &reply, &[State::Running, State::Paused])
+            self.check_failure(before, "pause", &reply, &[State::Running, State::Paused])
         }
     }
 
@@ -277,7 +277,7 @@ impl LockedSandbox<'_> {
             self.model.handled_kills = hits;
             Ok(())
         } else {
-            self.judge(before, call, &reply, &[State::Running, State::Paused])
+            self.check_failure(before, call, &reply, &[State::Running, State::Paused])
         }
     }
 
@@ -289,7 +289,7 @@ impl LockedSandbox<'_> {
             .post(self.sandbox, "timeout", &json!({ "timeout": 0 }));
         self.note("timeout 0", &expired);
         if !expired.is_done() {
-            self.judge(
+            self.check_failure(
                 before,
                 "timeout",
                 &expired,
@@ -348,7 +348,7 @@ impl LockedSandbox<'_> {
                 .and_then(|p| p.try_into().ok());
             return pid.map_or(Ok(()), exited);
         }
-        self.judge(before, "remove", &reply, &[was, State::Gone])
+        self.check_failure(before, "remove", &reply, &[was, State::Gone])
     }
 }
 

@@ -41,7 +41,7 @@ impl LockedSandbox<'_> {
         for reply in replies {
             let known = reply.is_done() || reply.is_refused() || reply.is_capacity_exceeded();
             if !known && !killed && self.model.state != State::Broken {
-                self.judge(before, what, reply, &states)?;
+                self.check_failure(before, what, reply, &states)?;
             }
         }
         Ok(())
@@ -59,11 +59,11 @@ impl LockedSandbox<'_> {
         let during = self.during(number);
         let (soak, sandbox) = (self.soak, self.sandbox);
         let (wrote, took) = run_both(
-            || self.write_of(number),
+            || self.begin_write(number),
             || soak.post(sandbox, "snapshots", &json!({ "name": name })),
         );
         self.add_snapshot(&name, &took, during)?;
-        self.wrote(number, &wrote);
+        self.record_write(number, &wrote);
         self.check_replies(before, "write and snapshot", &[&wrote, &took])
     }
 
@@ -72,11 +72,11 @@ impl LockedSandbox<'_> {
         let (during, began) = (self.during(number), Instant::now());
         let (soak, sandbox) = (self.soak, self.sandbox);
         let (wrote, forked) = run_both(
-            || self.write_of(number),
+            || self.begin_write(number),
             || soak.post(sandbox, "fork", &json!({ "timeout": 3600 })),
         );
         self.forked(began, &forked, &during, self.soak.killed_since(before))?;
-        self.wrote(number, &wrote);
+        self.record_write(number, &wrote);
         self.check_replies(before, "write and fork", &[&wrote, &forked])
     }
 
@@ -84,12 +84,12 @@ impl LockedSandbox<'_> {
         let (before, number) = (self.soak.kill_count(), self.soak.number());
         let (soak, sandbox) = (self.soak, self.sandbox);
         let (wrote, paused) = run_both(
-            || self.write_of(number),
+            || self.begin_write(number),
             || soak.post(sandbox, "pause", &Value::Null),
         );
         self.soak.count("pause", paused.is_done());
         self.note("pause", &paused);
-        self.wrote(number, &wrote);
+        self.record_write(number, &wrote);
         // The gateway answers a request that arrives too late for a guest, with any status.
         self.check_replies(before, "pause and write", &[&paused])
     }
@@ -102,11 +102,11 @@ impl LockedSandbox<'_> {
         let (began, hits) = (Instant::now(), self.sandbox.hits.load(SeqCst));
         let (soak, sandbox, to) = (self.soak, self.sandbox, &snapshot);
         let (wrote, rolled_back) = run_both(
-            || self.write_of(number),
+            || self.begin_write(number),
             || soak.post(sandbox, "rollback", &json!({ "snapshotID": to.id })),
         );
         self.soak.count("rollback", rolled_back.is_done());
-        self.wrote(number, &wrote);
+        self.record_write(number, &wrote);
         self.note(&format!("rollback {}", snapshot.id), &rolled_back);
         self.model.spawned = (began, Instant::now());
         if rolled_back.is_done() {

@@ -61,7 +61,7 @@ pub fn from_template(
         sandbox: &sandbox,
         model: &mut model,
     };
-    held.judge(before, "start of the program", &reply, &[State::Running])?;
+    held.check_failure(before, "start of the program", &reply, &[State::Running])?;
     // The guest does not answer.
     held.remove()?;
     soak.forget(&sandbox);
@@ -131,7 +131,7 @@ impl LockedSandbox<'_> {
         if reply.is_done() {
             Ok(())
         } else {
-            self.judge(before, "fork", &reply, &[was])
+            self.check_failure(before, "fork", &reply, &[was])
         }
     }
 

@@ -263,7 +263,7 @@ const TRAP: &[u8] = b"trap";
 const SIX: &[u8] = b"six";
 
 /// Returns the private address for a question that contains [`TRAP`].
-fn trapped(question: &[u8]) -> Ipv4Addr {
+fn private_address(question: &[u8]) -> Ipv4Addr {
     let at = question.windows(TRAP.len()).position(|w| w == TRAP);
     let digit = question[at.unwrap() + TRAP.len()];
     let number = char::from(digit).to_digit(10).unwrap_or(0);
@@ -274,7 +274,7 @@ fn trapped(question: &[u8]) -> Ipv4Addr {
 const REBIND: &[u8] = b"rebind";
 
 /// Returns the address for the next question that contains [`REBIND`].
-fn rebound() -> Ipv4Addr {
+fn rebinding_address() -> Ipv4Addr {
     static ASKED: AtomicU8 = AtomicU8::new(0);
     match ASKED.fetch_add(1, Ordering::Relaxed) {
         asked if asked % 2 == 0 => ANSWER,
@@ -330,9 +330,9 @@ fn serve_dns(address: &str) {
             let (kind, found): (u8, Vec<u8>) = if below(SIX) {
                 (28, PUBLIC6[1].parse::<Ipv6Addr>().unwrap().octets().into())
             } else if below(REBIND) && answer[end - 3] == 1 {
-                (1, rebound().octets().into())
+                (1, rebinding_address().octets().into())
             } else if below(TRAP) {
-                (1, trapped(&buffer[..length]).octets().into())
+                (1, private_address(&buffer[..length]).octets().into())
             } else {
                 (1, ANSWER.octets().into())
             };

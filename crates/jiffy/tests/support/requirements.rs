@@ -34,14 +34,14 @@ impl Requirements {
         if !["default", "none"].contains(&self.engine) {
             engine::want(Some(self.engine.to_owned()));
         }
-        match self.unmet() {
+        match self.unmet_requirement() {
             Some(reason) => skip(&reason),
             None => test(),
         }
         engine::want(None);
     }
 
-    fn unmet(&self) -> Option<String> {
+    fn unmet_requirement(&self) -> Option<String> {
         if self.root && !nix::unistd::geteuid().is_root() {
             return Some("needs root".to_owned());
         }

@@ -192,7 +192,7 @@ impl S3Proxy {
         *current = (current.0 + 1, Box::new(decide));
     }
 
-    pub fn heal(&self) {
+    pub fn clear_faults(&self) {
         self.on(|_| Fault::None);
     }
 
@@ -211,7 +211,7 @@ impl S3Proxy {
 
 impl Drop for S3Proxy {
     fn drop(&mut self) {
-        self.heal();
+        self.clear_faults();
         self.shared.closed.store(true, Ordering::SeqCst);
         let _ = TcpStream::connect(self.address);
     }
@@ -223,7 +223,7 @@ impl Shared {
         let mut body = vec![0; header(&head, "content-length").unwrap_or(0)];
         client.read_exact(&mut body)?;
         let mut request = parse(&head);
-        let fault = self.fate(&request);
+        let fault = self.wait_for_fault(&request);
         match fault {
             Fault::Status(status) => {
                 let text = "<Error><Code>Injected</Code><Message>by a test</Message></Error>";
@@ -252,7 +252,7 @@ impl Shared {
         client.write_all(&answer)
     }
 
-    fn fate(&self, request: &Request) -> Fault {
+    fn wait_for_fault(&self, request: &Request) -> Fault {
         loop {
             let (number, fault) = {
                 let mut decide = lock(&self.decide);

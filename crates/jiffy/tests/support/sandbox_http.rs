@@ -18,7 +18,7 @@ pub fn send(
 ) -> UnixStream {
     let body = body.to_string();
     let length = body.len();
-    speak(
+    connect_and_send(
         test_home,
         &format!(
             "{method} {path} HTTP/1.0\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n\
@@ -27,7 +27,7 @@ pub fn send(
     )
 }
 
-fn speak(test_home: &TestHome, request: &str) -> UnixStream {
+fn connect_and_send(test_home: &TestHome, request: &str) -> UnixStream {
     let mut stream = UnixStream::connect(test_home.dir.path().join("run/jiffy.sock")).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
@@ -35,7 +35,7 @@ fn speak(test_home: &TestHome, request: &str) -> UnixStream {
 }
 
 /// Reads an answer. Returns status and body.
-fn heard(mut stream: UnixStream) -> (u16, String) {
+fn read_response(mut stream: UnixStream) -> (u16, String) {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -52,14 +52,14 @@ pub fn ask(
     path: &str,
     body: &Value,
 ) -> (u16, String) {
-    heard(send(test_home, id, port, method, path, body))
+    read_response(send(test_home, id, port, method, path, body))
 }
 
 /// Starts an API call.
 pub fn begin_call(test_home: &TestHome, method: &str, path: &str, body: &Value) -> UnixStream {
     let body = body.to_string();
     let length = body.len();
-    speak(
+    connect_and_send(
         test_home,
         &format!(
             "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n\
@@ -81,7 +81,7 @@ pub fn finish_call(mut stream: UnixStream) -> Option<(u16, String, String)> {
 /// Returns sandbox `id` as described by the API.
 pub fn sandbox(test_home: &TestHome, id: &str) -> Value {
     let request = format!("GET /sandboxes/{id} HTTP/1.0\r\nHost: localhost\r\n\r\n");
-    let (status, body) = heard(speak(test_home, &request));
+    let (status, body) = read_response(connect_and_send(test_home, &request));
     assert_eq!(status, 200, "{body}");
     serde_json::from_str(&body).unwrap()
 }
@@ -98,7 +98,7 @@ pub fn read(test_home: &TestHome, id: &str, path: &str, token: Option<&str>) -> 
     let request = format!(
         "GET /files?path={path} HTTP/1.0\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: 49983\r\n{token}\r\n"
     );
-    heard(speak(test_home, &request))
+    read_response(connect_and_send(test_home, &request))
 }
 
 /// Returns the events of one execution in the code interpreter of sandbox `id`.
@@ -136,7 +136,7 @@ pub fn stdout(events: &[Value]) -> String {
 /// Requests bytes from the agent of sandbox `id` with its token.
 pub fn bytes(test_home: &TestHome, id: &str, path: &str) -> (u16, Vec<u8>) {
     let token = token(test_home, id);
-    let mut stream = speak(
+    let mut stream = connect_and_send(
         test_home,
         &format!(
             "GET {path} HTTP/1.0\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: 49983\r\nX-Access-Token: {token}\r\n\r\n"
@@ -153,7 +153,7 @@ pub fn bytes(test_home: &TestHome, id: &str, path: &str) -> (u16, Vec<u8>) {
 /// Returns the KVM exits of the guest of sandbox `id` so far. `None` if KVM does not count them.
 pub fn exits(test_home: &TestHome, id: &str) -> Option<u64> {
     let request = format!("GET /sandboxes/{id}/process HTTP/1.0\r\nHost: localhost\r\n\r\n");
-    let (status, body) = heard(speak(test_home, &request));
+    let (status, body) = read_response(connect_and_send(test_home, &request));
     assert_eq!(status, 200, "{body}");
     serde_json::from_str::<Value>(&body).unwrap()["exits"].as_u64()
 }

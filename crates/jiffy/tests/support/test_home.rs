@@ -25,7 +25,7 @@ pub struct TestHome {
 
 impl TestHome {
     pub fn new() -> Self {
-        Self::beneath(&std::env::temp_dir())
+        Self::in_directory(&std::env::temp_dir())
     }
 
     /// Like `new`, with separate templates in addition to the stock template. Building them needs
@@ -51,7 +51,7 @@ impl TestHome {
     }
 
     /// Creates a data directory in `directory`.
-    pub fn beneath(directory: &Path) -> Self {
+    pub fn in_directory(directory: &Path) -> Self {
         let real = requirements::home();
         let dir = tempfile::tempdir_in(directory).unwrap();
         // Images are linked individually, because a test may add its own.
@@ -162,7 +162,7 @@ impl TestHome {
         let daemon = self.daemon();
         let pid = Pid::from_raw(daemon.try_into().unwrap());
         kill(pid, Signal::SIGKILL).unwrap();
-        self.daemon_went();
+        self.wait_for_daemon_exit();
         wait_for("the daemon to exit", || (!alive(daemon)).then_some(()));
         // A child that it was starting holds its lock until the child executes its program.
         let lock = std::fs::File::open(self.dir.path().join("locks/daemon")).unwrap();
@@ -173,7 +173,7 @@ impl TestHome {
     }
 
     /// Waits until the socket is closed: the last thread of a killed process may exit later.
-    pub fn daemon_went(&self) {
+    pub fn wait_for_daemon_exit(&self) {
         let socket = self.dir.path().join("run/jiffy.sock");
         wait_for("the daemon to exit", || {
             UnixStream::connect(&socket).is_err().then_some(())

@@ -17,7 +17,7 @@ fn post(keys: &TwoKeys, key: &str, path: &str, body: &Value) -> (u16, Value) {
 }
 
 /// Returns the usage of a key.
-fn used(keys: &TwoKeys, key: &str) -> Value {
+fn usage_of(keys: &TwoKeys, key: &str) -> Value {
     let (status, budget) = keys.http(key, "GET", "/limits", &Value::Null);
     assert_eq!(status, 200, "{budget}");
     budget["used"].clone()
@@ -67,7 +67,7 @@ fn a_key_stays_within_its_quota_even_across_a_crash() {
     );
 
     // Each charged byte belongs to an existing file.
-    let before = used(&keys, &hoarder);
+    let before = usage_of(&keys, &hoarder);
     let bytes = before["diskBytes"].as_u64().unwrap();
     let disk = &before["disk"];
     let parts = ["paused", "snapshots"].map(|part| disk[part].as_u64().unwrap());
@@ -78,7 +78,7 @@ fn a_key_stays_within_its_quota_even_across_a_crash() {
     // The usage is unchanged after the daemon was killed; the next daemon computes it from the
     // disk.
     keys.restart(&["--warm-pool", "0"]);
-    let after = used(&keys, &hoarder);
+    let after = usage_of(&keys, &hoarder);
     for what in ["paused", "snapshots", "sandboxes", "diskBytes", "disk"] {
         assert_eq!(before[what], after[what], "{what}");
     }
@@ -106,7 +106,7 @@ fn a_key_stays_within_its_quota_even_across_a_crash() {
             "{call}: {answer}"
         );
     }
-    assert_eq!(used(&keys, &small)["diskBytes"], 0);
+    assert_eq!(usage_of(&keys, &small)["diskBytes"], 0);
     let count = ["exec", &id, "--", "stat", "-c", "%s", "/dev/shm/x"];
     assert_eq!(keys.ok(&small, &count), "100000000");
 
@@ -120,7 +120,7 @@ fn a_key_stays_within_its_quota_even_across_a_crash() {
     };
     let reader = format!("X-API-KEY: {}\r\n", key(&keys, &["--scope=read"]));
     wait_for("equal usage values", || {
-        let bytes = used(&keys, &hoarder)["diskBytes"].as_u64().unwrap();
+        let bytes = usage_of(&keys, &hoarder)["diskBytes"].as_u64().unwrap();
         let (_, figures) = keys.raw("GET", "/metrics", &reader, &Value::Null);
         let own = of("hoarder");
         let line = format!(
@@ -130,7 +130,7 @@ fn a_key_stays_within_its_quota_even_across_a_crash() {
         let same = own["used"]["diskBytes"] == bytes && figures.lines().any(|l| l == line);
         same.then_some(())
     });
-    let now = used(&keys, &hoarder)["diskBytes"].as_u64().unwrap();
+    let now = usage_of(&keys, &hoarder)["diskBytes"].as_u64().unwrap();
     assert!((bytes..=bytes + (1 << 20)).contains(&now), "{bytes}, {now}");
     assert_eq!(of("hoarder")["limits"]["diskBytes"], 1u64 << 30);
     // A key without a quota has a part of the disk as its limit.
@@ -200,11 +200,11 @@ fn sleeping_builds_of_one_key_do_not_delay_builds_of_another() {
         }
     });
     // Its templates and steps are charged to the key that built them.
-    let after = used(&keys, &keys.alice);
+    let after = usage_of(&keys, &keys.alice);
     assert_eq!(after["templates"], 1, "{after}");
     assert!(after["disk"]["templates"].as_u64().unwrap() > 0, "{after}");
     assert!(after["disk"]["buildSteps"].as_u64().unwrap() > 0, "{after}");
-    let of_sleeper = used(&keys, &keys.mallory);
+    let of_sleeper = usage_of(&keys, &keys.mallory);
     assert_eq!(of_sleeper["builds"], 3, "{of_sleeper}");
     let states: Vec<String> = (sleeping.iter())
         .map(|of| status(&keys, &keys.mallory, of))
@@ -221,9 +221,9 @@ fn sleeping_builds_of_one_key_do_not_delay_builds_of_another() {
         assert_eq!(status, 204, "{answer}");
     }
     wait_for("no build", || {
-        (used(&keys, &keys.mallory)["builds"] == 0).then_some(())
+        (usage_of(&keys, &keys.mallory)["builds"] == 0).then_some(())
     });
     let (status, answer) = post(&keys, &keys.alice, "/templates/prune", &json!({}));
     assert_eq!((status, &answer["steps"]), (200, &json!(1)), "{answer}");
-    assert_eq!(used(&keys, &keys.alice)["disk"]["buildSteps"], 0);
+    assert_eq!(usage_of(&keys, &keys.alice)["disk"]["buildSteps"], 0);
 }

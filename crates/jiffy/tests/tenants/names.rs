@@ -45,7 +45,7 @@ impl TwoKeys {
     }
 
     /// Returns the content of `/tmp/who` in a new sandbox.
-    fn who(&self, key: &str, template: &str) -> String {
+    fn owner_word(&self, key: &str, template: &str) -> String {
         let body = json!({ "templateID": template, "envVars": { "SECRET": "mine" } });
         let (status, created) = self.http(key, "POST", "/v2/sandboxes", &body);
         assert_eq!(status, 201, "{created}");
@@ -98,14 +98,14 @@ fn text(value: &Value, field: &str) -> String {
 }
 
 /// Returns a build whose template contains the name of its owner.
-fn says(word: &str) -> Value {
+fn build_with_word(word: &str) -> Value {
     json!({
         "fromTemplate": "base",
         "steps": [{ "type": "RUN", "args": [format!("echo {word} > /tmp/who")] }],
     })
 }
 
-fn hidden(templates: &Templates, build: &str) -> bool {
+fn is_build_listed(templates: &Templates, build: &str) -> bool {
     let all = templates.list().unwrap();
     all.iter().any(|m| m.name.ends_with(build))
 }
@@ -119,14 +119,21 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
 
     // Mallory publishes names that Alice may use later.
     for name in ["golden", "tools:1"] {
-        assert_eq!(keys.build(mallory, name, &says("mallory")), "ready");
+        assert_eq!(
+            keys.build(mallory, name, &build_with_word("mallory")),
+            "ready"
+        );
         let (name, _) = name.split_once(':').unwrap_or((name, ""));
         let path = format!("/v2/templates/{name}");
         let (status, _) = keys.http(mallory, "PATCH", &path, &json!({ "public": true }));
         assert_eq!(status, 200);
     }
     let tools = format!("{mallory_id}/tools:1");
-    assert_eq!(keys.who(alice, &tools), "mallory", "public, and named");
+    assert_eq!(
+        keys.owner_word(alice, &tools),
+        "mallory",
+        "public, and named"
+    );
     keys.assert_unknown(alice, "tools:1");
     for start in [
         json!({ "fromTemplate": "tools:1" }),
@@ -156,14 +163,21 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         "tools",
     ];
     keys.ok(alice, &args);
-    assert_eq!(keys.who(alice, "tools"), "mallory", "by the whole name");
+    assert_eq!(
+        keys.owner_word(alice, "tools"),
+        "mallory",
+        "by the whole name"
+    );
     // The same name refers to different templates of both keys.
-    assert_eq!(keys.build(alice, "tools:1", &says("alice")), "ready");
-    assert_eq!(keys.who(alice, "tools:1"), "alice");
-    assert_eq!(keys.who(mallory, "tools:1"), "mallory");
+    assert_eq!(
+        keys.build(alice, "tools:1", &build_with_word("alice")),
+        "ready"
+    );
+    assert_eq!(keys.owner_word(alice, "tools:1"), "alice");
+    assert_eq!(keys.owner_word(mallory, "tools:1"), "mallory");
     let stood = keys.build(alice, "stood", &json!({ "fromTemplate": "tools:1" }));
     assert_eq!(stood, "ready");
-    assert_eq!(keys.who(alice, "stood"), "alice");
+    assert_eq!(keys.owner_word(alice, "stood"), "alice");
     for name in ["stood".to_owned(), format!("{alice_id}/stood")] {
         keys.assert_unknown(mallory, &name);
     }
@@ -188,9 +202,9 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     let mut manifest: Value = serde_json::from_str(&manifest).unwrap();
     manifest["name"] = json!(snapshot);
     fs::write(to.join("template.json"), manifest.to_string()).unwrap();
-    assert_eq!(keys.who(mallory, &shadow), "mallory");
+    assert_eq!(keys.owner_word(mallory, &shadow), "mallory");
     for word in ["golden", &snapshot] {
-        assert_eq!(keys.who(alice, word), "alice", "{word}");
+        assert_eq!(keys.owner_word(alice, word), "alice", "{word}");
     }
 
     // Templates of the operator are private until they are published.
@@ -250,7 +264,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     for how in ["cancelled", "killed"] {
         let (path, build) = keys.begin(alice, "never", &never);
         wait_for("the build to finish", || {
-            hidden(&templates, &build).then_some(())
+            is_build_listed(&templates, &build).then_some(())
         });
         let name = format!("build-{build}");
         let whole = format!("{alice_id}/{name}");
@@ -268,7 +282,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
             }
         }
         wait_for("the template to be removed", || {
-            (!hidden(&templates, &build)).then_some(())
+            (!is_build_listed(&templates, &build)).then_some(())
         });
     }
 }

@@ -111,7 +111,7 @@ fn status(process: &Path, name: &str) -> String {
 }
 
 /// Starts a listener at a port on all addresses of the lab's internet.
-fn public(
+fn listen_in_internet(
     lab: &Lab,
     port: u16,
     answer: impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static,
@@ -153,9 +153,9 @@ fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
             };
             send(stream, status, &header, b"");
         };
-        public(lab, 5000, own);
+        listen_in_internet(lab, 5000, own);
         let nothing = |_: &Request, stream: &mut dyn Write| send(stream, "404 Not Found", "", b"");
-        let outside = public(lab, 5001, nothing);
+        let outside = listen_in_internet(lab, 5001, nothing);
         let inside = serve(TcpListener::bind("0.0.0.0:5001").unwrap(), nothing);
         let allowed = serve(TcpListener::bind("127.0.0.1:5002").unwrap(), nothing);
         let build = |image: &str| {
@@ -236,8 +236,8 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
                 )
             }
         };
-        public(lab, 5000, alices);
-        let hostile = public(lab, 5001, mallorys(&private));
+        listen_in_internet(lab, 5000, alices);
+        let hostile = listen_in_internet(lab, 5001, mallory_registry(&private));
 
         // One byte per second.
         let slow = Build::of(keys, &keys.mallory, "9.9.9.9:5001/slow:1", None);
@@ -306,7 +306,7 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
 
 /// Registry of mallory: a slow layer, an endless manifest, and images that name the layer of
 /// `private`.
-fn mallorys(private: &Image) -> impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static {
+fn mallory_registry(private: &Image) -> impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static {
     let layer = super::registry::sha256(&private.layer);
     let slow = Image::naming(vec![0; 1 << 20], &"0".repeat(64), &"0".repeat(64));
     // The layer's own digest without its bytes, and other bytes with a false diff id.

@@ -109,7 +109,7 @@ def reopen():
         except OSError: return False
     return any([socket_of(path) for path in glob.glob("/proc/1/fd/*")])
 
-def speak(address, family):
+def connect_and_send(address, family):
     with socket.socket(family) as s:
         s.settimeout(5)
         s.connect(address)
@@ -125,8 +125,8 @@ attempt("PTRACE_ATTACH", lambda: call(101, 16, 1, 0, 0))
 attempt("pidfd_getfd", take_descriptor)
 attempt("open descriptor", reopen)
 for port in ports:
-    attempt(f"socket {port}", lambda: speak(f"\0jiffy-agent-{port}", socket.AF_UNIX))
-    attempt(f"port {port}", lambda: speak(("127.0.0.1", port), socket.AF_INET))
+    attempt(f"socket {port}", lambda: connect_and_send(f"\0jiffy-agent-{port}", socket.AF_UNIX))
+    attempt(f"port {port}", lambda: connect_and_send(("127.0.0.1", port), socket.AF_INET))
 print(os.getuid(), found)
 "#;
 
