@@ -3,21 +3,21 @@
 use jiffy_api_types::BootMode;
 use serde::{Deserialize, Serialize};
 
-/// Phases of a boot in microseconds; they add up to `total_us`.
+/// Durations of the phases of a boot, in microseconds. They add up to `total_us`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootReport {
     /// Origin of the sandbox.
     pub mode: BootMode,
-    /// From the request to the first instruction.
+    /// Time from the request to the first instruction of the guest.
     pub vmm_us: u64,
-    /// From the first instruction to the agent's first; for a restored guest, to the agent's
-    /// greeting.
+    /// Time from the first instruction of the guest to the first instruction of the agent. For a
+    /// restored guest, time to the agent's greeting.
     pub kernel_us: u64,
-    /// From the agent's first instruction to its greeting: file systems mounted, services
-    /// listening.
+    /// Time from the agent's first instruction to its greeting: file systems are mounted, and
+    /// services listen.
     pub init_us: u64,
-    /// From the greeting to the agent's confirmation of its identity.
+    /// Time from the greeting until the agent confirms its identity.
     pub agent_us: u64,
-    /// From the request to that confirmation.
+    /// Time from the request until the agent confirms its identity.
     pub total_us: u64,
 }

@@ -1,4 +1,5 @@
-//! Memory of bursts: sizes a stock of objects that are created in advance.
+//! Memory of bursts: determines how many objects (for example spare processes) a stock should hold
+//! in advance.
 //!
 //! Many uses in quick succession, for example by the children of a fork, are likely to recur. After
 //! a burst, the stock is therefore large enough for the same burst for some minutes.
@@ -40,9 +41,10 @@ impl BurstMemory {
     /// Records a use. `remaining` is the number of objects left in the stock, or `None` if the
     /// stock was empty.
     pub fn note_use(&mut self, now: Instant, remaining: Option<usize>) {
-        let goes_on = self.last_use.is_some_and(|last| now < last + BURST_GAP);
+        let continues_burst = self.last_use.is_some_and(|last| now < last + BURST_GAP);
         self.last_use = Some(now);
-        if !goes_on {
+        // A new burst begins.
+        if !continues_burst {
             self.missed = 0;
         }
         if let Some(remaining) = remaining {
@@ -59,7 +61,9 @@ impl BurstMemory {
             return;
         }
         self.missed += 1;
+        // The usual stock was used up as well, so the burst needed both numbers.
         let size = (self.usual + self.missed).min(self.max);
+        // A smaller burst does not reduce the stock while a larger one is remembered.
         let previous = self.after_burst.map_or(0, |(size, _)| size);
         self.after_burst = Some((size.max(previous), now));
     }
@@ -77,6 +81,7 @@ impl BurstMemory {
     /// Returns the current target size of the stock.
     pub fn target(&self, now: Instant) -> usize {
         match self.after_burst {
+            // An expired burst is ignored even if `remembered_for` was not called since.
             Some((size, last)) if now < last + BURST_RETENTION => size,
             _ => self.usual,
         }
@@ -106,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_burst_there_are_as_many_as_it_would_have_taken() {
+    fn after_a_burst_the_stock_suffices_for_the_same_burst() {
         let mut memory = BurstMemory::new(2, 20);
         let begin = Instant::now();
         assert_eq!(memory.target(begin), 2);
@@ -120,21 +125,21 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_made_in_advance_a_burst_changes_nothing() {
+    fn a_burst_does_not_enlarge_an_empty_stock() {
         let mut memory = BurstMemory::new(0, 20);
         let last = misses(&mut memory, Instant::now(), 8, Duration::from_millis(5));
         assert_eq!(memory.target(last), 0);
     }
 
     #[test]
-    fn uses_one_after_the_other_are_no_burst() {
+    fn slow_uses_are_not_a_burst() {
         let mut memory = BurstMemory::new(2, 20);
         let last = misses(&mut memory, Instant::now(), 100, BURST_GAP);
         assert_eq!(memory.target(last), 3);
     }
 
     #[test]
-    fn a_burst_is_remembered_while_its_stock_is_of_use() {
+    fn a_burst_is_remembered_while_the_larger_stock_is_used() {
         let mut memory = BurstMemory::new(2, 20);
         let first = misses(&mut memory, Instant::now(), 8, Duration::from_millis(5));
         let second = first + BURST_RETENTION / 2;

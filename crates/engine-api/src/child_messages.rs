@@ -14,6 +14,7 @@ use tokio::runtime::Handle;
 const MAX_LINE_BYTES: usize = 1000;
 /// Maximum number of lines of one process per [`PERIOD`]. Further lines are dropped.
 const MAX_LINES: u32 = 200;
+/// Period in which the number of lines is limited.
 const PERIOD: Duration = Duration::from_secs(60);
 const BUFFER_BYTES: usize = 4096;
 
@@ -44,10 +45,13 @@ impl ChildMessages {
         let Some((mut read, write)) = self.0 else {
             return;
         };
+        // This process must not hold the write end, or the pipe would never end.
         drop(write);
         let mut lines = Lines::new(Instant::now(), move |line: &str| {
             tracing::warn!(program, pid, line, "message of a child process");
         });
+        // In the daemon, a task reads the pipe. Other programs have no event loop and need a
+        // thread.
         if let Ok(runtime) = Handle::try_current() {
             let _inside = runtime.enter();
             match pipe::Receiver::from_owned_fd(OwnedFd::from(read)) {
@@ -68,12 +72,14 @@ impl ChildMessages {
     }
 }
 
+/// Reads the pipe until all its writers have closed it.
 async fn forward<F: FnMut(&str)>(receiver: pipe::Receiver, mut lines: Lines<F>) {
     let mut buffer = [0; BUFFER_BYTES];
     while receiver.readable().await.is_ok() {
         match receiver.try_read(&mut buffer) {
             Ok(0) => break,
             Ok(length) => lines.add(buffer.get(..length).unwrap_or_default(), Instant::now()),
+            // The readiness was outdated, so the loop waits again.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => break,
         }
@@ -83,11 +89,14 @@ async fn forward<F: FnMut(&str)>(receiver: pipe::Receiver, mut lines: Lines<F>) 
 
 /// Lines of one process, bounded in length and number.
 struct Lines<F> {
+    /// Receives each complete line.
     log: F,
+    /// Beginning of the current line.
     line: Vec<u8>,
     /// Number of lines since `since`.
     count: u32,
     since: Instant,
+    /// Number of lines that were dropped since the last report.
     dropped: u64,
 }
 
@@ -102,19 +111,23 @@ impl<F: FnMut(&str)> Lines<F> {
         }
     }
 
+    /// Adds output of the process.
     fn add(&mut self, bytes: &[u8], now: Instant) {
         for &byte in bytes {
             match byte {
                 b'\n' => self.flush(now),
                 _ => self.line.push(byte),
             }
+            // A process that never ends its line would otherwise fill the memory.
             if self.line.len() >= MAX_LINE_BYTES {
                 self.flush(now);
             }
         }
     }
 
+    /// Ends the current line.
     fn flush(&mut self, now: Instant) {
+        // A new period begins with the first line after the old one.
         if now.duration_since(self.since) >= PERIOD {
             self.report_dropped();
             (self.count, self.since) = (0, now);
@@ -126,8 +139,12 @@ impl<F: FnMut(&str)> Lines<F> {
         self.count += 1;
         if self.count > MAX_LINES {
             self.dropped += 1;
+            // The flood is reported when the period ends. A report per line would be a flood
+            // itself.
             return;
         }
+        // The child may be compromised: control characters could change the terminal that shows the
+        // log.
         let text = String::from_utf8_lossy(&line);
         let printed: String = text
             .chars()
@@ -144,6 +161,7 @@ impl<F: FnMut(&str)> Lines<F> {
     }
 
     fn end(&mut self) {
+        // With the start of the period as the time, the last line begins no new period.
         let now = self.since;
         self.flush(now);
         self.report_dropped();

@@ -103,23 +103,27 @@ pub struct ConnectionRecords {
     /// Number of known connections since then that are not in `list`.
     pub missing: u64,
     /// Data that the host's kernel does not provide: `connections`, `bytes`, `refusals`.
-    pub untold: Vec<&'static str>,
+    pub unavailable: Vec<&'static str>,
 }
 
 impl ConnectionRecords {
     /// Adds later records and drops the oldest records above the maximum.
     pub fn extend(&mut self, later: Self) {
+        // The records still begin at the earlier time.
         self.since_ms = self.since_ms.or(later.since_ms);
         self.list.extend(later.list);
+        // Later records may contain older connections, for example long ones that have ended.
         self.list.sort_by_key(|connection| connection.at_ms);
         self.missing = self.missing.saturating_add(later.missing);
         self.keep_last(MAX_CONNECTIONS);
-        self.untold = later.untold;
+        // The latest reading describes the present abilities of the kernel.
+        self.unavailable = later.unavailable;
     }
 
-    /// Drops all but the newest `count` records.
+    /// Drops all but the newest `count` records. Counts the dropped connections as missing.
     pub fn keep_last(&mut self, count: usize) {
         let excess = self.list.len().saturating_sub(count);
+        // The oldest records are at the start. A record may represent several connections.
         let times = self.list.drain(..excess).map(|c| c.times);
         self.missing = times.fold(self.missing, u64::saturating_add);
     }

@@ -63,8 +63,8 @@ pub trait Engine: Send + Sync + 'static {
     /// Returns the name under which records refer to the engine.
     fn name(&self) -> &'static str;
 
-    /// Returns the capabilities and, if the engine cannot be used on this host, the
-    /// reason. `default` is set by [`Engines`](crate::Engines).
+    /// Returns the capabilities and, if the engine cannot be used on this host, the reason.
+    /// [`Engines`](crate::Engines) sets the field `default`.
     fn description(&self) -> EngineDescription;
 
     /// Returns the files of its snapshots, which are accessible even if the engine cannot be used.

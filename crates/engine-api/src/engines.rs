@@ -4,8 +4,8 @@ use crate::{Engine, EngineDescription, EngineError, SnapshotFiles};
 use std::fmt;
 use std::sync::Arc;
 
-/// Engines of a host, by name. The records of sandboxes and snapshots name their engine. A new
-/// sandbox uses the default engine unless its creator selects another one.
+/// Engines of a host, by name. The records of sandboxes and snapshots contain the name of their
+/// engine. A new sandbox uses the default engine unless its creator selects another one.
 #[derive(Clone)]
 pub struct Engines {
     all: Arc<[Arc<dyn Engine>]>,
@@ -15,6 +15,7 @@ pub struct Engines {
 impl Engines {
     /// Creates a registry of `all`, which must contain the engine named `default`.
     pub fn new(all: Vec<Arc<dyn Engine>>, default: &str) -> Result<Self, EngineError> {
+        // Checked here, so that `default_engine` cannot fail.
         let default = find(&all, default)?.clone();
         Ok(Self {
             all: all.into(),
@@ -51,6 +52,7 @@ impl Engines {
     /// Returns the descriptions of all engines.
     pub fn descriptions(&self) -> Vec<EngineDescription> {
         let described = self.all().map(|engine| EngineDescription {
+            // An engine does not know whether it is the default.
             default: Arc::ptr_eq(engine, &self.default),
             ..engine.description()
         });

@@ -1,4 +1,5 @@
-//! First use of a template's sandboxes, as described by the template.
+//! First use of a template's sandboxes: an action that the template describes, so that restores can
+//! prepare for it.
 
 use crate::startup::is_path;
 use serde::{Deserialize, Serialize};
@@ -46,6 +47,8 @@ impl FirstUse {
     pub fn action(&self) -> Result<FirstUseAction<'_>, String> {
         let body = self.body.as_deref();
         match (self.port, self.path.as_deref(), self.command.as_deref()) {
+            // The first matching case decides, so errors of single fields precede valid
+            // combinations.
             (Some(0), ..) => Err("port 0 is not a valid port".to_owned()),
             (Some(_), Some(path), None) if !is_path(path) => Err(format!(
                 "`{path}` is not a path: start it with `/`, without spaces"
@@ -61,6 +64,7 @@ impl FirstUse {
             (None, None, Some(command)) if !command.trim().is_empty() && body.is_none() => {
                 Ok(FirstUseAction::Command(command))
             }
+            // Includes an empty command, and a command with a body.
             _ => Err("specify either `port`, `path` and `body`, or `command`".to_owned()),
         }
     }

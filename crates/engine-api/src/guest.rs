@@ -1,4 +1,5 @@
-//! Guests before and after their identity is assigned.
+//! Guests of an engine, before and after their identity is assigned ([`UnassignedGuest`],
+//! [`Guest`]).
 
 use crate::{
     AfterSnapshot, BootReport, CaptureNotice, ConnectionLog, EngineError, ExitReason, GuestStream,
@@ -124,7 +125,7 @@ pub trait Guest: Send + Sync {
         })
     }
 
-    /// Closes the lower of two layers that were folded into one
+    /// Closes the lower of two layers after a fold has merged them into one
     /// ([`SnapshotFiles::prepare_fold`](crate::SnapshotFiles::prepare_fold)). The disk space of
     /// that layer is released only when no guest has it open. Does not wait.
     fn fold_layers(&self, _layers: &FoldedLayers) {}

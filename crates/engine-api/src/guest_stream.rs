@@ -1,4 +1,4 @@
-//! Streams between the daemon and servers in a guest.
+//! Byte streams between the daemon and servers in a guest.
 
 use std::any::Any;
 use std::fmt;
@@ -37,7 +37,7 @@ impl From<UnixStream> for GuestStream {
     }
 }
 
-/// Evaluates the same expression for the pinned inner stream of either kind.
+/// Evaluates the same expression for the pinned inner stream of either variant.
 macro_rules! stream {
     ($this:expr, $stream:ident => $work:expr) => {
         match $this.get_mut() {
@@ -81,6 +81,7 @@ impl AsyncWrite for GuestStream {
     }
 
     fn is_write_vectored(&self) -> bool {
+        // Both inner streams support vectored writes.
         true
     }
 

@@ -24,6 +24,7 @@ pub fn random_bytes<const N: usize>() -> Result<[u8; N], IdentityError> {
 /// Returns a new id: 20 letters and digits with 100 random bits.
 pub fn new_id() -> Result<String, IdentityError> {
     let bytes: [u8; ID_LENGTH] = random_bytes()?;
+    // 256 is a multiple of 32, so all characters are equally likely.
     Ok(bytes
         .iter()
         .map(|b| char::from(ID_ALPHABET[usize::from(b % 32)]))

@@ -1,5 +1,5 @@
-//! Interface between the host and the isolation engines, and types that both use: sizes, ids,
-//! names.
+//! Interface between the sandbox manager and the isolation engines, and types that both sides use:
+//! sizes, ids, names, reports.
 
 mod boot;
 mod burst_memory;

@@ -1,10 +1,10 @@
-//! Limits for the length of lineages.
+//! Limits for the length of lineages. A restore takes longer for each snapshot of the lineage.
 
 /// Maximum lengths of the lineage of a snapshot that must be restored fast, in snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LineageLimits {
-    /// Above this length, the newest snapshots are merged if that copies little data and is
-    /// sufficient.
+    /// Above this length, the newest snapshots are merged, provided that this copies little data
+    /// and makes the lineage short enough.
     pub cheap: usize,
     /// Above this length, all snapshots of the lineage are merged.
     pub longest: usize,

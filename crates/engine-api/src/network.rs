@@ -27,6 +27,7 @@ pub struct NetworkRules {
 impl Default for NetworkRules {
     fn default() -> Self {
         Self {
+            // Sandboxes of callers that specify no rules have access to the internet.
             internet: true,
             allow_out: Vec::new(),
             deny_out: Vec::new(),

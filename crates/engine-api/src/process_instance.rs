@@ -1,4 +1,4 @@
-//! Identification of a process that does not depend on unique process ids.
+//! Identity of a process. A process id alone is not sufficient, since the kernel reuses ids.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -31,9 +31,12 @@ impl ProcessInstance {
 /// Parses the start time, field 22 of `/proc/PID/stat` (proc_pid_stat(5)). The process name in
 /// field 2 may contain any characters. `None` for a zombie.
 fn started(stat: &str) -> Option<u64> {
+    // The name may contain `)`, so the last `)` ends it.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
+    // The state is field 3, so field 22 is the 19th of the remaining fields.
     let started = fields.nth(18)?.parse().ok()?;
+    // A zombie has ended already, although its id is still in use.
     (!matches!(state, "Z" | "X")).then_some(started)
 }
 

@@ -20,6 +20,7 @@ pub fn is_reserved(name: &str) -> bool {
 fn is_uuid(word: &str) -> bool {
     let parts: Vec<&str> = word.split('-').collect();
     let hexadecimal = |part: &&str| part.bytes().all(|b| b.is_ascii_hexdigit());
+    // Comparing the lengths also compares the number of parts.
     let lengths = parts.iter().map(|part| part.len());
     lengths.eq(UUID_PARTS) && parts.iter().all(hexadecimal)
 }
@@ -33,6 +34,7 @@ pub fn is_unfinished_build(name: &str) -> bool {
 /// Returns whether `name` belongs to an image imported for builds.
 pub fn is_imported_image(name: &str) -> bool {
     let named = name.strip_prefix(IMPORTED_IMAGE_PREFIX);
+    // The middle part is derived from the image's name and may itself contain dashes.
     let sum = named.and_then(|n| n.rsplit_once('-')).map(|(_, sum)| sum);
     sum.is_some_and(|s| {
         s.len() == IMPORTED_IMAGE_DIGITS && s.bytes().all(|b| b.is_ascii_hexdigit())

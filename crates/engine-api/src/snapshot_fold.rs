@@ -1,4 +1,5 @@
-//! Fold of a parent snapshot into its child.
+//! Fold of a parent snapshot into its child: the child takes over the data of the parent, so that
+//! the parent can be removed.
 
 use crate::EngineError;
 use jiffy_proto::snapshot::FoldedLayers;

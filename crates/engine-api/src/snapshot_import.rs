@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Description of a snapshot from another host. All fields are untrusted until they are checked.
+/// Description of a snapshot from another host. No field is trusted before it is checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotImport {
     /// Snapshot id.

@@ -1,4 +1,4 @@
-//! Snapshots of this host, as an engine exports them for other hosts.
+//! Parts of a snapshot of this host, which an engine exports for other hosts.
 
 use std::fs::File;
 use std::ops::Range;

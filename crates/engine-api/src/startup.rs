@@ -1,4 +1,5 @@
-//! Startup of a template: runs in a guest before its snapshot is taken or it is handed out.
+//! Startup of a template: the command that runs in a guest before its snapshot is taken or before
+//! the guest is handed out, and the check that it is ready.
 
 use crate::FirstUse;
 use serde::{Deserialize, Serialize};
@@ -74,6 +75,7 @@ pub enum ReadinessProbe<'a> {
 /// Maximum timeout, in seconds.
 const MAX_TIMEOUT_S: u32 = 3600;
 
+/// Default of [`Readiness::timeout_s`].
 fn default_timeout_s() -> u32 {
     60
 }
@@ -97,6 +99,7 @@ impl Readiness {
             (None, None, Some(command)) if !command.trim().is_empty() => {
                 Ok(ReadinessProbe::Command(command))
             }
+            // Includes an empty command, and a path without a port.
             _ => Err("specify either `port`, with or without `path`, or `command`".to_owned()),
         }
     }
@@ -104,6 +107,7 @@ impl Readiness {
 
 /// Returns whether `path` can be part of a request line.
 pub(crate) fn is_path(path: &str) -> bool {
+    // Control characters and spaces would end the request line.
     path.starts_with('/') && path.len() <= 1024 && path.bytes().all(|b| b.is_ascii_graphic())
 }
 

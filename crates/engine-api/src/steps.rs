@@ -1,4 +1,4 @@
-//! Durations of the steps of an operation, such as the spawn of a VMM.
+//! Durations of the steps of an operation, such as the start of a VMM, for logs and measurements.
 //!
 //! An operation runs in the scope of a recorder ([`OperationSteps::scope`]). Each step holds the
 //! guard returned by [`begin`]. Without a recorder in scope, a step costs nothing. At most one step
@@ -13,10 +13,11 @@ use tracing::Span;
 
 /// Maximum number of steps recorded for one operation. Later steps are not recorded.
 pub const MAX_STEPS: usize = 32;
-/// Number of steps of a typical operation.
+/// Number of steps of a typical operation, for which memory is allocated in advance.
 const USUAL_STEPS: usize = 12;
 
 tokio::task_local! {
+    // Task-local variables are not inherited by spawned tasks: see `OperationSteps::current`.
     static CURRENT: OperationSteps;
     static REQUEST_ID: Arc<str>;
 }
@@ -44,6 +45,7 @@ struct Recorder {
 
 #[derive(Debug)]
 struct RecorderState {
+    /// Set while a step is in progress. Nested steps are not recorded.
     is_in_step: bool,
     steps: Vec<StepDuration>,
 }
@@ -99,6 +101,8 @@ pub async fn serve_request<T>(id: Arc<str>, work: impl Future<Output = T>) -> T 
 /// Returns the id of the client request that the current task serves.
 #[must_use]
 pub fn request_id() -> Option<Arc<str>> {
+    // The request of a spawned task is found in its recorder, and the request of other code in
+    // `REQUEST_ID`.
     CURRENT
         .try_with(|steps| steps.0.request_id.clone())
         .unwrap_or_else(|_| REQUEST_ID.try_with(Clone::clone).ok())
@@ -107,6 +111,7 @@ pub fn request_id() -> Option<Arc<str>> {
 /// Starts a step of the current operation. The step ends when the guard is dropped.
 #[must_use]
 pub fn begin(name: &'static str) -> StepGuard {
+    // A nested step finds the flag set and gets no recorder.
     let recorder = OperationSteps::current().filter(|steps| {
         let mut state = steps.0.state.lock();
         !std::mem::replace(&mut state.is_in_step, true)
@@ -131,12 +136,14 @@ impl StepGuard {
 impl Drop for StepGuard {
     fn drop(&mut self) {
         if let Some(step) = &self.0 {
+            // Recorded before the flag is cleared, so that the steps are recorded in order.
             step.record();
             step.recorder.0.state.lock().is_in_step = false;
         }
     }
 }
 
+/// Step in progress.
 #[derive(Debug)]
 struct Step {
     recorder: OperationSteps,
@@ -159,6 +166,7 @@ impl Step {
 
     fn record(&self) {
         let mut state = self.recorder.0.state.lock();
+        // An operation with loops could otherwise record any number of steps.
         if state.steps.len() < MAX_STEPS {
             state.steps.push(StepDuration {
                 name: self.name,

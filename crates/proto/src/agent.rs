@@ -152,6 +152,7 @@ pub struct ProxySettings {
 impl ProxySettings {
     /// Returns the URL without user and password.
     pub fn public_url(&self) -> String {
+        // A user name may contain an encoded `@`, but a host name cannot contain one.
         match self.url.split_once("://") {
             Some((scheme, rest)) => {
                 let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
@@ -162,6 +163,7 @@ impl ProxySettings {
     }
 }
 
+// Written by hand, so that the password does not appear in logs.
 impl fmt::Debug for ProxySettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProxySettings")
@@ -180,6 +182,7 @@ pub struct Ready {
     #[serde(default)]
     pub error: Option<String>,
 }
+
 /// Paths on [`ENVD_PORT`] for the host only. Gateways must reject requests of clients to these
 /// paths.
 pub const HOST_ONLY_PATHS: [&str; 6] = [

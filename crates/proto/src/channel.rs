@@ -1,4 +1,5 @@
-//! Typed messages with descriptors over a `SOCK_SEQPACKET` Unix socket.
+//! Typed messages with descriptors over a `SOCK_SEQPACKET` Unix socket: the transport of
+//! [`crate::vm`] and [`crate::function`].
 
 use nix::cmsg_space;
 use nix::errno::Errno;
@@ -71,6 +72,7 @@ impl Channel {
             )));
         }
         let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        // Without descriptors, the control message is omitted.
         let control: &[ControlMessage] = if raw.is_empty() {
             &[]
         } else {
@@ -87,6 +89,7 @@ impl Channel {
             ) {
                 Ok(_) => return Ok(()),
                 Err(Errno::EINTR) => continue,
+                // MSG_NOSIGNAL: the error is returned instead of a SIGPIPE.
                 Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(ChannelError::Closed),
                 Err(e) => return Err(e.into()),
             }
@@ -95,7 +98,9 @@ impl Channel {
 
     /// Waits for one message. Returns the message and its descriptors.
     pub fn recv<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), ChannelError> {
+        // A longer packet is truncated, which is reported below.
         let mut buffer = vec![0u8; self.next_bytes()?.min(MAX_MESSAGE)];
+        // The space suffices for all descriptors that the kernel transfers with one message.
         let mut space = cmsg_space!([RawFd; MAX_FDS]);
         let (len, fds, truncated) = loop {
             let mut data = [IoSliceMut::new(&mut buffer)];
@@ -106,6 +111,7 @@ impl Channel {
                 MsgFlags::MSG_CMSG_CLOEXEC,
             ) {
                 Ok(message) => {
+                    // The descriptors get an owner first, so that every error path closes them.
                     let mut fds = Vec::new();
                     for part in message.cmsgs()? {
                         if let ControlMessageOwned::ScmRights(raw) = part {
@@ -117,6 +123,8 @@ impl Channel {
                             );
                         }
                     }
+                    // MSG_CTRUNC: descriptors were lost, for example because this process has too
+                    // many open.
                     let cut = message
                         .flags
                         .intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
@@ -127,6 +135,7 @@ impl Channel {
                 Err(e) => return Err(e.into()),
             }
         };
+        // No message is empty, so an empty packet means the end.
         if len == 0 {
             return Err(ChannelError::Closed);
         }
@@ -139,6 +148,8 @@ impl Channel {
     /// Waits for a message and returns its length. Without the length, a buffer of the maximum
     /// length would have to be zeroed for each message.
     fn next_bytes(&self) -> Result<usize, ChannelError> {
+        // With MSG_TRUNC, the length of the whole packet is returned, not of the part that was
+        // read.
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
         loop {
             match recvmsg::<()>(self.socket.as_raw_fd(), &mut [], None, flags) {

@@ -15,8 +15,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Maximum number of stored bytes of console output.
+/// Maximum number of stored bytes of console output. Older output is overwritten.
 pub const CAPACITY: usize = 64 * 1024;
+/// Offset of the data: one page, so that the header has a page of its own.
 const HEADER_BYTES: usize = 4096;
 const MAPPING_BYTES: NonZeroUsize = match NonZeroUsize::new(HEADER_BYTES + CAPACITY) {
     Some(n) => n,
@@ -46,6 +47,7 @@ impl ConsoleRing {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let fd = memfd_create(c"jiffy-console", flags)?;
         nix::unistd::ftruncate(&fd, MAPPING_BYTES.get() as i64)?;
+        // The seals are set before the file is shared, so that no process can change its size.
         fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS))?;
         Self::open(fd)
     }
@@ -94,6 +96,7 @@ impl ConsoleRing {
 
     /// Appends output. There must be only one writer.
     pub fn write(&self, bytes: &[u8]) {
+        // Relaxed: this process is the only writer of the number.
         let mut total = self.total().load(Ordering::Relaxed);
         for &b in bytes {
             // SAFETY: `byte` points into the mapping. The write is volatile because the other
@@ -101,6 +104,7 @@ impl ConsoleRing {
             unsafe { self.byte(total).write_volatile(b) };
             total = total.wrapping_add(1);
         }
+        // Release: a reader that sees the new number also sees the bytes before it.
         self.total().store(total, Ordering::Release);
     }
 
@@ -111,10 +115,14 @@ impl ConsoleRing {
 
     /// Returns the stored output after byte number `position`, and the position for the next call.
     pub fn since(&self, position: u64) -> (Vec<u8>, u64) {
+        // Acquire: pairs with the Release of the writer.
         let total = self.total().load(Ordering::Acquire);
+        // The writer is not trusted and may decrease the number. At most `CAPACITY` bytes are read
+        // in any case.
         let start = position
             .max(total.saturating_sub(CAPACITY as u64))
             .min(total);
+        // Bytes before `start` were overwritten, or are already known to the caller.
         let bytes = (start..total)
             // SAFETY: `byte` points into the mapping. The read is volatile because the other
             // process writes the byte.
@@ -128,6 +136,8 @@ impl Drop for ConsoleRing {
     fn drop(&mut self) {
         // SAFETY: this is the mapping of `open`, which is unmapped only once.
         unsafe {
+            // Ignore the error: the mapping exists with exactly this length, so the call cannot
+            // fail.
             let _ = munmap(self.map, MAPPING_BYTES.get());
         }
     }

@@ -1,5 +1,6 @@
-//! Processor levels. A level is a set of CPU features that guests see. It is the same on all hosts
-//! with this level.
+//! Processor levels. A level is a set of CPU features that guests see. With a level other than
+//! [`CpuLevel::Host`], guests see the same features on all hosts, so snapshots can move between
+//! different processors.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -23,6 +24,7 @@ pub enum CpuLevel {
     X86_64V4,
 }
 
+/// Levels with their names on command lines.
 const LEVELS: [(CpuLevel, &str); 4] = [
     (CpuLevel::Host, "host"),
     (CpuLevel::X86_64V2, "x86-64-v2"),
@@ -54,8 +56,8 @@ impl FromStr for CpuLevel {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let is_meant = |name: &str| name == text || name.strip_prefix("x86-64-") == Some(text);
-        let found = LEVELS.into_iter().find(|(_, name)| is_meant(name));
+        let is_named = |name: &str| name == text || name.strip_prefix("x86-64-") == Some(text);
+        let found = LEVELS.into_iter().find(|(_, name)| is_named(name));
         found.map(|(level, _)| level).ok_or_else(|| {
             format!(
                 "`{text}` is not a processor level: use host, x86-64-v2, x86-64-v3 or x86-64-v4"

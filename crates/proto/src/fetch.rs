@@ -1,6 +1,6 @@
-//! Messages between a VMM whose memory is still incomplete on this host and the fetcher of the
-//! missing memory. Each message is one little-endian `SOCK_SEQPACKET` packet. The VMM sends
-//! requests, and the fetcher answers them in any order.
+//! Messages between a VMM whose memory is still incomplete on this host and the fetcher, a process
+//! that obtains the missing memory. Each message is one little-endian `SOCK_SEQPACKET` packet. The
+//! VMM sends requests, and the fetcher answers them in any order.
 //!
 //! The fetcher writes a chunk to the layer's file before it answers, and the VMM has this file
 //! open. Therefore no content passes through the socket, and a VMM reads only its own layers.
@@ -13,8 +13,14 @@ pub const MAX_ANSWER_BYTES: usize = ANSWER_HEADER_BYTES + MAX_REASON_BYTES;
 /// threads.
 pub const MAX_OPEN_REQUESTS: usize = 1024;
 
+/// Length of an answer without its reason: the request, and the number of the outcome.
 const ANSWER_HEADER_BYTES: usize = 20;
 const MAX_REASON_BYTES: usize = 240;
+/// Numbers of the outcomes in an answer.
+const PRESENT: u32 = 0;
+const FAILED: u32 = 1;
+const COMPLETE: u32 = 2;
+/// Version of both messages.
 const VERSION: u32 = 1;
 
 /// Request for a chunk of a layer.
@@ -87,10 +93,11 @@ impl FetchAnswer {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.request.encode().to_vec();
         match &self.outcome {
-            FetchOutcome::Present => bytes.extend(0u32.to_le_bytes()),
-            FetchOutcome::Complete => bytes.extend(2u32.to_le_bytes()),
+            FetchOutcome::Present => bytes.extend(PRESENT.to_le_bytes()),
+            FetchOutcome::Complete => bytes.extend(COMPLETE.to_le_bytes()),
             FetchOutcome::Failed(reason) => {
-                bytes.extend(1u32.to_le_bytes());
+                bytes.extend(FAILED.to_le_bytes());
+                // A cut in the middle of a character would make the text invalid.
                 let end = reason.floor_char_boundary(MAX_REASON_BYTES);
                 bytes.extend(reason.bytes().take(end));
             }
@@ -107,9 +114,10 @@ impl FetchAnswer {
         let (request, rest) = FetchRequest::split(bytes)?;
         let (outcome, reason) = rest.split_first_chunk().ok_or(MessageError)?;
         let outcome = match (u32::from_le_bytes(*outcome), reason) {
-            (0, []) => FetchOutcome::Present,
-            (2, []) => FetchOutcome::Complete,
-            (1, reason) => {
+            (PRESENT, []) => FetchOutcome::Present,
+            (COMPLETE, []) => FetchOutcome::Complete,
+            (FAILED, reason) => {
+                // The reason may come from a store, which is not trusted.
                 let reason = String::from_utf8_lossy(reason);
                 FetchOutcome::Failed(reason.replace(char::is_control, " "))
             }

@@ -1,5 +1,5 @@
-//! Functions: messages between the daemon and the process of a tenant (`jiffy-functions serve`).
-//! Each message is one packet, and requests are answered in order.
+//! Functions: messages between the daemon and `jiffy-functions serve`, the process that executes
+//! the functions of one tenant. Each message is one packet, and requests are answered in order.
 
 mod compile_limits;
 mod direct;
@@ -11,8 +11,8 @@ pub use direct::{DirectAccess, DirectActivity, DirectClosed, DirectConnection, D
 pub use egress::{EgressFailure, EgressRequest, EgressResponse};
 pub use limits::{
     FunctionLimits, LimitError, MAX_ARTIFACT_BYTES, MAX_BODY_BYTES, MAX_CONCURRENCY,
-    MAX_FUNCTION_MEMORY_MIB, MAX_KEPT_BYTES, MAX_MODULE_BYTES, MAX_REQUEST_TIME, MEMORIES_PER_SLOT,
-    SlotReset, TenantLimits, UnknownSlotReset,
+    MAX_FUNCTION_MEMORY_MIB, MAX_MODULE_BYTES, MAX_REQUEST_TIME, MAX_RETAINED_BYTES,
+    MEMORIES_PER_SLOT, SlotReset, TenantLimits, UnknownSlotReset,
 };
 
 use serde::{Deserialize, Serialize};
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_world_is_told_from_the_first_bytes() {
+    fn the_world_is_detected_from_the_first_bytes() {
         assert_eq!(World::detect(b"\0asm\x01\0\0\0"), Some(World::Core));
         assert_eq!(World::detect(b"\0asm\x0d\0\x01\0"), Some(World::Http));
         for other in [&b""[..], b"\0asm", b"\0asm\x02\0\0\0", b"#!/bin/sh"] {

@@ -1,6 +1,6 @@
-//! Internal connections to the daemon's control plane, from functions and from sandboxes. These
-//! cannot reach any address of the host. The daemon itself makes the connections, for one reserved
-//! host name.
+//! Internal connections from functions and sandboxes to the daemon's control plane. Functions and
+//! sandboxes cannot reach any address of the host. For one reserved host name, the daemon itself
+//! makes the connection.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reserved_name_is_told_from_others_however_it_is_written() {
+    fn the_reserved_name_is_recognised_in_any_spelling() {
         for name in [API_HOST, "API.Jiffy.internal", "api.jiffy.internal."] {
             assert!(is_api_host(name), "{name}");
         }

@@ -1,4 +1,4 @@
-//! Kernel calls for which `std`, `nix` and `rustix` have no function.
+//! System calls for which `std`, `nix` and `rustix` have no function.
 
 use std::io;
 

@@ -1,11 +1,12 @@
-//! Index of a layer file. It lists the units of memory or disk that the layer stores, and the units
-//! that the layer sets to zero.
+//! Index of a layer file. A layer is the part of a guest's memory or disk that differs from the
+//! layers below. The index lists the units that the layer stores, and the units that the layer sets
+//! to zero.
 //!
 //! A layer file is sparse and has the size of the memory or disk. Each unit is at its own offset.
-//! The index is a small file. It contains the magic number (8 bytes), the version (u32), bytes per
-//! unit (u32), the number of units (u64), and two bit maps, `stored` and `zero`. Unit `n` is bit `n
-//! % 64` of little-endian word `n / 64`. If a unit is in neither map, the layers below determine
-//! its content.
+//! The index is a small separate file. It contains the magic number (8 bytes), the version (u32),
+//! bytes per unit (u32), the number of units (u64), and two bit maps, `stored` and `zero`. All
+//! numbers are little-endian. Unit `n` is bit `n % 64` of word `n / 64`. If a unit is in neither
+//! map, the layers below determine its content.
 
 mod index_file;
 
@@ -40,7 +41,7 @@ pub enum IndexError {
     Damaged(&'static str),
 }
 
-/// A set of unit numbers below a fixed bound.
+/// A set of unit numbers below a fixed bound, as a bit map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitSet {
     units: u64,
@@ -71,6 +72,7 @@ impl UnitSet {
         for (to, from) in set.words.iter_mut().zip(words) {
             *to = *from;
         }
+        // Clears the bits of the last word that are above the bound.
         let rest = set.units % 64;
         if rest != 0
             && let Some(last) = set.words.last_mut()
@@ -111,13 +113,14 @@ impl UnitSet {
     /// Adds the units of word `at`, in the form of [`Self::words`]. Does not allocate.
     pub fn insert_word(&mut self, at: usize, word: u64) {
         let first = u64::try_from(at).map_or(u64::MAX, |at| at.saturating_mul(64));
-        let known = match self.units.saturating_sub(first) {
+        // Mask of the bits that belong to units below the bound.
+        let valid = match self.units.saturating_sub(first) {
             0 => 0,
             units @ 1..64 => (1 << units) - 1,
             _ => u64::MAX,
         };
         if let Some(to) = self.words.get_mut(at) {
-            *to |= word & known;
+            *to |= word & valid;
         }
     }
 
@@ -134,6 +137,7 @@ impl UnitSet {
     pub fn insert_range(&mut self, range: std::ops::Range<u64>) {
         let (mut start, end) = (range.start, range.end.min(self.units));
         while start < end {
+            // Number of bits in the current word, from 1 to 64, so no shift exceeds the width.
             let bits = (end - start).min(64 - start % 64);
             let word = u64::MAX >> (64 - bits) << (start % 64);
             let to = usize::try_from(start / 64).ok();
@@ -150,8 +154,11 @@ impl UnitSet {
         let mut set = Self::empty(self.units.div_ceil(factor));
         for (at, &word) in (0..).zip(&self.words) {
             match word {
+                // Memory maps consist mostly of empty and full words, which need no loop over their
+                // bits.
                 0 => {}
                 u64::MAX => {
+                    // Cannot overflow: the number of words is bounded by MAX_UNITS.
                     let first = at * 64;
                     set.insert_range(first / factor..(first + 64).div_ceil(factor));
                 }
@@ -166,6 +173,7 @@ impl UnitSet {
 
     /// Returns the units of this set that are not in `other`.
     pub fn without(&self, other: &Self) -> Self {
+        // Missing words of a shorter set contain no units.
         let others = other.words.iter().chain(std::iter::repeat(&0));
         let words = self.words.iter().zip(others);
         Self {
@@ -196,6 +204,7 @@ impl UnitSet {
 
     /// Returns the units in the set that are in `range`, in ascending order.
     pub fn iter_range(&self, range: std::ops::Range<u64>) -> impl Iterator<Item = u64> {
+        // Whole words are visited. The filter below removes their units outside the range.
         let first = usize::try_from(range.start / 64).unwrap_or(usize::MAX);
         let last = usize::try_from(range.end.div_ceil(64)).unwrap_or(usize::MAX);
         let last = last.min(self.words.len());
@@ -203,6 +212,8 @@ impl UnitSet {
         let units = (range.start / 64..).zip(words).flat_map(|(at, &word)| {
             let mut rest = word;
             std::iter::from_fn(move || {
+                // `then` evaluates the block only if a bit is left. `rest & (rest - 1)` clears the
+                // lowest bit.
                 let bit = u64::from(rest.trailing_zeros());
                 (rest != 0).then(|| {
                     rest &= rest - 1;
@@ -248,7 +259,9 @@ impl LayerIndex {
 
     /// Returns the length of an encoded index for `units` units, in bytes.
     pub fn encoded_len(units: u64) -> usize {
+        // The fallback is small enough that the result does not overflow.
         let words = usize::try_from(units.div_ceil(64)).unwrap_or(usize::MAX / 32);
+        // Two maps of 8 bytes per word follow the header.
         HEADER_BYTES + words * 16
     }
 
@@ -307,6 +320,7 @@ impl LayerIndex {
         let (units, _) = rest.split_first_chunk().ok_or(SHORT)?;
         let unit = u32::from_le_bytes(*unit);
         let units = u64::from_le_bytes(*units);
+        // The bound limits the memory that a hostile index can request.
         if unit == 0 || units > MAX_UNITS {
             return Err(IndexError::Damaged("its sizes are invalid"));
         }
@@ -329,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_inserted_unit_by_unit_or_in_words_alike() {
+    fn insert_range_equals_inserting_each_unit() {
         for range in [0..0, 0..1, 3..64, 63..65, 5..200, 64..128, 100..500] {
             let (mut set, mut expected) = (UnitSet::empty(200), UnitSet::empty(200));
             set.insert_range(range.clone());
@@ -339,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_coarser_set_has_each_unit_that_any_of_the_finer_lies_in() {
+    fn a_coarser_set_contains_each_unit_with_a_unit_of_the_finer_set() {
         let mut set = UnitSet::empty(330);
         set.insert_range(64..128);
         set.insert(17);
@@ -352,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_without_another_has_the_units_of_the_first_alone() {
+    fn without_returns_the_difference_of_two_sets() {
         let mut set = UnitSet::full(130);
         let other = UnitSet::full(70);
         assert_eq!(set.without(&other).iter().next(), Some(70));

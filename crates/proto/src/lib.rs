@@ -1,9 +1,10 @@
-//! Protocols between Jiffy's processes and machines:
+//! Protocols between Jiffy's processes and machines, and small definitions that several programs
+//! share:
 //!
 //! * [`vm`]: messages between the host and `jiffy-vmm` over a Unix `SOCK_SEQPACKET` socket, with
 //!   descriptors.
-//! * [`snapshot`]: the part of these messages for snapshots and restores. [`layer`]: files of
-//!   snapshots.
+//! * [`snapshot`]: the part of these messages that concerns snapshots and restores.
+//! * [`layer`]: the format of the files in snapshots.
 //! * [`channel`]: transport of these messages.
 //! * [`fetch`]: messages between a VMM with incomplete memory and the process that fetches the
 //!   rest.

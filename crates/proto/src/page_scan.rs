@@ -1,4 +1,5 @@
-//! Page scans of the kernel: `PAGEMAP_SCAN` of `linux/fs.h`, Linux 6.7 and later.
+//! Definitions of the kernel's page scan (`PAGEMAP_SCAN` of `linux/fs.h`, Linux 6.7 and later),
+//! with which written pages of a process are found.
 
 use libc::c_ulong;
 
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn structures_and_request_are_those_of_the_kernel() {
+    fn structures_and_request_number_match_the_kernel() {
         assert_eq!(size_of::<PageScan>(), 96);
         assert_eq!(size_of::<PageRegion>(), 24);
         assert_eq!(PAGEMAP_SCAN, libc::_IOWR::<PageScan>(u32::from(b'f'), 16));

@@ -77,7 +77,8 @@ pub struct FoldedLayers {
     pub upper: SnapshotLayerFiles,
 }
 
-/// Snapshot that a VMM has completed, but that its controller has not yet committed or aborted.
+/// Captured snapshot ([`SnapshotConfig::captured`]) that its controller has neither committed nor
+/// aborted. It may still be in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CapturedSnapshot {
     /// Id of the snapshot, chosen by the controller.

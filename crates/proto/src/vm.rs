@@ -1,6 +1,6 @@
 //! Messages between the host and `jiffy-vmm`. Each message is one JSON object in one
-//! `SOCK_SEQPACKET` packet. Descriptors are sent as `SCM_RIGHTS` in the same packet. The messages
-//! refer to them by their position ([`FdIndex`]).
+//! `SOCK_SEQPACKET` packet. Descriptors are sent as `SCM_RIGHTS` in the same packet. A message
+//! refers to its descriptors by their position ([`FdIndex`]).
 
 use crate::cpu_level::CpuLevel;
 use crate::snapshot::{
@@ -15,8 +15,9 @@ use std::num::NonZeroU64;
 #[serde(transparent)]
 pub struct FdIndex(pub u8);
 
-/// Version of the protocol between a controller and a VMM that an earlier controller started. A
-/// controller accepts no other version.
+/// Version of the control protocol. After a restart of the daemon, it may differ between the new
+/// controller and a VMM that an earlier controller started. A controller accepts only its own
+/// version.
 pub const CONTROL_PROTOCOL_VERSION: u32 = 1;
 
 /// Descriptor to which a `jiffy-vmm` process moves its control socket. The socket is passed as

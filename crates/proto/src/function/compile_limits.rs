@@ -1,4 +1,4 @@
-//! Limits of a compilation.
+//! Limits of one compilation of a WebAssembly module.
 
 use std::time::Duration;
 

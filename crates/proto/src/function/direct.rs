@@ -1,5 +1,6 @@
-//! Direct connections. The daemon accepts a client and reads the function's name from its first
-//! request. It then passes the connection to the process of that function's owner, which serves it.
+//! Direct connections: connections of clients that a tenant's process serves itself. The daemon
+//! accepts a client and reads the name of the function from the first request, without consuming
+//! it. The daemon then passes the connection to the process of the function's owner.
 
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_told_apart_by_their_fields() {
+    fn events_are_distinguished_by_their_fields() {
         for event in [
             DirectEvent::Closed(DirectClosed { id: 1 }),
             DirectEvent::Activity(DirectActivity {

@@ -1,5 +1,5 @@
-//! Messages between a tenant's process and its broker for outgoing connections. They use a separate
-//! socket. Answers arrive in any order.
+//! Messages between a tenant's process and its broker, the process that opens outgoing connections
+//! on its behalf. They use a separate socket. Answers arrive in any order.
 
 use serde::{Deserialize, Serialize};
 

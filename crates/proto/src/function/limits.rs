@@ -1,4 +1,4 @@
-//! Limits of a function and of a tenant's process.
+//! Limits of a function's requests and of a tenant's process.
 
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
@@ -138,7 +138,7 @@ pub enum SlotReset {
 }
 
 /// Maximum number of bytes of a memory that the method `fast` retains between requests.
-pub const MAX_KEPT_BYTES: u64 = 4 << 20;
+pub const MAX_RETAINED_BYTES: u64 = 4 << 20;
 /// Number of memories in a pool per concurrent request.
 pub const MEMORIES_PER_SLOT: u32 = 2;
 
@@ -185,11 +185,11 @@ impl TenantLimits {
     /// Returns the maximum number of bytes of memories that the process retains while no request
     /// uses them.
     #[must_use]
-    pub fn kept_bytes(&self) -> u64 {
+    pub fn retained_bytes(&self) -> u64 {
         match self.reset {
             SlotReset::Strict => 0,
             SlotReset::Fast => {
-                u64::from(self.slots) * u64::from(MEMORIES_PER_SLOT) * MAX_KEPT_BYTES
+                u64::from(self.slots) * u64::from(MEMORIES_PER_SLOT) * MAX_RETAINED_BYTES
             }
         }
     }

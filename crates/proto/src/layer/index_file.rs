@@ -1,5 +1,6 @@
-//! Indexes in files. The maps have a fixed length and consist mostly of zeroes. The index for a
-//! disk of 10 GiB has 640 KiB, and a sandbox that was paused for a moment has written only a few
+//! Reading and writing of indexes in files. The maps have a fixed length and consist mostly of
+//! zeros, so zero parts are holes that are neither written nor read. For example, the index for a
+//! disk of 10 GiB has 640 KiB, but a sandbox that was paused after a moment has written only a few
 //! blocks.
 
 use super::{HEADER_BYTES, IndexError, LayerIndex, UnitSet};
@@ -13,6 +14,7 @@ use std::os::unix::fs::FileExt;
 /// Number of bytes read at once. It is below the allocator's threshold for separate mappings, so
 /// that the memory of one index is reused for the next.
 const READ_BYTES: usize = 64 << 10;
+/// Size of a word of a map in bytes.
 const WORD_BYTES: usize = 8;
 /// Size in bytes of a part that is skipped if it is zero.
 const PART_BYTES: usize = 4 << 10;
@@ -69,6 +71,7 @@ impl IndexDecoder {
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), IndexError> {
         let count = self.index.stored.words.len();
         for part in bytes.chunks(PART_BYTES) {
+            // The length of the file is a multiple of the word size, so no byte remains.
             let words = part.as_chunks().0;
             if is_zero(part) {
                 self.skip(words.len());
@@ -80,11 +83,14 @@ impl IndexDecoder {
                 if word == 0 {
                     continue;
                 }
+                // The map `stored` comes first, then the map `zero`.
                 let (set, at) = match at.checked_sub(count) {
                     None => (&mut self.index.stored, at),
                     Some(at) => (&mut self.index.zero, at),
                 };
                 set.insert_word(at, word);
+                // `insert_word` drops bits above the bound. A difference means that the file
+                // contains such bits.
                 let inserted = set.words.get(at) == Some(&word);
                 let both = self
                     .index
@@ -92,6 +98,7 @@ impl IndexDecoder {
                     .words
                     .get(at)
                     .zip(self.index.zero.words.get(at));
+                // A unit must not be both stored and zero.
                 if !inserted || both.is_none_or(|(stored, zero)| stored & zero != 0) {
                     return Err(IndexError::Damaged("its maps contradict each other"));
                 }
@@ -129,6 +136,7 @@ fn next_data(file: &File, range: Range<u64>) -> io::Result<Range<u64>> {
     }
     let end = seek(start, Whence::SeekHole)?.min(range.end);
     let word = WORD_BYTES as u64;
+    // A hole need not begin and end at a word.
     let start = start / word * word;
     Ok(start..end.next_multiple_of(word).clamp(start + word, range.end))
 }
@@ -141,12 +149,14 @@ impl LayerIndex {
     /// Reads an index of any unit and size from the start of a file of at most `limit` bytes. Holes
     /// are not read. The call changes the file's offset but does not depend on it.
     pub fn read(file: &File, limit: u64) -> Result<Self, IndexFileError> {
+        // The limit is checked before memory of the claimed size is allocated.
         let length = file.metadata()?.len();
         if length > limit {
             let reason = format!("it has {length} bytes, but the limit is {limit}");
             return Err(io::Error::other(reason).into());
         }
         let mut header = [0; HEADER_BYTES];
+        // A shorter file is read completely, so that the decoder reports its error.
         let read = length.min(HEADER_BYTES as u64) as usize;
         let header = header.get_mut(..read).unwrap_or_default();
         file.read_exact_at(header, 0)?;
