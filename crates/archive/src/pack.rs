@@ -131,6 +131,7 @@ impl<W: Write> Packer<W> {
                 path.push(b'/');
             }
             path.extend_from_slice(file);
+            // An excluded directory is not opened, so its descendants are excluded as well.
             if (self.contents.leave_out)(&path) {
                 continue;
             }
@@ -247,6 +248,7 @@ impl<W: Write> Packer<W> {
             // Skip sockets: they are useless without their servers.
             _ => return Ok(()),
         };
+        // Links and devices can have several names, like regular files.
         if self.add_hard_link(path, found)? {
             return Ok(());
         }
@@ -332,6 +334,7 @@ impl<W: Write> Packer<W> {
         }
         let key = (found.st_dev, found.st_ino);
         let Some((first, remaining)) = self.links.get_mut(&key) else {
+            // The first name receives the content.
             self.links.insert(key, (path.to_vec(), names - 1));
             return Ok(false);
         };
@@ -384,6 +387,7 @@ fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<ContentRange>, Errno> {
             Err(Errno::INVAL) => return Ok(whole(size)),
             Err(e) => return Err(e),
         };
+        // The file has grown, and the additional content is not packed.
         if start >= size {
             break;
         }

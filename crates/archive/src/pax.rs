@@ -69,6 +69,7 @@ impl Pax {
                 let run = ContentRange { offset, length };
                 self.runs.get_or_insert_default().push(run);
             }
+            // An extended attribute. Other keys, such as a comment, are ignored.
             _ => {
                 if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
                     self.xattrs.push((name.to_vec(), value.to_vec()));
@@ -91,6 +92,7 @@ fn record(text: &[u8]) -> Option<(&[u8], &[u8])> {
 /// Parses a decimal number.
 pub(crate) fn number(digits: &[u8]) -> PaxResult<u64> {
     let digits = std::str::from_utf8(digits).ok();
+    // `parse` would also accept a plus sign.
     let plain = digits.filter(|d| d.bytes().all(|b| b.is_ascii_digit()));
     (plain.and_then(|d| d.parse().ok())).ok_or("a number in a header is malformed")
 }
@@ -101,6 +103,7 @@ fn time(text: &[u8]) -> PaxResult<(i64, u32)> {
     let text = std::str::from_utf8(text).map_err(|_| bad)?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let seconds: i64 = whole.parse().map_err(|_| bad)?;
+    // Fewer than nine digits are completed with zeros, and further digits are dropped.
     let digits: String = (fraction.chars().chain("000000000".chars()))
         .take(9)
         .collect();

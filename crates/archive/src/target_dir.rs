@@ -32,6 +32,7 @@ impl EntryPath {
         if path.contains(&0) {
             return bad("has a zero byte in its name");
         }
+        // Empty components and `.` do not change the meaning of a path.
         let names = path.split(|b| *b == b'/');
         let names: Vec<&[u8]> = names.filter(|n| !n.is_empty() && *n != b".").collect();
         if names.contains(&&b".."[..]) {
@@ -157,6 +158,7 @@ impl<'a> TargetDir<'a> {
     }
 
     fn open(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        // The system call does not accept an empty path.
         let path = if path.is_empty() { b"." } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         loop {
@@ -166,12 +168,12 @@ impl<'a> TargetDir<'a> {
                 outcome => return outcome,
             }
         }
-        // Another process may create the directory at the same time.
     }
 
     /// Creates the directory `path`, a parent of `entry`.
     fn make(&mut self, path: &[u8], entry: &EntryPath) -> Result<OwnedFd, ArchiveError> {
         let failed = |errno| failed(entry, errno);
+        // Ends of the prefixes to create, outermost first. The last one is the path itself.
         let ends = (path.iter().enumerate()).filter(|(_, b)| **b == b'/');
         let ends = ends.map(|(at, _)| at).chain([path.len()]);
         let mut above = self.open(b"").map_err(failed)?;
@@ -189,6 +191,7 @@ impl<'a> TargetDir<'a> {
                                 own(&above, name, uid, gid).map_err(failed)?;
                             }
                         }
+                        // Another process created the directory at the same time.
                         Err(Errno::EXIST) => {}
                         Err(e) => return Err(failed(e)),
                     }

@@ -224,6 +224,7 @@ impl<R: Read> Unpacker<'_, R> {
         if !confined {
             attributes(fd.as_fd(), &entry, &path)?;
         }
+        // Mode and times are set when the content is complete.
         self.open.push(PendingDir {
             path,
             fd,
@@ -237,6 +238,8 @@ impl<R: Read> Unpacker<'_, R> {
         let failed = |action| move |errno| ArchiveError::file(action, path.bytes(), errno);
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // `EXCL` guarantees that the file is new: an existing file could be a link, or be open
+        // elsewhere.
         let fd = self.replacing(path, |parent, name| {
             fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)
         })?;
@@ -247,6 +250,7 @@ impl<R: Read> Unpacker<'_, R> {
         for run in &entry.runs {
             let (mut at, end) = (run.offset, run.offset + run.length);
             while at < end {
+                // `read_content` may return fewer bytes than the buffer has.
                 let length = usize::try_from(end - at).map_or(BUFFER, |rest| rest.min(BUFFER));
                 let n = self.reader.read_content(&mut self.buffer[..length])?;
                 write_at(&fd, &self.buffer[..n], at).map_err(failed("write"))?;
@@ -380,6 +384,7 @@ fn own_open(fd: &OwnedFd, uid: u32, gid: u32) -> Result<(), Errno> {
 fn write_at(fd: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
     while !bytes.is_empty() {
         match rustix::io::pwrite(fd, bytes, at) {
+            // A write without progress would be repeated forever.
             Ok(0) => return Err(Errno::IO),
             Ok(n) => {
                 bytes = &bytes[n..];

@@ -59,6 +59,7 @@ impl<W: Write> ArchiveWriter<W> {
 
     /// Ends the current entry.
     pub fn end(&mut self) -> io::Result<()> {
+        // The header contains the size, so missing content would make the archive invalid.
         if self.remaining > 0 {
             return Err(io::Error::other("content of an entry is missing"));
         }
@@ -76,6 +77,7 @@ impl<W: Write> ArchiveWriter<W> {
 
     /// Ends the archive.
     pub fn finish(mut self) -> io::Result<W> {
+        // The end mark consists of two blocks of zeros.
         self.out.write_all(&[0; 2 * BLOCK])?;
         self.out.flush()?;
         Ok(self.out)
@@ -111,6 +113,7 @@ impl<W: Write> ArchiveWriter<W> {
                 pax::append(text, key, value.to_string().as_bytes());
             }
         }
+        // The header has only whole, positive seconds.
         let (seconds, ns) = entry.mtime;
         if ns > 0 || seconds < 0 || seconds.unsigned_abs() > LARGE {
             pax::append(text, b"mtime", decimal(seconds, ns).as_bytes());
@@ -123,6 +126,7 @@ impl<W: Write> ArchiveWriter<W> {
 
     fn extended_header(&mut self) -> io::Result<()> {
         let length = self.extended.len();
+        // Readers without support for pax extract the header as a file with this name.
         let mut entry = ArchiveEntry::new(ArchiveEntryKind::File, *b"PaxHeaders/entry", 0o644);
         entry.size = length as u64;
         let mut header = header_of(&entry, length as u64);

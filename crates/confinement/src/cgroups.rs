@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_whose_number_another_process_has_by_now_goes() {
+    fn gc_removes_an_empty_group_whose_process_id_was_reused() {
         let parent = tempfile::tempdir().unwrap();
         let tree = CgroupTree {
             parent: parent.path().to_owned(),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn no_group_of_an_ended_process_stays() {
+    fn limit_removes_the_groups_of_an_exited_process() {
         // Without root or control groups, this cannot be tested.
         let Ok(Some(cgroups)) = Cgroups::find() else {
             return;

@@ -74,6 +74,7 @@ impl<'a> AgentRoot<'a> {
         let (root, image) = (work.join("root"), work.join("image"));
         // Ignore the error: usually there is no directory of an interrupted attempt.
         let _ = fs::remove_dir_all(&work);
+        // Times are set after all files exist, since creating a file changes its directory.
         let made = self.fill(&root).and_then(|()| {
             set_times(&root).on("set the times of", &root)?;
             write(&ImageRoot::Directory(root), &image, UUID, EPOCH, None)?;
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_agent_is_in_its_image_which_is_made_once() {
+    fn the_agents_image_is_built_once() {
         let place = tempfile::tempdir().unwrap();
         let home = Home::at(place.path()).unwrap();
         let agent = b"\x7fELF and more";

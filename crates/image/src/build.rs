@@ -97,6 +97,7 @@ pub fn build_if_needed(
             Some(below) => rootfs_layer::build(recipe, only_image(below)?, site, report)?,
         })
     };
+    // A derived template shares the images of its base.
     let below = below.as_ref().map(|t| &t.manifest.images[..]);
     build_with(
         templates,
@@ -129,6 +130,7 @@ fn build_with(
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Template, BuildError> {
     let name = recipe.name();
+    // Without the lock, since this is the usual case.
     if let Some(template) = up_to_date(templates, recipe)? {
         return Ok(template);
     }
@@ -142,6 +144,7 @@ fn build_with(
         return Ok(template);
     }
     let work = WorkDir::create(templates.unfinished(&reference))?;
+    // The cache survives the build, unlike the working directory.
     let cache = home.cache().join("apt").join(name);
     DirBuilder::new()
         .recursive(true)
@@ -183,11 +186,13 @@ fn build_with(
     drop(shared);
     templates.prune_if_idle();
     on_progress(Progress::Percent(100));
+    // The returned value keeps its images from being removed.
     Ok(template)
 }
 
 /// Returns the template if it was built from an equal recipe.
 fn up_to_date(templates: &Templates, recipe: &Recipe) -> Result<Option<Template>, TemplateError> {
+    // Avoids an error if the template does not exist.
     if !templates
         .directory(&Reference::parse(recipe.name())?)
         .is_dir()

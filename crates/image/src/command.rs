@@ -59,11 +59,13 @@ pub(crate) struct Tool {
 
 /// Confinement of a program.
 struct Jail {
+    /// File tree that the program sees.
     view: FsView,
     /// Capabilities of the program.
     capabilities: CapabilitySet,
     /// File that the program writes. Its owner is changed to the user of the program.
     output: CString,
+    /// Filter that is applied last, before the program starts.
     filter: SyscallFilter,
 }
 
@@ -72,6 +74,7 @@ struct OverlayMount {
     /// Working directory during the mount. The mount options use names relative to it, since all
     /// options together must fit into one page.
     from: CString,
+    /// Mount point.
     at: CString,
     options: CString,
 }
@@ -87,6 +90,7 @@ impl Tool {
         path.push(":/usr/sbin:/sbin");
         command
             .env("PATH", path)
+            // The output of programs is shown and parsed, so its language is fixed.
             .env("LC_ALL", "C.UTF-8")
             .stdin(Stdio::null());
         Self {
@@ -183,6 +187,7 @@ impl Tool {
     ) -> Result<(), CommandError> {
         let program = self.program;
         let failed = |source| CommandError::Run { program, source };
+        // Both outputs share one pipe, so that their lines stay in order.
         let (output, input) = io::pipe().map_err(failed)?;
         self.command
             .stdout(input.try_clone().map_err(failed)?)
@@ -201,6 +206,7 @@ impl Tool {
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) < 0 {
                     return Err(io::Error::last_os_error());
                 }
+                // A jail includes a private mount namespace.
                 if jail.is_some() {
                     detach()?;
                 } else if private_mounts {
@@ -212,6 +218,8 @@ impl Tool {
                     overlay.mount()?;
                 }
                 if let Some(fd) = lock
+                    // A copy of the descriptor in the program keeps the lock even if this process
+                    // dies.
                     // Clears close-on-exec: the program inherits the lock.
                     && libc::fcntl(fd, libc::F_SETFD, 0) < 0
                 {
@@ -225,6 +233,8 @@ impl Tool {
                 program,
                 package: self.package,
             },
+            // In a chroot, `/` is not a mount point, so making its mounts private fails with
+            // EINVAL.
             io::ErrorKind::InvalidInput if private_mounts && jiffy_rootless::is_chroot() => {
                 CommandError::Chroot { program }
             }
@@ -287,11 +297,13 @@ impl Jail {
     /// Confines the calling process. Runs between fork and exec, and therefore makes system calls
     /// only and does not allocate.
     fn enter(&self) -> io::Result<()> {
+        // The process id, from which the user is derived, does not change at the exec.
         let user = own_user_id();
         // SAFETY: the string is zero-terminated.
         if unsafe { libc::chown(self.output.as_ptr(), user, user) } < 0 {
             return Err(io::Error::last_os_error());
         }
+        // The output was changed above, since the view hides its path.
         self.view.enter()?;
         jail::drop_privileges(self.capabilities)?;
         self.filter.apply()
@@ -320,6 +332,7 @@ fn read_lines(output: impl Read, on_line: &mut dyn FnMut(&str)) -> io::Result<Ve
             .filter(|line| !line.is_empty())
         {
             on_line(line);
+            // Only the last lines are retained, so a talkative program uses little memory.
             if tail.len() == MAX_TAIL_LINES {
                 tail.pop_front();
             }
@@ -366,10 +379,10 @@ mod tests {
     }
 
     #[test]
-    fn private_mounts_are_gone_with_the_program() {
+    fn private_mounts_are_removed_when_the_program_exits() {
         if !nix::unistd::Uid::effective().is_root() {
             skipped(
-                "command::tests::private_mounts_are_gone_with_the_program",
+                "command::tests::private_mounts_are_removed_when_the_program_exits",
                 "needs root",
             );
             return;
@@ -392,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_keeps_the_lock_after_its_parent_has_let_go() {
+    fn the_program_holds_the_lock_after_its_parent_released_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let lock = Lock::take(&path, || ()).unwrap();

@@ -45,10 +45,12 @@ pub enum DiskError {
 ///   mount, and every block that is never written stays shared;
 /// - metadata packed together at the start: the first writes touch fewer copy-on-write units;
 /// - no reserved blocks and fixed identifiers: the same size gives the same bytes on every host.
+// mkfs.ext4 normally adds the features of its configuration file. `none` prevents this.
 const FEATURES: &str = "none,dir_index,extent,ext_attr,filetype,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize";
 const EXTENDED: &str = "lazy_itable_init=0,packed_meta_blocks=1,root_owner=0:0,hash_seed=6a696666-7900-4000-8000-000000000002";
 const UUID: &str = "6a696666-7900-4000-8000-000000000001";
 const LABEL: &str = "jiffy-disk";
+/// Fixed time of the file system, in seconds since 1970 (2025-01-01).
 const EPOCH: &str = "1735689600";
 
 impl BlankDisk {
@@ -71,6 +73,7 @@ impl BlankDisk {
     pub fn blank_ext4(&self, home: &Home) -> Result<VerifiedFile, DiskError> {
         let name = format!("ext4-{}.img", self.mib);
         let path = home.disks().join(&name);
+        // Cannot overflow: the size is at most 1 TiB.
         let size = self.mib << 20;
         let check = FileCheck {
             what: "blank disk",
@@ -81,7 +84,7 @@ impl BlankDisk {
         };
         check.open_or_make(&path, home, "disks", || {
             create(&home.disks(), &name, |file| {
-                file.as_file().set_len(size).on("size", &path)?;
+                file.as_file().set_len(size).on("set the size of", &path)?;
                 format(file.path())
             })?;
             Ok(())
@@ -100,6 +103,8 @@ fn format(path: &Path) -> Result<(), DiskError> {
         "-q", "-F", "-m", "0", "-b", "4096", "-I", "256", "-i", "16384", "-L", LABEL, "-U", UUID,
     ]);
     mkfs.args(["-O", FEATURES, "-E", EXTENDED]).arg(path);
+    // Both variables fix the times in the file system. Versions of e2fsprogs differ in which one
+    // they read.
     mkfs.env("E2FSPROGS_FAKE_TIME", EPOCH)
         .env("SOURCE_DATE_EPOCH", EPOCH);
     Ok(mkfs.run(None, &mut |_| ())?)
@@ -132,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_out_of_range_are_refused_before_anything_is_made() {
+    fn sizes_out_of_range_are_rejected() {
         for mib in [0, 63, (1 << 20) + 1, u64::MAX] {
             assert!(matches!(BlankDisk::new(mib), Err(DiskError::Size { .. })));
         }
@@ -140,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_corrupted_blank_disk_is_refused_by_name() {
+    fn a_corrupted_blank_disk_is_rejected_with_its_path() {
         let (_dir, home) = home();
         let disk = BlankDisk::new(64).unwrap();
         let path = disk.blank_ext4(&home).unwrap().path;

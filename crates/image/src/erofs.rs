@@ -156,7 +156,7 @@ mod tests {
     const UUID: &str = "00000000-0000-4000-8000-000000000001";
 
     #[test]
-    fn a_directory_becomes_an_image_and_the_same_one_again() {
+    fn equal_directories_give_equal_images() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");
         fs::create_dir_all(root.join("etc")).unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_images_cannot_hold_is_reported_with_its_path_and_the_limit() {
+    fn a_name_that_is_too_long_for_images_is_reported_with_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");
         let below = root.join("usr/share");

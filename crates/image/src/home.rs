@@ -89,6 +89,7 @@ impl Home {
             .mode(0o700)
             .create(&root)
             .on("create", &root)?;
+        // The mode above applies only to a new directory.
         let metadata = fs::metadata(&root).on("examine", &root)?;
         let (owner, uid) = (metadata.uid(), uid());
         // Another user could read secrets of the guests, or replace their files.
@@ -100,10 +101,13 @@ impl Home {
             });
         }
         if metadata.mode() & 0o077 != 0 {
+            // An existing directory may have been created by hand.
             fs::set_permissions(&root, Permissions::from_mode(0o700))
                 .on("set the mode of", &root)?;
         }
         for name in DIRECTORIES {
+            // A link to the directory of another data directory is followed: its templates and
+            // images are then borrowed.
             let path = root.join(name);
             DirBuilder::new()
                 .recursive(true)
@@ -126,6 +130,7 @@ impl Home {
         &self.root
     }
 
+    // The comment of `Home` describes the directories.
     pub(crate) fn kernel(&self) -> PathBuf {
         self.root.join("kernel")
     }
@@ -199,6 +204,7 @@ fn default_path(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> Result<Path
         return Ok(home.into());
     }
     if uid == 0 {
+        // Root has one data directory for the whole host, independent of `HOME`.
         return Ok("/var/lib/jiffy".into());
     }
     // The XDG specification requires that relative paths are ignored.
@@ -214,7 +220,7 @@ fn default_path(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> Result<Path
 mod tests {
     use super::*;
 
-    fn place_of(uid: u32, vars: &[(&str, &str)]) -> Result<PathBuf, HomeError> {
+    fn path_of(uid: u32, vars: &[(&str, &str)]) -> Result<PathBuf, HomeError> {
         default_path(
             |name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()),
             uid,
@@ -222,24 +228,24 @@ mod tests {
     }
 
     #[test]
-    fn the_explicit_path_has_priority_over_those_of_system_and_user() {
+    fn jiffy_home_has_priority_over_the_default_paths() {
         assert_eq!(
-            place_of(0, &[("JIFFY_HOME", "/srv/j"), ("HOME", "/root")]).unwrap(),
+            path_of(0, &[("JIFFY_HOME", "/srv/j"), ("HOME", "/root")]).unwrap(),
             Path::new("/srv/j")
         );
         assert_eq!(
-            place_of(0, &[("HOME", "/root")]).unwrap(),
+            path_of(0, &[("HOME", "/root")]).unwrap(),
             Path::new("/var/lib/jiffy")
         );
         assert_eq!(
-            place_of(1, &[("XDG_DATA_HOME", "/d"), ("HOME", "/h")]).unwrap(),
+            path_of(1, &[("XDG_DATA_HOME", "/d"), ("HOME", "/h")]).unwrap(),
             Path::new("/d/jiffy")
         );
         assert_eq!(
-            place_of(1, &[("HOME", "/h")]).unwrap(),
+            path_of(1, &[("HOME", "/h")]).unwrap(),
             Path::new("/h/.local/share/jiffy")
         );
-        assert!(matches!(place_of(1, &[]), Err(HomeError::NoPlace)));
+        assert!(matches!(path_of(1, &[]), Err(HomeError::NoPlace)));
     }
 
     #[test]

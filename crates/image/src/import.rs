@@ -162,6 +162,8 @@ impl Import {
         on_progress: &mut ProgressSink<'_>,
     ) -> Result<Template, ImportError> {
         let reference = self.check()?;
+        // The files of an image belong to several users. Only root of the host can create such
+        // files.
         if !nix::unistd::Uid::effective().is_root() || jiffy_rootless::current().is_some() {
             return Err(ImportError::NotRoot);
         }
@@ -173,6 +175,7 @@ impl Import {
                 access,
                 pull,
             } => {
+                // Downloads run without locks, so that a slow registry blocks no other import.
                 let source = (&reference[..], access, pull);
                 match FetchedImage::fetch((templates, home), self, source, on_progress)? {
                     FetchOutcome::UpToDate(template) => return Ok(*template),
@@ -226,6 +229,8 @@ impl Import {
         let lock = templates.lock(reference, &mut |()| {
             on_progress(Progress::Phase(Phase::Waiting))
         })?;
+        // The lock of the template is taken first by all imports, so that no two of them can block
+        // each other.
         let layers = LayerStore::open(home, || on_progress(Progress::Phase(Phase::Waiting)))?;
         // The import may have waited long for the locks.
         self.check_cancelled()?;
@@ -267,6 +272,7 @@ fn up_to_date(
     found: &FoundImage,
 ) -> Result<Option<Template>, ImportError> {
     let reference = Reference::parse(&import.name)?;
+    // Avoids an error if the template does not exist.
     if !templates.directory(&reference).is_dir() {
         return Ok(None);
     }
@@ -284,6 +290,7 @@ pub(crate) fn check_name(
     visibility: Option<Visibility>,
 ) -> Result<Reference, ImportError> {
     let reference = Reference::parse(name)?;
+    // A stock template must always have its own recipe.
     if reference.is_stock() {
         return Err(ImportError::Stock {
             name: reference.to_string(),
@@ -340,6 +347,7 @@ impl Import {
         let defaults = self.defaults(&found.run)?;
         let startup = self.startup(&found.run)?;
         let text = serde_json::to_string(&(IMPORTER_VERSION, &found.diff_ids, &defaults, &startup));
+        // Serialization of strings and numbers cannot fail.
         Ok(sum_of(text.unwrap_or_default().as_bytes()))
     }
 
@@ -354,6 +362,7 @@ impl Import {
             ImportStart::Nothing => None,
             ImportStart::Command(line) => Some(start(line.clone(), None)),
             ImportStart::Image => {
+                // As in Docker: the command is appended to the entry point.
                 let words = run.entrypoint.iter().chain(&run.cmd).flatten().cloned();
                 let mut words = words.collect::<Vec<String>>().into_iter();
                 let command = words.next().ok_or_else(|| {

@@ -52,9 +52,11 @@ impl<'a> Initrd<'a> {
     /// `/init` can mount a file system.
     pub fn archive(&self) -> Vec<u8> {
         let mut archive = Archive::default();
+        // Mount points and directories that the agent uses.
         for name in ["dev", "proc", "sys", "run", "mnt"] {
             archive.directory(name, 0o755);
         }
+        // The kernel passes `/dev/console` to `/init` as standard input, output and error.
         archive.character_device("dev/console", 0o600, (5, 1));
         archive.character_device("dev/null", 0o666, (1, 3));
         archive.file("init", 0o755, self.agent);
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_is_no_program_is_refused() {
+    fn an_agent_that_is_not_an_elf_file_is_rejected() {
         assert!(matches!(
             Initrd::new(b"#!/bin/sh"),
             Err(InitrdError::NotAProgram)

@@ -49,6 +49,7 @@ pub enum KernelError {
     File(#[from] FileError),
 }
 
+// The build script of the kernel writes these files. They are part of the source tree.
 static KERNEL: Package = Package {
     what: "kernel image",
     stem: "vmlinux",
@@ -68,11 +69,15 @@ static MODULES: Package = Package {
 /// is optional.
 #[derive(Debug)]
 struct Package {
+    /// Kind of file in messages.
     what: &'static str,
     /// File name without checksum and extension.
     stem: &'static str,
+    /// File name extension, with its dot.
     extension: &'static str,
+    /// Content of `NAME.zst`.
     compressed: &'static [u8],
+    /// Content of the file with the checksums.
     sums: &'static str,
 }
 
@@ -242,6 +247,7 @@ impl Kernel {
             KernelSource::BuiltIn { .. } => {}
         }
         let missing = || KernelError::NoSuchModules {
+            // The text may come from a damaged snapshot.
             sha256: sha256.chars().take(64).collect(),
         };
         let name = MODULES.file_name(sha256).ok_or_else(missing)?;
@@ -316,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_kernel_is_what_its_checksums_say_and_an_elf_file() {
+    fn the_built_in_kernel_matches_its_checksums_and_is_an_elf_file() {
         let (_dir, home) = home();
         let mut kernel = Kernel::built_in().unwrap().open(&home).unwrap();
         let mut magic = [0; 4];
@@ -339,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_corrupted_kernel_is_refused_by_name() {
+    fn a_corrupted_kernel_is_rejected_with_its_path() {
         let (_dir, home) = home();
         let kernel = small(true);
         let path = kernel.open(&home).unwrap().path;
@@ -411,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_custom_kernel_has_the_modules_that_are_named_with_it() {
+    fn a_custom_kernel_uses_the_specified_modules() {
         let (_dir, home) = home();
         let own = |modules| {
             Kernel(KernelSource::Own {
@@ -429,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_of_an_earlier_kernel_are_found_by_their_checksum_or_missed_by_it() {
+    fn modules_of_an_earlier_kernel_are_found_by_their_checksum() {
         let (_dir, home) = home();
         let kernel = small(true);
         let sum = sum_of(b"earlier modules");

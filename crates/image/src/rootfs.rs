@@ -51,7 +51,9 @@ pub(crate) fn bootstrap(
     fs::write(&marker, "").on("create", &marker)?;
 
     let mut mmdebstrap = Tool::new("mmdebstrap", "mmdebstrap");
+    // Removes the mounts of `/proc` and others if mmdebstrap is killed.
     mmdebstrap.private_mounts();
+    // mmdebstrap and dpkg write this time into files that they create.
     mmdebstrap.env("SOURCE_DATE_EPOCH", EPOCH.to_string());
     mmdebstrap.env("JIFFY_CACHE", site.cache).env(
         "JIFFY_SOURCES",
@@ -86,6 +88,7 @@ pub(crate) fn bootstrap(
     );
     // Packages are not flushed to disk, since an interrupted build is discarded.
     mmdebstrap.arg("--dpkgopt=force-unsafe-io");
+    // The script of the recipe runs after the cache was saved, and `FINISH` runs last.
     mmdebstrap
         .arg(format!("--setup-hook={RESTORE_CACHE}"))
         .arg(format!("--customize-hook={KEEP_CACHE}"));
@@ -115,6 +118,7 @@ pub(crate) fn write_files(recipe: &Recipe, work: &Path) -> Result<Option<PathBuf
         let path = files.join(name);
         fs::write(&path, content).on("write", &path)?;
     }
+    // A recipe without a script consists of packages only.
     let Some(script) = &recipe.customize else {
         return Ok(None);
     };
@@ -132,6 +136,7 @@ pub(crate) fn normalize_times(root: &Path, marker: &Path, lock: &Lock) -> Result
         "touch",
         "--no-dereference",
     ]);
+    // Files of packages are older than the marker and retain their times.
     find.arg(format!("--date=@{EPOCH}")).args(["{}", "+"]);
     Ok(find.run(Some(lock), &mut |_| ())?)
 }
@@ -151,7 +156,9 @@ pub enum RootfsError {
 #[derive(Default)]
 pub(crate) struct InstallProgress {
     round: u32,
+    /// Number of packages in this round.
     packages: u32,
+    /// Completed steps in this round.
     steps: u32,
     percent: u8,
 }
@@ -172,6 +179,7 @@ impl InstallProgress {
                 .min(share)
         };
         let percent = match self.round {
+            // The first round fills 5 to 50 %, since the package lists are downloaded before it.
             0 => 0,
             1 => 5 + done(45),
             _ => 50 + done(50),

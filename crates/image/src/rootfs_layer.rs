@@ -36,11 +36,13 @@ pub(crate) fn build(
     // The directory becomes the root of the layer. The umask must not influence its mode.
     fs::set_permissions(&upper, fs::Permissions::from_mode(0o755)).on("set the mode of", &upper)?;
     install(recipe, below, site, on_progress)?;
+    // The attributes refer to inodes of this overlay. In the image they would be wrong.
     remove_overlay_xattrs(&upper)?;
     normalize_times(&upper, &marker, site.lock)?;
     Ok(upper)
 }
 
+/// Runs the script that installs the packages on an overlay of the image.
 fn install(
     recipe: &Recipe,
     below: &Path,
@@ -59,6 +61,7 @@ fn install(
         .env("JIFFY_SOURCES", sources(recipe))
         .env("JIFFY_APT", options());
     shell.args(["-c", SCRIPT, "rootfs_layer.sh"]);
+    // The arguments of the script: its name, directory, image and packages.
     shell.arg(site.work).arg(below).args(&recipe.spec.packages);
     let mut meter = InstallProgress::default();
     shell.run(Some(site.lock), &mut |line| {
@@ -67,6 +70,7 @@ fn install(
     Ok(())
 }
 
+/// Returns the sources of packages, one per line.
 fn sources(recipe: &Recipe) -> String {
     apt::build_sources(recipe.suite()).join("\n")
 }

@@ -294,7 +294,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
-    fn templates_are_listed_while_others_are_renamed() {
+    fn templates_can_be_listed_while_other_templates_are_renamed() {
         let (_dir, home) = home();
         let templates = Templates::new(&home);
         FakeRecipe::new("stays").build(&home).unwrap();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_template_is_named_together_with_those_that_exist() {
+    fn the_error_for_an_unknown_template_lists_existing_templates() {
         let (_dir, home) = home();
         let templates = Templates::new(&home);
         let message = templates.get("nope").unwrap_err().to_string();
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_or_missing_byte_is_refused_by_name() {
+    fn a_corrupted_or_truncated_image_is_rejected_with_its_path() {
         let (_dir, home) = home();
         let template = FakeRecipe::new("one").build(&home).unwrap();
         let image = &template.images[0];
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_manifest_is_refused_by_name() {
+    fn a_damaged_manifest_is_rejected_with_its_path() {
         let (_dir, home) = home();
         FakeRecipe::new("one").build(&home).unwrap();
         let path = Templates::new(&home).manifest_path("one").unwrap();

@@ -100,6 +100,7 @@ fn import_images<R: Read>(
     >,
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<(), ImportError> {
+    // The manifest of the file is not trusted.
     check_defaults(&manifest.defaults, &manifest.startup)?;
     if manifest.size() > images.limit {
         let limit_mib = images.limit >> 20;
@@ -115,6 +116,7 @@ fn import_images<R: Read>(
     manifest.created = now.unwrap_or_default().as_secs();
 
     let lock = templates.lock(reference, &mut |()| {
+        // Lock order: the template first, then the images.
         on_progress(Progress::Phase(Phase::Waiting))
     })?;
     let store = ImageStore::new(&templates.home);

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_byte_is_refused_by_name_even_right_after_recording() {
+    fn a_change_right_after_recording_is_detected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
         for _ in 0..5 {

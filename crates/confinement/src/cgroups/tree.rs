@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_below_the_daemons_own_in_each_hierarchy_with_controllers() {
+    fn in_version_1_groups_are_below_the_daemons_group_of_each_hierarchy() {
         let mounts = "\
             30 25 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n\
             31 30 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn in_version_2_groups_are_beside_the_daemons_own() {
+    fn in_version_2_groups_are_siblings_of_the_daemons_group() {
         let root = tempfile::tempdir().unwrap();
         let at = root.path().display();
         let mounts = format!("31 30 0:27 / {at} rw - cgroup2 cgroup2 rw,nsdelegate\n");

@@ -1,3 +1,5 @@
+//! Tests of builds without network: a fake recipe replaces the installation of packages.
+
 use super::*;
 use crate::erofs::EPOCH;
 use std::fs;
@@ -48,6 +50,7 @@ impl FakeRecipe {
             let root = site.work.join("root");
             fs::create_dir(&root).unwrap();
             fs::write(
+                // The content depends on the packages, so other packages give another image.
                 root.join("file"),
                 format!("{:?}", self.recipe.spec.packages),
             )
@@ -98,6 +101,7 @@ fn a_template_is_built_once_and_again_only_when_its_recipe_changes() {
 fn eight_builders_at_once_do_one_build() {
     let (_dir, home) = home();
     let fake = FakeRecipe::new("one");
+    // All threads need the same lock, and only the first one finds no template.
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| fake.build(&home).unwrap());
@@ -123,6 +127,7 @@ fn a_failed_build_leaves_nothing_behind_and_the_old_template_in_place() {
 #[test]
 fn remains_of_a_killed_build_are_removed_by_the_next() {
     let (_dir, home) = home();
+    // The name of the working directory of template `one`.
     let leftover = home.templates().join(".new-one/root/usr");
     fs::create_dir_all(&leftover).unwrap();
     FakeRecipe::new("one").build(&home).unwrap();

@@ -1,3 +1,5 @@
+//! Tests of derived templates: images, merging, hostile layers and garbage collection.
+
 use super::*;
 use crate::build::tests::home;
 use crate::home::Home;
@@ -111,6 +113,7 @@ fn contents(home: &Home, image: &ImageSum) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     while let Some(entry) = reader.next_entry().unwrap() {
         let mut content = vec![0; usize::try_from(entry.size).unwrap()];
+        // `read_content` may return less than requested.
         let mut filled = 0;
         while filled < content.len() {
             filled += reader.read_content(&mut content[filled..]).unwrap();
@@ -133,8 +136,8 @@ fn contents(home: &Home, image: &ImageSum) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn a_stack_beyond_the_image_limit_is_merged_and_stays_equal() {
-    root_or_skip!(a_stack_beyond_the_image_limit_is_merged_and_stays_equal);
+fn images_above_the_maximum_number_are_merged_with_equal_content() {
+    root_or_skip!(images_above_the_maximum_number_are_merged_with_equal_content);
     let (_dir, home) = home();
     let tar = Tar::default;
     let long = "n".repeat(200);
@@ -156,7 +159,7 @@ fn a_stack_beyond_the_image_limit_is_merged_and_stays_equal() {
             .file("both/second", b"3")
             .file("becomes-directory/in", b"3")
             .file(&format!("{}/leaf", &long[..90]), b"3"),
-        // Both kinds of entry may have files below them.
+        // Both a deleted directory and an opaque directory may have new files below.
         tar()
             .file(".wh.lowest", b"")
             .file("tree/new", b"4")
@@ -223,7 +226,7 @@ fn a_stack_beyond_the_image_limit_is_merged_and_stays_equal() {
         "{:?}",
         found.iter().map(|f| f.0).collect::<Vec<_>>()
     );
-    // From here on, disk space is available, and images of other templates are not removed.
+    // There is capacity for further images again, and the version before the merge still exists.
     let next = derived(
         &home,
         &template_spec("y", &merged.manifest),
@@ -254,6 +257,7 @@ fn an_invalid_image_is_refused_and_its_links_are_never_followed() {
         .unwrap()
         .file;
     std::io::Read::read_to_end(&mut file, &mut image).unwrap();
+    // xorshift64 with a fixed seed, so that a failure can be reproduced.
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = |bound: usize| {
         seed ^= seed << 13;
@@ -266,8 +270,8 @@ fn an_invalid_image_is_refused_and_its_links_are_never_followed() {
         entries: 1000,
         ..UnpackLimits::default()
     };
-    let ground = tempfile::tempdir().unwrap();
-    let path = ground.path().join("image");
+    let scratch_dir = tempfile::tempdir().unwrap();
+    let path = scratch_dir.path().join("image");
     let mut refused = 0;
     for round in 0..300 {
         let mut bytes = image.clone();
@@ -278,12 +282,13 @@ fn an_invalid_image_is_refused_and_its_links_are_never_followed() {
         }
         bytes.truncate(bytes.len() - random(2) * random(4096));
         fs::write(&path, &bytes).unwrap();
-        let into = ground.path().join(round.to_string());
+        let into = scratch_dir.path().join(round.to_string());
         fs::create_dir(&into).unwrap();
         let file = fs::File::open(&path).unwrap();
         refused += usize::from(unpack_image(&file, &into, limits).is_err());
         fs::remove_dir_all(&into).unwrap();
     }
+    // At least some of the changes must be detected. Others only change file contents.
     assert!(refused > 0);
 }
 
@@ -306,6 +311,7 @@ fn a_hostile_or_truncated_layer_leaves_nothing() {
     assert!(refused.to_string().contains("stock template"), "{refused}");
     let missing = manifest(&["a"]);
     let refused = derived(&home, &template_spec("x", &missing), Tar::default()).unwrap_err();
+    // No failed build may leave files.
     assert!(refused.to_string().contains("is missing"), "{refused}");
     for template in [home.templates(), home.images(), home.versions()] {
         assert_eq!(count(&template), 0, "{}", template.display());
@@ -315,14 +321,15 @@ fn a_hostile_or_truncated_layer_leaves_nothing() {
 /// Creates the parts of a snapshot that concern templates.
 fn snapshot(home: &Home, id: &str, of: &TemplateManifest) {
     let directory = home.snapshots()[0].join(id);
+    // Only the reference to the template matters to the garbage collector.
     fs::create_dir_all(&directory).unwrap();
     let text = format!(r#"{{"template":"{}@{}"}}"#, of.reference(), of.version());
     fs::write(directory.join("manifest.json"), text).unwrap();
 }
 
 #[test]
-fn gc_keeps_images_of_templates_snapshots_and_open_files_only() {
-    root_or_skip!(gc_keeps_images_of_templates_snapshots_and_open_files_only);
+fn gc_retains_only_images_of_templates_snapshots_and_open_files() {
+    root_or_skip!(gc_retains_only_images_of_templates_snapshots_and_open_files);
     let (_dir, home) = home();
     let templates = Templates::new(&home);
     let nothing = scratch();
@@ -336,21 +343,23 @@ fn gc_keeps_images_of_templates_snapshots_and_open_files_only() {
         let layer = Tar::default().file("b", content.as_bytes());
         derived(&home, &template_spec("x", &base), layer).unwrap()
     };
-    let asleep = make("asleep").manifest;
-    snapshot(&home, "s1", &asleep);
+    let paused = make("paused").manifest;
+    snapshot(&home, "s1", &paused);
+    // An open template stands for a running sandbox.
     let running = make("running");
     let tagged = make("tagged").manifest;
     templates.tag("x", "x:kept", Visibility::Private).unwrap();
     let unneeded = make("unneeded").manifest;
     let current = make("current").manifest;
 
+    // `version` fails if an image of the version was removed.
     let opens = |m: &TemplateManifest| templates.version(&format!("x@{}", m.version())).is_ok();
-    assert!(opens(&asleep) && opens(&running.manifest) && opens(&tagged) && opens(&current));
+    assert!(opens(&paused) && opens(&running.manifest) && opens(&tagged) && opens(&current));
     // The image was removed together with its last reference.
     assert!(!opens(&unneeded));
     assert_eq!(templates.prune().unwrap(), crate::PrunedImages::default());
     templates.remove("x").unwrap();
-    assert!(opens(&asleep) && opens(&running.manifest) && opens(&tagged) && !opens(&current));
+    assert!(opens(&paused) && opens(&running.manifest) && opens(&tagged) && !opens(&current));
     let version = running.manifest.version();
     drop(running);
     let preview = templates.preview_prune(&[]).unwrap();
@@ -362,6 +371,7 @@ fn gc_keeps_images_of_templates_snapshots_and_open_files_only() {
     assert_eq!(pruned.versions, [format!("x@{version}")]);
     assert_eq!(pruned.images.len(), 1);
     assert!(pruned.bytes > 0);
+    // A manifest that cannot be parsed.
     fs::write(home.snapshots()[0].join("s1/manifest.json"), "{").unwrap();
     templates.remove("x:kept").unwrap();
     // A damaged snapshot may refer to any image.
@@ -375,7 +385,7 @@ fn gc_keeps_images_of_templates_snapshots_and_open_files_only() {
     assert!(opens(&tagged));
     fs::remove_dir_all(&home.snapshots()[0]).unwrap();
     assert_eq!(templates.prune().unwrap().versions.len(), 2);
-    assert!(!opens(&tagged) && !opens(&asleep));
+    assert!(!opens(&tagged) && !opens(&paused));
     templates.remove("base:x").unwrap();
     assert_eq!(count(&home.images()) + count(&home.versions()), 0);
 }

@@ -60,6 +60,7 @@ impl ImportJob<'_> {
                 }
             })
             .map_err(|source| ImportError::layer(path.display().to_string(), source))?;
+        // The unpacked bytes count even if the archive turns out to be a layout.
         self.count(&pending.unpacked)?;
         if ImageLayout::open(&pending.root)?.is_some() {
             // The layout is moved out of the layer store, whose working directory is then free for
@@ -96,6 +97,7 @@ impl ImportJob<'_> {
         if let Some(layout) = ImageLayout::open(&path)? {
             return self.layout(&layout, from, on_progress);
         }
+        // A directory has no digest, so it is imported again each time.
         let found = FoundImage {
             run: RunConfig::default(),
             diff_ids: Vec::new(),
@@ -164,6 +166,7 @@ impl ImportJob<'_> {
         layers: Vec<StoredLayer>,
         on_progress: &mut ProgressSink<'_>,
     ) -> Result<Template, ImportError> {
+        // Informs the owner, who may miss the devices.
         let left_out: u64 = layers.iter().map(|l| l.unpacked.devices_left_out).sum();
         if left_out > 0 {
             let note = format!("{left_out} device nodes left out: sandboxes have their own /dev");
@@ -203,6 +206,7 @@ impl ImportJob<'_> {
         let _shared = ImageStore::new(self.home).share()?;
         let image =
             write_image::<ImportError>(self.home, root, &hash, self.work, self.lock, on_progress)?;
+        // The size of the image was unknown before.
         self.import.disk.need(image.size)?;
         let plan = ManifestFields {
             reference: self.reference,

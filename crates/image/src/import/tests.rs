@@ -46,6 +46,7 @@ impl Image {
     }
 
     /// Writes the layout. Its index also has another platform. Returns its directory.
+    // Real indexes often contain another index, so the layout has two levels.
     fn write(&self) -> &Path {
         let kind = |k: &str| format!("application/vnd.oci.image.{k}");
         let config = self.blob(
@@ -115,6 +116,7 @@ fn imported(home: &Home, import: &Import) -> Result<Template, ImportError> {
     import.run(&Templates::new(home), &mut |_| ())
 }
 
+// The whole chain, since the reason is often in the last error.
 fn refused(home: &Home, import: &Import) -> String {
     let error = imported(home, import).unwrap_err();
     let mut cause: &dyn std::error::Error = &error;
@@ -186,8 +188,8 @@ fn layers_are_merged_and_upper_ones_have_priority() {
 }
 
 #[test]
-fn layers_are_shared_and_go_with_their_last_template() {
-    root_or_skip!(layers_are_shared_and_go_with_their_last_template);
+fn layers_are_shared_and_removed_with_their_last_template() {
+    root_or_skip!(layers_are_shared_and_removed_with_their_last_template);
     let (_dir, home) = home();
     let mut layers = two_layers();
     let one = Image::new(layers.clone());
@@ -342,6 +344,7 @@ fn an_invalid_import_is_refused_with_its_reason() {
     let mut other = Image::new(two_layers());
     other.layers[1] = Tar::default().file("evil", b"").end();
     let message = refused(&home, &from(&other));
+    // A configuration that was changed without its digest.
     assert!(message.contains("its content has sha256"), "{message}");
     let changed = Image::new(two_layers());
     for blob in fs::read_dir(changed.write().join("blobs/sha256")).unwrap() {
@@ -381,6 +384,7 @@ fn an_invalid_import_is_refused_with_its_reason() {
             "empty",
         ),
     ] {
+        // The reason of each rejection must be part of the message.
         let message = refused(&home, &import);
         assert!(message.contains(expected), "{expected}: {message}");
     }
@@ -388,8 +392,8 @@ fn an_invalid_import_is_refused_with_its_reason() {
 }
 
 #[test]
-fn an_image_beyond_its_owners_budget_becomes_no_template_and_leaves_nothing() {
-    root_or_skip!(an_image_beyond_its_owners_budget_becomes_no_template_and_leaves_nothing);
+fn an_import_over_budget_creates_no_template_and_removes_its_files() {
+    root_or_skip!(an_import_over_budget_creates_no_template_and_removes_its_files);
     let (_dir, home) = home();
     let image = Image::new(two_layers());
     image.write();
@@ -428,8 +432,8 @@ fn an_image_beyond_its_owners_budget_becomes_no_template_and_leaves_nothing() {
 }
 
 #[test]
-fn an_image_beyond_its_owners_budget_is_rejected_before_it_is_unpacked() {
-    root_or_skip!(an_image_beyond_its_owners_budget_is_rejected_before_it_is_unpacked);
+fn an_import_over_budget_is_rejected_before_its_files_are_written() {
+    root_or_skip!(an_import_over_budget_is_rejected_before_its_files_are_written);
     let (_dir, home) = home();
     let file = vec![0; 9 << 20];
     let layer = (0..4).fold(Tar::default(), |tar, n| {
@@ -444,6 +448,7 @@ fn an_image_beyond_its_owners_budget_is_rejected_before_it_is_unpacked() {
     import.disk = DiskBudget::new(move |bytes| {
         if bytes <= max_bytes {
             Ok(())
+        // The bytes on disk at the moment of the rejection.
         } else {
             on_disk.store(bytes_below(&layers), Ordering::Relaxed);
             Err(format!("more than {max_bytes} bytes"))

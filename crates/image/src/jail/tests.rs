@@ -1,3 +1,5 @@
+//! Tests of the confinement of host programs.
+
 use super::*;
 use crate::command::Tool;
 use crate::skipped;
@@ -50,7 +52,7 @@ fn perl(stage: &Path, tree: &Path, image: &Path) -> Tool {
 #[test]
 fn a_compromised_program_reads_its_tree_writes_its_image_and_does_nothing_else() {
     if !is_on() {
-        return skipped("jail::tests::a_program_that_is_taken_over_*", "needs root");
+        return skipped("jail::tests::a_compromised_program_*", "needs root");
     }
     let place = tempfile::tempdir().unwrap();
     let (tree, stage) = (place.path().join("tree"), place.path().join("stage"));
@@ -61,6 +63,7 @@ fn a_compromised_program_reads_its_tree_writes_its_image_and_does_nothing_else()
     fs::write(&image, "").unwrap();
     let secret = tree.join("secret");
     fs::write(&secret, "tree").unwrap();
+    // Another user owns the file, and its mode permits no access: only the capability helps.
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o0)).unwrap();
     chown(&secret, Some(1234), Some(1234)).unwrap();
     let mut lines = Vec::new();
@@ -75,6 +78,7 @@ fn a_compromised_program_reads_its_tree_writes_its_image_and_does_nothing_else()
     let others = names
         .iter()
         .filter(|name| !PROGRAM_DIRECTORIES.contains(name));
+    // The root directory contains nothing else.
     assert_eq!(others.collect::<Vec<_>>(), [&"image", &"tree"]);
     assert_eq!(done, ["read its tree", "write its image"]);
     assert_eq!(fs::read(&image).unwrap(), b"image");

@@ -131,6 +131,7 @@ pub(crate) fn unpack_image(
 /// An unpacker process. It is killed on drop.
 struct UnpackerProcess {
     child: Child,
+    /// Kills the process after its time limit. Held until drop.
     _watch: Deadline,
 }
 
@@ -156,6 +157,7 @@ impl UnpackerProcess {
         };
         let failed = |e: io::Error| LayerError::Process(e.to_string());
         let task = serde_json::to_string(&task).map_err(|e| failed(e.into()))?;
+        // The environment of the daemon may contain secrets, and the process needs none of it.
         let mut command = Command::new(program);
         command
             .args([UNPACK_ARGUMENT, &task])
@@ -163,6 +165,7 @@ impl UnpackerProcess {
             .current_dir("/")
             .stdin(image.map_or_else(Stdio::piped, Stdio::from))
             .stdout(Stdio::piped())
+            // A hostile archive could fill the daemon's log through standard error.
             .stderr(Stdio::null());
         // The process decides by the same variable whether to confine itself (`jail::is_on`).
         if let Some(word) = std::env::var_os("JIFFY_JAIL") {
@@ -198,6 +201,7 @@ impl UnpackerProcess {
         on_bytes: &mut dyn FnMut(u64),
     ) -> Result<UnpackedLayer, LayerError> {
         let failed = |e: io::Error| LayerError::Process(e.to_string());
+        // `take` cannot fail: `start` requested pipes.
         let output = self
             .child
             .stdout
@@ -243,6 +247,7 @@ impl UnpackerProcess {
         match outcome
             .map_err(|_| LayerError::Process(format!("it exited without a result ({status})")))?
         {
+            // The outcome comes from an untrusted process: marks and texts are checked.
             UnpackOutcome::Done(unpacked) => {
                 set_opaque_marks(into, &marks, &limits)?;
                 Ok(unpacked)

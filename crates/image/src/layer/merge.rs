@@ -25,16 +25,17 @@ pub(crate) fn merge(upper: &Path, lower: &Path) -> Result<(), LayerError> {
         fs::openat(CWD, path, DIRECTORY, Mode::empty())
             .map_err(|errno| LayerError::write("open", bytes, errno))
     };
-    directory(&open(upper)?, &open(lower)?, &mut Vec::new())
+    merge_directory(&open(upper)?, &open(lower)?, &mut Vec::new())
 }
 
+/// Flags that open a directory, but not through a symbolic link.
 const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
 /// Merges the directory `from` into the directory `onto`. Both have the path `path`.
-fn directory(from: &OwnedFd, onto: &OwnedFd, path: &mut Vec<u8>) -> Result<(), LayerError> {
+fn merge_directory(from: &OwnedFd, onto: &OwnedFd, path: &mut Vec<u8>) -> Result<(), LayerError> {
     let length = path.len();
     // The names were read completely before the first rename, which would disturb `readdir`.
     for name in names(from).map_err(|errno| LayerError::write("list", path, errno))? {
@@ -68,7 +69,7 @@ fn merge_entry(
             let above = open(from).map_err(|e| failed(path, e))?;
             if !is_opaque(&above).map_err(|e| failed(path, e))? {
                 let below = open(onto).map_err(|e| failed(path, e))?;
-                return directory(&above, &below, path);
+                return merge_directory(&above, &below, path);
             }
             // An opaque directory hides the lower directory completely, so nothing is merged.
             remove_tree(onto, name, path)?;
@@ -94,6 +95,7 @@ fn merge_entry(
     fs::renameat(from, name, onto, name).map_err(|e| failed(path, e))
 }
 
+/// Returns the names in a directory.
 fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -106,6 +108,7 @@ fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     Ok(names)
 }
 
+/// Returns whether a directory has overlayfs's opaque mark.
 fn is_opaque(directory: &OwnedFd) -> Result<bool, Errno> {
     match fs::fgetxattr(directory, OVERLAY_OPAQUE, &mut [0_u8; 8][..]) {
         Ok(_) => Ok(true),
@@ -115,6 +118,7 @@ fn is_opaque(directory: &OwnedFd) -> Result<bool, Errno> {
     }
 }
 
+/// Removes the directory `name` of `parent` with its content.
 fn remove_tree(parent: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(), LayerError> {
     use std::os::unix::ffi::OsStrExt;
     let name = std::ffi::OsStr::from_bytes(name);
@@ -132,12 +136,14 @@ fn remove_tree(parent: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(), LayerEr
 
 /// Copies owner, mode, attributes and times from `from`, except the opaque mark.
 fn copy_attributes(from: &OwnedFd, onto: &OwnedFd) -> Result<(), Errno> {
+    // Attributes of the lower directory do not show through an overlay.
     for name in attributes(onto)? {
         fs::fremovexattr(onto, name.as_slice())?;
     }
     let found = fs::fstat(from)?;
     let owner = fs::Uid::from_raw(found.st_uid);
     let group = fs::Gid::from_raw(found.st_gid);
+    // The owner is set first, since that clears mode bits.
     fs::fchown(onto, Some(owner), Some(group))?;
     fs::fchmod(onto, Mode::from_raw_mode(found.st_mode))?;
     // 64 KiB is the maximum size of an extended attribute (`XATTR_SIZE_MAX`) and of the list of

@@ -17,6 +17,7 @@ pub(super) fn pax(pairs: &[(&str, &str)]) -> Vec<u8> {
     for (key, value) in pairs {
         let rest = format!(" {key}={value}\n");
         let mut length = rest.len() + 1;
+        // The length includes its own digits, so it is found by trial.
         while length.to_string().len() + rest.len() != length {
             length += 1;
         }
@@ -32,6 +33,7 @@ pub(crate) struct Tar(Vec<u8>);
 impl Tar {
     fn header(name: &str, kind: EntryType, size: u64) -> Header {
         let mut header = Header::new_gnu();
+        // The `tar` crate rejects invalid names, so the field is written directly.
         header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
         header.set_entry_type(kind);
         header.set_size(size);
@@ -86,20 +88,21 @@ impl Tar {
     }
 
     pub(crate) fn end(mut self) -> Vec<u8> {
+        // The end mark: two blocks of zeros.
         self.0.resize(self.0.len() + 1024, 0);
         self.0
     }
 }
 
-/// Links, mode, size, change time and content of a file.
-type Looks = (u64, u32, u64, i64, i64, Vec<u8>);
+/// State of a file: number of links, mode, size, change time (seconds, nanoseconds) and content.
+type FileState = (u64, u32, u64, i64, i64, Vec<u8>);
 
 /// A directory to unpack into, and a directory next to it that must not change.
-struct Ground {
+struct TestDirs {
     dir: tempfile::TempDir,
 }
 
-impl Ground {
+impl TestDirs {
     /// Returns `None` and records that the test is skipped if this user cannot set owners and
     /// marks.
     fn new(test: &str) -> Option<Self> {
@@ -127,6 +130,7 @@ impl Ground {
         archive: &[u8],
         limits: UnpackLimits,
     ) -> Result<UnpackedLayer, LayerError> {
+        // Every test also checks that no file outside was touched.
         let before = self.outside();
         let unpacked = unpack(archive, &self.inside(""), limits, &mut |_| ());
         assert_eq!(
@@ -143,7 +147,7 @@ impl Ground {
     }
 
     /// Returns the state of all files outside of the directory.
-    fn outside(&self) -> BTreeMap<PathBuf, Looks> {
+    fn outside(&self) -> BTreeMap<PathBuf, FileState> {
         let mut found = BTreeMap::new();
         for path in ["outside", "outside/secret"] {
             let path = self.dir.path().join(path);
@@ -159,21 +163,22 @@ impl Ground {
             );
             found.insert(path, entry);
         }
+        // No further directory was created next to the two.
         let beside = fs::read_dir(self.dir.path()).unwrap().count();
         assert_eq!(beside, 2);
         found
     }
 }
 
-macro_rules! ground {
+macro_rules! test_dirs {
     ($name:ident) => {
-        match Ground::new(concat!("layer::tests::", stringify!($name))) {
-            Some(ground) => ground,
+        match TestDirs::new(concat!("layer::tests::", stringify!($name))) {
+            Some(dirs) => dirs,
             None => return,
         }
     };
 }
-use ground;
+use test_dirs;
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());

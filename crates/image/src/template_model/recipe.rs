@@ -98,13 +98,13 @@ impl Recipe {
                 known,
             });
         };
-        Self::parse(name, |wanted| {
-            let found = files.iter().find(|(file, _)| *file == wanted);
+        Self::parse(name, |name| {
+            let found = files.iter().find(|(file, _)| *file == name);
             let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
             found
                 .map(|(_, content)| (*content).to_owned())
                 .ok_or_else(missing)
-                .on("read", Path::new(wanted))
+                .on("read", Path::new(name))
         })
     }
 
@@ -131,6 +131,7 @@ impl Recipe {
             origin: origin.to_owned(),
             source: Box::new(source),
         })?;
+        // The names in the recipe are checked before they become paths.
         if let Some(problem) = spec.problem() {
             return Err(RecipeError::Content {
                 origin: origin.to_owned(),
@@ -154,6 +155,7 @@ impl Recipe {
         for (_, content) in &files {
             whole.push('\0');
             whole.push_str(content);
+            // A change of the base changes all recipes that are derived from it.
         }
         if let Some(from) = &from {
             whole.push('\0');
@@ -228,6 +230,7 @@ impl RecipeSpec {
             }
             _ => return Some("exactly one of `suite` and `from` must be set".to_owned()),
         }
+        // A name may contain a version (`=`, `~`) or an architecture (`:`).
         if let Some(package) = self.packages.iter().find(|p| !plain(p, ":=~")) {
             return Some(format!("`{package}` is not a package name"));
         }
@@ -283,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_built_in_recipe_is_valid_and_called_by_its_name() {
+    fn every_built_in_recipe_is_valid_and_has_its_own_name() {
         for (name, ..) in STOCK {
             assert_eq!(Recipe::built_in(name).unwrap().name(), name);
         }

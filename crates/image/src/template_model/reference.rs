@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn capitals_of_names_are_lower_cased_and_those_of_tags_are_not() {
+    fn names_are_converted_to_lower_case_and_tags_are_not() {
         let reference = Reference::parse(&format!("{KEY}/Harbor__Task-1:V2")).unwrap();
         assert_eq!(reference.to_string(), format!("{KEY}/harbor__task-1:V2"));
         let own = Reference::in_namespace(Some(KEY), "Harbor__Task-1:V2").unwrap();

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_reads_the_manifests_that_it_comes_by_and_sees_every_change() {
+    fn a_walk_reads_only_the_listed_manifests_and_detects_changes() {
         let (_dir, home) = home();
         let templates = Templates::new(&home);
         for name in ["a", "b", "c", "d"] {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_were_read_in_the_second_of_a_change_are_read_again() {
+    fn names_read_within_the_timestamp_granularity_are_read_again() {
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         let names = |read| Names {
             seen: Some((at(5), at(read))),

@@ -35,15 +35,16 @@ impl Templates {
     /// Returns the visibility of the template with this name, or of its other tags. Returns `None`
     /// for internal templates.
     pub(crate) fn inherited(&self, reference: &Reference) -> Option<Visibility> {
+        // Unreadable manifests are skipped: the template is replaced anyway.
         let of = |r: &Reference| self.load(r).ok().map(|m| m.visibility);
         let visibility = of(reference).or_else(|| {
             let all = self.references().unwrap_or_default();
             let same = |r: &&Reference| r.without_tag() == reference.without_tag();
             all.iter().filter(same).find_map(of)
         });
-        visibility.filter(|v| *v != Visibility::Internal)
         // Internal templates are created by Jiffy itself. Their visibility is not passed on to a
         // template of a user.
+        visibility.filter(|v| *v != Visibility::Internal)
     }
 
     /// Returns all tags of the template `name` (`[owner/]name`). A tag in `name` is ignored.
@@ -97,6 +98,7 @@ impl Templates {
     /// The operation is idempotent: a template is published under its new name before the old name
     /// is removed.
     pub fn move_to_owners(
+        // Borrowed templates belong to another data directory, whose daemon moves them.
         &self,
         owner_of: &dyn Fn(&str) -> Option<(String, Visibility)>,
     ) -> Result<Vec<MovedTemplate>, TemplateError> {
@@ -106,8 +108,10 @@ impl Templates {
         }
         for from in self.references()? {
             let place = self.directory(&from);
+            // A single template may be borrowed as well.
             let borrowed = fs::symlink_metadata(&place).is_ok_and(|m| m.is_symlink());
             if from.owner().is_some() || borrowed || from.is_stock() {
+                // Stock templates stay without an owner, since they are the same for every key.
                 continue;
             }
             // No sandbox uses a template whose manifest is unreadable.
@@ -164,6 +168,7 @@ impl Templates {
         for entry in fs::read_dir(&path).on("list", &path)? {
             let name = entry.on("list", &path)?.file_name();
             let name = name.to_str().filter(|name| name.contains(part));
+            // Names of other files, such as unfinished directories, are not references.
             references.extend(name.and_then(Reference::of_file));
         }
         references.sort();

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_existing_file_is_used_and_an_unknown_one_is_rejected_with_its_path() {
+    fn the_first_existing_file_is_used_and_an_unknown_file_is_rejected() {
         let ((_a, source), (dir, target)) = (home(), home());
         FakeRecipe::new("one").build(&source).unwrap();
         let templates = Templates::new(&target);

@@ -1,3 +1,5 @@
+//! Tests of exported templates: import, trust in files, downloads and shared stores.
+
 use super::*;
 use crate::build::build_if_needed;
 use crate::build::tests::{FakeRecipe, home};
@@ -103,6 +105,7 @@ fn an_invalid_export_is_refused_and_leaves_nothing() {
         assert!(text.contains(from), "{text}");
         entries[0].1 = text.replace(from, to).into_bytes();
     };
+    // Each change is detected by another check.
     assert!(refused(&|e| e[1].1[10] ^= 1).contains("does not match its digest"));
     assert!(refused(&|e| e[1].1[1024] ^= 1).contains("is not an EROFS image"));
     assert!(refused(&|e| e[1].1.push(0)).contains("is missing"));
@@ -116,9 +119,11 @@ fn an_invalid_export_is_refused_and_leaves_nothing() {
     let size = format!("\"size\": {size}");
     let huge = format!("\"size\": {}", u64::MAX >> 1);
     assert!(refused(&|e| replace(e, &size, &huge)).contains("its images have"));
+    // A file that is cut anywhere is rejected, also shortly before its end.
     for cut in [0, 10, file.len() / 2, file.len() - 8] {
         assert!(imported(&target, &file[..cut], None).is_err(), "{cut}");
     }
+    // No rejected import may leave files.
     for built in [target.templates(), target.images(), target.versions()] {
         assert_eq!(
             fs::read_dir(&built).unwrap().count(),
@@ -158,6 +163,7 @@ fn a_template_of_a_store_is_equal_on_another_host() {
     let sum = &files.template.manifest.images[0].sha256;
     let damaged = damaged.replace(sum, &"0".repeat(64));
     let (_c, third) = home();
+    // This closure returns the valid image under the name of the expected one.
     let refused = |name: &str| {
         let file = files.images().next().unwrap().1.try_clone();
         assert!(name.contains("0000"), "{name}");
@@ -178,7 +184,7 @@ fn a_template_of_a_store_is_equal_on_another_host() {
 }
 
 #[test]
-fn a_stock_template_of_another_recipe_does_not_replace_the_own_one() {
+fn a_stock_template_of_another_recipe_does_not_replace_the_local_one() {
     let ((_a, source), (_b, target)) = (home(), home());
     FakeRecipe::new("one").build(&source).unwrap();
     let files = TemplateFiles::open(&Templates::new(&source), "one").unwrap();
@@ -292,6 +298,7 @@ fn another_recipe_or_an_unknown_file_replaces_a_stock_template_only_by_force() {
 fn serve(file: Vec<u8>) -> (String, std::thread::JoinHandle<Vec<String>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
+    // The first connection is closed in the middle of the file, and the second one serves the rest.
     let serving = std::thread::spawn(move || {
         let mut requests = Vec::new();
         for part in [&file[..file.len() / 2], &file[file.len() / 2..]] {
@@ -325,7 +332,7 @@ fn serve(file: Vec<u8>) -> (String, std::thread::JoinHandle<Vec<String>>) {
 }
 
 #[test]
-fn a_download_that_breaks_off_is_resumed_and_is_the_whole_file() {
+fn an_interrupted_download_is_resumed_and_complete() {
     let ((_a, source), (_b, target)) = (home(), home());
     FakeRecipe::new("one").build(&source).unwrap();
     let file = exported(&source, "one");
@@ -355,6 +362,7 @@ fn a_download_that_breaks_off_is_resumed_and_is_the_whole_file() {
         requests[1].to_ascii_lowercase().contains(&range),
         "{requests:?}"
     );
+    // This URL uses plain HTTP, which only tests may allow.
     let plain = download_template(
         &templates,
         &url,

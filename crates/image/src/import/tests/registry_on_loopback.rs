@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const LIMIT: Duration = Duration::from_secs(20);
+/// Timeout for the start of the registry.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Source of an image in a registry without TLS, for the host's owner.
 pub(super) fn from_registry(host: &str, name: &str) -> ImportSource {
@@ -27,6 +28,7 @@ pub(super) fn from_registry(host: &str, name: &str) -> ImportSource {
     }
 }
 
+/// A running registry and its data.
 pub(super) struct Loopback {
     dir: tempfile::TempDir,
     host: String,
@@ -55,6 +57,8 @@ impl Loopback {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
+        // Reserves a free port until the configuration is written. Another process may take it
+        // before the registry starts, which is unlikely.
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = free.local_addr().unwrap().to_string();
         let path = |name: &str| dir.path().join(name).display().to_string();
@@ -100,11 +104,16 @@ impl Loopback {
         let began = Instant::now();
         while TcpStream::connect(&self.host).is_err() {
             let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none() && began.elapsed() < LIMIT, "{}", self.log());
+            assert!(
+                ended.is_none() && began.elapsed() < START_TIMEOUT,
+                "{}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
+    /// Copies an OCI layout to the registry.
     pub(super) fn push(&self, layout: &Path, name: &str) {
         let mut skopeo = Command::new("skopeo");
         skopeo.args([
@@ -123,8 +132,8 @@ impl Loopback {
             .arg(format!("docker://{}/{name}", self.host))
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&pushed.stderr).into_owned();
-        assert!(pushed.status.success(), "{said}\n{}", self.log());
+        let stderr = String::from_utf8_lossy(&pushed.stderr).into_owned();
+        assert!(pushed.status.success(), "{stderr}\n{}", self.log());
     }
 
     pub(super) fn source(&self, name: &str) -> ImportSource {

@@ -1,3 +1,5 @@
+//! Tests of the confinement of the unpacker process.
+
 use super::*;
 use crate::skipped;
 use nix::errno::Errno;
@@ -20,7 +22,7 @@ fn call(number: libc::c_long, arguments: [libc::c_long; 4]) -> bool {
     unsafe { libc::syscall(number, a, b, c, d) >= 0 }
 }
 
-/// Operations that the unpacker needs.
+/// Operations that the unpacker needs: name and function. Each returns whether it succeeded.
 const WORK: &[(&str, Attempt)] = &[
     ("make a file", || {
         opens(c"/file", libc::O_CREAT | libc::O_WRONLY)
@@ -35,7 +37,7 @@ const WORK: &[(&str, Attempt)] = &[
     }),
 ];
 
-/// Operations that its privileges or its filter deny.
+/// Operations that the privileges or the filter of the process deny.
 const ATTACKS: &[(&str, Attempt)] = &[
     ("read a file of the host", || {
         opens(c"/etc/passwd", libc::O_RDONLY)
@@ -81,6 +83,7 @@ fn succeeds(place: &Path, attempt: Attempt) -> bool {
             let code = match confined {
                 Ok(_) if attempt() => 7,
                 Ok(_) => 8,
+                // Exit codes that no operation uses by itself.
                 Err(_) => 9,
             };
             // SAFETY: terminates the child immediately.
@@ -88,6 +91,7 @@ fn succeeds(place: &Path, attempt: Attempt) -> bool {
         }
         ForkResult::Parent { child } => match waitpid(child, None).unwrap() {
             WaitStatus::Exited(_, 7) => true,
+            // A denied system call kills the process.
             WaitStatus::Exited(_, 8) | WaitStatus::Signaled(..) => false,
             other => panic!("{other:?}"),
         },
@@ -109,6 +113,7 @@ fn the_unpacker_fills_its_directory_and_does_nothing_else() {
         assert!(succeeds(&place, *attempt), "it cannot {name}");
     }
     let file = fs::metadata(place.join("file")).unwrap();
+    // The owner proves that the process had CAP_CHOWN.
     assert_eq!((file.uid(), file.gid()), (1234, 1234));
     for (name, attempt) in ATTACKS {
         assert!(!succeeds(&place, *attempt), "it can {name}");
@@ -166,6 +171,8 @@ fn a_process_that_unpacks_beyond_the_budget_is_killed() {
     let program = dir.path().join("unpacker");
     fs::write(
         &program,
+        // A shell script takes the place of the unpacker and reports more bytes than the budget
+        // allows.
         "#!/bin/sh\necho +9000000; echo +99000000; exec cat >/dev/null\n",
     )
     .unwrap();
@@ -176,7 +183,7 @@ fn a_process_that_unpacks_beyond_the_budget_is_killed() {
         9_000_000 => Ok(()),
         bytes => Err(format!("no room for {bytes}")),
     };
-    // The archive is endless, so the thread that feeds it stops only when the process has exited.
+    // The archive is endless, so the thread that sends it stops only when the process has exited.
     let run = process.run(io::repeat(0), dir.path(), limits, &meter, &mut |_| ());
     let message = run.unwrap_err();
     assert!(matches!(message, LayerError::Budget { .. }), "{message:?}");
@@ -189,6 +196,7 @@ fn reports_of_the_process_are_bounded() {
     let read = |output: &str| read_output(output.as_bytes(), &limits, &|_| Ok(()));
     let (line, marks) = read("+8388608\n+16777216\n{}\na\0b").unwrap();
     assert_eq!((&line[..], &marks[..]), (&b"{}\n"[..], &b"a\0b"[..]));
+    // Too few bytes since the last report, invalid numbers, more than the limit, and no line end.
     for bad in [
         "+1\n",
         "+8388608\n+8388609\n",

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_blob_counts_as_served_by_the_very_repository_that_served_it() {
+    fn only_the_repository_that_served_a_blob_has_a_proof() {
         let by = |registry: &str, repository: &str| Repository {
             registry: registry.to_owned(),
             repository: repository.to_owned(),

@@ -1,4 +1,5 @@
-//! Tests that unpacked files equal the entries of their archive.
+//! Tests that unpacked files equal the entries of their archive: attributes, holes, links,
+//! deletions.
 
 use super::*;
 use rustix::fs as sys;
@@ -22,7 +23,7 @@ fn attribute(path: &Path, name: &str) -> Vec<u8> {
 
 #[test]
 fn modes_owners_times_and_attributes_are_kept() {
-    let ground = ground!(modes_owners_times_and_attributes_are_kept);
+    let dirs = test_dirs!(modes_owners_times_and_attributes_are_kept);
     let mut sudo = Tar::header("bin/sudo", EntryType::Regular, 2);
     sudo.set_mode(0o4755);
     sudo.set_uid(100_000);
@@ -38,27 +39,27 @@ fn modes_owners_times_and_attributes_are_kept() {
         .directory("bin/", 0o1777)
         .pax(&attributes)
         .add(sudo, b"#!");
-    ground
-        .unpack(&archive.symlink("bin/su", "sudo").end())
+    dirs.unpack(&archive.symlink("bin/su", "sudo").end())
         .unwrap();
-    let m = fs::metadata(ground.inside("bin/sudo")).unwrap();
+    let m = fs::metadata(dirs.inside("bin/sudo")).unwrap();
     assert_eq!((m.mode() & 0o7777, m.uid(), m.gid()), (0o4755, 100_000, 42));
     assert_eq!((m.mtime(), m.mtime_nsec()), (1_600_000_000, 250_000_000));
-    assert_eq!(attribute(&ground.inside("bin/sudo"), "user.note"), b"hello");
+    assert_eq!(attribute(&dirs.inside("bin/sudo"), "user.note"), b"hello");
     assert_eq!(
-        attribute(&ground.inside("bin/sudo"), "security.capability").len(),
+        attribute(&dirs.inside("bin/sudo"), "security.capability").len(),
         20
     );
     // Entries in the directory did not change its time.
-    let m = fs::metadata(ground.inside("bin")).unwrap();
+    let m = fs::metadata(dirs.inside("bin")).unwrap();
     assert_eq!((m.mode() & 0o7777, m.mtime()), (0o1777, 1_700_000_000));
-    let m = fs::symlink_metadata(ground.inside("bin/su")).unwrap();
+    let m = fs::symlink_metadata(dirs.inside("bin/su")).unwrap();
     assert_eq!(m.mtime(), 1_700_000_000);
 }
 
 #[test]
-fn deletions_become_overlay_marks_in_whatever_order_they_come() {
-    let ground = ground!(deletions_become_overlay_marks_in_whatever_order_they_come);
+fn deletions_become_overlay_marks_in_any_order() {
+    let dirs = test_dirs!(deletions_become_overlay_marks_in_any_order);
+    // Whiteouts before and after the entry that they concern.
     let archive = Tar::default()
         .file(".wh.gone", b"")
         .directory("d", 0o755)
@@ -71,28 +72,29 @@ fn deletions_become_overlay_marks_in_whatever_order_they_come() {
         .directory("grove", 0o755)
         .file(".wh.grove", b"")
         .file(".wh..wh.aufs", b"");
-    let unpacked = ground.unpack(&archive.end()).unwrap();
+    let unpacked = dirs.unpack(&archive.end()).unwrap();
     assert!(!unpacked.opaque);
-    let gone = fs::symlink_metadata(ground.inside("gone")).unwrap();
+    let gone = fs::symlink_metadata(dirs.inside("gone")).unwrap();
     assert!(gone.file_type().is_char_device() && gone.rdev() == 0);
     for opaque in ["d", "tree", "grove"] {
         assert_eq!(
-            attribute(&ground.inside(opaque), "trusted.overlay.opaque"),
+            attribute(&dirs.inside(opaque), "trusted.overlay.opaque"),
             b"y"
         );
     }
-    assert_eq!(fs::read(ground.inside("new")).unwrap(), b"x");
+    assert_eq!(fs::read(dirs.inside("new")).unwrap(), b"x");
     assert_eq!(
-        names(&ground.inside("")),
+        names(&dirs.inside("")),
         ["d", "gone", "grove", "new", "tree"]
     );
+    // A mark on the root applies to the whole layer.
     let everything = Tar::default().file(".wh..wh..opq", b"").end();
-    assert!(ground.unpack(&everything).unwrap().opaque);
+    assert!(dirs.unpack(&everything).unwrap().opaque);
 }
 
 #[test]
 fn holes_stay_holes_in_every_format() {
-    let ground = ground!(holes_stay_holes_in_every_format);
+    let dirs = test_dirs!(holes_stay_holes_in_every_format);
     let mib = 1 << 20;
     let map = format!("0,3,{mib},2");
     let v01 = [
@@ -105,6 +107,7 @@ fn holes_stay_holes_in_every_format() {
         ("GNU.sparse.name", "pax10"),
         ("GNU.sparse.realsize", "2097152"),
     ];
+    // Format 1.0: the map is at the start of the content, padded to a block.
     let mut in_data = format!("2\n0\n3\n{mib}\n2\n").into_bytes();
     in_data.resize(512, 0);
     in_data.extend(b"abcde");
@@ -121,9 +124,9 @@ fn holes_stay_holes_in_every_format() {
         .pax(&v10)
         .file("GNUSparseFile.1/x", &in_data)
         .add(old, b"abcde");
-    ground.unpack(&archive.end()).unwrap();
+    dirs.unpack(&archive.end()).unwrap();
     for name in ["pax01", "pax10", "old"] {
-        let path = ground.inside(name);
+        let path = dirs.inside(name);
         let content = fs::read(&path).unwrap();
         assert_eq!(content.len(), 2 << 20, "{name}");
         assert_eq!(
@@ -139,7 +142,7 @@ fn holes_stay_holes_in_every_format() {
 
 #[test]
 fn gnu_tar_with_holes_and_long_names_is_read_as_it_was_written() {
-    let ground = ground!(gnu_tar_with_holes_and_long_names_is_read_as_it_was_written);
+    let dirs = test_dirs!(gnu_tar_with_holes_and_long_names_is_read_as_it_was_written);
     let source = tempfile::tempdir().unwrap();
     let long = "n".repeat(120);
     fs::create_dir_all(source.path().join(&long).join(&long)).unwrap();
@@ -158,46 +161,47 @@ fn gnu_tar_with_holes_and_long_names_is_read_as_it_was_written() {
             .output()
             .unwrap();
         assert!(archive.status.success());
-        ground.unpack(&archive.stdout).unwrap();
-        let leaf = ground.inside(&format!("{long}/{long}/leaf"));
+        dirs.unpack(&archive.stdout).unwrap();
+        let leaf = dirs.inside(&format!("{long}/{long}/leaf"));
         assert_eq!(fs::read(leaf).unwrap(), b"x");
         assert_eq!(
-            fs::read_link(ground.inside("link")).unwrap(),
+            fs::read_link(dirs.inside("link")).unwrap(),
             Path::new(&long.repeat(2))
         );
-        let is_equal = fs::read(ground.inside("holes")).unwrap()
+        let is_equal = fs::read(dirs.inside("holes")).unwrap()
             == fs::read(source.path().join("holes")).unwrap();
         assert!(is_equal, "{format}");
         assert!(
-            fs::metadata(ground.inside("holes")).unwrap().blocks() < 8 * 80,
+            fs::metadata(dirs.inside("holes")).unwrap().blocks() < 8 * 80,
             "{format}"
         );
-        fs::remove_dir_all(ground.inside(&long)).unwrap();
+        fs::remove_dir_all(dirs.inside(&long)).unwrap();
     }
 }
 
 #[test]
 fn the_diff_id_is_the_digest_of_the_uncompressed_archive() {
-    let ground = ground!(the_diff_id_is_the_digest_of_the_uncompressed_archive);
+    let dirs = test_dirs!(the_diff_id_is_the_digest_of_the_uncompressed_archive);
     let mut archive = Tar::default().file("a", b"1").end();
     archive.resize(10240, 0);
-    let plain = ground.unpack(&archive).unwrap();
+    let plain = dirs.unpack(&archive).unwrap();
     assert_eq!(plain.diff_id, crate::verified::sum_of(&archive));
+    // Two gzip members in a row, as some packers write them.
     let mut members = gzip(&archive[..700]);
     members.extend(gzip(&archive[700..]));
-    assert_eq!(ground.unpack(&members).unwrap(), plain);
+    assert_eq!(dirs.unpack(&members).unwrap(), plain);
     let zstd = zstd::encode_all(&archive[..], 1).unwrap();
-    assert_eq!(ground.unpack(&zstd).unwrap(), plain);
+    assert_eq!(dirs.unpack(&zstd).unwrap(), plain);
 }
 
 #[test]
 fn hard_links_share_their_file() {
-    let ground = ground!(hard_links_share_their_file);
+    let dirs = test_dirs!(hard_links_share_their_file);
     let archive = Tar::default().file("d/a", b"1").hard_link("b", "/d/a");
-    ground.unpack(&archive.end()).unwrap();
-    let inode = |path| fs::metadata(ground.inside(path)).unwrap().ino();
+    dirs.unpack(&archive.end()).unwrap();
+    let inode = |path| fs::metadata(dirs.inside(path)).unwrap().ino();
     assert_eq!(inode("d/a"), inode("b"));
     // A directory without an entry has mode 0755 and a fixed time.
-    let m = fs::metadata(ground.inside("d")).unwrap();
+    let m = fs::metadata(dirs.inside("d")).unwrap();
     assert_eq!((m.mode() & 0o7777, m.mtime()), (0o755, 1_735_689_600));
 }
