@@ -1,4 +1,5 @@
-//! Network interfaces of guests: the adapter between an engine and the network.
+//! [`GuestNic`]: the network interface of a guest. The module adapts slots of the network to the
+//! engines.
 
 use jiffy_engine_api::{ConnectionLog, EngineError, GuestStream, NetworkRules};
 use jiffy_microvm_engine::NetSpec;
@@ -17,12 +18,14 @@ pub(crate) struct GuestNic {
 impl GuestNic {
     pub fn new(lease: Option<SlotLease>) -> Self {
         Self {
+            // Stored separately, since the record outlives the lease.
             connections: lease.as_ref().map(SlotLease::connections),
             lease: Mutex::new(lease.map(Arc::new)),
         }
     }
 
     fn lease(&self) -> Option<Arc<SlotLease>> {
+        // Cloned, so that no caller holds the lock while it waits.
         let lease = self.lease.lock();
         lease.clone()
     }
@@ -30,10 +33,11 @@ impl GuestNic {
     /// Marks the slot to outlive this process together with its guest. Returns the slot's number.
     pub fn detach(&self) -> Option<u32> {
         let lease = self.lease()?;
-        lease.keep();
+        lease.retain();
         Some(lease.number())
     }
 
+    /// Replaces the egress rules of the guest.
     pub async fn set_rules(&self, rules: &NetworkRules) -> Result<(), EngineError> {
         match self.lease() {
             Some(lease) => lease.replace(rules).await.map_err(EngineError::failed),
@@ -84,6 +88,7 @@ impl GuestNic {
     /// Releases the slot after the guest exited, even if [`Self::detach`] was called.
     pub fn release(&self) {
         let mut lease = self.lease.lock();
+        // A second call finds no lease and does nothing.
         if let Some(lease) = lease.take() {
             lease.end_connections();
             lease.release();
@@ -94,6 +99,7 @@ impl GuestNic {
 /// Returns the interface of the slot `lease`. `None` if it was taken before.
 pub(crate) fn spec(lease: &mut SlotLease) -> Option<NetSpec> {
     Some(NetSpec {
+        // The descriptor moves to the VMM, so it can be taken only once.
         tap: lease.take_tap()?,
         mac: guest::MAC,
         mtu: guest::MTU,

@@ -1,8 +1,8 @@
-//! Claims of address ranges by the data directories of this machine. Several daemons may share a
-//! host, for example in tests.
+//! Claims of address ranges. Each data directory of this machine claims one range for its
+//! sandboxes, because several daemons may share a host, for example in tests.
 //!
-//! A claim is a file and a blackhole route of the range in the host. The route marks the range as
-//! used for other programs, and drops packets to removed sandboxes.
+//! A claim is a file and a blackhole route of the range in the host. The route shows other programs
+//! that the range is in use, and drops packets to removed sandboxes.
 
 use crate::NetError;
 use crate::namespace;
@@ -58,7 +58,7 @@ const IDENTITY_FILE: &str = "identity";
 pub(crate) struct RangeClaim {
     /// The data directory.
     pub home: PathBuf,
-    /// Its addresses.
+    /// Address range of its slots.
     pub range: Ipv4Net,
     /// Mount namespace in which the data directory has this path. `None` in claims of earlier
     /// versions.
@@ -78,7 +78,7 @@ impl RangeClaim {
 
     /// Returns whether the data directory was removed. In another mount namespace, the path may
     /// exist unseen: such a claim is valid while a process is in that namespace.
-    pub fn is_gone(&self) -> bool {
+    pub fn is_orphaned(&self) -> bool {
         if !matches!(self.home.try_exists(), Ok(false)) {
             return false;
         }
@@ -103,6 +103,8 @@ fn is_used(mounts: u64) -> bool {
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         names.filter(|name| name.bytes().all(|b| b.is_ascii_digit()))
     };
+    // Without a readable /proc, assume that the namespace is in use: otherwise the network of a
+    // running daemon could be removed.
     let mut processes = numbers("/proc").peekable();
     processes.peek().is_none()
         || processes.any(|process| {
@@ -134,6 +136,8 @@ impl RangeClaims {
             directory,
             _lock: lock,
         };
+        // Kernels before 5.14 have no cookies. Their claims are trusted, although a reused inode
+        // number would go unnoticed.
         if let Some(cookie) = netns_cookie() {
             claims.remove_stale(cookie).map_err(failed(&path))?;
         }
@@ -202,7 +206,7 @@ impl RangeClaims {
     }
 
     /// Claims a range for `tag`. Retains the previous range if its length is sufficient.
-    pub fn make(
+    pub fn claim(
         &self,
         tag: &str,
         home: &Path,
@@ -215,7 +219,8 @@ impl RangeClaims {
                 None => before.range.prefix_len() <= length,
             };
             if fits {
-                // The route may have been removed although the file exists.
+                // Ignore the error: the route usually exists already. It is added again in case
+                // another program removed it.
                 let _ = program::ip(&[blackhole("add", before.range)]);
                 // This process may be in another mount namespace than the previous daemon.
                 let claim = RangeClaim::new(home, before.range);
@@ -244,6 +249,8 @@ impl RangeClaims {
                 .find(|range| taken(range).is_none())
                 .ok_or(NetError::NoRange)?,
         };
+        // Add the route before writing the file: after a crash in between, `remove_stray_routes`
+        // removes the route.
         program::ip(&[blackhole("add", range)])?;
         self.write(tag, &RangeClaim::new(home, range))?;
         Ok(range)
@@ -320,6 +327,8 @@ fn lock_file(directory: &Path, path: &Path) -> io::Result<Flock<File>> {
         };
         let own = file.metadata()?.ino();
         let lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| e)?;
+        // While this process waited for the lock, the previous holder may have removed the file,
+        // and another process may have created and locked a new one. Then try again.
         if fs::metadata(path).is_ok_and(|current| current.ino() == own) {
             return Ok(lock);
         }
@@ -344,6 +353,7 @@ fn candidates(length: u8) -> impl Iterator<Item = Ipv4Net> {
         .into_iter()
         .flat_map(move |(address, prefix)| {
             let whole = Ipv4Net::new_assert(address, prefix);
+            // A subnet is at least as long as the candidate range itself.
             whole.subnets(length.max(prefix)).into_iter().flatten()
         })
 }
@@ -399,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_of_a_namespace_that_is_gone_do_not_count_in_one_that_has_its_number() {
+    fn claims_of_a_removed_namespace_are_discarded_if_its_number_is_reused() {
         let directory = std::env::temp_dir().join(format!("jiffy-claims-{}", std::process::id()));
         fs::create_dir(&directory).unwrap();
         let file = File::create(directory.join(LOCK_FILE)).unwrap();
@@ -426,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_leave_nothing_and_are_made_by_one_at_a_time() {
+    fn the_lock_is_exclusive_and_leaves_no_files() {
         let done = crate::test_slot::in_slot(|| {
             let directory = RangeClaims::lock().unwrap().directory.clone();
             assert!(!directory.exists(), "{}", directory.display());

@@ -54,18 +54,20 @@ impl RecordReader {
         let all = [&sockets.flows, &sockets.refused];
         let tasks = all.into_iter().flatten().map(|socket| {
             // SAFETY: an `OwnedFd` refers to the same open descriptor until its last owner is
-            // dropped, and
-            // the `AsyncFd` is one of the owners.
+            // dropped, and the `AsyncFd` is one of the owners.
             let socket =
                 unsafe { AsyncFd::register_with_interest(socket.0.clone(), Interest::READABLE)? };
-            Ok(tokio::spawn(listen(socket, record.clone())).abort_handle())
+            Ok(tokio::spawn(read_all(socket, record.clone())).abort_handle())
         });
         tasks.collect::<io::Result<_>>().map(Self)
     }
 }
 
-async fn listen(socket: AsyncFd<Arc<OwnedFd>>, record: Arc<ConnectionRecorder>) {
+/// Adds the kernel's messages to the record until the task is aborted.
+async fn read_all(socket: AsyncFd<Arc<OwnedFd>>, record: Arc<ConnectionRecorder>) {
+    // `readable` fails only if the runtime is shutting down.
     while let Ok(mut ready) = socket.readable().await {
+        // Without further messages, wait until the socket is readable again.
         if !record.read_messages() {
             ready.clear_ready();
         }

@@ -10,7 +10,7 @@
 //! reset was lost.
 //!
 //! The limit per sandbox depends on the fill level of the table. The kernel counts against three
-//! limits at once and enforces the limits whose chains have rules, so that no count is lost when
+//! limits at once. The limits whose chains contain rules take effect, so that no count is lost when
 //! the level changes. Closed connections remain in the table for a while without being counted. A
 //! rate limit of new connections and timeouts shorter than the kernel's defaults bound their
 //! number.
@@ -35,7 +35,7 @@ const MAX_COUNTED_DEVICES: u32 = 16_384;
 const REFILL_SECONDS: u32 = 10;
 /// Timeouts in seconds of sandboxes' TCP connections before they are established and after they are
 /// closed, if the kernel supports them. The kernel's defaults are up to 120.
-const ENDED_TIMEOUTS: &str =
+const SHORT_TIMEOUTS: &str =
     "syn_sent: 30, syn_recv: 30, fin_wait: 30, last_ack: 10, time_wait: 10, close: 5";
 /// Minimum limit of connections of a sandbox.
 const MIN_CONNECTIONS: u32 = 8;
@@ -66,7 +66,8 @@ pub(crate) enum TablePressure {
 impl TablePressure {
     /// Returns the next level if the table has `count` entries of `total`. Uses hysteresis when
     /// falling.
-    fn after(self, count: u64, total: u64) -> Self {
+    fn next(self, count: u64, total: u64) -> Self {
+        // Eighths of the total: levels rise at 4 and 6 eighths and fall below 3 and 5 eighths.
         let eighths = count.saturating_mul(8) / total.max(1);
         match (self, eighths) {
             (_, 6..) => Self::Full,
@@ -83,20 +84,23 @@ impl ConntrackLimits {
     /// Returns the maximum number of connections of one sandbox under each pressure.
     pub fn tiers(self) -> [u32; 3] {
         let all = self.per_sandbox;
+        // In the order of `TablePressure`. The minimum keeps a sandbox usable at full pressure.
         [all, all / 16, all / 256].map(|limit| limit.max(MIN_CONNECTIONS).min(all))
     }
 
     /// Returns the total for sandboxes in the host's table. `None` without a limit or a table.
     fn total(self) -> Option<u64> {
         let maximum = number(MAXIMUM).filter(|maximum| *maximum > 0);
+        // Divide first: the product of a large maximum could overflow.
         self.total
             .map(u64::from)
             .or_else(|| Some(maximum? / 4 * 3))
             .filter(|total| *total > 0)
     }
 
-    /// Returns the rule that rejects connections beyond the rate of a tier.
-    fn pace(limit: u32, name: &str) -> String {
+    /// Returns the rule that rejects connections beyond the rate of a tier. `name` selects the set
+    /// that counts new connections per device.
+    fn rate_rule(limit: u32, name: &str) -> String {
         let rate = (limit / REFILL_SECONDS).max(1);
         format!(
             "add @paced_{name} {{ iifname limit rate over {rate}/second burst {limit} packets }} goto refuse"
@@ -107,8 +111,10 @@ impl ConntrackLimits {
     pub fn chains(self) -> String {
         let [all, high, full] = self.tiers();
         let set = format!("{{ type ifname; size {MAX_COUNTED_DEVICES}; flags dynamic; }}");
-        let pace = Self::pace(all, "none");
+        let rate_rule = Self::rate_rule(all, "none");
         format!(
+            // The last three rules always count against all three limits. A limit is enforced only
+            // while `enforce` has added a rule to its chain (`under_high`, `under_full`).
             r"  set paced_none {set}
   set paced_high {set}
   set paced_full {set}
@@ -126,7 +132,7 @@ impl ConntrackLimits {
   chain counted {{
     jump pace_full
     jump pace_high
-    {pace}
+    {rate_rule}
     add @counted_none {{ iifname ct count over {all} }} goto refuse
     add @counted_high {{ iifname ct count over {high} }} jump under_high
     add @counted_full {{ iifname ct count over {full} }} jump under_full
@@ -150,20 +156,29 @@ fn enforce(table: &str, limits: ConntrackLimits, pressure: TablePressure) -> Res
         pressure >= TablePressure::High,
         pressure == TablePressure::Full,
     );
+    // One transaction: no packet sees a part of the change.
     program::nft(
         &(chain("under_high", "goto refuse", is_high)
             + &chain("under_full", "goto refuse", is_full)
-            + &chain("pace_high", &ConntrackLimits::pace(high, "high"), is_high)
-            + &chain("pace_full", &ConntrackLimits::pace(full, "full"), is_full)),
+            + &chain(
+                "pace_high",
+                &ConntrackLimits::rate_rule(high, "high"),
+                is_high,
+            )
+            + &chain(
+                "pace_full",
+                &ConntrackLimits::rate_rule(full, "full"),
+                is_full,
+            )),
     )
 }
 
-/// Returns objects with short timeouts for closed connections, and rules that apply them to new
-/// connections.
-fn ended() -> (String, &'static str) {
+/// Returns objects with short timeouts for closed connections, and the rules that assign them to
+/// new connections.
+fn short_timeouts() -> (String, &'static str) {
     let of = |version: &str| {
         format!(
-            "  ct timeout ended_{version} {{ protocol tcp; l3proto {version}; policy = {{ {ENDED_TIMEOUTS} }}; }}\n"
+            "  ct timeout ended_{version} {{ protocol tcp; l3proto {version}; policy = {{ {SHORT_TIMEOUTS} }}; }}\n"
         )
     };
     let rules = "    ct state new meta l4proto tcp meta nfproto ipv4 ct timeout set \"ended_ip\"\n    \
@@ -171,9 +186,10 @@ fn ended() -> (String, &'static str) {
     (of("ip") + &of("ip6"), rules)
 }
 
-/// Like [`ended`]. Empty if the kernel does not support timeouts, as tested with `nft --check`.
-pub(crate) fn ended_if_known() -> (String, &'static str) {
-    let (objects, rules) = ended();
+/// Like [`short_timeouts`]. Empty if the kernel does not support timeouts, as tested with `nft
+/// --check`.
+pub(crate) fn short_timeouts_if_supported() -> (String, &'static str) {
+    let (objects, rules) = short_timeouts();
     let script = format!("table inet jiffy_probe {{\n{objects}  chain probe {{\n{rules}  }}\n}}\n");
     match program::run("nft", &["--check", "-f", "-"], &script) {
         Ok(_) => (objects, rules),
@@ -190,7 +206,8 @@ fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Current level.
+/// Current fill level. It is only a hint for rate limits and guards no other data, so `Relaxed`
+/// accesses suffice.
 #[derive(Debug, Default)]
 pub(crate) struct PressureGauge(AtomicU8);
 
@@ -217,8 +234,10 @@ pub(crate) struct ConntrackWatcher {
 
 impl Drop for ConntrackWatcher {
     fn drop(&mut self) {
+        // Without a sender, the thread's wait ends at once.
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
+            // A panic of the thread was logged by the panic hook; there is nothing to clean up.
             let _ = thread.join();
         }
     }
@@ -251,10 +270,12 @@ fn check(table: &str, limits: ConntrackLimits, gauge: &PressureGauge) {
         return;
     };
     let before = gauge.get();
-    let now = before.after(count, total);
+    let now = before.next(count, total);
     if now == before {
         return;
     }
+    // Update the level only if its rules are active, so that a failure is retried at the next
+    // check.
     match enforce(table, limits, now) {
         Ok(()) => gauge.set(now),
         Err(e) => return tracing::warn!(error = %e, "cannot change the limits of connections"),
@@ -282,7 +303,7 @@ mod tests {
     fn pressure_rises_at_once_and_falls_late() {
         let mut pressure = TablePressure::None;
         let mut at = |count| {
-            pressure = pressure.after(count, 800);
+            pressure = pressure.next(count, 800);
             pressure
         };
         assert_eq!(at(399), TablePressure::None);
@@ -297,16 +318,16 @@ mod tests {
     }
 
     #[test]
-    fn the_shares_of_all_slots_at_full_pressure_fit_the_usual_table() {
+    fn the_shares_of_all_slots_at_full_pressure_fit_the_default_table() {
         let tiers = |per_sandbox| {
             let total = None;
             ConntrackLimits { per_sandbox, total }.tiers()
         };
-        let usual = tiers(4096);
-        assert_eq!(usual, [4096, 256, 16]);
+        let default_tiers = tiers(4096);
+        assert_eq!(default_tiers, [4096, 256, 16]);
         // The table of a host with at least 8 GiB: three quarters of three quarters of it.
         let table = 262_144;
-        assert!(table / 4 * 3 / 4 * 3 + 4096 * usual[2] < table);
+        assert!(table / 4 * 3 / 4 * 3 + 4096 * default_tiers[2] < table);
         assert_eq!(tiers(64), [64, 8, 8]);
         assert_eq!(tiers(4), [4, 4, 4]);
     }

@@ -1,4 +1,4 @@
-//! Stream that counts its bytes.
+//! TCP stream of the name proxy that counts its bytes for the connection record.
 
 use crate::connections::CarriedBytes;
 use std::io;
@@ -23,6 +23,7 @@ impl CountedStream {
 }
 
 fn add(counter: &AtomicU64, bytes: usize) {
+    // Relaxed: an independent statistic. The cast is lossless on 64-bit hosts.
     counter.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 

@@ -1,4 +1,4 @@
-//! Network devices in the network namespace of this thread.
+//! Network devices (taps and ends of veth pairs) in the network namespace of this thread.
 
 use crate::NetError;
 use crate::rtnetlink::RouteBatch;
@@ -8,7 +8,10 @@ use std::io;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 
+/// System calls for devices.
 mod calls {
+    // TUNSETIFF and TUNSETPERSIST (linux/if_tun.h) declare an `int`, although the first reads an
+    // `ifreq`.
     nix::ioctl_write_ptr_bad!(
         set_iff,
         nix::request_code_write!(b'T', 202, size_of::<libc::c_int>()),
@@ -62,6 +65,7 @@ pub(crate) fn close_with_namespace(tap: File) {
 
 /// Switches a device of this thread's network namespace on or off.
 pub(crate) fn switch(name: &str, on: bool) -> io::Result<()> {
+    // Any socket of the namespace can be the handle for requests about devices.
     let socket = UdpSocket::bind(("127.0.0.1", 0))?;
     let mut request = request(name)?;
     // SAFETY: SIOCGIFFLAGS reads and writes one `ifreq`, which `request` is.
@@ -77,6 +81,7 @@ pub(crate) fn switch(name: &str, on: bool) -> io::Result<()> {
 
 /// Returns the MTU in bytes of a device in this thread's network namespace.
 pub(crate) fn mtu(name: &str) -> io::Result<u32> {
+    // Any socket of the namespace can be the handle for requests about devices.
     let socket = UdpSocket::bind(("127.0.0.1", 0))?;
     let mut request = request(name)?;
     // SAFETY: SIOCGIFMTU reads and writes one `ifreq`, which `request` is.

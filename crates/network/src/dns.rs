@@ -1,7 +1,8 @@
-//! DNS server of a guest. It forwards questions that the guest's rules permit.
+//! DNS server of one guest. It forwards questions to name servers if the guest's rules permit the
+//! name.
 //!
-//! Its sockets are in the guest's network namespace, so that the socket identifies the guest and no
-//! other guest can reach it. Forwarded questions leave from the host's namespace.
+//! The server's sockets are in the guest's network namespace, so that the socket identifies the
+//! guest and no other guest can reach it. Forwarded questions leave from the host's namespace.
 
 use crate::connections::ConnectionRecorder;
 use crate::guest::GATEWAY;
@@ -65,15 +66,15 @@ impl DnsSockets {
     }
 }
 
-/// State of the server of one slot.
+/// State that the tasks of one slot's server share.
 #[derive(Debug)]
 struct DnsRules {
     /// `None` if the guest has no identity yet.
     policy: watch::Receiver<Option<EgressPolicy>>,
     host: Arc<Upstreams>,
     record: Arc<ConnectionRecorder>,
-    pace: RateLimiter,
-    intake: RateLimiter,
+    forward_limiter: RateLimiter,
+    read_limiter: RateLimiter,
 }
 
 /// DNS server of one slot. Dropping this value stops it.
@@ -103,14 +104,14 @@ impl DnsServer {
             policy,
             host,
             record,
-            pace: RateLimiter::new(BURST),
-            intake: RateLimiter::new(BURST),
+            forward_limiter: RateLimiter::new(BURST),
+            read_limiter: RateLimiter::new(BURST),
         });
         let udp = Arc::new(UdpSocket::from_std(sockets.udp)?);
         let tcp = TcpListener::from_std(sockets.tcp)?;
         let tasks = [
-            tokio::spawn(datagrams(udp, rules.clone())).abort_handle(),
-            tokio::spawn(connections(tcp, rules.clone())).abort_handle(),
+            tokio::spawn(serve_udp(udp, rules.clone())).abort_handle(),
+            tokio::spawn(serve_tcp(tcp, rules.clone())).abort_handle(),
         ];
         Ok(Self {
             #[cfg(test)]
@@ -122,8 +123,8 @@ impl DnsServer {
 
 impl DnsRules {
     /// Waits until the next question may be read.
-    async fn wait_for_intake(&self) {
-        let delay = self.intake.delay(Instant::now(), READ_INTERVAL);
+    async fn wait_for_read(&self) {
+        let delay = self.read_limiter.delay(Instant::now(), READ_INTERVAL);
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
         }
@@ -133,7 +134,7 @@ impl DnsRules {
     /// refused.
     fn upstreams(&self, name: &str) -> (Vec<SocketAddr>, bool) {
         let policy = self.policy.borrow().clone();
-        match policy.filter(|policy| policy.answers(name)) {
+        match policy.filter(|policy| policy.may_resolve(name)) {
             Some(policy) => (policy.upstreams(&self.host), policy.ipv6()),
             None => (Vec::new(), false),
         }
@@ -141,7 +142,9 @@ impl DnsRules {
 
     /// Answers `question`. `None` if the question is malformed.
     async fn answer(&self, question: &[u8], over: upstream::DnsTransport) -> Option<Vec<u8>> {
+        // Questions that cannot be parsed have no id to which an answer could refer.
         let message = Message::from_vec(question).ok()?;
+        // Answering an answer could start an endless exchange.
         if message.metadata.message_type != MessageType::Query {
             return None;
         }
@@ -170,8 +173,9 @@ impl DnsRules {
         if query.query_type() == RecordType::AAAA && !ipv6 {
             return refuse(ResponseCode::NoError);
         }
+        // The fill levels are in the order of `INTERVALS`.
         let interval = INTERVALS[self.host.gauge.get() as usize];
-        tokio::time::sleep(self.pace.delay(Instant::now(), interval)).await;
+        tokio::time::sleep(self.forward_limiter.delay(Instant::now(), interval)).await;
         match upstream::resolve(question, &message, &upstreams, over).await {
             Some(answer) => Some(answer),
             None => refuse(ResponseCode::ServFail),
@@ -213,16 +217,17 @@ impl DnsRules {
     }
 }
 
-async fn datagrams(socket: Arc<UdpSocket>, rules: Arc<DnsRules>) {
+async fn serve_udp(socket: Arc<UdpSocket>, rules: Arc<DnsRules>) {
     let permits = Arc::new(Semaphore::new(MAX_QUESTIONS));
     let mut buffer = vec![0; MAX_QUESTION_BYTES];
     loop {
-        rules.wait_for_intake().await;
+        rules.wait_for_read().await;
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
             // The socket reports an ICMP error, for example a closed port, of an earlier answer.
             tokio::task::yield_now().await;
             continue;
         };
+        // Too many questions are in flight: drop this one. The guest's resolver repeats it.
         let Ok(permit) = permits.clone().try_acquire_owned() else {
             continue;
         };
@@ -230,6 +235,7 @@ async fn datagrams(socket: Arc<UdpSocket>, rules: Arc<DnsRules>) {
         let (socket, rules) = (socket.clone(), rules.clone());
         tokio::spawn(async move {
             if let Some(answer) = rules.answer(&question, upstream::DnsTransport::Udp).await {
+                // Ignore the error: the guest repeats the question.
                 let _ = socket.send_to(&answer, from).await;
             }
             drop(permit);
@@ -237,7 +243,7 @@ async fn datagrams(socket: Arc<UdpSocket>, rules: Arc<DnsRules>) {
     }
 }
 
-async fn connections(listener: TcpListener, rules: Arc<DnsRules>) {
+async fn serve_tcp(listener: TcpListener, rules: Arc<DnsRules>) {
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         // Further connections wait in the backlog for a permit.
@@ -249,7 +255,7 @@ async fn connections(listener: TcpListener, rules: Arc<DnsRules>) {
                 let rules = rules.clone();
                 tokio::spawn(async move {
                     // Ignore the error: the guest sees a closed connection.
-                    let _ = connection(stream, &rules).await;
+                    let _ = serve_connection(stream, &rules).await;
                     drop(permit);
                 });
             }
@@ -260,9 +266,10 @@ async fn connections(listener: TcpListener, rules: Arc<DnsRules>) {
 }
 
 /// Answers the questions of a connection in order (RFC 1035 4.2.2).
-async fn connection(mut stream: TcpStream, rules: &DnsRules) -> io::Result<()> {
+async fn serve_connection(mut stream: TcpStream, rules: &DnsRules) -> io::Result<()> {
+    // The UDP server and all connections of the guest share one rate limit.
     loop {
-        rules.wait_for_intake().await;
+        rules.wait_for_read().await;
         let length = tokio::time::timeout(IDLE_TIMEOUT, stream.read_u16()).await??;
         let mut question = vec![0; usize::from(length)];
         tokio::time::timeout(IDLE_TIMEOUT, stream.read_exact(&mut question)).await??;

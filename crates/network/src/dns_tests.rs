@@ -88,7 +88,7 @@ async fn a_connection_is_answered_question_by_question() {
         .unwrap();
     let (stream, _) = listener.accept().await.unwrap();
     let rules = server.rules.clone();
-    let task = tokio::spawn(async move { connection(stream, &rules).await });
+    let task = tokio::spawn(async move { serve_connection(stream, &rules).await });
     for _ in 0..2 {
         let question = question();
         client.write_u16(question.len() as u16).await.unwrap();
@@ -112,7 +112,7 @@ async fn names_have_no_ipv6_addresses_without_an_ipv6_route() {
 }
 
 #[tokio::test]
-async fn the_control_planes_name_is_answered_here_and_only_where_rules_name_it() {
+async fn the_control_planes_name_is_resolved_locally_if_rules_contain_it() {
     let api = |wanted| {
         let mut question = Message::new(78, MessageType::Query, OpCode::Query);
         let name = Name::from_ascii("API.jiffy.internal.").unwrap();
@@ -142,7 +142,7 @@ async fn the_control_planes_name_is_answered_here_and_only_where_rules_name_it()
 }
 
 #[tokio::test]
-async fn a_flood_of_questions_is_read_no_faster_than_others_can_bear() {
+async fn a_flood_of_questions_is_read_at_a_limited_rate() {
     let (server, at) = server("", None).await;
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let question = question();
@@ -154,7 +154,7 @@ async fn a_flood_of_questions_is_read_no_faster_than_others_can_bear() {
     };
     let time = Duration::from_millis(500);
     let _ = tokio::time::timeout(time, flood).await;
-    let asked: u64 = server
+    let recorded: u64 = server
         .rules
         .record
         .read()
@@ -164,5 +164,5 @@ async fn a_flood_of_questions_is_read_no_faster_than_others_can_bear() {
         .sum();
     // The burst, and one question per 2 ms. Some were read before a late timer.
     let maximum = u64::from(BURST) + 500 / 2 + 100;
-    assert!((10..=maximum).contains(&asked), "{asked}");
+    assert!((10..=maximum).contains(&recorded), "{recorded}");
 }

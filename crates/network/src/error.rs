@@ -1,4 +1,4 @@
-//! Errors of networks.
+//! Errors of the network component.
 
 use std::io;
 
@@ -17,12 +17,12 @@ pub enum NetError {
         source: io::Error,
     },
     /// A program failed. The error has the first line of its output.
-    #[error("{program} failed: {said}")]
+    #[error("{program} failed: {message}")]
     Program {
         /// Its name.
         program: &'static str,
         /// The first line of its output.
-        said: String,
+        message: String,
     },
     /// Rules that cannot be enforced.
     #[error(transparent)]
@@ -47,6 +47,7 @@ pub enum NetError {
     Full(u32),
 }
 
+/// Returns a conversion of I/O errors for `map_err`. `what` describes the failed operation.
 impl NetError {
     pub(crate) fn host(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();

@@ -1,4 +1,5 @@
-//! IP forwarding of the host. If it was off before, only sandboxes are forwarded.
+//! IP forwarding of the host, which sandboxes need. If forwarding was off before, a table prevents
+//! the host from forwarding between its other devices.
 
 use crate::NetError;
 use crate::claim::RangeClaims;
@@ -37,15 +38,16 @@ impl IpVersion {
 
     /// Returns the path of the file with the original values of the changed settings. Each line has
     /// a path and a value.
-    fn note(self, claims: &RangeClaims) -> PathBuf {
+    fn saved_values_path(self, claims: &RangeClaims) -> PathBuf {
         claims.file(match self {
             Self::V4 => "forwarding",
             Self::V6 => "forwarding6",
         })
     }
 
-    /// Returns the listing of that table, if it exists.
-    fn listed(self) -> Option<String> {
+    /// Returns the content of [`Self::table`] as listed by `nft`. `None` if the table does not
+    /// exist.
+    fn listed_table(self) -> Option<String> {
         program::run("nft", &["list", "table", "inet", self.table()], "").ok()
     }
 
@@ -116,16 +118,19 @@ pub(crate) fn start(
     version: IpVersion,
     uplink: &str,
 ) -> Result<(), NetError> {
-    let note = version.note(claims);
+    let saved_values_path = version.saved_values_path(claims);
     // A file without the table that was created with it is stale.
-    let ours = note.exists() && version.listed().is_some();
-    if version.is_on()? && !ours {
+    let is_own = saved_values_path.exists() && version.listed_table().is_some();
+    if version.is_on()? && !is_own {
         return Ok(());
     }
     let devices = devices()?;
     let settings = version.settings(uplink, &devices);
-    // The table and file of an earlier daemon hold the original values.
-    if !ours {
+    // The table and the file of an earlier daemon hold the original devices and values. Reading
+    // them again would record this program's own changes.
+    if !is_own {
+        // Block other devices and save the original values before changing any setting. After a
+        // crash, a later daemon can then restore them.
         block_other_devices(version, &devices)?;
         let mut before = String::new();
         for (path, _) in &settings {
@@ -133,7 +138,10 @@ pub(crate) fn start(
                 fs::read_to_string(path).map_err(NetError::host(format!("reading {path}")))?;
             before += &format!("{path} {}\n", value.trim());
         }
-        fs::write(&note, before).map_err(NetError::host(format!("writing {}", note.display())))?;
+        fs::write(&saved_values_path, before).map_err(NetError::host(format!(
+            "writing {}",
+            saved_values_path.display()
+        )))?;
     }
     for (path, value) in &settings {
         fs::write(path, value).map_err(NetError::host(format!("setting {path}")))?;
@@ -145,6 +153,7 @@ pub(crate) fn start(
 fn block_other_devices(version: IpVersion, devices: &[String]) -> Result<(), NetError> {
     let names: Vec<String> = devices
         .iter()
+        // A quotation mark would end the string in the script.
         .filter(|name| !name.contains('"'))
         .map(|name| format!("\"{name}\""))
         .collect();
@@ -165,8 +174,11 @@ table inet {table} {{
 /// Restores the original values if this program changed them and no new devices exist. New devices,
 /// for example of containers, may rely on forwarding.
 pub(crate) fn stop(claims: &RangeClaims, version: IpVersion) {
-    let note = version.note(claims);
-    let (Ok(before), Some(table)) = (fs::read_to_string(&note), version.listed()) else {
+    let saved_values_path = version.saved_values_path(claims);
+    let (Ok(before), Some(table)) = (
+        fs::read_to_string(&saved_values_path),
+        version.listed_table(),
+    ) else {
         return;
     };
     let others = devices().is_ok_and(|devices| {
@@ -175,6 +187,7 @@ pub(crate) fn stop(claims: &RangeClaims, version: IpVersion) {
             .any(|name| !table.contains(&format!("\"{name}\"")))
     });
     if others {
+        // The saved values remain as well, so that a later call can restore them.
         // Leave the table in place: without it, the host would forward for all devices.
         tracing::info!("left forwarding enabled: new network devices may need it");
         return;
@@ -193,6 +206,8 @@ pub(crate) fn stop(claims: &RangeClaims, version: IpVersion) {
         }
     }
     let table = version.table();
+    // Ignore errors: a table without its file has no effect once forwarding is off, and a file
+    // without its table is ignored.
     let _ = program::nft(&format!("table inet {table}\ndelete table inet {table}\n"));
-    let _ = fs::remove_file(note);
+    let _ = fs::remove_file(saved_values_path);
 }

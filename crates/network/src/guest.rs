@@ -2,17 +2,17 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Address of the guest. It is link-local, so that it does not hide an address the guest may want
-/// to reach.
+/// Address of the guest. It is link-local, so that it hides no address that the guest may want to
+/// reach.
 pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 21);
-/// Length of its network's prefix.
+/// Prefix length of the guest's IPv4 network.
 pub const PREFIX: u8 = 30;
 /// Gateway and name server of the guest.
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 22);
 /// IPv6 address of the guest, unique local ("jiffy" in ASCII, RFC 4193). Resolvers prefer IPv4 for
 /// names with both (RFC 6724).
 pub const ADDRESS6: Ipv6Addr = Ipv6Addr::new(0xfd6a, 0x6966, 0x6679, 0, 0, 0, 0, 0x21);
-/// Length of its network's prefix.
+/// Prefix length of the guest's IPv6 network.
 pub const PREFIX6: u8 = 126;
 /// IPv6 gateway of the guest.
 pub const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd6a, 0x6966, 0x6679, 0, 0, 0, 0, 0x22);
@@ -32,6 +32,7 @@ pub fn cmdline() -> String {
     )
 }
 
-pub(crate) fn text(mac: [u8; 6]) -> String {
+/// Formats a MAC address.
+pub(crate) fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|b| format!("{b:02x}")).join(":")
 }

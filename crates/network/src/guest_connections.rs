@@ -1,8 +1,8 @@
 //! TCP connections from the daemon to servers in a guest, over the guest's interface.
 //!
-//! A guest that is terminated does not close its connections. After a rollback, a guest may have a
-//! connection with the same ports in another state. Therefore all connections are aborted when
-//! their guest is terminated or rolled back.
+//! The guest's end of a connection is not closed when a guest is terminated. After a rollback, the
+//! guest may have a connection with the same ports in another state. Therefore the daemon aborts
+//! all its connections when their guest is terminated or rolled back.
 
 use crate::NetError;
 use crate::guest::ADDRESS;
@@ -33,16 +33,18 @@ pub(crate) struct GuestConnections(Arc<Mutex<ConnectionsState>>);
 
 #[derive(Debug, Default)]
 struct ConnectionsState {
-    /// Number of times that all connections were aborted.
+    /// Number of times that all connections were aborted. A connection belongs to the guest only if
+    /// the number has not changed since the attempt started.
     epoch: u64,
-    /// Sockets of open connections by serial number. Each is removed before it is closed.
+    /// Sockets of open connections by serial number. Each is removed before it is closed, because
+    /// [`GuestStream`] drops its entry before its stream.
     open: HashMap<u64, RawFd>,
     next: u64,
     /// Time before which no attempts are made, because the guest or an older slot did not answer.
     silent_until: Option<Instant>,
 }
 
-/// Registration of an open connection.
+/// Registration of an open connection. Dropping this value removes the registration.
 struct OpenConnection {
     of: Arc<Mutex<ConnectionsState>>,
     number: u64,
@@ -78,6 +80,7 @@ impl GuestConnections {
             .await
             .inspect_err(|e| tracing::debug!(error = %e, "cannot connect to a guest"));
         let connecting = opened.ok()?.connect((ADDRESS, port).into());
+        // The lock is not held while waiting, so that `abort_all` never waits for a guest.
         let Ok(connected) = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await else {
             self.0.lock().silent_until = Some(Instant::now() + SILENCE_PAUSE);
             return None;
@@ -117,20 +120,21 @@ impl GuestConnections {
 /// Opens a socket in this thread's network namespace.
 fn open() -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
+    // Requests and responses are often small.
     socket.set_nodelay(true)?;
     socket.set_recv_buffer_size(BUFFER_BYTES)?;
     socket.set_send_buffer_size(BUFFER_BYTES)?;
     Ok(socket)
 }
 
-/// Aborts a connection for its readers and writers. Closes without lingering: a lingering socket
-/// would keep the network namespace alive.
+/// Shuts down a connection in both directions, so that pending reads and writes end. Disables
+/// lingering: a lingering socket would keep the network namespace alive.
 fn abort(stream: BorrowedFd<'_>) {
     let at_once = libc::linger {
         l_onoff: 1,
         l_linger: 0,
     };
-    // The calls fail only for connections that have already ended.
+    // Ignore errors: the calls fail only for connections that have already ended.
     let _ = setsockopt(&stream, sockopt::Linger, &at_once);
     let _ = socket::shutdown(stream.as_raw_fd(), Shutdown::Both);
 }
@@ -149,23 +153,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_of_a_guest_ends_its_connections_for_their_readers() {
+    async fn aborted_connections_end_for_their_readers() {
         let connections = GuestConnections::default();
         let (ours, mut theirs) = pair().await;
         let mut stream = connections.register(ours, 0).unwrap();
         let reading = async {
-            let mut heard = Vec::new();
-            stream.read_to_end(&mut heard).await.map(|_| heard)
+            let mut received = Vec::new();
+            stream.read_to_end(&mut received).await.map(|_| received)
         };
-        let ((), heard) = tokio::join!(async { connections.abort_all() }, reading);
-        assert_eq!(heard.unwrap(), b"");
+        let ((), received) = tokio::join!(async { connections.abort_all() }, reading);
+        assert_eq!(received.unwrap(), b"");
         drop(stream);
         // The connection is reset or closed: no byte can be read.
         assert!(theirs.read_u8().await.is_err());
     }
 
     #[tokio::test]
-    async fn a_connection_begun_before_a_rollback_is_not_one_to_the_guest_after_it() {
+    async fn a_connection_attempted_before_a_rollback_is_aborted() {
         let connections = GuestConnections::default();
         connections.abort_all();
         assert!(connections.register(pair().await.0, 0).is_none());
@@ -173,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closed_connections_are_forgotten() {
+    async fn closed_connections_are_unregistered() {
         let connections = GuestConnections::default();
         for _ in 0..1000 {
             drop(connections.register(pair().await.0, 0));

@@ -13,8 +13,9 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// server responds.
 const MAX_ADDRESSES: usize = 40;
 
-/// Returns `addresses` with `port`, alternating between IP versions and starting with IPv4.
-pub(crate) fn in_turns(addresses: &[IpAddr], port: u16) -> Vec<SocketAddr> {
+/// Returns `addresses` with `port`, alternating between IP versions and starting with IPv4. Returns
+/// at most [`MAX_ADDRESSES`].
+pub(crate) fn alternate_versions(addresses: &[IpAddr], port: u16) -> Vec<SocketAddr> {
     let of = |v4: bool| addresses.iter().filter(move |ip| ip.is_ipv4() == v4);
     let (mut v4, mut v6) = (of(true), of(false));
     let mut all = Vec::with_capacity(addresses.len());
@@ -28,7 +29,7 @@ pub(crate) fn in_turns(addresses: &[IpAddr], port: u16) -> Vec<SocketAddr> {
 
 /// Connects to the first of `addresses` that responds. Tries the next address when an attempt fails
 /// or takes longer than 250 ms. Returns `None` if all attempts fail, or after 10 s.
-pub(crate) async fn first<T, F>(
+pub(crate) async fn connect_first<T, F>(
     addresses: Vec<SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,
 ) -> Option<T>
@@ -41,10 +42,13 @@ where
     let mut attempts = JoinSet::new();
     loop {
         match addresses.next() {
+            // Dropping the handle does not abort the attempt. The set aborts all attempts when this
+            // function returns.
             Some(address) => drop(attempts.spawn(connect(address))),
             None if attempts.is_empty() => return None,
             None => {}
         }
+        // Without further addresses, wait for the running attempts until the deadline.
         let due = match addresses.len() {
             0 => deadline,
             _ => deadline.min(Instant::now() + ATTEMPT_DELAY),
@@ -70,18 +74,24 @@ mod tests {
     }
 
     #[test]
-    fn versions_take_turns_and_their_number_is_bounded() {
+    fn versions_alternate_and_the_number_of_addresses_is_bounded() {
         let of = |text: &str| text.parse::<IpAddr>().unwrap();
         let mixed = ["192.0.2.1", "192.0.2.2", "192.0.2.3", "2600::1"].map(of);
-        let turns: Vec<IpAddr> = in_turns(&mixed, 443).iter().map(SocketAddr::ip).collect();
+        let turns: Vec<IpAddr> = alternate_versions(&mixed, 443)
+            .iter()
+            .map(SocketAddr::ip)
+            .collect();
         let wanted = ["192.0.2.1", "2600::1", "192.0.2.2", "192.0.2.3"].map(of);
         assert_eq!(turns, wanted);
-        assert_eq!(in_turns(&vec![of("2600::1"); 100], 80).len(), MAX_ADDRESSES);
-        assert_eq!(in_turns(&[], 80), []);
+        assert_eq!(
+            alternate_versions(&vec![of("2600::1"); 100], 80).len(),
+            MAX_ADDRESSES
+        );
+        assert_eq!(alternate_versions(&[], 80), []);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn addresses_that_do_not_answer_delay_the_others_by_moments() {
+    async fn an_unresponsive_address_delays_the_next_one_briefly() {
         let began = Instant::now();
         let connect = |address: SocketAddr| async move {
             if address == addresses(7..=7)[0] {
@@ -89,20 +99,20 @@ mod tests {
             }
             std::future::pending().await
         };
-        let found = first(addresses(1..=20), connect).await;
+        let found = connect_first(addresses(1..=20), connect).await;
         assert_eq!(found, Some(addresses(7..=7)[0]));
         assert_eq!(began.elapsed(), 6 * ATTEMPT_DELAY);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failed_attempts_delay_nothing_and_all_have_an_end() {
+    async fn failed_attempts_do_not_delay_and_all_attempts_time_out() {
         let began = Instant::now();
         let failing = |_| std::future::ready(None::<()>);
-        assert_eq!(first(addresses(1..=20), failing).await, None);
-        assert_eq!(first(Vec::new(), failing).await, None);
+        assert_eq!(connect_first(addresses(1..=20), failing).await, None);
+        assert_eq!(connect_first(Vec::new(), failing).await, None);
         assert_eq!(began.elapsed(), Duration::ZERO);
         let silent = |_| std::future::pending::<Option<()>>();
-        assert_eq!(first(addresses(1..=2), silent).await, None);
+        assert_eq!(connect_first(addresses(1..=2), silent).await, None);
         assert_eq!(began.elapsed(), CONNECT_TIMEOUT);
     }
 }

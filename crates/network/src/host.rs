@@ -1,4 +1,5 @@
-//! The host's nftables table, and exceptions in firewalls that drop forwarded packets.
+//! The host's nftables table, which all packets of sandboxes pass, and exceptions in firewalls that
+//! drop forwarded packets.
 
 use crate::NetError;
 use crate::claim::RangeClaims;
@@ -13,12 +14,13 @@ use crate::slot_layout::{prefix, range6, table};
 use ipnet::{Ipv4Net, Ipv6Net};
 use jiffy_engine_api::RefusalReason;
 
-/// Minimum MTU that is assumed for the uplink.
-const SMALLEST_USUAL_MTU: u32 = 1280;
+/// Minimum MTU in bytes that is assumed for the uplink (the minimum of IPv6, RFC 8200 5).
+const MIN_UPLINK_MTU: u32 = 1280;
 
 /// Permits sandboxes with addresses in `range` to reach other hosts, but not the addresses of this
 /// host. Replaces the rules of an earlier daemon. IPv6 is included if the host has a route through
-/// `uplink6`. `own` has the host's addresses if the host is behind a router (rootless mode).
+/// `uplink6`. `own` has the host's addresses in rootless mode, where the table is in a router's
+/// namespace and not in the host's.
 pub(crate) fn set_up(
     claims: &RangeClaims,
     tag: &str,
@@ -28,6 +30,7 @@ pub(crate) fn set_up(
     own: Option<&HostAddresses>,
 ) -> Result<(), NetError> {
     let range6 = uplink6.map(|_| range6(tag));
+    // The table must be active before packets are forwarded.
     program::nft(&script(tag, range, range6, limits, own))?;
     forwarding::start(claims, IpVersion::V4, "")?;
     if let (Some(uplink), Some(range)) = (uplink6, range6) {
@@ -35,11 +38,12 @@ pub(crate) fn set_up(
         // Drop packets to removed sandboxes instead of sending them to other hosts.
         program::ip(&[format!("route replace blackhole {range}")])?;
     }
-    pass_firewall(tag, true);
+    permit_in_firewalls(tag, true);
     Ok(())
 }
 
-/// Removes the rules and remaining namespaces.
+/// Removes the namespaces, devices, rules and the claim of the data directory with this tag. Errors
+/// are ignored: each object may already be removed.
 pub(crate) fn tear_down(claims: &RangeClaims, tag: &str) {
     let prefix = prefix(tag);
     for name in namespace::list(&prefix) {
@@ -51,19 +55,22 @@ pub(crate) fn tear_down(claims: &RangeClaims, tag: &str) {
             let _ = program::ip(&[format!("link del {name}")]);
         }
     }
-    pass_firewall(tag, false);
+    permit_in_firewalls(tag, false);
     // Ignore the error: the route may not exist.
     let _ = program::ip(&[format!("route del blackhole {}", range6(tag))]);
     let table = table(tag);
     let _ = program::nft(&format!("table inet {table}\ndelete table inet {table}\n"));
+    // Release the claim last, so that no other daemon takes the range while rules remain.
     claims.release(tag);
-    namespace::release();
+    namespace::unmount_if_empty();
+    // Other daemons of this host still need forwarding.
     if claims.all().is_empty() {
         forwarding::stop(claims, IpVersion::V4);
         forwarding::stop(claims, IpVersion::V6);
     }
 }
 
+/// Returns the script of the host's table, which replaces an existing table.
 fn script(
     tag: &str,
     range: Ipv4Net,
@@ -74,7 +81,7 @@ fn script(
     let sets = own.map_or_else(String::new, HostAddresses::sets);
     let own = own.map_or("", |_| HostAddresses::rules());
     let counted = limits.chains();
-    let (timeouts, shorten) = conntrack::ended_if_known();
+    let (timeouts, shorten) = conntrack::short_timeouts_if_supported();
     let (table, slots) = (table(tag), format!("\"{}*\"", prefix(tag)));
     let own6 = range6.map_or_else(
         || "meta nfproto ipv6 drop".to_owned(),
@@ -83,9 +90,9 @@ fn script(
     let leaving6 = range6.map_or_else(String::new, |range| {
         format!("\n    ip6 saddr {range} oifname != {slots} masquerade")
     });
-    // "jf*" matches slots of all data directories. The chain runs before DNAT, because a published
-    // port of this host is a service of this host, too. Packets in state invalid would leave
-    // without address translation.
+    // "jf*" matches the slots of all data directories. The chain `arriving` runs before DNAT,
+    // because a published port of this host is a service of this host, too. Packets in state
+    // invalid are dropped, because they would leave without address translation.
     format!(
         r#"table inet {table}
 delete table inet {table}
@@ -127,15 +134,17 @@ table inet {table} {{
 /// Adds or removes rules that accept the forwarded packets of sandboxes. Docker drops forwarded
 /// packets unless a rule in its own chains accepts them, and a separate table cannot override that.
 /// Therefore two rules are added to `DOCKER-USER`, or to `FORWARD` if its policy is to drop.
-fn pass_firewall(tag: &str, enable: bool) {
+fn permit_in_firewalls(tag: &str, enable: bool) {
     for program in ["iptables", "ip6tables"] {
         if program::find(program).is_some() {
-            pass_tables(program, tag, enable);
+            permit_in_firewall(program, tag, enable);
         }
     }
 }
 
-fn pass_tables(program: &'static str, tag: &str, enable: bool) {
+/// Adds or removes the rules with `program`, which is `iptables` or `ip6tables`.
+fn permit_in_firewall(program: &'static str, tag: &str, enable: bool) {
+    // Wait at most 5 s for the lock that other users of iptables hold.
     let tables = |args: &[&str]| program::run(program, &[&["-w", "5"][..], args].concat(), "");
     let devices = format!("{}+", prefix(tag));
     for chain in ["DOCKER-USER", "FORWARD"] {
@@ -156,6 +165,7 @@ fn pass_tables(program: &'static str, tag: &str, enable: bool) {
                 tracing::warn!(error = %e, "cannot change firewall rules: sandboxes may lack network access");
             }
         }
+        // The chain accepts the packets, so `FORWARD` needs no rules.
         if enable && chain == "DOCKER-USER" {
             return;
         }
@@ -176,10 +186,10 @@ pub(crate) fn logs_refusals() -> bool {
 }
 
 /// Returns the MTU in bytes of the host's default route, at most 1500.
-pub(crate) fn mtu_out() -> u32 {
-    let usual = u32::from(crate::guest::MTU);
+pub(crate) fn uplink_mtu() -> u32 {
+    let max = u32::from(crate::guest::MTU);
     let routes = program::run("ip", &["-4", "route", "show", "default"], "").unwrap_or_default();
     let device = routes.split_whitespace().skip_while(|w| *w != "dev").nth(1);
     let mtu = device.and_then(|device| device::mtu(device).ok());
-    mtu.unwrap_or(usual).clamp(SMALLEST_USUAL_MTU, usual)
+    mtu.unwrap_or(max).clamp(MIN_UPLINK_MTU, max)
 }

@@ -1,4 +1,4 @@
-//! Test for addresses of the host.
+//! Test whether an address belongs to the host itself.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 

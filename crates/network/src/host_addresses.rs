@@ -1,9 +1,9 @@
 //! Addresses of the host, which sandboxes in rootless mode must not reach.
 //!
-//! With root, the host's routes identify packets to addresses of the host. In rootless mode,
-//! packets leave through a program that opens connections on behalf of sandboxes. For that program,
-//! the host's addresses are like any other. Therefore the table of the router contains the host's
-//! addresses and is updated when they change.
+//! With root privileges, the host's routing table identifies packets to addresses of the host. In
+//! rootless mode, packets leave through a program that opens connections on behalf of sandboxes. To
+//! that program, the host's addresses are like any other. Therefore the table in the router's
+//! namespace contains the host's addresses and is updated when they change.
 
 use crate::NetError;
 use crate::device;
@@ -94,11 +94,13 @@ impl AddressChanges {
             SockProtocol::NetlinkRoute,
         )
         .map_err(failed)?;
+        // Subscribe before reading, so that no change in between is lost.
         bind(socket.as_raw_fd(), &NetlinkAddr::new(0, ADDRESS_GROUPS)).map_err(failed)?;
         Ok((Self(socket), HostAddresses::read()?))
     }
 
-    /// Starts a thread that updates the table of `tag`, which currently contains `known`.
+    /// Starts a thread that updates the table of `tag`, which currently contains the addresses in
+    /// `known`.
     pub fn follow(self, tag: &str, known: HostAddresses) -> Result<AddressFollower, NetError> {
         let failed = || NetError::host("following changes of addresses");
         let (stop, stopped) = UnixStream::pair().map_err(failed())?;
@@ -113,6 +115,7 @@ impl AddressChanges {
         })
     }
 
+    /// Thread function: updates the table until the other end of `stopped` is closed.
     fn run(&self, tag: &str, mut known: HostAddresses, stopped: &UnixStream) {
         let mut buffer = [0; 8192];
         loop {
@@ -127,7 +130,8 @@ impl AddressChanges {
             if fds[1].revents != 0 || (count < 0 && Errno::last() != Errno::EINTR) {
                 return;
             }
-            // Neither the content nor lost messages matter: the addresses are read again.
+            // Discard the messages: the addresses are read again, so neither the content nor lost
+            // messages matter.
             while recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok_and(|n| n > 0)
             {
             }
@@ -145,6 +149,8 @@ impl AddressChanges {
                     tracing::error!(
                         error = %e, "cannot block the host's addresses: disconnecting sandboxes"
                     );
+                    // Sandboxes must not reach an address that the table does not block. An error
+                    // here cannot be handled further.
                     let _ = namespace::outside(disconnect);
                     return;
                 }
@@ -153,7 +159,8 @@ impl AddressChanges {
     }
 }
 
-/// Switches off all uplinks of this thread's network namespace, but not the devices of slots.
+/// Switches off all uplinks of this thread's network namespace, but not the devices of slots
+/// (`jf*`) and not the loopback device.
 fn disconnect() -> Result<(), NetError> {
     let names = device::names().map_err(NetError::host("listing network devices"))?;
     for name in names

@@ -1,8 +1,9 @@
-//! Networks of sandboxes: network slots created in advance, egress rules, DNS and connection
-//! records.
+//! Networks of sandboxes: slots (network namespaces with devices, created in advance), egress
+//! rules, DNS and connection records.
 //!
 //! [`Network`] manages the slots of one data directory, [`SlotLease`] is a slot in use by a guest,
-//! and [`EgressPolicy`] has the rules for that guest.
+//! and [`EgressPolicy`] has the rules for that guest. The engines attach guests to slots, and the
+//! daemon changes the rules.
 
 mod claim;
 mod connections;

@@ -1,4 +1,5 @@
-//! Named network namespaces, in a directory of the daemon.
+//! Named network namespaces. Each name is a file in a directory of the daemon, on which the
+//! namespace is mounted, as `ip netns` does.
 //!
 //! The directory of `ip netns` is unsuitable: the first `ip netns add` of any program on the host
 //! mounts that directory over itself. Earlier names are then hidden below the mount, and can
@@ -37,6 +38,7 @@ pub(crate) fn base_dir() -> &'static Path {
     jiffy_rootless::current().map_or(Path::new(BASE_DIR), |own| own.directory())
 }
 
+/// Returns the directory of names.
 fn directory() -> PathBuf {
     base_dir().join(NAMES_DIR)
 }
@@ -61,6 +63,7 @@ pub(crate) fn path(name: &str) -> PathBuf {
     own
 }
 
+/// Returns the paths of `name` in the current directory and in the directory of earlier versions.
 fn paths(name: &str) -> [PathBuf; 2] {
     [
         directory().join(name),
@@ -95,7 +98,7 @@ pub(crate) fn create<T: Send>(
     on_thread(|| {
         unshare(CloneFlags::CLONE_NEWNET)
             .map_err(|e| NetError::host("creating a network namespace")(e.into()))?;
-        give_name(name)?;
+        bind_name(name)?;
         work().inspect_err(|_| {
             remove(name);
         })
@@ -144,6 +147,8 @@ fn remove_at(path: &Path) -> bool {
             break;
         }
     }
+    // The name is free if no file is left. Without the tmpfs, a component of the path may be
+    // missing.
     // Removing the file also detaches its mounts in other mount namespaces (Linux 3.18).
     match fs::remove_file(path) {
         Ok(()) => true,
@@ -154,6 +159,7 @@ fn remove_at(path: &Path) -> bool {
     }
 }
 
+/// Locks the directory of names. The lock is released when the result is dropped.
 fn lock() -> Result<Flock<File>, NetError> {
     let path = base_dir().join(LOCK_FILE);
     let failed = || NetError::host(format!("locking {}", path.display()));
@@ -167,16 +173,16 @@ fn lock() -> Result<Flock<File>, NetError> {
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| failed()(e.into()))
 }
 
-/// Returns true if the directory is a mount.
+/// Returns true if the directory of names is a mount: then it is on another device than its parent.
 fn is_mounted() -> bool {
     let device = |path: &Path| fs::metadata(path).map(|data| data.dev()).ok();
     let above = device(base_dir());
     device(&directory()).is_some_and(|own| Some(own) != above)
 }
 
-/// Mounts a tmpfs on the directory. Its mounts do not propagate, and a bind mount of `/run` does
-/// not include it. The caller must hold the lock.
-fn prepare() -> Result<(), NetError> {
+/// Mounts a tmpfs on the directory of names. Mounts in the tmpfs do not propagate to other mount
+/// namespaces, and a bind mount of `/run` does not include them. The caller must hold the lock.
+fn mount_names_dir() -> Result<(), NetError> {
     if is_mounted() {
         return Ok(());
     }
@@ -202,12 +208,13 @@ fn prepare() -> Result<(), NetError> {
     })
 }
 
-/// Unmounts the directory if no names remain.
+/// Unmounts the directory of names if no names remain.
 ///
 /// Does not remove the directory itself: in another mount namespace, a daemon may have its own
 /// mount on it, which this process does not see. Removing the directory would detach that mount
 /// with all its names.
-pub(crate) fn release() {
+pub(crate) fn unmount_if_empty() {
+    // Without the lock, another daemon may be adding a name.
     let Ok(_lock) = lock() else {
         return;
     };
@@ -219,9 +226,11 @@ pub(crate) fn release() {
     }
 }
 
-fn give_name(name: &str) -> Result<(), NetError> {
+/// Mounts the network namespace of this thread on the file `name`, so that it outlives its
+/// processes.
+fn bind_name(name: &str) -> Result<(), NetError> {
     let _lock = lock()?;
-    prepare()?;
+    mount_names_dir()?;
     let path = directory().join(name);
     let failed = || NetError::host(format!("mounting {}", path.display()));
     File::create_new(&path).map_err(failed())?;
@@ -233,11 +242,14 @@ fn give_name(name: &str) -> Result<(), NetError> {
         None::<&str>,
     )
     .map_err(|e: Errno| {
+        // Do not leave an unmounted file, which would look like a name.
         let _ = fs::remove_file(&path);
         failed()(e.into())
     })
 }
 
+/// Runs `work` on a new thread, so that a change of the namespace does not affect the caller's
+/// thread.
 fn on_thread<T: Send>(work: impl FnOnce() -> Result<T, NetError> + Send) -> Result<T, NetError> {
     thread::scope(|scope| {
         let thread = thread::Builder::new()

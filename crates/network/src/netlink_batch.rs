@@ -1,7 +1,7 @@
-//! Netlink requests: batches and dumps.
+//! Netlink requests that are sent in batches, and dumps of the kernel's objects.
 //!
-//! The kernel processes requests of these kinds before `send` returns. Its answers are then already
-//! in the socket, and reading does not block.
+//! The kernel processes these requests before `send` returns. Its answers are then already in the
+//! socket, and reading does not block.
 
 use crate::NetError;
 use netlink_packet_core::{
@@ -46,6 +46,8 @@ impl NetlinkBatch {
     /// Adds a request. `what` describes the operation in errors. With [`NLM_F_ACK`] in `flags`, a
     /// missing acknowledgement is an error.
     pub fn push(&mut self, what: impl Into<String>, kind: u16, flags: u16, body: &[u8]) {
+        // The sequence number is the index of the request, which identifies it in the answers. A
+        // batch has far fewer than 2^32 requests.
         let sequence = u32::try_from(self.requests.len()).unwrap_or(u32::MAX);
         let request = request(kind, flags, sequence, body);
         self.bytes.extend(request);
@@ -147,7 +149,8 @@ fn open(protocol: SockProtocol) -> io::Result<OwnedFd> {
         protocol,
     )?;
     setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES)?;
-    // Without these options, errors have no message and repeat the whole request.
+    // Without these options, errors have no message and repeat the whole request. A kernel without
+    // support still reports the error numbers, so failures are ignored.
     for option in [libc::NETLINK_EXT_ACK, libc::NETLINK_CAP_ACK] {
         let on: libc::c_int = 1;
         // SAFETY: the kernel reads one `int` of the given length at `on` and retains no pointer.
@@ -190,7 +193,7 @@ fn read(
     Ok(true)
 }
 
-/// Returns the available answers by sequence number. Of several answers to a request, the first
+/// Returns the available answers by sequence number. If a request has several answers, the first
 /// error is retained.
 fn answers(socket: &OwnedFd) -> io::Result<HashMap<u32, Answer>> {
     let mut answers: HashMap<u32, Answer> = HashMap::new();
@@ -231,6 +234,8 @@ pub(crate) fn dump(
                 _ => {}
             }
         })?;
+        // All answers of a dump are available without waiting, so an empty socket means a lost
+        // answer.
         if !more && end.is_none() {
             return Err(io::Error::other("the kernel's dump is incomplete"));
         }

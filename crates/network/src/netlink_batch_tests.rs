@@ -17,7 +17,7 @@ fn answer(capped: bool) -> (u16, Vec<u8>) {
 }
 
 #[test]
-fn an_answer_tells_the_kernels_message() {
+fn an_answer_contains_the_kernels_message() {
     for capped in [false, true] {
         let (flags, payload) = answer(capped);
         let read = Answer::parse(flags, &payload).unwrap();

@@ -1,4 +1,5 @@
-//! Network of one data directory's sandboxes, with slots created in advance.
+//! Network of one data directory's sandboxes: set-up of the host, and leases of slots that are
+//! created in advance.
 
 use crate::NetError;
 use crate::claim::{self, RangeClaims};
@@ -90,6 +91,7 @@ pub struct Network(Arc<NetworkState>);
 fn check_requirements(nic: NicKind) -> Result<(), NetError> {
     let unable = |why: &str| Err(NetError::Unable(why.to_owned()));
     match jiffy_rootless::current().map(|own| own.uplink()) {
+        // Rootless mode without a connection to the host's network.
         Some(Err(why)) => return unable(why),
         None if !nix::unistd::Uid::effective().is_root() => {
             return unable(
@@ -107,10 +109,11 @@ fn check_requirements(nic: NicKind) -> Result<(), NetError> {
     Ok(())
 }
 
-/// Removes networks of removed data directories, which have no daemon to do so.
+/// Removes the networks of removed data directories, for which no daemon will do so. Skips the data
+/// directory with the tag `except`.
 fn remove_unowned(claims: &RangeClaims, except: &str) {
     for (tag, claim) in claims.all() {
-        if tag != except && claim.is_gone() {
+        if tag != except && claim.is_orphaned() {
             host::tear_down(claims, &tag);
         }
     }
@@ -138,14 +141,16 @@ impl Network {
         Ok(network)
     }
 
+    /// Opens the network in the network namespace of this thread.
     fn open_here(config: &NetworkConfig, own: Option<&HostAddresses>) -> Result<Self, NetError> {
         let slots = config.slots.clamp(1, 4096);
         let tag = claim::tag(&config.home);
         let claims = RangeClaims::lock()?;
         remove_unowned(&claims, &tag);
+        // Two addresses per slot. The number of bits is at most 13, so the conversions cannot fail.
         let bits = (2 * slots).next_power_of_two().trailing_zeros();
         let length = 32 - u8::try_from(bits).unwrap_or(13);
-        let range = claims.make(&tag, &config.home, config.range, length)?;
+        let range = claims.claim(&tag, &config.home, config.range, length)?;
         let uplink6 = forwarding::uplink6();
         let limits = ConntrackLimits {
             per_sandbox: config.connections.max(1),
@@ -156,21 +161,23 @@ impl Network {
             granted: config.granted.clone(),
             ipv6: uplink6.is_some(),
         };
-        let fits = 1_u64 << (31 - u32::from(range.prefix_len().min(31)));
-        let usual = EgressPolicy::new(&NetworkRules::default(), &reach)?;
+        // The claimed range may be larger or smaller than requested.
+        let range_slots = 1_u64 << (31 - u32::from(range.prefix_len().min(31)));
+        let default_policy = EgressPolicy::new(&NetworkRules::default(), &reach)?;
         let (connections, logs_refusals) = (limits.per_sandbox, host::logs_refusals());
         let slot_config = SlotConfig {
             tag,
             range,
-            mtu: host::mtu_out(),
+            mtu: host::uplink_mtu(),
             connections,
-            rules: Arc::new(SlotRules::new(&usual, connections, logs_refusals)),
+            rules: Arc::new(SlotRules::new(&default_policy, connections, logs_refusals)),
             policies: Arc::default(),
-            usual,
+            default_policy,
             logs_refusals,
         };
-        let mut numbers = SlotNumbers::new(slots.min(u32::try_from(fits).unwrap_or(slots)));
-        (slot_config.numbers().into_iter()).for_each(|number| numbers.enter(number));
+        let mut numbers = SlotNumbers::new(slots.min(u32::try_from(range_slots).unwrap_or(slots)));
+        (slot_config.numbers().into_iter()).for_each(|number| numbers.register(number));
+        // Other daemons may claim ranges only after the host is set up with this one.
         drop(claims);
         let (wake, inbox) = mpsc::channel();
         let upstreams = Arc::new(Upstreams::in_file("/etc/resolv.conf"));
@@ -182,7 +189,7 @@ impl Network {
         .map_err(NetError::host("starting a thread"))?;
         let network = Self(Arc::new(NetworkState {
             config: slot_config,
-            claim: config.home.clone(),
+            home: config.home.clone(),
             reach,
             bursts: Mutex::new(BurstMemory::new(config.ready, MAX_AFTER_BURST)),
             nic: config.nic,
@@ -198,9 +205,10 @@ impl Network {
             follower: Mutex::default(),
             worker: Mutex::default(),
         }));
+        // The first slot shows whether this host can create slots at all.
         let first = network
             .0
-            .make(config.nic)
+            .create_slot(config.nic)
             .inspect_err(|_| network.0.tear_down_if_unused())?;
         network.0.ready.lock().push_back(first);
         network.start_worker(inbox)?;
@@ -236,8 +244,8 @@ impl Network {
     }
 
     /// Returns the policy of a slot without rules of its own, and the name servers of the host.
-    pub(crate) fn usual(&self) -> (&EgressPolicy, &Upstreams) {
-        (&self.0.config.usual, &self.0.upstreams)
+    pub(crate) fn defaults(&self) -> (&EgressPolicy, &Upstreams) {
+        (&self.0.config.default_policy, &self.0.upstreams)
     }
 
     /// Checks that this host can enforce the rules.
@@ -251,13 +259,14 @@ impl Network {
     pub async fn take(&self, nic: NicKind) -> Result<SlotLease, NetError> {
         let (ready, left) = self.0.take_ready(nic);
         self.0.bursts.lock().note_use(Instant::now(), left);
+        // Record the use first: it defers the background work until after this request.
         self.0.note_use();
         self.0.wake();
         let slot = match ready {
             Some(slot) => slot,
             None => {
                 let state = self.0.clone();
-                blocking(move || PendingSlot::make(state, nic))
+                blocking(move || PendingSlot::create(state, nic))
                     .await?
                     .into_slot()?
             }
@@ -267,19 +276,21 @@ impl Network {
 
     /// Adopts the slot of a guest that an earlier daemon left running, and enforces `rules`.
     pub async fn adopt(&self, number: u32, rules: &NetworkRules) -> Result<SlotLease, NetError> {
-        self.0.numbers.lock().enter(number);
+        self.0.numbers.lock().register(number);
         let config = self.0.config.clone();
-        let sockets = blocking(move || slot::listen(&config, number))
+        let sockets = blocking(move || slot::open_sockets(&config, number))
             .await
             .inspect_err(|_| self.0.release(ReleasedSlot::new(number)))?;
         let lease = self.lease(number, None, sockets)?;
-        lease.keep();
+        // The guest must survive this daemon, too, even if the steps below fail.
+        lease.retain();
         // Enforce the rules again: the operator may have changed the permitted private ranges.
         *lease.enforced.lock().await = None;
         lease.replace(rules).await?;
         Ok(lease)
     }
 
+    /// Starts the tasks for the guest in slot `number`. Releases the slot on failure.
     fn lease(
         &self,
         number: u32,
@@ -309,10 +320,10 @@ impl Network {
             _dns: dns,
             _watch: watch,
             proxy: Mutex::default(),
-            enforced: tokio::sync::Mutex::new(Some(self.0.config.usual.clone())),
+            enforced: tokio::sync::Mutex::new(Some(self.0.config.default_policy.clone())),
             policy,
             to_guest: GuestConnections::default(),
-            kept: AtomicBool::new(false),
+            is_retained: AtomicBool::new(false),
         })
     }
 
@@ -341,19 +352,20 @@ impl Network {
         drop(self.0.watcher.lock().take());
         drop(self.0.follower.lock().take());
         if let Some(worker) = self.0.worker.lock().take() {
+            // The panic hook has already reported a panic of the worker.
             let _ = worker.join();
         }
     }
 
     /// Resolves a name with the host's name servers.
     pub async fn lookup(&self, name: &str) -> Vec<IpAddr> {
-        let (policy, upstreams) = self.usual();
+        let (policy, upstreams) = self.defaults();
         upstream::addresses(name, &policy.upstreams(upstreams), policy.ipv6()).await
     }
 
     /// Returns true if a slot without rules of its own can reach `address`.
     pub fn permits(&self, address: IpAddr) -> bool {
-        self.usual().0.allows(address)
+        self.defaults().0.allows(address)
     }
 }
 
@@ -364,8 +376,8 @@ struct PendingSlot {
 }
 
 impl PendingSlot {
-    fn make(state: Arc<NetworkState>, nic: NicKind) -> Result<Self, NetError> {
-        let slot = Some(namespace::outside(|| state.make(nic))?);
+    fn create(state: Arc<NetworkState>, nic: NicKind) -> Result<Self, NetError> {
+        let slot = Some(namespace::outside(|| state.create_slot(nic))?);
         Ok(Self { state, slot })
     }
 

@@ -1,4 +1,4 @@
-//! Shared state of a network, and creation of its slots.
+//! State that a network shares with its slot leases and its worker thread, and creation of slots.
 
 pub(crate) mod slot_worker;
 
@@ -21,13 +21,21 @@ use std::thread;
 use std::time::Instant;
 
 /// State shared by the clones of a network and its leases.
+///
+/// Lock order: `removal` or `wake` before `released`. Every other lock is taken while no lock but
+/// `removal` is held.
 pub(crate) struct NetworkState {
     pub config: SlotConfig,
-    pub claim: PathBuf,
+    /// Data directory, for messages.
+    pub home: PathBuf,
     pub reach: HostReachability,
+    /// Recent bursts, which determine how many slots are created in advance.
     pub bursts: Mutex<BurstMemory>,
+    /// Kind of network interface of the slots created in advance.
     pub nic: NicKind,
+    /// Slots created in advance.
     pub ready: Mutex<VecDeque<Slot>>,
+    /// Allocated slot numbers.
     pub numbers: Mutex<SlotNumbers>,
     /// Slots to be removed.
     pub released: Mutex<VecDeque<ReleasedSlot>>,
@@ -35,7 +43,7 @@ pub(crate) struct NetworkState {
     pub removal: Mutex<()>,
     /// Last use of the network. `None` if it was not used yet.
     pub last_use: Mutex<Option<Instant>>,
-    /// Wakes the thread that creates and removes slots. `None` if the network is closed.
+    /// Wakes the worker thread, which creates and removes slots. `None` if the network is closed.
     pub wake: Mutex<Option<Sender<()>>>,
     pub upstreams: Arc<Upstreams>,
     /// Connector to the control plane, for sandboxes whose rules name it.
@@ -44,6 +52,7 @@ pub(crate) struct NetworkState {
     pub watcher: Mutex<Option<ConntrackWatcher>>,
     /// Thread that blocks the host's own addresses in rootless mode.
     pub follower: Mutex<Option<AddressFollower>>,
+    /// Worker thread, see [`slot_worker`].
     pub worker: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
@@ -58,10 +67,11 @@ pub(crate) async fn blocking<T: Send + 'static>(
 }
 
 impl NetworkState {
-    /// Takes a slot that was created in advance. Returns the slot and the number of remaining ones.
-    /// Replaces slots whose namespaces were removed by another program.
+    /// Takes a slot that was created in advance. Returns the slot and the number of ready slots
+    /// that remain. Replaces slots whose namespaces were removed by another program.
     pub fn take_ready(&self, nic: NicKind) -> (Option<Slot>, Option<usize>) {
         loop {
+            // The lock is released before the checks below, which make system calls.
             let (slot, left) = {
                 let mut ready = self.ready.lock();
                 let at = ready.iter().position(|slot| slot.nic() == nic);
@@ -87,9 +97,10 @@ impl NetworkState {
     }
 
     /// Creates a slot.
-    pub fn make(&self, nic: NicKind) -> Result<Slot, NetError> {
+    pub fn create_slot(&self, nic: NicKind) -> Result<Slot, NetError> {
         let number = self.number()?;
-        slot::make(&self.config, number, nic).inspect_err(|_| self.numbers.lock().give_back(number))
+        slot::create(&self.config, number, nic)
+            .inspect_err(|_| self.numbers.lock().give_back(number))
     }
 
     /// Returns a free number, if necessary by completing the removal of released slots.
@@ -103,6 +114,7 @@ impl NetworkState {
             if !self.remove_released() {
                 let mut numbers = self.numbers.lock();
                 let limit = numbers.limit();
+                // Another thread may have released a number meanwhile.
                 return numbers.take().ok_or(NetError::Full(limit));
             }
         }
@@ -113,7 +125,7 @@ impl NetworkState {
     fn number(&self) -> Result<u32, NetError> {
         loop {
             let number = self.free_number()?;
-            match slot::clear(&self.config, number) {
+            match slot::remove_remains(&self.config, number) {
                 Ok(()) => return Ok(number),
                 Err(what) => {
                     tracing::warn!(number, remains = %what, "skipped a network slot: cannot remove its remains");

@@ -1,4 +1,5 @@
-//! Egress policy of a sandbox: validated rules and their `nft` scripts.
+//! Egress policy of a sandbox: its validated rules, from which this module generates the `nft`
+//! script of the slot's table. DNS server and proxy consult the same policy for names.
 
 use crate::connections;
 use crate::guest::GATEWAY;
@@ -54,8 +55,8 @@ pub struct EgressPolicy {
     denied: Vec<IpNet>,
     reach: HostReachability,
     name_servers: Vec<IpAddr>,
-    /// Rate limit in bytes per second.
-    pace: Option<u64>,
+    /// Rate limit of packets that leave the slot, in bytes per second.
+    bytes_per_second: Option<u64>,
     /// API key of the sandbox's owner for access to the control plane. `None` if access is denied.
     control_plane: Option<String>,
 }
@@ -75,11 +76,12 @@ fn parse(text: &str) -> Option<Vec<IpNet>> {
     })
 }
 
-fn holds(nets: &[IpNet], address: IpAddr) -> bool {
+/// Returns true if one of `nets` contains `address`.
+fn any_contains(nets: &[IpNet], address: IpAddr) -> bool {
     nets.iter().any(|net| net.contains(&address))
 }
 
-fn ipv6(net: &IpNet) -> bool {
+fn is_ipv6(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(_))
 }
 
@@ -100,7 +102,8 @@ impl EgressPolicy {
                 None if names.add(text) => continue,
                 None => return Err(RulesError::Name(text.clone())),
             };
-            // A wider range permits its public part only.
+            // A range that is wider than a special range permits its public part only, so it needs
+            // no grant.
             let inside = |nets: &[IpNet], net| nets.iter().any(|n| n.contains(net));
             match nets.as_slice() {
                 [net] if inside(special, net) && !inside(&reach.granted, net) => {
@@ -126,7 +129,8 @@ impl EgressPolicy {
                 ..*reach
             },
             name_servers: rules.dns_servers.clone(),
-            pace: rules.egress_mbps.map(|mbps| u64::from(mbps) * 125_000),
+            // One Mbit/s is 125,000 bytes per second.
+            bytes_per_second: rules.egress_mbps.map(|mbps| u64::from(mbps) * 125_000),
             control_plane,
         };
         // The host sends the questions, and only for names that the rules permit. Therefore a name
@@ -141,7 +145,8 @@ impl EgressPolicy {
     /// Returns true if packets to `address` pass.
     pub fn allows(&self, address: IpAddr) -> bool {
         self.permits_by_name(address)
-            && (holds(&self.allowed, address) || (self.internet && !holds(&self.denied, address)))
+            && (any_contains(&self.allowed, address)
+                || (self.internet && !any_contains(&self.denied, address)))
     }
 
     /// Returns true if any address can be reached, so that resolving names is useful.
@@ -178,7 +183,7 @@ impl EgressPolicy {
     /// any name.
     pub(crate) fn permits_by_name(&self, address: IpAddr) -> bool {
         (address.is_ipv4() || self.ipv6())
-            && (!special_ranges::contains(address) || holds(&self.reach.granted, address))
+            && (!special_ranges::contains(address) || any_contains(&self.reach.granted, address))
     }
 
     /// Returns true if IPv6 addresses can be reached.
@@ -188,7 +193,8 @@ impl EgressPolicy {
 
     /// Returns true if `name` may be resolved. If only names can be reached, questions for other
     /// names could only exfiltrate data.
-    pub(crate) fn answers(&self, name: &str) -> bool {
+    pub(crate) fn may_resolve(&self, name: &str) -> bool {
+        // With permitted addresses, any name is resolved: it may lead to one of them.
         let only_names = !self.names.is_empty() && self.allowed.is_empty() && !self.has_internet();
         self.reaches_anything() && (!only_names || self.allows_name(name))
     }
@@ -213,7 +219,7 @@ impl EgressPolicy {
             }
         };
         let (rules, limit) = (log(RefusalReason::Rules), log(RefusalReason::Limit));
-        let (by_name, pace) = (self.by_name(), self.pace());
+        let (by_name, pace) = (self.proxy_chain(), self.rate_limit_chain());
         let (out, back) = (
             self.verdict("daddr", "goto refuse"),
             self.verdict("saddr", "drop"),
@@ -224,6 +230,8 @@ impl EgressPolicy {
         } else {
             "    meta nfproto ipv6 drop\n"
         };
+        // The chain `out` first rejects packets that belong to no connection and do not start one.
+        // Otherwise, open connections that the kernel no longer knows would pass as new ones.
         format!(
             r#"table inet jiffy
 delete table inet jiffy
@@ -259,20 +267,21 @@ table inet jiffy {{
 
     /// Returns a chain that drops packets beyond the rate limit, including packets of the proxy.
     /// The kernel permits a burst of one second's bytes.
-    fn pace(&self) -> String {
-        let Some(pace) = self.pace else {
+    fn rate_limit_chain(&self) -> String {
+        let Some(bytes_per_second) = self.bytes_per_second else {
             return String::new();
         };
         format!(
             "  chain pace {{\n    type filter hook postrouting priority filter; policy accept;\n    \
-             oifname \"{UPLINK}\" limit rate over {pace} bytes/second drop\n  }}\n"
+             oifname \"{UPLINK}\" limit rate over {bytes_per_second} bytes/second drop\n  }}\n"
         )
     }
 
-    /// Returns a chain that redirects connections to the proxy. It matches connections that no
-    /// address rule permits but a name may. It also matches connections to the control plane,
-    /// whose name resolves to the gateway.
-    fn by_name(&self) -> String {
+    /// Returns a chain that redirects connections to the proxy. It matches connections to ports 80
+    /// and 443 that no address rule permits but a name may. It also matches connections to the
+    /// control plane, whose name resolves to the gateway.
+    fn proxy_chain(&self) -> String {
+        // If the guest can reach every public address, names permit nothing more.
         let is_open = self.internet && self.denied.is_empty();
         let has_names = !self.names.is_empty() && !is_open;
         if !has_names && self.control_plane.is_none() {
@@ -295,13 +304,14 @@ table inet jiffy {{
             text += "    meta nfproto ipv6 return\n";
         }
         let mut rule = |matches: String| text += &format!("    {matches}return\n");
-        // Granted ranges are private, too, and subject to the lists.
+        // A connection to a special range is not redirected, and is then rejected by address. With
+        // granted ranges, this rule is omitted, because a name may permit a granted address.
         if self.reach.granted.is_empty() {
-            among("daddr", "", special_ranges::ranges())
+            match_expressions("daddr", "", special_ranges::ranges())
                 .into_iter()
                 .for_each(&mut rule);
         }
-        among("daddr", "", &self.allowed)
+        match_expressions("daddr", "", &self.allowed)
             .into_iter()
             .for_each(&mut rule);
         if self.internet {
@@ -309,10 +319,10 @@ table inet jiffy {{
                 let of: Vec<IpNet> = self
                     .denied
                     .iter()
-                    .filter(|n| ipv6(n) == six)
+                    .filter(|n| is_ipv6(n) == six)
                     .copied()
                     .collect();
-                match among("daddr", "!= ", &of).pop() {
+                match match_expressions("daddr", "!= ", &of).pop() {
                     Some(others) => rule(others),
                     // No range of this version is denied.
                     None => rule(format!("meta nfproto {name} ")),
@@ -325,25 +335,28 @@ table inet jiffy {{
         text + "  }\n"
     }
 
-    /// Returns the rules that decide by a field of the IP header.
+    /// Returns the rules that decide by a field of the IP header: packets of special ranges are
+    /// rejected unless granted, then allowed addresses pass, then denied addresses are rejected.
     fn verdict(&self, field: &str, refuse: &str) -> String {
         let mut text = String::new();
         let mut rule = |matches: &str, verdict: &str| {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "    {matches}{verdict}");
         };
-        for never in among(field, "", special_ranges::ranges()) {
+        for never in match_expressions(field, "", special_ranges::ranges()) {
+            // `never` starts with its IP version, `ip` or `ip6`. Exclude the granted ranges of this
+            // version.
             let family = never.split(' ').next().unwrap_or_default();
-            let granted = among(field, "!= ", &self.reach.granted);
+            let granted = match_expressions(field, "!= ", &self.reach.granted);
             let except = granted
                 .iter()
                 .find(|rule| rule.starts_with(&format!("{family} ")));
             rule(&(never.clone() + except.map_or("", String::as_str)), refuse);
         }
-        among(field, "", &self.allowed)
+        match_expressions(field, "", &self.allowed)
             .iter()
             .for_each(|nets| rule(nets, "accept"));
-        among(field, "", &self.denied)
+        match_expressions(field, "", &self.denied)
             .iter()
             .for_each(|nets| rule(nets, refuse));
         rule("", if self.internet { "accept" } else { refuse });
@@ -353,9 +366,9 @@ table inet jiffy {{
 
 /// Returns the beginning of a rule for each IP version in `nets`. It matches packets with an
 /// address of `nets` in the field or, with `!= `, without.
-fn among(field: &str, not: &str, nets: &[IpNet]) -> Vec<String> {
+fn match_expressions(field: &str, not: &str, nets: &[IpNet]) -> Vec<String> {
     let of = |six: bool, family: &str| {
-        let nets = nets.iter().filter(|net| ipv6(net) == six);
+        let nets = nets.iter().filter(|net| is_ipv6(net) == six);
         let nets: Vec<String> = nets.map(IpNet::to_string).collect();
         (!nets.is_empty()).then(|| format!("{family} {field} {not}{{ {} }} ", nets.join(", ")))
     };

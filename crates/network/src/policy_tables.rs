@@ -1,5 +1,5 @@
-//! Tables that enforce policies. `nft` compiles the table of a policy once. The result is recorded
-//! and replayed for other sandboxes with the same policy.
+//! Enforcement of policies in slots. `nft` compiles the table of a policy once. The result is
+//! recorded and replayed, without `nft`, for other sandboxes with the same policy.
 
 use crate::NetError;
 use crate::program;
@@ -38,7 +38,7 @@ impl PolicyTables {
     /// Atomically replaces the table in the network namespace of this thread by the table of
     /// `script`.
     pub fn enforce(&self, script: &str) -> Result<(), NetError> {
-        if let Some(table) = self.find(script) {
+        if let Some(table) = self.take(script) {
             match replay(&table) {
                 Ok(()) => {
                     self.remember(RecordedTable {
@@ -51,11 +51,14 @@ impl PolicyTables {
             }
         }
         program::nft(script)?;
+        // Record the new table for the next sandbox with this policy.
         self.record(script);
         Ok(())
     }
 
-    fn find(&self, script: &str) -> Option<RecordedTable> {
+    /// Removes and returns the recording of `script`. The caller adds it again with `remember`,
+    /// which makes it the most recently used.
+    fn take(&self, script: &str) -> Option<RecordedTable> {
         let mut recorded = self.recorded.lock();
         let at = recorded.iter().position(|table| *table.script == *script)?;
         recorded.remove(at)
@@ -72,6 +75,8 @@ impl PolicyTables {
     }
 
     fn record(&self, script: &str) {
+        // Relaxed: a thread that still reads `false` records one more table, whose replay then
+        // fails and falls back to `nft`.
         if self.is_disabled.load(Ordering::Relaxed) || script.len() > MAX_RECORDED_SCRIPT_BYTES {
             return;
         }
@@ -96,6 +101,8 @@ impl PolicyTables {
     }
 }
 
+/// Replays a recording in the network namespace of this thread. The first replay of a recording is
+/// verified by reading the table back.
 fn replay(recorded: &RecordedTable) -> Result<(), String> {
     recorded
         .table

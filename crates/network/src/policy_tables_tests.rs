@@ -43,7 +43,7 @@ fn scripts() -> Vec<String> {
 }
 
 #[test]
-fn replayed_policies_are_those_that_nft_makes() {
+fn replayed_tables_equal_the_tables_of_nft() {
     let tables = PolicyTables::default();
     for script in scripts() {
         let by_nft = in_slot(|| {
@@ -101,7 +101,7 @@ fn a_policy_that_cannot_be_replayed_is_enforced_by_nft() {
 }
 
 #[test]
-fn the_policies_used_last_are_recorded() {
+fn only_the_most_recently_used_policies_are_retained() {
     let tables = PolicyTables::default();
     let Some(ruleset) = in_slot(|| RecordedRuleset::read(RulesetScope::Everything).unwrap()) else {
         return;
@@ -118,5 +118,5 @@ fn the_policies_used_last_are_recorded() {
     remember(0);
     remember(MAX_RECORDED_POLICIES);
     assert_eq!(tables.recorded.lock().len(), MAX_RECORDED_POLICIES);
-    assert!(tables.find("1").is_none() && tables.find("0").is_some());
+    assert!(tables.take("1").is_none() && tables.take("0").is_some());
 }

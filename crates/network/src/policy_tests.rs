@@ -132,14 +132,14 @@ fn naming_a_name_server_permits_questions_to_it_and_nothing_else() {
     let policy = EgressPolicy::new(&named, &reach).unwrap();
     let host = Upstreams::in_file("/nonexistent");
     assert_eq!(policy.upstreams(&host), [(ip("1.1.1.1"), 53).into()]);
-    assert!(policy.answers("api.example.com") && !policy.answers("other.example"));
+    assert!(policy.may_resolve("api.example.com") && !policy.may_resolve("other.example"));
     assert!(!policy.allows(ip("1.1.1.1")));
     let closed = NetworkRules {
         dns_servers: vec![ip("1.1.1.1")],
         ..rules(&[], &[], false)
     };
     let closed = EgressPolicy::new(&closed, &reach).unwrap();
-    assert!(!closed.answers("api.example.com") && !closed.allows(ip("1.1.1.1")));
+    assert!(!closed.may_resolve("api.example.com") && !closed.allows(ip("1.1.1.1")));
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn names_decide_if_addresses_do_not() {
     let policy = policy.unwrap();
     assert!(policy.allows_name("a.example.com") && !policy.allows_name("example.com"));
     // Any name may be resolved, because addresses are permitted, too.
-    assert!(policy.answers("other.example") && !policy.allows(ip("8.8.8.8")));
+    assert!(policy.may_resolve("other.example") && !policy.allows(ip("8.8.8.8")));
     let script = policy.script(10, true);
     assert!(
         script.contains("tcp dport 443 redirect to :3443"),
@@ -173,7 +173,7 @@ fn names_decide_if_addresses_do_not() {
         &HostReachability::default(),
     )
     .unwrap();
-    assert!(only.answers("A.example.") && !only.answers("secret.evil.example"));
+    assert!(only.may_resolve("A.example.") && !only.may_resolve("secret.evil.example"));
     // Under any permitted name.
     assert!(only.permits_by_name(ip("8.8.8.8")));
     for never in ["10.0.0.1", "169.254.169.254", "fd00::1", "2600::1"] {
@@ -189,7 +189,7 @@ fn names_decide_if_addresses_do_not() {
 }
 
 #[test]
-fn a_host_with_ipv6_opens_it_to_public_addresses() {
+fn a_host_with_ipv6_permits_public_ipv6_addresses() {
     let six = HostReachability {
         ipv6: true,
         ..HostReachability::default()
@@ -247,7 +247,7 @@ fn the_control_plane_is_reached_only_by_a_keys_sandbox_whose_rules_name_it() {
         assert!(named.script(10, true).contains(to_proxy));
         // It opens nothing else, and no question about another name.
         assert!(!named.allows_name("other.jiffy.internal"));
-        assert_eq!(named.answers("a.example"), internet && deny.is_empty());
+        assert_eq!(named.may_resolve("a.example"), internet && deny.is_empty());
         assert!(!named.allows(ip("169.254.0.22")) && !named.permits_by_name(ip("127.0.0.1")));
         let others = [
             of(None, &["api.jiffy.internal"], deny, internet),

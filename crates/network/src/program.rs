@@ -50,6 +50,7 @@ pub(crate) fn run(program: &'static str, args: &[&str], input: &str) -> Result<S
     // SAFETY: the closure makes one system call between fork and exec.
     unsafe { command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?)) };
     let mut child = command.spawn().map_err(failed())?;
+    // Dropping `stdin` after the write closes it, which the program awaits.
     if let Some(mut stdin) = child.stdin.take() {
         // If the program exits without reading its input, its error output has the reason.
         let _ = stdin.write_all(input.as_bytes());
@@ -58,10 +59,14 @@ pub(crate) fn run(program: &'static str, args: &[&str], input: &str) -> Result<S
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
+    let message = String::from_utf8_lossy(&output.stderr);
     // The first line states the error, the others repeat the input.
-    let said = said.lines().next().unwrap_or("no error message").to_owned();
-    Err(NetError::Program { program, said })
+    let message = message
+        .lines()
+        .next()
+        .unwrap_or("no error message")
+        .to_owned();
+    Err(NetError::Program { program, message })
 }
 
 /// Runs an `nft` script, which is applied atomically.

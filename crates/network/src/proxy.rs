@@ -1,9 +1,9 @@
 //! Proxy for connections that are permitted by name.
 //!
-//! If rules contain host names, the slot's table redirects connections to ports 80 and 443 that no
-//! address rule permits to this proxy. The proxy sniffs the host name from the first bytes,
-//! resolves it and connects to the result, from the slot. The address that the guest chose and the
-//! guest's own name resolution are ignored.
+//! If rules contain host names, the slot's table redirects connections to ports 80 and 443 to this
+//! proxy unless an address rule permits them. The proxy sniffs the host name from the first bytes,
+//! resolves it and connects to the result from the slot. It ignores the address that the guest
+//! chose and the guest's own name resolution.
 
 use crate::NetError;
 use crate::connections::ConnectionRecorder;
@@ -87,7 +87,7 @@ enum ProxyRefusal {
     /// The rules do not permit the connection.
     Forbidden,
     /// The server does not respond.
-    Silent,
+    Unreachable,
 }
 
 /// Server connection with the server's address.
@@ -185,13 +185,15 @@ impl ProxyRoute {
                 refused(Some(&name));
                 return refuse(client, protocol).await;
             }
-            Err(ProxyRefusal::Silent) => {
+            Err(ProxyRefusal::Unreachable) => {
+                // Record the failed connection as one without bytes.
                 drop(self.record.carry(dialled, &name));
                 return refuse(client, protocol).await;
             }
         };
         let carrying = self.record.carry(address, &name);
         let mut client = CountedStream::new(client, carrying.bytes.clone());
+        // Forward the bytes that were read while sniffing. They bypass the counting stream.
         server.write_all(&head).await?;
         carrying.bytes.out.fetch_add(head.len() as u64, Relaxed);
         let mut policy = self.policy.clone();
@@ -202,6 +204,7 @@ impl ProxyRoute {
             _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
             // The policy changed, or the slot was removed.
             _ = policy.wait_for(|policy| !allowed(policy)) => {}
+        // Ignore how the copy ended: both peers see a closed connection.
         }
         Ok(())
     }
@@ -217,19 +220,23 @@ impl ProxyRoute {
             .and_then(|policy| policy.control_plane().map(str::to_owned))
             .filter(|_| protocol == SniffProtocol::Http)
             .ok_or(ProxyRefusal::Forbidden)?;
-        let connector = self.control_plane.as_ref().ok_or(ProxyRefusal::Silent)?;
+        let connector = self
+            .control_plane
+            .as_ref()
+            .ok_or(ProxyRefusal::Unreachable)?;
+        // The control plane serves its end of the pair like an accepted connection.
         let pair = || -> io::Result<(UnixStream, StdUnixStream)> {
             let (ours, theirs) = StdUnixStream::pair()?;
             ours.set_nonblocking(true)?;
             theirs.set_nonblocking(true)?;
             Ok((UnixStream::from_std(ours)?, theirs))
         };
-        let (ours, theirs) = pair().map_err(|_| ProxyRefusal::Silent)?;
+        let (ours, theirs) = pair().map_err(|_| ProxyRefusal::Unreachable)?;
         // This end of the pair already holds a permit, so the other end needs none.
         if connector.connect(InternalOrigin::Sandbox { key }, theirs, Box::new(())) {
             Ok((Box::new(ours), dialled))
         } else {
-            Err(ProxyRefusal::Silent)
+            Err(ProxyRefusal::Unreachable)
         }
     }
 
@@ -251,13 +258,13 @@ impl ProxyRoute {
             return Err(ProxyRefusal::Forbidden);
         }
         let connect = |address: SocketAddr| connect_from(self.slot.clone(), address);
-        let addresses = happy_eyeballs::in_turns(&reachable, port);
-        match happy_eyeballs::first(addresses, connect).await {
+        let addresses = happy_eyeballs::alternate_versions(&reachable, port);
+        match happy_eyeballs::connect_first(addresses, connect).await {
             Some(stream) => {
                 let address = stream.peer_addr().ok();
                 Ok((Box::new(stream), address))
             }
-            None => Err(ProxyRefusal::Silent),
+            None => Err(ProxyRefusal::Unreachable),
         }
     }
 }

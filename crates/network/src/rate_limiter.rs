@@ -1,4 +1,4 @@
-//! Rate limiter of one guest, with bursts after a pause.
+//! Rate limiter for the DNS questions of one guest, with bursts after a pause.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ impl RateLimiter {
     pub fn delay(&self, now: Instant, interval: Duration) -> Duration {
         let mut next = self.next.lock();
         let due = next.map_or(now, |next| next.max(now));
+        // `due` advances by one interval per event. An event waits only if `due` is more than a
+        // burst ahead of the present.
         *next = Some(due + interval);
         due.duration_since(now)
             .saturating_sub(interval * self.burst.saturating_sub(1))

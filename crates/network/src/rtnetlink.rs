@@ -83,6 +83,7 @@ impl RouteBatch {
     }
 
     fn add(&mut self, what: String, message: &RouteNetlinkMessage) {
+        // An existing object is an error: namespaces of slots are new.
         self.push(what, NLM_F_CREATE | NLM_F_EXCL, message);
     }
 
@@ -109,6 +110,7 @@ impl RouteBatch {
             let mut message = LinkMessage::default();
             message.header.index = index;
             message.header.flags = LinkFlags::Up;
+            // Change no other flag.
             message.header.change_mask = LinkFlags::Up;
             let message = RouteNetlinkMessage::NewLink(message);
             self.push(format!("switching link {index} on"), 0, &message);
@@ -146,6 +148,7 @@ impl RouteBatch {
         message.header.family = family(address);
         message.header.prefix_len = prefix_length;
         message.header.index = index;
+        // No other host is on the link, so duplicates are impossible.
         if address.is_ipv6() {
             message.header.flags = AddressHeaderFlags::Nodad;
         }
@@ -180,6 +183,7 @@ impl RouteBatch {
         let mut message = RouteMessage::default();
         message.header.address_family = family(gateway);
         message.header.table = RouteHeader::RT_TABLE_MAIN;
+        // The protocol of routes that `ip` adds.
         message.header.protocol = RouteProtocol::Boot;
         message.header.kind = RouteType::Unicast;
         message.attributes = vec![

@@ -1,9 +1,9 @@
 //! Recorded rulesets: tables, chains, sets and rules of one network namespace, which can be applied
-//! to another namespace without `nft`.
+//! to another namespace without running `nft`.
 //!
 //! The kernel describes each object with the attributes that create the object and with internal
-//! ones (numbers, counters), which are omitted. Only known attributes are recorded: recording a
-//! ruleset with unknown attributes fails.
+//! attributes (numbers, counters). The internal ones are omitted. Only known attributes are
+//! recorded: recording a ruleset with unknown attributes fails.
 
 mod objects;
 
@@ -58,6 +58,7 @@ impl RecordedRuleset {
         for of in [ObjectKind::Table, ObjectKind::Chain, ObjectKind::Set] {
             read_into(&mut objects, scope, of, of.listing_message(), &header(0, 0))?;
         }
+        // The kernel lists the elements of one set per request.
         let sets: Vec<SetReference> = objects.iter().filter_map(SetReference::of).collect();
         for set in sets {
             let body = [header(set.family, 0), set.attributes()].concat();
@@ -66,6 +67,7 @@ impl RecordedRuleset {
             read_into(&mut elements, scope, of, GET_ELEMENTS, &body)?;
             objects.extend(set.collect(&elements)?);
         }
+        // Rules are last, because they refer to chains and sets.
         let of = ObjectKind::Rule;
         read_into(&mut objects, scope, of, of.listing_message(), &header(0, 0))?;
         Ok(Self { objects })
@@ -83,8 +85,8 @@ impl RecordedRuleset {
         if let Some(table) = replaced {
             let table = [header(objects::INET, 0), objects::table_name(table)].concat();
             // Create the table first, so that its removal succeeds even if it did not exist.
-            let make = kind(ObjectKind::Table.creation_message());
-            batch.push("creating a table", make, NLM_F_CREATE, &table);
+            let create = kind(ObjectKind::Table.creation_message());
+            batch.push("creating a table", create, NLM_F_CREATE, &table);
             batch.push("removing a table", kind(DELETE_TABLE), 0, &table);
         }
         let mut objects = self.objects.iter().zip(1_u32..).peekable();
@@ -110,6 +112,8 @@ impl RecordedRuleset {
     }
 }
 
+/// Reads the objects of kind `of` in `scope` by the dump request `get`, and appends them to
+/// `objects`.
 /// Reads the objects of one dump.
 fn read_into(
     objects: &mut Vec<RulesetObject>,
@@ -118,6 +122,7 @@ fn read_into(
     get: u8,
     body: &[u8],
 ) -> io::Result<()> {
+    // The rest of the dump must still be read after a fault.
     let mut fault = None;
     let protocol = SockProtocol::NetlinkNetFilter;
     dump(protocol, kind(get), body, |message, payload| {

@@ -34,7 +34,7 @@ fn the_kernels_own_attributes_are_left_out_and_unknown_ones_are_refused() {
 }
 
 #[test]
-fn elements_have_one_order_whatever_that_of_the_kernel() {
+fn elements_are_sorted_independently_of_the_kernels_order() {
     let set = message(&[text(1, "jiffy"), text(2, "__set0")]);
     let set = RulesetObject::parse(ObjectKind::Set, &set).unwrap();
     let set = SetReference::of(&set).unwrap();

@@ -66,7 +66,7 @@ pub(crate) struct SlotConfig {
     /// Maximum number of concurrent connections of one sandbox.
     pub connections: u32,
     /// Policy of a new slot.
-    pub usual: EgressPolicy,
+    pub default_policy: EgressPolicy,
     /// True if its table logs rejected packets.
     pub logs_refusals: bool,
     /// Rules of a new slot.
@@ -144,7 +144,7 @@ impl SlotConfig {
 
     /// Returns true if slots have an IPv6 route.
     fn ipv6(&self) -> bool {
-        self.usual.ipv6()
+        self.default_policy.ipv6()
     }
 }
 
@@ -194,13 +194,14 @@ impl SlotSockets {
 }
 
 /// Creates slot `number`. Removes it again on failure.
-pub(crate) fn make(config: &SlotConfig, number: u32, nic: NicKind) -> Result<Slot, NetError> {
-    // The namespace of this thread, which will have the host's end of the uplink.
+pub(crate) fn create(config: &SlotConfig, number: u32, nic: NicKind) -> Result<Slot, NetError> {
+    // The namespace of this thread, which will contain the host's end of the uplink.
     let here = namespace::current()?;
     let name = config.name(number);
-    let inside = || make_inside(config, number, nic, here.as_fd());
+    let inside = || create_inside(config, number, nic, here.as_fd());
     let (tap, sockets) = namespace::create(&name, inside)?;
-    outside(config, number).inspect_err(|_| destroy(config, &[number]))?;
+    // If only the host's end fails, the complete namespace must be removed, too.
+    configure_host_end(config, number).inspect_err(|_| destroy(config, &[number]))?;
     Ok(Slot {
         number,
         tap,
@@ -208,13 +209,14 @@ pub(crate) fn make(config: &SlotConfig, number: u32, nic: NicKind) -> Result<Slo
     })
 }
 
-fn make_inside(
+fn create_inside(
     config: &SlotConfig,
     number: u32,
     nic: NicKind,
     host: BorrowedFd<'_>,
 ) -> Result<(Option<File>, SlotSockets), NetError> {
-    forward(config)?;
+    // Before any device exists: new devices inherit the defaults.
+    enable_forwarding(config)?;
     match nic {
         NicKind::Tap => {
             let tap = device::tap(TAP).map_err(NetError::host("creating a tap"))?;
@@ -223,7 +225,7 @@ fn make_inside(
         }
         NicKind::Veth => {
             let guest = config.guest_name(number);
-            veth::make(&guest)?;
+            veth::create(&guest)?;
             let configured = configure(config, number, host)
                 .and_then(|()| veth::configure(&guest))
                 .and_then(|()| SlotSockets::open())
@@ -236,7 +238,7 @@ fn make_inside(
 }
 
 /// Makes the namespace of this thread a router.
-fn forward(config: &SlotConfig) -> Result<(), NetError> {
+fn enable_forwarding(config: &SlotConfig) -> Result<(), NetError> {
     set("/proc/sys/net/ipv4/ip_forward", "1")?;
     if supports_ipv6() {
         // Without a route, the uplink has no IPv6. A new namespace may have either value.
@@ -249,8 +251,8 @@ fn forward(config: &SlotConfig) -> Result<(), NetError> {
     Ok(())
 }
 
-/// Configures the guest's device and the uplink in the namespace of this thread. Creates the other
-/// end of the uplink in `host`.
+/// Configures the guest's device and the uplink in the namespace of this thread. Creates the host's
+/// end of the uplink in the namespace `host`.
 fn configure(config: &SlotConfig, number: u32, host: BorrowedFd<'_>) -> Result<(), NetError> {
     let has_ipv6 = supports_ipv6();
     if has_ipv6 {
@@ -273,10 +275,11 @@ fn configure(config: &SlotConfig, number: u32, host: BorrowedFd<'_>) -> Result<(
     };
     changes.set_link(tap, &change);
     changes.add_address(tap, GATEWAY.into(), PREFIX);
-    // The guest's address needs no resolution.
+    // The guest's MAC address is fixed and needs no resolution.
     changes.add_neighbour(tap, ADDRESS.into(), MAC);
     if has_ipv6 {
-        // Also without an IPv6 route of the host, so that a guest gets an error immediately.
+        // Also without an IPv6 route of the host: then a guest gets an error immediately instead of
+        // a timeout.
         changes.add_address(tap, GATEWAY6.into(), PREFIX6);
         changes.add_neighbour(tap, ADDRESS6.into(), MAC);
     }
@@ -285,7 +288,7 @@ fn configure(config: &SlotConfig, number: u32, host: BorrowedFd<'_>) -> Result<(
     config.rules.apply()
 }
 
-/// Adds the uplink with the index `uplink`. Its other end is created in `host`.
+/// Adds the uplink with the index `uplink`. The host's end is created in the namespace `host`.
 fn add_uplink(
     changes: &mut RouteBatch,
     config: &SlotConfig,
@@ -317,8 +320,9 @@ fn add_uplink(
     }
 }
 
-/// Configures the other end of the uplink in the namespace of this thread.
-fn outside(config: &SlotConfig, number: u32) -> Result<(), NetError> {
+/// Configures the host's end of the uplink in the namespace of this thread. It remains switched off
+/// until [`open`].
+fn configure_host_end(config: &SlotConfig, number: u32) -> Result<(), NetError> {
     let name = config.name(number);
     let index = device::index(&name).map_err(NetError::host(format!("finding {name}")))?;
     let mut changes = RouteBatch::default();
@@ -338,8 +342,8 @@ fn outside(config: &SlotConfig, number: u32) -> Result<(), NetError> {
     }
     changes.send()?;
     if config.ipv6() {
-        // Last: a write of this setting tries again without a pause while another thread of the
-        // kernel holds the lock of network devices, for which the changes above sleep.
+        // Last: while another thread holds the kernel's lock of network devices, a write of this
+        // setting is repeated in a loop, whereas the requests above sleep.
         forwarding::enable_forwarding6(&name)?;
     }
     Ok(())
@@ -368,6 +372,8 @@ pub(crate) fn forget_connections(config: &SlotConfig, number: u32) -> Result<(),
     let failed = || NetError::host(format!("removing connections of {name}"));
     let in_slot = || {
         let used = UsedVersions::here();
+        // The guest's own addresses appear in the slot's table, and the addresses of the uplink in
+        // the host's table.
         connections::delete(&used.of(ADDRESS, ADDRESS6)).map_err(failed())?;
         Ok(used.of(config.pair(number).1, config.pair6(number).1))
     };
@@ -384,13 +390,13 @@ pub(crate) fn listen_for_names(
 }
 
 /// Opens new sockets in slot `number`, whose guest continued to run without a daemon.
-pub(crate) fn listen(config: &SlotConfig, number: u32) -> Result<SlotSockets, NetError> {
+pub(crate) fn open_sockets(config: &SlotConfig, number: u32) -> Result<SlotSockets, NetError> {
     namespace::enter(&config.name(number), SlotSockets::open)
 }
 
 /// Removes remains of a crash that block the unused slot `number`: namespaces and a device. The
 /// error names the object that cannot be removed.
-pub(crate) fn clear(config: &SlotConfig, number: u32) -> Result<(), String> {
+pub(crate) fn remove_remains(config: &SlotConfig, number: u32) -> Result<(), String> {
     let name = config.name(number);
     for namespace in [config.guest_name(number), name.clone()] {
         if !namespace::remove(&namespace) {
@@ -408,7 +414,7 @@ pub(crate) fn clear(config: &SlotConfig, number: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Removes slots.
+/// Removes slots with their namespaces and devices. Objects that are already removed are ignored.
 pub(crate) fn destroy(config: &SlotConfig, numbers: &[u32]) {
     let mut devices = Vec::new();
     for &number in numbers {

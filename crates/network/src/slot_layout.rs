@@ -1,4 +1,4 @@
-//! Names, ports and addresses that a slot shares with the tables of slot and host.
+//! Names, ports and addresses that the modules of a slot share with the tables of slot and host.
 
 use crate::error::NetError;
 use crate::guest::ADDRESS6;
@@ -22,6 +22,7 @@ pub(crate) fn supports_ipv6() -> bool {
     *IS_SUPPORTED
 }
 
+/// Writes a kernel setting.
 pub(crate) fn set(path: &str, value: &str) -> Result<(), NetError> {
     fs::write(path, value).map_err(NetError::host(format!("setting {path}")))
 }
@@ -34,7 +35,8 @@ pub(crate) fn prefix(tag: &str) -> String {
 
 /// Returns the IPv6 addresses of the uplinks: a subrange of the guests' range that the tag selects.
 pub(crate) fn range6(tag: &str) -> Ipv6Net {
-    // The tag has six hexadecimal digits and is unique to this daemon, and so is the range.
+    // The tag has six hexadecimal digits and is unique to this data directory, and so is the range.
+    // It starts with the guests' 48-bit prefix, followed by the tag.
     let tag = u128::from_str_radix(tag, 16).unwrap_or(0) & 0xff_ffff;
     let network = u128::from(ADDRESS6) >> 80 << 80;
     Ipv6Net::new_assert((network | tag << 56 | 1 << 32).into(), 112)

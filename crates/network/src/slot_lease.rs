@@ -1,4 +1,5 @@
-//! Lease of a slot by a guest.
+//! Lease of a slot by a guest: the handle with which an engine opens the slot, changes its rules
+//! and removes it.
 
 use crate::NetError;
 use crate::connections::{ConnectionRecorder, RecordReader};
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::watch;
 
-/// Slot in use. Dropping this value removes the slot, unless [`Self::keep`] was called.
+/// Slot in use. Dropping this value removes the slot, unless [`Self::retain`] was called.
 pub struct SlotLease {
     pub(crate) state: Arc<NetworkState>,
     pub(crate) number: u32,
@@ -33,13 +34,15 @@ pub struct SlotLease {
     pub(crate) _watch: RecordReader,
     /// Proxy for connections that are permitted by name. `None` until rules contain names.
     pub(crate) proxy: Mutex<Option<NameProxy>>,
-    /// Policy enforced by the slot's table. `None` if unknown.
+    /// Policy enforced by the slot's table. `None` if unknown. Locked while the policy is replaced,
+    /// so that replacements are serialised.
     pub(crate) enforced: tokio::sync::Mutex<Option<EgressPolicy>>,
     /// Policy of the DNS server and the proxy. `None` if the guest has no identity yet.
     pub(crate) policy: watch::Sender<Option<EgressPolicy>>,
     /// Open connections of the daemon to the guest.
     pub(crate) to_guest: GuestConnections,
-    pub(crate) kept: AtomicBool,
+    /// True if the slot must outlive this process.
+    pub(crate) is_retained: AtomicBool,
 }
 
 impl SlotLease {
@@ -62,6 +65,7 @@ impl SlotLease {
             let file = format!("/sys/class/net/{device}/statistics/{counter}");
             std::fs::read_to_string(file).ok()?.trim().parse().ok()
         };
+        // The host receives the packets that the guest sends.
         Some((count("rx_bytes")?, count("tx_bytes")?))
     }
 
@@ -69,6 +73,7 @@ impl SlotLease {
     pub fn take_tap(&mut self) -> Option<File> {
         // The lease retains a descriptor: see `ReleasedSlot::tap`.
         let tap = self.tap.as_ref().filter(|_| !self.is_tap_taken)?;
+        // If the descriptor cannot be duplicated, hand over the only one.
         let copy = tap.try_clone().ok();
         self.is_tap_taken = copy.is_some();
         copy.or_else(|| self.tap.take())
@@ -115,6 +120,7 @@ impl SlotLease {
     pub async fn replace(&self, rules: &NetworkRules) -> Result<(), NetError> {
         let policy = EgressPolicy::new(rules, &self.state.reach)?;
         let mut enforced = self.enforced.lock().await;
+        // The proxy must listen before the table redirects connections to it.
         if policy.has_names() {
             self.start_proxy().await?;
         }
@@ -124,6 +130,7 @@ impl SlotLease {
             blocking(move || slot::enforce(&config, number, &new)).await?;
             *enforced = Some(policy.clone());
         }
+        // The DNS server and the proxy follow only after the table enforces the policy.
         self.policy.send_replace(Some(policy));
         Ok(())
     }
@@ -149,13 +156,13 @@ impl SlotLease {
     }
 
     /// Retains the slot when this process exits, like its guest.
-    pub fn keep(&self) {
-        self.kept.store(true, Ordering::Release);
+    pub fn retain(&self) {
+        self.is_retained.store(true, Ordering::Release);
     }
 
     /// Marks the guest as terminated: dropping the lease removes the slot.
     pub fn release(&self) {
-        self.kept.store(false, Ordering::Release);
+        self.is_retained.store(false, Ordering::Release);
     }
 
     /// Opens a non-blocking TCP socket in the guest's network namespace. All its packets pass the
@@ -176,8 +183,9 @@ impl SlotLease {
 
 impl Drop for SlotLease {
     fn drop(&mut self) {
+        // The connections must not outlive their guest, even if the slot does.
         self.end_connections();
-        if !self.kept.load(Ordering::Acquire) {
+        if !self.is_retained.load(Ordering::Acquire) {
             let record = self.record.clone();
             self.state.release(ReleasedSlot {
                 number: self.number,

@@ -37,9 +37,11 @@ impl SlotNumbers {
 
     /// Allocates a free number.
     pub fn take(&mut self) -> Option<u32> {
+        // Try every number once, starting after the last allocated one.
         let mut tried = (0..self.limit).map(|i| (self.next + i) % self.limit);
         let free =
             tried.find(|number| !self.used.contains(number) && !self.blocked.contains(number))?;
+        // Continue after the last number, so that a released number is reused as late as possible.
         self.next = (free + 1) % self.limit;
         self.used.insert(free);
         Some(free)
@@ -52,7 +54,7 @@ impl SlotNumbers {
     }
 
     /// Registers a number that an earlier daemon used. A second call claims it.
-    pub fn enter(&mut self, number: u32) {
+    pub fn register(&mut self, number: u32) {
         if self.used.insert(number) {
             self.unclaimed.insert(number);
         } else {
@@ -97,11 +99,11 @@ mod tests {
     #[test]
     fn numbers_of_an_earlier_daemon_are_in_use_until_claimed_or_released() {
         let mut numbers = SlotNumbers::new(4);
-        numbers.enter(0);
-        numbers.enter(2);
+        numbers.register(0);
+        numbers.register(2);
         assert_eq!([numbers.take(), numbers.take()], [Some(1), Some(3)]);
         assert!(numbers.is_unclaimed(0) && !numbers.is_unclaimed(1));
-        numbers.enter(0);
+        numbers.register(0);
         assert!(!numbers.is_unclaimed(0));
         numbers.give_back(2);
         assert_eq!(numbers.take(), Some(2));

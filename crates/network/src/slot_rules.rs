@@ -1,5 +1,5 @@
-//! Rules of new slots. `nft` compiles them once; the result is recorded and replayed in further
-//! slots.
+//! Rules of new slots. `nft` compiles them once. The result is recorded and replayed, without
+//! `nft`, in further slots.
 
 use crate::NetError;
 use crate::connections::statement;
@@ -38,8 +38,9 @@ enum Recording {
 impl SlotRules {
     /// Creates the rules of slots with the policy `usual` and at most `connections` connections.
     /// Rejected packets are logged if `logs_refusals`.
-    pub fn new(usual: &EgressPolicy, connections: u32, logs_refusals: bool) -> Self {
-        let script = script(logs_refusals, connections) + &usual.script(connections, logs_refusals);
+    pub fn new(default_policy: &EgressPolicy, connections: u32, logs_refusals: bool) -> Self {
+        let script =
+            script(logs_refusals, connections) + &default_policy.script(connections, logs_refusals);
         Self {
             script,
             recording: Mutex::new(Recording::Pending),
@@ -60,12 +61,15 @@ impl SlotRules {
                 is_verified,
             } => match replay(&ruleset, is_verified) {
                 Ok(()) => {
+                    // Another thread may have disabled replaying meanwhile.
                     if let Recording::Recorded { is_verified, .. } = &mut *self.recording.lock() {
                         *is_verified = true;
                     }
                     Ok(())
                 }
                 Err(why) => {
+                    // The replay may have succeeded with different rules, so the script removes all
+                    // rules first.
                     self.disable(&why);
                     program::nft(&format!("flush ruleset\n{}", self.script))
                 }
@@ -98,10 +102,11 @@ impl SlotRules {
 }
 
 /// Returns the rules of every slot, independently of its policy. Packets from the guest's interface
-/// must have the guest's addresses. In the namespace itself, they reach only DNS. DNS questions are
-/// not tracked: each would occupy an entry in a connection tracking table for a while.
+/// must have the guest's addresses. In the namespace itself, the guest reaches only the DNS server
+/// and, for redirected connections, the proxy. DNS questions are not tracked: each would occupy an
+/// entry in a connection tracking table for a while.
 fn script(logs_refusals: bool, connections: u32) -> String {
-    let mac = guest::text(MAC);
+    let mac = guest::mac_text(MAC);
     let [http, tls] = PROXY_PORTS;
     let log = if logs_refusals {
         format!(
@@ -158,6 +163,8 @@ table inet jiffy_slot {{
     )
 }
 
+/// Replays a recording in the network namespace of this thread. Unless `is_verified`, reads the
+/// rules back and compares them.
 fn replay(ruleset: &RecordedRuleset, is_verified: bool) -> Result<(), String> {
     ruleset.apply(None).map_err(|e| e.to_string())?;
     if is_verified {

@@ -4,7 +4,7 @@ use crate::device;
 use crate::test_slot::{in_slot, list, policy};
 use jiffy_engine_api::NetworkRules;
 
-fn usual(ipv6: bool) -> SlotRules {
+fn default_rules(ipv6: bool) -> SlotRules {
     SlotRules::new(&policy(&NetworkRules::default(), ipv6), 4096, true)
 }
 
@@ -19,9 +19,9 @@ fn is_verified(rules: &SlotRules) -> bool {
 }
 
 #[test]
-fn replayed_rules_are_those_that_nft_makes() {
+fn replayed_rules_equal_the_rules_of_nft() {
     for ipv6 in [false, true] {
-        let rules = usual(ipv6);
+        let rules = default_rules(ipv6);
         let apply = || {
             rules.apply().unwrap();
             list()
@@ -39,9 +39,9 @@ fn replayed_rules_are_those_that_nft_makes() {
 }
 
 #[test]
-fn rules_that_cannot_be_replayed_are_made_by_nft() {
+fn rules_that_cannot_be_replayed_are_applied_by_nft() {
     let expected = in_slot(|| {
-        usual(true).apply().unwrap();
+        default_rules(true).apply().unwrap();
         list()
     });
     let Some(expected) = expected else {
@@ -62,7 +62,7 @@ fn rules_that_cannot_be_replayed_are_made_by_nft() {
     ] {
         let script = format!("{chain}\n");
         let ruleset = others(&script);
-        let rules = usual(true);
+        let rules = default_rules(true);
         let ruleset = Arc::new(ruleset.unwrap());
         let is_verified = false;
         *rules.recording.lock() = Recording::Recorded {

@@ -8,15 +8,15 @@ use std::thread;
 
 /// Returns a configuration of slots, with IPv6 if `ipv6`.
 fn config(ipv6: bool) -> SlotConfig {
-    let usual = crate::test_slot::policy(&NetworkRules::default(), ipv6);
+    let default_policy = crate::test_slot::policy(&NetworkRules::default(), ipv6);
     SlotConfig {
         tag: "0a0b0c".to_owned(),
         range: "198.18.0.0/19".parse().unwrap(),
         mtu: 1400,
         connections: 4096,
-        rules: Arc::new(SlotRules::new(&usual, 4096, true)),
+        rules: Arc::new(SlotRules::new(&default_policy, 4096, true)),
         policies: Arc::default(),
-        usual,
+        default_policy,
         logs_refusals: true,
     }
 }
@@ -104,7 +104,7 @@ fn commands(config: &SlotConfig, number: u32, outside: i32) -> (String, String) 
 }
 
 #[test]
-fn a_slot_made_by_netlink_is_as_one_that_ip_makes() {
+fn a_slot_created_by_netlink_equals_a_slot_created_by_ip() {
     if !supports_ipv6() {
         eprintln!("skipped: this kernel has no IPv6");
         return;
@@ -113,7 +113,7 @@ fn a_slot_made_by_netlink_is_as_one_that_ip_makes() {
         let config = config(ipv6);
         // Each slot has its own namespace, with another one as the host's.
         let by_ip = in_slot(|| {
-            forward(&config).unwrap();
+            enable_forwarding(&config).unwrap();
             set(&format!("{IPV6_SYSCTL_DIR}/conf/{TAP}/disable_ipv6"), "0").unwrap();
             let slot = namespace::current().unwrap();
             in_another(|| {
@@ -130,7 +130,7 @@ fn a_slot_made_by_netlink_is_as_one_that_ip_makes() {
             return;
         };
         let by_netlink = in_slot(|| {
-            forward(&config).unwrap();
+            enable_forwarding(&config).unwrap();
             let slot = namespace::current().unwrap();
             in_another(|| {
                 let host = namespace::current().unwrap();
@@ -138,7 +138,7 @@ fn a_slot_made_by_netlink_is_as_one_that_ip_makes() {
                     configure(&config, 7, host.as_fd()).unwrap();
                     shown()
                 });
-                outside(&config, 7).unwrap();
+                configure_host_end(&config, 7).unwrap();
                 (inside, shown())
             })
         });
@@ -170,7 +170,7 @@ fn in_namespace<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> T
 }
 
 #[test]
-fn a_slot_that_cannot_be_made_names_what_failed() {
+fn an_error_names_the_failed_change() {
     let message = in_slot(|| {
         let mut changes = RouteBatch::default();
         changes.add_default_route(LOOPBACK_INDEX, GATEWAY.into());

@@ -38,11 +38,13 @@ pub(crate) fn sniff(protocol: SniffProtocol, head: &[u8]) -> SniffResult {
     }
 }
 
+/// Parses the server name (SNI) of a TLS ClientHello.
 fn tls(head: &[u8]) -> SniffResult {
     let mut acceptor = Acceptor::default();
     let mut rest = head;
     while !rest.is_empty() {
         match acceptor.read_tls(&mut rest as &mut dyn io::Read) {
+            // The buffer of the acceptor is full, or the record is invalid.
             Ok(0) | Err(_) => return SniffResult::NoName,
             Ok(_) => {}
         }
@@ -58,6 +60,7 @@ fn tls(head: &[u8]) -> SniffResult {
     SniffResult::Incomplete
 }
 
+/// Parses the `Host` header of an HTTP request whose head may be incomplete.
 fn http(head: &[u8]) -> SniffResult {
     if head.len() < MAX_HEAD_BYTES {
         return http_host(head);
@@ -98,6 +101,7 @@ fn http_host(head: &[u8]) -> SniffResult {
     match std::str::from_utf8(host.value) {
         Ok(host) => {
             let host = host.trim();
+            // Names contain no colon, so a colon starts the port.
             let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
             SniffResult::Name(name.to_owned())
         }

@@ -1,4 +1,4 @@
-//! Forwarding of questions to name servers.
+//! Forwarding of DNS questions to name servers, for the DNS server and for the proxy's own lookups.
 
 use crate::conntrack::PressureGauge;
 use hickory_proto::op::{Message, MessageType, OpCode, Query};
@@ -38,6 +38,7 @@ impl Upstreams {
     pub fn get(&self) -> Vec<SocketAddr> {
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
         let mut servers = parse(&text);
+        // As the C library does.
         if servers.is_empty() {
             servers.push((Ipv4Addr::LOCALHOST, 53).into());
         }
@@ -45,6 +46,7 @@ impl Upstreams {
     }
 }
 
+/// Parses the `nameserver` lines of a resolv.conf(5). Invalid addresses are ignored.
 fn parse(text: &str) -> Vec<SocketAddr> {
     let lines = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -71,6 +73,7 @@ pub(crate) async fn resolve(
     servers: &[SocketAddr],
     over: DnsTransport,
 ) -> Option<Vec<u8>> {
+    // A server that fails or is silent is followed by the next one.
     for server in (0..MAX_ATTEMPTS).flat_map(|_| servers) {
         let answer = async {
             match over {
@@ -89,20 +92,22 @@ pub(crate) async fn resolve(
 pub(crate) async fn addresses(name: &str, servers: &[SocketAddr], ipv6: bool) -> Vec<IpAddr> {
     let v6 = async {
         if ipv6 {
-            of_type(name, RecordType::AAAA, servers).await
+            resolve_type(name, RecordType::AAAA, servers).await
         } else {
             Vec::new()
         }
     };
-    let (mut addresses, v6) = tokio::join!(of_type(name, RecordType::A, servers), v6);
+    let (mut addresses, v6) = tokio::join!(resolve_type(name, RecordType::A, servers), v6);
     addresses.extend(v6);
     addresses
 }
 
-async fn of_type(name: &str, wanted: RecordType, servers: &[SocketAddr]) -> Vec<IpAddr> {
+/// Resolves the addresses of `name` of one record type. Empty if no server answers.
+async fn resolve_type(name: &str, wanted: RecordType, servers: &[SocketAddr]) -> Vec<IpAddr> {
     let Ok(mut name) = Name::from_ascii(name) else {
         return Vec::new();
     };
+    // Otherwise the name would be relative.
     name.set_fqdn(true);
     let mut message = Message::new(0, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
@@ -134,18 +139,21 @@ async fn over_udp(question: &[u8], sent: &Message, server: SocketAddr) -> io::Re
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
+    // A new socket has a random port.
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(server).await?;
     let mut number = [0; 2];
     getrandom::fill(&mut number).map_err(io::Error::other)?;
     socket.send(&with_id(question, number)).await?;
     let mut buffer = vec![0; usize::from(u16::MAX)];
+    // Ignore datagrams that do not answer this question, until the caller's timeout.
     loop {
         let length = socket.recv(&mut buffer).await?;
         let answer = buffer.get(..length).unwrap_or_default();
         let fits = Message::from_vec(answer).is_ok_and(|a| {
             a.metadata.message_type == MessageType::Response
                 && a.metadata.id == u16::from_be_bytes(number)
+                // Some servers omit the question in errors.
                 && (a.queries.is_empty() || a.queries == sent.queries)
         });
         if fits {

@@ -1,7 +1,7 @@
 //! IP versions that a network namespace has used, according to the kernel's counters.
 //!
 //! Deleting connections requires a walk over the kernel's whole table, which takes milliseconds for
-//! IPv6. The walk can be skipped for sandboxes that never sent a packet, which are the majority.
+//! IPv6. The walk is skipped for sandboxes that never sent a packet, which are the majority.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -42,6 +42,8 @@ impl UsedVersions {
         let v6 = |wanted: &str| find(rows.clone(), wanted);
         // Subtract multicast: every IPv6 device announces its group memberships.
         let sent6 = || Some(v6("Ip6OutRequests")?.saturating_sub(v6("Ip6OutMcastPkts")?));
+        // A counter that cannot be read counts as used: a needless walk is better than stale
+        // entries.
         let any = |counts: [Option<u64>; 2]| counts.iter().any(|count| *count != Some(0));
         Self {
             v4: any([v4("ForwDatagrams"), v4("OutRequests")]),

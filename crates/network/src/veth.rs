@@ -1,6 +1,6 @@
-//! Guest's end of a slot for guests without a virtual machine: a network namespace with `lo` and
-//! `eth0`, one end of a veth pair. Engines with their own network stack read the interface's
-//! configuration there.
+//! Guest's end of a slot for guests without a virtual machine (gVisor): a network namespace with
+//! `lo` and `eth0`, one end of a veth pair. An engine with its own network stack reads the
+//! interface's configuration there.
 
 use crate::error::NetError;
 use crate::guest::{ADDRESS, ADDRESS6, GATEWAY, GATEWAY_MAC, GATEWAY6, MAC, MTU, PREFIX, PREFIX6};
@@ -17,7 +17,7 @@ const GUEST_INDEX: u32 = 100;
 
 /// Creates namespace `name` with an interface whose peer is in the namespace of this thread.
 /// Removes the namespace again on failure.
-pub(crate) fn make(name: &str) -> Result<(), NetError> {
+pub(crate) fn create(name: &str) -> Result<(), NetError> {
     let slot = namespace::current()?;
     namespace::create(name, || {
         if supports_ipv6() {
@@ -36,6 +36,7 @@ pub(crate) fn make(name: &str) -> Result<(), NetError> {
             mtu: MTU.into(),
         });
         let mut changes = RouteBatch::default();
+        // The peer is created in the namespace of the slot.
         changes.add_veth(GUEST_INDEX, &own, &other, slot.as_fd());
         changes.send()
     })

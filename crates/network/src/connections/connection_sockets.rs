@@ -7,8 +7,11 @@ use std::io;
 /// Sources that the host's kernel does not support.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct MissingSources {
+    /// Connections are not reported.
     pub connections: bool,
+    /// Bytes of connections are not counted.
     pub bytes: bool,
+    /// Rejected packets are not logged.
     pub refusals: bool,
 }
 
@@ -21,7 +24,8 @@ impl MissingSources {
         }
     }
 
-    pub fn words(self) -> Vec<&'static str> {
+    /// Returns the names of the missing sources, as listed in the API's field `untold`.
+    pub fn names(self) -> Vec<&'static str> {
         let all = [
             (self.connections, "connections"),
             (self.bytes, "bytes"),
@@ -31,8 +35,8 @@ impl MissingSources {
     }
 }
 
-/// Sockets for the kernel's messages about a slot. Without kernel support, the sandbox has a
-/// network all the same, and the record lists the missing sources.
+/// Sockets for the kernel's messages about a slot. Without kernel support, the sandbox still has a
+/// network, and the record lists the missing sources.
 #[derive(Debug)]
 pub(crate) struct ConnectionSockets {
     pub(super) flows: Option<NetlinkSocket>,
@@ -48,9 +52,10 @@ impl ConnectionSockets {
                 |e: &io::Error| tracing::debug!(source, error = %e, "connections are not recorded");
             socket.inspect_err(failed).ok()
         };
-        let bytes = !flow::count();
-        let flows = optional("connections", flow::listen());
-        let refused = optional("refused packets", refused_packet::listen());
+        // Enable counting first: only connections that start later have counters.
+        let bytes = !flow::enable_counting();
+        let flows = optional("connections", flow::subscribe());
+        let refused = optional("refused packets", refused_packet::subscribe());
         let missing = MissingSources {
             connections: flows.is_none(),
             bytes,

@@ -1,6 +1,6 @@
 //! Removal of entries of removed sandboxes from the host's connection tracking table.
 
-use super::flow::{CONNTRACK, DELETE, GET, entries, source_of};
+use super::flow::{CONNTRACK, DELETE, GET, count_entries, source_of};
 use super::netlink::{NetlinkSocket, encode};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -21,32 +21,36 @@ const NESTED: u16 = 0x8000;
 /// network namespace. Otherwise, connections to an unresponsive server would remain for days.
 pub(crate) fn delete(addresses: &[IpAddr]) -> io::Result<()> {
     let socket = NetlinkSocket::open(0)?;
-    if addresses.is_empty() || entries(&socket)? == 0 {
+    // Check the number of entries first: walking the host-wide table takes milliseconds.
+    if addresses.is_empty() || count_entries(&socket)? == 0 {
         return Ok(());
     }
-    let mut listed = Vec::new();
+    let mut remaining = Vec::new();
     for address in addresses {
         match address {
             // Fails on kernels that only delete by a complete tuple.
-            IpAddr::V4(v4) if by_filter(&socket, *v4).is_ok() => {}
+            IpAddr::V4(v4) if delete_by_source(&socket, *v4).is_ok() => {}
             // For IPv6 addresses, Linux inverts the comparison in this filter (6.18,
             // ctnetlink_filter_match_tuple) and would delete the connections of all other
             // addresses.
-            _ => listed.push(*address),
+            _ => remaining.push(*address),
         }
     }
-    let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = listed.into_iter().partition(IpAddr::is_ipv4);
+    // The table is dumped once per IP version, for all remaining addresses together.
+    let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = remaining.into_iter().partition(IpAddr::is_ipv4);
     for (family, of_family) in [(libc::AF_INET, v4), (libc::AF_INET6, v6)] {
-        if !of_family.is_empty() && entries(&socket)? > 0 {
+        if !of_family.is_empty() && count_entries(&socket)? > 0 {
             // Both constants fit (linux/socket.h).
-            one_by_one(&socket, family as u8, &of_family)?;
+            delete_individually(&socket, family as u8, &of_family)?;
         }
     }
     Ok(())
 }
 
-fn by_filter(socket: &NetlinkSocket, address: Ipv4Addr) -> io::Result<()> {
+/// Deletes all connections from `address` with one request, by a filter in the kernel.
+fn delete_by_source(socket: &NetlinkSocket, address: Ipv4Addr) -> io::Result<()> {
     let ip = encode(TUPLE_IP | NESTED, &encode(V4_SOURCE, &address.octets()));
+    // Compare only the source address of the original direction, and no field of replies.
     let flags = [
         encode(FILTER_ORIG_FLAGS, &BY_SOURCE.to_ne_bytes()),
         encode(FILTER_REPLY_FLAGS, &0_u32.to_ne_bytes()),
@@ -65,7 +69,8 @@ fn by_filter(socket: &NetlinkSocket, address: Ipv4Addr) -> io::Result<()> {
     )
 }
 
-fn one_by_one(socket: &NetlinkSocket, family: u8, addresses: &[IpAddr]) -> io::Result<()> {
+/// Dumps the table and deletes each connection from `addresses` by its tuple.
+fn delete_individually(socket: &NetlinkSocket, family: u8, addresses: &[IpAddr]) -> io::Result<()> {
     let mut tuples = Vec::new();
     socket.list_for(family, CONNTRACK, GET, |attributes| {
         if let Some((from, tuple)) = source_of(attributes)

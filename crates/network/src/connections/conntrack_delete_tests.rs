@@ -50,7 +50,7 @@ fn connect() {
     }
 }
 
-fn left_after(deleted: &[&str]) -> Option<Vec<String>> {
+fn sources_after(deleted: &[&str]) -> Option<Vec<String>> {
     in_slot(|| {
         connect();
         assert_eq!(sources().len(), 8);
@@ -61,15 +61,15 @@ fn left_after(deleted: &[&str]) -> Option<Vec<String>> {
 }
 
 #[test]
-fn connections_of_the_named_addresses_are_deleted_and_those_of_others_stay() {
+fn only_connections_of_the_given_addresses_are_deleted() {
     for deleted in [&OWN[..], &OWN[..1], &OWN[1..], &["fd6a::99"], &[]] {
         let all = OWN.iter().chain(&OTHER);
-        let kept = all.filter(|address| !deleted.contains(address));
-        let mut left: Vec<&str> = kept.flat_map(|address| [*address; 2]).collect();
-        left.sort_unstable();
-        let Some(found) = left_after(deleted) else {
+        let retained = all.filter(|address| !deleted.contains(address));
+        let mut expected: Vec<&str> = retained.flat_map(|address| [*address; 2]).collect();
+        expected.sort_unstable();
+        let Some(actual) = sources_after(deleted) else {
             return;
         };
-        assert_eq!(found, left, "{deleted:?}");
+        assert_eq!(actual, expected, "{deleted:?}");
     }
 }

@@ -2,13 +2,14 @@
 //! (linux/netfilter/nfnetlink_conntrack.h).
 
 use super::line_ring::LineRing;
-use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, long, word};
+use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, be_u32, be_u64};
 use crate::guest::{ADDRESS, ADDRESS6, GATEWAY, GATEWAY6};
 use jiffy_engine_api::{ConnectionProtocol, ConnectionRecord};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Netlink subsystem, its requests, and its message about a deleted connection.
+/// Netlink subsystem of connection tracking, its requests, and its message about a deleted
+/// connection (the message has the same type as the request to delete).
 pub(super) const CONNTRACK: u8 = 1;
 pub(super) const GET: u8 = 1;
 pub(super) const DELETE: u8 = 2;
@@ -41,16 +42,20 @@ impl ConntrackFlow {
     /// Parses the attributes of a connection. `None` if the guest did not open it, or if it leads
     /// to the gateway: the DNS server and the proxy record such connections.
     pub fn read(attributes: &[u8]) -> Option<Self> {
+        // CTA_TUPLE_ORIG (1) and CTA_TUPLE_REPLY (2). The source of replies is the gateway if the
+        // slot's table redirected the connection to the proxy.
         let (from, address, protocol, port) = tuple(attribute(attributes, 1)?)?;
-        let (answers, ..) = tuple(attribute(attributes, 2)?)?;
+        let (replier, ..) = tuple(attribute(attributes, 2)?)?;
         let own = from == ADDRESS || from == ADDRESS6;
-        if !own || answers == GATEWAY || answers == GATEWAY6 {
+        if !own || replier == GATEWAY || replier == GATEWAY6 {
             return None;
         }
-        let bytes = |kind| long(attribute(attribute(attributes, kind)?, 2)?);
-        let began = || long(attribute(attribute(attributes, 20)?, 1)?);
+        // CTA_COUNTERS_ORIG (9) and CTA_COUNTERS_REPLY (10), each with CTA_COUNTERS_BYTES (2).
+        // CTA_TIMESTAMP (20) has CTA_TIMESTAMP_START (1) in nanoseconds. CTA_ID is 12.
+        let bytes = |kind| be_u64(attribute(attribute(attributes, kind)?, 2)?);
+        let began = || be_u64(attribute(attribute(attributes, 20)?, 1)?);
         Some(Self {
-            id: attribute(attributes, 12).and_then(word).unwrap_or(0),
+            id: attribute(attributes, 12).and_then(be_u32).unwrap_or(0),
             began_ms: began().map(|ns| ns / 1_000_000).filter(|ms| *ms > 0),
             protocol,
             address,
@@ -76,21 +81,25 @@ impl ConntrackFlow {
 
     /// Returns whether `ring` has a line of this connection.
     pub fn is_among(&self, ring: &LineRing) -> bool {
-        self.began_ms.is_some_and(|began| ring.has(self.id, began))
+        self.began_ms
+            .is_some_and(|began| ring.contains(self.id, began))
     }
 }
 
-/// Returns source, destination, protocol and destination port of one direction.
+/// Parses one direction of a connection: returns source, destination, protocol and destination
+/// port.
 fn tuple(tuple: &[u8]) -> Option<(IpAddr, IpAddr, ConnectionProtocol, Option<u16>)> {
+    // CTA_TUPLE_IP (1), with the source (1) and the destination (2).
     let ip = attribute(tuple, 1)?;
-    // IPv6 addresses have separate attribute types in the same order.
+    // IPv6 addresses have the types 3 and 4.
     let address = |kind| match attribute(ip, kind) {
-        Some(v4) => Some(IpAddr::V4(Ipv4Addr::from(word(v4)?))),
+        Some(v4) => Some(IpAddr::V4(Ipv4Addr::from(be_u32(v4)?))),
         None => {
             let v6: [u8; 16] = attribute(ip, kind + 2)?.try_into().ok()?;
             Some(IpAddr::V6(Ipv6Addr::from(v6)))
         }
     };
+    // CTA_TUPLE_PROTO (2), with CTA_PROTO_NUM (1) and CTA_PROTO_DST_PORT (3).
     let transport = attribute(tuple, 2)?;
     let [number] = attribute(transport, 1)? else {
         return None;
@@ -112,45 +121,45 @@ pub(super) fn source_of(attributes: &[u8]) -> Option<(IpAddr, &[u8])> {
 }
 
 /// Opens a socket for messages about deleted connections, in the network namespace of this thread.
-pub(super) fn listen() -> io::Result<NetlinkSocket> {
+pub(super) fn subscribe() -> io::Result<NetlinkSocket> {
     let socket = NetlinkSocket::open(DESTROY_GROUP)?;
     // The request makes the kernel load the module.
-    entries(&socket)?;
+    count_entries(&socket)?;
     Ok(socket)
 }
 
 /// Returns the number of connections. Check it before a dump: for a dump, the kernel walks the
 /// host-wide table, which takes milliseconds even without connections.
-pub(super) fn entries(socket: &NetlinkSocket) -> io::Result<u32> {
+pub(super) fn count_entries(socket: &NetlinkSocket) -> io::Result<u32> {
     let mut count = 0;
     socket.command(CONNTRACK, COUNT, 0, &[], |attributes| {
-        count = attribute(attributes, 1).and_then(word).unwrap_or(count);
+        count = attribute(attributes, 1).and_then(be_u32).unwrap_or(count);
     })?;
     Ok(count)
 }
 
 /// Enables counting and timing of connections in this thread's network namespace. Returns true if
-/// bytes are counted.
-pub(super) fn count() -> bool {
+/// bytes will be counted. Missing times and events are tolerated.
+pub(super) fn enable_counting() -> bool {
     let write = |name| std::fs::write(format!("/proc/sys/net/netfilter/{name}"), "1").is_ok();
     SETTINGS.map(write)[0]
 }
 
 /// Returns the flow in a message about a deletion.
-pub(super) fn deleted(message: &NetlinkMessage<'_>) -> Option<ConntrackFlow> {
+pub(super) fn parse_deleted(message: &NetlinkMessage<'_>) -> Option<ConntrackFlow> {
     match message {
-        NetlinkMessage::Of(CONNTRACK, DELETE, _, attributes) => ConntrackFlow::read(attributes),
+        NetlinkMessage::Data(CONNTRACK, DELETE, _, attributes) => ConntrackFlow::read(attributes),
         _ => None,
     }
 }
 
 /// Returns the connections in the network namespace of this thread, and true if the list is
 /// complete.
-pub(super) fn all() -> io::Result<(Vec<ConntrackFlow>, bool)> {
+pub(super) fn list_all() -> io::Result<(Vec<ConntrackFlow>, bool)> {
     let mut seen = 0;
     let mut flows = Vec::new();
     let socket = NetlinkSocket::open(0)?;
-    if entries(&socket)? == 0 {
+    if count_entries(&socket)? == 0 {
         return Ok((flows, true));
     }
     socket.list(CONNTRACK, GET, |attributes| {

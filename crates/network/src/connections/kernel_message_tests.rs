@@ -1,7 +1,7 @@
 //! Captured messages of a kernel (6.18, x86-64) about a guest's connections.
 #![allow(clippy::unwrap_used)]
 
-use super::flow::{ConntrackFlow, deleted};
+use super::flow::{ConntrackFlow, parse_deleted};
 use super::netlink::{NetlinkMessage, messages};
 use super::refused_packet::RefusedPacket;
 use jiffy_engine_api::{ConnectionProtocol, ConnectionRecord, RefusalReason};
@@ -16,7 +16,7 @@ const LISTED: &str = "\
     2300000006000500270000001c0009800c00010000000000000000050c00020000000000000001111c000a800c0001000000\
     0000000000040c00020000000000000004c0100014800c00010018ea588d8dab03ab";
 /// Deletion of the entry of a datagram without an answer.
-const GONE: &str = "\
+const DELETED: &str = "\
     ec00000002010000000000000000000002000000340001801400018008000100a9fe001508000200c00002011c0002800500\
     010011000000060002009c4200000600030000530000340002801400018008000100c000020108000200a9fe00151c000280\
     05000100110000000600020000530000060003009c42000008000c00d37e693a08000300000002081c0009800c0001000000\
@@ -43,7 +43,7 @@ fn bytes(text: &str) -> Vec<u8> {
 
 fn listed(datagram: &[u8]) -> Option<ConntrackFlow> {
     messages(datagram).find_map(|message| match message {
-        NetlinkMessage::Of(1, 0, _, attributes) => ConntrackFlow::read(attributes),
+        NetlinkMessage::Data(1, 0, _, attributes) => ConntrackFlow::read(attributes),
         _ => None,
     })
 }
@@ -67,9 +67,9 @@ fn a_connection_has_its_time_and_its_bytes() {
         (line.at_ms, line.bytes, line.refused),
         (began, Some((0x111, 0x4c0)), None)
     );
-    let datagram = bytes(GONE);
+    let datagram = bytes(DELETED);
     let line = messages(&datagram)
-        .find_map(|m| deleted(&m))
+        .find_map(|m| parse_deleted(&m))
         .unwrap()
         .line(5);
     to(ConnectionProtocol::Udp, 83, &line);
@@ -78,7 +78,7 @@ fn a_connection_has_its_time_and_its_bytes() {
 }
 
 #[test]
-fn connections_of_others_and_to_the_gateway_are_left_out() {
+fn connections_of_others_and_to_the_gateway_are_omitted() {
     let changed = |from: [u8; 4], to: [u8; 4], which: usize| {
         let mut datagram = bytes(LISTED);
         let places: Vec<usize> = (0..datagram.len() - 4)
@@ -115,7 +115,7 @@ fn a_batch_of_refused_packets_is_parsed_one_by_one() {
 
 #[test]
 fn damaged_messages_do_no_harm() {
-    for text in [LISTED, GONE, REFUSED] {
+    for text in [LISTED, DELETED, REFUSED] {
         let whole = bytes(text);
         for length in 0..whole.len() {
             read(&whole[..length]);
@@ -133,6 +133,6 @@ fn damaged_messages_do_no_harm() {
 fn read(datagram: &[u8]) {
     let _ = listed(datagram);
     for message in messages(datagram) {
-        let _ = (deleted(&message), RefusedPacket::read(&message));
+        let _ = (parse_deleted(&message), RefusedPacket::read(&message));
     }
 }

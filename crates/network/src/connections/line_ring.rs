@@ -1,4 +1,4 @@
-//! Bounded list of the lines of one category.
+//! Bounded list of the lines (records of connections) of one category.
 
 use jiffy_engine_api::ConnectionRecord;
 use std::collections::VecDeque;
@@ -42,7 +42,8 @@ impl LineRing {
                 && old.host == line.host
                 && old.question == line.question
         };
-        // Search from the end: recent lines are most likely to match.
+        // Search from the end: recent lines are most likely to match. The search is short, because
+        // a list has at most 500 lines.
         if let Some(at) = self.lines.iter().rposition(alike)
             && let Some((_, old)) = self.lines.remove(at)
         {
@@ -52,11 +53,12 @@ impl LineRing {
     }
 
     /// Returns true if the list contains the connection with this id and time.
-    pub fn has(&self, id: u32, at_ms: u64) -> bool {
+    pub fn contains(&self, id: u32, at_ms: u64) -> bool {
         let mut lines = self.lines.iter().rev();
         lines.any(|(own, line)| *own == Some(id) && line.at_ms == at_ms)
     }
 
+    /// Returns the lines, the oldest first.
     pub fn lines(&self) -> impl Iterator<Item = ConnectionRecord> {
         self.lines.iter().map(|(_, line)| line.clone())
     }

@@ -1,5 +1,5 @@
-//! Netlink messages of netfilter. The parser checks every length, because the contents derive from
-//! packets of a guest.
+//! Encoder, parser and socket for netlink messages of netfilter. The parser checks every length,
+//! because the contents derive from packets of a guest.
 //!
 //! The existing netlink crates lack counters and times of connections and build a tree for each
 //! message. This module extracts a few fields of very many messages.
@@ -36,13 +36,14 @@ const RECEIVE_BUFFER_BYTES: usize = 128 * 1024;
 /// Message in a datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NetlinkMessage<'a> {
-    /// Subsystem, message type, resource id and attributes.
-    Of(u8, u8, u16, &'a [u8]),
+    /// Netfilter message: subsystem, message type, resource id and attributes.
+    Data(u8, u8, u16, &'a [u8]),
     /// End of a dump or result of a request: 0 or a negative error number.
     End(i32),
 }
 
-fn number(bytes: &[u8], at: usize) -> Option<[u8; 2]> {
+/// Returns the two bytes at offset `at`.
+fn two_bytes(bytes: &[u8], at: usize) -> Option<[u8; 2]> {
     bytes.get(at..at + 2)?.try_into().ok()
 }
 
@@ -51,13 +52,15 @@ pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkMessage<'
     let mut rest = datagram;
     std::iter::from_fn(move || {
         let length = rest.get(..4)?.try_into().ok().map(u32::from_ne_bytes)?;
+        // A length below the header length would make no progress.
         let length = usize::try_from(length)
             .ok()
             .filter(|l| *l >= NLMSG_HEADER_BYTES)?;
         let message = rest.get(..length)?;
+        // Messages are aligned to four bytes. The last one may lack its padding.
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         let body = message.get(NLMSG_HEADER_BYTES..)?;
-        match u16::from_ne_bytes(number(message, 4)?) {
+        match u16::from_ne_bytes(two_bytes(message, 4)?) {
             ERROR => {
                 let code = body.get(..4)?.try_into().ok().map(i32::from_ne_bytes)?;
                 Some(NetlinkMessage::End(code))
@@ -65,8 +68,8 @@ pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkMessage<'
             DONE => Some(NetlinkMessage::End(0)),
             kind => {
                 let [subsystem, message_type] = kind.to_be_bytes();
-                let resource = u16::from_be_bytes(number(body, 2)?);
-                Some(NetlinkMessage::Of(
+                let resource = u16::from_be_bytes(two_bytes(body, 2)?);
+                Some(NetlinkMessage::Data(
                     subsystem,
                     message_type,
                     resource,
@@ -81,8 +84,9 @@ pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkMessage<'
 pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
-        let length = usize::from(u16::from_ne_bytes(number(rest, 0)?));
-        let kind = u16::from_ne_bytes(number(rest, 2)?) & TYPE_BITS;
+        let length = usize::from(u16::from_ne_bytes(two_bytes(rest, 0)?));
+        let kind = u16::from_ne_bytes(two_bytes(rest, 2)?) & TYPE_BITS;
+        // A length below the four bytes of the header gives no valid range and ends the iteration.
         let value = rest.get(4..length)?;
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some((kind, value))
@@ -95,18 +99,18 @@ pub(super) fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
 }
 
 /// Decodes eight bytes in network byte order.
-pub(super) fn long(value: &[u8]) -> Option<u64> {
+pub(super) fn be_u64(value: &[u8]) -> Option<u64> {
     value.try_into().ok().map(u64::from_be_bytes)
 }
 
 /// Decodes four bytes in network byte order.
-pub(super) fn word(value: &[u8]) -> Option<u32> {
+pub(super) fn be_u32(value: &[u8]) -> Option<u32> {
     value.try_into().ok().map(u32::from_be_bytes)
 }
 
 /// Encodes an attribute.
 pub(super) fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
-    // All values sent here have a few bytes.
+    // The length fits: values are constants or copies of received attributes.
     let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
     let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
     bytes.extend(value);
@@ -120,7 +124,7 @@ const ANY_FAMILY: u8 = libc::AF_UNSPEC as u8;
 fn request(
     family: u8,
     subsystem: u8,
-    what: u8,
+    request_type: u8,
     flags: u16,
     resource: u16,
     attributes: &[u8],
@@ -128,9 +132,10 @@ fn request(
     let length = u32::try_from(NLMSG_HEADER_BYTES + NFGEN_HEADER_BYTES + attributes.len())
         .unwrap_or(u32::MAX);
     let mut bytes = length.to_ne_bytes().to_vec();
-    bytes.extend(u16::from_be_bytes([subsystem, what]).to_ne_bytes());
+    bytes.extend(u16::from_be_bytes([subsystem, request_type]).to_ne_bytes());
     bytes.extend((REQUEST | flags).to_ne_bytes());
-    // With one request at a time, sequence number and port id are not needed.
+    // Each socket has at most one request in flight, so replies need no sequence number or port id
+    // to be matched.
     bytes.extend([0; 8]);
     bytes.extend([family, 0]);
     bytes.extend(resource.to_be_bytes());
@@ -153,7 +158,8 @@ impl NetlinkSocket {
             SockProtocol::NetlinkNetFilter,
         )?;
         setsockopt(&fd, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES)?;
-        // The kernel answers immediately or, if it has no memory for the answer, never.
+        // The kernel answers immediately or, if it has no memory for the answer, never. The timeout
+        // prevents a caller from blocking forever in the second case.
         setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(2))?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
         Ok(Self(Arc::new(fd)))
@@ -163,12 +169,19 @@ impl NetlinkSocket {
     pub fn command(
         &self,
         subsystem: u8,
-        what: u8,
+        request_type: u8,
         resource: u16,
         attributes: &[u8],
         each: impl FnMut(&[u8]),
     ) -> io::Result<()> {
-        self.command_for(ANY_FAMILY, subsystem, what, resource, attributes, each)
+        self.command_for(
+            ANY_FAMILY,
+            subsystem,
+            request_type,
+            resource,
+            attributes,
+            each,
+        )
     }
 
     /// Like [`Self::command`], for a single address family.
@@ -176,16 +189,23 @@ impl NetlinkSocket {
         &self,
         family: u8,
         subsystem: u8,
-        what: u8,
+        request_type: u8,
         resource: u16,
         attributes: &[u8],
         mut each: impl FnMut(&[u8]),
     ) -> io::Result<()> {
-        let request = request(family, subsystem, what, ACKNOWLEDGE, resource, attributes);
+        let request = request(
+            family,
+            subsystem,
+            request_type,
+            ACKNOWLEDGE,
+            resource,
+            attributes,
+        );
         send(self.0.as_raw_fd(), &request, MsgFlags::empty())?;
-        self.answer(|message| {
-            if let NetlinkMessage::Of(from, message_type, _, attributes) = message
-                && (*from, *message_type) == (subsystem, what)
+        self.receive_until_end(|message| {
+            if let NetlinkMessage::Data(from, message_type, _, attributes) = message
+                && (*from, *message_type) == (subsystem, request_type)
             {
                 each(attributes);
             }
@@ -193,9 +213,15 @@ impl NetlinkSocket {
         })
     }
 
-    /// Passes all entries of a table to `each` until `each` returns false.
-    pub fn list(&self, subsystem: u8, what: u8, each: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
-        self.list_for(ANY_FAMILY, subsystem, what, each)
+    /// Passes all entries of a table to `each` until `each` returns false. Then the rest of the
+    /// dump remains unread, and the socket must not be used again.
+    pub fn list(
+        &self,
+        subsystem: u8,
+        request_type: u8,
+        each: impl FnMut(&[u8]) -> bool,
+    ) -> io::Result<()> {
+        self.list_for(ANY_FAMILY, subsystem, request_type, each)
     }
 
     /// Like [`Self::list`], for a single address family.
@@ -203,28 +229,32 @@ impl NetlinkSocket {
         &self,
         family: u8,
         subsystem: u8,
-        what: u8,
+        request_type: u8,
         mut each: impl FnMut(&[u8]) -> bool,
     ) -> io::Result<()> {
-        let request = request(family, subsystem, what, DUMP, 0, &[]);
+        let request = request(family, subsystem, request_type, DUMP, 0, &[]);
         send(self.0.as_raw_fd(), &request, MsgFlags::empty())?;
-        self.answer(|message| match message {
-            NetlinkMessage::Of(from, _, _, attributes) if *from == subsystem => each(attributes),
+        self.receive_until_end(|message| match message {
+            NetlinkMessage::Data(from, _, _, attributes) if *from == subsystem => each(attributes),
             _ => true,
         })
     }
 
     /// Passes received messages to `each` until the answer ends or `each` returns false.
-    fn answer(&self, mut each: impl FnMut(&NetlinkMessage<'_>) -> bool) -> io::Result<()> {
+    fn receive_until_end(
+        &self,
+        mut each: impl FnMut(&NetlinkMessage<'_>) -> bool,
+    ) -> io::Result<()> {
         let mut end = None;
         while end.is_none() {
             self.receive(MsgFlags::empty(), |message| match message {
                 NetlinkMessage::End(code) => end = Some(code),
                 message if end.is_none() && !each(&message) => end = Some(0),
-                NetlinkMessage::Of(..) => {}
+                NetlinkMessage::Data(..) => {}
             })?;
         }
         match end {
+            // The kernel reports negative error numbers.
             None | Some(0) => Ok(()),
             Some(code) => Err(Errno::from_raw(code.saturating_neg()).into()),
         }
@@ -237,6 +267,7 @@ impl NetlinkSocket {
                 Ok(()) => {}
                 // Datagrams were lost, which [`Self::lost`] counts.
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {}
+                // Usually EAGAIN: all available datagrams were read.
                 Err(_) => return false,
             }
         }
@@ -281,8 +312,8 @@ mod tests {
         let sent = request(ANY_FAMILY, 4, 1, ACKNOWLEDGE, 5, &body);
         assert_eq!(sent.len(), NLMSG_HEADER_BYTES + NFGEN_HEADER_BYTES + 8 + 8);
         let read: Vec<NetlinkMessage<'_>> = messages(&sent).collect();
-        assert_eq!(read, [NetlinkMessage::Of(4, 1, 5, &body)]);
-        assert_eq!(attribute(&body, 7).and_then(word), Some(0x0102_0304));
+        assert_eq!(read, [NetlinkMessage::Data(4, 1, 5, &body)]);
+        assert_eq!(attribute(&body, 7).and_then(be_u32), Some(0x0102_0304));
         assert_eq!(attribute(&body, 1), Some(&[9][..]));
         assert_eq!(attribute(&body, 2), None);
     }
@@ -315,7 +346,7 @@ mod tests {
                 let mut sent = sent.clone();
                 sent[at] = value;
                 for message in messages(&sent) {
-                    if let NetlinkMessage::Of(_, _, _, body) = message {
+                    if let NetlinkMessage::Data(_, _, _, body) = message {
                         attributes(body).for_each(drop);
                     }
                 }

@@ -1,4 +1,4 @@
-//! Bounded record of the connections of one guest.
+//! Bounded record of the connections of one guest, with sources that [`super`] describes.
 
 use super::connection_sockets::{ConnectionSockets, MissingSources};
 use super::line_ring::LineRing;
@@ -23,9 +23,10 @@ const MAX_DATAGRAMS: usize = 256;
 /// Maximum length of a recorded name (RFC 1035 2.3.4).
 const MAX_NAME_CHARS: usize = 253;
 
-/// Record of one guest's connections.
+/// Record of one guest's connections. The two locks are never held at the same time.
 #[derive(Debug)]
 pub(crate) struct ConnectionRecorder {
+    /// Start of the record, in milliseconds since 1970.
     since_ms: u64,
     missing: MissingSources,
     /// Namespace of the slot and its sockets, while the slot exists.
@@ -33,6 +34,7 @@ pub(crate) struct ConnectionRecorder {
     lines: Mutex<RecordLines>,
 }
 
+/// Lines of the record and counters of lost messages.
 #[derive(Debug)]
 struct RecordLines {
     passed: LineRing,
@@ -40,7 +42,8 @@ struct RecordLines {
     questions: LineRing,
     /// Open connections of the proxy by serial number, with their byte counters.
     carried: HashMap<u64, (ConnectionRecord, Arc<CarriedBytes>)>,
-    next: u64,
+    /// Next serial number in `carried`.
+    next_number: u64,
     /// Next expected sequence number of rejected packets, and number of lost messages about them.
     next_refusal: u32,
     lost_refusals: u64,
@@ -113,7 +116,7 @@ impl ConnectionRecorder {
                 refused,
                 questions,
                 carried: HashMap::new(),
-                next: 0,
+                next_number: 0,
                 next_refusal: 0,
                 lost_refusals: 0,
                 lost_deletions: 0,
@@ -145,8 +148,8 @@ impl ConnectionRecorder {
     pub fn carry(self: &Arc<Self>, to: Option<SocketAddr>, name: &str) -> CarriedConnection {
         let bytes = Arc::<CarriedBytes>::default();
         let mut lines = self.lines.lock();
-        let number = lines.next;
-        lines.next += 1;
+        let number = lines.next_number;
+        lines.next_number += 1;
         let line = line_to(to, Some(name), None);
         lines.carried.insert(number, (line, bytes.clone()));
         CarriedConnection {
@@ -167,15 +170,18 @@ impl ConnectionRecorder {
         let mut lines = self.lines.lock();
         if let Some(socket) = &sockets.flows {
             more |= socket.drain(MAX_DATAGRAMS, |message| {
-                if let Some(flow) = flow::deleted(&message) {
+                if let Some(flow) = flow::parse_deleted(&message) {
                     lines.passed.push(Some(flow.id), flow.line(now_ms));
                 }
             });
+            // The socket counts since it was opened, so the new total replaces the earlier one.
             lines.lost_deletions = socket.lost();
         }
         if let Some(socket) = &sockets.refused {
             more |= socket.drain(MAX_DATAGRAMS, |message| {
                 if let Some(packet) = refused_packet::RefusedPacket::read(&message) {
+                    // A gap in the sequence numbers is the number of lost messages. The numbers may
+                    // wrap.
                     let gap = packet.number.wrapping_sub(lines.next_refusal);
                     lines.lost_refusals = lines.lost_refusals.saturating_add(gap.into());
                     lines.next_refusal = packet.number.wrapping_add(1);
@@ -189,22 +195,25 @@ impl ConnectionRecorder {
     /// Returns the open connections. `None` if they cannot be read.
     fn open(&self, namespace: &str) -> Option<(Vec<flow::ConntrackFlow>, bool)> {
         let all = namespace::enter(namespace, || {
-            flow::all().map_err(NetError::host("listing connections"))
+            flow::list_all().map_err(NetError::host("listing connections"))
         });
         all.inspect_err(|e| tracing::debug!(error = %e, "cannot list open connections"))
             .ok()
     }
 
-    /// Records open connections as closed, before the slot is removed.
+    /// Adds the open connections to the record as closed ones, before the slot is removed. Later
+    /// messages of the kernel are not read.
     pub fn close(&self) {
         let Some((namespace, sockets)) = self.source.lock().take() else {
             return;
         };
+        // As in `read`: a connection that ends in between is listed rather than lost.
         let open = self.open(&namespace).map(|(flows, _)| flows);
         self.drain(&sockets);
         let now_ms = now_ms();
         let mut lines = self.lines.lock();
         for flow in open.into_iter().flatten() {
+            // The kernel may have reported this connection as deleted since the listing.
             if !flow.is_among(&lines.passed) {
                 lines.passed.push(Some(flow.id), flow.line(now_ms));
             }
@@ -222,6 +231,7 @@ impl ConnectionLog for ConnectionRecorder {
             // all.
             match self.open(&namespace) {
                 Some((flows, true)) => open = flows,
+                // The number of unlisted connections is unknown: count at least one.
                 Some((flows, false)) => (open, missing) = (flows, 1),
                 None => {}
             }
@@ -247,13 +257,15 @@ impl ConnectionLog for ConnectionRecorder {
             u64::saturating_add,
         );
         drop(lines);
+        // Without the lock, because this opens a socket for each address.
         mark_host_addresses(&mut list);
+        // `extend` also sorts the lines by time and enforces the maximum of the API.
         let mut all = ConnectionRecords::default();
         all.extend(ConnectionRecords {
             since_ms: Some(self.since_ms),
             list,
             missing,
-            untold: self.missing.words(),
+            unavailable: self.missing.names(),
         });
         all
     }
@@ -278,6 +290,7 @@ fn mark_host_addresses(list: &mut [ConnectionRecord]) {
 impl CarriedBytes {
     /// Returns the numbers of bytes that the guest sent and received.
     fn now(&self) -> (u64, u64) {
+        // Relaxed: the counters are independent statistics that guard no other data.
         let count = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
         (count(&self.out), count(&self.back))
     }

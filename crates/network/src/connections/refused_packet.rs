@@ -1,10 +1,11 @@
 //! Packets that a slot's table rejected, as logged by the kernel (linux/netfilter/nfnetlink_log.h).
 
-use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, encode, word};
+use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, be_u32, encode};
 use jiffy_engine_api::{ConnectionProtocol, ConnectionRecord, RefusalReason};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
+/// Netlink subsystem of packet logging, its message about a packet, and its request for settings.
 const LOG: u8 = 4;
 const PACKET: u8 = 0;
 const CONFIGURE: u8 = 1;
@@ -25,16 +26,16 @@ pub(super) struct RefusedPacket {
     protocol: ConnectionProtocol,
     address: IpAddr,
     port: Option<u16>,
-    why: RefusalReason,
+    reason: RefusalReason,
 }
 
 /// Returns the `nft` statement that logs a packet with the reason.
-pub(crate) fn statement(why: RefusalReason) -> String {
-    format!("log prefix \"{}\" group {LOG_GROUP}", why.name())
+pub(crate) fn statement(reason: RefusalReason) -> String {
+    format!("log prefix \"{}\" group {LOG_GROUP}", reason.name())
 }
 
 /// Opens a socket for rejected packets, in the network namespace of this thread.
-pub(super) fn listen() -> io::Result<NetlinkSocket> {
+pub(super) fn subscribe() -> io::Result<NetlinkSocket> {
     let socket = NetlinkSocket::open(0)?;
     let mut mode = COPIED_BYTES.to_be_bytes().to_vec();
     // NFULNL_COPY_PACKET and a byte of padding.
@@ -55,19 +56,21 @@ pub(super) fn listen() -> io::Result<NetlinkSocket> {
 impl RefusedPacket {
     /// Parses the packet in a message. `None` for other messages.
     pub fn read(message: &NetlinkMessage<'_>) -> Option<Self> {
-        let NetlinkMessage::Of(LOG, PACKET, _, attributes) = message else {
+        let NetlinkMessage::Data(LOG, PACKET, _, attributes) = message else {
             return None;
         };
+        // NFULA_PAYLOAD (9), NFULA_PREFIX (10), which is the name of the reason, and NFULA_SEQ
+        // (12).
         let packet = attribute(attributes, 9)?;
         let prefix = attribute(attributes, 10).unwrap_or_default();
         let limit = prefix.starts_with(RefusalReason::Limit.name().as_bytes());
         let (protocol, address, port) = header(packet)?;
         Some(Self {
-            number: attribute(attributes, 12).and_then(word)?,
+            number: attribute(attributes, 12).and_then(be_u32)?,
             protocol,
             address,
             port,
-            why: if limit {
+            reason: if limit {
                 RefusalReason::Limit
             } else {
                 RefusalReason::Rules
@@ -85,7 +88,7 @@ impl RefusedPacket {
             host: None,
             question: None,
             bytes: None,
-            refused: Some(self.why),
+            refused: Some(self.reason),
             times: 1,
         }
     }
@@ -102,12 +105,14 @@ fn header(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
 
 /// Parses an IPv4 header (RFC 791 3.1).
 fn header4(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
+    // The header length is in units of four bytes.
     let length = usize::from(packet.first()? & 15) * 4;
     if length < 20 {
         return None;
     }
     let protocol = ConnectionProtocol::of(*packet.get(9)?);
     let address: [u8; 4] = packet.get(16..20)?.try_into().ok()?;
+    // Only the first fragment of a packet has the ports.
     let begins = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x1fff == 0;
     let rest = packet.get(length..).filter(|_| begins);
     Some((protocol, address.into(), port(protocol, rest)))
@@ -189,13 +194,13 @@ mod tests {
         let mut body = encode(9, &packet());
         body.extend(encode(10, b"limit\0"));
         body.extend(encode(12, &7_u32.to_be_bytes()));
-        let message = NetlinkMessage::Of(LOG, PACKET, LOG_GROUP, &body);
+        let message = NetlinkMessage::Data(LOG, PACKET, LOG_GROUP, &body);
         let packet = RefusedPacket::read(&message).unwrap();
-        assert_eq!((packet.number, packet.why), (7, RefusalReason::Limit));
+        assert_eq!((packet.number, packet.reason), (7, RefusalReason::Limit));
         let line = packet.line(5);
         assert_eq!((line.at_ms, line.port, line.bytes), (5, Some(53), None));
         assert_eq!(
-            RefusedPacket::read(&NetlinkMessage::Of(LOG, 1, LOG_GROUP, &body)),
+            RefusedPacket::read(&NetlinkMessage::Data(LOG, 1, LOG_GROUP, &body)),
             None
         );
         assert_eq!(RefusedPacket::read(&NetlinkMessage::End(0)), None);

@@ -1,4 +1,5 @@
-//! Thread that creates slots in advance and removes released ones while no requests are waiting.
+//! Worker thread of a network. It creates slots in advance and removes released slots while no
+//! requests are waiting.
 //!
 //! The kernel creates and removes devices under a host-wide lock, which opening a slot needs as
 //! well. The work would also compete with requests for processors. Therefore the thread works in
@@ -76,6 +77,8 @@ impl NetworkState {
         self.note_use();
         let unqueued = match &*self.wake.lock() {
             Some(wake) => {
+                // Queue the slot before waking the worker. If the worker has exited, take the slot
+                // back: no other caller of `release` runs while `wake` is locked.
                 self.released.lock().push_back(slot);
                 wake.send(())
                     .err()
@@ -83,7 +86,7 @@ impl NetworkState {
             }
             None => Some(slot),
         };
-        // A guest may briefly outlive the open network: remove its slot here.
+        // The network is closed, but a guest may briefly outlive it: remove its slot here.
         if let Some(slot) = unqueued {
             // Ignore errors: remains are harmless.
             let _ = namespace::outside(|| {
@@ -101,6 +104,8 @@ impl NetworkState {
         let mut is_able = true;
         loop {
             let burst_memory = self.bursts.lock().remembered_for(Instant::now());
+            // Without a request, wait for one. After a burst, wait at most until the target falls,
+            // to remove surplus slots.
             let woken = match (requested, burst_memory) {
                 (None, None) => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 (None, Some(rest)) => inbox.recv_timeout(rest),
@@ -115,16 +120,21 @@ impl NetworkState {
                 Ok(()) => {
                     // One pass serves all wake-ups that are pending.
                     inbox.try_iter().for_each(drop);
+                    // The time of the first request limits the deferral.
                     requested.get_or_insert_with(Instant::now);
+                    // A failed creation is repeated at the next wake-up only.
                     is_able = true;
                     let low_water = self.bursts.lock().usual().div_ceil(LOW_WATER_DIVISOR);
+                    // Few slots are ready: create slots at once, although requests are waiting.
                     while is_able && self.ready.lock().len() < low_water {
-                        is_able = self.make_in_advance();
+                        is_able = self.create_in_advance();
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
+                    // One step per pass, so that a request that arrives meanwhile waits for one
+                    // step at most. Creation precedes removal.
                     if is_able && self.ready.lock().len() < target {
-                        is_able = self.make_in_advance();
+                        is_able = self.create_in_advance();
                     // The opening of the network creates one slot, even if the target is 0.
                     } else if !self.remove_surplus(target.max(1)) && !self.remove_released() {
                         requested = None;
@@ -132,13 +142,14 @@ impl NetworkState {
                 }
             }
         }
+        // The network is closed: remove everything without waiting for pauses.
         while self.remove_released() {}
         self.remove_surplus(0);
         self.tear_down_if_unused();
     }
 
-    /// Removes ready slots except `target` of them, after the end of a burst. Returns true if slots
-    /// were removed.
+    /// Removes all but `target` ready slots, for example after a burst. Returns true if slots were
+    /// removed.
     fn remove_surplus(&self, target: usize) -> bool {
         let surplus: Vec<Slot> = {
             let mut ready = self.ready.lock();
@@ -155,11 +166,11 @@ impl NetworkState {
     }
 
     /// Creates one slot in advance. Returns true on success.
-    fn make_in_advance(&self) -> bool {
+    fn create_in_advance(&self) -> bool {
         if self.wake.lock().is_none() {
             return false;
         }
-        match self.make(self.nic) {
+        match self.create_slot(self.nic) {
             Ok(slot) => {
                 self.ready.lock().push_back(slot);
                 true
@@ -177,6 +188,7 @@ impl NetworkState {
     /// removed.
     pub fn remove_released(&self) -> bool {
         let _one = self.removal.lock();
+        // Release the queue's lock before the removal, which takes milliseconds.
         let released: Vec<ReleasedSlot> = {
             let mut released = self.released.lock();
             let count = released.len().min(MAX_REMOVALS_AT_ONCE);
@@ -192,18 +204,22 @@ impl NetworkState {
         if slots.is_empty() {
             return;
         }
+        // Complete the records while the namespaces exist: this reads their open connections.
         let records = slots.iter().filter_map(|slot| slot.record.as_ref());
         records.for_each(|record| record.close());
         let numbers: Vec<u32> = slots.iter().map(|slot| slot.number).collect();
         // Unused slots have no connections: avoid walking the connection tracking table.
         let used: &[u32] = if unused { &[] } else { &numbers };
+        // Read the counters of the namespaces before removing the namespaces.
         let addresses = self.config.used_addresses(used);
         slot::destroy(&self.config, &numbers);
         let taps = slots.into_iter().filter_map(|slot| slot.tap);
         taps.for_each(device::close_with_namespace);
+        // Delete the host's entries last, because a living slot could create new ones.
         if let Err(e) = connections::delete(&addresses) {
             tracing::warn!(error = %e, "cannot remove connections of terminated sandboxes");
         }
+        // Only now may the numbers, and thus the addresses, be used again.
         let mut own = self.numbers.lock();
         numbers.iter().for_each(|&number| own.give_back(number));
     }
@@ -216,7 +232,7 @@ impl NetworkState {
         match RangeClaims::lock() {
             Ok(claims) => host::tear_down(&claims, &self.config.tag),
             Err(e) => tracing::warn!(
-                path = %self.claim.display(),
+                path = %self.home.display(),
                 error = %e,
                 "cannot remove the network of a data directory",
             ),
@@ -229,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_waits_for_a_pause_but_not_for_long() {
+    fn work_is_deferred_to_a_pause_but_not_indefinitely() {
         let requested = Instant::now();
         assert_eq!(due(requested, None), requested);
         assert_eq!(due(requested, Some(requested)), requested + QUIET_TIME);

@@ -252,6 +252,7 @@ impl SetReference {
         let mut messages = Vec::new();
         let mut list = Vec::new();
         for element in elements {
+            // The flag marks an attribute that contains others. Parsing removed it.
             list.extend(encode(ELEMENT | NLA_F_NESTED, &element.attributes));
             if list.len() > MAX_ELEMENTS_BYTES {
                 messages.push(self.message(&std::mem::take(&mut list)));

@@ -35,6 +35,7 @@ fn expression(bytes: &[u8]) -> Result<Vec<u8>, String> {
     let data = find(DATA).unwrap_or_default();
     let mut of_data = attributes(data).map_while(Result::ok);
     let writes = of_data.any(|(kind, _)| kind == OPTION_SOURCE);
+    // Expressions that read an option need their flags.
     if find(NAME) != Some(HEADER_OPTION) || !writes {
         return Ok(bytes.to_vec());
     }
