@@ -1,4 +1,4 @@
-//! Client of one agent.
+//! Client of the agent of one sandbox, with calls for files, processes and metrics in submodules.
 
 pub mod archive;
 pub mod files;
@@ -34,7 +34,7 @@ pub struct AgentClient {
 /// Header with a sandbox's access token.
 const ACCESS_TOKEN: &str = "x-access-token";
 
-/// A request without its body.
+/// Request to the agent without its body.
 pub(crate) struct AgentCall<'a> {
     /// HTTP method.
     pub method: Method,
@@ -42,7 +42,7 @@ pub(crate) struct AgentCall<'a> {
     pub path: &'a str,
     /// Content type of the body.
     pub content: &'static str,
-    /// User on whose behalf the call is made.
+    /// User in the sandbox on whose behalf the call is made.
     pub user: Option<&'a str>,
     /// Additional headers.
     pub headers: &'a [(&'static str, String)],
@@ -57,6 +57,7 @@ impl AgentClient {
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_static("agent"))]);
+        // The agent itself ignores the host name.
         Self::over(ConnectionPool::new(connector), headers)
     }
 
@@ -78,6 +79,7 @@ impl AgentClient {
     /// Adds the sandbox's access token. Has no effect if the token is not a valid header value.
     pub fn with_token(mut self, token: impl Into<String>) -> Self {
         if let Ok(mut token) = HeaderValue::try_from(token.into()) {
+            // Debug output of the headers must not contain the token.
             token.set_sensitive(true);
             self.headers.insert(ACCESS_TOKEN, token);
         }
@@ -102,6 +104,7 @@ impl AgentClient {
         Ok(())
     }
 
+    /// Sends a request and waits for the head of its response.
     pub(crate) async fn send(
         &self,
         call: AgentCall<'_>,
@@ -115,6 +118,7 @@ impl AgentClient {
             request = request.header(header::CONTENT_TYPE, call.content);
         }
         if let Some(user) = call.user {
+            // The envd protocol selects the user by Basic authentication without a password.
             let basic = STANDARD.encode(format!("{user}:"));
             request = request.header(header::AUTHORIZATION, format!("Basic {basic}"));
         }
@@ -123,6 +127,7 @@ impl AgentClient {
         }
         let request = request
             .body(body)
+            // For example, an invalid value of a header.
             .map_err(|e| ClientError::Protocol(format!("cannot create the request: {e}")))?;
         self.connections.send(request).await
     }
@@ -136,9 +141,11 @@ impl AgentClient {
         if status.is_success() {
             return Ok(answer);
         }
+        // An error text is short. The limit bounds the memory for a hostile guest.
         let body = answer.collect(64 * 1024).await?;
         Err(match serde_json::from_slice::<WireError>(&body) {
             Ok(wire) => wire.into(),
+            // A gateway or proxy may respond in the agent's place.
             Err(_) => ClientError::Status {
                 status: status.as_u16(),
                 message: format!("the agent responded with status {status}"),
@@ -146,7 +153,7 @@ impl AgentClient {
         })
     }
 
-    /// Makes a unary call.
+    /// Makes a call with one request message and one response message.
     pub(crate) async fn unary<T: DeserializeOwned>(
         &self,
         path: &str,

@@ -1,4 +1,5 @@
-//! Connections to one server. A connection is reused after its response was read to the end.
+//! Pool of HTTP connections to one server. A connection is reused after its response was read to
+//! the end.
 
 use crate::error::ClientError;
 use crate::request_body::RequestBody;
@@ -18,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 /// Maximum number of idle connections.
 const MAX_IDLE: usize = 16;
 
-/// A byte stream in both directions, over any transport.
+/// Byte stream in both directions, over any transport.
 trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
@@ -67,6 +68,7 @@ impl ConnectionPool {
 /// Starts HTTP on a new stream.
 async fn open_http(stream: Box<dyn ByteStream>) -> Result<SendRequest<RequestBody>, ClientError> {
     let (sender, connection) = http1::Builder::new()
+        // Large enough for throughput. It also bounds the head of a response.
         .max_buf_size(256 * 1024)
         .handshake(TokioIo::new(stream))
         .await?;
@@ -84,16 +86,19 @@ struct PoolShared {
 }
 
 impl PoolShared {
-    /// Adds a connection to the idle connections.
+    /// Adds a connection to the idle connections. Closes it if there are enough.
     fn put_idle(&self, sender: SendRequest<RequestBody>) {
         let mut idle = self.idle.lock();
+        // Otherwise dropping the sender closes the connection.
         if idle.len() < MAX_IDLE {
             idle.push(sender);
         }
     }
 
+    /// Takes an idle connection that is still open. `None` if there is none.
     async fn idle(&self) -> Option<SendRequest<RequestBody>> {
         loop {
+            // The lock is released at the end of this statement, before waiting.
             let mut sender = self.idle.lock().pop()?;
             // The server may have closed the connection meanwhile.
             if sender.ready().await.is_ok() {
@@ -102,6 +107,7 @@ impl PoolShared {
         }
     }
 
+    /// Opens a new connection.
     async fn open(&self) -> Result<SendRequest<RequestBody>, ClientError> {
         open_http((self.connector)().await?).await
     }
@@ -113,6 +119,7 @@ impl PoolShared {
     ) -> Result<PooledResponse, ClientError> {
         loop {
             let reused = self.idle().await;
+            // Only a reused connection may have been closed by the server before the request.
             let fresh = reused.is_none();
             let mut sender = match reused {
                 Some(sender) => sender,
@@ -131,8 +138,8 @@ impl PoolShared {
                     });
                 }
                 Err(mut failed) => match failed.take_message() {
-                    // The idle connection was closed before a byte was sent. The request is
-                    // repeated on another.
+                    // The idle connection was closed before a byte was sent. Repeat the request on
+                    // another connection.
                     Some(message) if !fresh => request = message,
                     _ => return Err(failed.into_error().into()),
                 },
@@ -141,7 +148,8 @@ impl PoolShared {
     }
 }
 
-/// A response whose body is being read.
+/// Response whose body is being read. If it is dropped before the end of the body, its connection
+/// is closed.
 pub struct PooledResponse {
     /// HTTP status.
     pub status: StatusCode,
@@ -156,11 +164,13 @@ pub struct PooledResponse {
 impl PooledResponse {
     /// Returns the next bytes, or `None` at the end. The connection is then idle again.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
+        // Trailers have no data and are skipped.
         while let Some(frame) = self.body.frame().await {
             if let Ok(data) = frame?.into_data() {
                 return Ok(Some(data));
             }
         }
+        // The body is complete, so the connection can serve the next request.
         if let Some(sender) = self.sender.take() {
             self.pool.put_idle(sender);
         }
@@ -173,6 +183,7 @@ impl PooledResponse {
     ) -> Result<Result<impl AsyncRead + AsyncWrite + Send + Unpin, Box<Self>>, ClientError> {
         match self.upgrade.take() {
             Some(upgrade) if self.status == StatusCode::SWITCHING_PROTOCOLS => {
+                // The connection now carries the stream and does not return to the pool.
                 Ok(Ok(TokioIo::new(upgrade.await?)))
             }
             _ => Ok(Err(Box::new(self))),
@@ -187,6 +198,7 @@ impl PooledResponse {
         if first.len() > limit {
             return Err(ClientError::TooLarge { limit });
         }
+        // A body of one piece, the usual case, is returned without copying.
         let mut all: Option<Vec<u8>> = None;
         while let Some(piece) = self.next().await? {
             let all = all.get_or_insert_with(|| first.to_vec());

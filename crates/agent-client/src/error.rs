@@ -100,12 +100,15 @@ pub(crate) struct WireError {
 
 impl From<WireError> for ClientError {
     fn from(wire: WireError) -> Self {
+        // The guest chose this text, which may end up in logs and terminals.
         let message: String = wire.message.chars().take(MAX_ERROR_CHARS).collect();
         match (wire.reason.as_deref(), wire.code) {
             (Some("command_not_found"), _) => Self::CommandNotFound(message),
             (Some("command_not_executable"), _) => Self::CommandNotExecutable(message),
             (Some("file_system_not_responding"), _) => Self::FileSystemNotResponding(message),
+            // HTTP endpoints send a numeric status, and Connect calls send a code in words.
             (_, serde_json::Value::Number(n)) => Self::Status {
+                // A number that is no status counts as an internal error of the agent.
                 status: n.as_u64().and_then(|n| n.try_into().ok()).unwrap_or(500),
                 message,
             },

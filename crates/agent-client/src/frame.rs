@@ -1,4 +1,5 @@
-//! Connect frames on the client's side.
+//! Frames of the Connect protocol, on the client's side: five bytes (flags, length) and a JSON
+//! message. The flag 2 marks the last frame of a stream.
 
 use crate::connection_pool::PooledResponse;
 use crate::error::{ClientError, WireError};
@@ -22,11 +23,13 @@ pub(crate) fn message(value: &impl Serialize) -> Result<Bytes, ClientError> {
     Ok(wrap(&encode(value)?))
 }
 
+/// Prepends the head of a frame without flags.
 fn wrap(payload: &[u8]) -> Bytes {
     let mut frame = Vec::with_capacity(payload.len() + 5);
     frame.push(0);
     frame.extend_from_slice(
         &u32::try_from(payload.len())
+            // Requests are far shorter. The agent rejects an excessive length.
             .unwrap_or(u32::MAX)
             .to_be_bytes(),
     );
@@ -46,7 +49,7 @@ pub(crate) fn input(field: &str, bytes: &[u8]) -> Bytes {
 pub(crate) struct ResponseFrames {
     answer: PooledResponse,
     buffer: BytesMut,
-    ended: bool,
+    has_ended: bool,
 }
 
 #[derive(Deserialize)]
@@ -61,19 +64,19 @@ impl ResponseFrames {
         Self {
             answer,
             buffer: BytesMut::new(),
-            ended: false,
+            has_ended: false,
         }
     }
 
     /// Returns the next message, or `None` after a successful end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
-        while !self.ended {
-            let Some((flags, payload)) = self.take()? else {
+        while !self.has_ended {
+            let Some((flags, payload)) = self.take_frame()? else {
                 match self.answer.next().await? {
                     Some(piece) => self.buffer.extend_from_slice(&piece),
                     None => {
                         return Err(ClientError::Protocol(
-                            "the stream ended without an end frame".to_owned(),
+                            "the stream has_ended without an end frame".to_owned(),
                         ));
                     }
                 }
@@ -82,11 +85,12 @@ impl ResponseFrames {
             if flags & 2 == 0 {
                 return Ok(Some(payload));
             }
-            self.ended = true;
-            // Reads to the end, so that the connection becomes idle.
+            self.has_ended = true;
+            // Read to the end, so that the connection becomes idle.
             while self.answer.next().await?.is_some() {}
             let end: EndOfStream = serde_json::from_slice(&payload)
                 .map_err(|e| ClientError::Protocol(format!("end frame: {e}")))?;
+            // Connect reports errors of streams in the last frame, after status 200.
             if let Some(error) = end.error {
                 return Err(error.into());
             }
@@ -94,16 +98,20 @@ impl ResponseFrames {
         Ok(None)
     }
 
-    fn take(&mut self) -> Result<Option<(u8, Bytes)>, ClientError> {
+    /// Removes the first frame from the buffer. `None` if it is incomplete.
+    fn take_frame(&mut self) -> Result<Option<(u8, Bytes)>, ClientError> {
         let Some(&[flags, a, b, c, d]) = self.buffer.first_chunk::<5>() else {
             return Ok(None);
         };
+        // The cast is lossless: `usize` has at least 32 bits here.
         let length = u32::from_be_bytes([a, b, c, d]) as usize;
+        // Bit 0 would mean compression, which this client does not request.
         if length > MAX_FRAME_BYTES || flags & !2 != 0 {
             return Err(ClientError::Protocol(format!(
                 "frame with flags {flags:#x} and {length} bytes"
             )));
         }
+        // The limit above also bounds the buffer.
         if self.buffer.len() < 5 + length {
             return Ok(None);
         }

@@ -1,5 +1,6 @@
-//! Host side of the greeting (see `jiffy_proto::agent`). The guest's messages are not trusted:
-//! their size is bounded, and they are parsed strictly.
+//! Host side of the greeting, in which an agent receives the identity of its sandbox (see
+//! `jiffy_proto::agent`). The guest's messages are not trusted: their size is bounded, and they are
+//! parsed strictly.
 
 use jiffy_proto::agent::{Hello, Identity, MAX_GREETING, Ready};
 use serde_json::Error as JsonError;
@@ -36,7 +37,7 @@ pub struct Greeting {
     pub hello: Hello,
 }
 
-/// Agent to which the identity was sent.
+/// Agent to which the identity was sent, but which has not confirmed it.
 #[derive(Debug)]
 pub struct AssignedGreeting {
     stream: BufReader<UnixStream>,
@@ -48,18 +49,19 @@ impl Greeting {
     /// Receives the agent's first message.
     pub async fn receive(stream: UnixStream) -> Result<Self, GreetingError> {
         let mut stream = BufReader::new(stream);
-        let hello = serde_json::from_slice(&line(&mut stream).await?)?;
+        let hello = serde_json::from_slice(&read_line(&mut stream).await?)?;
         Ok(Self { stream, hello })
     }
 
     /// Sends the identity to an agent that is greeting at this moment, before its first message
-    /// arrives. This saves a round trip. Only for agents that were started earlier: an agent that
-    /// is booting would read the identity, and with it the time, much later.
+    /// arrives. This saves a round trip. Must only be used for agents that were started earlier: an
+    /// agent that is booting would read the identity, and the time in it, much later.
     pub async fn receive_assigned(
         mut stream: UnixStream,
         identity: &Identity,
     ) -> Result<AssignedGreeting, GreetingError> {
         send(&mut stream, identity).await?;
+        // The agent sends its greeting in any case.
         let Self { stream, hello } = Self::receive(stream).await?;
         Ok(AssignedGreeting { stream, hello })
     }
@@ -77,7 +79,7 @@ impl AssignedGreeting {
     /// Waits until the identity is applied. The caller must retain the stream: when it is closed,
     /// the agent greets again.
     pub async fn ready(mut self) -> Result<(UnixStream, Ready), GreetingError> {
-        let ready: Ready = serde_json::from_slice(&line(&mut self.stream).await?)?;
+        let ready: Ready = serde_json::from_slice(&read_line(&mut self.stream).await?)?;
         match &ready.error {
             Some(error) => Err(GreetingError::Refused(error.clone())),
             None => Ok((self.stream.into_inner(), ready)),
@@ -85,25 +87,29 @@ impl AssignedGreeting {
     }
 }
 
-/// Sends an identity with the current time, since the guest may have booted after the sandbox was
-/// requested.
+/// Sends an identity with the current time. The time of the request would be too old if the guest
+/// booted in between.
 async fn send(stream: &mut UnixStream, identity: &Identity) -> Result<(), GreetingError> {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).ok();
     let time_ns = since_epoch.and_then(|t| u64::try_from(t.as_nanos()).ok());
-    let mut words = serde_json::to_vec(&Identity {
+    let mut bytes = serde_json::to_vec(&Identity {
+        // 64 bits of nanoseconds since 1970 last until 2554.
         time_ns: time_ns.ok_or(GreetingError::Clock)?,
         ..identity.clone()
     })?;
-    words.push(b'\n');
-    Ok(stream.write_all(&words).await?)
+    bytes.push(b'\n');
+    Ok(stream.write_all(&bytes).await?)
 }
 
-async fn line(stream: &mut BufReader<UnixStream>) -> Result<Vec<u8>, GreetingError> {
+/// Reads a line of at most `MAX_GREETING` bytes, without the line feed.
+async fn read_line(stream: &mut BufReader<UnixStream>) -> Result<Vec<u8>, GreetingError> {
     let mut bytes = Vec::new();
     stream
+        // Bounds the memory for a line of a hostile guest.
         .take(MAX_GREETING as u64)
         .read_until(b'\n', &mut bytes)
         .await?;
+    // Without a line feed, the connection was closed or the line is too long.
     if bytes.pop() == Some(b'\n') {
         Ok(bytes)
     } else {
@@ -115,11 +121,11 @@ async fn line(stream: &mut BufReader<UnixStream>) -> Result<Vec<u8>, GreetingErr
 mod tests {
     use super::*;
 
-    async fn greet(words: &'static [u8]) -> Result<(UnixStream, Ready), GreetingError> {
+    async fn greet(bytes: &'static [u8]) -> Result<(UnixStream, Ready), GreetingError> {
         let (host, mut guest) = UnixStream::pair().unwrap();
         let agent = tokio::spawn(async move {
             // The host may close the connection in the middle of a rejected message.
-            let _ = guest.write_all(words).await;
+            let _ = guest.write_all(bytes).await;
             let mut received = String::new();
             let _ = BufReader::new(guest).read_line(&mut received).await;
             received
@@ -143,19 +149,19 @@ mod tests {
 
     #[tokio::test]
     async fn an_agent_that_took_its_identity_is_ready() {
-        let words = format!("{HELLO}\n{{\"ready_us\":3}}\n").leak();
-        assert_eq!(greet(words.as_bytes()).await.unwrap().1.ready_us, 3);
+        let bytes = format!("{HELLO}\n{{\"ready_us\":3}}\n").leak();
+        assert_eq!(greet(bytes.as_bytes()).await.unwrap().1.ready_us, 3);
     }
 
     #[tokio::test]
-    async fn an_agent_that_refuses_its_identity_is_an_error() {
-        let words = format!("{HELLO}\n{{\"ready_us\":3,\"error\":\"no entropy\"}}\n").leak();
-        let error = greet(words.as_bytes()).await.unwrap_err();
+    async fn an_agent_that_cannot_apply_its_identity_is_an_error() {
+        let bytes = format!("{HELLO}\n{{\"ready_us\":3,\"error\":\"no entropy\"}}\n").leak();
+        let error = greet(bytes.as_bytes()).await.unwrap_err();
         assert!(matches!(error, GreetingError::Refused(e) if e == "no entropy"));
     }
 
     #[tokio::test]
-    async fn an_agent_that_is_known_finds_its_identity_there_when_it_greets() {
+    async fn an_identity_can_be_sent_before_the_agent_greets() {
         let (host, guest) = UnixStream::pair().unwrap();
         let identity = Identity {
             id: "abc".into(),
@@ -165,8 +171,8 @@ mod tests {
             let mut guest = BufReader::new(guest);
             let mut received = String::new();
             guest.read_line(&mut received).await.unwrap();
-            let words = format!("{HELLO}\n{{\"ready_us\":3}}\n");
-            guest.write_all(words.as_bytes()).await.unwrap();
+            let bytes = format!("{HELLO}\n{{\"ready_us\":3}}\n");
+            guest.write_all(bytes.as_bytes()).await.unwrap();
             received
         };
         let host = async {
@@ -182,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn endless_or_malformed_greetings_are_refused() {
+    async fn endless_or_malformed_greetings_are_rejected() {
         assert!(matches!(
             greet(b"not json\n").await,
             Err(GreetingError::Malformed(_))

@@ -1,4 +1,4 @@
-//! Client of the guest agent for the host.
+//! Client of the guest agent, for the host and for the command line.
 //!
 //! [`Greeting`] assigns an identity to an agent. [`AgentClient`] runs commands and transfers files
 //! with the envd protocol, on connections that a connector opens.

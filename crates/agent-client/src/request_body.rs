@@ -7,10 +7,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
-/// A request body.
+/// Body of a request to the agent.
 #[derive(Debug)]
 pub enum RequestBody {
-    /// A body of one chunk.
+    /// Body of one chunk, or without content.
     Whole(Option<Bytes>),
     /// Chunks from a channel. The agent determines the rate.
     Channel(mpsc::Receiver<Bytes>),
@@ -24,6 +24,7 @@ impl RequestBody {
 
     /// Creates a body and its sender. The sender waits while two chunks are queued.
     pub fn channel() -> (mpsc::Sender<Bytes>, Self) {
+        // A short queue bounds the memory and makes the sender wait for the agent.
         let (sender, receiver) = mpsc::channel(2);
         (sender, Self::Channel(receiver))
     }
@@ -41,6 +42,7 @@ impl Body for RequestBody {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
             Self::Channel(pieces) => pieces
                 .poll_recv(cx)
+                // The body ends when the sender is dropped.
                 .map(|piece| piece.map(|b| Ok(Frame::data(b)))),
         }
     }

@@ -16,6 +16,7 @@ pub(crate) const CHUNK_BYTES: usize = 48 * 1024;
 /// Open stream to the input of a process. At most a few hundred KiB are buffered. Then `write`
 /// waits until the process reads.
 pub struct StdinStream {
+    /// `None` if the stream is closed.
     pieces: Option<mpsc::Sender<Bytes>>,
     call: JoinHandle<Result<(), ClientError>>,
     field: &'static str,
@@ -29,6 +30,8 @@ impl StdinStream {
         // Ignore the error: the channel is empty, and this function owns the receiver.
         let _ = pieces.send(first).await;
         let client = client.clone();
+        // The response ends when the agent has passed on all input, or with the reason of a
+        // failure.
         let call = tokio::spawn(async move {
             let mut frames = client
                 .stream("/process.Process/StreamInput", None, &[], body)
@@ -46,11 +49,13 @@ impl StdinStream {
     /// Writes all bytes. If the agent closed the stream, returns the reason: the process has exited
     /// or has closed its stdin.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), ClientError> {
+        // One frame per chunk.
         for piece in bytes.chunks(CHUNK_BYTES) {
             let Some(pieces) = &self.pieces else {
                 return Err(closed());
             };
             if pieces.send(frame::input(self.field, piece)).await.is_err() {
+                // The receiver is dropped only when the call has ended: report the call's error.
                 self.pieces = None;
                 return Err(self.outcome().await.err().unwrap_or_else(closed));
             }
@@ -65,6 +70,7 @@ impl StdinStream {
         self.outcome().await
     }
 
+    /// Waits for the result of the call.
     async fn outcome(&mut self) -> Result<(), ClientError> {
         match (&mut self.call).await {
             Ok(result) => result,

@@ -1,4 +1,4 @@
-//! Client of the API: connections and requests.
+//! Client of the daemon's API: connections and requests.
 
 mod address;
 mod api_error;
@@ -39,9 +39,10 @@ const MAX_RESPONSE_BYTES: usize = 64 << 20;
 /// `Host` header of requests over the socket. The gateway always accepts this name.
 const LOCAL_HOST_HEADER: &str = "localhost";
 
-/// Server that receives the requests of a client.
+/// Server that receives the requests of a client, with the headers of every request.
 #[derive(Debug)]
 pub struct Server {
+    /// `None` for the daemon of this host.
     url: Option<Url>,
     name: String,
     headers: HeaderMap,
@@ -79,7 +80,7 @@ impl Server {
         &self.name
     }
 
-    /// Returns the error of a request without a response.
+    /// Converts the error of a request without a response into a message that describes what to do.
     fn request_error(&self, error: ClientError) -> anyhow::Error {
         match (error, &self.url) {
             (ClientError::Connect(e), Some(url)) => {
@@ -92,6 +93,7 @@ impl Server {
             (ClientError::Http(e), Some(url)) if e.is_parse() => anyhow::Error::msg(format!(
                 "{url} does not respond with HTTP: check the address, and use https:// if the server uses TLS"
             )),
+            // The request may have had an effect, so it is not repeated automatically.
             (e, _) => anyhow::Error::new(e).context(format!(
                 "lost the connection to {} before it responded; run `jiffy ls` to check its sandboxes",
                 self.name
@@ -181,6 +183,7 @@ impl Client {
         body: &impl Serialize,
     ) -> anyhow::Result<(HeaderMap, T)> {
         let activity = activity(&method, path);
+        // Includes reading the body, which may also take long.
         let request = async { self.parse(self.send(method, path, body).await?).await };
         match activity {
             Some(description) => while_waiting(description, request).await,
@@ -194,20 +197,24 @@ impl Client {
         response: PooledResponse,
     ) -> anyhow::Result<(HeaderMap, T)> {
         let server = &self.server;
+        // Cloned, because reading the body consumes the response.
         let (status, headers) = (response.status, response.headers.clone());
         let body = response
             .collect(MAX_RESPONSE_BYTES)
             .await
             .map_err(|e| server.request_error(e))?;
+        // Check the version first: the body of another server must not be interpreted.
         let Some(version) = api_error::version(&headers) else {
             return Err(api_error::unknown_server(server, status, &body));
         };
         if !status.is_success() {
             return Err(api_error::api_error(server, version, status, &body));
         }
+        // Responses without content are parsed as `()`.
         let text = if body.is_empty() { b"null" } else { &body[..] };
         match serde_json::from_slice(text) {
             Ok(value) => Ok((headers, value)),
+            // A daemon of another version may have changed the type of the response.
             Err(_) => Err(api_error::incompatible(
                 server,
                 version,
@@ -216,6 +223,7 @@ impl Client {
         }
     }
 
+    /// Sends a request with `body` as JSON. A body of `null` is omitted.
     async fn send(
         &self,
         method: Method,
@@ -247,6 +255,7 @@ impl Client {
         let mut request = Request::builder().method(Method::PUT).uri(path);
         let headers = request.headers_mut().context("invalid path")?;
         headers.clone_from(&self.server.headers);
+        // The task sends the chunks while the caller produces them.
         let (client, request) = (self.clone(), request.body(body)?);
         let task = tokio::spawn(async move {
             let response = client
@@ -316,6 +325,7 @@ impl Client {
             .await
             .map_err(|e| self.server.request_error(e))?;
         match response
+            // Without status 101, the response has an error in its body.
             .into_upgraded()
             .await
             .map_err(|e| self.server.request_error(e))?
@@ -323,6 +333,7 @@ impl Client {
             Ok(stream) => Ok(stream),
             Err(response) => match self.parse::<Value>(*response).await {
                 Err(e) => Err(e),
+                // A success without an upgrade violates the API.
                 Ok(_) => anyhow::bail!("{} did not open a stream", self.server.name),
             },
         }
@@ -331,6 +342,7 @@ impl Client {
     /// Returns the headers with which the gateway routes a request to a port of a sandbox.
     fn port_headers(&self, sandbox: &Sandbox, port: u32) -> anyhow::Result<HeaderMap> {
         let mut headers = HeaderMap::new();
+        // The gateway checks the host name of every request.
         if let Some(host) = self.server.headers.get(header::HOST) {
             headers.insert(header::HOST, host.clone());
         }

@@ -1,5 +1,5 @@
-//! Client of the API of a daemon: on this host over its socket, or on another host over HTTP or
-//! HTTPS.
+//! Client of the API of a daemon on this host (over a Unix socket) or on another host (over HTTP or
+//! HTTPS). Also has the terminal output of the command line.
 
 // All output is printed through `terminal`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]

@@ -30,6 +30,7 @@ async fn show_waiting<T>(
         .with_elapsed(delay)
         .with_finish(ProgressFinish::AndClear);
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+        // An invalid template would only affect the appearance.
         spinner.set_style(style);
     }
     spinner.set_message(description);

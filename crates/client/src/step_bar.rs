@@ -21,6 +21,7 @@ impl StepBar {
 
     /// Shows that `done` of `total` units of `step` are done.
     pub fn update(&self, step: &'static str, done: u64, total: u64) {
+        // Every change of the message redraws the bar.
         if self.0.message() != step {
             self.0.set_message(step);
         }

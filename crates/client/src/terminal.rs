@@ -1,4 +1,4 @@
-//! Escapes control characters in terminal output.
+//! Output to the terminal, with control characters escaped.
 //!
 //! Names, logs and errors come from sandboxes, tenants, stores and other hosts. Control characters
 //! in them could move the cursor, hide text or send input on behalf of the user. All output of
@@ -22,14 +22,17 @@ fn is_control(c: char) -> bool {
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// Escapes the characters that `is_escaped` selects. Does not copy a text without them.
 fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
     if !text.chars().any(&is_escaped) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len() + 16);
     for c in text.chars() {
+        // Writing to a string cannot fail.
         let _ = match c {
             c if !is_escaped(c) => write!(shown, "{c}"),
+            // Escapes in the notation of Rust strings.
             '\n' | '\r' | '\t' => write!(shown, "{}", c.escape_default()),
             c if c.is_ascii() => write!(shown, "\\x{:02x}", u32::from(c)),
             c => write!(shown, "\\u{{{:x}}}", u32::from(c)),
@@ -58,6 +61,7 @@ pub fn without_colours(text: &str) -> Cow<'_, str> {
         let end = after.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';');
         match end.strip_prefix('m') {
             Some(end) => rest = end,
+            // Not a sequence for colours: retain it for `text` to escape.
             None => {
                 shown.push_str("\u{1b}[");
                 rest = after;
@@ -104,8 +108,10 @@ fn escaped_json(json: String) -> String {
 pub fn print(args: fmt::Arguments<'_>, end: &str) {
     let result = write(io::stdout().lock(), &text(&args.to_string()), end);
     match result {
+        // A reader such as `head` may close the pipe early, which is not an error.
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
             print_error(format_args!("jiffy: cannot write to standard output: {e}"));
+            // A caller cannot continue without its output.
             std::process::exit(FAILURE_EXIT_CODE);
         }
         _ => {}

@@ -1,14 +1,14 @@
-//! Bodies of requests and responses.
+//! Bodies of requests and responses: a common error type, and a body with a guard.
 
 use hyper::body::{Body, Frame, SizeHint};
 use std::error::Error;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Any error.
+/// Error of any body.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Body that holds a value until it is dropped.
+/// Body with a guard, for example a permit, that is dropped together with the body.
 #[derive(Debug)]
 pub struct GuardedBody<B, T> {
     inner: B,

@@ -1,4 +1,5 @@
-//! Headers of messages between clients and guests: removes headers that are not meant for the peer.
+//! Headers of messages between clients and guests: removal of headers that the other side must not
+//! receive. Used by the gateway for sandboxes and by the function manager for functions.
 
 pub mod api_key;
 pub mod set_cookie;
@@ -8,14 +9,15 @@ use hyper::header::{
     HeaderValue, LOCATION, SET_COOKIE, STRICT_TRANSPORT_SECURITY, TRANSFER_ENCODING,
 };
 
-/// Header with the token of sandboxes with restricted access.
+/// Header with the access token of a sandbox whose ports are not public.
 pub const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
 
-/// Content security policy that permits scripts and gives pages an opaque origin.
+/// Content security policy for pages of guests: permits scripts, but gives each page an opaque
+/// origin.
 const ISOLATION_POLICY: &str =
     "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads";
 
-/// Returns true if a comma-separated header contains `word`.
+/// Returns true if the comma-separated list in header `name` contains `word`.
 #[must_use]
 pub fn has_token(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
     headers
@@ -39,15 +41,16 @@ const HOP_BY_HOP: [&str; 9] = [
     "http2-settings",
 ];
 
-/// Returns true if one of the headers exists. Usually none of them does, so that scanning all
-/// headers once is faster than looking up each name.
+/// Returns true if one of the headers exists. Usually none exists, so one scan of all headers is
+/// faster than a look-up of each name.
 fn has_any(headers: &HeaderMap, names: &[&str]) -> bool {
     headers.keys().any(|name| names.contains(&name.as_str()))
 }
 
 /// Removes hop-by-hop headers (RFC 9110, 7.6.1).
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    // Names that `Connection` lists are relevant only if that header exists.
+    // If no hop-by-hop header exists, `Connection` does not exist either and names no further
+    // headers.
     if !has_any(headers, &HOP_BY_HOP) {
         return;
     }
@@ -66,9 +69,9 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Headers for proxies, and headers that only trusted proxies may set. The gateway answers `Expect`
-/// itself by requesting the client's body.
-const OF_PROXIES: [&str; 6] = [
+/// Headers for proxies, and headers that only trusted proxies may set. `Expect` is removed because
+/// the gateway answers it itself, by requesting the client's body.
+const PROXY_HEADERS: [&str; 6] = [
     "expect",
     "forwarded",
     TRAFFIC_TOKEN,
@@ -81,8 +84,8 @@ const OF_PROXIES: [&str; 6] = [
 /// untrusted proxies, API keys, and the gateway's own cookies.
 pub fn confine_request(headers: &mut HeaderMap) {
     strip_hop_by_hop(headers);
-    if has_any(headers, &OF_PROXIES) {
-        for name in OF_PROXIES {
+    if has_any(headers, &PROXY_HEADERS) {
+        for name in PROXY_HEADERS {
             headers.remove(name);
         }
     }
@@ -103,17 +106,18 @@ const HOST_PREFIX: &str = "jiffy-";
 /// [`confine_request`], these are headers that only the host may send.
 pub fn confine_function_request(headers: &mut HeaderMap) {
     confine_request(headers);
-    let is_hosts = |name: &&HeaderName| name.as_str().starts_with(HOST_PREFIX);
-    let hosts: Vec<HeaderName> = headers.keys().filter(is_hosts).cloned().collect();
-    for name in hosts {
+    let is_from_host = |name: &&HeaderName| name.as_str().starts_with(HOST_PREFIX);
+    let host_headers: Vec<HeaderName> = headers.keys().filter(is_from_host).cloned().collect();
+    for name in host_headers {
         headers.remove(name);
     }
 }
 
 /// Removes the headers of a guest's response that would affect other guests. `prefix` is the path
-/// of the guest on `host`, if it has no host name of its own. `isolate` then gives its pages a
-/// separate origin.
+/// of the guest on `host`. `None` if the guest has a host name of its own. With `prefix` and
+/// `isolate`, pages of the guest get a separate origin.
 pub fn confine_answer(headers: &mut HeaderMap, prefix: Option<&str>, host: &str, isolate: bool) {
+    // Must be read before the header is removed below.
     let encoded = headers.contains_key(TRANSFER_ENCODING);
     strip_hop_by_hop(headers);
     if encoded {
@@ -131,6 +135,7 @@ pub fn confine_answer(headers: &mut HeaderMap, prefix: Option<&str>, host: &str,
     }
     let Some(prefix) = prefix else {
         return;
+        // With a host name of its own, the guest's headers apply only to its own origin.
     };
     // These headers would apply to the whole origin, which several guests share.
     headers.remove(ALT_SVC);
@@ -145,6 +150,7 @@ pub fn confine_answer(headers: &mut HeaderMap, prefix: Option<&str>, host: &str,
     }
     if isolate {
         let policy = HeaderValue::from_static(ISOLATION_POLICY);
+        // Append: a browser enforces all policies, so the guest's own policy remains in force.
         headers.append(CONTENT_SECURITY_POLICY, policy);
     }
 }

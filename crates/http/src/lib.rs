@@ -1,6 +1,6 @@
-//! HTTP between clients and guests: headers ([`headers`]), connections for forwarding requests
-//! ([`UpstreamConnection`]), their pools ([`ConnectionPool`]) and bodies ([`PooledBody`],
-//! [`GuardedBody`]).
+//! HTTP between clients and guests, for the gateway and the function manager: headers
+//! ([`headers`]), connections for forwarding requests ([`UpstreamConnection`]), pools of such
+//! connections ([`ConnectionPool`]) and bodies ([`PooledBody`], [`GuardedBody`]).
 
 mod body;
 pub mod headers;

@@ -1,4 +1,4 @@
-//! Pool of idle connections.
+//! Pool of idle connections to several servers, each identified by a key.
 
 use crate::UpstreamConnection;
 use parking_lot::Mutex;
@@ -9,8 +9,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// Timeout for a connection to become ready after a response, because the body of the request may
-/// still be in transit.
+/// Timeout for a connection to become ready after its response was received. It may not be ready
+/// yet, because the body of the request is still being sent.
 const READY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Limits of a pool.
@@ -26,20 +26,20 @@ pub struct PoolLimits {
     pub idle: usize,
 }
 
-/// Connection with at most one request. Dropping this value closes the connection immediately.
+/// Connection for one request at a time. Dropping this value closes the connection immediately.
 #[derive(Debug)]
 pub struct PooledConnection<K, B, T> {
     /// The connection.
     pub connection: UpstreamConnection<B>,
     key: K,
-    /// Number of [`ConnectionPool::invalidate`] calls before it was opened.
+    /// Value of [`ConnectionPool::epoch`] before the connection was opened.
     epoch: u64,
     _held: T,
 }
 
 impl<K, B, T> PooledConnection<K, B, T> {
-    /// Creates a connection to `key`. `held` is dropped when the connection is closed. `epoch` is
-    /// the value of [`ConnectionPool::epoch`] before the connection was opened.
+    /// Creates a connection to `key`. `held` is a guard that is dropped when the connection is
+    /// closed. `epoch` is the value of [`ConnectionPool::epoch`] before the connection was opened.
     pub const fn new(connection: UpstreamConnection<B>, key: K, epoch: u64, held: T) -> Self {
         Self {
             connection,
@@ -58,7 +58,7 @@ struct PoolState<K, B, T> {
     /// Lists of idle connections, in the order in which they became idle.
     idle: HashMap<K, Vec<Idle<K, B, T>>>,
     idle_count: usize,
-    /// True if a task that closes idle connections is running.
+    /// True if a task that closes expired idle connections is running.
     is_watched: bool,
 }
 
@@ -90,14 +90,16 @@ where
         })
     }
 
-    /// Closes the idle connections of the keys that `is_stale` selects. Connections that are in use
-    /// now are closed after use instead of becoming idle.
+    /// Closes the idle connections of the keys that `is_stale` selects. Connections of any key that
+    /// are in use now are closed after use instead of becoming idle.
     pub fn invalidate(&self, is_stale: impl Fn(&K) -> bool) {
+        // Increment first: a connection that is returned from now on is closed, regardless of its
+        // key.
         self.epoch.fetch_add(1, Ordering::SeqCst);
         let mut state = self.state.lock();
         let stale: HashMap<_, _> = state.idle.extract_if(|key, _| is_stale(key)).collect();
         state.idle_count -= stale.values().map(Vec::len).sum::<usize>();
-        // Drop the values held by the connections after releasing the lock.
+        // Drop the connections after releasing the lock: their guards may run other code.
         drop(state);
         drop(stale);
     }
@@ -108,14 +110,15 @@ where
         self.state.lock().idle_count
     }
 
-    /// Returns the number of calls of [`Self::invalidate`]. Must be read before opening a
-    /// connection.
+    /// Returns the number of calls of [`Self::invalidate`]. The caller must read the value before
+    /// opening a connection.
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
 
     /// Takes a connection that has been idle for at most `max_idle`.
     pub fn take(&self, key: &K, max_idle: Duration) -> Option<PooledConnection<K, B, T>> {
+        // Dropped after the lock is released.
         let mut dead = Vec::new();
         let mut taken = None;
         let mut state = self.state.lock();
@@ -132,6 +135,7 @@ where
                 state.idle.remove(key);
             }
         }
+        // Both kinds were removed from the list.
         state.idle_count -= dead.len() + usize::from(taken.is_some());
         drop(state);
         drop(dead);
@@ -143,7 +147,9 @@ where
         if pooled.connection.is_ready() {
             return self.insert_idle(pooled);
         }
+        // Wait in the background, so that the caller can finish its response.
         let pool = Arc::clone(self);
+        // If the connection does not become ready in time, dropping it closes it.
         tokio::spawn(async move {
             if let Ok(true) = timeout(READY_TIMEOUT, pooled.connection.ready()).await {
                 pool.insert_idle(pooled);
@@ -174,7 +180,7 @@ where
 
     /// Closes connections that were idle for too long or that the peer has closed. Returns whether
     /// idle connections remain.
-    fn close_old(&self) -> bool {
+    fn close_expired(&self) -> bool {
         let mut closed = Vec::new();
         let mut state = self.state.lock();
         for list in state.idle.values_mut() {
@@ -184,12 +190,14 @@ where
         }
         state.idle.retain(|_, list| !list.is_empty());
         state.idle_count -= closed.len();
+        // Decided under the lock: a connection that becomes idle later starts a new task.
         state.is_watched = state.idle_count > 0;
         state.is_watched
     }
 }
 
-/// Periodically closes connections that were idle for too long, until no idle connections remain.
+/// Periodically closes expired idle connections, until no idle connections remain or the pool is
+/// dropped.
 async fn close_idle<K, B, T>(pool: Weak<ConnectionPool<K, B, T>>)
 where
     K: Clone + Eq + Hash + Send + 'static,
@@ -202,7 +210,7 @@ where
         };
         sleep(interval).await;
         match pool.upgrade() {
-            Some(pool) if pool.close_old() => {}
+            Some(pool) if pool.close_expired() => {}
             _ => return,
         }
     }

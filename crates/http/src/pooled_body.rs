@@ -40,6 +40,7 @@ where
         body
     }
 
+    /// Returns the connection to the pool. Has no effect on later calls.
     fn finish(&mut self) {
         if let Some(connection) = self.connection.take() {
             self.pool.give_back(connection);
@@ -71,6 +72,7 @@ where
             Poll::Ready(Some(Ok(frame))) if frame.is_trailers() || this.inner.is_end_stream() => {
                 this.finish();
             }
+            // The state of the connection is unknown: close it.
             Poll::Ready(Some(Err(_))) => this.connection = None,
             Poll::Ready(None) => this.finish(),
             Poll::Ready(Some(Ok(_))) | Poll::Pending => {}

@@ -1,5 +1,6 @@
-//! HTTP/1.1 connections for forwarding requests, with one request at a time. The task that waits
-//! for a response also drives the connection.
+//! HTTP/1.1 connections to guests for forwarding requests, with one request at a time. The task
+//! that waits for a response usually also performs the connection's I/O, which avoids waking a
+//! second task.
 
 mod connection_driver;
 mod own_waker;
@@ -15,7 +16,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Connection with at most one request. Dropping this value closes the connection immediately.
+/// Connection for one request at a time. Dropping this value closes the connection immediately.
 pub struct UpstreamConnection<B> {
     sender: SendRequest<B>,
     driver: ConnectionDriver,
@@ -32,26 +33,30 @@ impl<B> UpstreamConnection<B>
 where
     B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
-    /// Creates a connection from hyper's handshake. Its errors are reported by the requests on it.
+    /// Creates a connection from the result of hyper's handshake. Errors of the connection are
+    /// reported by the requests on it.
     pub fn new<T>((sender, connection): (SendRequest<B>, Connection<T, B>)) -> Self
     where
         T: Read + Write + Unpin + Send + 'static,
     {
-        let moving = connection.with_upgrades();
-        let driver = ConnectionDriver::new(async move { drop(moving.await) });
+        let io = connection.with_upgrades();
+        // The error is dropped here, because the request in flight fails with it, too.
+        let driver = ConnectionDriver::new(async move { drop(io.await) });
         Self { sender, driver }
     }
 
-    /// Sends a request and waits, without timeout, for the head of the response. `whole` states
-    /// that the request's body is complete: then the task that waits for the response can drive the
-    /// connection alone.
+    /// Sends a request and waits, without timeout, for the head of the response.
+    /// `is_body_complete` states that the body of the request is complete. Only then can the task
+    /// that waits for the response perform the I/O alone.
     pub async fn send(
         &mut self,
         request: Request<B>,
-        whole: bool,
+        is_body_complete: bool,
     ) -> Result<Response<Incoming>, TrySendError<Request<B>>> {
+        // On failure, the request is returned with the error, so that the caller can repeat it.
         let response = self.sender.try_send_request(request);
-        if !whole {
+        // The body must be sent even while the caller does not poll for the response.
+        if !is_body_complete {
             self.driver.spawn();
         }
         self.driver.drive(response).await
@@ -70,8 +75,8 @@ impl<B> UpstreamConnection<B> {
             .poll_with(context, |context| body.as_mut().poll_frame(context))
     }
 
-    /// Returns true if the connection can take a request immediately, and the peer is not known to
-    /// have closed it.
+    /// Returns true if the connection can take a request immediately, and is not known to be
+    /// closed.
     pub fn is_ready(&mut self) -> bool {
         !self.driver.has_ended() && self.sender.is_ready()
     }

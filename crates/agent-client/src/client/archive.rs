@@ -1,4 +1,4 @@
-//! Directory trees as tar archives.
+//! Directory trees as tar archives, and the sandbox's changes compared with its template.
 
 use super::files::{FileReader, FileWriter, escape};
 use super::{AgentCall, AgentClient};
@@ -63,8 +63,8 @@ impl AgentClient {
 
     /// Unpacks a tar archive below a directory, which is created if it is missing.
     ///
-    /// A damaged archive causes [`ClientError::Status`] with status 400, a full disk the same with
-    /// status 507. The message names the entry.
+    /// Fails with [`ClientError::Status`]: status 400 for a damaged archive, status 507 for a full
+    /// disk. The message names the entry.
     pub fn archive_write(
         &self,
         directory: impl AsRef<[u8]>,
@@ -77,6 +77,7 @@ impl AgentClient {
         query.add_text("mode", options.mode.as_deref());
         let (pieces, body) = RequestBody::channel();
         let (client, gzip) = (self.clone(), options.gzip);
+        // The call runs in a task of its own, so that the caller can write while the agent unpacks.
         let call = tokio::spawn(async move { client.put(query.uri, gzip, body).await });
         FileWriter { pieces, call }
     }
@@ -94,6 +95,7 @@ impl AgentClient {
         let mut reader = self.get(&uri).await?;
         let mut body = Vec::new();
         while let Some(piece) = reader.next().await? {
+            // The guest determines the number of changes.
             if body.len() + piece.len() > MAX_CHANGES_BYTES {
                 return Err(ClientError::Protocol("too many changes".to_owned()));
             }
@@ -103,19 +105,20 @@ impl AgentClient {
             .map_err(|e| ClientError::Protocol(format!("invalid response of /changes: {e}")))
     }
 
-    /// Terminates every process of the sandbox: SIGTERM, and SIGKILL after `grace`.
+    /// Terminates every process of the sandbox: with SIGTERM, and after `grace` with SIGKILL.
     pub async fn end_processes(&self, grace: Duration) -> Result<(), ClientError> {
         let uri = format!("/restart?username=root&grace_ms={}", grace.as_millis());
-        self.post_nothing(&uri).await
+        self.post_empty(&uri).await
     }
 
     /// Makes the kernel of the sandbox report all free memory to the host. Returns when this is
     /// done.
     pub async fn report_free_memory(&self) -> Result<(), ClientError> {
-        self.post_nothing("/free-memory/report?username=root").await
+        self.post_empty("/free-memory/report?username=root").await
     }
 
-    async fn post_nothing(&self, uri: &str) -> Result<(), ClientError> {
+    /// Sends a request without a body, and discards the response's body.
+    async fn post_empty(&self, uri: &str) -> Result<(), ClientError> {
         let call = AgentCall {
             method: Method::POST,
             path: uri,
@@ -180,22 +183,24 @@ impl AgentClient {
 /// Builder of a URI with a path and a query.
 struct UriBuilder {
     uri: String,
-    next: char,
+    /// Character before the next parameter: `?` or `&`.
+    separator: char,
 }
 
 impl UriBuilder {
     fn new(path: &str) -> Self {
         Self {
             uri: path.to_owned(),
-            next: '?',
+            separator: '?',
         }
     }
 
     fn add(&mut self, name: &str, value: &[u8]) {
-        self.uri.push(self.next);
-        self.next = '&';
+        self.uri.push(self.separator);
+        self.separator = '&';
         self.uri.push_str(name);
         self.uri.push('=');
+        // Paths are bytes and need not be UTF-8.
         escape(&mut self.uri, value);
     }
 

@@ -72,6 +72,7 @@ struct EntryMessage {
     entry: EntryInfo,
 }
 
+/// Returns path and query of a request for a file.
 fn files_path(path: &str, user: Option<&str>) -> String {
     let mut uri = String::from("/files?path=");
     escape(&mut uri, path.as_bytes());
@@ -120,6 +121,7 @@ impl FileWriter {
         if self.pieces.send(bytes.into()).await.is_ok() {
             return Ok(());
         }
+        // The receiver is dropped only when the call has ended: report the call's error.
         let outcome = outcome(&mut self.call).await;
         Err(outcome.err().unwrap_or_else(|| {
             ClientError::Protocol("the agent closed the upload early".to_owned())
@@ -129,11 +131,13 @@ impl FileWriter {
     /// Waits until the file is written or the archive is completely unpacked.
     pub async fn finish(self) -> Result<(), ClientError> {
         let Self { pieces, mut call } = self;
+        // Dropping the sender ends the request's body.
         drop(pieces);
         outcome(&mut call).await
     }
 }
 
+/// Waits for the result of an upload.
 async fn outcome(call: &mut JoinHandle<Result<(), ClientError>>) -> Result<(), ClientError> {
     match call.await {
         Ok(result) => result,
@@ -182,6 +186,7 @@ impl AgentClient {
     pub fn write_stream(&self, path: &str, user: Option<&str>) -> FileWriter {
         let (pieces, body) = RequestBody::channel();
         let (client, uri) = (self.clone(), files_path(path, user));
+        // The call runs in a task of its own, so that the caller can write while the agent stores.
         let call = tokio::spawn(async move { client.upload(uri, body).await });
         FileWriter { pieces, call }
     }
@@ -205,10 +210,10 @@ impl AgentClient {
     /// Describes the file at `path`.
     pub async fn stat(&self, path: &str, user: Option<&str>) -> Result<EntryInfo, ClientError> {
         let request = json!({ "path": path });
-        let found: EntryMessage = self
+        let message: EntryMessage = self
             .unary("/filesystem.Filesystem/Stat", user, &request)
             .await?;
-        Ok(found.entry)
+        Ok(message.entry)
     }
 
     /// Lists a directory down to `depth` levels.
@@ -234,15 +239,16 @@ impl AgentClient {
     /// [`crate::RpcCode::AlreadyExists`].
     pub async fn make_dir(&self, path: &str, user: Option<&str>) -> Result<EntryInfo, ClientError> {
         let request = json!({ "path": path });
-        let made: EntryMessage = self
+        let message: EntryMessage = self
             .unary("/filesystem.Filesystem/MakeDir", user, &request)
             .await?;
-        Ok(made.entry)
+        Ok(message.entry)
     }
 
     /// Removes a file, or a directory with its contents. A missing file is not an error.
     pub async fn remove(&self, path: &str, user: Option<&str>) -> Result<(), ClientError> {
         let request = json!({ "path": path });
+        // The response is an empty object.
         self.unary::<serde::de::IgnoredAny>("/filesystem.Filesystem/Remove", user, &request)
             .await
             .map(drop)
@@ -256,9 +262,9 @@ impl AgentClient {
         user: Option<&str>,
     ) -> Result<EntryInfo, ClientError> {
         let request = json!({ "source": from, "destination": to });
-        let moved: EntryMessage = self
+        let message: EntryMessage = self
             .unary("/filesystem.Filesystem/Move", user, &request)
             .await?;
-        Ok(moved.entry)
+        Ok(message.entry)
     }
 }

@@ -38,6 +38,7 @@ impl AgentClient {
         };
         let answer = self.send(call, RequestBody::Whole(None)).await?;
         let body = self.expect_success(answer).await?;
+        // The guest determines the response, so its length is bounded.
         let body = body.collect(MAX_ANSWER_BYTES).await?;
         serde_json::from_slice(&body)
             .map_err(|e| ClientError::Protocol(format!("invalid response of /metrics: {e}")))

@@ -1,4 +1,4 @@
-//! Processes in a sandbox.
+//! Processes in a sandbox: starting them, receiving their events, and sending input and signals.
 
 use super::AgentClient;
 use crate::error::ClientError;
@@ -183,8 +183,10 @@ struct WireData<'a> {
     pty: Option<Cow<'a, str>>,
 }
 
+/// Parses an event of the agent. Output is encoded in base64.
 fn parse(message: &[u8]) -> Result<ProcessEvent, ClientError> {
     let broken = |e: String| ClientError::Protocol(format!("process event: {e}"));
+    // Strings are borrowed from the message where possible: output may be large.
     let EventMessage { event } =
         serde_json::from_slice(message).map_err(|e| broken(e.to_string()))?;
     let decode = |text: Cow<'_, str>| {
@@ -193,6 +195,7 @@ fn parse(message: &[u8]) -> Result<ProcessEvent, ClientError> {
             .map(Bytes::from)
             .map_err(|e| broken(e.to_string()))
     };
+    // Each event has exactly one of these fields.
     if let Some(start) = event.start {
         return Ok(ProcessEvent::Started { pid: start.pid });
     }
@@ -232,6 +235,7 @@ impl AgentClient {
         let timeout: Vec<_> = spec
             .timeout
             .iter()
+            // 0 would mean no timeout.
             .map(|t| ("connect-timeout-ms", t.as_millis().max(1).to_string()))
             .collect();
         let frames = self
@@ -242,7 +246,7 @@ impl AgentClient {
                 RequestBody::whole(frame::message(&request)?),
             )
             .await?;
-        self.opened(frames, spec.pty.is_some()).await
+        self.receive_start(frames, spec.pty.is_some()).await
     }
 
     /// Receives the events of a running process, or its exit status if it has exited. Earlier
@@ -257,10 +261,18 @@ impl AgentClient {
                 RequestBody::whole(frame::message(&request)?),
             )
             .await?;
-        self.opened(frames, false).await
+        // `connect` does not know whether the process has a terminal.
+        self.receive_start(frames, false).await
     }
 
-    async fn opened(&self, mut frames: ResponseFrames, pty: bool) -> Result<Process, ClientError> {
+    /// Waits for the first event, which has the process id.
+    async fn receive_start(
+        &self,
+        mut frames: ResponseFrames,
+        pty: bool,
+    ) -> Result<Process, ClientError> {
+        // The agent sends this event when the program runs. An error of the start ends the stream
+        // instead.
         let first = frames.next().await?.map(|m| parse(&m)).transpose()?;
         match first {
             Some(ProcessEvent::Started { pid }) => Ok(Process {
@@ -291,7 +303,8 @@ impl AgentClient {
     /// Sends a signal, by number, to a process and its process group.
     pub async fn signal(&self, pid: u32, signal: i32) -> Result<(), ClientError> {
         let request = json!({ "process": { "pid": pid }, "signal": signal });
-        self.nothing("/process.Process/SendSignal", &request).await
+        self.call_without_result("/process.Process/SendSignal", &request)
+            .await
     }
 
     /// Writes to a process's stdin. [`Process::stdin_stream`] is faster for much data.
@@ -305,10 +318,12 @@ impl AgentClient {
     }
 
     async fn send_input(&self, pid: u32, field: &str, bytes: &[u8]) -> Result<(), ClientError> {
+        // A frame of the agent is bounded, so long input needs several requests.
         for piece in bytes.chunks(crate::stdin_stream::CHUNK_BYTES) {
             let input = json!({ field: STANDARD.encode(piece) });
             let request = json!({ "process": { "pid": pid }, "input": input });
-            self.nothing("/process.Process/SendInput", &request).await?;
+            self.call_without_result("/process.Process/SendInput", &request)
+                .await?;
         }
         Ok(())
     }
@@ -316,16 +331,18 @@ impl AgentClient {
     /// Closes a process's stdin.
     pub async fn close_stdin(&self, pid: u32) -> Result<(), ClientError> {
         let request = json!({ "process": { "pid": pid } });
-        self.nothing("/process.Process/CloseStdin", &request).await
+        self.call_without_result("/process.Process/CloseStdin", &request)
+            .await
     }
 
     /// Resizes a process's terminal.
     pub async fn resize(&self, pid: u32, size: PtySize) -> Result<(), ClientError> {
         let request = json!({ "process": { "pid": pid }, "pty": { "size": size } });
-        self.nothing("/process.Process/Update", &request).await
+        self.call_without_result("/process.Process/Update", &request)
+            .await
     }
 
-    pub(crate) async fn nothing(
+    pub(crate) async fn call_without_result(
         &self,
         path: &str,
         message: &impl Serialize,
@@ -337,7 +354,7 @@ impl AgentClient {
 }
 
 impl Process {
-    /// Process id in the sandbox.
+    /// Returns the process id in the sandbox.
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -372,6 +389,7 @@ impl Process {
                 }
                 ProcessEvent::Started { .. } | ProcessEvent::KeepAlive => continue,
             };
+            // Cannot overflow: both lengths are of memory in use.
             if into.len() + bytes.len() > limit {
                 return Err(ClientError::TooLarge { limit });
             }

@@ -35,6 +35,7 @@ impl fmt::Display for Url {
 
 impl Url {
     fn parse(text: &str) -> anyhow::Result<Self> {
+        // Part of the messages below.
         const FORM: &str = "use http://HOST:PORT or https://HOST";
         let uri: Uri = text
             .parse()
@@ -54,11 +55,13 @@ impl Url {
             "`{text}` has a path: {FORM}"
         );
         let host = uri.host().unwrap_or_default();
+        // Resolvers expect IPv6 addresses without brackets.
         let host = host.trim_start_matches('[').trim_end_matches(']');
         ensure!(!host.is_empty(), "`{text}` has no host: {FORM}");
         Ok(Self {
             tls,
             host: host.to_owned(),
+            // Default ports of the schemes.
             port: uri.port_u16().unwrap_or(if tls { 443 } else { 80 }),
             authority: authority.as_str().to_owned(),
         })
@@ -91,6 +94,7 @@ impl ServerAddress {
     /// host.
     pub fn find(options: &ServerOptions) -> anyhow::Result<Option<Self>> {
         let url = options.url.clone().or_else(|| variable(URL_VARIABLE));
+        // The key and the authorities are only meaningful together with a URL.
         let Some(url) = url else { return Ok(None) };
         let url = Url::parse(&url)?;
         let key = key(options, &url)?;
@@ -108,6 +112,7 @@ fn variable(name: &str) -> Option<String> {
 /// all processes can read it.
 fn key(options: &ServerOptions, url: &Url) -> anyhow::Result<HeaderValue> {
     let (key, from) = match (&options.key_file, variable(KEY_VARIABLE)) {
+        // The option takes precedence over the environment.
         (Some(file), _) => {
             let text = std::fs::read_to_string(file);
             let context = || format!("cannot read the API key in {}", file.display());
@@ -119,6 +124,7 @@ fn key(options: &ServerOptions, url: &Url) -> anyhow::Result<HeaderValue> {
              --key-file; create a key with `jiffy key create` on the host of the daemon"
         ),
     };
+    // Files usually end with a line feed.
     let key = key.trim();
     let is_valid = !key.is_empty() && key.bytes().all(|b| b.is_ascii_graphic());
     ensure!(
@@ -126,6 +132,7 @@ fn key(options: &ServerOptions, url: &Url) -> anyhow::Result<HeaderValue> {
         "the content of {from} is not an API key: keys consist of e2b_ and 40 hexadecimal digits"
     );
     let mut key = HeaderValue::from_str(key).context("the API key is not a valid header value")?;
+    // Debug output of the headers must not contain the key.
     key.set_sensitive(true);
     Ok(key)
 }

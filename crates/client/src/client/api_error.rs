@@ -4,8 +4,8 @@ use super::Server;
 use hyper::{HeaderMap, StatusCode};
 use jiffy_api_types::ErrorBody;
 
-/// Header with the version of the daemon. A server without this header is not a daemon, or is older
-/// than the header.
+/// Header with the version of the daemon. A server that does not send it is not a daemon, or is a
+/// daemon of an older version without this header.
 pub const VERSION_HEADER: &str = "jiffy-version";
 /// Version of this program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -27,13 +27,14 @@ pub fn has_error_code(error: &anyhow::Error, code: &str) -> bool {
         .is_some_and(|error| error.code == code)
 }
 
-/// The server is not a daemon of a compatible version.
+/// Error if the server is not a daemon of a compatible version.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct UnknownServer(pub String);
 
 /// Parses the body of an error. The fields are empty if it is not an error of the API.
 fn parse(body: &[u8]) -> ErrorBody {
+    // A proxy in front of the daemon may respond with HTML.
     serde_json::from_slice(body).unwrap_or_else(|_| ErrorBody {
         code: 0,
         message: String::new(),
@@ -41,7 +42,7 @@ fn parse(body: &[u8]) -> ErrorBody {
     })
 }
 
-/// Returns the version of the daemon in a response.
+/// Returns the version of the daemon in a response. `None` if the server is not a daemon.
 pub fn version(headers: &HeaderMap) -> Option<&str> {
     headers.get(VERSION_HEADER)?.to_str().ok()
 }
@@ -68,6 +69,7 @@ pub fn unknown_server(server: &Server, status: StatusCode, body: &[u8]) -> anyho
 pub fn incompatible(server: &Server, daemon_version: &str, reason: &str) -> anyhow::Error {
     let name = server.name();
     let advice = match server.url() {
+        // With the same version, an upgrade does not help.
         _ if daemon_version == VERSION => "see its log".to_owned(),
         None => {
             "run `jiffy daemon restart` to replace it; its sandboxes continue to run".to_owned()
@@ -91,9 +93,11 @@ pub fn api_error(
     let name = server.name();
     let code = body.error_code.unwrap_or_default();
     let message = match (status, code.as_str()) {
+        // A daemon of an older version lacks the call.
         (_, "no_such_call" | "method_not_allowed") => {
             return incompatible(server, daemon_version, "it does not support this request");
         }
+        // Replace the message: the user of the command needs to know what to do on the other host.
         (StatusCode::UNAUTHORIZED, _) => format!(
             "{name} rejected the API key: it is unknown, expired or revoked; list the keys with `jiffy \
              key ls` on the host of the daemon, or create a key with `jiffy key create`"
@@ -102,6 +106,7 @@ pub fn api_error(
             "{}: create a key for this request with `jiffy key create --scope create` on the host of {name}",
             body.message
         ),
+        // The daemon's message may already name a command.
         (_, "sandbox_not_found") if !body.message.contains("`jiffy ") => {
             format!("{}; list all sandboxes with `jiffy ls --all`", body.message)
         }

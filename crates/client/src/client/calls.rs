@@ -1,4 +1,4 @@
-//! Requests to the API.
+//! Requests for sandboxes and snapshots.
 
 use super::{Client, Listed, has_error_code};
 use anyhow::bail;
@@ -46,6 +46,7 @@ impl NewSandbox {
     pub fn of(source: impl Into<String>, env: BTreeMap<String, String>) -> Self {
         Self(jiffy_api_types::NewSandbox {
             template_id: source.into(),
+            // -1 means no timeout.
             timeout: Some(-1),
             env_vars: Some(env),
             ..Default::default()
@@ -72,6 +73,7 @@ impl NewSandbox {
     /// Sets the timeout, rounded up to whole seconds.
     pub fn with_timeout(mut self, time: Duration) -> Self {
         let seconds = time.as_millis().div_ceil(1000);
+        // The daemon rejects an excessive timeout.
         self.0.timeout = Some(i64::try_from(seconds).unwrap_or(i64::MAX));
         self
     }
@@ -122,13 +124,14 @@ pub struct Sandbox {
 fn path_segment(id: &str) -> anyhow::Result<&str> {
     let is_valid = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     anyhow::ensure!(
+        // Other characters would change the path.
         !id.is_empty() && id.chars().all(is_valid),
         "`{id}` is not a valid id: list ids with `jiffy ls` and `jiffy snapshots`"
     );
     Ok(id)
 }
 
-/// Returns the item whose id starts with `id`. Fails if there are several.
+/// Returns the item whose id starts with `id`. Fails if several items match.
 fn unique_by_prefix<T>(
     all: Vec<T>,
     id: &str,
@@ -166,6 +169,7 @@ impl Client {
         let mut all = Vec::new();
         let mut next = String::new();
         loop {
+            // Ascending order: items that are added meanwhile appear on later pages.
             let page = format!("{path}&order=asc{next}");
             let (headers, mut items) = self
                 .call_with_headers::<Vec<T>>(Method::GET, &page, &())
@@ -175,6 +179,7 @@ impl Client {
                 .get(NEXT_PAGE_HEADER)
                 .and_then(|token| token.to_str().ok())
             {
+                // Tokens are base64 for URLs, so they need no escaping.
                 Some(token) => next = format!("&nextToken={token}"),
                 None => return Ok(all),
             }
@@ -203,9 +208,12 @@ impl Client {
     /// unchanged. A local daemon resolves prefixes itself.
     async fn full_id(&self, id: &str) -> anyhow::Result<String> {
         path_segment(id)?;
+        // Only the host's owner may use prefixes in the API, so prefixes are resolved here for
+        // other daemons.
         if !self.is_remote() || id.len() >= ID_LENGTH {
             return Ok(id.to_owned());
         }
+        // Killed sandboxes cannot be the target of an operation.
         let all = self.sandboxes(false).await?;
         if all.iter().any(|s| s.name.as_deref() == Some(id)) {
             // The daemon resolves the name of the sandbox.
@@ -308,6 +316,7 @@ impl Client {
         state: &str,
         limit: Duration,
     ) -> anyhow::Result<SandboxInfo> {
+        // Round up: 0 would not wait at all.
         let seconds = limit.as_secs_f64().ceil();
         let path = format!(
             "/sandboxes/{}/wait?for={state}&seconds={seconds}",
@@ -319,6 +328,7 @@ impl Client {
 
     /// Kills a sandbox, and removes its record if `forget` is set. Returns the last record.
     pub async fn kill(&self, id: &str, forget: bool) -> anyhow::Result<SandboxInfo> {
+        // Read the record first: it may no longer exist after the sandbox is killed.
         let mut record = match self.sandbox(id).await {
             Ok(sandbox) => sandbox.record,
             // Broken sandboxes of other keys are only in the list.
@@ -331,6 +341,7 @@ impl Client {
             Err(e) => return Err(e),
         };
         self.delete(&record.id, forget).await?;
+        // The record was read before the sandbox was killed.
         record.state = SandboxState::Killed;
         Ok(record)
     }
@@ -375,6 +386,7 @@ impl Client {
         let path = format!("/snapshots/{}", path_segment(id)?);
         match self.call::<Snapshot>(Method::GET, &path, &()).await {
             Ok(snapshot) => Ok(snapshot.jiffy),
+            // A local daemon resolves prefixes itself.
             Err(e) if self.is_remote() && has_error_code(&e, "snapshot_not_found") => {
                 let snapshot = unique_by_prefix(self.snapshots(None).await?, id, |s| &s.id)?;
                 snapshot.map(|snapshot| snapshot.record).ok_or(e)

@@ -49,6 +49,7 @@ impl Client {
         let headers = request.headers_mut().context("invalid path")?;
         headers.clone_from(&self.server.headers);
         for (name, value) in additional_headers {
+            // Several values of a header are all sent.
             headers.append(name, value.clone());
         }
         let request = request.body(RequestBody::Whole(body))?;
@@ -66,6 +67,7 @@ fn boundary() -> Result<String, getrandom::Error> {
 /// Returns a form with the part `settings` and an optional part `module`. The random boundary is
 /// assumed not to occur in the parts.
 fn form(boundary: &str, settings: &Value, module: Option<&[u8]>) -> Bytes {
+    // Enough for the heads of both parts and the settings, usually.
     let mut form = BytesMut::with_capacity(module.map_or(0, <[u8]>::len) + 1024);
     let mut part = |name: &str, kind: &str, content: &[u8]| {
         let head = format!(
@@ -84,6 +86,7 @@ fn form(boundary: &str, settings: &Value, module: Option<&[u8]>) -> Bytes {
     if let Some(module) = module {
         part("module", "application/wasm", module);
     }
+    // The closing boundary has two more dashes (RFC 2046, 5.1.1).
     form.put(format!("--{boundary}--\r\n").as_bytes());
     form.freeze()
 }

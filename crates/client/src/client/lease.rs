@@ -18,12 +18,14 @@ impl SandboxLease {
             let heartbeats = async {
                 loop {
                     tokio::time::sleep(HEARTBEAT_INTERVAL).await;
+                    // The daemon ignores the bytes.
                     if to.write_all(b".").await.is_err() {
                         return;
                     }
                 }
             };
             let mut byte = [0];
+            // When either side is done, the task ends and closes the connection.
             tokio::select! {
                 () = heartbeats => {}
                 // The daemon sends no data. It closes the connection when the sandbox terminates.

@@ -1,4 +1,4 @@
-//! Items of lists with their state in the shared store.
+//! Items of lists: records of sandboxes or snapshots, with their state in the shared store.
 
 use jiffy_api_types::StoreState;
 use serde::{Deserialize, Serialize};

@@ -3,20 +3,20 @@
 use super::Client;
 use jiffy_api_types::{Snapshot, SnapshotInfo, SnapshotSandbox};
 
-/// Moment at which a request for a snapshot returns.
+/// Event after which a request for a snapshot returns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SnapshotAck {
-    /// After its memory is captured in a process that survives the daemon.
+    /// The memory is captured in a process that survives the daemon.
     Captured,
-    /// After its files are complete on the host.
+    /// The snapshot's files are complete on the host.
     #[default]
     Stored,
-    /// After it is complete in the shared store.
+    /// The snapshot is complete in the shared store.
     Durable,
 }
 
 impl Client {
-    /// Takes a snapshot and waits until `ack`.
+    /// Takes a snapshot and waits for the event `ack`.
     pub async fn snapshot_sandbox(
         &self,
         id: &str,

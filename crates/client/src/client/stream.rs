@@ -52,6 +52,7 @@ pub async fn remote(address: &ServerAddress) -> anyhow::Result<ConnectionPool> {
     Ok(connections)
 }
 
+/// Opens a TCP connection.
 async fn tcp(url: &Url) -> io::Result<TcpStream> {
     let stream = timeout(
         CONNECT_TIMEOUT,
@@ -63,6 +64,7 @@ async fn tcp(url: &Url) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
+/// Opens a TLS connection.
 async fn tls(url: &Url, connector: &TlsConnector) -> io::Result<TlsStream<TcpStream>> {
     let stream = tcp(url).await?;
     let name = ServerName::try_from(url.host.clone()).map_err(io::Error::other)?;
@@ -79,7 +81,7 @@ fn timed_out() -> io::Error {
 /// `ca`.
 fn tls_config(ca: Option<&Path>) -> anyhow::Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    // Unreadable root certificates are ignored.
+    // Ignore root certificates that cannot be read or parsed: the others may suffice.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if let Some(path) = ca {
         let context = || {
@@ -95,6 +97,7 @@ fn tls_config(ca: Option<&Path>) -> anyhow::Result<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let builder = builder.with_safe_default_protocol_versions()?;
     let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    // Upgrades to streams require HTTP/1.1.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }

@@ -1,4 +1,4 @@
-//! Removal of API keys, recognised by their format, from the headers of requests to guests.
+//! Removal of API keys from the headers of requests to guests. Keys are recognised by their format.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
@@ -18,16 +18,17 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// Removes all header values that contain an API key, because a guest must not obtain the
+/// Removes all header values that contain an API key. Otherwise a guest would obtain the
 /// permissions of its visitors. Revoked keys and keys of other hosts have the same format and are
 /// removed, too. Other credentials belong to the guest's application and are retained. Cookies are
-/// retained, because clients do not store keys there and removing the header would remove all
+/// retained, because clients do not store keys there, and removing the header would remove all
 /// cookies.
 pub fn strip(headers: &mut HeaderMap) {
     let has_key = headers.iter().any(|(name, value)| is_key_in(name, value));
     if !has_key {
         return;
     }
+    // `HeaderMap` cannot remove a single value of a header, so the map is filled again.
     let retained: Vec<(HeaderName, HeaderValue)> = headers
         .iter()
         .filter(|(name, value)| !is_key_in(name, value))
@@ -39,12 +40,14 @@ pub fn strip(headers: &mut HeaderMap) {
     }
 }
 
+/// Returns true if a header contains an API key.
 fn is_key_in(name: &HeaderName, value: &HeaderValue) -> bool {
     name != COOKIE && (holds_key(value.as_bytes()) || basic_holds_key(value.as_bytes()))
 }
 
 /// Returns true if the credentials of a Basic `Authorization` contain a key as user or password.
 fn basic_holds_key(value: &[u8]) -> bool {
+    // The length of "basic ".
     let Some((scheme, rest)) = value.split_at_checked(6) else {
         return false;
     };
@@ -64,6 +67,7 @@ fn holds_key(text: &[u8]) -> bool {
         let digits = window.strip_prefix(PREFIX);
         let hex = |b: &u8| b.is_ascii_digit() || (b'a'..=b'f').contains(b);
         digits.is_some_and(|digits| digits.iter().all(hex))
+            // A longer word is not a key.
             && !text[..at].last().is_some_and(word)
             && !text.get(at + length).is_some_and(word)
     })

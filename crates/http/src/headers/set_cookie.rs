@@ -1,4 +1,5 @@
-//! Confinement of the cookies and redirects that guests send to browsers.
+//! Confinement of the cookies and redirects that guests send to browsers. A cookie or redirect of
+//! one guest must not affect other guests or the gateway.
 
 use hyper::header::HeaderValue;
 use hyper::http::uri::Authority;
@@ -7,13 +8,14 @@ use hyper::http::uri::Authority;
 pub const RESERVED_PREFIX: &str = "jiffy_";
 
 /// Confines a guest's `Set-Cookie` to this guest: removes `Domain` and prepends `prefix` to `Path`.
-/// `None` if the cookie must be dropped.
+/// `None` if the cookie uses a name of the gateway and must be dropped.
 #[must_use]
 pub fn confined(value: &HeaderValue, prefix: Option<&str>) -> Option<HeaderValue> {
     let mut out: Vec<u8> = Vec::with_capacity(value.len() + 64);
     for (index, attribute) in value.as_bytes().split(|b| *b == b';').enumerate() {
         let attribute = attribute.trim_ascii();
         if index == 0 {
+            // A guest must not forge a cookie of the gateway.
             if starts_with(attribute, RESERVED_PREFIX) {
                 return None;
             }
@@ -25,6 +27,7 @@ pub fn confined(value: &HeaderValue, prefix: Option<&str>) -> Option<HeaderValue
             .next()
             .unwrap_or_default()
             .trim_ascii();
+        // Without `Domain`, browsers send the cookie only to the host that set it.
         if name.eq_ignore_ascii_case(b"domain") {
             continue;
         }
@@ -35,9 +38,9 @@ pub fn confined(value: &HeaderValue, prefix: Option<&str>) -> Option<HeaderValue
                 let path = path.strip_prefix(b"=").unwrap_or_default().trim_ascii();
                 out.extend_from_slice(b"Path=");
                 out.extend_from_slice(prefix.as_bytes());
-                // For any other value, the browser chooses a default, which is within the prefix as
-                // well.
+                // Without an absolute path, the browser uses the prefix itself.
                 if path.starts_with(b"/") {
+                    // A guest that knows its prefix may already have included it.
                     let inner = path.strip_prefix(prefix.as_bytes());
                     out.extend_from_slice(match inner {
                         Some(inner) if inner.is_empty() || inner.starts_with(b"/") => inner,
@@ -51,14 +54,15 @@ pub fn confined(value: &HeaderValue, prefix: Option<&str>) -> Option<HeaderValue
     HeaderValue::from_bytes(&out).ok()
 }
 
+/// Returns true if `bytes` start with `prefix` in any case.
 fn starts_with(bytes: &[u8], prefix: &str) -> bool {
     bytes
         .get(..prefix.len())
         .is_some_and(|start| start.eq_ignore_ascii_case(prefix.as_bytes()))
 }
 
-/// Returns a client's cookies for the guest in one line, without the gateway's own cookies. `None`
-/// if no cookies remain.
+/// Returns a client's cookies for the guest, joined in one header value, without the gateway's own
+/// cookies. `None` if no cookies remain.
 pub fn without_reserved<'a>(values: impl Iterator<Item = &'a HeaderValue>) -> Option<HeaderValue> {
     let mut out: Vec<u8> = Vec::new();
     for value in values {
@@ -92,11 +96,12 @@ pub fn values_of<'a>(
         })
 }
 
-/// Prepends `prefix` to the path of a guest's `Location`, if it is relative or uses the client's
-/// host name. `None` if the header needs no change.
+/// Prepends `prefix` to the path of a guest's `Location`, if the location is a path or a URL with
+/// the client's host name. `None` if the header needs no change.
 #[must_use]
 pub fn prefixed_location(value: &HeaderValue, prefix: &str, host: &str) -> Option<HeaderValue> {
     let text = value.to_str().ok()?;
+    // Two slashes begin a host name, not a path.
     let (before, path) = if text.starts_with('/') && !text.starts_with("//") {
         ("", text)
     } else {
@@ -132,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_stay_with_the_guest() {
+    fn cookies_are_confined_to_the_guest() {
         for (set, prefix, expected) in [
             ("a=b", None, Some("a=b")),
             ("a=b; Path=/; HttpOnly", None, Some("a=b; Path=/; HttpOnly")),
@@ -182,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_stay_behind_the_prefix() {
+    fn redirects_are_confined_to_the_prefix() {
         for (location, expected) in [
             ("/login?a=b", Some("/sandboxes/abc/proxy/80/login?a=b")),
             ("/", Some("/sandboxes/abc/proxy/80/")),

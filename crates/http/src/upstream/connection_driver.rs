@@ -1,4 +1,5 @@
-//! Driver of a connection's I/O.
+//! Driver of a connection's I/O: hyper's connection future, polled inline by the waiting task or by
+//! a task of its own.
 
 use super::own_waker::OwnPolls;
 use std::fmt;
@@ -7,12 +8,12 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use tokio::task::AbortHandle;
 
-type Moving = Pin<Box<dyn Future<Output = ()> + Send>>;
+type ConnectionIo = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Drives the I/O of a connection. Dropping this value closes the connection.
 pub(crate) enum ConnectionDriver {
     /// The task that waits for a response drives the connection, so that no other task is woken.
-    Inline(Moving, OwnPolls),
+    Inline(ConnectionIo, OwnPolls),
     /// A separate task drives the connection, so that bodies of requests are sent while no response
     /// is read.
     Spawned(AbortOnDrop),
@@ -41,8 +42,8 @@ impl Drop for AbortOnDrop {
 
 impl ConnectionDriver {
     /// Creates a driver that runs inline.
-    pub(crate) fn new(moving: impl Future<Output = ()> + Send + 'static) -> Self {
-        Self::Inline(Box::pin(moving), OwnPolls::new())
+    pub(crate) fn new(io: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self::Inline(Box::pin(io), OwnPolls::new())
     }
 
     /// Polls `work`, which depends on the connection's I/O, and drives the connection.
@@ -51,7 +52,7 @@ impl ConnectionDriver {
         context: &mut Context<'_>,
         mut work: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        let Self::Inline(moving, polls) = self else {
+        let Self::Inline(io, polls) = self else {
             return work(context);
         };
         let mut has_ended = false;
@@ -59,7 +60,8 @@ impl ConnectionDriver {
             if let Poll::Ready(done) = work(context) {
                 return Poll::Ready(done);
             }
-            has_ended = has_ended || moving.as_mut().poll(context).is_ready();
+            // Poll I/O only if the work is still pending, and then give the work the new data.
+            has_ended = has_ended || io.as_mut().poll(context).is_ready();
             work(context)
         });
         if has_ended {
@@ -70,9 +72,10 @@ impl ConnectionDriver {
 
     /// Moves the connection to a separate task, unless it already has one.
     pub(crate) fn spawn(&mut self) {
+        // The future must be moved out of `self` to be spawned.
         *self = match std::mem::replace(self, Self::Ended) {
-            Self::Inline(moving, _) => {
-                let task = tokio::spawn(moving);
+            Self::Inline(io, _) => {
+                let task = tokio::spawn(io);
                 Self::Spawned(AbortOnDrop(task.abort_handle()))
             }
             other => other,
@@ -81,8 +84,9 @@ impl ConnectionDriver {
 
     /// Returns true if the peer is known to have closed the connection.
     pub(crate) fn has_ended(&mut self) -> bool {
-        if let Self::Inline(moving, _) = self
-            && moving
+        if let Self::Inline(io, _) = self
+            // A poll performs pending I/O and detects a closed connection. No wake-up is needed.
+            && io
                 .as_mut()
                 .poll(&mut Context::from_waker(Waker::noop()))
                 .is_ready()
@@ -91,6 +95,7 @@ impl ConnectionDriver {
         }
         match self {
             Self::Inline(..) => false,
+            // The task ends when the connection is closed.
             Self::Spawned(task) => task.0.is_finished(),
             Self::Ended => true,
         }
@@ -109,18 +114,18 @@ mod tests {
     use tokio::sync::oneshot;
 
     #[tokio::test]
-    async fn a_task_that_moves_a_connection_goes_on_when_another_request_is_sent_on_it() {
-        let (told, hears) = oneshot::channel();
-        let (tell, asked) = oneshot::channel::<()>();
+    async fn a_spawned_driver_continues_when_another_request_is_sent() {
+        let (finished, is_finished) = oneshot::channel();
+        let (start, is_started) = oneshot::channel::<()>();
         let mut driver = ConnectionDriver::new(async {
-            let _ = asked.await;
-            let _ = told.send(());
+            let _ = is_started.await;
+            let _ = finished.send(());
         });
         driver.spawn();
         tokio::task::yield_now().await;
         driver.spawn();
         assert!(!driver.has_ended());
-        tell.send(()).unwrap();
-        hears.await.unwrap();
+        start.send(()).unwrap();
+        is_finished.await.unwrap();
     }
 }

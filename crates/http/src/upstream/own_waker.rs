@@ -1,8 +1,8 @@
-//! Waker for futures that are polled together in one task and wake each other.
+//! Waker for futures that one task polls together and that wake each other.
 //!
-//! A wake-up during the task's own poll means that the futures must be polled again. If such a
-//! wake-up was passed to the runtime, the runtime would schedule the task again after the poll and
-//! wake another worker thread.
+//! A wake-up during the task's own poll only means that the futures must be polled again. If the
+//! waker passed such a wake-up to the runtime, the runtime would schedule the task again after the
+//! poll and wake another worker thread.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -12,9 +12,10 @@ use std::task::{Context, Poll, Wake, Waker};
 /// Maximum number of consecutive polls before other tasks can run.
 const MAX_ROUNDS: usize = 8;
 
+/// States of [`OwnWaker`]: no poll is running, a poll is running, or a poll is running and must be
+/// repeated.
 const IDLE: u8 = 0;
 const POLLING: u8 = 1;
-/// The task was woken during the poll.
 const WOKEN: u8 = 2;
 
 /// State of a task's polls, and the task's waker.
@@ -36,10 +37,13 @@ impl Wake for OwnWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
+        // During a poll, only record the wake-up. In state `WOKEN`, it is already recorded. Release
+        // and acquire make data of the waking thread visible to the next poll.
         let polling =
             self.state
                 .compare_exchange(POLLING, WOKEN, Ordering::AcqRel, Ordering::Acquire);
         if polling == Err(IDLE) {
+            // Clone under the lock, but wake the task after releasing it.
             let task = self.task.lock();
             let task = task.clone();
             task.wake();
@@ -63,12 +67,14 @@ impl OwnPolls {
         Self { state, waker }
     }
 
-    /// Calls `poll` until it is ready or no future was woken during the poll.
+    /// Calls `poll` until it is ready or until no future was woken during the call. After several
+    /// calls, yields to other tasks.
     pub(crate) fn poll<T>(
         &mut self,
         context: &mut Context<'_>,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
+        // The task may have changed since the last poll.
         self.state.set_task(context.waker());
         let state = &self.state.state;
         let mut own = Context::from_waker(&self.waker);
@@ -79,6 +85,7 @@ impl OwnPolls {
                 state.store(IDLE, Ordering::Release);
                 return polled;
             }
+            // Fails if a future was woken meanwhile: poll again.
             let idle = state.compare_exchange(POLLING, IDLE, Ordering::AcqRel, Ordering::Acquire);
             if idle.is_ok() {
                 return Poll::Pending;
@@ -104,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_is_woken_by_others_and_goes_on_at_once_when_it_wakes_itself() {
+    fn a_wake_up_during_a_poll_repeats_it_and_others_wake_the_task() {
         let counter = Arc::new(Counter(AtomicUsize::new(0)));
         let woken = || counter.0.load(Ordering::Relaxed);
         let task = Waker::from(counter.clone());
@@ -121,13 +128,13 @@ mod tests {
         });
         assert_eq!((polled, rounds, woken()), (Poll::Ready(()), 3, 0));
 
-        let mut kept = None;
+        let mut waker = None;
         let polled = polls.poll(&mut context, |own| {
-            kept = Some(own.waker().clone());
+            waker = Some(own.waker().clone());
             Poll::<()>::Pending
         });
         assert_eq!((polled, woken()), (Poll::Pending, 0));
-        kept.unwrap().wake();
+        waker.unwrap().wake();
         assert_eq!(woken(), 1);
 
         // A future that always wakes itself does not prevent other tasks from running.
