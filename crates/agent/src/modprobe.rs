@@ -25,6 +25,7 @@ const IMAGE_MODPROBES: [&str; 4] = [
 
 /// Loads the module in `arguments`, or the modules of this alias. Returns the exit code.
 pub fn run(arguments: &[String]) -> i32 {
+    // Returns only if the image has no usable `modprobe`.
     exec_image_modprobe(arguments);
     let is_quiet = arguments.iter().any(|a| a == "-q" || a == "--quiet");
     let Some(name) = arguments.iter().find(|a| !a.starts_with('-')) else {
@@ -83,6 +84,7 @@ fn load(directory: &Path, name: &str) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::NotFound, missing));
     }
     let mut done = HashSet::new();
+    // Several modules may have a common dependency.
     for path in found.into_iter().flatten() {
         if done.insert(path) {
             insert(&directory.join(path))?;
@@ -145,13 +147,13 @@ fn resolve_alias(aliases: &str, name: &str) -> Vec<String> {
 /// Returns whether a pattern with `*` and `?` matches `name`.
 fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // Greedy matching: only the last star must be retried, as in glob matching.
-    // Positions to resume from if the text after the last star does not match.
-    let mut again = None;
+    // Positions from which to continue if the text after the last star does not match. Earlier
+    // stars need no retry: the last star can match everything that they could match in addition.
+    let mut retry = None;
     while n < name.len() {
         match pattern.get(p) {
             Some(b'*') => {
-                again = Some((p + 1, n));
+                retry = Some((p + 1, n));
                 p += 1;
             }
             Some(b) if *b == b'?' || *b == name[n] => {
@@ -159,10 +161,10 @@ fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
                 n += 1;
             }
             _ => {
-                let Some((after, from)) = again else {
+                let Some((after, from)) = retry else {
                     return false;
                 };
-                again = Some((after, from + 1));
+                retry = Some((after, from + 1));
                 p = after;
                 n = from + 1;
             }

@@ -117,6 +117,8 @@ fn unary<T: serde::Serialize>(result: Result<T, RpcError>) -> Response<ReplyBody
 }
 
 fn streaming(result: Result<ReplyBody, RpcError>) -> Response<ReplyBody> {
+    // As the Connect protocol requires, a stream reports its error in the last frame, with status
+    // 200.
     let reply = result.unwrap_or_else(|e| ReplyBody::whole(frame::end(Some(&e))));
     let mut response = Response::new(reply);
     response.headers_mut().insert(

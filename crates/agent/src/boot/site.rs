@@ -58,6 +58,7 @@ impl InstalledSite {
         if settings == self.settings {
             return self.configure_apt(root, env);
         }
+        // Also removes files of an earlier attempt that failed.
         self.withdraw(root);
         if settings.is_empty() {
             return Ok(());
@@ -127,6 +128,7 @@ impl InstalledSite {
 
     /// Removes the installed settings. Files that cannot be removed are left.
     pub fn withdraw(&mut self, root: &Path) {
+        // The settings are empty afterwards, so that a second call has no effect.
         let settings = std::mem::take(&mut self.settings);
         if settings.is_empty() {
             return;

@@ -32,6 +32,7 @@ pub fn make_dirs(path: &Path, user: &User) -> io::Result<()> {
 /// Removes a file, or a directory with its contents. A missing file is not an error.
 pub fn remove(path: &Path, progress: &Progress) -> io::Result<()> {
     let result = match std::fs::symlink_metadata(path) {
+        // A symbolic link to a directory is not a directory here: only the link is removed.
         Ok(found) if found.is_dir() => remove_tree(path, progress),
         Ok(_) => std::fs::remove_file(path),
         Err(e) => Err(e),

@@ -110,6 +110,8 @@ impl OomVictims {
     /// therefore attributed to `pid`, which has just exited.
     pub fn contains(&self, pid: u32) -> Option<bool> {
         let mut log = self.log.borrow_mut();
+        // The log is read before the counter: a kill between both is counted, has no record, and is
+        // attributed to `pid`.
         log.read()?;
         if let Some(at) = log.victims.iter().position(|victim| *victim == pid) {
             log.victims.remove(at);

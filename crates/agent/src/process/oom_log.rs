@@ -41,6 +41,7 @@ impl OomVictim {
         if level > 7 {
             return None;
         }
+        // Further lines of a record contain its device and subsystem.
         let text = text.lines().next()?;
         let (kind, rest) = text.split_once(": Killed process ")?;
         let in_group = match kind {

@@ -60,6 +60,7 @@ pub async fn start(
     let (agent, call) = (Rc::clone(agent), call.clone());
     let task = tokio::task::spawn_local(async move {
         let slot = SpawnSlot::default();
+        // The table knows the process before it exists, so that an early exit is not lost.
         agent.processes.begin(&slot);
         let started = start_registered(&agent, request, &call, &slot).await;
         if started.is_err() {
@@ -182,8 +183,8 @@ impl SpawnJob {
         let (stdio, ends) = pipes::open(&request, &user)
             .map_err(|e| RpcError::io("cannot connect a process", &e))?;
         let limits = request.process.limits.map(|l| l.pairs());
-        // SAFETY: the call takes no pointers.
         // Only root may change the user. In tests, the agent is an ordinary user.
+        // SAFETY: the call takes no pointers.
         let privileged = unsafe { libc::geteuid() } == 0;
         let plan = SpawnPlan {
             program: &sys::cpath(&program).map_err(bad)?,
@@ -224,6 +225,7 @@ impl SpawnJob {
         // system that does not answer.
         let default = default.map(|path| user.resolve(path, None));
         for directory in default.into_iter().chain([PathBuf::from(&user.home)]) {
+            // A file system that does not respond is treated like a missing directory.
             if progress.enter(&directory).is_ok() && directory.is_dir() {
                 return Ok(directory);
             }
@@ -241,6 +243,8 @@ impl SpawnJob {
         if self.request.pty.is_some() {
             env.insert("TERM".to_owned(), "xterm-256color".to_owned());
         }
+        // Later sources replace earlier ones: the sandbox's variables, then the variables of the
+        // request.
         env.extend(self.variables.clone());
         env.extend(self.request.process.envs.clone());
         site::add_missing(&mut env, &self.site_variables);

@@ -124,6 +124,7 @@ impl ChangeWalk<'_> {
         path: &Path,
         depth: usize,
     ) -> io::Result<()> {
+        // The recursion is limited, because a program determines the depth of the tree.
         if depth > MAX_DEPTH {
             self.out.more = true;
             return Ok(());
@@ -141,6 +142,7 @@ impl ChangeWalk<'_> {
         }
         for name in &names {
             let path = path.join(name);
+            // Files of the boot and of the identity are not changes by programs of the sandbox.
             if is_excluded(path.as_os_str().as_bytes()) {
                 continue;
             }
@@ -174,6 +176,7 @@ impl ChangeWalk<'_> {
     /// the template at `path` are deleted.
     fn renamed(&mut self, lowers: &[PathBuf], path: &Path, depth: usize) -> io::Result<()> {
         let root = self.merged.join(path);
+        // Directories are read through the overlay, where other file systems may be mounted.
         let device = fs::symlink_metadata(&root)?.dev();
         let before = names_below(lowers)?;
         let now = names(&root)?;
@@ -265,6 +268,7 @@ fn look_up(lowers: &[PathBuf], name: &OsStr) -> (bool, Vec<PathBuf>) {
                     break;
                 }
                 debug_assert!(first || !directories.is_empty());
+                // An opaque directory hides the directories below it, but not itself.
                 let last = is_opaque(&path);
                 directories.push(path);
                 if last {

@@ -73,9 +73,11 @@ fn work(
         std::fs::rename(&partial, &destination).map_err(|e| (destination.clone(), e))
     });
     if let Err((what, e)) = joined {
+        // The sources are unchanged, so that the client can repeat the request.
         let _ = std::fs::remove_file(&partial);
         return Err(failed(&what, &e));
     }
+    // The destination may be one of the sources, and has been replaced.
     for source in sources.iter().filter(|s| **s != destination) {
         // Ignore the error: the composed file is complete.
         let _ = std::fs::remove_file(source);

@@ -172,6 +172,7 @@ impl CallInfo {
         Ok(Self {
             user: basic_user(headers)?,
             timeout,
+            // 90 s is the default of E2B's envd. A day bounds the timer.
             keepalive: Duration::from_secs(keepalive.unwrap_or(90).min(86_400)),
         })
     }

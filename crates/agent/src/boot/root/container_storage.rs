@@ -131,6 +131,7 @@ fn mount_each(
 /// directory of the disk.
 fn prepare_place(storage: &ContainerStorage, path: &Path) -> io::Result<bool> {
     let metadata = match std::fs::symlink_metadata(path) {
+        // A symbolic link is not followed: the template stores the data elsewhere.
         Ok(metadata) if metadata.is_dir() => metadata,
         _ => return Ok(false),
     };
@@ -152,6 +153,8 @@ fn mount_tree(storage: &ContainerStorage) -> io::Result<bool> {
     if !prepare_place(storage, path.as_ref())? {
         return Ok(false);
     }
+    // The disk has no mount point that the new root can see, so the directory is mounted by its
+    // descriptor.
     let tree = open_tree(&storage.directory)?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     move_mount(&tree, c"", CWD, path, flags)?;

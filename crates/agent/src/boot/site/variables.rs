@@ -47,6 +47,7 @@ pub fn of(facts: &VariableSources<'_>) -> BTreeMap<String, String> {
     if let Some(proxy) = facts.proxy {
         for name in PROXIES {
             set(name, &proxy.url);
+            // Programs read either spelling.
             set(&name.to_ascii_uppercase(), &proxy.url);
         }
         let none = without_proxy(proxy);
@@ -74,6 +75,7 @@ fn java_options(facts: &VariableSources<'_>) -> Vec<String> {
     let (scheme, host) = url.split_once("://").unwrap_or(("http", &url));
     let default_port = if scheme == "https" { "443" } else { "80" };
     let (name, port) = match host.rsplit_once(':') {
+        // The last colon may be part of an IPv6 address in brackets, without a port.
         Some((name, port)) if !port.ends_with(']') => (name, port),
         _ => (host, default_port),
     };
@@ -112,6 +114,7 @@ pub fn without_proxy(proxy: &ProxySettings) -> String {
 /// of the apt command takes precedence, even if it is empty. In this case the program prints
 /// nothing, and apt uses the variable.
 pub fn apt_program(proxy: &ProxySettings) -> String {
+    // The URL is inside single quotes in the script.
     let url = proxy.url.replace('\'', r"'\''");
     let mut text = "#!/bin/sh\ncase \"$1\" in\n".to_owned();
     for (scheme, name) in ["http", "https"].into_iter().zip(PROXIES) {

@@ -46,6 +46,7 @@ pub async fn answer(
     let call = agent.workers.attempt(CallClass::Files, WHAT, prepare);
     let (root, rules) = call.await?;
 
+    // The bounded queue limits the client to the rate at which files are written.
     let (sender, receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
     let unpack = move |progress: &Progress| {
         let pieces = ArchiveReader::new(receiver, progress.clone());
@@ -62,6 +63,7 @@ pub async fn answer(
         // The worker may finish or fail before the end of the body.
         outcome = &mut work => outcome?,
         sent = forward => {
+            // An interrupted body causes both errors. Its own error is the cause.
             let outcome = work.await;
             sent?;
             outcome?

@@ -35,6 +35,7 @@ pub async fn answer(
     if query.paths.len() > MAX_PATHS {
         return Err(RestError::bad(format!("more than {MAX_PATHS} paths")));
     }
+    // All paths are checked before the response begins, so that a missing file has an error status.
     let find = move |progress: &Progress| {
         let user = lookup.find()?;
         let paths = query.paths.iter().map(|path| resolve(&user, path));
