@@ -1,4 +1,4 @@
-//! Access of the gateway to the sandboxes of the host.
+//! [`GatewaySandboxes`]: gives the gateway access to the sandboxes of the host.
 
 use jiffy_api::{AutoResume, KeyStatus, Keys, Opening, PortRefusal, Ports, ResumeError};
 use jiffy_engine_api::GuestStream;
@@ -30,7 +30,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         // This function is called for every request, so that it copies only the required fields.
         let (access, killed) = self.0.with_sandbox(id, |record| {
             let access = SandboxAccess {
-                links_closed: false,
+                links_revoked: false,
                 traffic_token: record.traffic_token().map(str::to_owned),
                 mask_request_host: record.settings().network.mask_request_host.clone(),
                 owner: record.settings().owner.clone(),
@@ -44,7 +44,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
             return None;
         }
         Some(SandboxAccess {
-            links_closed: key_status != KeyStatus::InForce,
+            links_revoked: key_status != KeyStatus::InForce,
             ..access
         })
     }
@@ -60,7 +60,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         self.0.index().by_token(matches)
     }
 
-    async fn links_closed(&self, id: &str) {
+    async fn links_revoked(&self, id: &str) {
         if let Some(record) = self.0.find(id) {
             self.2
                 .until_invalid(record.settings().owner.as_deref())
@@ -68,7 +68,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         }
     }
 
-    async fn why_gone(&self, id: &str) -> Option<OpenError> {
+    async fn not_running_reason(&self, id: &str) -> Option<OpenError> {
         match self.0.wait_decided(id).await.as_ref().map(Sandbox::state) {
             None | Some(SandboxState::Killed) => Some(OpenError::NotFound),
             Some(SandboxState::Running) => None,
@@ -78,6 +78,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
 
     async fn open(&self, id: &str, port: u16) -> Result<GuestStream, OpenError> {
         match self.try_open(id, port).await {
+            // A closed port means that the sandbox is running.
             Err(error) if error != OpenError::PortClosed => {
                 // The sandbox may have been paused during the attempt. It is then resumed like a
                 // sandbox that was paused before.
@@ -111,6 +112,7 @@ impl GatewaySandboxes {
         if !is_agent && let Some(stream) = self.0.connect_tcp(id, port).await {
             return Ok(stream);
         }
+        // The agent forwards streams on its TCP port to the port that the handshake names.
         let target = if is_agent { ENVD_PORT } else { TCP_PORT };
         let mut stream = self.0.connect(id, target).await.map_err(operation_error)?;
         if !is_agent {

@@ -1,4 +1,5 @@
-//! Activity on a client's connection: requests in flight and idle times.
+//! Activity of a client's connection: requests in flight and idle times. The time at which an
+//! inactive connection is closed follows from them.
 
 use crate::admission::ConnectionPermit;
 use crate::config::GatewayLimits;
@@ -18,17 +19,18 @@ pub(crate) struct ConnectionActivity {
 
 #[derive(Debug)]
 struct ActivityState {
-    /// Number of requests whose answers are incomplete.
+    /// Number of requests whose responses are incomplete.
     in_flight: usize,
-    /// HTTP/2 has frames that belong to no request. There, received bytes do not imply the
-    /// beginning of a head.
+    /// True for HTTP/2, whose frames may belong to no request. There, received bytes do not imply
+    /// that the head of a request has begun.
     http2: bool,
-    /// The last request had a body, whose remainder may still arrive when the connection is closed.
+    /// True if the last request had a body. Its remainder may still arrive when the connection is
+    /// closed.
     has_body: bool,
-    /// The gateway is shutting down: no lingering close.
+    /// True if the gateway is shutting down. Then the connection is closed without lingering.
     shutting_down: bool,
-    /// True if the client's end of file is ignored until the answer is sent. Otherwise it means
-    /// that the client has disconnected.
+    /// True if the client's end of file is ignored until the response is sent. Otherwise an end of
+    /// file means that the client has disconnected.
     answer_after_eof: bool,
     /// Task to wake when `answer_after_eof` becomes false.
     eof_waker: Option<Waker>,
@@ -41,6 +43,7 @@ struct ActivityState {
 impl ActivityState {
     fn close_on_eof(&mut self) {
         self.answer_after_eof = false;
+        // The task that reads the connection must now see the end of file.
         if let Some(waker) = self.eof_waker.take() {
             waker.wake();
         }
@@ -73,6 +76,7 @@ impl ConnectionActivity {
     /// this changes.
     pub(crate) fn waits_after_eof(&self, waker: &Waker) -> bool {
         let mut state = self.state();
+        // Register the waker under the lock, so that `close_on_eof` cannot miss it.
         if state.answer_after_eof {
             state.eof_waker = Some(waker.clone());
         }
@@ -83,6 +87,7 @@ impl ConnectionActivity {
         self.state.lock()
     }
 
+    /// Starts the time limit of a request's head if these bytes begin one.
     pub(crate) fn bytes_arrived(&self) {
         let mut state = self.state();
         if state.in_flight == 0 && !state.http2 && state.head_since.is_none() {
@@ -103,23 +108,26 @@ impl ConnectionActivity {
             // A response may take any time.
             _ if state.in_flight > 0 => None,
             Some(since) => since.checked_add(limits.head),
+            // A client that authenticated may stay idle for longer.
             None if self.permit.is_known() => state.idle_since.checked_add(limits.idle),
             None => state.idle_since.checked_add(limits.idle_unknown),
         }
     }
 }
 
-/// Request in flight. Dropping this value ends it.
+/// Request in flight on a client's connection. Dropping this value ends the request.
 pub(crate) struct InFlightRequest(Arc<ConnectionActivity>);
 
 impl InFlightRequest {
+    /// Registers a request whose head was received completely.
     pub(crate) fn begin(activity: &Arc<ConnectionActivity>, request: &Request<Incoming>) -> Self {
         let mut state = activity.state();
         state.in_flight += 1;
         state.head_since = None;
         state.http2 = request.version() == Version::HTTP_2;
         state.has_body = !state.http2 && !request.body().is_end_stream();
-        // The control plane answers a `GET` or `HEAD` soon. For guests, `close_on_eof` is called.
+        // The control plane answers a `GET` or `HEAD` soon, so a client that only closed its
+        // sending side still receives the response. For guests, the gateway calls `close_on_eof`.
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         state.answer_after_eof = !state.http2 && !state.has_body && is_read;
         drop(state);
@@ -145,6 +153,7 @@ impl InFlightRequest {
 impl Drop for InFlightRequest {
     fn drop(&mut self) {
         let mut state = self.0.state();
+        // The count was incremented in `begin`.
         state.in_flight -= 1;
         state.idle_since = Instant::now();
         state.close_on_eof();

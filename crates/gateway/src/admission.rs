@@ -1,4 +1,4 @@
-//! Limits of the number of open client connections.
+//! Limits of the number of open client connections, in total and per client address.
 
 use crate::config::GatewayLimits;
 use crate::counters::{GatewayCounters, add, remove};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use thiserror::Error;
 
-/// Counters of connections, total and per client.
+/// Counters and limits of connections, in total and per client.
 #[derive(Debug)]
 pub struct ConnectionAdmission {
     limits: ConnectionLimits,
@@ -41,6 +41,7 @@ struct ConnectionCount {
 }
 
 impl ConnectionCount {
+    /// Checks whether another connection of `client` is permitted.
     fn check(
         &self,
         client: Option<IpAddr>,
@@ -56,6 +57,7 @@ impl ConnectionCount {
         Ok(())
     }
 
+    /// Counts a new connection of `client`.
     fn add(&mut self, client: Option<IpAddr>) {
         self.total += 1;
         if let Some(client) = client {
@@ -63,12 +65,14 @@ impl ConnectionCount {
         }
     }
 
+    /// Removes a connection that [`Self::add`] counted.
     fn remove(&mut self, client: Option<IpAddr>) {
         self.total -= 1;
         if let Some(client) = client
             && let Some(count) = self.clients.get_mut(&client)
         {
             *count -= 1;
+            // Remove empty entries: otherwise the map would grow with every address ever seen.
             if *count == 0 {
                 self.clients.remove(&client);
             }
@@ -100,7 +104,9 @@ pub struct ConnectionPermit {
 impl ConnectionPermit {
     /// Marks the connection as known. Idempotent.
     pub fn mark_known(&self) {
+        // Only the first call changes the counters.
         if !self.known.swap(true, Ordering::AcqRel) {
+            // The connection still counts towards the limits of all connections.
             self.admission.state().unknown.remove(self.client);
         }
     }
@@ -155,6 +161,8 @@ impl ConnectionAdmission {
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
+        // The lock is held for both removals, so that no new connection sees the counters in
+        // between.
         let mut state = self.admission.state();
         state.open.remove(self.client);
         if !self.is_known() {

@@ -1,4 +1,4 @@
-//! Bodies in transit: counted, but not collected.
+//! Types of bodies in transit, whose bytes are counted but not collected.
 
 use crate::counters::add;
 use bytes::{Buf, Bytes};

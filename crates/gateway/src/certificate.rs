@@ -1,5 +1,5 @@
-//! Generated certificates. Each certificate has its own authority, whose key is never stored. A
-//! reader of the files can therefore not create other certificates that clients trust.
+//! Generated TLS certificates. Each certificate is issued by a new authority, whose key is never
+//! stored. A reader of the files can therefore not create other certificates that clients trust.
 
 use crate::tls_error::TlsError;
 use rcgen::{
@@ -14,7 +14,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Validity of a certificate: the maximum that common clients accept.
+/// Validity of a certificate. Common clients reject server certificates that are valid for more
+/// than 825 days.
 const LIFETIME: Duration = Duration::from_secs(820 * 86_400);
 /// Time before expiry at which a certificate is renewed.
 const RENEWAL_MARGIN: Duration = Duration::from_secs(30 * 86_400);
@@ -40,8 +41,8 @@ struct CertificateInfo {
     expires: u64,
 }
 
-/// Generates a certificate in `directory`, unless a certificate for these domains exists and
-/// expires no sooner than in 30 days.
+/// Generates a certificate in `directory`. Does nothing if a certificate for these domains exists
+/// and is valid for at least 30 more days.
 ///
 /// # Errors
 /// [`TlsError`] if it cannot be generated or stored.
@@ -64,6 +65,7 @@ pub fn ensure(directory: &Path, domains: &[String]) -> Result<CertificatePaths, 
         && let Some(about) = about
         && about.names == names
         && seconds(now + RENEWAL_MARGIN) < about.expires
+    // Read errors and damaged files count as missing: a new certificate replaces them.
     {
         return Ok(paths);
     }
@@ -84,7 +86,8 @@ pub fn ensure(directory: &Path, domains: &[String]) -> Result<CertificatePaths, 
             path: directory.to_owned(),
             source,
         })?;
-    // Remove the description first and write it last: without it, all files are generated again.
+    // Remove the description first and write it last. If this process is interrupted in between,
+    // the next call finds no description and generates all files again.
     let _ = fs::remove_file(&about_path);
     for (path, bytes) in [
         (&paths.key, generated.key.as_bytes()),
@@ -100,6 +103,7 @@ pub fn ensure(directory: &Path, domains: &[String]) -> Result<CertificatePaths, 
     Ok(paths)
 }
 
+/// Returns the seconds since the epoch.
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())
@@ -108,12 +112,14 @@ fn seconds(time: SystemTime) -> u64 {
 /// Writes a file atomically with mode 0600.
 fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let draft = path.with_extension("new");
+    // A draft may remain from an interrupted call.
     match fs::remove_file(&draft) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
     let mut file: File = OpenOptions::new()
         .write(true)
+        // Fail on a symbolic link instead of following it.
         .create_new(true)
         .mode(0o600)
         .open(&draft)?;
@@ -123,6 +129,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(&draft, path)
 }
 
+/// Returns the names of a certificate for these domains.
 fn names(domains: &[String]) -> Vec<String> {
     let mut names = vec!["localhost".to_owned()];
     for domain in domains {
@@ -139,6 +146,7 @@ fn names(domains: &[String]) -> Vec<String> {
     names
 }
 
+/// Generated files in PEM format.
 struct GeneratedPem {
     key: String,
     certificate: String,
@@ -150,11 +158,12 @@ fn generate(
     domains: &[String],
     now: SystemTime,
 ) -> Result<GeneratedPem, rcgen::Error> {
+    // The key of the authority is dropped at the end of this function.
     let authority_key = KeyPair::generate()?;
     let mut authority = params(Vec::new(), "Jiffy local authority", now)?;
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    // Trust in the authority is limited to these names.
+    // The authority is constrained to these names, so that trusting it does not affect other sites.
     let mut permitted = vec![
         GeneralSubtree::DnsName("localhost".to_owned()),
         GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(
@@ -187,6 +196,7 @@ fn generate(
     })
 }
 
+/// Returns the parameters that authority and certificate share.
 fn params(
     names: Vec<String>,
     title: &str,
@@ -197,6 +207,7 @@ fn params(
     params
         .distinguished_name
         .push(DnType::CommonName, title.to_owned());
+    // A client whose clock is slow must accept the certificate, too.
     params.not_before = (now - CLOCK_SKEW).into();
     params.not_after = (now + LIFETIME).into();
     Ok(params)

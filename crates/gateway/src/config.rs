@@ -14,9 +14,10 @@ pub struct GatewayConfig {
     /// Reverse proxies whose `X-Forwarded-For` is extended. The header of other clients is
     /// replaced.
     pub trusted_proxies: Vec<IpAddr>,
-    /// Isolates pages that are reached by path (`Content-Security-Policy: sandbox`). They share
-    /// host and port with the control plane: without isolation, a guest's page can call the control
-    /// plane on behalf of its visitor. Pages reached by host name always have their own origin.
+    /// True to isolate pages that are reached by path (`Content-Security-Policy: sandbox`). Such
+    /// pages share host and port with the control plane. Without isolation, a guest's page could
+    /// call the control plane on behalf of its visitor. Pages reached by host name always have an
+    /// origin of their own.
     pub isolate_paths: bool,
     /// Limits of connections and requests.
     pub limits: GatewayLimits,
@@ -61,8 +62,8 @@ pub struct GatewayLimits {
     pub head: Duration,
     /// Timeout of a TLS handshake.
     pub handshake: Duration,
-    /// Idle timeout of a connection. Longer than the idle timeouts of clients (300 s), so that no
-    /// request crosses a close.
+    /// Idle timeout of a connection. It is longer than the idle timeouts of clients (300 s), so
+    /// that the gateway does not close a connection on which a request is arriving.
     pub idle: Duration,
     /// Idle timeout of a connection whose client is unknown.
     pub idle_unknown: Duration,
@@ -70,7 +71,7 @@ pub struct GatewayLimits {
     pub open: Duration,
     /// Maximum silence of an upgraded stream after one side has finished.
     pub half_closed: Duration,
-    /// Maximum time for in-flight requests to complete at shutdown.
+    /// Time after the start of a shutdown in which requests in flight may complete.
     pub drain: Duration,
 }
 

@@ -1,4 +1,5 @@
-//! Connection of a client over HTTP/1.1 or HTTP/2, with idle timeouts.
+//! Serves one client connection over HTTP/1.1 or HTTP/2, and closes it when it is idle for too
+//! long.
 
 use crate::activity::{ConnectionActivity, InFlightRequest};
 use crate::admission::ConnectionPermit;
@@ -38,6 +39,7 @@ const SEND_BUFFER_BYTES: usize = 128 * 1024;
 /// Interval of HTTP/2 pings, and timeout of a ping.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
+/// Service that hyper calls for each request of one connection.
 struct RequestService<S, C> {
     gateway: Gateway<S, C>,
     peer: Peer,
@@ -55,11 +57,13 @@ impl<S: Sandboxes, C: ControlPlane> Service<Request<Incoming>> for RequestServic
         let (gateway, peer, tasks) = (self.gateway.clone(), self.peer, self.tasks.clone());
         let unread = UnreadBody::default();
         let http2 = request.version() == Version::HTTP_2;
-        // Reading the body would make the client send it.
+        // Reading the body of a client that waits for `100 Continue` would make the client send it.
         let is_sending = !request.headers().contains_key(EXPECT);
         let request = request.map(|body| ClientRequestBody::new(body, unread.clone()));
         Box::pin(async move {
             let mut answer = gateway.handle(request, peer, tasks, &in_flight).await;
+            // Read the rest of a body that the handler did not read. Otherwise it would precede the
+            // next request on this connection.
             if !http2 && unread.is_some() && !(is_sending && unread.read().await) {
                 // The connection is closed after this answer, so the client must not send its next
                 // request on it.
@@ -75,8 +79,8 @@ impl<S: Sandboxes, C: ControlPlane> Service<Request<Incoming>> for RequestServic
     }
 }
 
-/// Serves a connection to its end. Before the client has sent a byte, the connection uses little
-/// more memory than its stream: buffers and most of the future are allocated with the first byte.
+/// Serves a connection to its end. Until the client has sent its first byte, the connection uses
+/// little more memory than its stream: buffers and most of the future are allocated afterwards.
 pub(crate) async fn serve<S, C, T>(
     gateway: Gateway<S, C>,
     mut stream: T,
@@ -91,10 +95,12 @@ pub(crate) async fn serve<S, C, T>(
     let started = Instant::now();
     let first = tokio::select! {
         first = timeout(gateway.shared.config.limits.head, FirstBytes::read(&mut stream)) => first,
+        // No request was received yet, so nothing is lost.
         () = tasks.stopping() => return,
     };
     let first = match first {
         Ok(Ok(first)) if !first.is_empty() => first,
+        // The client closed the connection or failed before its first byte.
         Ok(_) => return,
         Err(_) => {
             add(&gateway.shared.counters.connections_timed_out, 1);
@@ -132,23 +138,26 @@ async fn exchange<S, C, T>(
     let mut timer = pin!(sleep_until(Instant::now()));
     let mut armed: Option<Instant> = None;
     let watched = poll_fn(|cx| {
-        // Errors are the client's and only end its connection.
+        // An error concerns only this client, whose connection then ends.
         if connection.as_mut().poll(cx).is_ready() {
             return Poll::Ready(false);
         }
         loop {
             let now = Instant::now();
+            // The deadline changes with every byte and request, so it is read after each poll.
             let deadline = activity.deadline(limits);
             if deadline.is_some_and(|deadline| deadline <= now) {
                 return Poll::Ready(true);
             }
-            // The completion of a request does not wake this timer, so check again later.
+            // The completion of a request does not wake this task. Therefore an armed timer stays
+            // armed, and without a deadline the next check is after the idle timeout.
             let wake = deadline.or(armed.filter(|armed| *armed > now));
             let wake = wake.or(now.checked_add(limits.idle)).unwrap_or(now);
             if armed != Some(wake) {
                 armed = Some(wake);
                 timer.as_mut().reset(wake);
             }
+            // The timer has already expired: check the deadline again.
             if timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
@@ -165,6 +174,7 @@ async fn exchange<S, C, T>(
         () = tasks.aborted() => return,
         () = tasks.stopping() => activity.shut_down(),
     }
+    // Complete the requests in flight, but accept no further ones.
     connection.as_mut().graceful_shutdown();
     tokio::select! {
         _ = connection => {}
@@ -183,6 +193,7 @@ fn builder(limits: &GatewayLimits) -> Builder<TokioExecutor> {
         // Old servers in guests expect header names in the usual case.
         .preserve_header_case(true)
         .max_headers(limits.headers)
+        // hyper panics on a smaller buffer.
         .max_buf_size(limits.head_bytes.max(8 * 1024));
     builder
         .http2()
@@ -241,9 +252,9 @@ mod tests {
         client.write_all(request.as_bytes()).await.unwrap();
         client.shutdown().await.unwrap();
         serve(gateway, server, peer, permit, ConnectionTasks::default()).await;
-        let mut heard = String::new();
-        client.read_to_string(&mut heard).await.unwrap();
-        heard
+        let mut received = String::new();
+        client.read_to_string(&mut received).await.unwrap();
+        received
     }
 
     #[tokio::test]
@@ -255,10 +266,10 @@ mod tests {
         assert!(answer.ends_with("control plane"), "{answer}");
         assert_eq!(answer_after_half_close(&of("POST", "")).await, "");
         let guest = "E2b-Sandbox-Id: i0123456789abcdefghi\r\nE2b-Sandbox-Port: 80\r\n";
-        let began = Instant::now();
+        let started = Instant::now();
         assert_eq!(answer_after_half_close(&of("GET", guest)).await, "");
         assert!(
-            began.elapsed() < Duration::from_secs(10),
+            started.elapsed() < Duration::from_secs(10),
             "the connection is closed immediately"
         );
     }

@@ -15,6 +15,7 @@ macro_rules! counters {
         impl GatewayCounters {
             /// Returns the current values.
             #[must_use]
+            // Relaxed: each counter is an independent statistic.
             pub fn totals(&self) -> GatewayTotals {
                 GatewayTotals { $($name: self.$name.load(Relaxed),)* }
             }

@@ -1,4 +1,5 @@
-//! Exchange of one request with a guest, on an idle or a new connection.
+//! Sends one request to a guest and receives the head of the response, on an idle or a new
+//! connection.
 
 use crate::counters::add;
 use crate::pool::{GuestConnection, PoolKey};
@@ -17,9 +18,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Maximum idle time of a connection that is reused for a non-idempotent request: servers in guests
-/// may be about to close it. Connections to the agent are exempt, because the agent keeps them open
-/// far longer than the pool.
+/// Maximum idle time of a connection that is reused for a request that must not be repeated. A
+/// server in a guest may be about to close a connection that has been idle for longer. Connections
+/// to the agent are exempt, because the agent keeps them open far longer than the pool.
 const MAX_UNREPEATABLE_IDLE: Duration = Duration::from_secs(1);
 
 /// Sends a request and waits, without timeout, for the head of the response. Uses a new connection
@@ -32,33 +33,35 @@ pub(crate) async fn send<S: Sandboxes>(
     fresh: bool,
 ) -> Result<(Response<Incoming>, GuestConnection), RequestError> {
     let counters = &shared.counters;
-    let whole = !fresh && body.is_end_stream();
-    // Only an idempotent request without a body can be sent again.
-    let again = (body.is_end_stream() && idempotent(&parts.method)).then(|| parts.clone());
+    let is_body_complete = !fresh && body.is_end_stream();
+    // Only an idempotent request without a body can be repeated if the reused connection fails.
+    let repeatable = (body.is_end_stream() && idempotent(&parts.method)).then(|| parts.clone());
     let mut request = Request::from_parts(parts, GuestRequestBody::new(body, Arc::clone(counters)));
-    let max_idle = if again.is_some() || u32::from(key.1) == ENVD_PORT {
+    let max_idle = if repeatable.is_some() || u32::from(key.1) == ENVD_PORT {
         Duration::MAX
     } else {
         MAX_UNREPEATABLE_IDLE
     };
     if !fresh && let Some(mut guest) = shared.pool.idle.take(key, max_idle) {
         add(&counters.reused, 1);
-        match guest.connection.send(request, whole).await {
+        match guest.connection.send(request, is_body_complete).await {
             Ok(answer) => return Ok((answer, guest)),
-            Err(mut error) => match (error.take_message(), again) {
-                // The request was not sent at all.
+            Err(mut error) => match (error.take_message(), repeatable) {
+                // The connection was closed before the request was sent.
                 (Some(unsent), _) => request = unsent,
+                // The request was sent, but may be repeated.
                 (None, Some(parts)) => {
                     request =
                         Request::from_parts(parts, GuestRequestBody::empty(Arc::clone(counters)));
                 }
+                // The guest may have processed the request: do not repeat it.
                 (None, None) => return Err(interrupted(error.error())),
             },
         }
         add(&counters.retried, 1);
     }
     let mut guest = connect(shared, key).await?;
-    match guest.connection.send(request, whole).await {
+    match guest.connection.send(request, is_body_complete).await {
         Ok(answer) => Ok((answer, guest)),
         Err(error) => Err(interrupted(error.error())),
     }
@@ -69,6 +72,7 @@ fn idempotent(method: &Method) -> bool {
     method.is_idempotent()
 }
 
+/// Converts an error of the connection into the reason for the client.
 fn interrupted(error: &hyper::Error) -> RequestError {
     let reason = if error.is_parse() || error.is_parse_too_large() {
         "its answer is not HTTP, or its head is too large"
@@ -80,16 +84,21 @@ fn interrupted(error: &hyper::Error) -> RequestError {
     RequestError::Unavailable(reason.to_owned())
 }
 
+/// Opens a connection into the sandbox.
 async fn connect<S: Sandboxes>(
     shared: &GatewayState<S>,
     key: &PoolKey,
 ) -> Result<GuestConnection, RequestError> {
     let limits = &shared.config.limits;
+    // Acquire the permit first: waiting clients must not pile up at a busy sandbox.
     let permit = shared
         .pool
         .permit(&key.0, limits.exchanges_per_sandbox)
         .ok_or(RequestError::Busy)?;
+    // Read the epoch before connecting: if the sandbox is rolled back meanwhile, the connection
+    // must not return to the pool.
     let epoch = shared.pool.idle.epoch();
+    // Opening may resume the sandbox, which takes longer than connecting.
     let opening = shared.sandboxes.open(&key.0, key.1);
     let stream = match timeout(limits.open, opening).await {
         Ok(Ok(stream)) => stream,
@@ -106,6 +115,7 @@ async fn connect<S: Sandboxes>(
     };
     add(&shared.counters.guest_connections, 1);
     let handshake = http1::Builder::new()
+        // Old servers in guests compare header names in a single spelling.
         .preserve_header_case(true)
         // Applies to names that the gateway sets, because the client's spelling is preserved.
         .title_case_headers(true)

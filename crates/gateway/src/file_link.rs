@@ -1,6 +1,6 @@
-//! Signed links to a file, as E2B's clients create them (`download_url`, `upload_url`). If all
-//! sandboxes share one host name, such a link does not name its sandbox. It belongs to the sandbox
-//! whose access token signed it: a matching signature proves knowledge of the token.
+//! Signed links to a file, as created by E2B's clients (`download_url`, `upload_url`). If all
+//! sandboxes share one host name, such a link does not name its sandbox. The gateway selects the
+//! sandbox whose access token signed the link: a matching signature proves knowledge of the token.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -13,7 +13,8 @@ use subtle::ConstantTimeEq;
 /// Path at which the agent serves files.
 const FILES_PATH: &str = "/files";
 
-/// Contents of a signed link to a file.
+/// Contents of a signed link to a file. The signature is a digest of `before_token`, the token and
+/// `after_token`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileLink {
     before_token: String,
@@ -22,7 +23,8 @@ pub struct FileLink {
 }
 
 impl FileLink {
-    /// The signed link that a request follows; none if it follows none.
+    /// Parses the signed link of a request. `None` if the request is not for a file or has no
+    /// signature.
     #[must_use]
     pub fn of(parts: &Parts) -> Option<Self> {
         if parts.uri.path() != FILES_PATH {
@@ -42,6 +44,7 @@ impl FileLink {
                 .map(|(_, value)| value)
         };
         let signature = value("signature")?.into_owned();
+        // Missing parameters are signed as empty strings.
         let path = value("path").unwrap_or(Cow::Borrowed(""));
         let user = value("username").unwrap_or(Cow::Borrowed(""));
         let after_token =
@@ -53,10 +56,12 @@ impl FileLink {
         })
     }
 
-    /// Returns true if it was signed with `token`. The agent checks everything again, the expiry
-    /// included.
+    /// Returns true if the link was signed with `token`. The agent checks the signature again, and
+    /// the expiry.
     #[must_use]
     pub fn is_signed_with(&self, token: &str) -> bool {
+        // E2B's clients define the format: "path:operation:user:token" and ":expiry" if
+        // present.
         let digest = Sha256::new()
             .chain_update(&self.before_token)
             .chain_update(token)

@@ -1,4 +1,5 @@
-//! First bytes of a connection, read before its buffers are allocated.
+//! First bytes of a connection. They are read into a small buffer before the large buffers of the
+//! connection are allocated.
 
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
@@ -31,6 +32,7 @@ impl FirstBytes {
     pub fn copy_to(&mut self, buf: &mut ReadBuf<'_>) -> bool {
         let given = self.length.min(buf.remaining());
         buf.put_slice(self.bytes.get(..given).unwrap_or_default());
+        // Keep the rest at the start of the buffer.
         self.bytes.copy_within(given..self.length, 0);
         self.length -= given;
         given > 0

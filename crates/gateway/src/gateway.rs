@@ -23,12 +23,14 @@ use jiffy_proto::internal::InternalOrigin;
 use std::sync::Arc;
 use tracing::{Instrument, Span, field, info_span};
 
-/// Dispatches requests to the control plane and to sandboxes. Clones share their state.
+/// Dispatches requests to the control plane and to sandboxes. Each request is handled on a clone;
+/// clones share their state.
 #[derive(Debug)]
 pub struct Gateway<S, C> {
     pub(crate) shared: Arc<GatewayState<S>>,
     control: C,
-    /// Peer of an internal connection. `None` for clients' connections.
+    /// Origin of an internal connection, which a function or sandbox opened. `None` for connections
+    /// of clients.
     origin: Option<Arc<InternalOrigin>>,
 }
 
@@ -68,7 +70,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
     }
 
     /// Returns a gateway for an internal connection of `origin`.
-    pub(crate) fn within(&self, origin: InternalOrigin) -> Self {
+    pub(crate) fn for_internal(&self, origin: InternalOrigin) -> Self {
         Self {
             origin: Some(Arc::new(origin)),
             ..self.clone()
@@ -115,6 +117,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
         let work = async move {
             let upgrade = hyper::upgrade::on(&mut request);
             let (parts, body) = request.into_parts();
+            // Clients and internal connections are routed by different rules.
             let route = match &self.origin {
                 None => self.shared.decide(&parts),
                 Some(origin) => internal::decide(origin, &parts),
@@ -134,7 +137,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                     if let Route::Function(label) = route {
                         request.extensions_mut().insert(FunctionLabel(label));
                     }
-                    // Allows the control plane to upgrade the connection.
+                    // Lets the control plane upgrade the connection.
                     request.extensions_mut().insert(upgrade);
                     add(&self.shared.counters.control_plane, 1);
                     let answer = self.control.answer(request).await;
@@ -145,7 +148,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                 }
                 Route::Refused(status, reason) => {
                     let failure = RequestError::Refused(status, reason);
-                    self.shared.failed(&failure);
+                    self.shared.record_failure(&failure);
                     let mut answer = failure.answer(None, wants_page(&parts.headers));
                     // The error may be in the request's framing, so the connection cannot be
                     // reused.
@@ -156,11 +159,14 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                     answer
                 }
                 Route::Sandbox(target) => {
+                    // The guest may take any time: a client that closes its side is considered
+                    // disconnected.
                     in_flight.close_on_eof();
                     let span = Span::current();
                     span.record("sandbox", &target.id);
                     span.record("port", target.port);
                     let page =
+                        // Requests with headers come from SDKs, which parse JSON.
                         target.addressing != Addressing::Headers && wants_page(&parts.headers);
                     let (sandbox, port) = (target.id.clone(), target.port);
                     let context = RequestContext {
@@ -176,8 +182,10 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                             answer
                         }
                         Err(failure) => {
+                            // An interrupted connection often means that the sandbox has just been
+                            // paused or killed.
                             let failure = self.shared.with_cause(failure, &sandbox).await;
-                            self.shared.failed(&failure);
+                            self.shared.record_failure(&failure);
                             let about = FailedTarget { id: &sandbox, port };
                             failure.answer(Some(about), page)
                         }
@@ -186,7 +194,8 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
             }
         };
         let mut answer = work.instrument(span).await;
-        // A function's request has its own id, independent of the client's.
+        // The control plane gives the request of a function an id of its own, independent of the
+        // client's id.
         let name = answer
             .extensions()
             .get::<RequestId>()

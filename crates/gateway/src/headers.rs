@@ -1,4 +1,4 @@
-//! Rewriting of the heads of requests and responses.
+//! Rewriting of the heads of requests to guests and of their responses.
 
 use crate::config::GatewayConfig;
 use crate::peer::Peer;
@@ -44,8 +44,8 @@ pub fn requested_host(parts: &Parts) -> String {
         .to_owned()
 }
 
-/// Returns the protocol of an HTTP/1.1 upgrade. Ignores `h2c`, because HTTP/2 is used from the
-/// start.
+/// Returns the protocol that an HTTP/1.1 request wants to upgrade to. Ignores `h2c` (HTTP/2 without
+/// TLS), because the gateway accepts HTTP/2 from the first byte only.
 #[must_use]
 pub fn upgrade(version: Version, headers: &HeaderMap) -> Option<HeaderValue> {
     if version != Version::HTTP_11 || !has_token(headers, &CONNECTION, "upgrade") {
@@ -58,6 +58,8 @@ pub fn upgrade(version: Version, headers: &HeaderMap) -> Option<HeaderValue> {
 }
 
 impl HeaderRewrite<'_> {
+    /// Returns the path prefix that was removed from the request. `None` unless the sandbox is
+    /// addressed by path.
     fn prefix(&self) -> Option<&str> {
         match &self.target.addressing {
             Addressing::Path(prefix) => Some(prefix),
@@ -67,15 +69,18 @@ impl HeaderRewrite<'_> {
 
     /// Rewrites the head of a client's request for the guest.
     pub fn to_guest(&self, parts: &mut Parts) {
+        // Read the values before `confine_request` removes the headers of the client's connection.
         let upgrade = upgrade(parts.version, &parts.headers);
         let trailers = has_token(&parts.headers, &TE, "trailers");
         let before = self.forwarded_for(&parts.headers);
         parts.uri = Uri::from(self.target.path.clone());
+        // Connections to guests use HTTP/1.1 only.
         parts.version = Version::HTTP_11;
         let headers = &mut parts.headers;
         confine_request(headers);
         let mut set = |name: &'static str, value: &str| match HeaderValue::from_str(value) {
             Ok(value) => drop(headers.insert(HeaderName::from_static(name), value)),
+            // Never leave the client's own value in place.
             Err(_) => drop(headers.remove(name)),
         };
         let port = self.target.port.to_string();
@@ -96,7 +101,10 @@ impl HeaderRewrite<'_> {
         if let Some(prefix) = self.prefix() {
             set("x-forwarded-prefix", prefix);
         }
+        // Replace an id that was rejected because of its form.
         headers.insert(X_REQUEST_ID.clone(), self.request_id.value());
+        // Headers of the connection to the guest: either an upgrade, or permission to send
+        // trailers.
         if let Some(protocol) = upgrade {
             headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             headers.insert(UPGRADE, protocol);

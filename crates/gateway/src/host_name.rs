@@ -1,9 +1,10 @@
-//! Classification of the host names of requests.
+//! Classification of the host names of requests: names of the gateway, of sandboxes, of functions,
+//! and unknown names.
 
 use crate::config::GatewayConfig;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Label between the label of a function and the domain.
+/// Label of a host name that separates the label of a function from the domain: `LABEL.fn.DOMAIN`.
 const FUNCTIONS_LABEL: &str = "fn";
 /// Maximum length of a sandbox id.
 const MAX_ID_BYTES: usize = 64;
@@ -19,7 +20,8 @@ pub enum HostTarget {
     Function(String),
     /// Invalid host name of a sandbox. Contains the error.
     Malformed(&'static str),
-    /// Name that this server does not serve, such as in DNS rebinding attacks.
+    /// Name that this server does not serve. A browser may send such a name in a DNS rebinding
+    /// attack.
     Foreign,
 }
 
@@ -46,6 +48,7 @@ pub fn is_id(text: &str) -> bool {
 /// Parses a port from 1 to 65535 without leading zeros.
 #[must_use]
 pub fn parse_port(text: &str) -> Option<u16> {
+    // `parse` alone would accept a sign and leading zeros.
     let plain = !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
     plain.then(|| text.parse().ok()).flatten()
 }
@@ -54,6 +57,7 @@ pub fn parse_port(text: &str) -> Option<u16> {
 /// brackets of IPv6. `None` if it is invalid.
 #[must_use]
 pub fn parse_host(authority: &str) -> Option<String> {
+    // An IPv6 address is in brackets, because it contains colons.
     if let Some(rest) = authority.strip_prefix('[') {
         let (inner, after) = rest.split_once(']')?;
         let ip: Ipv6Addr = inner.parse().ok()?;
@@ -63,6 +67,7 @@ pub fn parse_host(authority: &str) -> Option<String> {
         Some(at) => authority.split_at(at),
         None => (authority, ""),
     };
+    // A trailing dot marks a complete name and does not change its meaning.
     let host = host.strip_suffix('.').unwrap_or(host);
     let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_');
     let named = !host.is_empty()
@@ -91,11 +96,13 @@ pub fn classify(host: &str, config: &GatewayConfig) -> HostTarget {
     {
         return HostTarget::Gateway;
     }
+    // One domain may be below another, so several may match.
     let domains = config.domains.iter().map(String::as_str);
     let mut below = domains.chain(["localhost"]).filter_map(|d| below(host, d));
     let Some(labels) = below.next() else {
         return HostTarget::Foreign;
     };
+    // Names of functions take precedence, because their labels may look like labels of sandboxes.
     if let Some(function) = std::iter::once(labels)
         .chain(below)
         .find_map(function_label)
@@ -108,6 +115,7 @@ pub fn classify(host: &str, config: &GatewayConfig) -> HostTarget {
 /// Returns the labels of a host before its domain.
 fn below<'a>(host: &'a str, domain: &str) -> Option<&'a str> {
     let at = host.len().checked_sub(domain.len())?;
+    // `get` fails inside a character; valid hosts are ASCII.
     let end = host.get(at..)?;
     let labels = host.get(..at)?.strip_suffix('.')?;
     (end.eq_ignore_ascii_case(domain) && !labels.is_empty()).then_some(labels)
@@ -119,8 +127,8 @@ fn function_label(labels: &str) -> Option<&str> {
     (rest == FUNCTIONS_LABEL).then_some(label)
 }
 
-/// Parses the first label. A label that begins with digits and a dash refers to a sandbox, any
-/// other to the gateway.
+/// Parses the first label. A label that begins with digits and a dash refers to a sandbox. Any
+/// other label refers to the gateway.
 fn parse_label(text: &str) -> HostTarget {
     let mut parts = text.split('-');
     let first = parts.next().unwrap_or_default();
@@ -224,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signed_label_keeps_its_parts() {
+    fn a_signed_label_is_split_into_its_parts() {
         assert_eq!(
             classify("80-a-t4-zz.localhost", &config()),
             HostTarget::Sandbox(SandboxLabel {

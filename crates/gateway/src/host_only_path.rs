@@ -1,4 +1,4 @@
-//! Detection of the agent's host-only paths in all spellings.
+//! Detection of the agent's host-only paths, which clients must not request, in all spellings.
 
 use jiffy_proto::agent::HOST_ONLY_PATHS;
 use percent_encoding::percent_decode;
@@ -14,6 +14,7 @@ pub fn is_host_only(path: &str) -> bool {
     let mut bytes = path.as_bytes().to_vec();
     let mut rounds = 0;
     loop {
+        // Repeat until decoding has no effect: a server may decode more than once.
         let decoded = percent_decode(&bytes).collect();
         if decoded == bytes {
             break;
@@ -25,7 +26,7 @@ pub fn is_host_only(path: &str) -> bool {
             return true;
         }
     }
-    // Check both, because a server may or may not resolve dot segments.
+    // Check the segments with and without resolving dot segments: a server may do either.
     let segments = segments(&bytes);
     let resolved = resolved(&segments);
     is_host_only_segment(&resolved) || is_host_only_segment(&segments)
@@ -45,6 +46,7 @@ fn segments(path: &[u8]) -> Vec<Vec<u8>> {
         .collect()
 }
 
+/// Resolves dot segments. Above the root, `..` has no effect.
 fn resolved(segments: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut out: Vec<Vec<u8>> = Vec::new();
     for segment in segments {

@@ -1,4 +1,4 @@
-//! Counter of the exchanges with guests in flight.
+//! Exchanges (requests to guests and their responses) in flight, which are counted and limited.
 
 use crate::counters::{GatewayCounters, add, remove};
 use crate::sandboxes::ExchangePermit;
@@ -14,7 +14,7 @@ pub(crate) struct InFlightExchange {
 }
 
 impl InFlightExchange {
-    /// Registers an exchange. `None` if `limit` exchanges are already in flight.
+    /// Registers an exchange. `None` if more than `limit` exchanges would be in flight.
     pub(crate) fn begin(
         counters: &Arc<GatewayCounters>,
         limit: usize,
@@ -25,6 +25,8 @@ impl InFlightExchange {
             counters: Arc::clone(counters),
             _permit: permit,
         };
+        // Counted before the check, so that concurrent calls cannot exceed the limit together. If
+        // it is exceeded, dropping the value removes the count.
         let count = counters.exchanges_open.load(Relaxed);
         (count <= limit as u64).then_some(in_flight)
     }

@@ -1,8 +1,8 @@
-//! Internal connections, which the daemon makes for functions and sandboxes.
+//! Internal connections, which the daemon opens on behalf of functions and sandboxes.
 //!
-//! They are confined to the resources of one API key, independently of their requests: a single
-//! host name, no rights of pages or links, and only sandboxes of that key. For each request, the
-//! control plane applies the key of the connection's origin.
+//! They are confined to the resources of one API key, independently of the contents of their
+//! requests. They reach a single host name and only sandboxes of that key, and signed links give
+//! them no access. For each request, the control plane applies the key of the connection's origin.
 
 use crate::connection;
 use crate::control_plane::ControlPlane;
@@ -58,19 +58,22 @@ pub(crate) fn reaches(origin: &InternalOrigin, access: &SandboxAccess) -> bool {
         InternalOrigin::Function {
             key, reaches_ports, ..
         } => {
-            let is_in_force = !access.links_closed;
-            *reaches_ports && is_in_force && access.owner.as_deref() == Some(key)
+            // An invalid API key also revokes the access of the owner's functions.
+            let is_key_valid = !access.links_revoked;
+            *reaches_ports && is_key_valid && access.owner.as_deref() == Some(key)
         }
         InternalOrigin::Sandbox { .. } => false,
     }
 }
 
-/// Returns an address that represents a key in the limits of connections, which are per /64. It is
-/// unique local (RFC 4193), so that no client has it.
+/// Returns an address that represents a key in the limits of connections, which are counted per /64
+/// network. The address is unique local (RFC 4193), so that it differs from the address of any
+/// client.
 fn address(origin: &InternalOrigin) -> IpAddr {
     let (InternalOrigin::Function { key, .. } | InternalOrigin::Sandbox { key }) = origin;
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
+    // A collision of two hashes only makes two keys share a limit.
     let network = 0xfd << 120 | u128::from(hasher.finish() >> 8) << 64;
     Ipv6Addr::from(network | 1).into()
 }
@@ -114,13 +117,15 @@ pub async fn serve_internal<S, C>(
                 continue;
             }
         };
-        let gateway = gateway.within(origin);
+        let gateway = gateway.for_internal(origin);
         let serving = connection::serve(gateway, stream, peer, permit, tasks.clone());
         tasks.track(async move {
             serving.await;
+            // The owner's permit covers the whole connection.
             drop(owner_permit);
         });
     }
+    // Connections that arrive from now on are closed.
     drop(connections);
     tasks.finish(gateway.shared.config.limits.drain).await;
 }
@@ -208,9 +213,9 @@ mod tests {
         let route = decided(&sandbox(), host, "/functions/agent/invoke/", false);
         assert_eq!(route, Route::ControlPlane);
 
-        let access = |owner: Option<&str>, links_closed| SandboxAccess {
+        let access = |owner: Option<&str>, links_revoked| SandboxAccess {
             owner: owner.map(str::to_owned),
-            links_closed,
+            links_revoked,
             ..SandboxAccess::default()
         };
         assert!(reaches(&function(true), &access(Some("k"), false)));
@@ -223,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_told_apart_among_addresses_of_clients() {
+    fn each_key_has_an_address_that_no_client_has() {
         let of = |key: &str| {
             address(&InternalOrigin::Sandbox {
                 key: key.to_owned(),

@@ -1,9 +1,9 @@
-//! Data plane: a listener that determines the sandbox of each request, checks access, and streams
-//! bytes in both directions. Requests without a sandbox go to the control plane.
+//! Data plane: determines the sandbox of each request, checks access, and streams bytes in both
+//! directions. Requests without a sandbox are passed to the control plane.
 //!
 //! [`route()`] makes the routing decision, [`Gateway`] handles requests and [`serve`] accepts
-//! connections. The daemon implements [`Sandboxes`] to find and open sandboxes. Clients and guests
-//! are both considered hostile: all their input is bounded and checked.
+//! connections. The daemon implements [`Sandboxes`] to find sandboxes and to open connections into
+//! them. Clients and guests are both considered hostile: all their input is bounded and checked.
 
 mod activity;
 pub mod admission;

@@ -1,4 +1,4 @@
-//! Listeners and their graceful shutdown.
+//! Listeners on TCP and Unix sockets, and their graceful shutdown.
 
 use crate::admission::{ConnectionLimitError, ConnectionPermit};
 use crate::connection;
@@ -30,9 +30,9 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// immediately.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Serves clients on `listener` until `shutdown`. Then accepts no more requests, waits at most
-/// `GatewayLimits::drain` for requests in flight, and aborts the others. Several listeners may
-/// share one gateway.
+/// Serves clients on `listener` until `shutdown` completes. Then accepts no more requests, waits at
+/// most `GatewayLimits::drain` for requests in flight, and aborts the remaining ones. Several
+/// listeners may share one gateway.
 pub async fn serve<S, C>(
     listener: TcpListener,
     tls: Option<Tls>,
@@ -78,9 +78,12 @@ pub async fn serve<S, C>(
             }
             Err(full) => {
                 add(&gateway.shared.counters.connections_refused, 1);
+                // Without a permit, the connection is closed at once: rejections must not exhaust
+                // memory.
                 if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {
                     let tls = tls.clone();
                     tasks.spawn(async move {
+                        // Ignore errors and the timeout: the connection is closed in any case.
                         let _ = timeout(REFUSAL_TIMEOUT, refuse(stream, tls, full)).await;
                         drop(refusal);
                     });
@@ -88,12 +91,14 @@ pub async fn serve<S, C>(
             }
         }
     }
+    // New clients must reach another process, for example the next daemon, while requests complete.
     drop(listener);
     tasks.finish(gateway.shared.config.limits.drain).await;
 }
 
-/// Serves clients on a Unix socket if `may` permits their user id and the processes are not
-/// confined. The control plane treats them as local. They have no limit per address.
+/// Serves clients on a Unix socket. Accepts a process if `may` permits its user id and if the
+/// process is not confined. The control plane treats these clients as the owner of the host. They
+/// have no limit per address.
 pub async fn serve_local<S, C>(
     listener: UnixListener,
     gateway: Gateway<S, C>,
@@ -123,7 +128,7 @@ pub async fn serve_local<S, C>(
                 continue;
             }
         };
-        // Credentials at the time of connecting, from the kernel.
+        // The kernel recorded these credentials when the process connected.
         let is_owner =
             |peer: &UCred| may(peer.uid()) && crate::local_peer::may_be_owner(peer.pid());
         if !stream.peer_cred().as_ref().is_ok_and(is_owner) {
@@ -140,11 +145,12 @@ pub async fn serve_local<S, C>(
             tasks.track(work);
         }
     }
+    // As in `serve`.
     drop(listener);
     tasks.finish(gateway.shared.config.limits.drain).await;
 }
 
-/// Sets socket options: small responses are sent immediately, and keepalive detects vanished
+/// Sets socket options. `TCP_NODELAY` sends small responses immediately. Keepalive detects vanished
 /// clients even if streams are silent for hours.
 pub fn prepare(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new()
@@ -173,7 +179,7 @@ async fn serve_tcp<S, C>(
     let Some(tls) = tls else {
         return connection::serve(gateway, stream, peer, permit, tasks).await;
     };
-    // Allocate nothing for a client that has not sent any bytes.
+    // Wait without allocating buffers: a client that sends nothing must cost little memory.
     let limits = &gateway.shared.config.limits;
     let is_readable = tokio::select! {
         readable = timeout(limits.handshake, stream.readable()) => matches!(readable, Ok(Ok(()))),
@@ -217,6 +223,7 @@ async fn serve_tls<S, C>(
     }
 }
 
+/// Completes a TLS handshake if necessary, and sends the rejection.
 async fn refuse(stream: TcpStream, tls: Option<Tls>, full: ConnectionLimitError) {
     match tls {
         None => send_refusal(stream, full).await,
@@ -242,7 +249,7 @@ async fn send_refusal<T: AsyncRead + AsyncWrite + Unpin>(
     if stream.write_all(answer.as_bytes()).await.is_err() || stream.shutdown().await.is_err() {
         return;
     }
-    // Closing with unread bytes would reset the connection and discard the response.
+    // Closing a socket with unread bytes would reset the connection and discard the response.
     let mut rest = [0; 1024];
     while matches!(stream.read(&mut rest).await, Ok(count) if count > 0) {}
 }

@@ -1,8 +1,9 @@
 //! Authentication of processes that connect to the owner's socket.
 //!
-//! The user id is not sufficient: a process that the daemon confines may have the same one, such as
-//! root without capabilities. A confined process cannot regain its privileges, so the state in
-//! `/proc` after connecting is conclusive. If the process exits meanwhile, its connection closes.
+//! The user id alone is not sufficient: a process that the daemon confines may have the owner's
+//! user id, such as root without capabilities. A confined process cannot regain its privileges, so
+//! the state in `/proc` after connecting is conclusive. If the process exits meanwhile, its
+//! connection closes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -21,12 +22,14 @@ struct Privileges {
 }
 
 impl Privileges {
+    /// Reads the privileges of `process`, a process id or `self`.
     fn of(process: &str) -> Option<Self> {
         let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
         let namespace = fs::metadata(format!("/proc/{process}/ns/user"));
         Self::parse(&status, namespace.ok().map(|metadata| metadata.ino()))
     }
 
+    /// Parses the contents of `/proc/PID/status`.
     fn parse(status: &str, user_namespace: Option<u64>) -> Option<Self> {
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -46,10 +49,12 @@ impl Privileges {
     /// `is_first` states whether the daemon is in the initial user namespace.
     fn may_own(self, daemon: Self, is_first: bool) -> bool {
         let is_same_namespace = self.user_namespace == daemon.user_namespace;
-        // Only a confined process has an empty bounding set.
+        // Only a process that the daemon confined has an empty bounding set.
         let is_confined = self.bounding == 0 && daemon.bounding != 0;
+        // A daemon in the initial namespace trusts no process in another user namespace.
         let is_outer = is_first && !is_same_namespace;
         let lacks = |of: Self| of.effective & CAP_DAC_OVERRIDE == 0;
+        // A root process without this capability was confined, if the daemon has it.
         let is_weak_root =
             is_same_namespace && self.is_root && daemon.is_root && lacks(self) && !lacks(daemon);
         !(is_confined || is_outer || is_weak_root)
@@ -57,14 +62,16 @@ impl Privileges {
 }
 
 /// Returns whether the process `pid`, which has the owner's user id, may be the owner. `None` means
-/// that it is outside this PID namespace, and therefore not confined by this daemon.
+/// that the process is outside this PID namespace, and is therefore not confined by this daemon.
 pub(crate) fn may_be_owner(pid: Option<i32>) -> bool {
     let Some(pid) = pid.filter(|pid| *pid > 0) else {
         return true;
     };
+    // Deny access if the comparison is impossible.
     let Some(daemon) = Privileges::of("self") else {
         return false;
     };
+    // An unreadable map counts as another namespace.
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let peer = Privileges::of(&pid.to_string());
     peer.is_some_and(|peer| peer.may_own(daemon, maps_all(&map)))

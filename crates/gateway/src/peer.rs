@@ -1,4 +1,4 @@
-//! Peer of a client's connection.
+//! Properties of a client's connection, which the control plane receives with each request.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,5 @@
-//! Pool of connections into guests: idle connections, and the number of all connections.
+//! Pool of connections into guests. It keeps idle connections for reuse and limits the number of
+//! all connections per sandbox.
 
 use crate::request_body::GuestRequestBody;
 use jiffy_http::{ConnectionPool, PoolLimits, PooledBody, PooledConnection};
@@ -8,11 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LIMITS: PoolLimits = PoolLimits {
-    // Shorter than the 5 s after which common servers close idle connections, so that a request
-    // seldom crosses a close.
+    // Common servers close connections that are idle for 5 s. The pool drops them earlier, so that
+    // a request is seldom sent on a connection that the guest is closing.
     idle_time: Duration::from_secs(3),
     check_interval: Duration::from_millis(500),
-    // Per port of a sandbox. Responses to a busy client arrive together.
+    // Per port of a sandbox. Responses to a busy client arrive together and then leave many idle
+    // connections.
     idle_per_key: 64,
     idle: 1_024,
 };
@@ -41,6 +43,7 @@ impl Drop for GuestConnectionPermit {
         let mut open = self.open.lock();
         if let Some(count) = open.get_mut(&self.id) {
             *count -= 1;
+            // Remove empty entries, so that the map does not grow with killed sandboxes.
             if *count == 0 {
                 open.remove(&self.id);
             }
@@ -65,8 +68,8 @@ impl Default for GuestConnectionPool {
 }
 
 impl GuestConnectionPool {
-    /// Closes the idle connections of a sandbox and prevents the reuse of those in use. Call it
-    /// after a pause, rollback or kill.
+    /// Closes the idle connections of a sandbox, and prevents the reuse of its connections in use.
+    /// Must be called after a pause, rollback or kill.
     pub fn invalidate(&self, id: &str) {
         self.idle.invalidate(|(owner, _)| owner == id);
     }
@@ -77,7 +80,8 @@ impl GuestConnectionPool {
         self.idle.idle_count()
     }
 
-    /// Acquires a permit for a connection into a sandbox with at most `limit` connections.
+    /// Acquires a permit for a connection into a sandbox. `None` if the sandbox has `limit`
+    /// connections.
     pub(crate) fn permit(&self, id: &str, limit: usize) -> Option<GuestConnectionPermit> {
         let mut open = self.open.lock();
         let count = open.entry(id.to_owned()).or_default();

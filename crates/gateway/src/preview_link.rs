@@ -1,6 +1,7 @@
 //! Preview links: signed URLs of one port of a sandbox with a limited lifetime, for users without a
 //! token.
 //!
+//!
 //! In a link by path, the signature is in the query, and a cookie scoped to the port's path carries
 //! it in later requests. In a link by host name, the signature is in the first label, so that all
 //! requests of the page contain it and the page has its own origin.
@@ -48,7 +49,7 @@ pub enum LinkError {
     InvalidTarget {
         /// Requested id.
         id: String,
-        /// The port given.
+        /// TCP port.
         port: u16,
     },
     /// Host names have at most 63 characters per label.
@@ -57,15 +58,15 @@ pub enum LinkError {
          characters): use a link by path"
     )]
     TooLong {
-        /// The id given.
+        /// Sandbox id.
         id: String,
-        /// Length the label would have.
+        /// Length of the label in bytes.
         length: usize,
     },
 }
 
 impl LinkSigner {
-    /// Makes a signer from 32 secret random bytes.
+    /// Creates a signer with a key of 32 secret random bytes.
     #[must_use]
     pub fn new(key: &[u8; 32]) -> Self {
         // HMAC fills keys that are shorter than its block with zeros.
@@ -76,24 +77,26 @@ impl LinkSigner {
         }
     }
 
-    /// Path and query of a link: `/sandboxes/{id}/proxy/{port}{path}?...`; `path` begins with `/`
-    /// and may have a query.
+    /// Returns path and query of a link: `/sandboxes/{id}/proxy/{port}{path}?...`. `path` must
+    /// begin with `/` and may have a query.
     ///
     /// # Errors
-    /// [`LinkError::InvalidTarget`].
+    /// [`LinkError::InvalidTarget`] if the id or the port is invalid.
     pub fn path(&self, id: &str, port: u16, path: &str, expires: u64) -> Result<String, LinkError> {
         check_target(id, port)?;
         let signature = self.path_signature(id, port, expires);
+        // The path may already have a query.
         let mark = if path.contains('?') { '&' } else { '?' };
         Ok(format!(
             "/sandboxes/{id}/proxy/{port}{path}{mark}{EXPIRES_PARAM}={expires}&{SIGNATURE_PARAM}={signature}"
         ))
     }
 
-    /// Left-most label of a link's host name.
+    /// Returns the first label of a link's host name.
     ///
     /// # Errors
-    /// [`LinkError`]; an id of up to 23 characters fits.
+    /// [`LinkError::InvalidTarget`] as above. [`LinkError::TooLong`] if the label has more than 63
+    /// characters, which an id of at most 23 characters excludes.
     pub fn label(&self, id: &str, port: u16, expires: u64) -> Result<String, LinkError> {
         check_target(id, port)?;
         let label = format!(
@@ -113,7 +116,7 @@ impl LinkSigner {
     /// Checks expiry and signature of a query or cookie for this port at `now` (seconds since the
     /// epoch). Returns the expiry if they are valid.
     #[must_use]
-    pub fn opens_path(
+    pub fn verify_path_link(
         &self,
         id: &str,
         port: u16,
@@ -121,15 +124,15 @@ impl LinkSigner {
         signature: &str,
         now: u64,
     ) -> Option<u64> {
-        let until = canonical(expires, 10)?;
+        let until = parse_canonical(expires, 10)?;
         // Verify the signature in constant time, even if the link has expired.
-        let same = equal(signature, &self.path_signature(id, port, until));
+        let same = equal_in_constant_time(signature, &self.path_signature(id, port, until));
         (same && now < until).then_some(until)
     }
 
     /// Returns true if expiry and signature of a host name are valid for this port at `now`.
     #[must_use]
-    pub fn opens_label(
+    pub fn verify_host_link(
         &self,
         id: &str,
         port: u16,
@@ -137,10 +140,10 @@ impl LinkSigner {
         signature: &str,
         now: u64,
     ) -> bool {
-        let Some(until) = canonical(expires, 36) else {
+        let Some(until) = parse_canonical(expires, 36) else {
             return false;
         };
-        let same = equal(signature, &self.label_signature(id, port, until));
+        let same = equal_in_constant_time(signature, &self.label_signature(id, port, until));
         same && now < until
     }
 
@@ -152,27 +155,33 @@ impl LinkSigner {
         base_32(&self.sign("host", id, port, expires)[..LABEL_SIGNATURE_BYTES])
     }
 
-    /// The kind is signed too, so that the short signature of a host name is never good for a path.
+    /// Signs a target. `kind` is signed, too, so that the short signature of a host name is not
+    /// valid for a path.
     fn sign(&self, kind: &str, id: &str, port: u16, expires: u64) -> [u8; 32] {
         let mut mac = self.mac.clone();
+        // Line feeds separate the fields: none of them contains one, so different targets never
+        // give the same text.
         mac.update(format!("jiffy-link-1\n{kind}\n{id}\n{port}\n{expires}").as_bytes());
         mac.finalize().into_bytes().into()
     }
 }
 
-/// Returns the path without the parameters of a signed link, and their values; none if there are
-/// none. Repeated parameters are joined, and so are invalid.
+/// Removes the parameters of a signed link from a query. Returns the remaining path and the values
+/// of expiry and signature. `None` if neither parameter exists. Repeated parameters are joined,
+/// which makes them invalid.
 pub(crate) fn take_link(path: &PathAndQuery) -> Option<(PathAndQuery, String, String)> {
     let query = path.query()?;
     let (mut expires, mut signature) = (Vec::new(), Vec::new());
     let mut rest = Vec::new();
     for pair in query.split('&') {
+        // Compare undecoded names: the guest must receive any other spelling unchanged.
         match pair.split_once('=') {
             Some((EXPIRES_PARAM, value)) => expires.push(value),
             Some((SIGNATURE_PARAM, value)) => signature.push(value),
             _ => rest.push(pair),
         }
     }
+    // One parameter alone is an invalid link, not a request without one.
     if expires.is_empty() && signature.is_empty() {
         return None;
     }
@@ -198,18 +207,21 @@ fn check_target(id: &str, port: u16) -> Result<(), LinkError> {
     }
 }
 
-fn equal(given: &str, right: &str) -> bool {
+/// Compares in constant time, so that the duration does not reveal a correct prefix.
+fn equal_in_constant_time(given: &str, right: &str) -> bool {
     given.as_bytes().ct_eq(right.as_bytes()).into()
 }
 
-/// A number in its only spelling: no sign, no leading zeros, lower case.
-fn canonical(text: &str, radix: u32) -> Option<u64> {
+/// Parses a number in its only valid spelling: no sign, no leading zeros, lower case. Otherwise one
+/// signature would be valid for several links.
+fn parse_canonical(text: &str, radix: u32) -> Option<u64> {
     let legal = |b: u8| b.is_ascii_digit() || (radix > 10 && b.is_ascii_lowercase());
     (!text.starts_with('0') && text.bytes().all(legal))
         .then(|| u64::from_str_radix(text, radix).ok())
         .flatten()
 }
 
+/// Encodes a number with the digits 0-9 and a-z.
 fn base_36(mut number: u64) -> String {
     let mut digits = Vec::new();
     while number > 0 || digits.is_empty() {
@@ -219,10 +231,12 @@ fn base_36(mut number: u64) -> String {
     digits.iter().rev().collect()
 }
 
+/// Encodes bytes in base 32 without padding.
 fn base_32(bytes: &[u8]) -> String {
     let mut out = String::new();
     let (mut bits, mut count) = (0_u32, 0);
     for byte in bytes {
+        // At most 4 bits remain from earlier bytes, so 12 bits suffice.
         bits = (bits << 8 | u32::from(*byte)) & 0xfff;
         count += 8;
         while count >= 5 {
@@ -275,7 +289,7 @@ mod tests {
         assert!(link.starts_with(&format!("/sandboxes/{ID}/proxy/3000/a?jiffy_expires=")));
         let (expires, signature) = query(&link);
         let opens = |id, port, expires: &str, signature: &str, now| {
-            signer().opens_path(id, port, expires, signature, now)
+            signer().verify_path_link(id, port, expires, signature, now)
         };
         assert_eq!(opens(ID, 3000, &expires, &signature, NOW), Some(NOW + 60));
         assert_eq!(
@@ -311,7 +325,7 @@ mod tests {
         }
         assert!(
             LinkSigner::new(&[8; 32])
-                .opens_path(ID, 3000, &expires, &signature, NOW)
+                .verify_path_link(ID, 3000, &expires, &signature, NOW)
                 .is_none()
         );
     }
@@ -319,7 +333,7 @@ mod tests {
     #[test]
     fn a_link_by_host_name_opens_its_port_until_it_expires() {
         let (expires, signature) = label(&signer());
-        let opens = |id, port, now| signer().opens_label(id, port, &expires, &signature, now);
+        let opens = |id, port, now| signer().verify_host_link(id, port, &expires, &signature, now);
         assert!(opens(ID, 65535, NOW + 59));
         assert!(!opens(ID, 65535, NOW + 60));
         assert!(!opens(ID, 65534, NOW));
@@ -329,11 +343,11 @@ mod tests {
             other[at] = if other[at] == b'a' { b'b' } else { b'a' };
             let other = String::from_utf8(other).unwrap();
             assert!(
-                !signer().opens_label(ID, 65535, &expires, &other, NOW),
+                !signer().verify_host_link(ID, 65535, &expires, &other, NOW),
                 "{at}"
             );
         }
-        assert!(!signer().opens_label(ID, 65535, "zzzzzzz", &signature, NOW));
+        assert!(!signer().verify_host_link(ID, 65535, "zzzzzzz", &signature, NOW));
     }
 
     #[test]
@@ -342,11 +356,11 @@ mod tests {
         let expires = (NOW + 60).to_string();
         assert!(
             signer()
-                .opens_path(ID, 65535, &expires, &signature, NOW)
+                .verify_path_link(ID, 65535, &expires, &signature, NOW)
                 .is_none()
         );
         let (_, signature) = query(&signer().path(ID, 65535, "/", NOW + 60).unwrap());
-        assert!(!signer().opens_label(ID, 65535, &base_36(NOW + 60), &signature, NOW));
+        assert!(!signer().verify_host_link(ID, 65535, &base_36(NOW + 60), &signature, NOW));
     }
 
     #[test]
@@ -363,7 +377,7 @@ mod tests {
         assert_eq!(base_36(0), "0");
         assert_eq!(base_36(36 * 36 + 35), "10z");
         assert_eq!(base_32(b"foobar"), "mzxw6ytboi");
-        assert_eq!(canonical("10z", 36), Some(36 * 36 + 35));
-        assert_eq!(canonical("", 10), None);
+        assert_eq!(parse_canonical("10z", 36), Some(36 * 36 + 35));
+        assert_eq!(parse_canonical("", 10), None);
     }
 }

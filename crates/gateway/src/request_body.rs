@@ -1,4 +1,4 @@
-//! Bodies of requests, from the client to the guest.
+//! Bodies of requests, in transit from the client to the guest.
 
 use crate::body::count;
 use crate::counters::GatewayCounters;
@@ -12,7 +12,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Maximum size and time of reading the remainder of an unwanted request body, so that its
+/// Maximum size and time of reading the remainder of an unwanted request body, after which its
 /// connection can serve the next request.
 const MAX_UNREAD_BYTES: u64 = 64 * 1024;
 const UNREAD_TIMEOUT: Duration = Duration::from_millis(250);
@@ -37,9 +37,11 @@ impl UnreadBody {
 
     /// Reads the remainder if it is short and arrives soon. Returns true if nothing remains.
     pub(crate) async fn read(&self) -> bool {
+        // The lock is released before the body is read.
         let Some(mut body) = self.lock().take() else {
             return true;
         };
+        // The announced length is enough to decide.
         if body.size_hint().lower() > MAX_UNREAD_BYTES {
             return false;
         }
@@ -47,6 +49,7 @@ impl UnreadBody {
             let mut remaining = MAX_UNREAD_BYTES;
             while let Some(frame) = body.frame().await {
                 let length = frame.ok()?.data_ref().map_or(0, Bytes::len) as u64;
+                // An underflow means that the body is too long.
                 remaining = remaining.checked_sub(length)?;
             }
             Some(())
@@ -79,6 +82,7 @@ impl ClientRequestBody {
 
 impl Drop for ClientRequestBody {
     fn drop(&mut self) {
+        // The body of a completed request leaves nothing to read.
         *self.unread.lock() = self.inner.take().filter(|body| !body.is_end_stream());
     }
 }
@@ -140,6 +144,7 @@ impl HttpBody for GuestRequestBody {
         let mut frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
         if let Some(Ok(frame)) = &mut frame {
             count(&self.counters.bytes_to_guests, frame);
+            // Trailers may contain an API key, which the guest must not receive.
             if let Some(trailers) = frame.trailers_mut() {
                 jiffy_http::headers::api_key::strip(trailers);
             }

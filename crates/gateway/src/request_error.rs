@@ -1,5 +1,5 @@
-//! Errors that the gateway itself returns to clients. The SDKs match the status and the phrases
-//! "was not found" and "port is not open".
+//! Errors that the gateway itself returns to clients. E2B's SDKs match the status and the phrases
+//! "was not found" and "port is not open", so their wording is part of the API.
 
 use crate::body::{Body, full};
 use hyper::header::{
@@ -64,6 +64,7 @@ pub struct FailedTarget<'a> {
     pub port: u16,
 }
 
+/// JSON body of an error response. The field names are part of the API.
 #[derive(Serialize)]
 struct GatewayErrorBody<'a> {
     #[serde(rename = "sandboxId", skip_serializing_if = "Option::is_none")]
@@ -99,6 +100,7 @@ impl RequestError {
             let html = HeaderValue::from_static("text/html; charset=utf-8");
             headers.insert(CONTENT_TYPE, html);
             headers.insert(
+                // The page has no scripts, so none may run even if the escaping were incomplete.
                 CONTENT_SECURITY_POLICY,
                 HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'"),
             );
@@ -112,6 +114,7 @@ impl RequestError {
         let status = self.status();
         *answer.status_mut() = status;
         let headers = answer.headers_mut();
+        // The error may be over at the next request.
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if matches!(self, Self::Limit(_)) {
             // An immediate retry would fail as well.
@@ -123,11 +126,13 @@ impl RequestError {
         answer
     }
 
+    /// Returns the error as JSON.
     fn json(&self, about: Option<FailedTarget<'_>>, message: &str) -> String {
         let json = GatewayErrorBody {
             sandbox_id: about.map(|about| about.id),
             message,
             port: about
+                // As E2B's proxy does.
                 .filter(|_| *self == Self::PortClosed)
                 .map(|about| about.port),
             code: self.status().as_u16(),
@@ -135,6 +140,7 @@ impl RequestError {
         serde_json::to_string(&json).unwrap_or_default()
     }
 
+    /// Returns the error as an HTML page for people.
     fn page(&self, about: Option<FailedTarget<'_>>, message: &str) -> String {
         let status = self.status();
         let message = escaped(message);
@@ -150,6 +156,7 @@ impl RequestError {
     }
 }
 
+/// Escapes text for HTML. Texts may contain bytes that a guest chose.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -158,7 +165,7 @@ fn escaped(text: &str) -> String {
         .replace('\'', "&#39;")
 }
 
-/// Returns true if the client is a browser that accepts HTML.
+/// Returns true if the client accepts HTML, as browsers do.
 #[must_use]
 pub fn wants_page(headers: &HeaderMap) -> bool {
     headers

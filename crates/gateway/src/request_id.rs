@@ -1,4 +1,5 @@
-//! Id of a request, equal at every hop.
+//! Id of a request. The gateway, the control plane and the guest use the same id in logs and
+//! headers.
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use std::cell::RefCell;
@@ -13,7 +14,7 @@ thread_local! {
     static RANDOM_BYTES: RefCell<RandomBytes> = const { RefCell::new(RandomBytes::NONE) };
 }
 
-/// Buffer of random bytes from the kernel. One system call serves many ids.
+/// Random bytes from the kernel, buffered per thread: one system call serves many ids.
 struct RandomBytes {
     bytes: [[u8; 16]; 64],
     left: usize,
@@ -30,6 +31,7 @@ impl RandomBytes {
             getrandom::fill(self.bytes.as_flattened_mut()).ok()?;
             self.left = self.bytes.len();
         }
+        // Each id uses other bytes: the position only decreases until the next system call.
         self.left -= 1;
         self.bytes.get(self.left).copied()
     }
@@ -52,6 +54,7 @@ impl RequestId {
     pub fn of(headers: &HeaderMap) -> Self {
         let legal = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:".contains(b);
         let mut values = headers.get_all(&X_REQUEST_ID).iter();
+        // Several ids are ambiguous.
         match (values.next(), values.next()) {
             (Some(value), None)
                 if (1..=MAX_REQUEST_ID_BYTES).contains(&value.len())
@@ -66,7 +69,7 @@ impl RequestId {
     /// Creates an id of 128 random bits.
     #[must_use]
     pub fn new() -> Self {
-        // Without randomness, the id is not unique, which only affects tracing.
+        // Without randomness, the id is not unique. This affects only the correlation of log lines.
         let Some(bytes) = RANDOM_BYTES.with_borrow_mut(RandomBytes::take) else {
             return Self(HeaderValue::from_static("unnamed"));
         };
@@ -100,12 +103,12 @@ mod tests {
     }
 
     #[test]
-    fn a_clients_name_is_kept() {
+    fn a_clients_id_is_retained() {
         assert_eq!(of(&["req_1.a:B-9"]).as_str(), "req_1.a:B-9");
     }
 
     #[test]
-    fn a_missing_or_unusable_name_is_replaced() {
+    fn a_missing_or_invalid_id_is_replaced() {
         for values in [
             &[][..],
             &[""],

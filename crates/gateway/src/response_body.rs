@@ -1,4 +1,4 @@
-//! Bodies of responses, from the guest to the client.
+//! Bodies of responses, in transit from the guest to the client.
 
 use crate::body::{Body, BoxError, count};
 use crate::counters::GatewayCounters;
@@ -53,7 +53,8 @@ impl HttpBody for ClientResponseBody {
                 Poll::Ready(Some(Ok(frame)))
             }
             Some(Err(e)) => {
-                // The server flushes when the body is pending, but not after an error.
+                // hyper sends buffered bytes when a body is pending, but discards them after an
+                // error. Therefore this body is pending once before it reports the error.
                 self.interrupted = Some(e);
                 cx.waker().wake_by_ref();
                 Poll::Pending
@@ -71,7 +72,8 @@ impl HttpBody for ClientResponseBody {
     }
 }
 
-/// Body that fails when a future completes.
+/// Body that fails when a future completes: the response to a signed link is interrupted when the
+/// link is revoked.
 pub struct BodyUntil<F> {
     inner: Body,
     end: Pin<Box<F>>,
@@ -91,6 +93,7 @@ impl<F: Future<Output = ()>> HttpBody for BodyUntil<F> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        // Polled first, also to be woken at the revocation while the body is pending.
         if self.end.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err("the link is no longer valid".into())));
         }

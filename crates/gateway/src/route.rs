@@ -64,11 +64,12 @@ pub fn route(parts: &Parts, config: &GatewayConfig) -> Route {
 
 type RouteRefusal = (StatusCode, &'static str);
 
+/// Returns a refusal with status 400.
 const fn bad(reason: &'static str) -> RouteRefusal {
     (StatusCode::BAD_REQUEST, reason)
 }
 
-/// Routes a request of an internal connection, which has a single valid host name.
+/// Routes a request of an internal connection. Only the host name `api.jiffy.internal` is valid.
 pub(crate) fn route_internal(parts: &Parts) -> Route {
     let decide = || match checked_host(parts)? {
         host if is_api_host(&host) => at_gateway(parts),
@@ -80,7 +81,7 @@ pub(crate) fn route_internal(parts: &Parts) -> Route {
     decide().unwrap_or_else(|(status, reason)| Route::Refused(status, reason))
 }
 
-/// Returns the host of a request after checking for ambiguous framing.
+/// Returns the host of a request. Rejects `CONNECT` and ambiguous framing.
 fn checked_host(parts: &Parts) -> Result<String, RouteRefusal> {
     if parts.method == Method::CONNECT {
         return Err((
@@ -92,6 +93,7 @@ fn checked_host(parts: &Parts) -> Result<String, RouteRefusal> {
     host(parts)
 }
 
+/// Returns path and query of a request. `OPTIONS *` has no path and counts as `/`.
 fn path(parts: &Parts) -> PathAndQuery {
     let path = parts.uri.path_and_query().cloned();
     path.unwrap_or_else(|| PathAndQuery::from_static("/"))
@@ -113,6 +115,7 @@ fn at_gateway(parts: &Parts) -> Result<Route, RouteRefusal> {
     }
 }
 
+/// Routes a request of a client.
 fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Route, RouteRefusal> {
     let host = checked_host(parts)?;
     // Reject malformed headers even if the host name determines the target.
@@ -130,11 +133,12 @@ fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Route, RouteRefusal> 
             StatusCode::MISDIRECTED_REQUEST,
             "This server does not serve this host name: use an IP address, localhost, or a domain given with --domain or --allow-host",
         )),
+        // The gateway's own names serve the API and, by headers or path, all sandboxes.
         HostTarget::Gateway => at_gateway(parts),
     }
 }
 
-/// Rejects requests that two parsers could interpret differently (request smuggling).
+/// Rejects requests whose length two parsers could interpret differently (request smuggling).
 fn check_framing(headers: &HeaderMap) -> Result<(), RouteRefusal> {
     let encoded = match only(headers, TRANSFER_ENCODING.as_str()) {
         Err(()) => return Err(bad("More than one Transfer-Encoding")),
@@ -164,6 +168,7 @@ fn host(parts: &Parts) -> Result<String, RouteRefusal> {
         })
         .transpose()?;
     match (line, header) {
+        // A proxy in front of this server may have checked only one of them.
         (Some(line), Some(header)) if line != header => Err(bad(
             "The Host header and the authority of the request differ",
         )),
@@ -172,11 +177,13 @@ fn host(parts: &Parts) -> Result<String, RouteRefusal> {
     }
 }
 
+/// Parses the two headers that address a sandbox. `None` if neither exists.
 fn by_headers(headers: &HeaderMap) -> Result<Option<(String, u16)>, RouteRefusal> {
     let id = only(headers, SANDBOX_ID)
         .map_err(|()| bad("More than one or an unreadable E2b-Sandbox-Id"))?;
     let port = only(headers, SANDBOX_PORT)
         .map_err(|()| bad("More than one or an unreadable E2b-Sandbox-Port"))?;
+    // One header without the other is probably a mistake of the client.
     match (id, port) {
         (None, None) => Ok(None),
         (Some(id), Some(port)) => {
@@ -196,6 +203,7 @@ fn by_headers(headers: &HeaderMap) -> Result<Option<(String, u16)>, RouteRefusal
 /// Parses `/sandboxes/{id}/proxy/{port}/...`. `None` for other paths, which belong to the control
 /// plane.
 fn by_path(path: &PathAndQuery) -> Result<Option<SandboxTarget>, RouteRefusal> {
+    // Do not decode the path: the guest receives the remainder as sent.
     let mut pieces = path.path().splitn(6, '/');
     let (Some(""), Some("sandboxes"), Some(id), Some("proxy"), Some(port)) = (
         pieces.next(),
@@ -210,6 +218,7 @@ fn by_path(path: &PathAndQuery) -> Result<Option<SandboxTarget>, RouteRefusal> {
         return Err(bad("The path has no sandbox id after /sandboxes/"));
     }
     let prefix = format!("/sandboxes/{id}/proxy/{port}");
+    // Parsed after the prefix is built, which needs the text.
     let port = host_name::parse_port(port)
         .ok_or(bad("The path has no port from 1 to 65535 after /proxy/"))?;
     let mut rest = format!("/{}", pieces.next().unwrap_or_default());

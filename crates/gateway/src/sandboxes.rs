@@ -1,4 +1,4 @@
-//! Interface to the daemon's sandboxes.
+//! Interface to the daemon's sandboxes, which the daemon implements.
 
 use std::future::Future;
 use thiserror::Error;
@@ -13,16 +13,16 @@ pub trait Sandboxes: Clone + Send + Sync + 'static {
     /// killed. Called for every request, so it must be fast.
     fn find(&self, id: &str) -> Option<SandboxAccess>;
 
-    /// Returns the sandbox whose agent's access token satisfies `fits`. Called only for links to
-    /// files; linear in the number of sandboxes. The default implementation returns `None`, so that
-    /// every link must name its sandbox.
+    /// Returns the sandbox whose agent's access token satisfies `fits`. The duration is linear in
+    /// the number of sandboxes, so it is called only for links to files. The default implementation
+    /// returns `None`: then every link must name its sandbox.
     fn find_by_token(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
         let _ = fits;
         None
     }
 
-    /// Waits until the currently valid signed links to a sandbox are revoked.
-    fn links_closed(&self, id: &str) -> impl Future<Output = ()> + Send {
+    /// Waits until the signed links to a sandbox that are valid now are revoked.
+    fn links_revoked(&self, id: &str) -> impl Future<Output = ()> + Send {
         let _ = id;
         std::future::pending()
     }
@@ -36,9 +36,9 @@ pub trait Sandboxes: Clone + Send + Sync + 'static {
         Ok(Box::new(()))
     }
 
-    /// Waits for pending operations on an unreachable sandbox. Returns the reason why it is not
-    /// running, or `None` if it is.
-    fn why_gone(&self, id: &str) -> impl Future<Output = Option<OpenError>> + Send {
+    /// Waits for pending operations on an unreachable sandbox, such as a pause. Returns the reason
+    /// why the sandbox is not running. `None` if it is running.
+    fn not_running_reason(&self, id: &str) -> impl Future<Output = Option<OpenError>> + Send {
         let _ = id;
         async { None }
     }
@@ -64,7 +64,7 @@ pub struct SandboxAccess {
     /// `Host` header sent to the guest instead of the client's. `${PORT}` is replaced by the port.
     pub mask_request_host: Option<String>,
     /// True if signed links are revoked, because the API key of the sandbox is no longer valid.
-    pub links_closed: bool,
+    pub links_revoked: bool,
     /// API key that owns the sandbox. `None` if the host's owner does.
     pub owner: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! State shared by all connections of a gateway, and decisions about requests.
+//! State shared by all connections of a gateway, routing of requests, and counting of failures.
 
 mod pass;
 
@@ -23,6 +23,7 @@ use tracing::debug;
 
 /// TCP port of the agent in the guest.
 const AGENT_PORT: u16 = 49_983;
+// The types differ: ports of TCP have 16 bits, and ports of vsock have 32.
 const _: () = assert!(AGENT_PORT as u32 == ENVD_PORT);
 
 /// State shared by all connections.
@@ -30,6 +31,7 @@ const _: () = assert!(AGENT_PORT as u32 == ENVD_PORT);
 pub(crate) struct GatewayState<S> {
     pub(crate) config: GatewayConfig,
     pub(crate) sandboxes: S,
+    /// Signer of preview links. `None` if signed links are disabled.
     pub(crate) signer: Option<LinkSigner>,
     pub(crate) counters: Arc<GatewayCounters>,
     pub(crate) pool: Arc<GuestConnectionPool>,
@@ -37,8 +39,8 @@ pub(crate) struct GatewayState<S> {
 }
 
 impl<S: Sandboxes> GatewayState<S> {
-    /// Routes a request. Isolated pages of guests send `Origin: null` with cross-origin requests,
-    /// which must not reach the control plane.
+    /// Routes a request. If pages of guests are isolated, their cross-origin requests have `Origin:
+    /// null` and must not reach the control plane.
     pub(crate) fn decide(&self, parts: &Parts) -> Route {
         match route(parts, &self.config) {
             Route::ControlPlane
@@ -50,6 +52,7 @@ impl<S: Sandboxes> GatewayState<S> {
                     "Pages without an origin may not call the control plane",
                 )
             }
+            // Other requests already name their sandbox.
             Route::ControlPlane => self.route_file_link(parts),
             route => route,
         }
@@ -71,6 +74,7 @@ impl<S: Sandboxes> GatewayState<S> {
                 path: path.clone(),
                 addressing: Addressing::Headers,
             }),
+            // The control plane has no files, so the request would fail there, too.
             _ => Route::Refused(
                 StatusCode::UNAUTHORIZED,
                 "The signature matches no sandbox on this server: request a new link",
@@ -78,13 +82,18 @@ impl<S: Sandboxes> GatewayState<S> {
         }
     }
 
-    /// Replaces the error of an interrupted exchange by its cause, if the sandbox was killed or
-    /// paused.
+    /// Replaces the error of an interrupted exchange by its cause. The cause is known if the
+    /// sandbox was killed or paused.
     pub(crate) async fn with_cause(&self, failure: RequestError, id: &str) -> RequestError {
         if !matches!(failure, RequestError::Unavailable(_)) {
             return failure;
         }
-        let why = timeout(self.config.limits.open, self.sandboxes.why_gone(id)).await;
+        // A pending operation may take as long as a resume.
+        let why = timeout(
+            self.config.limits.open,
+            self.sandboxes.not_running_reason(id),
+        )
+        .await;
         match why {
             Ok(Some(OpenError::NotFound)) => RequestError::NotFound,
             Ok(Some(OpenError::NotRunning)) => RequestError::NotRunning,
@@ -93,7 +102,8 @@ impl<S: Sandboxes> GatewayState<S> {
     }
 
     /// Logs and counts a failed request.
-    pub(crate) fn failed(&self, failure: &RequestError) {
+    pub(crate) fn record_failure(&self, failure: &RequestError) {
+        // Not a warning: clients cause these errors.
         debug!(%failure, "rejected a request");
         let counters = &self.counters;
         let counter = match failure {

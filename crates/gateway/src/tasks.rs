@@ -1,4 +1,5 @@
-//! Tasks of a listener's connections.
+//! Tasks of a listener's connections, and their shutdown in two steps: first no new requests are
+//! accepted, then remaining tasks are aborted.
 
 use std::future::Future;
 use std::time::Duration;
@@ -42,6 +43,7 @@ impl ConnectionTasks {
     /// Waits at most `drain` for all tasks, then aborts the remaining ones.
     pub(crate) async fn finish(&self, drain: Duration) {
         self.stopping.cancel();
+        // `wait` completes only on a closed tracker without tasks.
         self.tracker.close();
         if timeout(drain, self.tracker.wait()).await.is_err() {
             debug!("aborting in-flight requests");

@@ -1,5 +1,5 @@
-//! Handshake with the agent to connect a stream to a TCP port of its guest. See
-//! `jiffy_proto::agent::TCP_PORT`.
+//! Handshake with the agent, after which a stream is connected to a TCP port of the guest. The
+//! agent's side is described at `jiffy_proto::agent::TCP_PORT`.
 
 use crate::sandboxes::OpenError;
 use jiffy_proto::agent::TCP_OK;
@@ -28,6 +28,7 @@ where
     let mut line = Vec::new();
     // Read byte by byte, because bytes after the line belong to the TCP connection.
     while line.last() != Some(&b'\n') {
+        // The agent is not trusted: bound the memory for its reply.
         if line.len() == MAX_REPLY_BYTES {
             return Err(OpenError::Unavailable(format!(
                 "the agent's reply for port {port} is too long"

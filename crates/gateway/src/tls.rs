@@ -1,4 +1,4 @@
-//! TLS for the listener: HTTP/2 and HTTP/1.1 by ALPN.
+//! TLS for the listener. The client selects HTTP/2 or HTTP/1.1 by ALPN.
 
 use crate::certificate::{self, CertificatePaths};
 use crate::tls_error::TlsError;
@@ -48,12 +48,15 @@ impl Tls {
             path: certificate.to_owned(),
             source,
         };
+        // An explicit provider: the process may have no default.
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(unusable)?
+            // Clients authenticate with API keys.
             .with_no_client_auth()
             .with_single_cert(chain, key)
             .map_err(unusable)?;
+        // In order of preference.
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Self {
             acceptor: TlsAcceptor::from(Arc::new(config)),

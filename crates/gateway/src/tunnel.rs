@@ -1,5 +1,5 @@
-//! Upgraded streams (for example WebSocket): copies bytes in both directions and preserves
-//! half-close.
+//! Upgraded streams (for example WebSocket). The gateway copies bytes in both directions and
+//! preserves half-close: each side may finish sending before the other.
 
 use crate::counters::{GatewayCounters, add};
 use hyper::upgrade::Upgraded;
@@ -12,9 +12,9 @@ use tokio_util::sync::CancellationToken;
 
 const BUFFER_BYTES: usize = 16 * 1024;
 
-/// Copies bytes until both sides are done or one fails. A side may be silent without limit until
-/// the other is done, then for `half_closed`, because a vanished peer looks like a peer that has
-/// finished sending.
+/// Copies bytes until both sides have finished sending or one fails. While neither side has
+/// finished, silence has no limit. Afterwards the other side may be silent for at most
+/// `half_closed`, because a vanished peer looks like a peer that has finished sending.
 pub(crate) async fn join(
     client: Upgraded,
     guest: Upgraded,
@@ -45,6 +45,7 @@ pub(crate) async fn join(
     );
 }
 
+/// Copies the bytes of one direction.
 async fn one_way(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
@@ -55,6 +56,7 @@ async fn one_way(
 ) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
+        // Restarted with each piece of data, so only silence is limited.
         let alone = async {
             other_done.cancelled().await;
             tokio::time::sleep(half_closed).await;
@@ -64,6 +66,7 @@ async fn one_way(
             () = alone => return Err(io::ErrorKind::TimedOut.into()),
         };
         if count == 0 {
+            // Pass on the end of file, but keep the other direction open.
             to.shutdown().await?;
             done.cancel();
             return Ok(());

@@ -1,4 +1,5 @@
-//! Client's byte stream that reports its activity and closes without losing a response.
+//! Byte stream of a client. It reports received bytes for the idle timeouts, and closes without
+//! losing the last response.
 
 use crate::activity::ConnectionActivity;
 use crate::first_bytes::FirstBytes;
@@ -17,8 +18,8 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of bytes read from such a client.
 const MAX_LINGER_BYTES: usize = 64 << 20;
 
-/// Stream that reports received bytes. It remains with the connection through an upgrade, and so
-/// does the permit.
+/// Stream that reports received bytes. The stream and its permit remain with the connection through
+/// an upgrade.
 pub(crate) struct WatchedStream<T> {
     inner: T,
     /// Bytes read before the connection's buffers were allocated.
@@ -27,7 +28,8 @@ pub(crate) struct WatchedStream<T> {
     lingering: Option<LingeringClose>,
 }
 
-/// Lingering close: closing with unread bytes would reset the connection and lose the response.
+/// State of a lingering close: the stream discards received bytes before closing. Closing with
+/// unread bytes would reset the connection and lose the response.
 struct LingeringClose {
     limit: Pin<Box<Sleep>>,
     remaining: usize,
@@ -43,6 +45,7 @@ impl LingeringClose {
 
     /// Completes when the client has finished sending or a limit is reached.
     fn poll<T: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, stream: &mut T) -> Poll<()> {
+        // The contents are discarded, so the buffer is on the stack and uninitialized.
         let mut space = [MaybeUninit::uninit(); 16 * 1024];
         while self.remaining > 0 && self.limit.as_mut().poll(cx).is_pending() {
             let mut buffer = ReadBuf::uninit(&mut space);
@@ -86,6 +89,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for WatchedStream<T> {
         let result = Pin::new(&mut self.inner).poll_read(cx, buf);
         if buf.filled().len() > before {
             self.activity.bytes_arrived();
+        // An end of file: the client has closed its sending side.
         } else if matches!(result, Poll::Ready(Ok(())))
             && buf.remaining() > 0
             && self.activity.waits_after_eof(cx.waker())
@@ -112,8 +116,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WatchedStream<T> {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         if this.lingering.is_none() {
+            // First send the end of file, so that the client sees the end of the response.
             ready!(Pin::new(&mut this.inner).poll_shutdown(cx))?;
-            // No unread bytes can remain, so that closing does not reset the connection.
+            // No unread bytes can remain, so closing does not reset the connection.
             if !this.activity.may_send_more() {
                 return Poll::Ready(Ok(()));
             }

@@ -97,7 +97,7 @@ async fn a_hundred_mebibytes_pass_each_way_in_bounded_memory() {
 }
 
 #[tokio::test]
-async fn a_guest_that_does_not_read_holds_back_the_client() {
+async fn a_guest_that_does_not_read_blocks_the_client() {
     let _lock = MEMORY_LOCK.lock().await;
     let (read, reading) = tokio::sync::oneshot::channel::<()>();
     let reading = std::sync::Arc::new(Mutex::new(Some(reading)));
@@ -174,7 +174,7 @@ async fn idle_connections(count: usize) {
     let mut open = Vec::with_capacity(count);
     for _ in 0..count {
         let mut raw = Raw::new(setup.address).await;
-        raw.say(&request).await;
+        raw.write_text(&request).await;
         raw.until("hello").await;
         open.push(raw);
     }
@@ -184,11 +184,11 @@ async fn idle_connections(count: usize) {
     assert_eq!(setup.counters.totals().connections_open, count as u64);
     // All connections still work.
     for raw in open.iter_mut().step_by(100) {
-        raw.say(&request).await;
+        raw.write_text(&request).await;
         raw.until("hello").await;
     }
     drop(open);
-    setup.counted(|t| t.connections_open == 0).await;
+    setup.wait_for_counters(|t| t.connections_open == 0).await;
 }
 
 #[tokio::test]
@@ -205,13 +205,15 @@ async fn a_silent_connection_costs_little_more_than_its_socket() {
     for _ in 0..COUNT {
         open.push(Raw::new(setup.address).await);
     }
-    setup.counted(|t| t.connections_open == COUNT as u64).await;
+    setup
+        .wait_for_counters(|t| t.connections_open == COUNT as u64)
+        .await;
     let each = memory("VmRSS").saturating_sub(before) / COUNT as u64;
     println!("{COUNT} silent connections: {each} bytes each, the client's end included");
     assert!(each < 8 * 1024, "{each} bytes per connection");
     // All connections can still send a request.
     for raw in open.iter_mut().step_by(100) {
-        raw.say("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        raw.write_text("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             .await;
         raw.until("control plane").await;
     }

@@ -33,7 +33,7 @@ fn refused(route: &Route) -> Option<StatusCode> {
 }
 
 #[test]
-fn headers_name_a_sandbox_if_the_host_name_does_not() {
+fn headers_address_a_sandbox_if_the_host_name_does_not() {
     for host in [
         "127.0.0.1:3000",
         "[::1]:3000",
@@ -58,7 +58,7 @@ fn headers_name_a_sandbox_if_the_host_name_does_not() {
 }
 
 #[test]
-fn a_host_name_wins_over_headers_and_path() {
+fn a_host_name_takes_precedence_over_headers_and_path() {
     let route = routed(
         "/sandboxes/xyz/proxy/1/",
         &[
@@ -79,7 +79,7 @@ fn a_host_name_wins_over_headers_and_path() {
 }
 
 #[test]
-fn a_path_names_a_sandbox_and_loses_its_prefix() {
+fn a_path_addresses_a_sandbox_and_its_prefix_is_removed() {
     let addressing = || Addressing::Path("/sandboxes/abc/proxy/3000".to_owned());
     for (asked, seen) in [
         ("/sandboxes/abc/proxy/3000", "/"),
@@ -198,7 +198,7 @@ fn the_request_line_and_the_host_header_must_agree() {
 }
 
 #[test]
-fn a_foreign_host_name_is_refused_even_with_headers() {
+fn an_unknown_host_name_is_rejected_even_with_headers() {
     for headers in [
         &[("host", "evil.test")][..],
         &[

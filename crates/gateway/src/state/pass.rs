@@ -1,4 +1,4 @@
-//! Passes requests of clients to guests, after checking their access.
+//! Forwards requests of clients to guests, after checking the client's access.
 
 use super::GatewayState;
 use crate::body::{Body, full};
@@ -30,7 +30,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use subtle::ConstantTimeEq;
 use tracing::Instrument;
 
-/// Cookie to set in the response.
+/// `Set-Cookie` header of the response, if any.
 type Cookie = Option<HeaderValue>;
 
 /// Context of a client's request, apart from head and body.
@@ -43,7 +43,7 @@ pub(crate) struct RequestContext {
 }
 
 impl<S: Sandboxes> GatewayState<S> {
-    /// Passes a request to a guest, and the response to the client.
+    /// Forwards a request to a guest, and returns the response for the client.
     pub(crate) async fn pass(
         &self,
         mut target: SandboxTarget,
@@ -61,11 +61,12 @@ impl<S: Sandboxes> GatewayState<S> {
             .ok_or(RequestError::NotFound)?;
         let origin = context.origin.as_deref();
         if origin.is_some_and(|origin| !internal::reaches(origin, &access)) {
+            // Respond as if the sandbox did not exist, so that its existence is not revealed.
             return Err(RequestError::NotFound);
         }
         let protocol = upgrade(parts.version, &parts.headers);
         if protocol.is_none()
-            && let Some(redirect) = with_slash(&target, &parts)
+            && let Some(redirect) = slash_redirect(&target, &parts)
         {
             return Ok(redirect);
         }
@@ -73,8 +74,9 @@ impl<S: Sandboxes> GatewayState<S> {
         // A stream that was opened with a signed link is closed when the link is revoked.
         let mut end = linked.then(|| {
             let (sandboxes, id) = (self.sandboxes.clone(), target.id.clone());
-            Box::pin(async move { sandboxes.links_closed(&id).await })
+            Box::pin(async move { sandboxes.links_revoked(&id).await })
         });
+        // The permit counts the exchange for the owner of the sandbox, until the response ends.
         let permit = self
             .sandboxes
             .begin(&access)
@@ -93,6 +95,7 @@ impl<S: Sandboxes> GatewayState<S> {
         };
         rewrite.to_guest(&mut parts);
         let key = (target.id.clone(), target.port);
+        // An upgraded connection cannot be shared, so an upgrade uses a new connection.
         let sending = exchange::send(self, &key, parts, body, protocol.is_some());
         let (mut answer, connection) = match &mut end {
             None => sending.await?,
@@ -104,6 +107,8 @@ impl<S: Sandboxes> GatewayState<S> {
         add(&self.counters.answered, 1);
         let switched = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
         let upgraded = match (&protocol, answer.headers().get(hyper::header::UPGRADE)) {
+            // The response is invalid without a requested upgrade: the client would misinterpret
+            // later bytes.
             (Some(_), Some(agreed)) if switched => Some(agreed.clone()),
             _ if switched => {
                 return Err(RequestError::Unavailable(
@@ -114,6 +119,7 @@ impl<S: Sandboxes> GatewayState<S> {
         };
         let guest = upgraded.is_some().then(|| hyper::upgrade::on(&mut answer));
         let (mut head, incoming) = answer.into_parts();
+        // hyper adapts the version to the client's connection.
         head.version = Version::HTTP_11;
         rewrite.to_client(&mut head.headers, upgraded);
         if let Some(cookie) = cookie {
@@ -130,6 +136,8 @@ impl<S: Sandboxes> GatewayState<S> {
             return Ok(Response::from_parts(head, body));
         };
         let (counters, half_closed) = (Arc::clone(&self.counters), self.config.limits.half_closed);
+        // The stream outlives this request: it runs until both sides are done or the link is
+        // revoked.
         let stream = async move {
             if let (Ok(client), Ok(guest)) = tokio::join!(context.upgrade, guest) {
                 add(&counters.upgraded, 1);
@@ -160,19 +168,21 @@ impl<S: Sandboxes> GatewayState<S> {
     ) -> Result<(Cookie, bool), RequestError> {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
+            // With a clock before 1970, all links have expired.
             .map_or(u64::MAX, |since| since.as_secs());
         let (id, port) = (&target.id, target.port);
         let by_path = |expires: &str, signature: &str| {
-            let signer = self.signer.as_ref().filter(|_| !access.links_closed)?;
-            signer.opens_path(id, port, expires, signature, now)
+            // Links are revoked together with the API key of the sandbox.
+            let signer = self.signer.as_ref().filter(|_| !access.links_revoked)?;
+            signer.verify_path_link(id, port, expires, signature, now)
         };
         let mut cookie = None;
         let linked = match &target.addressing {
             Addressing::Headers | Addressing::Host(None) => false,
             Addressing::Host(Some((expires, signature))) => {
                 let signer = self.signer.as_ref().ok_or(RequestError::Link)?;
-                let opens = signer.opens_label(id, port, expires, signature, now);
-                if !opens || access.links_closed {
+                let opens = signer.verify_host_link(id, port, expires, signature, now);
+                if !opens || access.links_revoked {
                     return Err(RequestError::Link);
                 }
                 true
@@ -190,6 +200,7 @@ impl<S: Sandboxes> GatewayState<S> {
                     target.path = path;
                     true
                 }
+                // Without a link in the query, a cookie of an earlier request may contain it.
                 None => {
                     let name = format!(
                         "{}link_{port}",
@@ -200,6 +211,7 @@ impl<S: Sandboxes> GatewayState<S> {
                         &name,
                     )
                     .filter_map(|value| value.split_once('.'))
+                    // Several cookies may have this name, for example of an earlier link.
                     .any(|(expires, signature)| by_path(expires, signature).is_some())
                 }
             },
@@ -225,7 +237,7 @@ impl<S: Sandboxes> GatewayState<S> {
 
 /// Redirects `/sandboxes/{id}/proxy/{port}` to the same path with a trailing slash, so that
 /// relative URLs lead to the guest.
-fn with_slash(target: &SandboxTarget, parts: &Parts) -> Option<Response<Body>> {
+fn slash_redirect(target: &SandboxTarget, parts: &Parts) -> Option<Response<Body>> {
     let Addressing::Path(prefix) = &target.addressing else {
         return None;
     };

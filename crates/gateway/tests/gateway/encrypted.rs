@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use support::client::{Http1, Http2, Raw, body};
 use support::guest::Guests;
-use support::{DOMAIN, ID, Setup, collected, config, within};
+use support::{DOMAIN, ID, Setup, collected, config, with_timeout};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -18,7 +18,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-fn telling() -> Guests {
+fn echo_request() -> Guests {
     let router = Router::new().fallback(any(|request: axum::extract::Request| async move {
         let proto = request.headers().get("x-forwarded-proto").unwrap();
         format!("{:?} {}", proto, request.uri())
@@ -45,7 +45,7 @@ async fn connect(
     config.alpn_protocols = vec![alpn.to_vec()];
     let stream = TcpStream::connect(setup.address).await.unwrap();
     let name = ServerName::try_from(name.to_owned()).unwrap();
-    within(TlsConnector::from(Arc::new(config)).connect(name, stream)).await
+    with_timeout(TlsConnector::from(Arc::new(config)).connect(name, stream)).await
 }
 
 #[tokio::test]
@@ -53,7 +53,7 @@ async fn a_client_that_trusts_the_generated_authority_is_served_with_either_prot
     let directory = tempfile::tempdir().unwrap();
     let tls = Tls::generated(directory.path(), &config().domains).unwrap();
     let trust = tls.trust().unwrap().to_owned();
-    let setup = Setup::with(config(), &telling(), Some(tls)).await;
+    let setup = Setup::with(config(), &echo_request(), Some(tls)).await;
     let host = format!("3000-{ID}.{DOMAIN}");
     for name in [&host[..], DOMAIN, "localhost", "127.0.0.1"] {
         let stream = connect(&setup, &trust, name, b"http/1.1").await.unwrap();
@@ -82,7 +82,7 @@ async fn a_client_that_trusts_the_generated_authority_is_served_with_either_prot
 }
 
 #[tokio::test]
-async fn a_certificate_from_files_is_used_and_a_bad_one_refused_by_name() {
+async fn a_certificate_from_files_is_used_and_an_error_names_the_invalid_file() {
     let directory = tempfile::tempdir().unwrap();
     // A domain with a single label gets no wildcard, which would invalidate the certificate.
     let generated = Tls::generated(directory.path(), &["intranet".to_owned()]).unwrap();
@@ -91,7 +91,7 @@ async fn a_certificate_from_files_is_used_and_a_bad_one_refused_by_name() {
     let key = directory.path().join("key.pem");
     let tls = Tls::from_files(&certificate, &key).unwrap();
     assert_eq!(tls.trust(), None);
-    let setup = Setup::with(config(), &telling(), Some(tls)).await;
+    let setup = Setup::with(config(), &echo_request(), Some(tls)).await;
     for name in ["localhost", "intranet"] {
         connect(&setup, &trust, name, b"h2").await.unwrap();
     }
@@ -104,17 +104,17 @@ async fn a_certificate_from_files_is_used_and_a_bad_one_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_speak_tls_is_counted_and_dropped() {
+async fn a_client_without_tls_is_counted_and_disconnected() {
     let directory = tempfile::tempdir().unwrap();
     let tls = Tls::generated(directory.path(), &[]).unwrap();
     let mut config = config();
     config.limits.handshake = std::time::Duration::from_millis(200);
-    let setup = Setup::with(config, &telling(), Some(tls)).await;
+    let setup = Setup::with(config, &echo_request(), Some(tls)).await;
     let mut plain = Raw::new(setup.address).await;
-    plain.say("GET / HTTP/1.1\r\n\r\n").await;
+    plain.write_text("GET / HTTP/1.1\r\n\r\n").await;
     plain.rest().await;
     Raw::new(setup.address).await.rest().await;
     setup
-        .counted(|t| t.handshakes_failed == 2 && t.connections_open == 0)
+        .wait_for_counters(|t| t.handshakes_failed == 2 && t.connections_open == 0)
         .await;
 }

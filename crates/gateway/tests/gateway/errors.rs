@@ -7,7 +7,7 @@ use axum::routing::get;
 use hyper::Request;
 use jiffy_gateway::{LinkSigner, OpenError, SandboxAccess};
 use std::time::{SystemTime, UNIX_EPOCH};
-use support::client::{self, Http1, Raw, ask, body, to};
+use support::client::{self, Http1, Raw, body, send_request, to};
 use support::guest::Guests;
 use support::{ID, KEY, Setup, collected};
 use tokio::io::AsyncWriteExt;
@@ -25,7 +25,7 @@ fn by_host(host: &str, path: &str) -> hyper::http::request::Builder {
 #[tokio::test]
 async fn a_missing_sandbox_was_not_found() {
     let setup = Setup::new(&Guests::default()).await;
-    let (status, text) = ask(setup.address, client::get(49983, "/health")).await;
+    let (status, text) = send_request(setup.address, client::get(49983, "/health")).await;
     assert_eq!(status, 502);
     assert_eq!(
         text,
@@ -35,10 +35,10 @@ async fn a_missing_sandbox_was_not_found() {
 }
 
 #[tokio::test]
-async fn a_paused_sandbox_was_not_found_and_a_closed_port_is_not_open() {
+async fn errors_for_paused_sandboxes_and_closed_ports_have_the_phrases_of_e2b() {
     let guests = Guests::one(ID, 3000, hello());
     let setup = Setup::new(&guests).await;
-    let (status, text) = ask(setup.address, client::get(3001, "/")).await;
+    let (status, text) = send_request(setup.address, client::get(3001, "/")).await;
     assert_eq!(status, 502);
     assert_eq!(
         text,
@@ -46,26 +46,26 @@ async fn a_paused_sandbox_was_not_found_and_a_closed_port_is_not_open() {
             r#"{{"sandboxId":"{ID}","message":"The sandbox is running but port is not open","port":3001,"code":502}}"#
         )
     );
-    guests.trouble(OpenError::NotRunning);
-    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    guests.set_open_error(OpenError::NotRunning);
+    let (status, text) = send_request(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 502);
     assert!(text.contains("was not found"), "{text}");
-    guests.trouble(OpenError::Limit("its key has 1 sandbox".to_owned()));
-    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    guests.set_open_error(OpenError::Limit("its key has 1 sandbox".to_owned()));
+    let (status, text) = send_request(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 429);
     assert!(text.contains("its key has 1 sandbox"), "{text}");
-    guests.trouble(OpenError::Unavailable("waking it failed".to_owned()));
-    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    guests.set_open_error(OpenError::Unavailable("the resume failed".to_owned()));
+    let (status, text) = send_request(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 502);
     assert!(
-        text.contains("waking it failed") && !text.contains("was not found"),
+        text.contains("the resume failed") && !text.contains("was not found"),
         "{text}"
     );
 }
 
 #[tokio::test]
-async fn a_guest_that_is_silent_garbled_or_gone_is_reported() {
-    for (said, expected) in [
+async fn an_unresponsive_invalid_or_missing_guest_is_reported() {
+    for (sent, expected) in [
         (&b""[..], "closed the connection before answering"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "is not HTTP"),
         (
@@ -77,10 +77,10 @@ async fn a_guest_that_is_silent_garbled_or_gone_is_reported() {
             use tokio::io::{AsyncReadExt, AsyncWriteExt};
             let mut buffer = [0; 4096];
             let _ = stream.read(&mut buffer).await;
-            let _ = stream.write_all(said).await;
+            let _ = stream.write_all(sent).await;
         });
         let setup = Setup::new(&guests).await;
-        let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+        let (status, text) = send_request(setup.address, client::get(3000, "/")).await;
         assert_eq!(status, 502, "{text}");
         assert!(text.contains(expected), "{text}");
     }
@@ -120,21 +120,28 @@ async fn host_only_paths_are_forbidden() {
         "/fsfreeze?x",
         "/collapse/",
     ] {
-        let (status, text) = ask(setup.address, client::get(49983, path)).await;
+        let (status, text) = send_request(setup.address, client::get(49983, path)).await;
         assert_eq!(status, 403, "{path} {text}");
         let prefixed = format!("/sandboxes/{ID}/proxy/49983{path}");
         let request = by_host("localhost", &prefixed).body(body("")).unwrap();
-        assert_eq!(ask(setup.address, request).await.0, 403, "{path}");
+        assert_eq!(send_request(setup.address, request).await.0, 403, "{path}");
         let host = format!("49983-{ID}.jiffy.example");
         let request = by_host(&host, path).body(body("")).unwrap();
-        assert_eq!(ask(setup.address, request).await.0, 403, "{path}");
+        assert_eq!(send_request(setup.address, request).await.0, 403, "{path}");
     }
-    assert_eq!(guests.opened(), 0);
+    assert_eq!(guests.opened_count(), 0);
     assert_eq!(
-        ask(setup.address, client::get(49983, "/health")).await.0,
+        send_request(setup.address, client::get(49983, "/health"))
+            .await
+            .0,
         200
     );
-    assert_eq!(ask(setup.address, client::get(3000, "/init")).await.0, 200);
+    assert_eq!(
+        send_request(setup.address, client::get(3000, "/init"))
+            .await
+            .0,
+        200
+    );
 }
 
 #[tokio::test]
@@ -151,7 +158,7 @@ async fn a_restricted_sandbox_requires_its_token() {
     );
     let setup = Setup::new(&guests).await;
     for port in [3000, 49999] {
-        let (status, text) = ask(setup.address, client::get(port, "/")).await;
+        let (status, text) = send_request(setup.address, client::get(port, "/")).await;
         assert_eq!(status, 403, "{text}");
         assert!(
             text.contains(r#""code":403"#) && text.contains(ID),
@@ -164,20 +171,24 @@ async fn a_restricted_sandbox_requires_its_token() {
             ("secret1", 403),
         ] {
             let request = to(port, "/").header("E2B-Traffic-Access-Token", token);
-            let answer = ask(setup.address, request.body(body("")).unwrap()).await;
+            let answer = send_request(setup.address, request.body(body("")).unwrap()).await;
             assert_eq!(answer.0, status, "{token}");
         }
         let twice = to(port, "/")
             .header("E2B-Traffic-Access-Token", "secret")
             .header("E2B-Traffic-Access-Token", "secret");
         assert_eq!(
-            ask(setup.address, twice.body(body("")).unwrap()).await.0,
+            send_request(setup.address, twice.body(body("")).unwrap())
+                .await
+                .0,
             403
         );
     }
     // The agent checks its own token.
     assert_eq!(
-        ask(setup.address, client::get(49983, "/health")).await.0,
+        send_request(setup.address, client::get(49983, "/health"))
+            .await
+            .0,
         200
     );
 }
@@ -224,7 +235,7 @@ async fn a_signed_link_stands_for_the_token() {
     let with_cookie = |port: u16, cookie: String| {
         let path = format!("/sandboxes/{ID}/proxy/{port}/next");
         let request = by_host("localhost", &path).header("cookie", cookie);
-        ask(setup.address, request.body(body("")).unwrap())
+        send_request(setup.address, request.body(body("")).unwrap())
     };
     assert_eq!(with_cookie(3000, format!("x=y; {cookie}")).await.0, 200);
     assert_eq!(with_cookie(3000, format!("{cookie}x")).await.0, 403);
@@ -237,13 +248,13 @@ async fn a_signed_link_stands_for_the_token() {
     let twice = format!("{link}&jiffy_expires=1");
     for link in [expired, tampered, other, twice] {
         let request = by_host("localhost", &link).body(body("")).unwrap();
-        let (status, text) = ask(setup.address, request).await;
+        let (status, text) = send_request(setup.address, request).await;
         assert_eq!(status, 403, "{link} {text}");
     }
 
     let host = |label: String| {
         let request = by_host(&format!("{label}.jiffy.example"), "/x");
-        ask(setup.address, request.body(body("")).unwrap())
+        send_request(setup.address, request.body(body("")).unwrap())
     };
     let label = signer.label(ID, 3000, now + 100).unwrap();
     assert_eq!(host(label.clone()).await, (200, "guest saw /x".to_owned()));
@@ -253,23 +264,23 @@ async fn a_signed_link_stands_for_the_token() {
 }
 
 #[tokio::test]
-async fn a_bad_link_is_refused_even_if_none_is_needed() {
+async fn an_invalid_link_is_rejected_even_if_no_link_is_required() {
     let guests = Guests::one(ID, 3000, hello());
     let setup = Setup::new(&guests).await;
     let host = format!("3000-{ID}-zzzzzz-aaaa.jiffy.example");
     let request = by_host(&host, "/").body(body("")).unwrap();
-    assert_eq!(ask(setup.address, request).await.0, 403);
+    assert_eq!(send_request(setup.address, request).await.0, 403);
 }
 
 #[tokio::test]
 async fn routing_errors_are_explained() {
     let setup = Setup::new(&Guests::default()).await;
     let request = by_host("127.0.0.1", "/").header("e2b-sandbox-id", "abc");
-    let (status, text) = ask(setup.address, request.body(body("")).unwrap()).await;
+    let (status, text) = send_request(setup.address, request.body(body("")).unwrap()).await;
     assert_eq!(status, 400);
     assert!(text.contains("used together"), "{text}");
     let request = by_host("rebound.evil.test", "/v2/sandboxes");
-    let (status, text) = ask(setup.address, request.body(body("")).unwrap()).await;
+    let (status, text) = send_request(setup.address, request.body(body("")).unwrap()).await;
     assert_eq!(status, 421);
     assert!(text.contains(r#""code":421"#), "{text}");
 }
@@ -280,14 +291,18 @@ async fn an_isolated_page_cannot_call_the_control_plane() {
     for method in ["GET", "POST", "DELETE"] {
         let request = by_host("localhost", "/v2/sandboxes").method(method);
         let request = request.header("origin", "null").body(body("")).unwrap();
-        assert_eq!(ask(setup.address, request).await.0, 403, "{method}");
+        assert_eq!(
+            send_request(setup.address, request).await.0,
+            403,
+            "{method}"
+        );
     }
     let request = by_host("localhost", "/v2/sandboxes").header("origin", "http://localhost");
-    let (status, _) = ask(setup.address, request.body(body("")).unwrap()).await;
+    let (status, _) = send_request(setup.address, request.body(body("")).unwrap()).await;
     assert_eq!(status, 200);
     let request = to(3000, "/").header("origin", "null");
-    let (status, _) = ask(setup.address, request.body(body("")).unwrap()).await;
-    assert_eq!(status, 200, "guests may be called by whom they like");
+    let (status, _) = send_request(setup.address, request.body(body("")).unwrap()).await;
+    assert_eq!(status, 200, "any page may call a guest");
 }
 
 #[tokio::test]
@@ -320,63 +335,66 @@ async fn a_smuggled_request_is_never_seen() {
         format!("POST / HTTP/1.0\r\n{head}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"),
     ] {
         let mut raw = Raw::new(setup.address).await;
-        raw.say(&request).await;
+        raw.write_text(&request).await;
         use tokio::io::AsyncWriteExt;
         raw.0.shutdown().await.unwrap();
         let answer = raw.rest().await;
         assert!(!answer.contains("smuggled"), "{request}\n{answer}");
         assert_eq!(answer.matches("HTTP/1.").count(), 1, "{request}\n{answer}");
         let refused = answer.starts_with("HTTP/1.1 400") || answer.starts_with("HTTP/1.0 400");
-        // With both lengths only the chunks count, the guest is sent nothing but them, and the
-        // connection ends (RFC 9112, 6.3).
+        // If a request has both lengths, only the chunks are passed to the guest, and the
+        // connection is closed (RFC 9112, 6.3).
         let both = request.contains("Content-Length: 5\r\n") && request.contains("chunked");
-        let one = both && answer.contains("connection: close") && guests.opened() > 0;
+        let one = both && answer.contains("connection: close") && guests.opened_count() > 0;
         assert!(refused || one, "{request}\n{answer}");
     }
 }
 
 #[tokio::test]
-async fn a_sandbox_that_is_killed_under_a_request_was_not_found() {
+async fn a_sandbox_killed_during_a_request_is_reported_as_not_found() {
     let guests = Guests::raw(ID, 3000, |mut stream| async move {
         use tokio::io::AsyncReadExt;
         let _ = stream.read(&mut [0; 4096]).await;
     });
     let setup = Setup::new(&guests).await;
-    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    let (status, text) = send_request(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 502);
-    assert!(!text.contains("was not found"), "it lives: {text}");
+    assert!(
+        !text.contains("was not found"),
+        "the sandbox exists: {text}"
+    );
     let killed = guests.clone();
     guests.program(ID, 3000, move |mut stream| {
         let killed = killed.clone();
         async move {
             use tokio::io::AsyncReadExt;
             let _ = stream.read(&mut [0; 4096]).await;
-            killed.forget(ID);
+            killed.remove_sandbox(ID);
         }
     });
-    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    let (status, text) = send_request(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 502);
     assert!(text.contains("was not found"), "{text}");
 }
 
 #[tokio::test]
-async fn a_refusal_reaches_a_client_that_is_still_sending() {
+async fn an_error_reaches_a_client_that_is_still_sending() {
     let setup = Setup::new(&Guests::default()).await;
     for head in [
-        // Refused because the sandbox does not exist.
+        // Rejected because the sandbox does not exist.
         format!(
             "POST /upload HTTP/1.1\r\nHost: 127.0.0.1\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 80\r\n"
         ),
-        // Refused because it cannot be parsed.
+        // Rejected because it cannot be parsed.
         "POST /upload HTTP/1.1\r\nHost : 127.0.0.1\r\n".to_owned(),
     ] {
         let mut client = Raw::new(setup.address).await;
         let body = "x".repeat(8 << 20);
         client
-            .say(&format!("{head}Content-Length: {}\r\n\r\n", body.len()))
+            .write_text(&format!("{head}Content-Length: {}\r\n\r\n", body.len()))
             .await;
-        // More than the socket buffers hold: it is sent to the end only if the gateway reads it.
-        client.say(&body).await;
+        // The body exceeds the socket buffers, so sending completes only if the gateway reads it.
+        client.write_text(&body).await;
         let answer = client.rest().await;
         let status = answer.split(' ').nth(1).unwrap_or_default();
         assert!(matches!(status, "502" | "400"), "{answer}");
@@ -384,14 +402,14 @@ async fn a_refusal_reaches_a_client_that_is_still_sending() {
 }
 
 /// The head of a request for a sandbox that does not exist, with a body to come.
-fn unwanted(more: &str) -> String {
+fn request_to_missing_sandbox(more: &str) -> String {
     format!(
         "POST /upload HTTP/1.1\r\nHost: 127.0.0.1\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 80\r\n{more}\r\n"
     )
 }
 
 #[tokio::test]
-async fn a_connection_whose_request_was_refused_before_its_body_came_serves_the_next() {
+async fn a_connection_is_reused_after_a_request_was_rejected_before_its_body() {
     let setup = Setup::new(&Guests::default()).await;
     let bodies = [
         ("Content-Length: 2\r\n", "{}"),
@@ -399,10 +417,12 @@ async fn a_connection_whose_request_was_refused_before_its_body_came_serves_the_
     ];
     for (number, (length, body)) in bodies.into_iter().enumerate() {
         let mut client = Raw::new(setup.address).await;
-        client.say(&unwanted(length)).await;
-        setup.counted(|t| t.not_found == number as u64 + 1).await;
+        client.write_text(&request_to_missing_sandbox(length)).await;
+        setup
+            .wait_for_counters(|t| t.not_found == number as u64 + 1)
+            .await;
         let next = "GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n";
-        client.say(&format!("{body}{next}")).await;
+        client.write_text(&format!("{body}{next}")).await;
         let answers = client.rest().await;
         assert!(answers.starts_with("HTTP/1.1 502 "), "{answers}");
         assert!(answers.ends_with("control plane"), "{answers}");
@@ -411,7 +431,7 @@ async fn a_connection_whose_request_was_refused_before_its_body_came_serves_the_
 }
 
 #[tokio::test]
-async fn a_refused_client_that_withholds_its_body_gets_connection_close() {
+async fn a_rejected_client_that_withholds_its_body_gets_connection_close() {
     let setup = Setup::new(&Guests::default()).await;
     for more in [
         "Content-Length: 2\r\n",
@@ -420,7 +440,7 @@ async fn a_refused_client_that_withholds_its_body_gets_connection_close() {
         "Content-Length: 2\r\nExpect: 100-continue\r\n",
     ] {
         let mut client = Raw::new(setup.address).await;
-        client.say(&unwanted(more)).await;
+        client.write_text(&request_to_missing_sandbox(more)).await;
         let answer = client.until("}").await;
         assert!(answer.starts_with("HTTP/1.1 502 "), "{answer}");
         assert!(answer.contains("connection: close"), "{answer}");
@@ -433,7 +453,7 @@ async fn a_client_that_stops_sending_gets_the_control_planes_answer() {
     for (method, answered) in [("GET", true), ("POST", false)] {
         let mut client = Raw::new(setup.address).await;
         let request = format!("{method} /slow HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
-        client.say(&request).await;
+        client.write_text(&request).await;
         client.0.shutdown().await.unwrap();
         let answer = client.rest().await;
         assert_eq!(answer.ends_with("control plane"), answered, "{answer}");

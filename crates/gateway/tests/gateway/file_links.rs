@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use hyper::Request;
 use sha2::{Digest, Sha256};
-use support::client::{Body, ask, body};
+use support::client::{Body, body, send_request};
 use support::guest::Guests;
 use support::{ID, Setup};
 
@@ -22,24 +22,24 @@ fn link(token: &str) -> Request<Body> {
 }
 
 #[tokio::test]
-async fn a_link_leads_to_the_sandbox_that_signed_it_and_nowhere_else() {
+async fn a_link_reaches_only_the_sandbox_that_signed_it() {
     let agent = Router::new().fallback(get(|request: axum::extract::Request| async move {
         format!("the agent saw {}", request.uri())
     }));
     let guests = Guests::one(ID, 49_983, agent);
     let setup = Setup::new(&guests).await;
     let token: String = ID.chars().rev().collect();
-    let (status, text) = ask(setup.address, link(&token)).await;
+    let (status, text) = send_request(setup.address, link(&token)).await;
     assert_eq!(status, 200);
     assert!(
         text.starts_with("the agent saw /files?path=/etc/hosts&signature=v1_"),
         "{text}"
     );
-    let opened = guests.opened();
-    let (status, text) = ask(setup.address, link("nobody's")).await;
+    let opened = guests.opened_count();
+    let (status, text) = send_request(setup.address, link("nobody's")).await;
     assert_eq!(status, 401);
     assert!(text.contains("\"code\":401"), "{text}");
-    assert_eq!(guests.opened(), opened);
+    assert_eq!(guests.opened_count(), opened);
 }
 
 #[tokio::test]
@@ -47,7 +47,7 @@ async fn without_a_signature_files_go_to_the_control_plane() {
     let setup = Setup::new(&Guests::default()).await;
     let request = Request::builder().uri("/files?path=/a");
     let request = request.header("host", "localhost");
-    let (status, text) = ask(setup.address, request.body(body("")).unwrap()).await;
+    let (status, text) = send_request(setup.address, request.body(body("")).unwrap()).await;
     assert_eq!(status, 200);
     assert!(text.starts_with("GET /files"), "{text}");
 }

@@ -11,21 +11,21 @@ use base64::engine::general_purpose::STANDARD;
 use http_body_util::BodyExt;
 use jiffy_gateway::{GatewayConfig, KnownCaller, LinkSigner};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use support::client::{Http1, Http2, Raw, ask, body, get, to};
+use support::client::{Http1, Http2, Raw, body, get, send_request, to};
 use support::guest::Guests;
-use support::{ID, KEY, Setup, collected, config, within};
+use support::{ID, KEY, Setup, collected, config, with_timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 const API_KEY: &str = "e2b_0123456789abcdef0123456789abcdef01234567";
 
 /// Guest that responds with the headers that it received.
-fn telling() -> Router {
+fn echo_request() -> Router {
     Router::new().fallback(any(|request: Request| async move {
-        let told = |(name, value): (&axum::http::HeaderName, &axum::http::HeaderValue)| {
+        let format_header = |(name, value): (&axum::http::HeaderName, &axum::http::HeaderValue)| {
             format!("{name}: {}", value.to_str().unwrap())
         };
-        let lines: Vec<String> = request.headers().iter().map(told).collect();
+        let lines: Vec<String> = request.headers().iter().map(format_header).collect();
         lines.join("\n")
     }))
 }
@@ -51,15 +51,15 @@ fn assert_stripped(text: &str) {
         "{text}"
     );
     let basic = format!("Basic {}", STANDARD.encode("user:"));
-    for passes in ["Bearer of-the-application", &basic] {
-        assert!(text.contains(passes), "{passes} in {text}");
+    for credentials in ["Bearer of-the-application", &basic] {
+        assert!(text.contains(credentials), "{credentials} in {text}");
     }
 }
 
 #[tokio::test]
 async fn a_key_never_reaches_a_guest_in_any_protocol() {
-    let guests = Guests::one(ID, 3000, telling());
-    guests.web(ID, 49983, telling());
+    let guests = Guests::one(ID, 3000, echo_request());
+    guests.web(ID, 49983, echo_request());
     let setup = Setup::new(&guests).await;
     for port in [3000, 49983] {
         let request = || {
@@ -69,7 +69,7 @@ async fn a_key_never_reaches_a_guest_in_any_protocol() {
             }
             request.body(body("")).unwrap()
         };
-        assert_stripped(&ask(setup.address, request()).await.1);
+        assert_stripped(&send_request(setup.address, request()).await.1);
         let stream = TcpStream::connect(setup.address).await.unwrap();
         let answer = Http2::over(stream).await.send(request()).await;
         assert_stripped(&collected(answer.into_body()).await);
@@ -107,7 +107,7 @@ async fn a_key_does_not_reach_a_guest_with_an_upgrade_or_behind_a_body() {
         )
     };
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&format!(
+    raw.write_text(&format!(
         "{}Connection: Upgrade\r\nUpgrade: websocket\r\n{lines}\r\n",
         to("GET", 3000)
     ))
@@ -116,15 +116,18 @@ async fn a_key_does_not_reach_a_guest_with_an_upgrade_or_behind_a_body() {
     assert_stripped(&raw.until("\r\n\r\n").await);
     drop(raw);
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&format!(
+    raw.write_text(&format!(
         "{}Connection: close\r\nTransfer-Encoding: chunked\r\nTrailer: x-api-key, x-other\r\n\r\n2\r\nhi\r\n0\r\n{}X-Other: 1\r\n\r\n",
         to("POST", 3001),
         format_args!("X-API-KEY: {API_KEY}\r\n"),
     ))
     .await;
-    let seen = raw.rest().await;
-    assert!(seen.contains("hi") && seen.contains("X-Other: 1"), "{seen}");
-    assert!(!seen.contains("e2b_"), "{seen}");
+    let received = raw.rest().await;
+    assert!(
+        received.contains("hi") && received.contains("X-Other: 1"),
+        "{received}"
+    );
+    assert!(!received.contains("e2b_"), "{received}");
 }
 
 fn soon() -> u64 {
@@ -178,32 +181,32 @@ async fn links_and_their_streams_end_with_the_key() {
         second.send(by_name()).await.into_body(),
     ];
     for stream in &mut streams {
-        let frame = within(stream.frame()).await.unwrap().unwrap();
+        let frame = with_timeout(stream.frame()).await.unwrap().unwrap();
         assert_eq!(frame.into_data().unwrap(), "line\n");
     }
     let mut upgraded = Raw::new(setup.address).await;
     upgraded
-        .say(&format!(
+        .write_text(&format!(
             "GET {} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
             link(3001)
         ))
         .await;
     upgraded.until("first").await;
     let mut public = Http1::new(setup.address).await;
-    let mut unharmed = public.send(get(3000, "/")).await.into_body();
-    within(unharmed.frame()).await.unwrap().unwrap();
-    guests.close_links(ID);
+    let mut public_stream = public.send(get(3000, "/")).await.into_body();
+    with_timeout(public_stream.frame()).await.unwrap().unwrap();
+    guests.revoke_links(ID);
     for stream in &mut streams {
-        assert!(within(stream.frame()).await.unwrap().is_err());
+        assert!(with_timeout(stream.frame()).await.unwrap().is_err());
     }
     assert_eq!(upgraded.rest().await, "");
     for request in [by_path(3000), by_name()] {
-        let (status, text) = ask(setup.address, request).await;
+        let (status, text) = send_request(setup.address, request).await;
         assert!(status == 403 && text.contains("link"), "{status} {text}");
     }
     // Traffic that does not use a link continues.
     assert_eq!(setup.counters.totals().exchanges_open, 1);
-    drop(unharmed);
+    drop(public_stream);
 }
 
 struct Receiving(
@@ -222,7 +225,7 @@ impl futures_core::Stream for Receiving {
 }
 
 /// Control plane that marks callers of `/known` as known.
-fn knowing() -> Router {
+fn marking_control_plane() -> Router {
     Router::new()
         .route(
             "/known",
@@ -232,35 +235,37 @@ fn knowing() -> Router {
 }
 
 #[tokio::test]
-async fn connections_of_unknown_clients_are_few_and_soon_closed() {
+async fn connections_of_unknown_clients_are_limited_in_number_and_time() {
     let mut config: GatewayConfig = config();
     config.limits.unknown_connections = 2;
     config.limits.idle_unknown = Duration::from_millis(200);
     let guests = Guests::one(ID, 3000, Router::new().fallback(any(|| async { "hello" })));
-    let setup = Setup::before(config, &guests, knowing()).await;
-    let ask = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let setup = Setup::before(config, &guests, marking_control_plane()).await;
+    let head = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     let guest = format!(
         "GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\r\n"
     );
     // Clients that presented a key or reached a sandbox are not counted as unknown.
     let mut known = Raw::new(setup.address).await;
-    known.say(&ask("/known")).await;
+    known.write_text(&head("/known")).await;
     known.until("hello").await;
     let mut visitor = Raw::new(setup.address).await;
-    visitor.say(&guest).await;
+    visitor.write_text(&guest).await;
     visitor.until("hello").await;
     let mut silent = Raw::new(setup.address).await;
     let mut unknown = Raw::new(setup.address).await;
-    unknown.say(&ask("/")).await;
+    unknown.write_text(&head("/")).await;
     unknown.until("hello").await;
     let refused = Raw::new(setup.address).await.rest().await;
     assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
-    assert_eq!(unknown.rest().await, "", "it was idle");
-    setup.counted(|t| t.connections_timed_out == 1).await;
-    for (raw, request) in [(&mut known, ask("/known")), (&mut visitor, guest)] {
-        raw.say(&request).await;
+    assert_eq!(unknown.rest().await, "", "the idle connection is closed");
+    setup
+        .wait_for_counters(|t| t.connections_timed_out == 1)
+        .await;
+    for (raw, request) in [(&mut known, head("/known")), (&mut visitor, guest)] {
+        raw.write_text(&request).await;
         raw.until("hello").await;
     }
-    silent.say(&ask("/")).await;
+    silent.write_text(&head("/")).await;
     silent.until("hello").await;
 }

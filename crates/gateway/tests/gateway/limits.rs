@@ -6,9 +6,9 @@ use axum::Router;
 use axum::routing::any;
 use jiffy_gateway::{GatewayConfig, GatewayLimits};
 use std::time::Duration;
-use support::client::{self, Http1, Raw, ask};
+use support::client::{self, Http1, Raw, send_request};
 use support::guest::Guests;
-use support::{ID, Setup, collected, config, within};
+use support::{ID, Setup, collected, config, with_timeout};
 
 fn limited(change: impl FnOnce(&mut GatewayLimits)) -> GatewayConfig {
     let mut config = config();
@@ -34,7 +34,7 @@ fn request(path: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_client_that_dribbles_its_request_is_dropped() {
+async fn a_client_that_sends_its_request_too_slowly_is_disconnected() {
     let setup = Setup::with(
         limited(|limits| limits.head = Duration::from_millis(300)),
         &hello(),
@@ -42,15 +42,15 @@ async fn a_client_that_dribbles_its_request_is_dropped() {
     )
     .await;
     // No byte, half of the HTTP/2 preface, and half of a head.
-    for said in ["", "PRI * HTTP/2.0\r\n", "GET / HTTP/1.1\r\nHost: local"] {
+    for sent in ["", "PRI * HTTP/2.0\r\n", "GET / HTTP/1.1\r\nHost: local"] {
         let mut raw = Raw::new(setup.address).await;
-        raw.say(said).await;
+        raw.write_text(sent).await;
         let rest = raw.rest().await;
-        assert!(!rest.contains(" 200 "), "{said} {rest}");
+        assert!(!rest.contains(" 200 "), "{sent} {rest}");
     }
     // Sending byte by byte does not extend the timeout.
     let mut raw = Raw::new(setup.address).await;
-    let dribble = async {
+    let slow_sender = async {
         use tokio::io::AsyncWriteExt;
         for byte in "GET / HTTP/1.1\r\nX: "
             .bytes()
@@ -62,36 +62,36 @@ async fn a_client_that_dribbles_its_request_is_dropped() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    within(dribble).await;
-    // An earlier request does not extend it either.
+    with_timeout(slow_sender).await;
+    // An earlier request does not extend the timeout either.
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&request("/")).await;
+    raw.write_text(&request("/")).await;
     raw.until("hello").await;
-    raw.say("GET / HT").await;
+    raw.write_text("GET / HT").await;
     assert_eq!(raw.rest().await, "");
     assert_eq!(setup.counters.totals().connections_timed_out, 5);
 }
 
 #[tokio::test]
-async fn waiting_for_the_next_request_is_not_dribbling() {
+async fn an_idle_connection_does_not_count_as_slow() {
     let config = limited(|limits| {
         limits.head = Duration::from_millis(200);
         limits.idle = Duration::from_millis(1500);
     });
     let setup = Setup::with(config, &hello(), None).await;
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&request("/")).await;
+    raw.write_text(&request("/")).await;
     raw.until("hello").await;
     tokio::time::sleep(Duration::from_millis(600)).await;
-    raw.say(&request("/")).await;
+    raw.write_text(&request("/")).await;
     raw.until("hello").await;
-    let asked = std::time::Instant::now();
-    assert_eq!(raw.rest().await, "", "idle for long it is closed");
-    assert!(asked.elapsed() >= Duration::from_millis(1400));
+    let idle_since = std::time::Instant::now();
+    assert_eq!(raw.rest().await, "", "the idle connection is closed");
+    assert!(idle_since.elapsed() >= Duration::from_millis(1400));
 }
 
 #[tokio::test]
-async fn a_silent_answer_is_waited_for() {
+async fn a_silent_response_has_no_timeout() {
     let config = limited(|limits| {
         limits.head = Duration::from_millis(100);
         limits.idle = Duration::from_millis(100);
@@ -105,8 +105,8 @@ async fn a_silent_answer_is_waited_for() {
     }));
     let setup = Setup::with(config, &Guests::one(ID, 3000, router), None).await;
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&request("/")).await;
-    // Ten times the timeout of other silence.
+    raw.write_text(&request("/")).await;
+    // Ten times the timeout of an idle connection.
     let early = tokio::time::timeout(Duration::from_secs(1), raw.until("at last")).await;
     assert!(early.is_err());
     answer.send(()).unwrap();
@@ -121,7 +121,7 @@ async fn heads_are_bounded_in_lines_and_bytes() {
     let long = request(&format!("/{}", "x".repeat(100_000)));
     for request in [many, long] {
         let mut raw = Raw::new(setup.address).await;
-        raw.say(&request).await;
+        raw.write_text(&request).await;
         let answer = raw.until("\r\n").await;
         assert!(
             answer.contains(" 431 ") || answer.contains(" 414 "),
@@ -133,12 +133,12 @@ async fn heads_are_bounded_in_lines_and_bytes() {
         &format!("\r\nX: {}\r\n\r\n", "x".repeat(30_000)),
     );
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&fits).await;
+    raw.write_text(&fits).await;
     assert!(raw.until("hello").await.contains(" 200 "));
 }
 
 #[tokio::test]
-async fn a_guests_head_is_bounded_too() {
+async fn the_head_of_a_response_is_bounded() {
     let guests = Guests::raw(ID, 3000, |mut stream| async move {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let mut buffer = [0; 4096];
@@ -147,18 +147,18 @@ async fn a_guests_head_is_bounded_too() {
         while stream.write_all(&[b'x'; 4096]).await.is_ok() {}
     });
     let setup = Setup::new(&guests).await;
-    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    let (status, text) = send_request(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 502, "{text}");
 }
 
 #[tokio::test]
-async fn too_many_connections_are_answered_503() {
+async fn too_many_connections_are_rejected_with_503() {
     let setup = Setup::with(limited(|limits| limits.connections = 2), &silent(), None).await;
     let one = Raw::new(setup.address).await;
     let two = Raw::new(setup.address).await;
-    setup.counted(|t| t.connections_open == 2).await;
+    setup.wait_for_counters(|t| t.connections_open == 2).await;
     let mut three = Raw::new(setup.address).await;
-    three.say(&request("/")).await;
+    three.write_text(&request("/")).await;
     let answer = three.rest().await;
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
     assert!(
@@ -166,7 +166,7 @@ async fn too_many_connections_are_answered_503() {
         "{answer}"
     );
     drop(one);
-    setup.counted(|t| t.connections_open == 1).await;
+    setup.wait_for_counters(|t| t.connections_open == 1).await;
     let mut four = Http1::new(setup.address).await;
     let answer = four.send(client::get(3001, "/")).await;
     assert_eq!(answer.status(), 502);
@@ -174,7 +174,7 @@ async fn too_many_connections_are_answered_503() {
 }
 
 #[tokio::test]
-async fn too_many_requests_are_answered_503() {
+async fn too_many_requests_are_rejected_with_503() {
     let config = limited(|limits| {
         limits.exchanges = 2;
         limits.exchanges_per_sandbox = 1;
@@ -183,9 +183,9 @@ async fn too_many_requests_are_answered_503() {
     guests.add("other", jiffy_gateway::SandboxAccess::default());
     let setup = Setup::with(config, &guests, None).await;
     let mut one = Raw::new(setup.address).await;
-    one.say(&request("/")).await;
-    setup.counted(|t| t.guest_connections == 1).await;
-    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    one.write_text(&request("/")).await;
+    setup.wait_for_counters(|t| t.guest_connections == 1).await;
+    let (status, text) = send_request(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 503);
     assert!(
         text.contains("to this sandbox") && text.contains(ID),
@@ -196,13 +196,13 @@ async fn too_many_requests_are_answered_503() {
         drop(stream);
     });
     let mut two = Raw::new(setup.address).await;
-    two.say(&request("/").replace(ID, "other")).await;
-    setup.counted(|t| t.exchanges_open == 2).await;
-    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    two.write_text(&request("/").replace(ID, "other")).await;
+    setup.wait_for_counters(|t| t.exchanges_open == 2).await;
+    let (status, text) = send_request(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 503);
     assert!(text.contains("Too many requests are in flight"), "{text}");
     drop((one, two));
-    setup.counted(|t| t.exchanges_open == 0).await;
+    setup.wait_for_counters(|t| t.exchanges_open == 0).await;
     assert_eq!(setup.counters.totals().limited, 2);
 }
 
@@ -212,7 +212,7 @@ async fn a_sandbox_that_does_not_open_in_time_is_reported() {
     let guests = hello();
     guests.stall();
     let setup = Setup::with(config, &guests, None).await;
-    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    let (status, text) = send_request(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 502);
     assert!(text.contains("timed out"), "{text}");
 }
@@ -229,13 +229,13 @@ async fn at_shutdown_requests_in_flight_finish() {
     let mut setup = Setup::new(&Guests::one(ID, 3000, router)).await;
     let mut http = Http1::new(setup.address).await;
     let idle = Raw::new(setup.address).await;
-    let asking = tokio::spawn(async move { http.send(client::get(3000, "/")).await });
-    setup.counted(|t| t.guest_connections == 1).await;
+    let pending_response = tokio::spawn(async move { http.send(client::get(3000, "/")).await });
+    setup.wait_for_counters(|t| t.guest_connections == 1).await;
     setup.stop();
     let mut idle = idle;
     idle.rest().await;
     answer.send(()).unwrap();
-    let answer = within(asking).await.unwrap();
+    let answer = with_timeout(pending_response).await.unwrap();
     assert_eq!(collected(answer.into_body()).await, "finished");
     setup.ended().await;
 }
@@ -258,20 +258,20 @@ async fn at_shutdown_unfinished_requests_are_aborted() {
     let config = limited(|limits| limits.drain = Duration::from_millis(100));
     let mut setup = Setup::with(config, &guests, None).await;
     let mut waiting = Raw::new(setup.address).await;
-    waiting.say(&request("/")).await;
+    waiting.write_text(&request("/")).await;
     let mut upgraded = Raw::new(setup.address).await;
     let upgrade = request("/").replace("3000", "3001");
     let upgrade = upgrade.replace("\r\n\r\n", "\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n");
-    upgraded.say(&upgrade).await;
+    upgraded.write_text(&upgrade).await;
     setup
-        .counted(|t| t.guest_connections == 2 && t.upgraded == 1)
+        .wait_for_counters(|t| t.guest_connections == 2 && t.upgraded == 1)
         .await;
     setup.stop();
     setup.ended().await;
     waiting.rest().await;
     upgraded.rest().await;
-    within(async {
-        while guests.open_now() > 0 {
+    with_timeout(async {
+        while guests.open_count() > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     })

@@ -7,7 +7,7 @@ use jiffy_gateway::{Gateway, Peer, serve_local};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use support::guest::Guests;
-use support::{config, within};
+use support::{config, with_timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
@@ -22,12 +22,12 @@ async fn answer(may: impl Fn(u32) -> bool + Send + 'static) -> String {
     let gateway = Gateway::new(config(), Guests::default(), control, None);
     let listener = UnixListener::bind(&path).unwrap();
     let served = tokio::spawn(serve_local(listener, gateway, may, std::future::pending()));
-    let text = within(ask(&path)).await;
+    let text = with_timeout(send_request(&path)).await;
     served.abort();
     text
 }
 
-async fn ask(path: &Path) -> String {
+async fn send_request(path: &Path) -> String {
     let mut stream = UnixStream::connect(path).await.unwrap();
     let request = b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n";
     // Ignore the error: writing may fail for a rejected client.
@@ -38,7 +38,7 @@ async fn ask(path: &Path) -> String {
 }
 
 #[tokio::test]
-async fn only_allowed_user_ids_are_answered_and_are_local() {
+async fn only_allowed_user_ids_are_served_and_are_local() {
     let us = std::fs::metadata("/proc/self").unwrap().uid();
     let text = answer(move |uid| uid == us).await;
     assert!(text.ends_with("local: true"), "{text}");

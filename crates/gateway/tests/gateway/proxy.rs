@@ -8,15 +8,15 @@ use axum::response::IntoResponse;
 use axum::routing::any;
 use jiffy_gateway::{GatewayConfig, SandboxAccess};
 use std::sync::{Arc, Mutex};
-use support::client::{self, Http1, Http2, Raw, ask, body, to};
+use support::client::{self, Http1, Http2, Raw, body, send_request, to};
 use support::guest::{Guests, answering};
-use support::{ID, Setup, collected, config, within};
+use support::{ID, Setup, collected, config, with_timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
 /// Guest that responds with the head that it received.
-fn telling() -> Router {
+fn echo_request() -> Router {
     Router::new().fallback(any(|request: Request| async move {
         let mut lines = vec![format!("{} {}", request.method(), request.uri())];
         for (name, value) in request.headers() {
@@ -37,11 +37,13 @@ async fn a_request_without_a_sandbox_goes_to_the_control_plane() {
             .unwrap()
     };
     assert_eq!(
-        ask(setup.address, request("/health")).await,
+        send_request(setup.address, request("/health")).await,
         (200, "control plane".to_owned())
     );
     assert_eq!(
-        ask(setup.address, request("/v2/sandboxes?x")).await.1,
+        send_request(setup.address, request("/v2/sandboxes?x"))
+            .await
+            .1,
         "GET /v2/sandboxes?x for 127.0.0.1"
     );
     assert_eq!(setup.counters.totals().control_plane, 2);
@@ -49,7 +51,7 @@ async fn a_request_without_a_sandbox_goes_to_the_control_plane() {
 
 #[tokio::test]
 async fn a_guest_sees_its_own_path_and_the_client() {
-    let setup = Setup::new(&Guests::one(ID, 3000, telling())).await;
+    let setup = Setup::new(&Guests::one(ID, 3000, echo_request())).await;
     let request = hyper::Request::builder()
         .uri(format!("/sandboxes/{ID}/proxy/3000/a/b?c=d"))
         .header("host", "localhost:99")
@@ -94,7 +96,7 @@ async fn a_guest_sees_its_own_path_and_the_client() {
 
 #[tokio::test]
 async fn the_host_can_be_masked_and_a_trusted_proxy_is_believed() {
-    let guests = Guests::one(ID, 3000, telling());
+    let guests = Guests::one(ID, 3000, echo_request());
     guests.add(
         ID,
         SandboxAccess {
@@ -108,7 +110,7 @@ async fn the_host_can_be_masked_and_a_trusted_proxy_is_believed() {
     };
     let setup = Setup::with(config, &guests, None).await;
     let request = to(3000, "/").header("x-forwarded-for", "192.0.2.7");
-    let (_, text) = ask(setup.address, request.body(body("")).unwrap()).await;
+    let (_, text) = send_request(setup.address, request.body(body("")).unwrap()).await;
     assert!(text.contains("\nhost: localhost:3000"), "{text}");
     assert!(
         text.contains("\nx-forwarded-for: 192.0.2.7, 127.0.0.1"),
@@ -117,7 +119,7 @@ async fn the_host_can_be_masked_and_a_trusted_proxy_is_believed() {
 }
 
 #[tokio::test]
-async fn a_guests_answer_concerns_only_itself() {
+async fn a_guests_response_does_not_affect_other_guests() {
     let answer = || {
         (
             [
@@ -170,8 +172,8 @@ async fn a_guests_answer_concerns_only_itself() {
 }
 
 #[tokio::test]
-async fn a_path_without_slash_leads_to_the_one_with() {
-    let setup = Setup::new(&Guests::one(ID, 3000, telling())).await;
+async fn a_path_without_trailing_slash_is_redirected() {
+    let setup = Setup::new(&Guests::one(ID, 3000, echo_request())).await;
     let path = format!("/sandboxes/{ID}/proxy/3000");
     let request = hyper::Request::builder()
         .uri(format!("{path}?a=b"))
@@ -187,11 +189,11 @@ async fn a_path_without_slash_leads_to_the_one_with() {
 }
 
 #[tokio::test]
-async fn a_websocket_passes_bytes_both_ways_and_keeps_half_close() {
-    let (seen, heard) = oneshot::channel();
-    let seen = Arc::new(Mutex::new(Some(seen)));
+async fn a_websocket_passes_bytes_both_ways_and_preserves_half_close() {
+    let (request_sender, request_receiver) = oneshot::channel();
+    let request_sender = Arc::new(Mutex::new(Some(request_sender)));
     let guests = Guests::raw(ID, 3000, move |mut stream| {
-        let seen = seen.lock().unwrap().take().unwrap();
+        let request_sender = request_sender.lock().unwrap().take().unwrap();
         async move {
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
@@ -205,12 +207,12 @@ async fn a_websocket_passes_bytes_both_ways_and_keeps_half_close() {
             stream.read_to_end(&mut all).await.unwrap();
             // The client has finished sending, but the guest still sends.
             stream.write_all(b" and last").await.unwrap();
-            let _ = seen.send((String::from_utf8(head).unwrap(), all));
+            let _ = request_sender.send((String::from_utf8(head).unwrap(), all));
         }
     });
     let setup = Setup::new(&guests).await;
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&format!(
+    raw.write_text(&format!(
         "GET /chat HTTP/1.1\r\nHost: 3000-{ID}.localhost\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: k\r\n\r\nearly"
     ))
     .await;
@@ -224,10 +226,10 @@ async fn a_websocket_passes_bytes_both_ways_and_keeps_half_close() {
         answer.to_lowercase().contains("sec-websocket-accept: x"),
         "{answer}"
     );
-    raw.say(" late").await;
+    raw.write_text(" late").await;
     raw.0.shutdown().await.unwrap();
     assert_eq!(raw.rest().await, " and last");
-    let (head, all) = within(heard).await.unwrap();
+    let (head, all) = with_timeout(request_receiver).await.unwrap();
     assert!(head.starts_with("GET /chat HTTP/1.1"), "{head}");
     // Header names have the client's spelling.
     assert!(
@@ -236,21 +238,21 @@ async fn a_websocket_passes_bytes_both_ways_and_keeps_half_close() {
     );
     assert_eq!(all, b"early late");
     setup
-        .counted(|t| t.exchanges_open == 0 && t.connections_open == 0)
+        .wait_for_counters(|t| t.exchanges_open == 0 && t.connections_open == 0)
         .await;
     let totals = setup.counters.totals();
     assert_eq!((totals.bytes_to_guests, totals.bytes_to_clients), (10, 14));
 }
 
 #[tokio::test]
-async fn an_upgrade_that_the_guest_declines_is_an_ordinary_answer() {
-    let setup = Setup::new(&Guests::one(ID, 3000, telling())).await;
+async fn an_upgrade_that_the_guest_declines_is_an_ordinary_response() {
+    let setup = Setup::new(&Guests::one(ID, 3000, echo_request())).await;
     let request = to(3000, "/")
         .header("connection", "upgrade")
         .header("upgrade", "websocket")
         .body(body(""))
         .unwrap();
-    let (status, text) = ask(setup.address, request).await;
+    let (status, text) = send_request(setup.address, request).await;
     assert_eq!(status, 200);
     assert!(text.contains("upgrade: websocket"), "{text}");
 }
@@ -265,13 +267,13 @@ async fn a_body_is_requested_only_when_the_guest_reads_it() {
         )
     };
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&head(3000)).await;
+    raw.write_text(&head(3000)).await;
     assert_eq!(raw.until("\r\n\r\n").await, "HTTP/1.1 100 Continue\r\n\r\n");
-    raw.say("hello").await;
+    raw.write_text("hello").await;
     let answer = raw.until("hello").await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&head(3001)).await;
+    raw.write_text(&head(3001)).await;
     let answer = raw.until("\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
 }
@@ -282,7 +284,7 @@ async fn a_head_request_has_the_length_and_no_body() {
     let setup = Setup::new(&Guests::one(ID, 3000, router)).await;
     let mut raw = Raw::new(setup.address).await;
     for _ in 0..2 {
-        raw.say(&format!("HEAD / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\r\n")).await;
+        raw.write_text(&format!("HEAD / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\r\n")).await;
         let answer = raw.until("\r\n\r\n").await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         assert!(
@@ -294,7 +296,7 @@ async fn a_head_request_has_the_length_and_no_body() {
 
 #[tokio::test]
 async fn http2_without_tls_is_served_too() {
-    let setup = Setup::new(&Guests::one(ID, 3000, telling())).await;
+    let setup = Setup::new(&Guests::one(ID, 3000, echo_request())).await;
     let stream = TcpStream::connect(setup.address).await.unwrap();
     let mut http = Http2::over(stream).await;
     let request = |path: &str| {
@@ -321,10 +323,10 @@ async fn http2_without_tls_is_served_too() {
 }
 
 #[tokio::test]
-async fn names_of_headers_arrive_as_they_were_written_in_both_directions() {
-    let (told, mut heard) = mpsc::channel(1);
+async fn header_names_retain_their_spelling_in_both_directions() {
+    let (head_sender, mut head_receiver) = mpsc::channel(1);
     let guests = Guests::raw(ID, 3000, move |mut stream| {
-        let told = told.clone();
+        let head_sender = head_sender.clone();
         async move {
             let mut head = vec![0; 16 * 1024];
             let mut length = 0;
@@ -332,7 +334,10 @@ async fn names_of_headers_arrive_as_they_were_written_in_both_directions() {
                 length += stream.read(&mut head[length..]).await.unwrap();
             }
             head.truncate(length);
-            told.send(String::from_utf8(head).unwrap()).await.unwrap();
+            head_sender
+                .send(String::from_utf8(head).unwrap())
+                .await
+                .unwrap();
             let answer = "HTTP/1.1 200 OK\r\nX-Ratelimit-LEFT: 1\r\nContent-Length: 0\r\n\r\n";
             stream.write_all(answer.as_bytes()).await.unwrap();
             // Wait until the gateway has read the response.
@@ -341,12 +346,12 @@ async fn names_of_headers_arrive_as_they_were_written_in_both_directions() {
     });
     let setup = Setup::new(&guests).await;
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&format!(
+    raw.write_text(&format!(
         "GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\
          X-API-Token: a\r\nSOAPAction: b\r\nx-lower: c\r\nX-FORWARDED-FOR: 9.9.9.9\r\n\r\n"
     ))
     .await;
-    let head = within(heard.recv()).await.unwrap();
+    let head = with_timeout(head_receiver.recv()).await.unwrap();
     for line in [
         "\r\nHost: localhost",
         "\r\nX-API-Token: a",
@@ -366,12 +371,12 @@ async fn names_of_headers_arrive_as_they_were_written_in_both_directions() {
     };
     guests.add(ID, masked);
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&format!(
+    raw.write_text(&format!(
         "GET / HTTP/1.1\r\nhost: localhost\r\ne2b-sandbox-id: {ID}\r\n\
          e2b-sandbox-port: 3000\r\n\r\n"
     ))
     .await;
-    let head = within(heard.recv()).await.unwrap();
+    let head = with_timeout(head_receiver.recv()).await.unwrap();
     assert!(head.contains("\r\nHost: localhost:3000\r\n"), "{head}");
     raw.until("\r\n\r\n").await;
 }

@@ -7,9 +7,9 @@ use axum::routing::any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use support::client::{self, ask, body, to};
+use support::client::{self, body, send_request, to};
 use support::guest::Guests;
-use support::{ID, Setup, within};
+use support::{ID, Setup, with_timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -18,7 +18,7 @@ fn hello() -> Router {
 }
 
 async fn until_waiting(setup: &Setup, count: usize) {
-    within(async {
+    with_timeout(async {
         while setup.pool.idle_count() != count {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -27,14 +27,17 @@ async fn until_waiting(setup: &Setup, count: usize) {
 }
 
 #[tokio::test]
-async fn the_next_request_takes_the_same_connection() {
+async fn the_next_request_reuses_the_connection() {
     let guests = Guests::one(ID, 3000, hello());
     let setup = Setup::new(&guests).await;
     for _ in 0..5 {
-        assert_eq!(ask(setup.address, client::get(3000, "/")).await.1, "hello");
+        assert_eq!(
+            send_request(setup.address, client::get(3000, "/")).await.1,
+            "hello"
+        );
         until_waiting(&setup, 1).await;
     }
-    assert_eq!(guests.opened(), 1);
+    assert_eq!(guests.opened_count(), 1);
     assert_eq!(setup.counters.totals().reused, 4);
 }
 
@@ -42,37 +45,37 @@ async fn the_next_request_takes_the_same_connection() {
 async fn an_idle_connection_is_closed_after_seconds() {
     let guests = Guests::one(ID, 3000, hello());
     let setup = Setup::new(&guests).await;
-    ask(setup.address, client::get(3000, "/")).await;
+    send_request(setup.address, client::get(3000, "/")).await;
     until_waiting(&setup, 1).await;
     until_waiting(&setup, 0).await;
-    within(async {
-        while guests.open_now() > 0 {
+    with_timeout(async {
+        while guests.open_count() > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     })
     .await;
     // The next connection is closed after its idle timeout, too.
-    ask(setup.address, client::get(3000, "/")).await;
+    send_request(setup.address, client::get(3000, "/")).await;
     until_waiting(&setup, 1).await;
     until_waiting(&setup, 0).await;
 }
 
 #[tokio::test]
-async fn a_sandbox_that_was_rolled_back_is_connected_to_anew() {
+async fn a_rolled_back_sandbox_gets_new_connections() {
     let guests = Guests::one(ID, 3000, hello());
     let setup = Setup::new(&guests).await;
-    ask(setup.address, client::get(3000, "/")).await;
+    send_request(setup.address, client::get(3000, "/")).await;
     until_waiting(&setup, 1).await;
     setup.pool.invalidate("another");
     assert_eq!(setup.pool.idle_count(), 1);
     setup.pool.invalidate(ID);
     assert_eq!(setup.pool.idle_count(), 0);
-    ask(setup.address, client::get(3000, "/")).await;
-    assert_eq!(guests.opened(), 2);
+    send_request(setup.address, client::get(3000, "/")).await;
+    assert_eq!(guests.opened_count(), 2);
 }
 
 #[tokio::test]
-async fn a_connection_in_use_during_a_rollback_does_not_come_back() {
+async fn a_connection_in_use_during_a_rollback_is_not_reused() {
     let (answer, answered) = tokio::sync::oneshot::channel::<()>();
     let answered = Arc::new(tokio::sync::Mutex::new(Some(answered)));
     let router = Router::new().fallback(any(move || async move {
@@ -84,13 +87,14 @@ async fn a_connection_in_use_during_a_rollback_does_not_come_back() {
     let guests = Guests::one(ID, 3000, router);
     let setup = Setup::new(&guests).await;
     let address = setup.address;
-    let asking = tokio::spawn(async move { ask(address, client::get(3000, "/")).await });
-    setup.counted(|t| t.guest_connections == 1).await;
+    let pending_response =
+        tokio::spawn(async move { send_request(address, client::get(3000, "/")).await });
+    setup.wait_for_counters(|t| t.guest_connections == 1).await;
     setup.pool.invalidate(ID);
     answer.send(()).unwrap();
-    assert_eq!(within(asking).await.unwrap().1, "hello");
-    within(async {
-        while guests.open_now() > 0 {
+    assert_eq!(with_timeout(pending_response).await.unwrap().1, "hello");
+    with_timeout(async {
+        while guests.open_count() > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     })
@@ -121,10 +125,10 @@ async fn a_dead_connection_is_replaced_once() {
     let requests = Arc::new(AtomicUsize::new(0));
     let guests = once_each(Arc::clone(&requests));
     let setup = Setup::new(&guests).await;
-    ask(setup.address, client::get(3000, "/")).await;
+    send_request(setup.address, client::get(3000, "/")).await;
     until_waiting(&setup, 1).await;
     assert_eq!(
-        ask(setup.address, client::get(3000, "/")).await,
+        send_request(setup.address, client::get(3000, "/")).await,
         (200, "ok".to_owned())
     );
     assert_eq!(requests.load(Ordering::SeqCst), 3);
@@ -137,21 +141,24 @@ async fn a_request_that_cannot_be_repeated_is_sent_once() {
         let requests = Arc::new(AtomicUsize::new(0));
         let guests = once_each(Arc::clone(&requests));
         let setup = Setup::new(&guests).await;
-        ask(setup.address, client::get(3000, "/")).await;
+        send_request(setup.address, client::get(3000, "/")).await;
         until_waiting(&setup, 1).await;
         let request = to(3000, "/").method(method).body(body(text)).unwrap();
-        assert_eq!(ask(setup.address, request).await.0, 502);
+        assert_eq!(send_request(setup.address, request).await.0, 502);
         assert_eq!(requests.load(Ordering::SeqCst), 2, "{method} {text}");
     }
 }
 
 #[tokio::test]
-async fn an_answer_that_ends_the_connection_is_the_last_on_it() {
+async fn a_response_that_closes_the_connection_is_its_last() {
     let router = Router::new().fallback(any(|| async { ([("connection", "close")], "bye") }));
     let guests = Guests::one(ID, 3000, router);
     let setup = Setup::new(&guests).await;
     for _ in 0..3 {
-        assert_eq!(ask(setup.address, client::get(3000, "/")).await.1, "bye");
+        assert_eq!(
+            send_request(setup.address, client::get(3000, "/")).await.1,
+            "bye"
+        );
     }
-    assert_eq!(guests.opened(), 3);
+    assert_eq!(guests.opened_count(), 3);
 }

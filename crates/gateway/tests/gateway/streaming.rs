@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use support::client::{self, Http1, Http2, Raw, body, to};
 use support::guest::{Guests, answering};
-use support::{ID, Setup, within};
+use support::{ID, Setup, with_timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -43,7 +43,7 @@ fn fed() -> (mpsc::Sender<Frame<Bytes>>, Fed) {
 }
 
 async fn data(body: &mut hyper::body::Incoming) -> Bytes {
-    within(body.frame())
+    with_timeout(body.frame())
         .await
         .unwrap()
         .unwrap()
@@ -70,8 +70,8 @@ async fn events_arrive_one_by_one_as_they_are_sent() {
         assert_eq!(data(&mut body).await, event);
     }
     drop(sender);
-    assert!(within(body.frame()).await.is_none());
-    setup.counted(|t| t.exchanges_open == 0).await;
+    assert!(with_timeout(body.frame()).await.is_none());
+    setup.wait_for_counters(|t| t.exchanges_open == 0).await;
     assert_eq!(setup.counters.totals().bytes_to_clients, 27);
 }
 
@@ -93,7 +93,7 @@ async fn both_directions_stream_at_once() {
         assert_eq!(data(&mut body).await, line);
     }
     drop(sender);
-    assert!(within(body.frame()).await.is_none());
+    assert!(with_timeout(body.frame()).await.is_none());
 }
 
 #[tokio::test]
@@ -110,7 +110,7 @@ async fn trailers_pass_both_ways() {
     }));
     let setup = Setup::new(&Guests::one(ID, 3000, router)).await;
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&format!(
+    raw.write_text(&format!(
         "POST / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\nTE: trailers\r\nTrailer: x-sum\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx-sum: 42\r\n\r\n"
     ))
     .await;
@@ -136,7 +136,7 @@ impl<T> futures_core::Stream for Ready<T> {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_closes_its_connection_to_the_guest() {
+async fn a_disconnect_of_the_client_closes_the_connection_to_the_guest() {
     // A guest that never responds, and a guest that never completes its response.
     let (_sender, fed) = fed();
     let slot = Arc::new(Mutex::new(Some(fed)));
@@ -157,30 +157,30 @@ async fn a_client_that_leaves_closes_its_connection_to_the_guest() {
     let guests = Guests::one(ID, 3000, router);
     let setup = Setup::new(&guests).await;
     let left = || async {
-        while guests.open_now() > 0 {
+        while guests.open_count() > 0 {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
     };
     let mut raw = Raw::new(setup.address).await;
-    raw.say(&format!("GET /silent HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\r\n")).await;
-    setup.counted(|t| t.guest_connections == 1).await;
-    assert_eq!(guests.open_now(), 1);
+    raw.write_text(&format!("GET /silent HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\r\n")).await;
+    setup.wait_for_counters(|t| t.guest_connections == 1).await;
+    assert_eq!(guests.open_count(), 1);
     drop(raw);
-    within(left()).await;
+    with_timeout(left()).await;
 
     let mut http = Http1::new(setup.address).await;
     let answer = http.send(client::get(3000, "/endless")).await;
-    assert_eq!(guests.open_now(), 1);
+    assert_eq!(guests.open_count(), 1);
     http.hang_up();
-    within(left()).await;
+    with_timeout(left()).await;
     drop(answer);
     setup
-        .counted(|t| t.exchanges_open == 0 && t.connections_open == 0)
+        .wait_for_counters(|t| t.exchanges_open == 0 && t.connections_open == 0)
         .await;
 }
 
 #[tokio::test]
-async fn a_guest_that_breaks_off_ends_the_answer() {
+async fn a_guest_that_disconnects_interrupts_the_response() {
     let guests = Guests::raw(ID, 3000, |mut stream| async move {
         let mut buffer = [0; 4096];
         let _ = stream.read(&mut buffer).await;
@@ -192,7 +192,7 @@ async fn a_guest_that_breaks_off_ends_the_answer() {
     let mut body = http.send(client::get(3000, "/")).await.into_body();
     assert_eq!(data(&mut body).await, "abc");
     assert!(
-        within(body.frame()).await.unwrap().is_err(),
+        with_timeout(body.frame()).await.unwrap().is_err(),
         "the response must not look complete"
     );
 }
@@ -211,14 +211,14 @@ async fn a_cancelled_http2_stream_closes_its_connection_to_the_guest() {
         .body(body(""))
         .unwrap();
     let answer = http.send(request).await;
-    assert_eq!(guests.open_now(), 1);
+    assert_eq!(guests.open_count(), 1);
     drop(answer);
-    within(async {
-        while guests.open_now() > 0 {
+    with_timeout(async {
+        while guests.open_count() > 0 {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
     })
     .await;
-    setup.counted(|t| t.exchanges_open == 0).await;
+    setup.wait_for_counters(|t| t.exchanges_open == 0).await;
     poll_fn(|cx| http.sender.poll_ready(cx)).await.unwrap();
 }

@@ -1,6 +1,6 @@
 //! Clients: an HTTP client, and a client that writes raw bytes.
 
-use super::{ID, within};
+use super::{ID, with_timeout};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
@@ -55,8 +55,10 @@ impl Http1 {
     }
 
     pub async fn send(&mut self, request: Request<Body>) -> Response<Incoming> {
-        within(self.sender.ready()).await.unwrap();
-        within(self.sender.send_request(request)).await.unwrap()
+        with_timeout(self.sender.ready()).await.unwrap();
+        with_timeout(self.sender.send_request(request))
+            .await
+            .unwrap()
     }
 
     /// Closes the connection immediately.
@@ -85,13 +87,15 @@ impl Http2 {
     }
 
     pub async fn send(&mut self, request: Request<Body>) -> Response<Incoming> {
-        within(self.sender.ready()).await.unwrap();
-        within(self.sender.send_request(request)).await.unwrap()
+        with_timeout(self.sender.ready()).await.unwrap();
+        with_timeout(self.sender.send_request(request))
+            .await
+            .unwrap()
     }
 }
 
 /// Sends one request on a new connection. Returns status and text.
-pub async fn ask(address: SocketAddr, request: Request<Body>) -> (u16, String) {
+pub async fn send_request(address: SocketAddr, request: Request<Body>) -> (u16, String) {
     let answer = Http1::new(address).await.send(request).await;
     (
         answer.status().as_u16(),
@@ -107,7 +111,7 @@ impl Raw {
         Self(TcpStream::connect(address).await.unwrap())
     }
 
-    pub async fn say(&mut self, text: &str) {
+    pub async fn write_text(&mut self, text: &str) {
         self.0.write_all(text.as_bytes()).await.unwrap();
     }
 
@@ -132,7 +136,7 @@ impl Raw {
     pub async fn rest(&mut self) -> String {
         let mut received = Vec::new();
         // A reset counts as a close.
-        let _ = within(self.0.read_to_end(&mut received)).await;
+        let _ = with_timeout(self.0.read_to_end(&mut received)).await;
         String::from_utf8(received).unwrap()
     }
 }

@@ -21,11 +21,11 @@ pub struct Guests {
     sandboxes: Arc<Mutex<HashMap<String, SandboxAccess>>>,
     ports: Arc<Mutex<HashMap<(String, u16), Server>>>,
     /// Error that every attempt to open returns.
-    trouble: Arc<Mutex<Option<OpenError>>>,
+    open_error: Arc<Mutex<Option<OpenError>>>,
     stalled: Arc<AtomicBool>,
     opened: Arc<AtomicUsize>,
     open: Arc<AtomicUsize>,
-    closed: Arc<tokio::sync::Notify>,
+    links_changed: Arc<tokio::sync::Notify>,
 }
 
 impl Guests {
@@ -84,20 +84,20 @@ impl Guests {
     }
 
     /// Removes the sandbox.
-    pub fn forget(&self, id: &str) {
+    pub fn remove_sandbox(&self, id: &str) {
         self.sandboxes.lock().unwrap().remove(id);
     }
 
     /// Revokes the signed links to the sandbox.
-    pub fn close_links(&self, id: &str) {
+    pub fn revoke_links(&self, id: &str) {
         let mut sandboxes = self.sandboxes.lock().unwrap();
-        sandboxes.get_mut(id).unwrap().links_closed = true;
+        sandboxes.get_mut(id).unwrap().links_revoked = true;
         drop(sandboxes);
-        self.closed.notify_waiters();
+        self.links_changed.notify_waiters();
     }
 
-    pub fn trouble(&self, error: OpenError) {
-        *self.trouble.lock().unwrap() = Some(error);
+    pub fn set_open_error(&self, error: OpenError) {
+        *self.open_error.lock().unwrap() = Some(error);
     }
 
     /// Lets later attempts to open wait forever.
@@ -106,12 +106,12 @@ impl Guests {
     }
 
     /// Returns the number of connections opened so far.
-    pub fn opened(&self) -> usize {
+    pub fn opened_count(&self) -> usize {
         self.opened.load(Ordering::SeqCst)
     }
 
     /// Returns the number of connections whose programs still run.
-    pub fn open_now(&self) -> usize {
+    pub fn open_count(&self) -> usize {
         self.open.load(Ordering::SeqCst)
     }
 }
@@ -131,20 +131,20 @@ impl Sandboxes for Guests {
         self.sandboxes.lock().unwrap().get(id).cloned()
     }
 
-    async fn links_closed(&self, id: &str) {
+    async fn links_revoked(&self, id: &str) {
         loop {
-            let closed = self.closed.notified();
+            let closed = self.links_changed.notified();
             tokio::pin!(closed);
             closed.as_mut().enable();
             let sandboxes = self.sandboxes.lock().unwrap().get(id).cloned();
-            if sandboxes.is_none_or(|access| access.links_closed) {
+            if sandboxes.is_none_or(|access| access.links_revoked) {
                 return;
             }
             closed.await;
         }
     }
 
-    async fn why_gone(&self, id: &str) -> Option<OpenError> {
+    async fn not_running_reason(&self, id: &str) -> Option<OpenError> {
         let sandboxes = self.sandboxes.lock().unwrap().contains_key(id);
         (!sandboxes).then_some(OpenError::NotFound)
     }
@@ -159,7 +159,7 @@ impl Sandboxes for Guests {
     }
 
     async fn open(&self, id: &str, port: u16) -> Result<UnixStream, OpenError> {
-        if let Some(error) = self.trouble.lock().unwrap().clone() {
+        if let Some(error) = self.open_error.lock().unwrap().clone() {
             return Err(error);
         }
         if self.stalled.load(Ordering::SeqCst) {

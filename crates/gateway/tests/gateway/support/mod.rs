@@ -106,11 +106,11 @@ impl Setup {
 
     /// Waits for the end of the shutdown.
     pub async fn ended(self) {
-        within(self.served).await.unwrap();
+        with_timeout(self.served).await.unwrap();
     }
 
     /// Waits until the counters satisfy `right`.
-    pub async fn counted(&self, right: impl Fn(jiffy_gateway::GatewayTotals) -> bool) {
+    pub async fn wait_for_counters(&self, right: impl Fn(jiffy_gateway::GatewayTotals) -> bool) {
         let waiting = async {
             while !right(self.counters.totals()) {
                 tokio::time::sleep(Duration::from_millis(2)).await;
@@ -123,7 +123,7 @@ impl Setup {
 }
 
 /// Waits for a future with the timeout [`STEP_TIMEOUT`].
-pub async fn within<F: Future>(future: F) -> F::Output {
+pub async fn with_timeout<F: Future>(future: F) -> F::Output {
     timeout(STEP_TIMEOUT, future)
         .await
         .expect("the step timed out")
@@ -131,6 +131,6 @@ pub async fn within<F: Future>(future: F) -> F::Output {
 
 pub async fn collected(body: Incoming) -> String {
     use http_body_util::BodyExt;
-    let bytes = within(body.collect()).await.unwrap().to_bytes();
+    let bytes = with_timeout(body.collect()).await.unwrap().to_bytes();
     String::from_utf8(bytes.to_vec()).unwrap()
 }
