@@ -84,6 +84,8 @@ pub fn connections(root: &Path) -> Finding {
     // Number of sandboxes that can use all their connections at the same time.
     let full = maximum / 4 * 3 / SANDBOX_CONNECTIONS;
     let each = (maximum / 4 * 3 / sandboxes).max(16);
+    // An entry occupies 320 bytes of kernel memory.
+    let memory_mib = (required * 320) >> 20;
     Finding::note(
         check,
         format!(
@@ -91,10 +93,8 @@ pub fn connections(root: &Path) -> Finding {
              all {SANDBOX_CONNECTIONS} connections, new connections are throttled"
         ),
         format!(
-            "sysctl -w net.netfilter.nf_conntrack_max={required} (up to {} MiB of memory), or use `jiffy \
-             // An entry occupies 320 bytes of kernel memory.
-             serve --connections {each}`",
-            (required * 320) >> 20
+            "sysctl -w net.netfilter.nf_conntrack_max={required} (up to {memory_mib} MiB of memory), or use \
+             `jiffy serve --connections {each}`"
         ),
     )
 }

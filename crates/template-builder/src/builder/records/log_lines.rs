@@ -113,10 +113,10 @@ impl BuildRecords {
             LogPosition::Number(number) => ("number", number),
             LogPosition::Moment(at_ms) => ("at_ms", at_ms),
         };
+        // The order of the numbers after THEN is the order of `LogLevel`.
         let query = format!(
             "SELECT number, at_ms, level, step, message FROM lines
              WHERE build = ?1 AND {column} {compare} ?2
-             // The order of the numbers is the order of `LogLevel`.
              AND CASE level WHEN 'debug' THEN 0 WHEN 'info' THEN 1 WHEN 'warn' THEN 2 ELSE 3 END >= ?4
              ORDER BY number {order} LIMIT ?3"
         );
