@@ -86,6 +86,7 @@ pub fn parse(file: &[u8]) -> Result<(ArtifactHeader, &[u8]), ArtifactError> {
         .ok_or(ArtifactError::Format)?;
     let rest = header.strip_prefix(MAGIC).ok_or(ArtifactError::Format)?;
     let (kind, rest) = rest.split_at_checked(8).ok_or(ArtifactError::Format)?;
+    // Reserved bytes must be zero, so that a later version can give them a meaning.
     let world = match kind {
         [1, 0, 0, 0, 0, 0, 0, 0] => World::Core,
         [2, 0, 0, 0, 0, 0, 0, 0] => World::Http,

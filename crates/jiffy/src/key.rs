@@ -144,6 +144,7 @@ fn table(keys: &[Key], budgets: &Budgets) -> String {
             limits = format!("{limits}; {validity}");
         }
         if let Some(at) = key.revoked_ms {
+            // The limits of a revoked key have no effect.
             limits = format!("revoked {} ago", ago(at));
         }
         let used = key.used_ms.map_or("never".to_owned(), ago);

@@ -103,6 +103,8 @@ impl AllowList {
                 (AllowedHost::Address(allowed), Some(address)) => *allowed == address,
                 (AllowedHost::Name(allowed), None) => *allowed == name,
                 (AllowedHost::Subdomains(suffix), None) => {
+                    // The suffix starts with a dot: `*.a.example` allows neither `a.example` nor
+                    // `ba.example`.
                     name.len() > suffix.len() && name.ends_with(suffix.as_str())
                 }
                 // An address matches no name: a name is resolved by the broker only.
@@ -135,6 +137,7 @@ fn entry(text: &str) -> Option<(AllowedHost, Option<u16>)> {
         return Some((AllowedHost::Address(address), None));
     }
     let (host, port) = match text.rsplit_once(':') {
+        // The last colon is part of an IPv6 address without a port.
         Some(_) if text.ends_with(']') => (text, None),
         Some((host, port)) => (host, Some(port.parse().ok().filter(|port| *port != 0)?)),
         None => (text, None),

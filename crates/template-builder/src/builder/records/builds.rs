@@ -258,6 +258,8 @@ impl BuildRecords {
         caller: Option<&str>,
         keep: usize,
     ) -> Result<(), RecordError> {
+        // SQLite requires a LIMIT before an OFFSET: -1 means no limit. `IS` compares like `=`, but
+        // NULL equals NULL.
         let builds = "DELETE FROM builds WHERE id IN (
             SELECT id FROM builds WHERE status = 'error' AND caller IS ?1
             ORDER BY changed_ms DESC, rowid DESC LIMIT -1 OFFSET ?2)";

@@ -56,6 +56,7 @@ impl BuildRecords {
         owner: Option<&str>,
         name: &str,
     ) -> Result<Option<TemplateRecord>, RecordError> {
+        // The unique index has the same expression, because two NULLs in an index differ.
         let query = format!(
             "SELECT {TEMPLATE_COLUMNS} FROM templates WHERE ifnull(owner, '') = ?1 AND name = ?2"
         );
