@@ -274,7 +274,7 @@ fn glob(pattern: &str, name: &str) -> bool {
             return false;
         };
         // Mismatch: let the last star match one more character. Earlier stars need no retry,
-        // because // the last one can match everything that they could.
+        // because the last one can match everything that they could.
         star = Some((at, reached + 1));
         (p, n) = (at + 1, reached + 1);
     }

@@ -83,7 +83,7 @@ impl BuilderInner {
         let mut usage = self.template_usage.lock();
         let fresh = match (usage.read, changed) {
             // The counts are current if the directory has not changed, and if the modification time
-            // was old // enough when the directory was read.
+            // was old enough when the directory was read.
             (Some((stamp, read)), Some(changed)) => {
                 let since = read.duration_since(stamp).unwrap_or_default();
                 stamp == changed && since >= TIMESTAMP_GRANULARITY
