@@ -174,6 +174,7 @@ impl BenchmarkDaemon {
     async fn pool(&self) -> anyhow::Result<(u64, u64)> {
         let all: Vec<Value> = self.client.call(Method::GET, "/pools", &()).await?;
         let base = all.iter().find(|pool| pool["templateID"] == "base");
+        // A template without an entry has no warm pool.
         let number = |name: &str| base.and_then(|pool| pool[name].as_u64()).unwrap_or(0);
         Ok((number("ready"), number("size")))
     }
@@ -192,7 +193,6 @@ impl BenchmarkDaemon {
     pub async fn set_pool_size(&self, size: u64) -> anyhow::Result<()> {
         let body = json!({ "size": size });
         let _: Value = self.client.call(Method::PUT, "/pools/base", &body).await?;
-        drop(set);
         Ok(())
     }
 

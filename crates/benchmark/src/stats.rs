@@ -44,6 +44,7 @@ impl Series {
         samples: Vec<f64>,
     ) -> Self {
         let mut sorted = samples.clone();
+        // The samples themselves remain in the order of measurement, which shows trends.
         sorted.sort_by(f64::total_cmp);
         let at = |q: f64| {
             let last = sorted.len().saturating_sub(1);

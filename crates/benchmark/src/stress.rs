@@ -56,6 +56,7 @@ impl Life {
             let began = Instant::now();
             match work().await {
                 Ok(done) => {
+                    // Only the successful attempt is counted.
                     self.steps.push(ms(began.elapsed()));
                     return Ok(done);
                 }

@@ -95,6 +95,7 @@ impl Drop for Mapping {
 
 /// Measures the first write to a page of anonymous memory.
 pub(super) fn fresh_fault() -> Result<Cost, String> {
+    // A new mapping for each batch, because only the first write to a page faults.
     batches(PAGES as u32, || {
         let mut mapping = Mapping::anonymous(PAGES * PAGE)?;
         let began = Instant::now();
@@ -110,6 +111,7 @@ pub(super) fn file_fault(directory: &Path) -> Result<Cost, String> {
     let failed = |e| format!("cannot use a file in {}: {e}", directory.display());
     let mut file = tempfile::tempfile_in(directory).map_err(failed)?;
     let faults = PAGES / 4;
+    // Not zeros, for which a file system may allocate no blocks.
     let bytes = vec![1; faults * FAULT_AROUND];
     file.write_all(&bytes)
         .and_then(|()| file.rewind())
@@ -125,6 +127,7 @@ pub(super) fn copy() -> Result<Cost, String> {
     let mut to = vec![2; from.len()];
     batches(4 * PAGES as u32, || {
         let began = Instant::now();
+        // `black_box` prevents the compiler from merging or removing copies.
         for (from, to) in from.chunks(PAGE).zip(to.chunks_mut(PAGE)) {
             to.copy_from_slice(std::hint::black_box(from));
         }

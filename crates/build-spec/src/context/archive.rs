@@ -45,6 +45,7 @@ impl ContextArchive {
     /// Writes the archive: a gzipped tar with names relative to the context, in which root owns all
     /// files.
     pub fn write_to(&self, out: impl Write) -> Result<(), ContextError> {
+        // The archive is used once, so that a better compression costs more time than it saves.
         let packed = GzEncoder::new(out, Compression::fast());
         let packed = write(&self.files, true, packed)?;
         let result = packed.finish().and_then(|mut out| out.flush());
@@ -57,6 +58,7 @@ impl ContextArchive {
 /// # Errors
 /// `packed` is not a gzipped tar, or its content exceeds 32 GiB.
 pub fn archive_name(packed: impl Read) -> io::Result<String> {
+    // A small archive may unpack to a large one.
     let unpacked = MultiGzDecoder::new(packed).take(MAX_UNPACKED_BYTES);
     let mut reader = ArchiveReader::new(unpacked);
     let mut writer = ArchiveWriter::new(HashWriter(Sha256::new()));
@@ -121,6 +123,7 @@ fn write<W: Write>(files: &ContextEntries, with_times: bool, out: W) -> Result<W
             }
             _ => {}
         }
+        // Times are transferred, but are not part of the name.
         if with_times {
             entry.mtime = (metadata.mtime(), 0);
         }
@@ -140,6 +143,7 @@ fn write<W: Write>(files: &ContextEntries, with_times: bool, out: W) -> Result<W
                 remaining -= n as u64;
             }
         }
+        // Bytes that were appended meanwhile are not part of the archive.
         writer.end().map_err(ContextError::Send)?;
     }
     writer.finish().map_err(ContextError::Send)

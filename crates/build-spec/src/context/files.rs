@@ -41,6 +41,7 @@ impl From<ContextError> for SourceError {
 
 impl<'c> ContextFiles<'c> {
     pub(super) fn new(root: &'c Path, ignore: DockerIgnore) -> Result<Self, ContextError> {
+        // Compared with resolved paths below, so it must be resolved as well.
         let real = root
             .canonicalize()
             .map_err(|e| ContextError::read(root, e))?;
@@ -57,6 +58,7 @@ impl<'c> ContextFiles<'c> {
         };
         let pattern = Pattern::source(&names.join("/")).map_err(SourceError::Pattern)?;
         let mut hits = Vec::new();
+        // Components before the first wildcard need no search.
         let mut waiting = vec![names[..wild].join("/")];
         // Matches one level at a time, since a star does not match a slash.
         for _ in wild..names.len() {
@@ -71,6 +73,7 @@ impl<'c> ContextFiles<'c> {
         for hit in hits {
             match self.add_one(&hit, to) {
                 Ok(()) => any = true,
+                // A pattern may match excluded files as long as one file remains.
                 Err(SourceError::Ignored) => {}
                 Err(e) => return Err(e),
             }
@@ -107,6 +110,7 @@ impl<'c> ContextFiles<'c> {
             if self.ignore.ignores(source) {
                 return Err(SourceError::Ignored);
             }
+            // The file has the name of the link, and the content of its target.
             to.insert(source.as_bytes().to_vec(), real);
             return Ok(());
         }

@@ -27,6 +27,7 @@ impl Pattern {
     /// Compiles a line of `.dockerignore`, in which `**` matches directories.
     pub(crate) fn ignoring(text: &str) -> Result<Self, &'static str> {
         let mut pattern = Self::read(text, true)?;
+        // As in Docker, `**suffix` matches each path with this end, also within a name.
         let suffix = text.strip_prefix("**").filter(|s| !s.is_empty());
         pattern.suffix = suffix
             .filter(|s| !s.contains(['*', '?', '[', ']', '\\']))
@@ -137,6 +138,7 @@ fn class(
     let mut ranges = Vec::new();
     loop {
         let low = match chars.next().ok_or(open)? {
+            // A bracket at the beginning of a class is an ordinary character.
             ']' if !ranges.is_empty() => return Ok(PatternPart::Class(ranges, negated)),
             '\\' => chars.next().ok_or(open)?,
             c => c,

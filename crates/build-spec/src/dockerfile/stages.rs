@@ -107,6 +107,7 @@ impl<'o> StageParser<'o> {
             return Err(about_target("the file has no FROM".to_owned()));
         }
         if let Some(target) = &self.options.target {
+            // As in Docker, the target is a name or a number.
             let Some(last) = self.stage(target) else {
                 let names = self
                     .named_stages
@@ -123,6 +124,7 @@ impl<'o> StageParser<'o> {
             self.finished.truncate(last + 1);
         }
         for name in self.options.build_args.keys() {
+            // A misspelled name would otherwise have no effect without a message.
             if !self.declared_args.contains(name) && !PROXY_ARGUMENTS.contains(&name.as_str()) {
                 self.warnings.push(DockerfileWarning {
                     line: None,
@@ -217,6 +219,7 @@ impl<'o> StageParser<'o> {
             }),
             steps: Vec::new(),
         });
+        // Several copies from one image share its stage.
         self.images.insert(name.to_owned(), number);
         Ok(number)
     }
@@ -369,6 +372,7 @@ fn platform(name: &str) -> Option<String> {
 }
 
 fn stage_name(line: &Instruction, name: &str) -> Result<String, DockerfileError> {
+    // Names of stages are case-insensitive.
     let lower = name.to_ascii_lowercase();
     let starts_with_letter = lower.starts_with(|c: char| c.is_ascii_lowercase());
     let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);

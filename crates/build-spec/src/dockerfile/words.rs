@@ -38,6 +38,7 @@ fn scan(text: &str, escape: char) -> (Vec<String>, Option<char>) {
             // In single quotes, the escape character is literal.
             (None | Some('"'), c) if c == escape => {
                 word.push(c);
+                // An escaped quotation mark neither opens nor closes a quote.
                 word.extend(chars.next());
                 continue;
             }

@@ -136,6 +136,7 @@ impl StageParser<'_> {
                 .split('-')
                 .all(|n| n.parse::<u16>().is_ok_and(|n| n > 0));
             let known = ["tcp", "udp", "sctp"].contains(&protocol.to_ascii_lowercase().as_str());
+            // A port or a range of ports.
             if valid && known && numbers.split('-').count() <= 2 {
                 Ok(format!("{numbers}/{}", protocol.to_ascii_lowercase()))
             } else {
@@ -171,6 +172,7 @@ impl StageParser<'_> {
             return Vec::new();
         }
         let shell = self.current.as_ref().map(|c| c.shell.clone());
+        // In shell form, the command is the last argument of the shell.
         let mut command = shell.unwrap_or_default();
         command.push(line.arguments.clone());
         command
@@ -186,6 +188,7 @@ impl StageParser<'_> {
         if words.is_none()
             && text.starts_with('[')
             && text.ends_with(']')
+            // `[[` is a test of the shell.
             && !text.starts_with("[[")
             && text.contains('"')
         {
